@@ -68,6 +68,8 @@ pub struct ServerConfig {
     pub parts: Vec<String>,
     /// Bytes a second that this server takes from others at most.
     pub handover_bytes_per_s: u32,
+    /// Nanoseconds that each request takes a worker more: a slower processor, for trying what adapts to it.
+    pub slow_by_ns: u32,
 }
 
 impl Default for ServerConfig {
@@ -89,6 +91,7 @@ impl Default for ServerConfig {
             part: 0,
             parts: Vec::new(),
             handover_bytes_per_s: 100_000_000,
+            slow_by_ns: 0,
         }
     }
 }

@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod balance;
 mod client;
 mod config;
 pub mod load;
@@ -20,7 +21,7 @@ pub mod tree;
 mod wire;
 
 pub use client::{
-    Answer, Client, ClientError, ClientStats, Completion, Pipeline, Requests, Router,
+    Answer, Client, ClientError, ClientStats, Completion, Controller, Pipeline, Requests, Router,
 };
 pub use config::{Access, ClientConfig, MAX_WINDOW, ServerConfig};
 pub use node::{MAX_NODE_BYTES, MIN_NODE_BYTES};

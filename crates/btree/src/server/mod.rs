@@ -159,6 +159,7 @@ impl Service for Btree {
                 store: Arc::clone(&store),
                 guests: Arc::clone(&guests),
                 handovers: Arc::clone(&handovers),
+                slow_by: Duration::from_nanos(config.slow_by_ns.into()),
             });
         }
         let btree = Arc::new(Self {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use verbs::{Waiter, time};
 
 use super::handover::{Handovers, Take};
-use crate::client::{Answer, ClientError, Pipeline};
+use crate::client::{Answer, ClientError, Pipeline, ask};
 use crate::tree::{Refusal, Store};
 use crate::wire::{Op, Step};
 
@@ -216,22 +216,4 @@ fn resolve(giver: &mut Pipeline, (tree, key): (u8, u64), to: u16, incarnation: u
         return Stepped::Done(0);
     }
     asked
-}
-
-/// Asks, and waits for the answer.
-fn ask<R>(
-    giver: &mut Pipeline,
-    tree: u8,
-    op: &Op,
-    answered: impl Fn(Answer<'_>) -> R,
-) -> Result<R, ClientError> {
-    giver.refresh();
-    while !giver.submit(tree, op, 0)? {
-        giver.poll(|_| {})?;
-    }
-    let mut result = None;
-    while result.is_none() {
-        giver.poll(|done| result = Some(answered(done.answer)))?;
-    }
-    result.ok_or(ClientError::Lost)
 }

@@ -1,6 +1,7 @@
 //! Worker threads: each owns its queue pairs, and all of them serve the same trees.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rpc::{Counts, Handler, Reply, Request, RpcError, herd};
 use service::Slot;
@@ -61,6 +62,8 @@ pub struct Worker {
     pub(crate) store: Arc<Store>,
     pub(crate) guests: Arc<Guests<Store>>,
     pub(crate) handovers: Arc<Handovers>,
+    /// What a request costs more than its work.
+    pub(crate) slow_by: Duration,
 }
 
 impl Worker {
@@ -72,11 +75,13 @@ impl Worker {
             store,
             guests,
             handovers,
+            slow_by,
         } = self;
         let serve = Serve {
             store: &store,
             guests,
             handovers,
+            slow_by,
             meter: LoadMeter::new(),
             sessions: Sessions::new(0),
             answers: Vec::new(),
@@ -164,6 +169,7 @@ struct Serve<'s> {
     store: &'s Store,
     guests: Arc<Guests<Store>>,
     handovers: Arc<Handovers>,
+    slow_by: Duration,
     meter: LoadMeter,
     sessions: Sessions,
     /// The longest message of each client.
@@ -184,7 +190,13 @@ impl Handler for Serve<'_> {
     const LOOKS: usize = 5;
 
     #[inline]
-    fn begin(&mut self, _requests: usize) -> Self::Batch {
+    fn begin(&mut self, requests: usize) -> Self::Batch {
+        if !self.slow_by.is_zero() {
+            let until = verbs::time::now() + self.slow_by * u32::try_from(requests).unwrap_or(1);
+            while verbs::time::now() < until {
+                std::hint::spin_loop();
+            }
+        }
         Walks([Walk::default(); rpc::MAX_BATCH])
     }
 

@@ -42,7 +42,7 @@ fn two_cores(text: &str) -> Result<(usize, usize), String> {
 }
 
 /// How to start the other process.
-pub(super) fn worker() -> Result<Exe> {
+pub(crate) fn worker() -> Result<Exe> {
     Ok(Exe {
         path: std::env::current_exe().context("cannot find this program's own file")?,
         args: vec!["bench".to_owned(), "worker".to_owned()],

@@ -20,6 +20,7 @@ use bench::goal::Row;
 use bench::micro::{Direction, Verb};
 use bench::probe::Question;
 use clap::Subcommand;
+pub(crate) use common::worker;
 
 use crate::Outcome;
 use crate::ledger::LedgerArgs;

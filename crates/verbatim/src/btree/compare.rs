@@ -7,16 +7,20 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use bench::link::Link;
 use bench::peers::KillOnDrop;
+use bench::peers::lmdb::{self, Lmdb};
+use bench::pin::pinned;
 use bench::stats::Spread;
 use btree::Access;
-use btree::load::LoadReport;
+use btree::load::{LoadReport, value_of};
 use serde::Serialize;
 use verbs::Capabilities;
 
 use super::lines::Line;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
+use crate::bench::worker;
 use crate::children::{Lines, Placement, part_of, start};
 use crate::nic::Nic;
 use crate::output::{self, figure, print, print_typed, time};
@@ -71,6 +75,8 @@ enum Contender {
     Read { cache: usize },
     /// The client chooses.
     Auto,
+    /// LMDB behind a TCP server, with pipelining.
+    Lmdb,
 }
 
 /// Inner nodes that a client keeps: those of 100 million keys.
@@ -92,6 +98,7 @@ impl Contender {
             Self::Read { cache: 0 } => "read, no cache",
             Self::Read { .. } => "read",
             Self::Auto => "auto",
+            Self::Lmdb => "lmdb",
         }
     }
 
@@ -102,6 +109,9 @@ impl Contender {
             Self::Read { cache: 0 } => "the same without a cache: a READ for each level",
             Self::Read { .. } => Access::Read.summary(),
             Self::Auto => Access::Auto.summary(),
+            Self::Lmdb => {
+                "LMDB in memory behind a TCP server, pipelined, a transaction for all requests that came together"
+            }
         }
     }
 
@@ -109,7 +119,7 @@ impl Contender {
         match self {
             Self::Rpc { .. } => Access::Rpc,
             Self::Read { .. } => Access::Read,
-            Self::Auto => Access::Auto,
+            Self::Auto | Self::Lmdb => Access::Auto,
         }
     }
 }
@@ -124,12 +134,13 @@ struct Round {
     /// How long the bulk load took.
     load_s: f64,
     /// Bytes of all nodes in use after the load, to those of keys and values.
-    memory_ratio: f64,
+    memory_ratio: Option<f64>,
     /// With the whole window.
     lookups_per_s: f64,
-    lookup_ns_p50: f64,
-    lookup_ns_p99: f64,
-    /// With a window of one.
+    /// Of a peer only the mean is known.
+    lookup_ns_p50: Option<f64>,
+    lookup_ns_p99: Option<f64>,
+    /// With a window of one: the median, of a peer the mean.
     alone_ns_p50: f64,
     /// Entries that scans returned.
     scanned_per_s: f64,
@@ -147,13 +158,17 @@ struct Row {
     summary: &'static str,
     kind: &'static str,
     lookups_per_s: Spread,
-    lookup_ns_p50: f64,
-    lookup_ns_p99: f64,
+    /// To LMDB of the same round.
+    lookups_to_lmdb: Option<f64>,
+    lookup_ns_p50: Option<f64>,
+    lookup_ns_p99: Option<f64>,
     alone_ns_p50: f64,
     scanned_per_s: Spread,
     changes_per_s: Spread,
+    /// To LMDB's inserts of the same round.
+    changes_to_lmdb: Option<f64>,
     load_s: f64,
-    memory_ratio: f64,
+    memory_ratio: Option<f64>,
     lost: u64,
     verified: bool,
 }
@@ -215,12 +230,21 @@ fn choose(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<Str
             notes.join("; ")
         );
     }
+    if !args.no_peers {
+        contenders.push(Contender::Lmdb);
+    }
     Ok((contenders, notes))
 }
 
 /// Runs an access design once: a server with a loaded tree, and clients one after the other.
 fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> Result<Round> {
     let bounce_ns = placement.bounce_ns()?;
+    if contender == Contender::Lmdb {
+        return Ok(Round {
+            bounce_ns,
+            ..beside(args, placement, round)?
+        });
+    }
     let (mut server, mut said) = start_server(args, &placement.server, contender)?;
     let Line::Loaded { seconds, bytes, .. } = said.expect()? else {
         bail!("the server did not say that it loaded the tree");
@@ -264,16 +288,57 @@ fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> 
         name: contender.name(),
         bounce_ns,
         load_s: seconds,
-        memory_ratio: bytes as f64 / (args.keys * 16) as f64,
+        memory_ratio: Some(bytes as f64 / (args.keys * 16) as f64),
         lookups_per_s: lookups.rate,
-        lookup_ns_p50: lookups.latency.p50_ns as f64,
-        lookup_ns_p99: lookups.latency.p99_ns as f64,
+        lookup_ns_p50: Some(lookups.latency.p50_ns as f64),
+        lookup_ns_p99: Some(lookups.latency.p99_ns as f64),
         alone_ns_p50: alone.latency.p50_ns as f64,
         scanned_per_s: scans.scanned as f64 / scans.seconds,
         changes_per_s: changes.changes as f64 / changes.seconds,
         verified: sum(|r| r.verified),
         wrong: sum(LoadReport::wrong),
         lost: sum(|r| r.lost + r.full),
+    })
+}
+
+/// Runs LMDB once, in a worker process of the benchmarks.
+fn beside(args: &Args, placement: &Placement, round: u32) -> Result<Round> {
+    let core = |cores: &[usize]| cores.first().copied().context("no core to run on");
+    let (server, client) = (core(&placement.server)?, core(&placement.clients[0])?);
+    let mut link = Link::spawn(&worker()?, server)?;
+    let setup = |window| lmdb::Setup {
+        keys: args.keys,
+        value: |key| value_of(key, 0),
+        window,
+        seed: u64::from(round) + 1,
+    };
+    pinned(client, || {
+        let mut all = Lmdb::start(&mut link, setup(args.window))?;
+        let load = all.load()?;
+        let lookups = all.lookups(args.duration)?;
+        let scans = all.scans(args.scan_length, args.duration / 2)?;
+        let inserts = all.inserts(args.duration / 2)?;
+        all.stop()?;
+        let mut alone = Lmdb::start(&mut link, setup(1))?;
+        alone.load()?;
+        let one = alone.lookups(args.duration / 4)?;
+        alone.stop()?;
+        Ok(Round {
+            round,
+            name: Contender::Lmdb.name(),
+            bounce_ns: None,
+            load_s: load.seconds,
+            memory_ratio: None,
+            lookups_per_s: lookups.per_s(),
+            lookup_ns_p50: None,
+            lookup_ns_p99: None,
+            alone_ns_p50: 1e9 / one.per_s(),
+            scanned_per_s: scans.per_s() * f64::from(args.scan_length),
+            changes_per_s: inserts.per_s(),
+            verified: lookups.operations + scans.operations + inserts.operations,
+            wrong: 0,
+            lost: 0,
+        })
     })
 }
 
@@ -316,18 +381,37 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
     let own: Vec<&Round> = rounds.iter().filter(|round| round.name == name).collect();
     let of = |figure: fn(&Round) -> f64| spread(own.iter().map(|r| figure(r)));
     let median = |figure: fn(&Round) -> f64| of(figure).map(|s| s.median);
+    let some = |figure: fn(&Round) -> Option<f64>| {
+        let all: Vec<f64> = own.iter().filter_map(|r| figure(r)).collect();
+        Spread::of(&all).map(|s| s.median)
+    };
+    let to_lmdb = |figure: fn(&Round) -> f64| {
+        let peers = rounds.iter().filter(|r| r.name == Contender::Lmdb.name());
+        let ratios: Vec<f64> = own
+            .iter()
+            .zip(peers)
+            .map(|(a, b)| figure(a) / figure(b))
+            .collect();
+        Spread::of(&ratios).map(|s| s.median)
+    };
     Ok(Row {
         name,
         summary: contender.summary(),
-        kind,
+        kind: if contender == Contender::Lmdb {
+            "peer"
+        } else {
+            kind
+        },
         lookups_per_s: of(|r| r.lookups_per_s)?,
-        lookup_ns_p50: median(|r| r.lookup_ns_p50)?,
-        lookup_ns_p99: median(|r| r.lookup_ns_p99)?,
+        lookups_to_lmdb: to_lmdb(|r| r.lookups_per_s),
+        lookup_ns_p50: some(|r| r.lookup_ns_p50),
+        lookup_ns_p99: some(|r| r.lookup_ns_p99),
         alone_ns_p50: median(|r| r.alone_ns_p50)?,
         scanned_per_s: of(|r| r.scanned_per_s)?,
         changes_per_s: of(|r| r.changes_per_s)?,
+        changes_to_lmdb: to_lmdb(|r| r.changes_per_s),
         load_s: median(|r| r.load_s)?,
-        memory_ratio: median(|r| r.memory_ratio)?,
+        memory_ratio: some(|r| r.memory_ratio),
         lost: own.iter().map(|r| r.lost).sum(),
         verified: own.iter().all(|r| r.wrong == 0 && r.verified > 0),
     })
@@ -358,34 +442,38 @@ fn show(rows: &[Row]) -> Result<()> {
     let header = [
         "access",
         "lookups/s",
+        "to lmdb",
         "median",
         "p99",
         "window 1",
         "scanned/s",
         "inserts+deletes/s",
+        "to lmdb",
         "load",
         "memory",
         "verified",
     ];
-    let mut table = output::table(header, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    let mut table = output::table(header, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
     for row in rows {
         table.add_row([
             row.name.to_owned(),
             rate(row.lookups_per_s),
-            time(row.lookup_ns_p50),
-            time(row.lookup_ns_p99),
+            or_nothing(row.lookups_to_lmdb, |r| format!("{} x", figure(r))),
+            or_nothing(row.lookup_ns_p50, time),
+            or_nothing(row.lookup_ns_p99, time),
             time(row.alone_ns_p50),
             rate(row.scanned_per_s),
             rate(row.changes_per_s),
+            or_nothing(row.changes_to_lmdb, |r| format!("{} x", figure(r))),
             format!("{} s", figure(row.load_s)),
-            format!("{} x", figure(row.memory_ratio)),
+            or_nothing(row.memory_ratio, |r| format!("{} x", figure(r))),
             yes_or_no(row.verified).to_owned(),
         ]);
     }
     print(table)?;
     print(
         "\nmedian, p99: of lookups with the whole window; window 1: median of a lookup alone; scanned: entries\n\
-         load, memory: of the bulk load; nodes to keys and values\n\
+         lmdb inserts alone; load, memory: of the bulk load (lmdb: by puts); nodes to keys and values\n\
          verified: values are their keys', no key is missing, deleted keys stay away, scans are complete and in order\n",
     )?;
     for row in rows {

@@ -1,5 +1,6 @@
 //! `verbatim btree`: a remote B+tree.
 
+mod balance;
 mod compare;
 mod hand;
 mod lines;
@@ -53,6 +54,8 @@ enum Part {
     Put(hand::PutArgs),
     /// Print entries in the order of their keys
     Scan(hand::ScanArgs),
+    /// Keep several servers equally loaded, by moving ranges of keys
+    Balance(balance::Args),
 }
 
 /// Runs the command.
@@ -66,6 +69,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         Some(Part::Get(args)) => hand::get(&args),
         Some(Part::Put(args)) => hand::put(&args),
         Some(Part::Scan(args)) => hand::scan(&args),
+        Some(Part::Balance(args)) => balance::run(&args),
         None => compare::run(&args.compare),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use btree::load::{key_of, value_of};
 use btree::{Server, ServerConfig, ServerStats};
 
@@ -57,6 +57,21 @@ pub(crate) struct Args {
     /// How long such a client may have a lock while others wait for it
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::duration)]
     lease: Duration,
+    /// Share the trees with other servers: the TCP addresses of all of them in the order of their key ranges
+    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',', value_parser = args::host_and_port, requires = "splits")]
+    parts: Vec<String>,
+    /// Where the key ranges of these servers begin, but for the first, as numbers of stable keys
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::number("a count of keys", 1..=1u64 << 34))]
+    splits: Vec<u64>,
+    /// Which of these servers this one is, from 0 on
+    #[arg(long, value_name = "N", default_value = "0", value_parser = args::number("a server", 0..=1023u16))]
+    part: u16,
+    /// Bytes a second that this server takes from others at most
+    #[arg(long, value_name = "BYTES", default_value = "100M", value_parser = args::bytes(1 << 31))]
+    handover_rate: usize,
+    /// Work so much slower than this machine could: a request costs so long more, as on a slower processor
+    #[arg(long, value_name = "NS", default_value = "0", value_parser = args::number("nanoseconds", 0..=1_000_000u32))]
+    slow_by: u32,
     /// End when standard input ends, besides SIGINT and SIGTERM
     #[arg(long)]
     until_eof: bool,
@@ -94,6 +109,11 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         max_window: args.max_window,
         remote_writes: args.remote_writes,
         lease_ms: u16::try_from(args.lease.as_millis()).unwrap_or(u16::MAX),
+        splits: args.splits.iter().map(|i| key_of(*i)).collect(),
+        part: args.part,
+        parts: args.parts.clone(),
+        handover_bytes_per_s: u32::try_from(args.handover_rate).unwrap_or(u32::MAX),
+        slow_by_ns: args.slow_by,
     };
     let stop = stop_signals(args.until_eof)?;
     let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
@@ -128,24 +148,23 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
 /// Fills tree 0 with stable keys.
 fn load(args: &Args, server: &Server) -> Result<()> {
     let started = Instant::now();
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let entry = |i| (key_of(i), value_of(key_of(i), 0));
+    let loaded = server.service().load(0, args.load, args.fill, entry);
+    let loaded = loaded.map_err(|e| anyhow!("cannot load the tree: {e}"))?;
     let store = server.service().store();
-    store.load(0, args.load, args.fill, threads, entry)?;
     let seconds = started.elapsed().as_secs_f64();
     if args.json {
         return print_json(&Line::Loaded {
-            keys: args.load,
+            keys: loaded,
             seconds,
             bytes: store.stats().bytes,
         });
     }
     let bytes = store.stats().bytes;
     #[allow(clippy::cast_precision_loss)] // a ratio
-    let ratio = bytes as f64 / (args.load * 16) as f64;
+    let ratio = bytes as f64 / (loaded.max(1) * 16) as f64;
     print(format_args!(
-        "{} keys loaded in {seconds:.2} s by {threads} threads: {} MB, {} times the data",
-        args.load,
+        "{loaded} keys loaded in {seconds:.2} s: {} MB, {} times the data",
         bytes / 1_000_000,
         figure(ratio)
     ))

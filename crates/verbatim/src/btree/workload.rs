@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use btree::load::{self, LoadReport, Popularity, Until, Workload, Ycsb};
-use btree::{Access, ClientConfig, ClientError, Pipeline};
+use btree::{Access, ClientConfig, ClientError, Pipeline, Router};
 
 use super::lines::Line;
 use crate::Outcome;
@@ -68,9 +68,9 @@ impl WorkloadArgs {
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The server's TCP address, as it printed it
-    #[arg(value_name = "HOST:PORT", value_parser = args::host_and_port)]
-    server: String,
+    /// The server's TCP address, as it printed it; of several servers that share the keys, all of them in their order
+    #[arg(value_name = "HOST:PORT", value_delimiter = ',', required = true, value_parser = args::host_and_port)]
+    servers: Vec<String>,
     /// How clients reach the tree: rpc, read, auto
     #[arg(long, value_name = "ACCESS", default_value_t = Access::Rpc)]
     access: Access,
@@ -118,9 +118,9 @@ Exit status 1 when an answer was wrong or a key was missing.";
 pub(crate) fn run(args: Args) -> Result<Outcome> {
     let nic = Nic::open(&args.nic, &args.port)?;
     let workload = args.workload.workload();
-    let config = ClientConfig {
-        server: args.server,
-        nic: nic.config,
+    let config = |server: &String| ClientConfig {
+        server: server.clone(),
+        nic: nic.config.clone(),
         access: args.access,
         cache_nodes: args.cache,
         window: args.workload.window,
@@ -128,8 +128,16 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         deadline_ms: u64::try_from(args.reconnect.as_millis()).unwrap_or(u64::MAX),
         ..ClientConfig::default()
     };
-    let mut pipelines: Vec<Pipeline> = (0..args.threads)
-        .map(|_| Pipeline::connect_on(&nic.context, config.clone()))
+    let connect = |server| Pipeline::connect_on(&nic.context, config(server));
+    let mut pipelines: Vec<Requester> = (0..args.threads)
+        .map(|_| {
+            let parts = args
+                .servers
+                .iter()
+                .map(connect)
+                .collect::<Result<Vec<_>, _>>();
+            parts.map(Requester::over)
+        })
         .collect::<Result<_, _>>()
         .context("is the server running?")?;
     let bar = output::activity(args.json);
@@ -139,7 +147,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         bar.set_message("filling");
         let all = u64::try_from(pipelines.len()).unwrap_or(1);
         let filled = together(&mut pipelines, |i, pipeline| {
-            load::fill(pipeline, &workload, (i, all))
+            pipeline.fill(&workload, (i, all))
         })?;
         for report in filled {
             right &= report.full == 0 && report.lost == 0;
@@ -157,7 +165,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     let seed = args.seed;
     let reports = together(&mut pipelines, |i, pipeline| {
         let until = Until::At(verbs::time::now() + args.duration);
-        load::run(pipeline, &workload, until, seed.wrapping_mul(64) + i)
+        pipeline.run(&workload, until, seed.wrapping_mul(64) + i)
     })?;
     bar.finish_and_clear();
     for report in reports {
@@ -171,10 +179,48 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     Ok(if right { Outcome::Done } else { Outcome::No })
 }
 
+/// A client of one server, or of several that share the keys.
+enum Requester {
+    One(Box<Pipeline>),
+    Several(Box<Router>),
+}
+
+impl Requester {
+    fn over(mut parts: Vec<Pipeline>) -> Self {
+        match parts.pop() {
+            Some(one) if parts.is_empty() => Self::One(Box::new(one)),
+            Some(last) => {
+                parts.push(last);
+                Self::Several(Box::new(Router::new(parts)))
+            }
+            None => unreachable!("an address is required"),
+        }
+    }
+
+    fn fill(&mut self, workload: &Workload, from: (u64, u64)) -> Result<LoadReport, ClientError> {
+        match self {
+            Self::One(one) => load::fill(&mut **one, workload, from),
+            Self::Several(all) => load::fill(&mut **all, workload, from),
+        }
+    }
+
+    fn run(
+        &mut self,
+        workload: &Workload,
+        until: Until,
+        seed: u64,
+    ) -> Result<LoadReport, ClientError> {
+        match self {
+            Self::One(one) => load::run(&mut **one, workload, until, seed),
+            Self::Several(all) => load::run(&mut **all, workload, until, seed),
+        }
+    }
+}
+
 /// Runs all clients at once, each in a thread.
 fn together(
-    pipelines: &mut [Pipeline],
-    work: impl Fn(u64, &mut Pipeline) -> Result<LoadReport, ClientError> + Sync,
+    pipelines: &mut [Requester],
+    work: impl Fn(u64, &mut Requester) -> Result<LoadReport, ClientError> + Sync,
 ) -> Result<Vec<LoadReport>> {
     let (barrier, work) = (&Barrier::new(pipelines.len()), &work);
     std::thread::scope(|scope| {

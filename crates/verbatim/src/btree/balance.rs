@@ -1,0 +1,121 @@
+//! `verbatim btree balance`: keeps several servers equally loaded.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use btree::balance::{Law, Move, Observed};
+use btree::load::{STRIDE, key_of};
+use btree::{ClientConfig, Controller, Pipeline};
+use serde::Serialize;
+
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::nic::Nic;
+use crate::output::{figure, print, print_typed};
+use crate::stop::stop_signals;
+
+/// Arguments of `verbatim btree balance`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Shows what each server does, and has ranges of keys moved until all are equally loaded: a server that is slower gets fewer
+keys, and a hot range goes to where there is room.
+
+Examples:
+  verbatim btree balance 127.0.0.1:7473,127.0.0.1:7474 --splits 500_000
+  verbatim btree balance 127.0.0.1:7473,127.0.0.1:7474 --splits 500_000 --every 50ms --duration 10s --json")]
+pub(crate) struct Args {
+    /// The TCP addresses of all servers, in the order of their key ranges
+    #[arg(value_name = "HOST:PORT", value_delimiter = ',', required = true, value_parser = args::host_and_port)]
+    servers: Vec<String>,
+    /// Where their ranges begin, but for the first, as numbers of stable keys
+    #[arg(long, value_name = "N", value_delimiter = ',', required = true, value_parser = args::number("a count of keys", 1..=1u64 << 34))]
+    splits: Vec<u64>,
+    /// How often it looks
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::duration)]
+    every: Duration,
+    /// How long it goes on [default: until it is interrupted]
+    #[arg(long, value_name = "TIME", value_parser = args::duration)]
+    duration: Option<Duration>,
+    /// Print one JSON object per line: look
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+/// One look, as a line of `--json`.
+#[derive(Serialize)]
+struct Look<'a> {
+    seconds: f64,
+    /// Numbers of stable keys.
+    splits: Vec<u64>,
+    servers: &'a [Observed],
+    moved: Option<Move>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    if args.splits.len() + 1 != args.servers.len() {
+        bail!(
+            "{} servers have {} splits between them, not {}: give --splits a number for each server but the first",
+            args.servers.len(),
+            args.servers.len() - 1,
+            args.splits.len()
+        );
+    }
+    let nic = Nic::open(&args.nic, &args.port)?;
+    let connect = |server: &String| {
+        let config = ClientConfig {
+            server: server.clone(),
+            nic: nic.config.clone(),
+            ..ClientConfig::default()
+        };
+        Pipeline::connect_on(&nic.context, config).with_context(|| format!("is {server} running?"))
+    };
+    let parts = args
+        .servers
+        .iter()
+        .map(connect)
+        .collect::<Result<Vec<_>>>()?;
+    let splits = args.splits.iter().map(|i| key_of(*i)).collect();
+    let mut controller = Controller::new(parts, 0, (Law::default(), splits), &[]);
+    let stop = stop_signals(false)?;
+    let started = std::time::Instant::now();
+    while stop.recv_timeout(args.every).is_err() {
+        let moved = controller.step()?;
+        let seconds = started.elapsed().as_secs_f64();
+        show(args, &controller, seconds, moved)?;
+        if args.duration.is_some_and(|d| started.elapsed() >= d) {
+            break;
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+fn show(args: &Args, controller: &Controller, seconds: f64, moved: Option<Move>) -> Result<()> {
+    let balancer = controller.balancer();
+    let splits: Vec<u64> = balancer.splits().iter().map(|key| key / STRIDE).collect();
+    if args.json {
+        let look = Look {
+            seconds,
+            splits,
+            servers: balancer.observed(),
+            moved,
+        };
+        return print_typed("look", &look);
+    }
+    let servers = balancer.observed().iter().map(|seen| {
+        let busy = (100.0 * seen.utilisation).round();
+        format!("{} M/s, {busy} % busy", figure(seen.rate / 1e6))
+    });
+    let servers: Vec<String> = servers.collect();
+    let moved = moved.map_or_else(String::new, |m| {
+        format!("; keys go from server {} to {}", m.giver, m.taker)
+    });
+    print(format_args!(
+        "{seconds:7.2} s  splits {splits:?}  {}{moved}",
+        servers.join("  |  ")
+    ))
+}
