@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::explain::explain;
 use crate::register::State;
-use crate::search::{Configuration, History};
+use crate::search::{Configuration, History, Seen};
 use crate::violation::{Reason, Violation};
 use crate::{Action, Judged, Operation, Outcome};
 
@@ -16,7 +16,7 @@ use crate::{Action, Judged, Operation, Outcome};
 /// # Errors
 /// The [`Violation`], if it is not linearizable.
 pub fn check(operations: &[Operation]) -> Result<Judged, Box<Violation>> {
-    let seen = match seen_versions(operations) {
+    let seen = match seen(operations) {
         Ok(seen) => seen,
         Err((reason, at)) => return Err(Box::new(Violation::of(reason, operations, &at))),
     };
@@ -37,8 +37,8 @@ pub fn check(operations: &[Operation]) -> Result<Judged, Box<Violation>> {
     }
 }
 
-/// The versions with which values were found; or what contradicts itself, and the operations that do.
-fn seen_versions(operations: &[Operation]) -> Result<HashMap<u64, u64>, (Reason, Vec<usize>)> {
+/// How values were found; or what contradicts itself, and the operations that do.
+fn seen(operations: &[Operation]) -> Result<Seen, (Reason, Vec<usize>)> {
     let mut writes = HashMap::new();
     for (i, operation) in operations.iter().enumerate() {
         if let Action::Write { value, .. } = operation.action
@@ -47,13 +47,16 @@ fn seen_versions(operations: &[Operation]) -> Result<HashMap<u64, u64>, (Reason,
             return Err((Reason::SetTwice, vec![other, i]));
         }
     }
-    let mut seen: HashMap<u64, (u64, usize)> = HashMap::new();
+    let mut versions: HashMap<u64, (u64, usize)> = HashMap::new();
+    let mut found: HashMap<usize, u64> = HashMap::new();
     for (i, operation) in operations.iter().enumerate() {
         let Some(end) = operation.end else {
             continue;
         };
-        let Outcome::Value { value, version } = end.outcome else {
-            continue;
+        let (value, version) = match end.outcome {
+            Outcome::Value { value, version } => (value, Some(version)),
+            Outcome::Found { value } => (value, None),
+            _ => continue,
         };
         let Some(&write) = writes.get(&value) else {
             return Err((Reason::FromNowhere, vec![i]));
@@ -65,10 +68,26 @@ fn seen_versions(operations: &[Operation]) -> Result<HashMap<u64, u64>, (Reason,
         if set.end.is_some() && !set.changes() {
             return Err((Reason::WasRefused, vec![write, i]));
         }
-        let (first, other) = *seen.entry(value).or_insert((version, i));
+        let Some(version) = version else {
+            if set.end.is_none() {
+                let first_ns = found.entry(write).or_insert(end.at_ns);
+                *first_ns = end.at_ns.min(*first_ns);
+            }
+            continue;
+        };
+        let (first, other) = *versions.entry(value).or_insert((version, i));
         if first != version {
             return Err((Reason::TwoVersions, vec![write, other, i]));
         }
     }
-    Ok(seen.into_iter().map(|(k, (v, _))| (k, v)).collect())
+    // Where the version is known it says more.
+    let has_version = |i: usize| match operations[i].action {
+        Action::Write { value, .. } => versions.contains_key(&value),
+        _ => false,
+    };
+    found.retain(|&i, _| !has_version(i));
+    Ok(Seen {
+        versions: versions.into_iter().map(|(k, (v, _))| (k, v)).collect(),
+        found,
+    })
 }

@@ -1,5 +1,6 @@
 //! The shortest piece of a history that shows what is wrong with it.
 
+use crate::Operation;
 use crate::register::{Content, State};
 use crate::search::{Configuration, Failed, History};
 use crate::violation::{Reason, Violation};
@@ -33,10 +34,13 @@ pub(crate) fn explain(history: &History<'_>, failed: &Failed) -> Violation {
     let failed = window
         .walk(history)
         .map_or_else(|| failed.before.clone(), |f| f.before);
-    let mut before: Vec<String> = failed.iter().map(|c| describe(c.state)).collect();
+    let has_version = |o: &Operation| o.end.is_some_and(|end| end.outcome.has_version());
+    let versions = history.operations.iter().any(has_version);
+    let describe = |c: &Configuration| describe(c.state, versions);
+    let mut before: Vec<String> = failed.iter().map(describe).collect();
     before.sort();
     before.dedup();
-    let is_known = |i: &&usize| history.operations[**i].end.is_some();
+    let is_known = |i: &&usize| history.end_ns(**i).is_some();
     let mut shown: Vec<usize> = window.operations.iter().filter(is_known).copied().collect();
     let unknown = window.operations.len() - shown.len();
     shown.extend(&window.optional);
@@ -50,7 +54,7 @@ pub(crate) fn explain(history: &History<'_>, failed: &Failed) -> Violation {
 
 /// The shortest window before the operation that does not fit in which it does not fit either.
 fn shortest_window(history: &History<'_>, culprit: usize) -> Window {
-    let end_of = |i: usize| history.operations[i].end.map(|end| end.at_ns);
+    let end_of = |i: usize| history.end_ns(i);
     let last = end_of(culprit).unwrap_or(u64::MAX);
     // From the last to return on; and all of unknown outcome.
     let called = |i: &usize| history.operations[*i].call_ns <= last;
@@ -101,8 +105,7 @@ fn window(
     culprit: usize,
 ) -> Option<Window> {
     let operation = |i: usize| &history.operations[i];
-    let ends = known.iter().filter_map(|&i| operation(i).end);
-    let begins = ends.map(|end| end.at_ns).min()?;
+    let begins = known.iter().filter_map(|&i| history.end_ns(i)).min()?;
     // The one that does not fit must not have been able to happen before, and what changes nothing is of no account if
     // it was.
     if operation(culprit).call_ns <= begins {
@@ -116,7 +119,7 @@ fn window(
         operations: inside,
         optional: under_way.into_iter().filter(changes).collect(),
         start: State::ANYTHING,
-        until_ns: operation(culprit).end?.at_ns,
+        until_ns: history.end_ns(culprit)?,
     };
     window.walk(history).map(|_| window)
 }
@@ -142,16 +145,18 @@ fn shrink(history: &History<'_>, window: &mut Window, culprit: usize) {
     }
 }
 
-fn describe(state: State) -> String {
+/// In words, with versions if the store tells any.
+fn describe(state: State, versions: bool) -> String {
     let version = match (state.exact, state.version) {
-        (true, version) => format!("version {version}"),
-        (false, version) => format!("version {version} or later"),
+        _ if !versions => String::new(),
+        (true, version) => format!(", version {version}"),
+        (false, version) => format!(", version {version} or later"),
     };
     match state.content {
         Content::Nothing => "nothing".to_owned(),
-        Content::Value(value) => format!("{value:#x}, {version}"),
-        Content::Unseen => format!("a value of a change of unknown outcome, {version}"),
-        Content::Anything if state.exact => format!("some value, {version}"),
+        Content::Value(value) => format!("{value:#x}{version}"),
+        Content::Unseen => format!("a value of a change of unknown outcome{version}"),
+        Content::Anything if state.exact => format!("some value{version}"),
         Content::Anything => "anything".to_owned(),
     }
 }

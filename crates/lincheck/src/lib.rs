@@ -6,7 +6,8 @@
 //! of a store are judged apart: a store is linearizable if each key is.
 //!
 //! The register is that of a key-value store: it holds nothing, or a value with a version; every change of it has a
-//! greater version than all before. Operations whose outcome nobody knows, because a client died or gave up, may have
+//! greater version than all before. A store may tell no versions ([`Outcome::Found`], [`Outcome::Changed`]): then the
+//! values alone say which write a read saw. Operations whose outcome nobody knows, because a client died or gave up, may have
 //! happened at any time after their call, or not at all.
 //!
 //! [`check`] is Wing and Gong's search in Lowe's just-in-time order (G. Lowe, "Testing for linearizability", CCPE
@@ -15,6 +16,7 @@
 //!
 //! - Operations that change nothing are carried out as soon as they fit: that forecloses nothing.
 //! - Versions only grow, so a state beyond a version that somebody has yet to see is given up.
+//! - A write of unknown outcome whose value was found happened before the first read that found it returned.
 //! - Changes of unknown outcome whose value nobody saw are all alike, and only counted; and a state that was reached
 //!   with fewer of them, or with less useful ones, stands for one that was reached with more.
 //!
@@ -77,6 +79,8 @@ pub struct End {
 pub enum Action {
     /// Looks what is there.
     Read,
+    /// Looks what is there, as part of a scan of many registers: for the search a [`Read`](Self::Read).
+    Scan,
     /// Sets a value; no other operation of the history sets the same.
     Write {
         /// The value.
@@ -104,6 +108,25 @@ pub enum Condition {
     Version(u64),
 }
 
+impl Action {
+    /// Whether it changes nothing.
+    pub fn looks(&self) -> bool {
+        matches!(self, Self::Read | Self::Scan)
+    }
+}
+
+impl Condition {
+    /// Whether it holds where there is something, or nothing; `None` if that does not decide it.
+    fn holds(self, found: bool) -> Option<bool> {
+        match self {
+            Self::Always => Some(true),
+            Self::Absent => Some(!found),
+            Self::Present => Some(found),
+            Self::Version(_) => None,
+        }
+    }
+}
+
 /// What an operation came to. Versions are 1 or more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -126,6 +149,26 @@ pub enum Outcome {
         /// The version that was there, 0 for nothing.
         version: u64,
     },
+    /// A read found this; the store tells no versions.
+    Found {
+        /// The value.
+        value: u64,
+    },
+    /// A write or a removal was answered by a store that tells no versions. It was made if its condition held.
+    Changed {
+        /// Whether there was something before.
+        found: bool,
+    },
+}
+
+impl Outcome {
+    /// Whether it tells a version.
+    pub(crate) fn has_version(&self) -> bool {
+        match self {
+            Self::Value { .. } | Self::Done { .. } | Self::Refused { .. } => true,
+            Self::Absent | Self::Found { .. } | Self::Changed { .. } => false,
+        }
+    }
 }
 
 /// What a history was.
@@ -142,9 +185,13 @@ pub struct Judged {
 impl Operation {
     /// Whether what is known of it lets it change something.
     pub(crate) fn changes(&self) -> bool {
-        match self.end.map(|end| end.outcome) {
-            Some(outcome) => matches!(outcome, Outcome::Done { .. }),
-            None => self.action != Action::Read,
+        match (self.end.map(|end| end.outcome), self.action) {
+            (None, action) => !action.looks(),
+            (Some(Outcome::Changed { found }), Action::Write { condition, .. }) => {
+                condition.holds(found) == Some(true)
+            }
+            (Some(Outcome::Changed { found }), Action::Remove { .. }) => found,
+            (Some(outcome), _) => matches!(outcome, Outcome::Done { .. }),
         }
     }
 }

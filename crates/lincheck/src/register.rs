@@ -6,7 +6,7 @@ use crate::{Action, Condition, Outcome};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Content {
     Nothing,
-    /// This value; its version is known.
+    /// This value. Its version is known, if the store tells versions.
     Value(u64),
     /// A value that no read ever found.
     Unseen,
@@ -78,17 +78,26 @@ impl State {
         })
     }
 
-    /// The state, if there is this value, with this version.
-    fn with_value(self, value: u64, version: u64) -> Option<Self> {
+    /// The state, if there is this value, of whatever version.
+    fn with_value(self, value: u64) -> Option<Self> {
         let fits = match self.content {
             Content::Value(there) => there == value,
             Content::Anything => true,
             Content::Nothing | Content::Unseen => false,
         };
-        let state = self.with_version(version).filter(|_| fits)?;
-        Some(Self {
+        fits.then_some(Self {
             content: Content::Value(value),
-            ..state
+            ..self
+        })
+    }
+
+    /// The state when this is written without a version that anybody knows: it is above the one before.
+    fn written(self, content: Content) -> Option<Self> {
+        Some(Self {
+            content,
+            // Nothing is above the last one: then it did not happen.
+            version: self.version.checked_add(1)?,
+            exact: false,
         })
     }
 
@@ -114,8 +123,12 @@ impl State {
     /// What an operation of this outcome makes of the state, if it can have that outcome.
     pub(crate) fn after(self, action: Action, outcome: Outcome) -> Option<Self> {
         match (action, outcome) {
-            (Action::Read, Outcome::Value { value, version }) => self.with_value(value, version),
-            (Action::Read | Action::Remove { .. }, Outcome::Absent) => self.absent(),
+            (Action::Read | Action::Scan, Outcome::Value { value, version }) => {
+                self.with_version(version)?.with_value(value)
+            }
+            (Action::Read | Action::Scan, Outcome::Found { value }) => self.with_value(value),
+            (Action::Read | Action::Scan | Action::Remove { .. }, Outcome::Absent) => self.absent(),
+            (_, Outcome::Changed { found }) => self.changed(action, found),
             (Action::Write { value, condition }, Outcome::Done { version }) => {
                 let before = self.if_holds(condition)?;
                 (version > before.version).then_some(Self {
@@ -145,6 +158,29 @@ impl State {
         }
     }
 
+    /// What a change makes of the state that says whether there was something before, if it can say so.
+    fn changed(self, action: Action, found: bool) -> Option<Self> {
+        let before = if found { self.present() } else { self.absent() }?;
+        match action {
+            Action::Write { value, condition } if condition.holds(found)? => {
+                before.written(Content::Value(value))
+            }
+            Action::Remove { version: None } if found => Some(before.removed()),
+            Action::Write { .. } | Action::Remove { version: None } => Some(before),
+            Action::Read | Action::Scan | Action::Remove { .. } => None,
+        }
+    }
+
+    /// What a write of unknown outcome makes of the state whose value was found later, without a version.
+    pub(crate) fn after_found(self, action: Action) -> Option<Self> {
+        match action {
+            Action::Write { value, condition } => {
+                self.if_holds(condition)?.written(Content::Value(value))
+            }
+            _ => None,
+        }
+    }
+
     /// The state, if what is there is of this version (0: nothing), and not of the wanted one.
     fn refused(self, version: u64, wanted: Option<u64>) -> Option<Self> {
         match version {
@@ -158,16 +194,10 @@ impl State {
     /// was found later.
     pub(crate) fn after_unknown(self, action: Action, seen: Option<u64>) -> Option<Self> {
         match (action, seen) {
-            (Action::Read, _) => None,
+            (Action::Read | Action::Scan, _) => None,
             (Action::Write { .. }, Some(version)) => self.after(action, Outcome::Done { version }),
             (Action::Write { condition, .. }, None) => {
-                let before = self.if_holds(condition)?;
-                Some(Self {
-                    content: Content::Unseen,
-                    // Nothing is above the last one: then it did not happen.
-                    version: before.version.checked_add(1)?,
-                    exact: false,
-                })
+                self.if_holds(condition)?.written(Content::Unseen)
             }
             (Action::Remove { version: None }, _) => self.present().map(Self::removed),
             (Action::Remove { version: Some(v) }, _) => self.with_version(v).map(Self::removed),

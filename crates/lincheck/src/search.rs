@@ -17,7 +17,7 @@ fn kind(action: Action) -> Option<usize> {
             Condition::Version(_) => None,
         },
         Action::Remove { version: None } => Some(3),
-        Action::Remove { .. } | Action::Read => None,
+        Action::Remove { .. } | Action::Read | Action::Scan => None,
     }
 }
 
@@ -108,16 +108,38 @@ pub(crate) struct Failed {
     pub(crate) before: Vec<Configuration>,
 }
 
-/// A history, and with which version each value was found.
+/// A history, and how each value was found.
 pub(crate) struct History<'h> {
     pub(crate) operations: &'h [Operation],
-    pub(crate) seen: &'h HashMap<u64, u64>,
+    pub(crate) seen: &'h Seen,
+}
+
+/// How values were found.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// The version that each value was found with.
+    pub(crate) versions: HashMap<u64, u64>,
+    /// Writes of unknown outcome whose value was found without a version, and when the first read that found it
+    /// returned: each has happened by then.
+    pub(crate) found: HashMap<usize, u64>,
+}
+
+/// What an event of a walk is; at the same time they come in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Call,
+    /// The operation has happened.
+    Return,
+    /// A write of unknown outcome has happened: a read that found it has returned.
+    Found,
+    /// An operation that may have happened cannot happen any more.
+    Expire,
 }
 
 /// What is under way.
 #[derive(Debug, Default)]
 struct Pending {
-    /// Called and not returned, of known outcome.
+    /// Called and not returned, of known outcome; or of unknown outcome, and it will be found.
     known: Vec<usize>,
     /// Of unknown outcome, by the version that their value was found with.
     seen: BTreeMap<u64, Vec<usize>>,
@@ -131,8 +153,25 @@ impl History<'_> {
     /// The version with which the value of a change was found.
     fn seen(&self, action: Action) -> Option<u64> {
         match action {
-            Action::Write { value, .. } => self.seen.get(&value).copied(),
+            Action::Write { value, .. } => self.seen.versions.get(&value).copied(),
             _ => None,
+        }
+    }
+
+    /// When an operation has happened at the latest, if it must have.
+    pub(crate) fn end_ns(&self, i: usize) -> Option<u64> {
+        match self.operations[i].end {
+            Some(end) => Some(end.at_ns),
+            None => self.seen.found.get(&i).copied(),
+        }
+    }
+
+    /// What an operation that happens makes of a state.
+    fn after(&self, i: usize, state: State) -> Option<State> {
+        let Operation { action, end, .. } = self.operations[i];
+        match end {
+            Some(end) => state.after(action, end.outcome),
+            None => state.after_found(action),
         }
     }
 
@@ -149,31 +188,26 @@ impl History<'_> {
         for &i in operations {
             let operation = &self.operations[i];
             // At the same time calls come first: that excludes less.
-            events.push((operation.call_ns, false, i));
-            let end = operation.end.filter(|end| end.at_ns <= until_ns);
-            events.extend(end.map(|end| (end.at_ns, true, i)));
+            events.push((operation.call_ns, Event::Call, i));
+            let event = operation.end.map_or(Event::Found, |_| Event::Return);
+            let end = self.end_ns(i).filter(|at_ns| *at_ns <= until_ns);
+            events.extend(end.map(|at_ns| (at_ns, event, i)));
         }
-        events.sort_unstable();
         let mut pending = Pending::default();
         for &i in optional {
-            let Operation { action, end, .. } = self.operations[i];
-            let Some(Outcome::Done { version }) = end.map(|end| end.outcome) else {
-                continue;
-            };
-            let of = match action {
-                Action::Remove { .. } => &mut pending.conditional,
-                _ => &mut pending.seen,
-            };
-            of.entry(version).or_default().push(i);
+            if self.may_happen(&mut pending, i) {
+                events.extend(self.end_ns(i).map(|at_ns| (at_ns, Event::Expire, i)));
+            }
         }
+        events.sort_unstable();
         let mut configurations = vec![start];
         let mut most = 1;
-        for (_, is_return, i) in events {
-            if !is_return {
+        for (_, event, i) in events {
+            if event == Event::Call {
                 self.call(&mut pending, i);
                 continue;
             }
-            if configurations.iter().all(|c| c.is_done(i)) {
+            if event == Event::Expire || configurations.iter().all(|c| c.is_done(i)) {
                 // Most returns: they are alike in this, so none covers another afterwards either.
                 configurations
                     .iter_mut()
@@ -196,9 +230,24 @@ impl History<'_> {
         Ok(most)
     }
 
-    fn call(&self, pending: &mut Pending, i: usize) {
+    /// Notes a change that may have happened before the walk; whether that cannot be told from its version alone.
+    fn may_happen(&self, pending: &mut Pending, i: usize) -> bool {
         let Operation { action, end, .. } = self.operations[i];
-        if end.is_some() {
+        let Some(Outcome::Done { version }) = end.map(|end| end.outcome) else {
+            pending.known.push(i);
+            return true;
+        };
+        let of = match action {
+            Action::Remove { .. } => &mut pending.conditional,
+            _ => &mut pending.seen,
+        };
+        of.entry(version).or_default().push(i);
+        false
+    }
+
+    fn call(&self, pending: &mut Pending, i: usize) {
+        let action = self.operations[i].action;
+        if self.end_ns(i).is_some() {
             pending.known.push(i);
             return;
         }
@@ -283,10 +332,7 @@ impl History<'_> {
         };
         let state = from.state;
         for &i in pending.known.iter().filter(|i| !from.is_done(**i)) {
-            let operation = &self.operations[i];
-            if let Some(end) = operation.end {
-                step(state.after(operation.action, end.outcome), &|c| c.mark(i));
-            }
+            step(self.after(i, state), &|c| c.mark(i));
         }
         // Neither of these can happen twice: the version is behind it then.
         for (&version, all) in pending.seen.range(state.version..) {

@@ -78,6 +78,7 @@ impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Read => f.write_str("GET"),
+            Self::Scan => f.write_str("SCAN"),
             Self::Write { value, condition } => {
                 write!(f, "PUT {value:#x}")?;
                 match condition {
@@ -101,6 +102,9 @@ impl fmt::Display for Outcome {
             Self::Done { version } => write!(f, "done, version {version}"),
             Self::Refused { version: 0 } => f.write_str("refused, not there"),
             Self::Refused { version } => write!(f, "refused, version {version} is there"),
+            Self::Found { value } => write!(f, "{value:#x}"),
+            Self::Changed { found: true } => f.write_str("was there before"),
+            Self::Changed { found: false } => f.write_str("was not there before"),
         }
     }
 }

@@ -11,7 +11,7 @@ fn happens((there, highest): Register, action: Action, version: u64) -> (Registe
     let now = there.map_or(0, |(_, version)| version);
     let refused = ((there, highest), Outcome::Refused { version: now });
     match action {
-        Action::Read => {
+        Action::Read | Action::Scan => {
             let outcome = match there {
                 Some((value, version)) => Outcome::Value { value, version },
                 None => Outcome::Absent,
@@ -37,13 +37,26 @@ fn happens((there, highest): Register, action: Action, version: u64) -> (Registe
     }
 }
 
+/// The same at a store that tells no versions, if `plain`.
+fn comes_to(plain: bool, now: Register, action: Action, version: u64) -> (Register, Outcome) {
+    let (then, outcome) = happens(now, action, version);
+    let found = now.0.is_some();
+    let outcome = match outcome {
+        Outcome::Value { value, .. } if plain => Outcome::Found { value },
+        Outcome::Absent if action.looks() => outcome,
+        _ if plain => Outcome::Changed { found },
+        outcome => outcome,
+    };
+    (then, outcome)
+}
+
 /// Versions that a history speaks of.
 fn versions(history: &[Operation]) -> Vec<u64> {
     let of_outcome = |o: &Operation| match o.end?.outcome {
         Outcome::Value { version, .. }
         | Outcome::Done { version }
         | Outcome::Refused { version } => Some(version),
-        Outcome::Absent => None,
+        Outcome::Absent | Outcome::Found { .. } | Outcome::Changed { .. } => None,
     };
     let of_action = |o: &Operation| match o.action {
         Action::Write {
@@ -58,7 +71,7 @@ fn versions(history: &[Operation]) -> Vec<u64> {
 }
 
 /// Whether the operations that have not happened can, in some order.
-fn fits(history: &[Operation], left: &[usize], now: Register) -> bool {
+fn fits(plain: bool, history: &[Operation], left: &[usize], now: Register) -> bool {
     if left.iter().all(|&i| history[i].end.is_none()) {
         return true;
     }
@@ -80,8 +93,8 @@ fn fits(history: &[Operation], left: &[usize], now: Register) -> bool {
         let mut new = vec![now.1 + 1];
         new.extend(versions(history).into_iter().filter(|v| *v > now.1));
         new.into_iter().any(|version| {
-            let (then, outcome) = happens(now, action, version);
-            end.is_none_or(|end| end.outcome == outcome) && fits(history, &rest, then)
+            let (then, outcome) = comes_to(plain, now, action, version);
+            end.is_none_or(|end| end.outcome == outcome) && fits(plain, history, &rest, then)
         })
     })
 }
@@ -90,7 +103,7 @@ fn fits(history: &[Operation], left: &[usize], now: Register) -> bool {
 type Recipe = (u8, u64, u64, u64, u8);
 
 /// A history that is linearizable: operations that happen one after the other.
-fn history(recipes: &[Recipe]) -> Vec<Operation> {
+fn history(plain: bool, recipes: &[Recipe]) -> Vec<Operation> {
     let mut order: Vec<usize> = (0..recipes.len()).collect();
     order.sort_by_key(|&i| (recipes[i].2, i));
     let mut now: Register = (None, 0);
@@ -100,7 +113,13 @@ fn history(recipes: &[Recipe]) -> Vec<Operation> {
         let value = 100 + i as u64;
         let version = Some(now.1.max(1) - u64::from(what % 2 == 0 && now.1 > 1));
         let action = match what % 8 {
-            0..=2 => Action::Read,
+            5 if plain => Action::Remove { version: None },
+            6 if plain => Action::Write {
+                value,
+                condition: Condition::Absent,
+            },
+            0 => Action::Scan,
+            1..=2 => Action::Read,
             3 => Action::Write {
                 value,
                 condition: Condition::Always,
@@ -121,7 +140,7 @@ fn history(recipes: &[Recipe]) -> Vec<Operation> {
                 condition: Condition::Present,
             },
         };
-        let (then, outcome) = happens(now, action, now.1 + 1);
+        let (then, outcome) = comes_to(plain, now, action, now.1 + 1);
         let (unknown, never) = (unknown < 110, unknown < 55);
         if !never {
             now = then;
@@ -177,6 +196,20 @@ fn spoil(operation: &mut Operation, how: u64) {
         (Outcome::Absent, _) => Outcome::Done {
             version: version + 1,
         },
+        (outcome, _) => outcome,
+    };
+}
+
+/// The same at a store that tells no versions.
+fn spoil_plain(operation: &mut Operation, how: u64) {
+    let Some(end) = &mut operation.end else {
+        return;
+    };
+    let value = 100 + how % 8;
+    end.outcome = match (end.outcome, how % 3) {
+        (Outcome::Changed { found }, _) => Outcome::Changed { found: !found },
+        (Outcome::Found { .. }, 0) => Outcome::Absent,
+        _ => Outcome::Found { value },
     };
 }
 
@@ -184,29 +217,49 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
     #[test]
-    fn what_happened_is_accepted(recipes in recipes()) {
-        let history = history(&recipes);
+    fn what_happened_is_accepted(recipes in recipes(), plain: bool) {
+        let history = history(plain, &recipes);
         if let Err(violation) = check(&history) {
             panic!("{violation}\n{history:#?}");
         }
     }
 
     #[test]
-    fn agrees_with_every_order(recipes in recipes(), at in any::<prop::sample::Index>(), how: u64, second: Option<u64>) {
-        let mut history = history(&recipes);
-        if !history.is_empty() {
-            let i = at.index(history.len());
+    fn agrees_with_every_order(
+        recipes in recipes(), at in any::<prop::sample::Index>(), how: u64, second: Option<u64>,
+    ) {
+        agrees(false, &recipes, (at, how), second);
+    }
+
+    #[test]
+    fn agrees_with_every_order_where_no_versions_are_told(
+        recipes in recipes(), at in any::<prop::sample::Index>(), how: u64, second: Option<u64>,
+    ) {
+        agrees(true, &recipes, (at, how), second);
+    }
+}
+
+/// Spoils a history once or twice, and compares what is judged.
+fn agrees(
+    plain: bool,
+    recipes: &[Recipe],
+    (at, how): (prop::sample::Index, u64),
+    second: Option<u64>,
+) {
+    let mut history = history(plain, recipes);
+    let spoil = if plain { spoil_plain } else { spoil };
+    if !history.is_empty() {
+        let i = at.index(history.len());
+        spoil(&mut history[i], how);
+        if let Some(how) = second {
+            let i = usize::try_from(how >> 32).expect("64 bits") % history.len();
             spoil(&mut history[i], how);
-            if let Some(how) = second {
-                let i = usize::try_from(how >> 32).expect("64 bits") % history.len();
-                spoil(&mut history[i], how);
-            }
         }
-        let all: Vec<usize> = (0..history.len()).collect();
-        let expected = fits(&history, &all, (None, 0));
-        match check(&history) {
-            Ok(_) => prop_assert!(expected, "accepted: {history:#?}"),
-            Err(violation) => prop_assert!(!expected, "refused: {violation}\n{history:#?}"),
-        }
+    }
+    let all: Vec<usize> = (0..history.len()).collect();
+    let expected = fits(plain, &history, &all, (None, 0));
+    match check(&history) {
+        Ok(_) => assert!(expected, "accepted: {history:#?}"),
+        Err(violation) => assert!(!expected, "refused: {violation}\n{history:#?}"),
     }
 }

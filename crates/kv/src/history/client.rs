@@ -141,7 +141,7 @@ impl Asker<'_> {
         key_bytes(number, &mut self.key);
         let key = &self.key;
         let op = match action {
-            Action::Read => Op::Get { key },
+            Action::Read | Action::Scan => Op::Get { key },
             Action::Write { value, condition } => {
                 value_bytes(number, value, &mut self.value);
                 Op::Put {
@@ -196,7 +196,7 @@ impl Asker<'_> {
                 | Outcome::Refused { version },
                 _,
             ) => *seen = version.max(*seen),
-            (Outcome::Absent, _) => {}
+            (Outcome::Absent | Outcome::Found { .. } | Outcome::Changed { .. }, _) => {}
         }
         recorder.answered(number, outcome)
     }

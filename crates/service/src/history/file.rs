@@ -38,6 +38,7 @@ const PUT_PRESENT: u64 = 4;
 const PUT_VERSION: u64 = 5;
 const DELETE: u64 = 6;
 const DELETE_VERSION: u64 = 7;
+const SCAN: u64 = 8;
 const VALUE: u64 = 16;
 const ABSENT: u64 = 17;
 const DONE: u64 = 18;
@@ -46,6 +47,38 @@ const REFUSED: u64 = 19;
 const NOTHING: u64 = 20;
 /// A value came that is not the key's, or not whole.
 const WRONG: u64 = 21;
+/// The value of a store that tells no versions.
+const FOUND: u64 = 22;
+/// Whether there was something before a change: 1 or 0 in `value`.
+const CHANGED: u64 = 23;
+/// A scan was out of order, or not complete: `value` is the entry, `version` says how.
+const WRONG_SCAN: u64 = 24;
+
+/// What is wrong with a scan at an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScanFault {
+    /// An entry was there all the time and did not come.
+    Missing = 1,
+    /// An entry came twice, or behind a greater one.
+    Order = 2,
+    /// An entry came that is not in the range of the scan, or that nobody put there.
+    Foreign = 3,
+    /// An entry came with another value than it has all the time.
+    Value = 4,
+}
+
+impl ScanFault {
+    /// A sentence about it.
+    fn told(code: u64, entry: u64) -> Option<String> {
+        Some(match code {
+            1 => format!("misses {entry:#x}, which was there all the time"),
+            2 => format!("has {entry:#x} twice, or behind a greater one"),
+            3 => format!("has {entry:#x}, which does not belong there"),
+            4 => format!("has a wrong value at {entry:#x}, which nobody changed"),
+            _ => return None,
+        })
+    }
+}
 
 /// Why a history cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -123,6 +156,7 @@ impl Recorder {
     pub fn call(&mut self, key: u64, action: Action) -> io::Result<u64> {
         let (kind, value, version) = match action {
             Action::Read => (GET, 0, 0),
+            Action::Scan => (SCAN, 0, 0),
             Action::Write { value, condition } => match condition {
                 Condition::Always => (PUT, value, 0),
                 Condition::Absent => (PUT_ABSENT, value, 0),
@@ -155,6 +189,8 @@ impl Recorder {
             Outcome::Absent => (ABSENT, 0, 0),
             Outcome::Done { version } => (DONE, 0, version),
             Outcome::Refused { version } => (REFUSED, 0, version),
+            Outcome::Found { value } => (FOUND, value, 0),
+            Outcome::Changed { found } => (CHANGED, u64::from(found), 0),
         };
         self.end(kind, number, value, version)
     }
@@ -173,6 +209,14 @@ impl Recorder {
     /// When the file cannot be written.
     pub fn wrong(&mut self, number: u64, version: u64) -> io::Result<()> {
         self.end(WRONG, number, 0, version)
+    }
+
+    /// The answer to a scan has been seen, with a fault at this entry. The history is wrong then.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn wrong_scan(&mut self, number: u64, fault: ScanFault, entry: u64) -> io::Result<()> {
+        self.end(WRONG_SCAN, number, entry, fault as u64)
     }
 
     fn end(&mut self, kind: u64, number: u64, value: u64, version: u64) -> io::Result<()> {
@@ -195,6 +239,7 @@ impl Record {
         };
         Some(match self.kind {
             GET => Action::Read,
+            SCAN => Action::Scan,
             PUT => write(Condition::Always),
             PUT_ABSENT => write(Condition::Absent),
             PUT_PRESENT => write(Condition::Present),
@@ -214,6 +259,8 @@ impl Record {
             ABSENT => Outcome::Absent,
             DONE => Outcome::Done { version },
             REFUSED => Outcome::Refused { version },
+            FOUND => Outcome::Found { value },
+            CHANGED if value <= 1 => Outcome::Changed { found: value == 1 },
             _ => return None,
         })
     }
@@ -299,12 +346,16 @@ fn add(bytes: &[u8], history: &mut History) -> Result<(), usize> {
                 "key {key}: client {process} got a value of version {} that is not the key's, or not whole",
                 record.version
             )),
+            (None, WRONG_SCAN) => {
+                let told = ScanFault::told(record.version, record.value).ok_or(i)?;
+                history.wrong.push(format!("a scan of client {process} {told}"));
+            }
             _ => return Err(i),
         }
     }
     for (key, operation) in calls.into_values() {
         // A read that nobody saw the answer of says nothing.
-        if operation.action != Action::Read {
+        if !operation.action.looks() {
             history.keys.entry(key).or_default().push(operation);
         }
     }
@@ -314,6 +365,36 @@ fn add(bytes: &[u8], history: &mut History) -> Result<(), usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_store_without_versions_is_recorded_and_judged() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut one = Recorder::create(folder.path(), 1).expect("a file");
+        let mut record = |action, outcome| {
+            let number = one.call(7, action).expect("written");
+            one.answered(number, outcome).expect("written");
+        };
+        let condition = Condition::Absent;
+        let insert = |value| Action::Write { value, condition };
+        record(insert(1), Outcome::Changed { found: false });
+        record(insert(2), Outcome::Changed { found: true });
+        record(Action::Scan, Outcome::Found { value: 1 });
+        record(
+            Action::Remove { version: None },
+            Outcome::Changed { found: true },
+        );
+        record(Action::Read, Outcome::Absent);
+        let verdict = History::read(folder.path()).expect("read").judge();
+        assert!(verdict.is_linearizable(), "{verdict:?}");
+        assert_eq!(verdict.operations, 5);
+        let scan = one.call(7, Action::Scan).expect("written");
+        one.answered(scan, Outcome::Found { value: 1 })
+            .expect("written");
+        let verdict = History::read(folder.path()).expect("read").judge();
+        assert_eq!(verdict.violations.len(), 1, "{verdict:?}");
+        let ghost = "SCAN -> 0x1   fits nowhere";
+        assert!(verdict.violations[0].contains(ghost), "{verdict:?}");
+    }
 
     #[test]
     fn what_is_recorded_is_read_and_judged() {
@@ -358,13 +439,16 @@ mod tests {
         three.answered(read, stale).expect("written");
         let read = three.call(9, Action::Read).expect("written");
         three.wrong(read, 5).expect("written");
+        let scan = three.call(9, Action::Scan).expect("written");
+        three
+            .wrong_scan(scan, ScanFault::Missing, 0x700)
+            .expect("written");
         let verdict = History::read(folder.path()).expect("read").judge();
-        assert_eq!(verdict.violations.len(), 2, "{verdict:?}");
-        assert!(verdict.violations[0].contains("not whole"), "{verdict:?}");
-        assert!(
-            verdict.violations[1].contains("GET -> 0x1, version 1"),
-            "{verdict:?}"
-        );
+        let parts = ["not whole", "misses 0x700", "GET -> 0x1, version 1"];
+        assert_eq!(verdict.violations.len(), parts.len(), "{verdict:?}");
+        for (violation, part) in verdict.violations.iter().zip(parts) {
+            assert!(violation.contains(part), "{violation}");
+        }
 
         // An answer that came before it was asked for.
         let other = tempfile::tempdir().expect("a folder");

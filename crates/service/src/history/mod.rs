@@ -26,5 +26,5 @@
 mod file;
 mod verdict;
 
-pub use file::{HistoryError, Recorder};
+pub use file::{HistoryError, Recorder, ScanFault};
 pub use verdict::{History, Verdict};
