@@ -23,6 +23,7 @@ pub fn check(operations: &[Operation]) -> Result<Judged, Box<Violation>> {
     let history = History {
         operations,
         seen: &seen,
+        look_ahead: true,
     };
     let all: Vec<usize> = (0..operations.len()).collect();
     let start = Configuration::new(State::EMPTY);

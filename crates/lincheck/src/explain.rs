@@ -5,6 +5,8 @@ use crate::register::{Content, State};
 use crate::search::{Configuration, Failed, History};
 use crate::violation::{Reason, Violation};
 
+/// The longest window of which it is told what there can have been, without looking ahead.
+const MOST_TO_DESCRIBE: usize = 24;
 /// The longest window that is made as small as it can be.
 const MOST_TO_SHRINK: usize = 512;
 
@@ -28,12 +30,17 @@ impl Window {
 
 /// The violation that a walk ran into.
 pub(crate) fn explain(history: &History<'_>, failed: &Failed) -> Violation {
-    let culprit = failed.operation;
+    let culprit = first_misfit(history, failed.operation);
     let mut window = shortest_window(history, culprit);
     shrink(history, &mut window, culprit);
-    let failed = window
-        .walk(history)
-        .map_or_else(|| failed.before.clone(), |f| f.before);
+    let look_ahead = window.operations.len() + window.optional.len() > MOST_TO_DESCRIBE;
+    let failed = window.walk(&History {
+        look_ahead,
+        ..*history
+    });
+    // If it looked ahead it may have known before.
+    let failed = failed.filter(|failed| failed.operation == culprit);
+    let failed = failed.map_or_else(Vec::new, |failed| failed.before);
     let has_version = |o: &Operation| o.end.is_some_and(|end| end.outcome.has_version());
     let versions = history.operations.iter().any(has_version);
     let describe = |c: &Configuration| describe(c.state, versions);
@@ -50,6 +57,43 @@ pub(crate) fn explain(history: &History<'_>, failed: &Failed) -> Violation {
         before,
         ..Violation::of(Reason::Order, history.operations, &shown)
     }
+}
+
+/// The first operation at whose return nothing fits: that where the walk failed, or a later one which it saw coming.
+fn first_misfit(history: &History<'_>, known: usize) -> usize {
+    let end_of = |i: usize| history.operations[i].end.map(|end| end.at_ns);
+    let all: Vec<usize> = (0..history.operations.len()).collect();
+    let from = end_of(known).unwrap_or(0);
+    let mut returns: Vec<(u64, usize)> = all
+        .iter()
+        .filter_map(|&i| Some((end_of(i)?, i)))
+        .filter(|(at_ns, i)| *at_ns > from || *i == known)
+        .collect();
+    returns.sort_unstable();
+    let fails = |place: usize| {
+        let start = Configuration::new(State::EMPTY);
+        history.walk(&all, &[], start, returns[place].0).is_err()
+    };
+    // The first that fails is behind `low` and at `high` at the latest; it mostly is near.
+    let (mut low, mut high) = (0, returns.len().saturating_sub(1));
+    let mut step = 1;
+    if returns.is_empty() || fails(0) {
+        return known;
+    }
+    while low + step < high && !fails(low + step) {
+        low += step;
+        step *= 2;
+    }
+    high = high.min(low + step);
+    while low + 1 < high {
+        let middle = usize::midpoint(low, high);
+        if fails(middle) {
+            high = middle;
+        } else {
+            low = middle;
+        }
+    }
+    returns[high].1
 }
 
 /// The shortest window before the operation that does not fit in which it does not fit either.
@@ -154,7 +198,7 @@ fn describe(state: State, versions: bool) -> String {
     };
     match state.content {
         Content::Nothing => "nothing".to_owned(),
-        Content::Value(value) => format!("{value:#x}{version}"),
+        Content::Value(value) | Content::Past(value) => format!("{value:#x}{version}"),
         Content::Unseen => format!("a value of a change of unknown outcome{version}"),
         Content::Anything if state.exact => format!("some value{version}"),
         Content::Anything => "anything".to_owned(),

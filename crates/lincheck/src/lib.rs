@@ -16,6 +16,8 @@
 //!
 //! - Operations that change nothing are carried out as soon as they fit: that forecloses nothing.
 //! - Versions only grow, so a state beyond a version that somebody has yet to see is given up.
+//! - Without versions, a value stays until the last read that finds it is called; after that it is as good as any other
+//!   value, and a write over something whose value nobody finds is carried out as soon as it fits.
 //! - A write of unknown outcome whose value was found happened before the first read that found it returned.
 //! - Changes of unknown outcome whose value nobody saw are all alike, and only counted; and a state that was reached
 //!   with fewer of them, or with less useful ones, stands for one that was reached with more.

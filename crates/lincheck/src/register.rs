@@ -10,8 +10,22 @@ pub(crate) enum Content {
     Value(u64),
     /// A value that no read ever found.
     Unseen,
+    /// This value, which no read finds any more: as good as any other.
+    Past(u64),
     /// Whatever it may be: what was before a window.
     Anything,
+}
+
+impl Content {
+    /// Whether it is a value that no read finds from now on.
+    pub(crate) fn is_past(self) -> bool {
+        matches!(self, Self::Unseen | Self::Past(_))
+    }
+
+    /// Whether no operation that follows tells the two apart.
+    fn is_like(self, other: Self) -> bool {
+        self == other || self.is_past() && other.is_past()
+    }
 }
 
 /// A state of the register.
@@ -39,7 +53,7 @@ impl State {
 
     /// Whether all that may follow this one's double may follow this one.
     pub(crate) fn covers(&self, other: &Self) -> bool {
-        self.content == other.content
+        self.content.is_like(other.content)
             && if self.exact {
                 other.exact && self.version == other.version
             } else {
@@ -83,7 +97,7 @@ impl State {
         let fits = match self.content {
             Content::Value(there) => there == value,
             Content::Anything => true,
-            Content::Nothing | Content::Unseen => false,
+            Content::Nothing | Content::Unseen | Content::Past(_) => false,
         };
         fits.then_some(Self {
             content: Content::Value(value),

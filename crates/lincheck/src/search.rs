@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::register::State;
+use crate::register::{Content, State};
 use crate::{Action, Condition, Operation, Outcome};
 
 /// Changes of unknown outcome that nobody saw and that depend on no version: how many of each kind.
@@ -112,6 +112,9 @@ pub(crate) struct Failed {
 pub(crate) struct History<'h> {
     pub(crate) operations: &'h [Operation],
     pub(crate) seen: &'h Seen,
+    /// Whether a walk gives up what a read that is called later excludes. If not it takes longer, and fails at the return
+    /// at which nothing fits.
+    pub(crate) look_ahead: bool,
 }
 
 /// How values were found.
@@ -139,6 +142,10 @@ enum Event {
 /// What is under way.
 #[derive(Debug, Default)]
 struct Pending {
+    /// When the last read of the walk that finds a value is called, by the value.
+    last_reads: HashMap<u64, u64>,
+    /// The time of the event.
+    now_ns: u64,
     /// Called and not returned, of known outcome; or of unknown outcome, and it will be found.
     known: Vec<usize>,
     /// Of unknown outcome, by the version that their value was found with.
@@ -147,6 +154,14 @@ struct Pending {
     conditional: BTreeMap<u64, Vec<usize>>,
     /// Of unknown outcome, all alike.
     kinds: Kinds,
+}
+
+impl Pending {
+    /// Whether all reads that find a value have been called.
+    fn is_past(&self, value: u64) -> bool {
+        let last = self.last_reads.get(&value);
+        last.is_none_or(|last_ns| *last_ns <= self.now_ns)
+    }
 }
 
 impl History<'_> {
@@ -185,6 +200,7 @@ impl History<'_> {
         until_ns: u64,
     ) -> Result<u64, Failed> {
         let mut events = Vec::with_capacity(2 * operations.len());
+        let mut pending = Pending::default();
         for &i in operations {
             let operation = &self.operations[i];
             // At the same time calls come first: that excludes less.
@@ -192,8 +208,12 @@ impl History<'_> {
             let event = operation.end.map_or(Event::Found, |_| Event::Return);
             let end = self.end_ns(i).filter(|at_ns| *at_ns <= until_ns);
             events.extend(end.map(|at_ns| (at_ns, event, i)));
+            let outcome = operation.end.filter(|_| end.is_some()).map(|e| e.outcome);
+            if let Some(Outcome::Value { value, .. } | Outcome::Found { value }) = outcome {
+                let last = pending.last_reads.entry(value).or_default();
+                *last = operation.call_ns.max(*last);
+            }
         }
-        let mut pending = Pending::default();
         for &i in optional {
             if self.may_happen(&mut pending, i) {
                 events.extend(self.end_ns(i).map(|at_ns| (at_ns, Event::Expire, i)));
@@ -202,7 +222,8 @@ impl History<'_> {
         events.sort_unstable();
         let mut configurations = vec![start];
         let mut most = 1;
-        for (_, event, i) in events {
+        for (at_ns, event, i) in events {
+            pending.now_ns = at_ns;
             if event == Event::Call {
                 self.call(&mut pending, i);
                 continue;
@@ -314,7 +335,34 @@ impl History<'_> {
                 return false;
             }
         }
+        let state = &mut configuration.state;
+        // One whose version is known is given up by its version.
+        if let Content::Value(value) = state.content
+            && !state.exact
+            && pending.is_past(value)
+        {
+            state.content = Content::Past(value);
+        }
+        if configuration.state.content.is_past() {
+            for &i in &pending.known {
+                if !configuration.is_done(i) && self.is_hidden(pending, i) {
+                    configuration.mark(i);
+                }
+            }
+        }
         true
+    }
+
+    /// Whether an operation is a write over something, with a value that no read of the walk finds.
+    fn is_hidden(&self, pending: &Pending, i: usize) -> bool {
+        let operation = &self.operations[i];
+        let Action::Write { value, .. } = operation.action else {
+            return false;
+        };
+        let outcome = operation.end.map(|end| end.outcome);
+        outcome == Some(Outcome::Changed { found: true })
+            && operation.changes()
+            && !pending.last_reads.contains_key(&value)
     }
 
     /// What may happen next.
@@ -331,6 +379,10 @@ impl History<'_> {
             }
         };
         let state = from.state;
+        if self.look_ahead && matches!(state.content, Content::Value(_)) && !state.exact {
+            // It is settled: a read that is called later finds this value, so nothing may change it before.
+            return steps;
+        }
         for &i in pending.known.iter().filter(|i| !from.is_done(**i)) {
             step(self.after(i, state), &|c| c.mark(i));
         }
