@@ -126,6 +126,15 @@ impl<L: DeserializeOwned> Lines<L> {
         Ok(Some(line))
     }
 
+    /// What the first line that says it says; a line must.
+    pub(crate) fn expect_some<T>(&mut self, mut says: impl FnMut(L) -> Option<T>) -> Result<T> {
+        loop {
+            if let Some(said) = says(self.expect()?) {
+                return Ok(said);
+            }
+        }
+    }
+
     /// The next line, which must be there.
     pub(crate) fn expect(&mut self) -> Result<L> {
         match self.next()? {

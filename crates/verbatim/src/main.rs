@@ -15,6 +15,7 @@ mod children;
 mod devices;
 mod explain;
 mod fault;
+mod history_check;
 mod kv;
 mod ledger;
 mod model;

@@ -1,0 +1,376 @@
+//! What checks of recorded histories share: clients that work at the same time, are killed and stopped now and then, and
+//! record what they see; and the verdict on that.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use bench::peers::KillOnDrop;
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use service::Unsupported;
+use service::history::{History, Recorder, Verdict};
+use service::random::Random;
+
+use crate::Outcome;
+use crate::args;
+use crate::children::start;
+use crate::output::{self, print, print_typed};
+use crate::stop::stop_signals;
+
+/// Arguments of a check.
+#[derive(clap::Args)]
+pub(crate) struct CheckArgs {
+    /// Client processes at the same time
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of clients", 1..=32usize))]
+    pub(crate) clients: usize,
+    /// Worker threads of the server
+    #[arg(long, value_name = "N", default_value = "2", value_parser = args::number("a count of workers", 1..=64usize))]
+    pub(crate) workers: usize,
+    /// How long clients work
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = args::duration)]
+    duration: Duration,
+    /// How long it takes on average until a client is killed, and another one comes; 0s: none is
+    #[arg(long, value_name = "TIME", default_value = "250ms", value_parser = args::duration_or_none)]
+    kill_every: Duration,
+    /// How long it takes on average until the server or a client is stopped, and goes on 1 to 400 ms later; 0s: none is
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::duration_or_none)]
+    stop_every: Duration,
+    /// Leave the histories in this folder, which must not exist
+    #[arg(long, value_name = "FOLDER", conflicts_with = "judge")]
+    keep: Option<PathBuf>,
+    /// Run nothing: judge a history that was left
+    #[arg(long, value_name = "FOLDER")]
+    judge: Option<PathBuf>,
+    /// What random choices start from
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::word)]
+    seed: u64,
+    /// Print one JSON object per line: checked
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of a client that a check starts.
+#[derive(clap::Args)]
+pub(crate) struct RecorderArgs {
+    pub(crate) server: String,
+    folder: PathBuf,
+    number: u64,
+    #[arg(long, value_parser = args::word)]
+    pub(crate) seed: u64,
+    /// Ignored: there is nothing to print.
+    #[arg(long)]
+    json: bool,
+}
+
+impl RecorderArgs {
+    /// The file of this client's history.
+    pub(crate) fn recorder(&self) -> Result<Recorder> {
+        Recorder::create(&self.folder, self.number).context("cannot write a history")
+    }
+}
+
+/// Whether a client is to end, which is when its input does; for a loop that polls.
+pub(crate) fn end_of_input() -> Result<impl FnMut() -> bool> {
+    let stop = stop_signals(true)?;
+    let mut polls = 0u32;
+    Ok(move || {
+        polls = polls.wrapping_add(1);
+        polls.is_multiple_of(64) && stop.try_recv().is_ok()
+    })
+}
+
+/// What is checked: one system in one variant.
+pub(crate) trait Subject {
+    /// What the server prints, a line.
+    type Line: DeserializeOwned;
+    /// What says in `--json` which variant it is. The default is that of a history that was left.
+    type Variant: Serialize + Default;
+
+    fn name(&self) -> String;
+    fn variant(&self) -> Self::Variant;
+    /// The server, which ends when its input does.
+    fn server(&self, workers: usize) -> Result<Command>;
+    /// A client, without its [`RecorderArgs`].
+    fn client(&self) -> Result<Command>;
+    /// Where the server listens, if this line says it.
+    fn address(line: &Self::Line) -> Option<&str>;
+    /// Changes that came to the server again and were not made again, if this line says it.
+    fn repeated(line: &Self::Line) -> Option<u64>;
+}
+
+/// Designs that were asked for, or all that run on a device. Notes say why others do not.
+pub(crate) fn supported<D: Copy>(
+    asked: &[D],
+    all: &[D],
+    check: impl Fn(D) -> Result<(), Unsupported>,
+) -> Result<Vec<D>> {
+    let mut designs = Vec::new();
+    for &design in if asked.is_empty() { all } else { asked } {
+        match check(design) {
+            Ok(()) => designs.push(design),
+            Err(unsupported) if asked.is_empty() => eprintln!("note: {unsupported}"),
+            Err(unsupported) => return Err(unsupported.into()),
+        }
+    }
+    if designs.is_empty() {
+        bail!("no design runs here; `verbatim devices` lists other devices");
+    }
+    Ok(designs)
+}
+
+/// What came of one subject.
+#[derive(Debug, Serialize)]
+struct Checked<V> {
+    #[serde(skip)]
+    name: String,
+    #[serde(flatten)]
+    variant: V,
+    kills: u64,
+    stops: u64,
+    /// Changes that came to the server again, and were not made again.
+    repeated: u64,
+    #[serde(flatten)]
+    verdict: Verdict,
+    /// Where the history is.
+    history: Option<PathBuf>,
+}
+
+impl CheckArgs {
+    /// Judges a history that was left, if that was asked for.
+    pub(crate) fn judged<S: Subject>(&self) -> Result<Option<Outcome>> {
+        let Some(folder) = &self.judge else {
+            return Ok(None);
+        };
+        let checked = Checked {
+            name: "history".to_owned(),
+            variant: S::Variant::default(),
+            kills: 0,
+            stops: 0,
+            repeated: 0,
+            verdict: History::read(folder)?.judge(),
+            history: Some(folder.clone()),
+        };
+        tell(self.json, &[checked]).map(Some)
+    }
+
+    /// Checks one subject after the other.
+    pub(crate) fn check<S: Subject>(&self, subjects: &[S]) -> Result<Outcome> {
+        let temporary = tempfile::tempdir().context("cannot make a folder")?;
+        let folder = match &self.keep {
+            None => temporary.path(),
+            Some(keep) => {
+                std::fs::create_dir(keep)
+                    .with_context(|| format!("cannot make the folder {}", keep.display()))?;
+                keep
+            }
+        };
+        let mut all = Vec::new();
+        for subject in subjects {
+            let folder = folder.join(subject.name());
+            std::fs::create_dir_all(&folder)?;
+            all.push(one(self, subject, &folder).with_context(|| subject.name())?);
+        }
+        tell(self.json, &all)
+    }
+}
+
+fn tell<V: Serialize>(json: bool, all: &[Checked<V>]) -> Result<Outcome> {
+    for checked in all {
+        if json {
+            print_typed("checked", checked)?;
+            continue;
+        }
+        let Checked {
+            name,
+            kills,
+            stops,
+            repeated,
+            verdict,
+            ..
+        } = checked;
+        print(format_args!(
+            "{name}: {}; {} operations on {} keys, {} of unknown outcome; {kills} clients killed, {stops} processes stopped, \
+             {repeated} changes sent again",
+            if verdict.is_linearizable() {
+                "linearizable"
+            } else {
+                "NOT LINEARIZABLE"
+            },
+            verdict.operations,
+            verdict.keys,
+            verdict.unknown,
+        ))?;
+        for violation in &verdict.violations {
+            print(format_args!("\n{violation}"))?;
+        }
+        if let Some(folder) = &checked.history {
+            print(format_args!("the history is in {}", folder.display()))?;
+        }
+    }
+    let right = all.iter().all(|c| c.verdict.is_linearizable());
+    Ok(if right { Outcome::Done } else { Outcome::No })
+}
+
+/// Clients of a run: those that work, and how many there have been.
+struct Clients<'a, S> {
+    subject: &'a S,
+    seed: u64,
+    address: String,
+    folder: &'a Path,
+    working: Vec<KillOnDrop>,
+    next: u64,
+}
+
+impl<S: Subject> Clients<'_, S> {
+    /// Tells all to stop, and waits until they have.
+    fn end(&mut self) -> Result<()> {
+        for client in &mut self.working {
+            // The end of its input tells it to stop.
+            drop(client.0.stdin.take());
+        }
+        for client in &mut self.working {
+            let ended = verbs::poll_until(PATIENCE, || client.0.try_wait().transpose());
+            match ended.transpose()? {
+                Some(status) if status.success() => {}
+                Some(status) => bail!("a client ended badly ({status}); its message is above"),
+                None => bail!("a client did not end within {} s", PATIENCE.as_secs()),
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self) -> Result<KillOnDrop> {
+        let seed = self.seed.wrapping_mul(10_000).wrapping_add(self.next);
+        let mut command = self.subject.client()?;
+        command
+            .arg(&self.address)
+            .arg(self.folder)
+            .arg(self.next.to_string())
+            .args(["--seed", &seed.to_string()])
+            .stdin(Stdio::piped());
+        self.next += 1;
+        let child = command.spawn().context("cannot start a client")?;
+        Ok(KillOnDrop(child))
+    }
+}
+
+fn signal(process: &KillOnDrop, signal: Signal) {
+    if let Some(pid) = i32::try_from(process.0.id()).ok().and_then(Pid::from_raw) {
+        // One that has ended is found by whoever waits for it.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// A time that on average is this.
+fn about(random: &mut Random, average: Duration) -> Duration {
+    average.mul_f64(2.0 * random.unit())
+}
+
+/// How long a client may take to end once it is told to: it may have to lose patience with requests first.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn one<S: Subject>(args: &CheckArgs, subject: &S, folder: &Path) -> Result<Checked<S::Variant>> {
+    let mut command = subject.server(args.workers)?;
+    command
+        .args(["--listen", "127.0.0.1:0", "--until-eof"])
+        .stdin(Stdio::piped());
+    let (mut server, mut said) = start::<S::Line>(command, &bench::pin::allowed()?, "server")?;
+    let mut clients = Clients {
+        subject,
+        seed: args.seed,
+        address: said.expect_some(|line| S::address(&line).map(str::to_owned))?,
+        folder,
+        working: Vec::new(),
+        next: 1,
+    };
+    for _ in 0..args.clients {
+        let client = clients.begin()?;
+        clients.working.push(client);
+    }
+    let name = subject.name();
+    let bar = output::activity(args.json);
+    bar.enable_steady_tick(Duration::from_secs(1));
+    bar.set_message(format!("{name}: asking"));
+    let (kills, stops) = disturb(args, &mut clients, &server)?;
+    bar.set_message(format!("{name}: waiting for the last answers"));
+    clients.end()?;
+    drop(server.0.stdin.take());
+    let repeated = said.expect_some(|line| S::repeated(&line))?;
+    bar.set_message(format!("{name}: judging"));
+    let verdict = History::read(folder)?.judge();
+    bar.finish_and_clear();
+    let mut history = args.keep.is_some().then(|| folder.to_owned());
+    if !verdict.is_linearizable() && history.is_none() {
+        history = Some(save(folder)?);
+    }
+    Ok(Checked {
+        name,
+        variant: subject.variant(),
+        kills,
+        stops,
+        repeated,
+        verdict,
+        history,
+    })
+}
+
+/// Kills clients, and stops clients and the server for a while, until the time is over: how many of each.
+fn disturb<S: Subject>(
+    args: &CheckArgs,
+    clients: &mut Clients<'_, S>,
+    server: &KillOnDrop,
+) -> Result<(u64, u64)> {
+    let mut random = Random::new(args.seed);
+    let (mut kills, mut stops) = (0, 0);
+    let end = Instant::now() + args.duration;
+    let next = |random: &mut Random, average: Duration| match average {
+        Duration::ZERO => end,
+        average => end.min(Instant::now() + about(random, average)),
+    };
+    let mut kill_at = next(&mut random, args.kill_every);
+    let mut stop_at = next(&mut random, args.stop_every);
+    loop {
+        let at = kill_at.min(stop_at);
+        std::thread::sleep(at.saturating_duration_since(Instant::now()));
+        if at >= end {
+            return Ok((kills, stops));
+        }
+        let chosen = random.below(args.clients as u64 + 1);
+        let chosen = usize::try_from(chosen).unwrap_or(0);
+        if kill_at <= stop_at {
+            let client = chosen % args.clients;
+            if let Some(status) = clients.working[client].0.try_wait()? {
+                bail!("a client ended early ({status}); its message is above");
+            }
+            let new = clients.begin()?;
+            // Its handle kills it and waits for its end.
+            drop(std::mem::replace(&mut clients.working[client], new));
+            kills += 1;
+            kill_at = next(&mut random, args.kill_every);
+        } else {
+            let stopped = clients.working.get(chosen).unwrap_or(server);
+            signal(stopped, Signal::STOP);
+            std::thread::sleep(Duration::from_millis(1 + random.below(400)));
+            signal(stopped, Signal::CONT);
+            stops += 1;
+            stop_at = next(&mut random, args.stop_every);
+        }
+    }
+}
+
+/// Copies a history to where it stays.
+fn save(folder: &Path) -> Result<PathBuf> {
+    let to = tempfile::Builder::new()
+        .prefix("verbatim-history-")
+        .tempdir()
+        .context("cannot keep the history")?
+        .keep();
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        std::fs::copy(entry.path(), to.join(entry.file_name()))?;
+    }
+    Ok(to)
+}
