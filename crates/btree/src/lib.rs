@@ -5,13 +5,14 @@
 //!
 //! Layers, from below: `node` is the layout of a node, [`tree`] the trees at the server; `config`, `wire` and [`rendezvous`]
 //! are what both sides agree on. `server` is workers that carry out requests; `client` is the [`Pipeline`] and what it
-//! stands on. [`load`] asks for keys and checks every answer.
+//! stands on. [`load`] asks for keys and checks every answer; [`history`] asks for few keys and records it for a checker.
 
 #![forbid(unsafe_code)]
 
 pub mod balance;
 mod client;
 mod config;
+pub mod history;
 pub mod load;
 mod node;
 pub mod rendezvous;

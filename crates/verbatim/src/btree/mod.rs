@@ -1,6 +1,7 @@
 //! `verbatim btree`: a remote B+tree.
 
 mod balance;
+mod check;
 mod compare;
 mod hand;
 mod lines;
@@ -56,6 +57,10 @@ enum Part {
     Scan(hand::ScanArgs),
     /// Keep several servers equally loaded, by moving ranges of keys
     Balance(balance::Args),
+    /// Check that clients which work at the same time, and are killed, see one tree: linearizability, whole scans
+    Check(check::Args),
+    #[command(hide = true)]
+    CheckClient(check::ClientArgs),
 }
 
 /// Runs the command.
@@ -70,6 +75,8 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         Some(Part::Put(args)) => hand::put(&args),
         Some(Part::Scan(args)) => hand::scan(&args),
         Some(Part::Balance(args)) => balance::run(&args),
+        Some(Part::Check(args)) => check::run(&args),
+        Some(Part::CheckClient(args)) => check::client(&args),
         None => compare::run(&args.compare),
     }
 }

@@ -1,4 +1,4 @@
-//! `verbatim kv check`: every design under kills and stops, and a history that was spoiled.
+//! `verbatim kv check` and `verbatim btree check`: every design under kills and stops, and a history that was spoiled.
 
 use std::fs;
 use std::path::Path;
@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::common::{json_lines, run};
 
-fn check(args: &[&str]) -> Output {
-    run(&[&["kv", "check", "--json"], args].concat())
+fn check(system: &str, args: &[&str]) -> Output {
+    run(&[&[system, "check", "--json"], args].concat())
 }
 
 fn checked(output: &Output) -> Vec<Value> {
@@ -17,9 +17,20 @@ fn checked(output: &Output) -> Vec<Value> {
     lines.map(|mut line| line["data"].take()).collect()
 }
 
-/// Few keys, many clients, kills and stops: two seeds for each design.
+/// One of the designs in two ways.
 #[test]
-fn all_designs_are_linearizable() {
+fn all_designs_of_the_store_are_linearizable() {
+    are_linearizable("kv", kv::Design::ALL.len() + 1, 3);
+}
+
+/// Three hot keys, and sixteen around each.
+#[test]
+fn all_access_designs_of_the_tree_are_linearizable() {
+    are_linearizable("btree", btree::Access::ALL.len(), 3 * 17);
+}
+
+/// Few keys, many clients, kills and stops: two seeds for each design.
+fn are_linearizable(system: &str, designs: usize, keys: u64) {
     for seed in ["1", "2"] {
         let times = [
             "--duration",
@@ -29,17 +40,19 @@ fn all_designs_are_linearizable() {
             "--stop-every",
             "300ms",
         ];
-        let output = check(&[&["--seed", seed, "--keys", "3"][..], &times].concat());
+        let output = check(
+            system,
+            &[&["--seed", seed, "--keys", "3"][..], &times].concat(),
+        );
         let err = String::from_utf8_lossy(&output.stderr);
         let all = checked(&output);
         assert_eq!(output.status.code(), Some(0), "{all:#?}\n{err}");
-        // One of them in two ways.
-        assert_eq!(all.len(), kv::Design::ALL.len() + 1);
+        assert_eq!(all.len(), designs);
         for checked in all {
             let count = |name: &str| checked[name].as_u64().expect("a count");
             assert!(count("kills") > 0 && count("stops") > 0, "{checked}");
             assert!(
-                count("operations") > 1_000 && count("keys") == 3,
+                count("operations") > 1_000 && count("keys") == keys,
                 "{checked}"
             );
             assert_eq!(checked["violations"], Value::Array(Vec::new()));
@@ -71,7 +84,7 @@ fn a_spoiled_history_is_refused() {
     let keep = keep.to_str().expect("text");
     let quiet = ["--kill-every", "0s", "--stop-every", "0s"];
     let short = ["--design", "herd", "--duration", "200ms", "--keep", keep];
-    let output = check(&[&short[..], &quiet].concat());
+    let output = check("kv", &[&short[..], &quiet].concat());
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{err}");
     let undisturbed = &checked(&output)[0];
@@ -80,7 +93,7 @@ fn a_spoiled_history_is_refused() {
         (&0.into(), &0.into())
     );
     let history = Path::new(keep).join("herd");
-    let judge = || check(&["--judge", history.to_str().expect("text")]);
+    let judge = || check("kv", &["--judge", history.to_str().expect("text")]);
     let again = judge();
     assert_eq!(again.status.code(), Some(0));
     assert_eq!(
@@ -102,8 +115,32 @@ fn a_spoiled_history_is_refused() {
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{err}");
     assert!(err.contains("is no history of this version"), "{err}");
-    let output = check(&["--judge", folder.path().to_str().expect("text")]);
+    let output = check("kv", &["--judge", folder.path().to_str().expect("text")]);
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{err}");
     assert!(err.contains("holds no history"), "{err}");
+}
+
+#[test]
+fn a_spoiled_history_of_a_tree_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let keep = folder.path().join("kept");
+    let keep = keep.to_str().expect("text");
+    let short = ["--access", "auto", "--duration", "200ms", "--keep", keep];
+    let output = check("btree", &short);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    assert_eq!(checked(&output)[0]["access"], "auto");
+    let history = Path::new(keep).join("auto");
+    let judged = || {
+        let output = check("btree", &["--judge", history.to_str().expect("text")]);
+        let violations = checked(&output)[0]["violations"].to_string();
+        (output.status.code(), violations)
+    };
+    assert_eq!(judged(), (Some(0), "[]".to_owned()));
+    // A value that a lookup found becomes one that nobody put.
+    spoil(&history, 22, 4, |value| value ^ 1 << 60);
+    let (status, violations) = judged();
+    assert_eq!(status, Some(1));
+    assert!(violations.contains("that nobody set"), "{violations}");
 }

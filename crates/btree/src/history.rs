@@ -1,0 +1,440 @@
+//! A client that is made to be judged: all operations on few keys, as many at a time as its window has, and SCANs.
+//!
+//! The tree of a check has *stable* keys ([`stable_keys`] of them, as [`load::key_of`] numbers them), which a server loads and
+//! nobody changes. Between them are *judged* keys, in groups: a hot one, which clients meet at all the time, and
+//! [`FILLERS`] fillers around it, which are inserted for a while and deleted for a while, so that leaves split and merge. What
+//! is asked for a judged key is recorded ([`service::history`]). A SCAN is recorded as one look at each judged key of its
+//! range: each leaf is seen at one moment, so each key is. Its order and its stable keys are checked when it comes.
+
+use std::collections::HashMap;
+use std::io;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lincheck::{Action, Condition, Outcome};
+use service::ConnectError;
+use service::history::{Recorder, ScanFault};
+use service::random::Random;
+
+use crate::client::{Answer, ClientError, Completion};
+use crate::load::{self, Requests, STRIDE};
+use crate::tree::When;
+use crate::wire::Op;
+
+/// Fillers around a hot key.
+pub const FILLERS: u64 = 16;
+/// Judged keys of a group.
+const GROUP: u64 = 1 + FILLERS;
+/// Stable keys for each group, which lies between two of them.
+const STABLE: u64 = 8;
+/// How far apart groups are.
+const DISTANCE: u64 = STABLE * STRIDE;
+/// The stable key in front of a group's judged keys, among those of the group.
+const IN_FRONT: u64 = 3;
+/// How long fillers are inserted, and then deleted.
+const WAVE: Duration = Duration::from_millis(40);
+/// Entries of a SCAN that is not limited.
+const NO_LIMIT: u32 = u16::MAX as u32;
+
+/// What a client asks for.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// The tree.
+    pub tree: u8,
+    /// Hot keys: few, so that clients meet.
+    pub keys: u64,
+    /// What random choices start from.
+    pub seed: u64,
+}
+
+/// Stable keys of a tree with so many hot keys. Key number `i` has the value [`load::value_of`] with stamp 0.
+pub fn stable_keys(keys: u64) -> u64 {
+    keys * STABLE
+}
+
+/// The key of a judged key's number.
+fn key_of(number: u64) -> u64 {
+    let place = match number % GROUP {
+        0 => STRIDE / 2 - 1,
+        filler => 8 * filler,
+    };
+    number / GROUP * DISTANCE + IN_FRONT * STRIDE + place
+}
+
+/// The number of a judged key, if it is one.
+fn number_of(key: u64) -> Option<u64> {
+    let first = key / DISTANCE * GROUP;
+    (first..first + GROUP).find(|&number| key_of(number) == key)
+}
+
+/// Asks until it is told to stop and everything is answered, and records it all.
+///
+/// # Errors
+/// When the server cannot be reached any more, or the file cannot be written.
+pub fn ask(
+    requests: &mut impl Requests,
+    plan: &Plan,
+    recorder: &mut Recorder,
+    mut stop: impl FnMut() -> bool,
+) -> Result<(), ClientError> {
+    let mut asker = Asker {
+        plan,
+        recorder,
+        random: Random::new(plan.seed),
+        writes: 0,
+        token: 0,
+        under_way: HashMap::new(),
+    };
+    let (mut chosen, mut stopping) = (None, false);
+    while !stopping || chosen.is_some() || requests.outstanding() > 0 {
+        stopping |= stop();
+        while requests.outstanding() < requests.window() && (chosen.is_some() || !stopping) {
+            let (op, token) = match chosen.take() {
+                Some(chosen) => chosen,
+                None => asker.choose().map_err(|e| unwritten(&e))?,
+            };
+            if !requests.submit(plan.tree, &op, token)? {
+                chosen = Some((op, token));
+                break;
+            }
+        }
+        let mut written = Ok(());
+        requests.refresh();
+        requests.poll(|done| {
+            let taken = asker.take(&done);
+            if written.is_ok() {
+                written = taken;
+            }
+        })?;
+        written.map_err(|e| unwritten(&e))?;
+    }
+    Ok(())
+}
+
+fn unwritten(e: &io::Error) -> ClientError {
+    ConnectError::Config(format!("the history cannot be written: {e}")).into()
+}
+
+/// A SCAN that is under way.
+#[derive(Debug)]
+struct Scan {
+    from: u64,
+    end: Option<u64>,
+    limit: u32,
+    /// The request's own number in the history, for what is wrong with it as a whole.
+    number: u64,
+    /// Judged keys with the numbers of the looks at them.
+    looks: Vec<(u64, u64)>,
+}
+
+/// A request that is under way.
+#[derive(Debug)]
+enum Asked {
+    /// For one judged key, with its number in the history.
+    Point(u64),
+    Scan(Scan),
+}
+
+struct Asker<'p> {
+    plan: &'p Plan,
+    recorder: &'p mut Recorder,
+    random: Random,
+    writes: u64,
+    token: u64,
+    under_way: HashMap<u64, Asked>,
+}
+
+impl Asker<'_> {
+    /// Chooses a request and records that it is sent; with its token.
+    fn choose(&mut self) -> io::Result<(Op, u64)> {
+        let dice = self.random.below(32);
+        let (op, asked) = match dice {
+            0 => self.scan()?,
+            1..22 => {
+                let number = self.random.below(self.plan.keys.max(1)) * GROUP;
+                self.point(number, dice)?
+            }
+            _ => {
+                let group = self.random.below(self.plan.keys.max(1));
+                let filler = 1 + self.random.below(FILLERS);
+                let since = SystemTime::now().duration_since(UNIX_EPOCH);
+                let wave = since.unwrap_or_default().as_millis() / WAVE.as_millis();
+                let what = match (dice, wave % 2) {
+                    // A lookup, an update, and in the end what the wave is.
+                    (22..24, _) => 1,
+                    (24, _) => 19,
+                    (_, 0) => 17,
+                    _ => 21,
+                };
+                self.point(group * GROUP + filler, what)?
+            }
+        };
+        self.token += 1;
+        self.under_way.insert(self.token, asked);
+        Ok((op, self.token))
+    }
+
+    /// A request for one judged key: what is from 1 to 21, of which half are lookups.
+    fn point(&mut self, number: u64, what: u64) -> io::Result<(Op, Asked)> {
+        let key = key_of(number);
+        self.writes += 1;
+        // No two values of a history are the same: so each says who put it.
+        let value = (self.recorder.client() + 1) << 32 | self.writes & 0xffff_ffff;
+        let write = |when, condition| {
+            let action = Action::Write { value, condition };
+            (Op::Put { key, value, when }, action)
+        };
+        let (op, action) = match what {
+            ..12 => (Op::Get { key }, Action::Read),
+            12..16 => write(When::Always, Condition::Always),
+            16..18 => write(When::Absent, Condition::Absent),
+            18..20 => write(When::Present, Condition::Present),
+            _ => (Op::Delete { key }, Action::Remove { version: None }),
+        };
+        let number = self.recorder.call(number, action)?;
+        Ok((op, Asked::Point(number)))
+    }
+
+    /// A SCAN of up to three groups, or of up to forty entries.
+    fn scan(&mut self) -> io::Result<(Op, Asked)> {
+        let all = self.plan.keys.max(1) * DISTANCE;
+        let from = self.random.below(all);
+        let width = 1 + self.random.below(3 * DISTANCE);
+        let few = 1 + u32::try_from(self.random.below(40)).unwrap_or(0);
+        let (end, limit) = match self.random.below(4) {
+            0 => (None, few),
+            1 => (Some(from + width), few),
+            _ => (Some(from + width), NO_LIMIT),
+        };
+        // Forty entries are of six groups at the most: each has its stable keys.
+        let until = end.unwrap_or(from + 6 * DISTANCE).min(all);
+        let number = self.recorder.call(0, Action::Scan)?;
+        let mut looks = Vec::new();
+        let numbers = from / DISTANCE * GROUP..until.div_ceil(DISTANCE) * GROUP;
+        for judged in numbers.filter(|&judged| (from..until).contains(&key_of(judged))) {
+            looks.push((key_of(judged), self.recorder.call(judged, Action::Scan)?));
+        }
+        let scan = Scan {
+            from,
+            end,
+            limit,
+            number,
+            looks,
+        };
+        Ok((Op::Scan { from, end, limit }, Asked::Scan(scan)))
+    }
+
+    /// Records an answer.
+    fn take(&mut self, done: &Completion<'_>) -> io::Result<()> {
+        let asked = self.under_way.remove(&done.token);
+        let asked = asked.ok_or_else(|| io::Error::other("an answer came to no request"))?;
+        match (asked, done.answer) {
+            // Nobody knows: there is no more to record.
+            (_, Answer::Lost) => Ok(()),
+            (Asked::Point(number), Answer::Full) => self.recorder.full(number),
+            (Asked::Point(number), Answer::Value(value)) => {
+                let outcome = value.map_or(Outcome::Absent, |value| Outcome::Found { value });
+                self.recorder.answered(number, outcome)
+            }
+            (Asked::Point(number), Answer::Changed { found }) => {
+                let outcome = Outcome::Changed { found };
+                self.recorder.answered(number, outcome)
+            }
+            (Asked::Scan(scan), Answer::Entries { entries, next }) => {
+                if let Err((fault, key)) = scan.check(entries, next, stable_keys(self.plan.keys)) {
+                    return self.recorder.wrong_scan(scan.number, fault, key);
+                }
+                let looks = &scan.looks;
+                let covered = looks
+                    .iter()
+                    .filter(|(key, _)| next.is_none_or(|n| *key < n));
+                for &(key, number) in covered {
+                    let outcome = match entries.binary_search_by_key(&key, |entry| entry.0) {
+                        Ok(place) => Outcome::Found {
+                            value: entries[place].1,
+                        },
+                        Err(_) => Outcome::Absent,
+                    };
+                    self.recorder.answered(number, outcome)?;
+                }
+                Ok(())
+            }
+            (asked, answer) => Err(io::Error::other(format!(
+                "{asked:?} was answered by {answer:?}"
+            ))),
+        }
+    }
+}
+
+impl Scan {
+    /// What is wrong with an answer, apart from what judged keys have: its order, its range, its stable keys.
+    fn check(
+        &self,
+        entries: &[(u64, u64)],
+        next: Option<u64>,
+        stable: u64,
+    ) -> Result<(), (ScanFault, u64)> {
+        let end = self.end.unwrap_or(u64::MAX);
+        let mut stable_key = self.from.next_multiple_of(STRIDE);
+        let mut least = self.from;
+        for &(key, value) in entries {
+            if key < least {
+                return Err((ScanFault::Order, key));
+            }
+            let is_stable = key % STRIDE == 0 && key / STRIDE < stable;
+            if key >= end || !is_stable && number_of(key).is_none() {
+                return Err((ScanFault::Foreign, key));
+            }
+            if key > stable_key {
+                return Err((ScanFault::Missing, stable_key));
+            }
+            if is_stable {
+                if value != load::value_of(key, 0) {
+                    return Err((ScanFault::Value, key));
+                }
+                stable_key += STRIDE;
+            }
+            least = key + 1;
+        }
+        // What an answer does not speak of, it says so.
+        let until = match next {
+            Some(next) if next < least => return Err((ScanFault::Order, next)),
+            Some(next) if entries.len() < self.limit as usize => {
+                return Err((ScanFault::Missing, next));
+            }
+            next => next.unwrap_or(end).min(stable * STRIDE),
+        };
+        if entries.len() > self.limit as usize {
+            return Err((ScanFault::Foreign, least - 1));
+        }
+        if stable_key < until {
+            return Err((ScanFault::Missing, stable_key));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use service::history::History;
+
+    use super::*;
+    use crate::{ClientConfig, Pipeline, Server, ServerConfig, ServerStats};
+
+    #[test]
+    fn judged_keys_have_numbers_and_are_no_stable_ones() {
+        let keys: BTreeSet<u64> = (0..10 * GROUP).map(key_of).collect();
+        assert_eq!(keys.len() as u64, 10 * GROUP);
+        for number in 0..10 * GROUP {
+            let key = key_of(number);
+            assert_eq!(number_of(key), Some(number));
+            assert!(!key.is_multiple_of(STRIDE) && key < stable_keys(10) * STRIDE);
+        }
+        assert_eq!(number_of(key_of(0) + 2), None);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_scan_is_found() {
+        let scan = |end, limit| Scan {
+            from: load::key_of(2) + 1,
+            end,
+            limit,
+            number: 0,
+            looks: Vec::new(),
+        };
+        let stable = |i| (load::key_of(i), load::value_of(load::key_of(i), 0));
+        let hot = (key_of(0), 77);
+        let all = [stable(3), hot, stable(4), stable(5)];
+        let end = Some(load::key_of(6));
+        assert_eq!(scan(end, 100).check(&all, None, 8), Ok(()));
+        assert_eq!(
+            scan(None, 4).check(&all, Some(load::key_of(6)), 8),
+            Ok(()),
+            "it may go on"
+        );
+        assert_eq!(
+            scan(None, 100).check(&all, None, 6),
+            Ok(()),
+            "there are no more"
+        );
+        let fault = |end, limit, entries: &[(u64, u64)], next| {
+            let fault = scan(end, limit).check(entries, next, 8);
+            fault.expect_err("it is wrong")
+        };
+        let without_4 = [stable(3), hot, stable(5)];
+        let missing = |i| (ScanFault::Missing, load::key_of(i));
+        assert_eq!(fault(end, 100, &without_4, None), missing(4));
+        assert_eq!(fault(end, 100, &all[1..], None), missing(3));
+        assert_eq!(fault(end, 100, &all[..3], None), missing(5));
+        assert_eq!(fault(None, 100, &all, None), missing(6));
+        let early = Some(load::key_of(6));
+        assert_eq!(fault(None, 100, &all, early), missing(6), "it had room");
+        let twice = [stable(3), hot, hot];
+        assert_eq!(fault(end, 100, &twice, None), (ScanFault::Order, hot.0));
+        let back = [stable(3), stable(4), hot];
+        assert_eq!(fault(end, 100, &back, None), (ScanFault::Order, hot.0));
+        let out = (ScanFault::Foreign, load::key_of(5));
+        assert_eq!(fault(Some(load::key_of(5)), 100, &all, None), out);
+        let nobody = [stable(3), (hot.0 + 2, 1)];
+        let out = (ScanFault::Foreign, hot.0 + 2);
+        assert_eq!(fault(end, 100, &nobody, None), out);
+        let wrong = [stable(3), (load::key_of(4), 0)];
+        let value = (ScanFault::Value, load::key_of(4));
+        assert_eq!(fault(end, 100, &wrong, None), value);
+        let next = Some(load::key_of(5));
+        let value = (ScanFault::Order, load::key_of(5));
+        assert_eq!(fault(None, 4, &all, next), value, "it goes back");
+        let value = (ScanFault::Foreign, load::key_of(5));
+        assert_eq!(fault(end, 3, &all, None), value, "more than asked for");
+    }
+
+    /// A client of a real server: right answers are judged right, and SCANs see splits and merges.
+    #[test]
+    fn what_a_client_sees_is_judged() {
+        let config = ServerConfig {
+            keys: 10_000,
+            node_bytes: 256,
+            ..ServerConfig::default()
+        };
+        let server = Server::start(config).expect("starts");
+        let entry = |i| (load::key_of(i), load::value_of(load::key_of(i), 0));
+        let store = server.service().store();
+        store.load(0, stable_keys(2), 0.9, 1, entry).expect("loads");
+        let config = ClientConfig {
+            server: server.address().to_string(),
+            window: 8,
+            ..ClientConfig::default()
+        };
+        let mut pipeline = Pipeline::connect(config).expect("connects");
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut recorder = Recorder::create(folder.path(), 1).expect("a file");
+        let plan = Plan {
+            tree: 0,
+            keys: 2,
+            seed: 1,
+        };
+        let mut polls = 0u32;
+        let mut until = |enough: &dyn Fn(&ServerStats) -> bool| {
+            ask(&mut pipeline, &plan, &mut recorder, || {
+                polls += 1;
+                polls.is_multiple_of(256) && enough(&server.stats())
+            })
+            .expect("goes on");
+        };
+        until(&|stats| stats.tree.splits > 2 && stats.tree.merges > 2 && stats.scans > 20);
+        let verdict = History::read(folder.path()).expect("read").judge();
+        assert!(verdict.is_linearizable(), "{:#?}", verdict.violations);
+        assert_eq!((verdict.keys, verdict.unknown), (2 * GROUP, 0));
+        // What nobody may change is changed behind its back.
+        store.remove(0, load::key_of(1)).expect("it is not locked");
+        let before = server.stats().scans;
+        until(&|stats| stats.scans > before + 500);
+        let verdict = History::read(folder.path()).expect("read").judge();
+        let missing = "misses 0x100, which was there all the time";
+        assert!(
+            verdict.violations.iter().any(|v| v.contains(missing)),
+            "{verdict:?}"
+        );
+    }
+}

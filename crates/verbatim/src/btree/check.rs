@@ -1,0 +1,199 @@
+//! `verbatim btree check`: do clients that work at the same time, and are killed and stopped, see one tree?
+
+use std::process::Command;
+
+use anyhow::{Result, bail};
+use btree::history::{FILLERS, Plan, ask, stable_keys};
+use btree::{Access, ClientConfig, Pipeline};
+use serde::Serialize;
+
+use super::lines::Line;
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::children::part_of;
+use crate::history_check::{CheckArgs, RecorderArgs, Subject, end_of_input, supported};
+use crate::nic::Nic;
+
+/// What clients do.
+#[derive(clap::Args, Clone, Debug)]
+struct AskArgs {
+    /// Hot keys: few, so that clients meet. Each has 16 keys around it that come and go, so that leaves split and merge
+    #[arg(long, value_name = "N", default_value = "4", value_parser = args::number("a count of keys", 1..=1000u64))]
+    keys: u64,
+    /// Requests that a client has outstanding. The more there are on one key, the longer judging takes
+    #[arg(long, value_name = "N", default_value = "4", value_parser = args::number("a window", 1..=64usize))]
+    window: usize,
+}
+
+/// Arguments of `verbatim btree check`.
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Check this access design only (may be given several times): rpc, read, auto [default: all]
+    #[arg(long, value_name = "ACCESS")]
+    access: Vec<Access>,
+    /// Bytes of a node: 256, 512, 1024, 2048 or 4096. Small ones split and merge more often
+    #[arg(long, value_name = "BYTES", default_value = "256", value_parser = args::bytes(btree::MAX_NODE_BYTES))]
+    node_size: usize,
+    #[command(flatten)]
+    check: CheckArgs,
+    #[command(flatten)]
+    ask: AskArgs,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+const EXAMPLES: &str = "\
+Starts a server and clients, processes all, that look up, put, insert, update, delete and scan the same few keys. Clients are \
+killed (SIGKILL) and replaced; server and clients are stopped for a while and go on (SIGSTOP, SIGCONT), for longer than it \
+takes clients to lose patience and send again. What each client asked and got is recorded with the times, and judged in the \
+end: is there, for each key, an order of all operations that gives what everybody saw? A scan is one look at each key of its \
+range: a key that was there all the time is in it, and one that was deleted before is not. Scans must also be in order, and \
+have all keys between that nobody changes. Operations of killed clients may have happened or not. A server that ends takes \
+its tree with it, so none is killed.
+
+Examples:
+  verbatim btree check
+  verbatim btree check --access read --duration 60s --clients 6 --keys 2 --seed 7
+  verbatim btree check --keep /tmp/history
+  verbatim btree check --judge /tmp/history/read
+
+Exit status 1 when a history is not linearizable or a scan was wrong: a piece of it that shows so is printed, as short as was \
+found, and all of it is kept.";
+
+/// Requests under way for each hot key. Without versions, what judging takes grows exponentially with them.
+const MOST_UNDER_WAY: u64 = 16;
+
+/// Which access design it is.
+#[derive(Clone, Copy, Default, Serialize)]
+pub(crate) struct Variant {
+    access: Option<Access>,
+}
+
+/// An access design, and how it is run.
+struct Tree<'a> {
+    args: &'a Args,
+    access: Access,
+}
+
+impl Subject for Tree<'_> {
+    type Line = Line;
+    type Variant = Variant;
+
+    fn name(&self) -> String {
+        self.access.name().to_owned()
+    }
+
+    fn variant(&self) -> Variant {
+        Variant {
+            access: Some(self.access),
+        }
+    }
+
+    fn server(&self, workers: usize) -> Result<Command> {
+        let Args { ask, nic, port, .. } = self.args;
+        let load = stable_keys(ask.keys);
+        let room = 10_000 + load + 2 * ask.keys * FILLERS;
+        let mut command = part_of("btree", "serve", nic, port)?;
+        command
+            .args(["--load", &load.to_string(), "--keys", &room.to_string()])
+            .args(["--node-size", &self.args.node_size.to_string()])
+            .args(["--workers", &workers.to_string()]);
+        Ok(command)
+    }
+
+    fn client(&self) -> Result<Command> {
+        let Args { ask, nic, port, .. } = self.args;
+        let mut command = part_of("btree", "check-client", nic, port)?;
+        command
+            .args(["--access", self.access.name()])
+            .args(["--keys", &ask.keys.to_string()])
+            .args(["--window", &ask.window.to_string()]);
+        Ok(command)
+    }
+
+    fn address(line: &Line) -> Option<&str> {
+        match line {
+            Line::Listening { address } => Some(address),
+            _ => None,
+        }
+    }
+
+    fn repeated(line: &Line) -> Option<u64> {
+        match line {
+            Line::Stats(stats) => Some(stats.repeated),
+            _ => None,
+        }
+    }
+}
+
+/// Arguments of a client, which `verbatim btree check` starts.
+#[derive(clap::Args)]
+pub(crate) struct ClientArgs {
+    #[command(flatten)]
+    recorder: RecorderArgs,
+    #[arg(long)]
+    access: Access,
+    #[command(flatten)]
+    ask: AskArgs,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    if let Some(outcome) = args.check.judged::<Tree<'_>>()? {
+        return Ok(outcome);
+    }
+    let (clients, window, keys) = (args.check.clients, args.ask.window, args.ask.keys);
+    let under_way = clients as u64 * window as u64;
+    if under_way > MOST_UNDER_WAY * keys {
+        bail!(
+            "{clients} clients with {window} requests each on {keys} hot keys cannot be judged in reasonable time: give them \
+             {} keys or more with --keys",
+            under_way.div_ceil(MOST_UNDER_WAY)
+        );
+    }
+    let nic = Nic::open(&args.nic, &args.port)?;
+    let device = nic.context.capabilities()?;
+    let accesses = supported(&args.access, &Access::ALL, |access| access.check(device))?;
+    let trees: Vec<_> = accesses
+        .into_iter()
+        .map(|access| Tree { args, access })
+        .collect();
+    args.check.check(&trees)
+}
+
+/// A client: asks until its input ends.
+pub(crate) fn client(args: &ClientArgs) -> Result<Outcome> {
+    let nic = Nic::open(&args.nic, &args.port)?;
+    let config = ClientConfig {
+        server: args.recorder.server.clone(),
+        nic: nic.config,
+        access: args.access,
+        window: args.ask.window,
+        batch: args.ask.window,
+        // Soon enough for stopped servers to be asked again.
+        answer_ms: 100,
+        deadline_ms: 20_000,
+        ..ClientConfig::default()
+    };
+    let plan = Plan {
+        tree: 0,
+        keys: args.ask.keys,
+        seed: args.recorder.seed,
+    };
+    let stop = end_of_input()?;
+    let mut recorder = args.recorder.recorder()?;
+    let mut pipeline = Pipeline::connect_on(&nic.context, config)?;
+    let server = pipeline.server();
+    ask(&mut pipeline, &plan, &mut recorder, stop)?;
+    if pipeline.server() != server {
+        bail!("another server has come to its address, and knows nothing of this history");
+    }
+    Ok(Outcome::Done)
+}
