@@ -100,6 +100,9 @@ impl Server {
             .expect("the server starts");
         let mut lines = BufReader::new(child.stdout.take().expect("its output"));
         let mut first = read(&mut lines);
+        while first["type"] == "loaded" {
+            first = read(&mut lines);
+        }
         assert_eq!(first["type"], "listening");
         let said = first["data"].take();
         Server {

@@ -10,6 +10,7 @@ mod bad_input;
 mod bench;
 mod bench_calibrate;
 mod bench_ends;
+mod btree;
 mod check;
 mod containers;
 mod counters;

@@ -1,0 +1,251 @@
+//! `verbatim btree` as its users run it: processes, output, exit status.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Output, Stdio};
+
+use serde_json::Value;
+
+use crate::common::{self, ANYWHERE, Server, json_lines, lines_of};
+
+/// How clients reach a tree.
+const ACCESSES: [&str; 3] = ["rpc", "read", "auto"];
+
+fn run(args: &[&str]) -> Output {
+    common::run(&[&["btree"], args].concat())
+}
+
+/// A server with small nodes, so that few keys make several levels.
+fn serve(listen: &str, args: &[&str]) -> Server {
+    let small = ["--keys", "20000", "--node-size", "256"];
+    Server::start("btree", listen, &[&small, args].concat())
+}
+
+fn code(output: &Output) -> Option<i32> {
+    output.status.code()
+}
+
+/// The report of a load, which ends with this status.
+#[track_caller]
+fn report(output: &Output, status: i32) -> Value {
+    let err = String::from_utf8_lossy(&output.stderr);
+    let mut lines = json_lines(output);
+    assert_eq!(code(output), Some(status), "{lines:?}\n{err}");
+    let report = lines.pop().expect("a report");
+    assert_eq!(report["type"], "report");
+    report["data"].clone()
+}
+
+#[test]
+fn all_access_designs_side_by_side_are_verified() {
+    let lines = lines_of(&[
+        "btree",
+        "--keys",
+        "2000",
+        "--duration",
+        "20ms",
+        "--rounds",
+        "1",
+        "--no-peers",
+        "--json",
+    ]);
+    let rows: Vec<&Value> = lines.iter().filter(|l| l["type"] == "row").collect();
+    let names: Vec<_> = rows
+        .iter()
+        .filter_map(|row| row["data"]["name"].as_str())
+        .collect();
+    let designs = ["rpc", "rpc, no batches", "read", "read, no cache", "auto"];
+    assert_eq!(names, designs);
+    for row in rows {
+        let data = &row["data"];
+        assert_eq!(
+            (&data["verified"], &data["lost"]),
+            (&true.into(), &0.into())
+        );
+        assert_eq!(data["kind"], "software NIC");
+        for rate in ["lookups_per_s", "scanned_per_s", "changes_per_s"] {
+            assert!(data[rate]["median"].as_f64() > Some(0.0), "{data}");
+        }
+    }
+}
+
+#[test]
+fn by_hand_over_processes() {
+    let server = serve(ANYWHERE, &["--trees", "2", "--load", "2000"]);
+    let address = &server.address;
+    for access in ACCESSES {
+        let there = |args: &[&str]| {
+            let place = [&args[..1], &[address.as_str()], &args[1..]].concat();
+            run(&[&place[..], &["--access", access, "--tree", "1"]].concat())
+        };
+        let said = |args: &[&str], status: i32| {
+            let output = there(args);
+            assert_eq!(code(&output), Some(status), "{access} {args:?}: {output:?}");
+            String::from_utf8(output.stdout).expect("text")
+        };
+        assert_eq!(said(&["put", "7", "700"], 0), "7 was not there before\n");
+        let refused = said(&["put", "7", "701", "--insert"], 1);
+        assert_eq!(refused, "7 was there before\n");
+        said(&["put", "7", "702", "--update"], 0);
+        said(&["put", "8", "800", "--update"], 1);
+        said(&["put", "0xff", "1", "--insert"], 0);
+        assert_eq!(said(&["get", "7"], 0), "7 = 702\n");
+        let missing = there(&["get", "7", "8"]);
+        assert_eq!(code(&missing), Some(1));
+        assert!(String::from_utf8_lossy(&missing.stderr).contains("8 is not there"));
+        assert_eq!(
+            said(&["get", "8", "--json"], 1),
+            "{\"type\":\"entry\",\"data\":{\"key\":8,\"value\":null}}\n"
+        );
+        assert_eq!(said(&["scan"], 0), "7 = 702\n255 = 1\n");
+        assert_eq!(said(&["scan", "--from", "8", "--end", "255"], 0), "");
+        assert_eq!(said(&["scan", "--limit", "1"], 0), "7 = 702\n");
+        assert_eq!(
+            said(&["put", "7", "--json"], 0),
+            "{\"type\":\"changed\",\"data\":{\"key\":7,\"was_there\":true}}\n"
+        );
+        said(&["put", "7"], 1);
+        said(&["put", "255"], 0);
+        assert_eq!(said(&["scan"], 0), "");
+        // The other tree is another one, and longer than an answer.
+        let all = ["scan", address, "--limit", "65535", "--access", access];
+        let all = run(&[&all[..], &["--json"]].concat());
+        let keys: Vec<u64> = json_lines(&all)
+            .iter()
+            .filter_map(|line| line["data"]["key"].as_u64())
+            .collect();
+        assert_eq!(keys, (0..2000).map(|i| i * 256).collect::<Vec<_>>());
+    }
+    let stats = server.stop();
+    assert_eq!(stats["bad_requests"], 0, "{stats}");
+}
+
+#[test]
+fn workloads_of_ycsb_find_what_they_must() {
+    let server = serve(ANYWHERE, &["--load", "2000", "--workers", "2"]);
+    let load = |args: &[&str]| {
+        let load = ["load", &server.address, "--json", "--keys", "2000"];
+        run(&[&load, args].concat())
+    };
+    for access in ACCESSES {
+        for letter in ["A", "B", "C", "D", "E", "F"] {
+            let args = ["--access", access, "--ycsb", letter, "--threads", "2"];
+            let output = load(&[&args[..], &["--duration", "40ms"]].concat());
+            let report = report(&output, 0);
+            let count = |name: &str| report[name].as_u64().expect("a count");
+            assert!(count("verified") > 0, "{access} {letter}: {report}");
+            assert_eq!(count("lost") + count("full"), 0, "{report}");
+            let changes = letter != "C";
+            assert_eq!(count("changes") > 0, changes, "{letter}: {report}");
+            assert_eq!(count("scans") > 0, letter == "E", "{report}");
+        }
+    }
+    // Other clients have deleted what they inserted: the tree is as it was loaded.
+    let stats = server.stop();
+    assert!(stats["tree"]["levels"].as_u64() > Some(2), "{stats}");
+}
+
+#[test]
+fn a_tree_that_nobody_filled_lacks_its_keys() {
+    for access in ACCESSES {
+        let server = serve(ANYWHERE, &[]);
+        let load = |args: &[&str]| {
+            let load = ["load", &server.address, "--json", "--access", access];
+            let short = ["--keys", "500", "--duration", "20ms"];
+            run(&[&load[..], &short, args].concat())
+        };
+        let empty = report(&load(&[]), 1);
+        assert_eq!(empty["missing"], empty["lookups"], "{empty}");
+        let filled = report(&load(&["--fill", "--updates", "0.2"]), 0);
+        assert_eq!(filled["missing"], 0);
+    }
+}
+
+/// What a load reports whose server is killed, and started again at its address with these flags.
+fn killed_under_load(access: &str, args: &[&str], again: &[&str], status: i32) -> Value {
+    let server = serve(ANYWHERE, &["--load", "1000"]);
+    let address = server.address.clone();
+    let load = ["btree", "load", &address, "--json", "--access", access];
+    let long = ["--keys", "1000", "--duration", "1s", "--reconnect", "60s"];
+    // What it prints once it has filled says that it has begun.
+    let mut load = common::verbatim(&[&load[..], &long, &["--fill"], args].concat())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut said = BufReader::new(load.stdout.take().expect("piped"));
+    let mut filled = String::new();
+    said.read_line(&mut filled).expect("it speaks");
+    assert!(filled.contains("filled"), "{filled}");
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    drop(server);
+    let _again = serve(&address, again);
+    let mut stdout = Vec::new();
+    said.read_to_end(&mut stdout).expect("it speaks");
+    let output = load.wait_with_output().expect("it ends");
+    let report = report(&Output { stdout, ..output }, status);
+    let reconnects = &report["client"]["reconnects"];
+    assert!(reconnects.as_u64() >= Some(1), "{report}");
+    assert_eq!(report["wrong_values"], 0, "{report}");
+    report
+}
+
+/// A server that is killed under load takes its tree along. Clients go on at the next one, and tell what it lacks.
+#[test]
+fn a_server_that_is_killed_under_load_may_come_back() {
+    for access in ACCESSES {
+        // One that loads the same keys again: nobody misses anything, and scans are whole.
+        let mixed = ["--updates", "0.2", "--scans", "0.1"];
+        let report = killed_under_load(access, &mixed, &["--load", "1000"], 0);
+        assert!(report["verified"].as_u64() > Some(0), "{report}");
+        assert_eq!(report["lost"], 0, "{report}");
+        // An empty one: each lookup there says so.
+        let report = killed_under_load(access, &[], &[], 1);
+        assert!(report["missing"].as_u64() > Some(0), "{report}");
+        assert_eq!(report["ghosts"], 0, "{report}");
+    }
+}
+
+/// Clients that insert and delete know which of their keys a new server cannot have.
+#[test]
+fn what_was_inserted_is_missed_at_a_server_that_came_anew() {
+    let inserts = ["--inserts", "0.5"];
+    let report = killed_under_load("read", &inserts, &["--load", "1000"], 1);
+    assert!(report["missing"].as_u64() > Some(0), "{report}");
+    assert_eq!(report["ghosts"], 0, "{report}");
+}
+
+#[test]
+fn mistakes_are_named() {
+    let server = serve(ANYWHERE, &[]);
+    let address = server.address.as_str();
+    for (args, words) in [
+        (&["--access", "rcp"][..], "rpc, read, auto"),
+        (&["get", address, "7", "--tree", "5"], "there is no tree 5"),
+        (&["scan", address, "--tree", "16"], "from 0 to 15"),
+        (&["get", "127.0.0.1:1", "7"], "is the server running?"),
+        (&["get", address, "seven"], "seven"),
+        (&["put", address, "7", "--insert"], "VALUE"),
+        (
+            &["load", address, "--ycsb", "G"],
+            "they are A, B, C, D, E and F",
+        ),
+        (
+            &["load", address, "--ycsb", "A", "--scans", "1"],
+            "cannot be used with",
+        ),
+        (
+            &["serve", "--node-size", "300", "--listen", ANYWHERE],
+            "it must be a power of two",
+        ),
+        (
+            &["check", "--keys", "1", "--window", "8"],
+            "2 keys or more with --keys",
+        ),
+        (&["check", "--access", "write"], "rpc, read, auto"),
+    ] {
+        let output = run(args);
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(code(&output), Some(2), "{args:?}: {err}");
+        assert!(err.contains(words), "{args:?}: {err}");
+        assert!(output.stdout.is_empty(), "{args:?}");
+    }
+}
