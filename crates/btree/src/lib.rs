@@ -12,6 +12,8 @@
 pub mod balance;
 mod client;
 mod config;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod history;
 pub mod load;
 mod node;
