@@ -15,8 +15,9 @@ use service::ConnectError;
 use service::history::{Recorder, ScanFault};
 use service::random::Random;
 
+use crate::Requests;
 use crate::client::{Answer, ClientError, Completion};
-use crate::load::{self, Requests, STRIDE};
+use crate::load::{self, STRIDE};
 use crate::tree::When;
 use crate::wire::Op;
 
