@@ -4,8 +4,9 @@
 //! verbs, as their [`Access`] says: the server walks for them, or they READ nodes and walk themselves.
 //!
 //! Layers, from below: `node` is the layout of a node, [`tree`] the trees at the server; `config`, `wire` and [`rendezvous`]
-//! are what both sides agree on. `server` is workers that carry out requests; `client` is the [`Pipeline`] and what it
-//! stands on. [`load`] asks for keys and checks every answer; [`history`] asks for few keys and records it for a checker.
+//! are what both sides agree on; [`touch`] is what walks cost on simulated cores. `server` is workers that carry out requests;
+//! `client` is the [`Pipeline`] and what it stands on. [`load`] asks for keys and checks every answer; [`history`] asks for few
+//! keys and records it for a checker.
 
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,7 @@ mod node;
 pub mod rendezvous;
 mod report;
 mod server;
+pub mod touch;
 pub mod tree;
 mod wire;
 

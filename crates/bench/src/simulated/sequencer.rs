@@ -223,7 +223,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
 }
 
 /// Refuses a place that the NIC does not have, and more cores than that place has.
-fn check_cores(profile: &Profile, place: Place, cores: usize) -> Result<()> {
+pub(super) fn check_cores(profile: &Profile, place: Place, cores: usize) -> Result<()> {
     let Some(there) = profile.at(place) else {
         bail!(
             "{} has no DPU: place the server on the host, or take a NIC whose profile has a section [dpu], such as bf2",

@@ -14,6 +14,7 @@ use super::cache::Cache;
 use super::request::{Answer, ClientStats, Pending};
 use crate::node::{MAX_NODE_BYTES, MIN_NODE_BYTES, Next, Node, SIBLING, Words};
 use crate::rendezvous::{RemoteNodes, Writes};
+use crate::touch;
 use crate::tree::{MAX_TREES, ROOTS, redo, root_of};
 use crate::wire::Op;
 
@@ -330,6 +331,7 @@ impl Steps for Walker {
         if reads >= MOST_READS {
             return Ok(Some(Done::Ask));
         }
+        touch::read_node(self.node_bytes);
         let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
         let arrived = Node(words);
         if !arrived.is_whole() {

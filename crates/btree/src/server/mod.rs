@@ -23,6 +23,7 @@ use crate::client::{ClientError, Pipeline};
 use crate::config::{Access, ClientConfig, ServerConfig};
 use crate::rendezvous::{Accepted, Hello, LaneAccepted, RemoteNodes, Rendezvous, Welcome, Writes};
 use crate::report::ServerStats;
+use crate::touch::{Shape, Touches};
 use crate::tree::{Owner, Refusal, Store, redo};
 use crate::wire;
 use handover::Handovers;
@@ -59,6 +60,8 @@ pub struct Environment {
     identity: u64,
     /// Whether it may start threads of its own.
     threads: bool,
+    /// The tree whose walks cost time, if any do.
+    walked: Option<Shape>,
 }
 
 impl Default for Environment {
@@ -66,16 +69,27 @@ impl Default for Environment {
         Self {
             identity: service::random::unpredictable(),
             threads: true,
+            walked: None,
         }
     }
 }
 
 impl Environment {
-    /// Simulated cores in virtual time: the same seed is the same run.
+    /// Simulated cores in virtual time: the same seed is the same run. Requests and walks cost nothing.
     pub fn simulated(seed: u64) -> Self {
         Self {
             identity: seed,
             threads: false,
+            walked: None,
+        }
+    }
+
+    /// Requests cost the workers time, and each a walk through a tree of this shape, whatever the real one's is.
+    #[must_use]
+    pub fn walking(self, shape: Shape) -> Self {
+        Self {
+            walked: Some(shape),
+            ..self
         }
     }
 }
@@ -146,6 +160,8 @@ impl Service for Btree {
         };
         let handovers = Arc::new(Handovers::default());
         disown_others(&store, &config)?;
+        let touches = environment.walked.as_ref();
+        let touches = touches.map(|shape| Arc::new(Touches::of(shape, worker::LOOKS)));
         let mut workers = Vec::new();
         for _ in 0..config.workers {
             let engine = herd::Server::new(&pd, layout, config.max_clients, doorbells, &ud);
@@ -160,6 +176,7 @@ impl Service for Btree {
                 guests: Arc::clone(&guests),
                 handovers: Arc::clone(&handovers),
                 slow_by: Duration::from_nanos(config.slow_by_ns.into()),
+                touches: touches.clone(),
             });
         }
         let btree = Arc::new(Self {

@@ -11,6 +11,7 @@ use service::worker::{self, Done, Mailbox, Wake, Work};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
 use super::handover::{Handovers, LoadMeter};
+use crate::touch::Touches;
 use crate::tree::{Refusal, Store, Walk};
 use crate::wire::{self, ENTRY, MAX_MESSAGES, Op, SCAN_HEADER, Status};
 
@@ -64,6 +65,8 @@ pub struct Worker {
     pub(crate) handovers: Arc<Handovers>,
     /// What a request costs more than its work.
     pub(crate) slow_by: Duration,
+    /// What walks cost a simulated core.
+    pub(crate) touches: Option<Arc<Touches>>,
 }
 
 impl Worker {
@@ -76,6 +79,7 @@ impl Worker {
             guests,
             handovers,
             slow_by,
+            touches,
         } = self;
         let serve = Serve {
             store: &store,
@@ -83,6 +87,7 @@ impl Worker {
             handovers,
             slow_by,
             meter: LoadMeter::new(),
+            touches,
             sessions: Sessions::new(0),
             answers: Vec::new(),
             entries: Vec::new(),
@@ -171,6 +176,7 @@ struct Serve<'s> {
     handovers: Arc<Handovers>,
     slow_by: Duration,
     meter: LoadMeter,
+    touches: Option<Arc<Touches>>,
     sessions: Sessions,
     /// The longest message of each client.
     answers: Vec<usize>,
@@ -180,14 +186,16 @@ struct Serve<'s> {
     counts: WorkerCounts,
 }
 
+/// Steps that a batch takes together: enough for a tree of five levels. Higher ones go on alone.
+pub(super) const LOOKS: usize = 5;
+
 /// The walks of a batch.
 struct Walks([Walk; rpc::MAX_BATCH]);
 
 impl Handler for Serve<'_> {
     type Batch = Walks;
 
-    /// Steps that a batch takes together: enough for a tree of five levels. Higher ones go on alone.
-    const LOOKS: usize = 5;
+    const LOOKS: usize = LOOKS;
 
     #[inline]
     fn begin(&mut self, requests: usize) -> Self::Batch {
@@ -196,6 +204,10 @@ impl Handler for Serve<'_> {
             while verbs::time::now() < until {
                 std::hint::spin_loop();
             }
+        }
+        if let Some(touches) = &self.touches {
+            verbs::time::serve(requests);
+            touches.walk(requests);
         }
         Walks([Walk::default(); rpc::MAX_BATCH])
     }
@@ -334,6 +346,9 @@ impl Serve<'_> {
                 match changed {
                     Ok(word) => {
                         self.counts.changes += 1;
+                        if let Some(touches) = &self.touches {
+                            touches.change();
+                        }
                         session.made(seq, word);
                         word
                     }
@@ -365,6 +380,9 @@ impl Serve<'_> {
             Ok(next) => next,
             Err(refusal) => return self.refuse(refusal, reply),
         };
+        if let Some(touches) = &self.touches {
+            touches.scan(self.entries.len());
+        }
         self.counts.scans += 1;
         self.counts.scanned += self.entries.len() as u64;
         self.send_entries(each, next, reply);

@@ -29,7 +29,8 @@ pub enum LoadError {
 
 impl Store {
     /// Fills an empty tree with `count` entries, which `entry` gives by number in ascending order of keys. Leaves and inner
-    /// nodes are filled to this share, 0.5 to 1, so that inserts find room. Threads share the work.
+    /// nodes are filled to this share, up to 1, so that inserts find room; inner nodes have 2 entries at least. Threads share
+    /// the work.
     ///
     /// Nobody else may change the tree meanwhile; who reads it sees it empty until it is whole.
     ///
@@ -58,7 +59,7 @@ impl Store {
             clippy::cast_precision_loss,
             reason = "a share of a small number"
         )]
-        let per_node = ((room as f64 * fill.clamp(0.5, 1.0)) as u64).clamp(1, room as u64);
+        let per_node = ((room as f64 * fill.clamp(0.0, 1.0)) as u64).clamp(1, room as u64);
         // Sizes of the levels, from the leaves up.
         let mut sizes = vec![count.div_ceil(per_node)];
         while let Some(&below) = sizes.last()
