@@ -9,7 +9,7 @@
 //! - [`micro`]: one verb at a time with every knob, and the same on two NICs side by side;
 //! - `rows`: our side of every row: most are settings of the microbenchmarks;
 //! - [`calibrate`]: a profile of a NIC from measurements;
-//! - [`simulated`]: the sequencer and the verbs on a simulated cluster, in virtual time;
+//! - [`simulated`]: the verbs and the systems on a simulated cluster, in virtual time;
 //! - [`pin`], [`bounce`]: which cores, and how far apart they are;
 //! - [`guidelines`]: for each design guideline a program that breaks it and one that keeps it;
 //! - [`peers`]: UCX, Redis, LMDB behind TCP, plain copies, plain UDP and TCP between processes;

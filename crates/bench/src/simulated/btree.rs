@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use btree::load::{self, LoadReport, Requests, Until, Workload, key_of, value_of};
+use btree::load::{self, LoadReport, Until, Workload, key_of, value_of};
 use btree::touch::{Shape, Touches};
 use btree::{
-    Access, ClientConfig, ClientError, ClientStats, Completion, Connector, Environment,
-    LocalServer, Op, Pipeline, ServerConfig,
+    Access, ClientConfig, ClientError, ClientStats, Completion, Environment, LocalServer, Op,
+    Owner, Pipeline, Requests, Router, ServerConfig,
 };
 use kv::load::Random;
 use nicmodel::Profile;
@@ -216,6 +216,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     check_costs(&bed, profile, setup)?;
     let servers = parts.iter().map(|part| serve(&bed, setup, part));
     let servers = servers.collect::<Result<Vec<_>>>()?;
+    disown(&parts, &servers)?;
     let clients = Clients::default();
     clients.start(&bed, setup, &parts, &servers)?;
     bed.pass(warm_up(setup));
@@ -227,7 +228,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     if let Some(failure) = failures.next().or_else(|| clients.failure.take()) {
         bail!("it failed: {failure}");
     }
-    let levels = parts.iter().map(|part| part.shape.levels().len() as u64);
+    let levels = parts.iter().map(|part| part.small.levels().len() as u64);
     #[expect(
         clippy::cast_precision_loss,
         reason = "counts and times far below 2^52"
@@ -329,6 +330,22 @@ fn load(context: &Context, setup: &Setup, part: &Part) -> Result<LocalServer> {
     Ok(server)
 }
 
+/// Says at each server which keys the others have, so that clients that come to the wrong one go to the right one.
+fn disown(parts: &[Part], servers: &[LocalServer]) -> Result<()> {
+    for (own, server) in servers.iter().enumerate() {
+        for (other, part) in (0u16..).zip(parts).filter(|(n, _)| usize::from(*n) != own) {
+            let next = parts.get(usize::from(other) + 1);
+            let range = (key_of(part.first), next.map(|next| key_of(next.first)));
+            let owner = Owner {
+                part: other,
+                version: 0,
+            };
+            server.service().store().disown(0, range, owner)?;
+        }
+    }
+    Ok(())
+}
+
 /// The same with its workers running.
 fn serve(bed: &Bed, setup: &Setup, part: &Part) -> Result<LocalServer> {
     let (context, machine) = bed.at(0, part.place)?;
@@ -369,10 +386,7 @@ impl Clients {
             let machine = 1 + i % setup.machines;
             let (context, gate, own) = (bed.contexts[machine].clone(), gate.clone(), self.clone());
             let workload = workload.clone();
-            let firsts = parts.iter().map(|part| key_of(part.first));
-            let ways: Vec<_> = firsts
-                .zip(servers.iter().map(LocalServer::connector))
-                .collect();
+            let ways: Vec<_> = servers.iter().map(LocalServer::connector).collect();
             let config = ClientConfig {
                 access: setup.access,
                 cache_nodes: setup.cache_nodes,
@@ -385,12 +399,15 @@ impl Clients {
             // Clients of a network do not begin in step.
             let later = Random::new(setup.seed ^ (i as u64) << 32).below(ROUND_TRIP_NS);
             bed.spawn(machine, format!("client {i}"), move || {
-                let connected = Routed::connect(&ways, &context, &config, Rc::clone(&own.done));
-                let ran = connected.and_then(|mut routed| {
+                let connect =
+                    |way| Pipeline::connect_through(Clone::clone(way), &context, config.clone());
+                let connected = ways.iter().map(connect).collect::<Result<Vec<_>, _>>();
+                let ran = connected.and_then(|pipelines| {
                     gate.pass();
                     verbs::time::work(Duration::from_nanos(later));
                     let until = Until::At(verbs::time::now() + time);
-                    load::run(&mut routed, &workload, until, seed)
+                    let (router, done) = (Router::new(pipelines), Rc::clone(&own.done));
+                    load::run(&mut Counted { router, done }, &workload, until, seed)
                 });
                 match ran {
                     Ok(report) => own.reports.borrow_mut().push(report),
@@ -401,7 +418,7 @@ impl Clients {
                 }
                 own.left.set(own.left.get() - 1);
                 if own.left.get() == 0 {
-                    ways.iter().for_each(|(_, connector)| connector.stop());
+                    ways.iter().for_each(|way| way.stop());
                 }
             });
         }
@@ -441,181 +458,43 @@ impl Clients {
     }
 }
 
-/// A client of one server or of several, each with the keys from its first one on. It counts what is answered.
-struct Routed {
-    parts: Vec<(u64, Pipeline)>,
+/// Counts what is answered while it runs.
+struct Counted {
+    router: Router,
     done: Rc<Cell<u64>>,
 }
 
-impl Routed {
-    fn connect(
-        ways: &[(u64, Connector)],
-        context: &Context,
-        config: &ClientConfig,
-        done: Rc<Cell<u64>>,
-    ) -> Result<Self, ClientError> {
-        let connect = |(first, connector): &(u64, Connector)| {
-            let connector = connector.clone();
-            let pipeline = Pipeline::connect_through(connector, context, config.clone())?;
-            Ok::<_, ClientError>((*first, pipeline))
-        };
-        let parts = ways.iter().map(connect).collect::<Result<_, _>>()?;
-        Ok(Self { parts, done })
-    }
-}
-
-impl Requests for Routed {
+impl Requests for Counted {
     fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError> {
-        let key = op.key();
-        let owns = self.parts.partition_point(|(first, _)| *first <= key);
-        // The first part has the keys before its first one, too.
-        let (_, pipeline) = &mut self.parts[owns.saturating_sub(1)];
-        pipeline.submit(tree, op, token)
+        self.router.submit(tree, op, token)
     }
 
-    fn poll(&mut self, mut each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
-        let mut done = 0;
-        for (_, pipeline) in &mut self.parts {
-            done += pipeline.poll(&mut each)?;
-        }
+    fn poll(&mut self, each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
+        let done = self.router.poll(each)?;
         self.done.set(self.done.get() + done as u64);
         Ok(done)
     }
 
     fn outstanding(&self) -> usize {
-        self.parts.iter().map(|(_, part)| part.outstanding()).sum()
+        self.router.outstanding()
     }
 
     fn window(&self) -> usize {
-        self.parts
-            .first()
-            .map_or(0, |(_, part)| part.config().window)
+        self.router.window()
     }
 
     fn refresh(&mut self) {
-        self.parts.iter_mut().for_each(|(_, part)| part.refresh());
+        self.router.refresh();
     }
 
     fn stats(&self) -> ClientStats {
-        let all = self.parts.iter().map(|(_, part)| part.stats());
-        all.fold(ClientStats::default(), |sum, one| ClientStats {
-            lost: sum.lost + one.lost,
-            reads: sum.reads + one.reads,
-            ..sum
-        })
+        self.router.stats()
     }
 
     fn doorbells(&self) -> u64 {
-        self.parts.iter().map(|(_, part)| part.doorbells()).sum()
+        self.router.doorbells()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use nicmodel::profile::builtin;
-
-    fn bf2() -> &'static Profile {
-        builtin("bf2").expect("built in")
-    }
-
-    fn short(setup: Setup) -> Setup {
-        Setup {
-            clients: setup.clients.min(16),
-            time: setup.time / 5,
-            ..setup
-        }
-    }
-
-    fn ran(setup: &Setup) -> Outcome {
-        let outcome = run(bf2(), setup).expect("it runs");
-        assert!(outcome.verified && outcome.values > 50, "{outcome:?}");
-        outcome
-    }
-
-    /// Local look-ups of the study on all cores of the DPU. What is printed for 256 M keys, 2 M/s, seems to be swapped with
-    /// the 2.5 M/s by RPC, which does the same and more.
-    #[test]
-    fn local_lookups_on_a_dpu_are_as_fast_as_published() {
-        let local = |place, keys| run_local(bf2(), &Setup::study(place, keys)).expect("it runs");
-        for (keys, id) in [
-            (1_000_000, "dpu_bt_local_small"),
-            (256_000_000, "dpu_bt_rpc_256m"),
-        ] {
-            let printed = nicmodel::published::get(id).expect("published").value;
-            let ours = local(Place::Dpu, keys);
-            let error = ours / printed - 1.0;
-            assert!(error.abs() < 0.03, "{id}: {ours} for {printed}");
-        }
-        // Smaller trees fit caches better, and the host's are larger.
-        assert!(local(Place::Dpu, 250_000) > 1.2 * local(Place::Dpu, 1_000_000));
-        assert!(local(Place::Host, 1_000_000) > 3.0 * local(Place::Dpu, 1_000_000));
-    }
-
-    #[test]
-    fn clients_that_read_need_a_read_for_each_level() {
-        for (node_bytes, levels) in [(512, 6), (2048, 5)] {
-            for place in [Place::Host, Place::Dpu] {
-                let outcome = ran(&Setup::one_sided(place, node_bytes).alone());
-                assert_eq!(outcome.levels, levels);
-                // And one of the word that says where the root is.
-                let reads = outcome.reads_per_lookup;
-                #[expect(clippy::cast_precision_loss, reason = "a small number")]
-                let most = levels as f64 + 1.0 / 20.0;
-                assert!(reads >= most.floor() && reads < most, "{outcome:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn walks_of_a_batch_overlap_and_smaller_trees_are_faster() {
-        let rate = |batch, keys| {
-            let setup = Setup {
-                batch,
-                ..short(Setup::study(Place::Dpu, keys))
-            };
-            ran(&setup).rate_mops
-        };
-        let (alone, batched) = (rate(1, 256_000_000), rate(16, 256_000_000));
-        assert!(batched > 1.2 * alone, "{batched} {alone}");
-        let small = rate(1, 1_000_000);
-        assert!(small > 2.0 * alone, "{small} {alone}");
-    }
-
-    #[test]
-    fn the_same_seed_gives_the_same_output_on_both_places() {
-        for place in [Place::Host, Place::Dpu] {
-            for setup in [Setup::study(place, 1_000_000), Setup::one_sided(place, 512)] {
-                let json = || serde_json::to_string(&ran(&short(setup.clone()))).expect("JSON");
-                assert_eq!(json(), json(), "{setup:?}");
-            }
-        }
-    }
-
-    /// The study: a quarter of a small tree on the DPU beside the host is better than the host alone, half of it is not.
-    #[test]
-    fn a_part_of_the_keys_on_the_dpu_pays_up_to_a_point() {
-        let rate = |share| {
-            let setup = Setup {
-                dpu_share: Some(share),
-                clients: 32,
-                ..short(Setup::study(Place::Host, 1_000_000))
-            };
-            ran(&setup).rate_mops
-        };
-        let [host, quarter, half, dpu] = [0.0, 0.25, 0.5, 1.0].map(rate);
-        assert!(quarter > 1.25 * host, "{quarter} {host}");
-        assert!(half < quarter && half > dpu, "{half} {quarter} {dpu}");
-        assert!(dpu < host / 2.0, "{dpu} {host}");
-    }
-
-    #[test]
-    fn a_place_that_is_not_there_is_refused() {
-        let cib = builtin("cib").expect("built in");
-        let setup = Setup::study(Place::Dpu, 1_000_000);
-        for error in [run(cib, &setup).err(), run_local(cib, &setup).err()] {
-            let error = error.expect("no DPU").to_string();
-            assert!(error.contains("cib has no DPU"), "{error}");
-        }
-    }
-}
+mod tests;
