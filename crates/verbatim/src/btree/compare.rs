@@ -17,6 +17,7 @@ use btree::load::{LoadReport, value_of};
 use serde::Serialize;
 use verbs::Capabilities;
 
+use super::arguments::SimulationArgs;
 use super::lines::Line;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
@@ -32,38 +33,54 @@ use crate::side_by_side::{interleaved, or_nothing, outcome, place, rate, spread,
 pub(crate) struct Args {
     /// Run this access design only (may be given several times): rpc, read, auto [default: all]
     #[arg(long, value_name = "ACCESS")]
-    access: Vec<Access>,
+    pub(super) access: Vec<Access>,
     /// Keys in the tree
     #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::number("a count of keys", 64..=1u64 << 34))]
-    keys: u64,
-    /// Bytes of a node: 256, 512, 1024, 2048 or 4096
-    #[arg(long, value_name = "BYTES", default_value = "1K", value_parser = args::bytes(btree::MAX_NODE_BYTES))]
-    node_size: usize,
-    /// Requests that a client has outstanding
-    #[arg(long, value_name = "N", default_value = "64", value_parser = args::number("a window", 1..=4096usize))]
-    window: usize,
+    pub(super) keys: u64,
+    /// Bytes of a node: 256, 512, 1024, 2048 or 4096 [default: 1K; 2K on a simulated NIC]
+    #[arg(long, value_name = "BYTES", value_parser = args::bytes(btree::MAX_NODE_BYTES))]
+    pub(super) node_size: Option<usize>,
+    /// Requests that a client has outstanding [default: 64; 16 on a simulated NIC]
+    #[arg(long, value_name = "N", value_parser = args::number("a window", 1..=4096usize))]
+    pub(super) window: Option<usize>,
     /// Entries of a scan
     #[arg(long, value_name = "N", default_value = "100", value_parser = args::number("a count of entries", 1..=65_535u32))]
     scan_length: u32,
     /// Worker threads of the server
     #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of workers", 1..=64usize))]
     workers: usize,
-    /// How long each measurement runs
-    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = args::duration)]
-    duration: Duration,
+    /// How long each measurement runs [default: 300ms; 500 µs to 2 ms of virtual time on a simulated NIC]
+    #[arg(long, value_name = "TIME", value_parser = args::run_time)]
+    pub(super) duration: Option<Duration>,
     /// How often everything runs, in turn
     #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of rounds", 1..=1000u32))]
     rounds: u32,
     /// Leave LMDB out
     #[arg(long)]
     no_peers: bool,
-    /// Print one JSON object per line: skipped, round, row
+    /// Print one JSON object per line: skipped, round, row; simulated
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) simulation: SimulationArgs,
     #[command(flatten)]
     nic: NicArgs,
     #[command(flatten)]
     port: PortArgs,
+}
+
+impl Args {
+    fn node_size(&self) -> usize {
+        self.node_size.unwrap_or(1024)
+    }
+
+    fn window(&self) -> usize {
+        self.window.unwrap_or(64)
+    }
+
+    fn duration(&self) -> Duration {
+        self.duration.unwrap_or(Duration::from_millis(300))
+    }
 }
 
 /// What is measured.
@@ -80,7 +97,7 @@ enum Contender {
 }
 
 /// Inner nodes that a client keeps: those of 100 million keys.
-const CACHE: usize = 1 << 15;
+pub(super) const CACHE: usize = 1 << 15;
 
 impl Contender {
     fn all(access: Access) -> &'static [Self] {
@@ -175,7 +192,8 @@ struct Row {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
-    args::check_real_time(Some(args.duration))?;
+    args.simulation.check_absent()?;
+    args::check_real_time(args.duration)?;
     let nic = Nic::open(&args.nic, &args.port)?;
     let (contenders, notes) = choose(args, nic.context.capabilities()?)?;
     if args.json {
@@ -254,7 +272,7 @@ fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> 
     };
     let client = |share: u32, more: &[&str]| {
         let mut command = part_of("btree", "load", &args.nic, &args.port)?;
-        let time = (args.duration / share).max(Duration::from_millis(20));
+        let time = (args.duration() / share).max(Duration::from_millis(20));
         let cache = match contender {
             Contender::Read { cache } => cache,
             _ => CACHE,
@@ -271,7 +289,7 @@ fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> 
         let (_child, lines) = start::<Line>(command, &placement.clients[0], "client")?;
         report(lines)
     };
-    let window = format!("--window={}", args.window);
+    let window = format!("--window={}", args.window());
     let length = format!("--scan-length={}", args.scan_length);
     let lookups = client(1, &[&window])?;
     let alone = client(4, &["--window=1", "--postlist=1"])?;
@@ -313,15 +331,15 @@ fn beside(args: &Args, placement: &Placement, round: u32) -> Result<Round> {
         seed: u64::from(round) + 1,
     };
     pinned(client, || {
-        let mut all = Lmdb::start(&mut link, setup(args.window))?;
+        let mut all = Lmdb::start(&mut link, setup(args.window()))?;
         let load = all.load()?;
-        let lookups = all.lookups(args.duration)?;
-        let scans = all.scans(args.scan_length, args.duration / 2)?;
-        let inserts = all.inserts(args.duration / 2)?;
+        let lookups = all.lookups(args.duration())?;
+        let scans = all.scans(args.scan_length, args.duration() / 2)?;
+        let inserts = all.inserts(args.duration() / 2)?;
         all.stop()?;
         let mut alone = Lmdb::start(&mut link, setup(1))?;
         alone.load()?;
-        let one = alone.lookups(args.duration / 4)?;
+        let one = alone.lookups(args.duration() / 4)?;
         alone.stop()?;
         Ok(Round {
             round,
@@ -357,10 +375,10 @@ fn start_server(
         .args(["--load", &args.keys.to_string()])
         // Room for what clients insert.
         .args(["--keys", &(2 * args.keys).to_string()])
-        .args(["--node-size", &args.node_size.to_string()])
+        .args(["--node-size", &args.node_size().to_string()])
         .args(["--workers", &args.workers.to_string()])
         .args(["--batch", &batch.to_string()])
-        .args(["--max-window", &args.window.to_string()])
+        .args(["--max-window", &args.window().to_string()])
         .args(matches!(contender, Contender::Read { .. }).then_some("--remote-writes"))
         .stdin(Stdio::piped());
     start(command, cores, "server")
@@ -430,11 +448,11 @@ fn show_setup(args: &Args, kind: &str, device: &str, bounce_ns: Option<Spread>) 
         "{kind} {device}: {} keys of 8 bytes with values of 8, nodes of {} bytes; 1 client with {} outstanding, {} workers\n\
          median of {} rounds of {} ms, interleaved; {bounce}\n",
         args.keys,
-        args.node_size,
-        args.window,
+        args.node_size(),
+        args.window(),
         args.workers,
         args.rounds,
-        args.duration.as_millis(),
+        args.duration().as_millis(),
     ))
 }
 

@@ -1,11 +1,13 @@
 //! `verbatim btree`: a remote B+tree.
 
+mod arguments;
 mod balance;
 mod check;
 mod compare;
 mod hand;
 mod lines;
 mod serve;
+mod simulated;
 mod workload;
 
 use anyhow::Result;
@@ -36,6 +38,10 @@ Examples:
   verbatim btree --keys 10_000_000
   verbatim btree --access read --node-size 2K --json
 
+On a simulated cluster of NICs that you need not have, in virtual time, with the tree on the host or on its DPU:
+  verbatim btree --nic bf2
+  verbatim btree --nic bf2 --place dpu --keys 256_000_000
+
 By hand, on several terminals:
   verbatim btree serve --listen 127.0.0.1:7473 --load 1_000_000
   verbatim btree load 127.0.0.1:7473 --keys 1_000_000 --ycsb E
@@ -65,7 +71,8 @@ enum Part {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
-    if let Some(outcome) = args.ledger.record_self(false)? {
+    let simulated = args.part.is_none() && args.compare.simulation.is_asked_for();
+    if let Some(outcome) = args.ledger.record_self(simulated)? {
         return Ok(outcome);
     }
     match args.part {
@@ -77,6 +84,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         Some(Part::Balance(args)) => balance::run(&args),
         Some(Part::Check(args)) => check::run(&args),
         Some(Part::CheckClient(args)) => check::client(&args),
+        None if simulated => simulated::run_all(&args.compare),
         None => compare::run(&args.compare),
     }
 }

@@ -11,6 +11,7 @@ mod bench;
 mod bench_calibrate;
 mod bench_ends;
 mod btree;
+mod btree_simulated;
 mod check;
 mod containers;
 mod counters;

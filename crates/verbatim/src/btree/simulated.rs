@@ -1,0 +1,226 @@
+//! `verbatim btree --nic`: the same server and clients on a simulated cluster, in virtual time.
+
+use anyhow::{Context, Result, bail};
+use bench::simulated::btree::{Outcome as Simulated, Setup, run, run_local};
+use btree::Access;
+use nicmodel::profile::{Place, Profile};
+use nicmodel::published::{self, Published};
+use serde::Serialize;
+
+use super::compare::{Args, CACHE};
+use crate::Outcome;
+use crate::model::NicProfileArgs;
+use crate::output::{figure, print, print_typed, table, time};
+use crate::side_by_side::{or_nothing, outcome, relative_error, simulated as simulate, yes_or_no};
+
+/// A line of the table.
+#[derive(Serialize)]
+struct Row {
+    nic: String,
+    kind: &'static str,
+    name: &'static str,
+    #[serde(flatten)]
+    setup: Setup,
+    #[serde(flatten)]
+    outcome: Simulated,
+    /// The median latency of one client that has one request outstanding, in ns.
+    alone_ns_p50: u64,
+    /// Look-ups by all cores of the server without network, in 10^6 a second.
+    local_mops: f64,
+    published: Option<&'static Published>,
+    /// Ours over the published rate, less one.
+    relative_error: Option<f64>,
+}
+
+/// Runs the command.
+pub(super) fn run_all(args: &Args) -> Result<Outcome> {
+    let simulation = &args.simulation;
+    let chosen = NicProfileArgs {
+        nic: simulation.nic.clone(),
+        nic_file: simulation.nic_file.clone(),
+    };
+    let profile = chosen.chosen()?;
+    let setups = setups(&profile, args)?;
+    let name = |(name, setup): &(&str, Setup)| format!("{name} on the {}", setup.place);
+    let rows = simulate(setups, name, |(name, setup), _| {
+        let at = format!("{name} on the {}", setup.place);
+        let row = one(&profile, name, setup).with_context(|| at)?;
+        if args.json {
+            print_typed("simulated", &row)?;
+        }
+        Ok(row)
+    })?;
+    if !args.json {
+        show(&profile, &rows)?;
+    }
+    Ok(outcome(rows.iter().all(|row| row.outcome.verified)))
+}
+
+/// What runs at each place: RPCs one at a time and in batches, READs without a cache and with one.
+fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, Setup)>> {
+    let simulation = &args.simulation;
+    let places = match simulation.place {
+        Some(place) if profile.at(place).is_none() => bail!(
+            "{} has no DPU: leave out --place, or take a NIC whose profile has a section [dpu], such as --nic bf2",
+            profile.name
+        ),
+        Some(place) => vec![place],
+        None => [Place::Host, Place::Dpu]
+            .into_iter()
+            .filter(|place| profile.at(*place).is_some())
+            .collect(),
+    };
+    let accesses = match &args.access[..] {
+        [] => &[Access::Rpc, Access::Read],
+        some => some,
+    };
+    let mut setups = Vec::new();
+    for place in places {
+        let there = profile.at(place).map_or(1, |at| at.host.cores.value);
+        for (name, setup) in accesses.iter().flat_map(|access| kinds(*access, place)) {
+            let cores = simulation.cores.unwrap_or((there as usize).min(8));
+            let setup = Setup {
+                keys: args.keys,
+                node_bytes: args.node_size.unwrap_or(setup.node_bytes),
+                window: args.window.unwrap_or(setup.window),
+                time: args.duration.unwrap_or(setup.time),
+                clients: simulation.clients.unwrap_or(setup.clients),
+                seed: simulation.seed.unwrap_or(setup.seed),
+                cores,
+                ..setup
+            };
+            let client_cores = profile.host.cores.value as usize;
+            let machines = setup.clients.div_ceil(client_cores).max(1);
+            setups.push((name, Setup { machines, ..setup }));
+        }
+    }
+    Ok(setups)
+}
+
+/// The ways of an access design.
+fn kinds(access: Access, place: Place) -> Vec<(&'static str, Setup)> {
+    let rpc = Setup::study(place, 0);
+    let batched = Setup {
+        postlist: 16,
+        batch: 16,
+        ..rpc.clone()
+    };
+    let read = Setup {
+        postlist: 16,
+        ..Setup::one_sided(place, 2048)
+    };
+    let cached = |setup: Setup, access| Setup {
+        access,
+        cache_nodes: CACHE,
+        ..setup
+    };
+    match access {
+        Access::Rpc => vec![("rpc, no batches", rpc), ("rpc", batched)],
+        Access::Read => vec![
+            ("read, no cache", Setup::one_sided(place, 2048)),
+            ("read", cached(read, access)),
+        ],
+        Access::Auto => vec![("auto", cached(batched, access))],
+    }
+}
+
+fn one(profile: &Profile, name: &'static str, setup: Setup) -> Result<Row> {
+    let outcome = run(profile, &setup)?;
+    let alone = run(profile, &setup.clone().alone())?;
+    let published = published_rate(profile, &setup);
+    Ok(Row {
+        nic: profile.name.clone(),
+        kind: "simulated",
+        name,
+        relative_error: published.map(|p| outcome.rate_mops / p.value - 1.0),
+        published,
+        alone_ns_p50: alone.latency_ns_p50,
+        local_mops: run_local(profile, &setup)?,
+        outcome: Simulated {
+            verified: outcome.verified && alone.verified,
+            ..outcome
+        },
+        setup,
+    })
+}
+
+/// What the study prints for this point, if it is one of the study's.
+fn published_rate(profile: &Profile, setup: &Setup) -> Option<&'static Published> {
+    let as_in_study = |study: Setup| {
+        let study = Setup {
+            seed: setup.seed,
+            time: setup.time,
+            ..study
+        };
+        profile.name == "bf2" && study == *setup
+    };
+    if as_in_study(Setup::study(Place::Dpu, 1_000_000)) {
+        return published::get("dpu_bt_rpc_small");
+    }
+    let one_sided = Setup {
+        cores: setup.cores,
+        ..Setup::one_sided(setup.place, 2048)
+    };
+    as_in_study(one_sided)
+        .then(|| published::get("dpu_os_best"))
+        .flatten()
+}
+
+fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
+    let Some(Row { setup, .. }) = rows.first() else {
+        return Ok(());
+    };
+    print(format_args!(
+        "Simulated in virtual time, not measured: {}\n{} keys of 8 bytes with values of 8, nodes of {} bytes\n",
+        profile.title, setup.keys, setup.node_bytes
+    ))?;
+    let header = [
+        "access",
+        "server",
+        "clients x window",
+        "lookups M/s",
+        "published",
+        "error",
+        "p50",
+        "p99",
+        "window 1",
+        "READs",
+        "answers/doorbell",
+        "local M/s",
+        "verified",
+    ];
+    let mut shown = table(header, &[2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
+    for row in rows {
+        let (setup, outcome) = (&row.setup, &row.outcome);
+        #[allow(clippy::cast_precision_loss)] // times far below 2^52 ns
+        let latency = |ns: u64| time(ns as f64);
+        let reads = (outcome.reads_per_lookup > 0.0).then_some(outcome.reads_per_lookup);
+        let answers = (setup.access != Access::Read).then_some(outcome.answers_per_doorbell);
+        shown.add_row([
+            row.name.to_owned(),
+            setup.place.to_string(),
+            format!("{} x {}", setup.clients, setup.window),
+            figure(outcome.rate_mops),
+            or_nothing(row.published, |p| p.value),
+            relative_error(row.relative_error),
+            latency(outcome.latency_ns_p50),
+            latency(outcome.latency_ns_p99),
+            latency(row.alone_ns_p50),
+            or_nothing(reads, |n| format!("{n:.1}")),
+            or_nothing(answers, |n| format!("{n:.1}")),
+            figure(row.local_mops),
+            yes_or_no(outcome.verified).to_owned(),
+        ]);
+    }
+    print(shown)?;
+    print(format_args!(
+        "\nwindow 1: median of a lookup alone; READs: of a lookup; local: lookups by the {} cores of the server without network\n\
+         The server's and the clients' own code ran; costs are the profile's (verbatim model --profiles), and those of a walk are \
+         those of a tree of so many keys.",
+        setup.cores
+    ))?;
+    if profile.host.memory_ns.is_none() {
+        print("The profile has no latency of memory: no walk waits for a cache line.")?;
+    }
+    Ok(())
+}
