@@ -1,4 +1,4 @@
-//! Numbers of the study of BlueField-2: the sequencer and SENDs on a simulated host and on its DPU.
+//! Numbers of the study of BlueField-2: the sequencer and SENDs on a simulated host and on its DPU; `dpu_btree` has the B-tree.
 
 use anyhow::{Context, Result, bail};
 use bench::micro::{Knobs, Outcome, PingPong, Task, Verb};
@@ -7,6 +7,7 @@ use bench::simulated::sequencer::{Setup, run};
 use nicmodel::profile::{Place, Profile, builtin};
 use sequencer::Design;
 
+use super::dpu_btree::{self, DpuBtree};
 use super::number::{Kind, Ours};
 
 /// Something to simulate.
@@ -16,6 +17,8 @@ pub(super) enum Run {
     Sequencer(Design, Place),
     /// Half a round trip of messages to a place, from the host of another machine.
     Send(Place),
+    /// The B-tree.
+    Btree(dpu_btree::Run),
 }
 
 /// Bytes of a message of the study (`dpu_rpc_msg_bytes`).
@@ -29,11 +32,12 @@ const PING_MS: u64 = 1;
 pub(super) struct Dpu {
     /// Rates in 10^6 a second, latencies in µs.
     results: Vec<(Run, f64)>,
+    pub(super) btree: DpuBtree,
 }
 
 impl Dpu {
-    /// All that the numbers need.
-    pub(super) fn runs() -> impl ExactSizeIterator<Item = Run> {
+    /// All that the numbers need, and, to draw, the figures.
+    pub(super) fn runs(draw: bool) -> Vec<Run> {
         let on = |place| {
             [
                 Run::Sequencer(Design::Atomics, place),
@@ -41,7 +45,9 @@ impl Dpu {
                 Run::Send(place),
             ]
         };
-        [on(Place::Host), on(Place::Dpu)].concat().into_iter()
+        let mut runs = [on(Place::Host), on(Place::Dpu)].concat();
+        runs.extend(DpuBtree::runs(draw).into_iter().map(Run::Btree));
+        runs
     }
 
     /// Runs one of them.
@@ -50,6 +56,7 @@ impl Dpu {
         let result = match what {
             Run::Sequencer(design, place) => rate(bf2, design, place)?,
             Run::Send(place) => latency(bf2, place)?,
+            Run::Btree(what) => return self.btree.add(bf2, what),
         };
         self.results.push((what, result));
         Ok(())
@@ -80,7 +87,7 @@ impl Dpu {
                 let host = self.result(Run::Send(Place::Host))?;
                 (host - self.result(Run::Send(Place::Dpu))?, Kind::Fitted)
             }
-            _ => return None,
+            _ => return self.btree.number(id),
         };
         Some(Ours::new(value, kind, "simulation"))
     }

@@ -12,6 +12,7 @@ use nicmodel::{
 };
 use sequencer::Design;
 
+use super::dpu_btree;
 use super::simulated::Simulated;
 use crate::chart::Chart;
 
@@ -51,6 +52,8 @@ pub(super) fn draw(folder: &Path, simulated: &Simulated) -> Result<Vec<&'static 
         wqe_cache(cib, simulated)?,
         best_windows(simulated),
         atomics(),
+        btree_split(simulated),
+        btree_split_reads(simulated),
     ];
     for figure in &figures {
         let path = folder.join(figure.file);
@@ -157,6 +160,61 @@ fn latency(simulated: &Simulated) -> Figure {
         levels: published_at(&[(0.0, "seq_t3_spec_s0")])
             .into_iter()
             .map(|(_, rate)| ("published peak".to_owned(), rate))
+            .collect(),
+    }
+}
+
+/// Figure 4 of the study of BlueField-2: each curve relative to the host alone.
+fn btree_split(simulated: &Simulated) -> Figure {
+    let relative = |name: &str, keys| {
+        let rates = simulated.dpu.btree.rates(keys);
+        let host = rates.first().map_or(1.0, |&(_, rate)| rate);
+        let points = rates
+            .iter()
+            .map(|&(share, rate)| (share, 100.0 * rate / host));
+        (format!("{name}, 100 % = {host:.1} M/s"), points.collect())
+    };
+    let gained = published_at(&[(0.25, "dpu_bt_gain_1m")]);
+    Figure {
+        file: "figure-dpu-split.svg",
+        title: "Look-ups by RPC over the split of a B-tree between the host and the DPU of a BlueField-2",
+        kind: "simulated: the B-tree's own code",
+        x: "share of the keys on the DPU",
+        y: "look-ups/s, % of the host's alone",
+        log: false,
+        curves: vec![
+            relative("1 M keys", dpu_btree::SMALL),
+            relative("256 M keys", dpu_btree::LARGE),
+        ],
+        points: gained
+            .iter()
+            .map(|&(share, gain)| (share, 100.0 + gain))
+            .collect(),
+        levels: Vec::new(),
+    }
+}
+
+/// Figure 9 of the study: the published rate is flat.
+fn btree_split_reads(simulated: &Simulated) -> Figure {
+    // The axis has whole numbers.
+    let thousands = |(share, rate): (f64, f64)| (share, 1e3 * rate);
+    let rates = simulated.dpu.btree.read_rates();
+    Figure {
+        file: "figure-dpu-split-reads.svg",
+        title: "Look-ups by READs over the split of a B-tree between the host and the DPU of a BlueField-2",
+        kind: "simulated: the B-tree's own code",
+        x: "share of the keys on the DPU",
+        y: "10^3 look-ups/s",
+        log: false,
+        curves: vec![(
+            "nodes of 2 KiB, 256 M keys".to_owned(),
+            rates.into_iter().map(thousands).collect(),
+        )],
+        points: Vec::new(),
+        levels: published_at(&[(0.0, "dpu_os_best")])
+            .into_iter()
+            .map(thousands)
+            .map(|(_, rate)| ("published".to_owned(), rate))
             .collect(),
     }
 }

@@ -1,6 +1,7 @@
 //! `verbatim paper`: every published number beside ours.
 
 mod dpu;
+mod dpu_btree;
 mod figures;
 mod model;
 mod number;
@@ -25,7 +26,7 @@ pub(crate) struct Args {
     /// Print one JSON object per number: id, published, ours, error, kind, and more
     #[arg(long)]
     json: bool,
-    /// Draw Figures 2b and 7 to 14 into this folder, as SVG with the published points marked
+    /// Draw Figures 2b and 7 to 14 and those of the B-tree on a DPU into this folder, as SVG with the published points marked
     #[arg(long, value_name = "DIR")]
     figures: Option<PathBuf>,
 }
@@ -70,7 +71,7 @@ fn simulate(draw: bool) -> Result<Simulated> {
     let (setups, drtm) = (Simulated::setups(draw), Simulated::drtm_points(draw));
     let (herd, windows) = (Simulated::herd_points(draw), Simulated::window_points());
     let records = if draw { &drtm[..] } else { &[] };
-    let dpu = dpu::Dpu::runs();
+    let dpu = dpu::Dpu::runs(draw);
     let runs = [
         setups.len(),
         drtm.len(),

@@ -1,0 +1,193 @@
+//! Numbers of the study of BlueField-2: the remote B-tree on a simulated host, on its DPU, and on both.
+
+use anyhow::{Result, ensure};
+use bench::simulated::btree::{Outcome, Setup, run, run_local};
+use nicmodel::profile::{Place, Profile};
+
+use super::number::{Kind, Ours, Relation};
+
+/// Something to simulate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Run {
+    /// Look-ups on all cores of the DPU without network.
+    Local { keys: u64 },
+    /// Look-ups by RPC from many clients; the DPU has so many 16ths of the keys.
+    Rpc { keys: u64, share: u32 },
+    /// Look-ups by READs from clients whose cores never wait.
+    Read { share: u32 },
+    /// The latency of a look-up by RPC, the only one at the time.
+    RpcAlone(Place),
+    /// The same by READs of nodes of so many bytes.
+    ReadAlone(Place, usize),
+}
+
+/// The study's small tree and its largest.
+pub(super) const SMALL: u64 = 1_000_000;
+pub(super) const LARGE: u64 = 256_000_000;
+
+/// Shares are in these parts.
+const ALL: u32 = 16;
+
+/// Sizes of nodes whose READs the study counts.
+const NODES: [usize; 2] = [512, 2048];
+
+/// What was simulated.
+#[derive(Debug, Default)]
+pub(super) struct DpuBtree {
+    /// Rates in 10^6 a second, latencies in ns.
+    results: Vec<(Run, f64, f64)>,
+}
+
+impl DpuBtree {
+    /// All that the numbers need, and, to draw, the figures.
+    pub(super) fn runs(draw: bool) -> Vec<Run> {
+        let mut runs: Vec<Run> = [SMALL, LARGE].map(|keys| Run::Local { keys }).to_vec();
+        // Finer where the best share may be.
+        let small = (0..=ALL).filter(|share| *share <= ALL / 2 || share % 4 == 0);
+        runs.extend(small.map(|share| Run::Rpc { keys: SMALL, share }));
+        let large: Vec<u32> = match draw {
+            true => (0..=ALL)
+                .filter(|share| *share <= ALL / 2 || share % 4 == 0)
+                .collect(),
+            false => vec![ALL],
+        };
+        runs.extend(
+            large
+                .into_iter()
+                .map(|share| Run::Rpc { keys: LARGE, share }),
+        );
+        let reads: &[u32] = if draw { &[0, 4, 8, 12, ALL] } else { &[0] };
+        runs.extend(reads.iter().map(|&share| Run::Read { share }));
+        for place in [Place::Host, Place::Dpu] {
+            runs.push(Run::RpcAlone(place));
+            runs.extend(NODES.map(|bytes| Run::ReadAlone(place, bytes)));
+        }
+        runs
+    }
+
+    /// Runs one of them.
+    pub(super) fn add(&mut self, bf2: &Profile, what: Run) -> Result<()> {
+        let host = Setup::study(Place::Host, SMALL);
+        let shared = |setup: Setup, share: u32| Setup {
+            dpu_share: Some(f64::from(share) / f64::from(ALL)),
+            ..setup
+        };
+        let checked = |setup: Setup| -> Result<Outcome> {
+            let outcome = run(bf2, &setup)?;
+            ensure!(outcome.verified, "{what:?}: a value was wrong or missing");
+            Ok(outcome)
+        };
+        #[allow(clippy::cast_precision_loss)] // times far below 2^52 ns
+        let alone = |outcome: &Outcome| outcome.latency_ns_p50 as f64;
+        let (result, reads) = match what {
+            Run::Local { keys } => (run_local(bf2, &Setup::study(Place::Dpu, keys))?, 0.0),
+            Run::Rpc { keys, share } => {
+                let outcome = checked(shared(Setup { keys, ..host }, share))?;
+                (outcome.rate_mops, 0.0)
+            }
+            Run::Read { share } => {
+                let outcome = checked(shared(Setup::one_sided(Place::Host, 2048), share))?;
+                (outcome.rate_mops, outcome.reads_per_lookup)
+            }
+            Run::RpcAlone(place) => {
+                let outcome = checked(Setup::study(place, SMALL).alone())?;
+                (alone(&outcome), 0.0)
+            }
+            Run::ReadAlone(place, bytes) => {
+                let outcome = checked(Setup::one_sided(place, bytes).alone())?;
+                (alone(&outcome), outcome.reads_per_lookup)
+            }
+        };
+        self.results.push((what, result, reads));
+        Ok(())
+    }
+
+    fn find(&self, what: Run) -> Option<(f64, f64)> {
+        let mut found = self.results.iter().filter(|(run, ..)| *run == what);
+        found.next().map(|&(_, result, reads)| (result, reads))
+    }
+
+    /// Rates by RPC over the share of keys on the DPU.
+    pub(super) fn rates(&self, keys: u64) -> Vec<(f64, f64)> {
+        let rate = |share| {
+            let (rate, _) = self.find(Run::Rpc { keys, share })?;
+            Some((f64::from(share) / f64::from(ALL), rate))
+        };
+        (0..=ALL).filter_map(rate).collect()
+    }
+
+    /// Rates by READs over the share of keys on the DPU.
+    pub(super) fn read_rates(&self) -> Vec<(f64, f64)> {
+        let rate = |share| {
+            let (rate, _) = self.find(Run::Read { share })?;
+            Some((f64::from(share) / f64::from(ALL), rate))
+        };
+        (0..=ALL).filter_map(rate).collect()
+    }
+
+    /// The number of this id, if it is one of them.
+    pub(super) fn number(&self, id: &str) -> Option<Ours> {
+        let result = |what| self.find(what).map(|(result, _)| result);
+        let rpc = |keys, share| result(Run::Rpc { keys, share });
+        let reads = |bytes| Some(self.find(Run::ReadAlone(Place::Host, bytes))?.1);
+        let more = || {
+            let host = result(Run::RpcAlone(Place::Host))?;
+            Some(100.0 * (result(Run::RpcAlone(Place::Dpu))? / host - 1.0))
+        };
+        let less = |bytes| {
+            let host = result(Run::ReadAlone(Place::Host, bytes))?;
+            Some(100.0 * (1.0 - result(Run::ReadAlone(Place::Dpu, bytes))? / host))
+        };
+        let of = |value, kind| Ours::new(value, kind, "simulation");
+        let (fitted, predicted) = (|v| of(v, Kind::Fitted), |v| of(v, Kind::Predicted));
+        Some(match id {
+            "dpu_bt_local_small" => fitted(result(Run::Local { keys: SMALL })?),
+            "dpu_bt_local_256m" => fitted(result(Run::Local { keys: LARGE })?),
+            "dpu_bt_rpc_small" => fitted(rpc(SMALL, ALL)?),
+            "dpu_bt_rpc_256m" => predicted(rpc(LARGE, ALL)?),
+            "dpu_bt_rpc_cpu_ratio" => predicted(rpc(SMALL, 0)? / rpc(SMALL, ALL)?),
+            "dpu_bt_gain_1m" => {
+                let gain = rpc(SMALL, ALL / 4)? / rpc(SMALL, 0)?;
+                predicted(100.0 * (gain - 1.0))
+            }
+            "dpu_bt_best_share" => {
+                let rates = self.rates(SMALL);
+                let best = rates.iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
+                predicted(best.0)
+            }
+            // Both ends of a range.
+            "dpu_bt_rpc_lat_lo" => predicted(more()?).is(Relation::AtLeast),
+            "dpu_bt_rpc_lat_hi" => predicted(more()?).is(Relation::AtMost),
+            "dpu_os_best" => fitted(result(Run::Read { share: 0 })?),
+            "dpu_os_depth_512" => fitted(reads(512)?),
+            "dpu_os_depth_2048" => fitted(reads(2048)?),
+            "dpu_os_lat_lo" => predicted(less(2048)?),
+            "dpu_os_lat_hi" => predicted(less(512)?),
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nicmodel::published;
+
+    /// With results that say nothing but that they are there.
+    #[test]
+    fn every_number_of_the_tree_has_its_runs() {
+        for draw in [false, true] {
+            let runs = DpuBtree::runs(draw).into_iter();
+            let done = DpuBtree {
+                results: runs.map(|run| (run, 1.0, 1.0)).collect(),
+            };
+            let of_tree = |id: &str| id.starts_with("dpu_bt") || id.starts_with("dpu_os");
+            let ids = published::all().iter().map(|number| number.id);
+            let missing: Vec<_> = ids
+                .filter(|id| of_tree(id) && done.number(id).is_none())
+                .collect();
+            assert_eq!(missing, [""; 0]);
+            assert_eq!(DpuBtree::default().number("dpu_bt_rpc_small"), None);
+        }
+    }
+}
