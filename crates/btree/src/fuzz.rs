@@ -25,7 +25,9 @@ fn request(bytes: &[u8]) {
     let Some((op, tree, number)) = Op::decode(bytes) else {
         return;
     };
-    assert_eq!(place_of(bytes), Some((op.key(), tree)));
+    if op != Op::Load {
+        assert_eq!(place_of(bytes), Some((op.key(), tree)));
+    }
     let (again, length) = op.encode(tree, number);
     assert_eq!(Op::decode(&again[..length]), Some((op, tree, number)));
 }

@@ -1,5 +1,6 @@
 //! Experiments on a simulated cluster (`simnic`), in virtual time: the same code as on a real NIC.
 
+pub mod adaptive;
 pub mod btree;
 pub mod drtm;
 pub mod kv;

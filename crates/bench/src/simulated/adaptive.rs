@@ -1,0 +1,548 @@
+//! A split between host and DPU that adapts, under a hot spot that jumps: the remote B-tree's own servers, movers, controller
+//! and clients in virtual time.
+//!
+//! The keys are shared by a server on the host and one on the DPU of the same machine. Popular keys are neighbours. At each
+//! jump other keys are popular, so the split is wrong until ranges have moved. Walks cost as in trees of the keys that each
+//! server has when the split is the best for uniform keys; what they cost does not change while ranges move.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use btree::balance::Law;
+use btree::load::{self, LoadReport, Popularity, Until, Workload, key_of, value_of};
+use btree::touch::Shape;
+use btree::{
+    ClientConfig, Connector, Controller, Environment, LocalServer, Pipeline, Requests, Router,
+    ServerConfig,
+};
+use nicmodel::Profile;
+use nicmodel::profile::Place;
+use serde::Serialize;
+use service::workload::Chooser;
+use verbs::{Context, Waiter};
+
+use super::sequencer::check_cores;
+use super::{Bed, Gate};
+
+/// What runs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Setup {
+    /// Keys of the tree that walks cost the time of.
+    pub keys: u64,
+    /// The share of them that the DPU's tree is thought to have.
+    pub dpu_share: f64,
+    /// The power of Zipf's law by which keys are popular.
+    pub exponent: f64,
+    /// How long the same keys are popular.
+    pub every: Duration,
+    /// How often other keys become popular.
+    pub jumps: u32,
+    /// How often the controller looks; `None` for a split that stays.
+    pub looks: Option<Duration>,
+    /// Where the controller runs.
+    pub controller: Place,
+    /// The share of requests that the DPU has at the beginning, 0 to 1 without both.
+    pub begin: f64,
+    /// Bytes a second that a server takes from the other at most.
+    pub handover_bytes_per_s: u32,
+    /// Clients.
+    pub clients: usize,
+    /// What random numbers start from.
+    pub seed: u64,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            keys: 1_000_000,
+            dpu_share: 0.25,
+            exponent: 0.99,
+            every: Duration::from_millis(100),
+            jumps: 3,
+            looks: Some(Duration::from_micros(500)),
+            controller: Place::Host,
+            begin: 0.25,
+            handover_bytes_per_s: 1_000_000_000,
+            clients: 32,
+            seed: 1,
+        }
+    }
+}
+
+/// Keys of the real tree.
+const KEYS: u64 = 1 << 14;
+/// Worker cores on each side: one core moves ranges.
+const WORKERS: usize = 7;
+/// Requests that a client has outstanding.
+const WINDOW: usize = 16;
+/// Machines that clients run on.
+const MACHINES: usize = 4;
+/// What is shown is measured in steps of this.
+const STEP: Duration = Duration::from_micros(500);
+
+/// One step of time.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Point {
+    /// When it ended, in ms of virtual time from when clients began.
+    pub ms: f64,
+    /// Look-ups in 10^6 a second.
+    pub rate_mops: f64,
+    /// The share of the step's requests that the DPU had.
+    pub dpu_share: f64,
+    /// Entries that were moved until then.
+    pub moved: u64,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    /// The course of it.
+    pub points: Vec<Point>,
+    /// When other keys became popular, in ms.
+    pub jumps_ms: Vec<f64>,
+    /// Answers that were checked.
+    pub values: u64,
+    /// Requests that were sent to the server that did not have the key.
+    pub redirected: u64,
+    /// Whether every value was its key's and none was missing.
+    pub verified: bool,
+}
+
+impl Outcome {
+    /// The mean rate from a time on, in ms, for so long.
+    #[must_use]
+    pub fn rate(&self, from_ms: f64, for_ms: f64) -> f64 {
+        let within = |p: &&Point| p.ms > from_ms && p.ms <= from_ms + for_ms + 1e-9;
+        let rates: Vec<f64> = self
+            .points
+            .iter()
+            .filter(within)
+            .map(|p| p.rate_mops)
+            .collect();
+        #[expect(clippy::cast_precision_loss, reason = "a small number")]
+        let count = rates.len().max(1) as f64;
+        rates.iter().sum::<f64>() / count
+    }
+
+    /// How long after each jump the rate stays above a share of `best`, in ms: the end of the last step of 1 ms below it.
+    #[must_use]
+    pub fn convergence_ms(&self, best: f64, share: f64) -> Vec<f64> {
+        let end = self.points.last().map_or(0.0, |p| p.ms);
+        let ends = self.jumps_ms.iter().skip(1).copied().chain([end]);
+        let mut all = Vec::new();
+        for (from, to) in self.jumps_ms.iter().zip(ends) {
+            let mut at = *from;
+            let mut settled = 0.0;
+            while at + 1.0 <= to + 1e-9 {
+                if self.rate(at, 1.0) < share * best {
+                    settled = at + 1.0 - from;
+                }
+                at += 1.0;
+            }
+            all.push(settled);
+        }
+        all
+    }
+}
+
+/// The most popular key of a phase: phases are far from each other.
+fn hot(phase: u32) -> u64 {
+    (u64::from(phase) * 7 + 3) * KEYS / 11 % KEYS
+}
+
+fn popularity(setup: &Setup, phase: u32) -> Popularity {
+    Popularity::ZipfFrom {
+        exponent: setup.exponent,
+        first: hot(phase),
+    }
+}
+
+/// The key behind which a share of all requests of a phase is.
+fn split_at(setup: &Setup, phase: u32, behind: f64) -> u64 {
+    let mut chooser = Chooser::new(KEYS, popularity(setup, phase), 99);
+    let mut keys: Vec<u64> = (0..20_000).map(|_| chooser.next(0)).collect();
+    keys.sort_unstable();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a share of a small number"
+    )]
+    let at = ((1.0 - behind.clamp(0.0, 1.0)) * keys.len() as f64) as usize;
+    keys.get(at).copied().unwrap_or(KEYS - 1).max(1)
+}
+
+/// The rate of the best split that stays, for the first phase: of splits that give the DPU different shares of the
+/// requests, in 10^6 a second, with that share.
+///
+/// # Errors
+/// As [`run`].
+pub fn best_static(profile: &Profile, setup: &Setup) -> Result<(f64, f64)> {
+    let mut best = (0.0, 0.0);
+    for percent in (10..=45).step_by(5) {
+        let begin = f64::from(percent) / 100.0;
+        let still = Setup {
+            looks: None,
+            begin,
+            jumps: 1,
+            every: Duration::from_millis(4),
+            ..setup.clone()
+        };
+        let outcome = run(profile, &still)?;
+        let rate = outcome.rate(1.0, 3.0);
+        if rate > best.0 {
+            best = (rate, begin);
+        }
+    }
+    Ok(best)
+}
+
+/// Runs it.
+///
+/// # Errors
+/// When the profile has no DPU or lacks what a simulation needs.
+pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
+    for place in [Place::Host, Place::Dpu] {
+        check_cores(profile, place, WORKERS + 1)?;
+    }
+    let bed = Bed::new(profile, 1 + MACHINES, setup.seed)?;
+    let split = key_of(split_at(setup, 0, setup.begin));
+    let stop = Rc::new(Cell::new(false));
+    let servers = [Place::Host, Place::Dpu].map(|place| serve(&bed, setup, place, split));
+    let servers = servers.into_iter().collect::<Result<Vec<_>>>()?;
+    let ways: Vec<Connector> = servers.iter().map(LocalServer::connector).collect();
+    for (i, server) in servers.iter().enumerate() {
+        start_mover(&bed, i, server, &ways, &stop)?;
+    }
+    if let Some(every) = setup.looks {
+        start_controller(&bed, setup, every, split, &ways, &stop)?;
+    }
+    let clients = Clients::default();
+    clients.start(&bed, setup, &ways)?;
+    let (points, jumps_ms) = watch(&bed, setup, &servers, &clients);
+    bed.run_until(|| clients.left.get() == 0)?;
+    stop.set(true);
+    ways.iter().for_each(Connector::stop);
+    bed.finish()?;
+    let mut failures = servers.iter().filter_map(LocalServer::failure);
+    if let Some(failure) = failures.next().or_else(|| clients.failure.take()) {
+        bail!("it failed: {failure}");
+    }
+    let reports = clients.reports.take();
+    Ok(Outcome {
+        points,
+        jumps_ms,
+        values: reports.iter().map(|r| r.verified).sum(),
+        redirected: clients.redirected.get(),
+        verified: reports.iter().all(|r| r.is_right() && r.lost == 0),
+    })
+}
+
+/// Measures until the last phase ends.
+fn watch(
+    bed: &Bed,
+    setup: &Setup,
+    servers: &[LocalServer],
+    clients: &Clients,
+) -> (Vec<Point>, Vec<f64>) {
+    let began = bed.cluster.now();
+    let total = setup.every * setup.jumps;
+    let mut points = Vec::new();
+    let (mut done, mut gets) = (0, [0u64; 2]);
+    while bed.cluster.now() - began < total {
+        bed.pass(STEP);
+        let now = clients.done.get();
+        let asked = clients.asked();
+        let by = [asked[0] - gets[0], asked[1] - gets[1]];
+        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+        points.push(Point {
+            ms: (bed.cluster.now() - began).as_secs_f64() * 1e3,
+            rate_mops: (now - done) as f64 / STEP.as_secs_f64() * 1e-6,
+            dpu_share: by[1] as f64 / (by[0] + by[1]).max(1) as f64,
+            moved: servers.iter().map(|s| s.stats().taken_entries).sum(),
+        });
+        (done, gets) = (now, asked);
+    }
+    let jumps = (0..setup.jumps).map(|i| (setup.every * i).as_secs_f64() * 1e3);
+    (points, jumps.collect())
+}
+
+/// A server with its part of the keys, and its workers running.
+fn serve(bed: &Bed, setup: &Setup, place: Place, split: u64) -> Result<LocalServer> {
+    let (context, machine) = bed.at(0, place)?;
+    let (part, share) = match place {
+        Place::Host => (0, 1.0 - setup.dpu_share),
+        Place::Dpu => (1, setup.dpu_share),
+    };
+    let config = ServerConfig {
+        node_bytes: 2048,
+        keys: 8 * KEYS,
+        workers: WORKERS,
+        batch: 1,
+        max_clients: setup.clients + 4,
+        max_window: 64,
+        splits: vec![split],
+        part,
+        handover_bytes_per_s: setup.handover_bytes_per_s,
+        ..ServerConfig::default()
+    };
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a share of a count far below 2^52"
+    )]
+    let shape = Shape {
+        keys: (share * setup.keys as f64) as u64,
+        node_bytes: 2048,
+        fill: 1.0,
+    };
+    let environment = Environment::simulated(setup.seed ^ u64::from(part)).walking(shape);
+    let mut server = LocalServer::new(context, config, environment)?;
+    let loaded = server
+        .service()
+        .load(0, KEYS, 1.0, |i| (key_of(i), value_of(key_of(i), 0)));
+    loaded.map_err(|e| anyhow::anyhow!("cannot load the tree: {e}"))?;
+    for (i, worker) in server.take_workers().into_iter().enumerate() {
+        let name = format!("worker {i} on the {place}");
+        bed.cluster.spawn(machine, name, move || worker.run());
+    }
+    Ok(server)
+}
+
+/// A client's configuration.
+fn config() -> ClientConfig {
+    ClientConfig {
+        window: WINDOW,
+        batch: 1,
+        ..ClientConfig::default()
+    }
+}
+
+/// What takes ranges from the other server, on a core of its own.
+fn start_mover(
+    bed: &Bed,
+    part: usize,
+    server: &LocalServer,
+    ways: &[Connector],
+    stop: &Rc<Cell<bool>>,
+) -> Result<()> {
+    let place = [Place::Host, Place::Dpu][part];
+    let (context, machine) = bed.at(0, place)?;
+    let (context, ways, stop) = (context.clone(), ways.to_vec(), Rc::clone(stop));
+    let service = std::sync::Arc::clone(server.service());
+    bed.cluster
+        .spawn(machine, format!("mover on the {place}"), move || {
+            let mut mover = service.mover(move |giver| {
+                let way = ways[usize::from(giver)].clone();
+                Pipeline::connect_through(way, &context, config())
+            });
+            while !stop.get() {
+                if !mover.step() {
+                    pass(Duration::ZERO);
+                }
+            }
+        });
+    Ok(())
+}
+
+fn start_controller(
+    bed: &Bed,
+    setup: &Setup,
+    every: Duration,
+    split: u64,
+    ways: &[Connector],
+    stop: &Rc<Cell<bool>>,
+) -> Result<()> {
+    let (context, machine) = bed.at(0, setup.controller)?;
+    let (context, ways, stop) = (context.clone(), ways.to_vec(), Rc::clone(stop));
+    bed.cluster
+        .spawn(machine, "controller".to_owned(), move || {
+            let connect =
+                |way: &Connector| Pipeline::connect_through(way.clone(), &context, config());
+            let Ok(parts) = ways.iter().map(connect).collect::<Result<Vec<_>, _>>() else {
+                return;
+            };
+            // The study's rates: the host walks three times as fast.
+            let mut controller =
+                Controller::new(parts, 0, (Law::default(), vec![split]), &[3.0, 1.0]);
+            while !stop.get() {
+                if controller.step().is_err() {
+                    return;
+                }
+                pass(every);
+            }
+        });
+    Ok(())
+}
+
+/// Lets so much time pass, and some microseconds at least, in a simulated thread.
+fn pass(time: Duration) {
+    let until = verbs::time::now() + time;
+    let mut waiter = Waiter::new();
+    loop {
+        waiter.idle();
+        waiter.reset();
+        if verbs::time::now() >= until {
+            return;
+        }
+    }
+}
+
+/// Clients, and what they say.
+#[derive(Clone, Debug, Default)]
+struct Clients {
+    /// Look-ups that were answered.
+    done: Rc<Cell<u64>>,
+    /// Requests to each server.
+    asked: Rc<Cell<[u64; 2]>>,
+    redirected: Rc<Cell<u64>>,
+    left: Rc<Cell<usize>>,
+    reports: Rc<RefCell<Vec<LoadReport>>>,
+    failure: Rc<RefCell<Option<String>>>,
+}
+
+/// A router that counts.
+struct Counted {
+    router: Router,
+    clients: Clients,
+}
+
+impl Requests for Counted {
+    fn submit(&mut self, tree: u8, op: &btree::Op, token: u64) -> Result<bool, btree::ClientError> {
+        let part = self.router.part_of(op.key()).min(1);
+        let taken = self.router.submit(tree, op, token)?;
+        if taken {
+            let mut asked = self.clients.asked.get();
+            asked[part] += 1;
+            self.clients.asked.set(asked);
+        }
+        Ok(taken)
+    }
+
+    fn poll(
+        &mut self,
+        each: impl FnMut(btree::Completion<'_>),
+    ) -> Result<usize, btree::ClientError> {
+        let done = self.router.poll(each)?;
+        self.clients.done.set(self.clients.done.get() + done as u64);
+        Ok(done)
+    }
+
+    fn outstanding(&self) -> usize {
+        self.router.outstanding()
+    }
+
+    fn window(&self) -> usize {
+        self.router.window()
+    }
+
+    fn refresh(&mut self) {
+        self.router.refresh();
+    }
+
+    fn stats(&self) -> btree::ClientStats {
+        self.router.stats()
+    }
+
+    fn doorbells(&self) -> u64 {
+        self.router.doorbells()
+    }
+}
+
+impl Clients {
+    fn asked(&self) -> [u64; 2] {
+        self.asked.get()
+    }
+
+    /// Starts all, and lets time pass until they may ask.
+    fn start(&self, bed: &Bed, setup: &Setup, ways: &[Connector]) -> Result<()> {
+        let gate = Gate::default();
+        self.left.set(setup.clients);
+        for i in 0..setup.clients {
+            let machine = 1 + i % MACHINES;
+            let (context, gate, own) = (bed.contexts[machine].clone(), gate.clone(), self.clone());
+            let (ways, setup) = (ways.to_vec(), setup.clone());
+            bed.spawn(machine, format!("client {i}"), move || {
+                if let Err(e) = own.run(i as u64, &context, &setup, (&ways, &gate)) {
+                    gate.came.set(gate.came.get() + 1);
+                    *own.failure.borrow_mut() = Some(e.to_string());
+                }
+                own.left.set(own.left.get() - 1);
+            });
+        }
+        bed.run_until(|| gate.came.get() == setup.clients)?;
+        gate.open.set(true);
+        match self.failure.take() {
+            Some(failure) => bail!("a client cannot connect: {failure}"),
+            None => Ok(()),
+        }
+    }
+
+    /// One client, through all phases.
+    fn run(
+        &self,
+        number: u64,
+        context: &Context,
+        setup: &Setup,
+        (ways, gate): (&[Connector], &Gate),
+    ) -> Result<()> {
+        let connect = |way: &Connector| Pipeline::connect_through(way.clone(), context, config());
+        let parts = ways.iter().map(connect).collect::<Result<Vec<_>, _>>()?;
+        let mut counted = Counted {
+            router: Router::new(parts),
+            clients: self.clone(),
+        };
+        gate.pass();
+        let began = verbs::time::now();
+        for phase in 0..setup.jumps {
+            let workload = Workload {
+                keys: KEYS,
+                popularity: popularity(setup, phase),
+                ..Workload::default()
+            };
+            let until = Until::At(began + setup.every * (phase + 1));
+            let seed = setup.seed.wrapping_mul(1 << 20) + number + 1000 * u64::from(phase);
+            let report =
+                load::run(&mut counted, &workload, until, seed).context("a client cannot go on")?;
+            self.reports.borrow_mut().push(report);
+        }
+        let redirected = self.redirected.get() + counted.router.redirected();
+        self.redirected.set(redirected);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nicmodel::profile::builtin;
+
+    #[test]
+    fn the_split_follows_a_hot_spot_that_jumps() {
+        let bf2 = builtin("bf2").expect("built in");
+        let setup = Setup {
+            every: Duration::from_millis(12),
+            jumps: 2,
+            ..Setup::default()
+        };
+        let still = Setup {
+            looks: None,
+            ..setup.clone()
+        };
+        let (adaptive, fixed) = (
+            run(bf2, &setup).expect("it runs"),
+            run(bf2, &still).expect("it runs"),
+        );
+        assert!(adaptive.verified && fixed.verified);
+        assert!(
+            adaptive.points.last().is_some_and(|p| p.moved > 0),
+            "something moved"
+        );
+        // In the second phase the old split is wrong.
+        let (a, f) = (adaptive.rate(20.0, 4.0), fixed.rate(20.0, 4.0));
+        assert!(a > 1.1 * f, "{a} {f}");
+    }
+}
