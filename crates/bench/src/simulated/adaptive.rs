@@ -126,26 +126,28 @@ impl Outcome {
         rates.iter().sum::<f64>() / count
     }
 
-    /// How long after each jump the rate stays above a share of `best`, in ms: the end of the last step of 1 ms below it.
+    /// How long after each jump the mean rate of the 5 ms that follow is a share of `best`, in ms; `None` if it is not before
+    /// the next jump.
     #[must_use]
-    pub fn convergence_ms(&self, best: f64, share: f64) -> Vec<f64> {
+    pub fn convergence_ms(&self, best: f64, share: f64) -> Vec<Option<f64>> {
         let end = self.points.last().map_or(0.0, |p| p.ms);
         let ends = self.jumps_ms.iter().skip(1).copied().chain([end]);
-        let mut all = Vec::new();
-        for (from, to) in self.jumps_ms.iter().zip(ends) {
+        let settled = |(from, to): (&f64, f64)| {
             let mut at = *from;
-            let mut settled = 0.0;
-            while at + 1.0 <= to + 1e-9 {
-                if self.rate(at, 1.0) < share * best {
-                    settled = at + 1.0 - from;
+            while at + SETTLED_MS <= to + 1e-9 {
+                if self.rate(at, SETTLED_MS) >= share * best {
+                    return Some(at - from);
                 }
-                at += 1.0;
+                at += STEP.as_secs_f64() * 1e3;
             }
-            all.push(settled);
-        }
-        all
+            None
+        };
+        self.jumps_ms.iter().zip(ends).map(settled).collect()
     }
 }
+
+/// A rate that holds for so long, in ms, is settled.
+const SETTLED_MS: f64 = 5.0;
 
 /// The most popular key of a phase: phases are far from each other.
 fn hot(phase: u32) -> u64 {

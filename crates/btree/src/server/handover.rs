@@ -184,8 +184,8 @@ const EVERY: u32 = 61;
 pub(crate) struct LoadMeter {
     requests: u64,
     busy_ns: u64,
-    /// Since when it is busy; 0 if it is idle.
-    since_ns: u64,
+    /// When it began with the requests at hand.
+    began_ns: u64,
     skipped: u32,
     sample: Vec<u64>,
     next: usize,
@@ -196,24 +196,26 @@ impl LoadMeter {
         Self {
             requests: 0,
             busy_ns: 0,
-            since_ns: 0,
+            began_ns: 0,
             skipped: 0,
             sample: Vec::with_capacity(SAMPLE),
             next: 0,
         }
     }
 
-    /// A look found so many requests. The clock is read when the worker becomes busy, and when it becomes idle.
+    /// A batch is about to be carried out.
+    #[inline]
+    pub(crate) fn begin(&mut self) {
+        self.began_ns = time::now_ns();
+    }
+
+    /// A look found so many requests, and they are carried out. What it took to find them does not count: looks in vain
+    /// between requests would make a server that is not full seem slower than it is.
     #[inline]
     pub(crate) fn looked(&mut self, requests: usize) {
         if requests > 0 {
             self.requests += requests as u64;
-            if self.since_ns == 0 {
-                self.since_ns = time::now_ns();
-            }
-        } else if self.since_ns != 0 {
-            self.busy_ns += time::now_ns().saturating_sub(self.since_ns);
-            self.since_ns = 0;
+            self.busy_ns += time::now_ns().saturating_sub(self.began_ns);
         }
     }
 
@@ -235,13 +237,8 @@ impl LoadMeter {
     /// What is told of it: two pairs of numbers (requests and nanoseconds busy; the time and ranges that are being taken),
     /// and then two sampled keys in each.
     pub(crate) fn report(&self, taking: usize, into: &mut Vec<(u64, u64)>) {
-        let now = time::now_ns();
-        let busy = match self.since_ns {
-            0 => self.busy_ns,
-            since => self.busy_ns + now.saturating_sub(since),
-        };
-        into.push((self.requests, busy));
-        into.push((now, taking as u64));
+        into.push((self.requests, self.busy_ns));
+        into.push((time::now_ns(), taking as u64));
         into.extend(self.sample.chunks_exact(2).map(|pair| (pair[0], pair[1])));
     }
 }

@@ -176,6 +176,7 @@ impl Service for Btree {
                 guests: Arc::clone(&guests),
                 handovers: Arc::clone(&handovers),
                 slow_by: Duration::from_nanos(config.slow_by_ns.into()),
+                shares: !config.splits.is_empty(),
                 touches: touches.clone(),
             });
         }

@@ -65,6 +65,8 @@ pub struct Worker {
     pub(crate) handovers: Arc<Handovers>,
     /// What a request costs more than its work.
     pub(crate) slow_by: Duration,
+    /// Whether the server shares the keys with others.
+    pub(crate) shares: bool,
     /// What walks cost a simulated core.
     pub(crate) touches: Option<Arc<Touches>>,
 }
@@ -79,6 +81,7 @@ impl Worker {
             guests,
             handovers,
             slow_by,
+            shares,
             touches,
         } = self;
         let serve = Serve {
@@ -86,6 +89,7 @@ impl Worker {
             guests,
             handovers,
             slow_by,
+            shares,
             meter: LoadMeter::new(),
             touches,
             sessions: Sessions::new(0),
@@ -144,7 +148,9 @@ impl Work for Running<'_> {
     #[inline]
     fn poll(&mut self) -> Result<usize, RpcError> {
         let came = self.engine.poll(&mut self.serve)?;
-        self.serve.meter.looked(came);
+        if self.serve.shares {
+            self.serve.meter.looked(came);
+        }
         Ok(came)
     }
 
@@ -175,6 +181,8 @@ struct Serve<'s> {
     guests: Arc<Guests<Store>>,
     handovers: Arc<Handovers>,
     slow_by: Duration,
+    /// Whether it shares the keys with other servers, and is asked for its load.
+    shares: bool,
     meter: LoadMeter,
     touches: Option<Arc<Touches>>,
     sessions: Sessions,
@@ -199,6 +207,9 @@ impl Handler for Serve<'_> {
 
     #[inline]
     fn begin(&mut self, requests: usize) -> Self::Batch {
+        if self.shares {
+            self.meter.begin();
+        }
         if !self.slow_by.is_zero() {
             let until = verbs::time::now() + self.slow_by * u32::try_from(requests).unwrap_or(1);
             while verbs::time::now() < until {
@@ -243,7 +254,8 @@ impl Handler for Serve<'_> {
         }
         match op {
             Op::Handover { .. } | Op::Load => {}
-            _ => self.meter.asked(op.key()),
+            _ if self.shares => self.meter.asked(op.key()),
+            _ => {}
         }
         match op {
             Op::Get { key } => self.get(tree, key, walk, reply),

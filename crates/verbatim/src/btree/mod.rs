@@ -1,5 +1,6 @@
 //! `verbatim btree`: a remote B+tree.
 
+mod adapt;
 mod arguments;
 mod balance;
 mod check;
@@ -63,6 +64,8 @@ enum Part {
     Scan(hand::ScanArgs),
     /// Keep several servers equally loaded, by moving ranges of keys
     Balance(balance::Args),
+    /// Watch a split between host and DPU follow a hot spot, in virtual time
+    Adapt(adapt::Args),
     /// Check that clients which work at the same time, and are killed, see one tree: linearizability, whole scans
     Check(check::Args),
     #[command(hide = true)]
@@ -82,6 +85,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         Some(Part::Put(args)) => hand::put(&args),
         Some(Part::Scan(args)) => hand::scan(&args),
         Some(Part::Balance(args)) => balance::run(&args),
+        Some(Part::Adapt(args)) => adapt::run(&args),
         Some(Part::Check(args)) => check::run(&args),
         Some(Part::CheckClient(args)) => check::client(&args),
         None if simulated => simulated::run_all(&args.compare),

@@ -1,0 +1,199 @@
+//! `verbatim btree adapt`: a split between host and DPU that follows a hot spot, in virtual time.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use bench::simulated::adaptive::{self, Outcome as Course, Setup};
+use serde::Serialize;
+
+use crate::Outcome;
+use crate::args;
+use crate::chart::Chart;
+use crate::model::NicProfileArgs;
+use crate::output::{self, figure, print, print_typed, progress, write_file};
+use crate::side_by_side::outcome;
+
+/// Arguments of `verbatim btree adapt`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+The keys are shared by a server on the host and one on the DPU of the same simulated machine. Popular keys are neighbours, and
+jump. A controller measures both servers and has ranges of keys moved until both are equally loaded; beside it runs a split
+that stays, and the best split that stays for one place of the hot spot.
+
+Examples:
+  verbatim btree adapt
+  verbatim btree adapt --every 20ms --jumps 2 --svg split.svg
+  verbatim btree adapt --exponent 0.5 --json")]
+pub(crate) struct Args {
+    /// The NIC, which has a DPU: bf2, or the file of a profile of your own
+    #[arg(long, value_name = "NAME", default_value = "bf2")]
+    nic: String,
+    /// How long the same keys are popular, in virtual time
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::duration)]
+    every: Duration,
+    /// How often other keys become popular
+    #[arg(long, value_name = "N", default_value = "3", value_parser = args::number("a count of jumps", 1..=100u32))]
+    jumps: u32,
+    /// Keys are popular by Zipf's law with this exponent
+    #[arg(long, value_name = "EXPONENT", default_value = "0.99", value_parser = args::fraction("an exponent", 0.01..=5.0))]
+    exponent: f64,
+    /// What the simulation starts its random numbers from: the same seed gives the same output
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::word)]
+    seed: u64,
+    /// Draw the rates over time into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Print one JSON object per line: course (adaptive, fixed), result
+    #[arg(long)]
+    json: bool,
+}
+
+/// What came of it.
+#[derive(Debug, Serialize)]
+struct Summary {
+    /// The best split that stays, in 10^6 a second, and the share of requests that the DPU has with it.
+    best_mops: f64,
+    best_dpu_share: f64,
+    /// After each jump: how long until the mean rate of the next 5 ms is within 5 % of that, in ms.
+    convergence_ms: Vec<Option<f64>>,
+    /// The mean rate from 10 ms after the last jump on, adaptive and with the split that stays.
+    settled_mops: f64,
+    fixed_mops: f64,
+    /// What was lost of the best rate in the 10 ms after a jump, on average, 0 to 1.
+    lost_while_moving: f64,
+    /// Bytes of keys and values that were moved.
+    moved_bytes: u64,
+    redirected: u64,
+    verified: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    let chosen = NicProfileArgs {
+        nic: Some(args.nic.clone()),
+        nic_file: None,
+    };
+    let profile = chosen.chosen()?;
+    let setup = Setup {
+        every: args.every,
+        jumps: args.jumps,
+        exponent: args.exponent,
+        seed: args.seed,
+        ..Setup::default()
+    };
+    let bar = progress(3);
+    bar.set_message("splits that stay");
+    let (best, best_share) = adaptive::best_static(&profile, &setup)?;
+    bar.inc(1);
+    bar.set_message("the adaptive split");
+    let follows = adaptive::run(&profile, &setup)?;
+    bar.inc(1);
+    bar.set_message("the split of the beginning");
+    let still = Setup {
+        looks: None,
+        begin: best_share,
+        ..setup.clone()
+    };
+    let stays = adaptive::run(&profile, &still)?;
+    bar.finish_and_clear();
+    let summary = summary((best, best_share), &follows, &stays);
+    if let Some(file) = &args.svg {
+        write_file(file, &picture(&profile.name, best, &follows, &stays)?)?;
+    }
+    if args.json {
+        print_typed("course", &("adaptive", &follows))?;
+        print_typed("course", &("fixed", &stays))?;
+        print_typed("result", &summary)?;
+    } else {
+        show(&profile.name, &setup, &summary)?;
+    }
+    Ok(outcome(summary.verified))
+}
+
+fn summary((best, share): (f64, f64), follows: &Course, stays: &Course) -> Summary {
+    let last = follows.jumps_ms.last().copied().unwrap_or(0.0);
+    let end = follows.points.last().map_or(0.0, |p| p.ms);
+    let settled = |course: &Course| course.rate(last + 10.0, (end - last - 10.0).max(1.0));
+    // At the beginning the split is right.
+    let jumps = follows.jumps_ms.iter().skip(1);
+    let lost: Vec<f64> = jumps
+        .map(|at| (1.0 - follows.rate(*at, 10.0) / best).max(0.0))
+        .collect();
+    #[allow(clippy::cast_precision_loss)] // a small number
+    let lost = lost.iter().sum::<f64>() / lost.len().max(1) as f64;
+    Summary {
+        best_mops: best,
+        best_dpu_share: share,
+        convergence_ms: follows.convergence_ms(best, 0.95),
+        settled_mops: settled(follows),
+        fixed_mops: settled(stays),
+        lost_while_moving: lost,
+        moved_bytes: 16 * follows.points.last().map_or(0, |p| p.moved),
+        redirected: follows.redirected,
+        verified: follows.verified && stays.verified,
+    }
+}
+
+fn show(nic: &str, setup: &Setup, s: &Summary) -> Result<()> {
+    print(format_args!(
+        "simulated {nic}: keys shared by host and DPU; popular ones are neighbours (Zipf {}) and jump every {} ms of virtual \
+         time\n",
+        setup.exponent,
+        setup.every.as_millis()
+    ))?;
+    let mut table = output::table(["split", "look-ups/s after 10 ms", "of the best"], &[1, 2]);
+    for (name, rate) in [
+        ("the best that stays", s.best_mops),
+        ("adaptive", s.settled_mops),
+        ("that of the beginning", s.fixed_mops),
+    ] {
+        let share = format!("{} %", figure(100.0 * rate / s.best_mops));
+        table.add_row([name.to_owned(), format!("{} M", figure(rate)), share]);
+    }
+    print(table)?;
+    let after = s.convergence_ms.iter();
+    let after: Vec<String> = after
+        .map(|ms| ms.map_or_else(|| "never".to_owned(), |ms| format!("{} ms", figure(ms))))
+        .collect();
+    print(format_args!(
+        "\nwithin 5 % of the best (mean of the 5 ms that follow) after each jump: {}; in the 10 ms after a jump {} % of the best rate are lost\n\
+         {} KB of keys and values moved, {} requests redirected; every answer {}",
+        after.join(", "),
+        figure(100.0 * s.lost_while_moving),
+        s.moved_bytes / 1000,
+        s.redirected,
+        if s.verified { "right" } else { "WAS NOT RIGHT" }
+    ))
+}
+
+/// Rates over time.
+fn picture(nic: &str, best: f64, follows: &Course, stays: &Course) -> Result<String> {
+    // Two steps a point: fewer wiggles.
+    let curve = |course: &Course| {
+        let pairs = course.points.chunks(2);
+        let points = pairs.filter_map(|pair| {
+            let last = pair.last()?;
+            #[allow(clippy::cast_precision_loss)] // one or two
+            let mean = pair.iter().map(|p| p.rate_mops).sum::<f64>() / pair.len() as f64;
+            Some((last.ms, mean))
+        });
+        points.collect::<Vec<_>>()
+    };
+    Chart {
+        caption: format!(
+            "Look-ups in a tree shared by host and DPU ({nic}, simulated); the hot spot jumps"
+        ),
+        x: "virtual time (ms)",
+        y: "10^6 look-ups a second",
+        log: false,
+        curves: &[
+            ("adaptive split".to_owned(), curve(follows)),
+            ("split that stays".to_owned(), curve(stays)),
+        ],
+        levels: &[("best for one place".to_owned(), best)],
+        marks: Vec::new(),
+        marks_are: "",
+    }
+    .svg()
+}
