@@ -110,7 +110,7 @@ pub enum Op {
         /// The first key that is not handed over, if there is an end.
         end: Option<u64>,
     },
-    /// What a server is doing: see [`PartLoad`](crate::PartLoad).
+    /// What a server is doing: see [`PartLoad`](crate::balance::PartLoad).
     Load,
 }
 

@@ -56,7 +56,7 @@ pub struct Setup {
     pub batch: usize,
     /// What random numbers start from.
     pub seed: u64,
-    /// Virtual time that is measured, after a fifth of it, or [`WARM_UP`] if that is more, for warming up.
+    /// Virtual time that is measured, after a fifth of it, or 150 µs if that is more, for warming up.
     pub time: Duration,
 }
 
