@@ -124,8 +124,13 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     if args.json {
         print_json(&Line::Listening { address })?;
     } else {
+        // Clients of a server that shares the keys need all of them.
+        let all = match &args.parts[..] {
+            [] => address.clone(),
+            parts => parts.join(","),
+        };
         print(format_args!(
-            "a B-tree on {address}; clients: verbatim btree load {address} --keys {}",
+            "a B-tree on {address}; clients: verbatim btree load {all} --keys {}",
             args.load.max(64)
         ))?;
     }
