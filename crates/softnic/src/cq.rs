@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use ::faults::CompletionFacts;
-use verbs_abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
+use verbs_abi::{IBV_WC_RECV, IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
 
 use crate::biased_lock::BiasedLock;
 use crate::context::Context;
@@ -101,6 +101,12 @@ impl<'a> WcSink<'a> {
         self.len
     }
 
+    /// Completions that can still be added.
+    #[inline(always)]
+    pub(crate) fn room(&self) -> usize {
+        self.out.len() - self.len
+    }
+
     /// Adds a completion; there is room.
     #[inline]
     pub(crate) fn push(&mut self, wc: ibv_wc) {
@@ -115,26 +121,66 @@ impl<'a> WcSink<'a> {
     }
 
     /// Adds the completion of a work request that succeeded; there is room.
-    ///
-    /// As words: each store here waits behind the WRITEs that wait for their line, and of fields the compiler makes
-    /// one each.
     #[inline(always)]
     pub(crate) fn push_sent(&mut self, wr_id: u64, opcode: u32, byte_len: u32, qp_num: u32) {
+        self.push_words([wr_id, upper(opcode), upper(byte_len), upper(qp_num), 0, 0]);
+    }
+
+    /// Adds the completion of a receive WR that a SEND has used; there is room.
+    #[inline(always)]
+    pub(crate) fn push_received(&mut self, wc: &Received) {
+        self.push_words([
+            wc.wr_id,
+            upper(IBV_WC_RECV),
+            upper(wc.byte_len),
+            upper(wc.qp_num) | u64::from(wc.imm),
+            upper(wc.wc_flags) | u64::from(wc.src_qp),
+            wc.path,
+        ]);
+    }
+
+    /// Adds a completion of a status that is success, as words: each store here waits behind the WRITEs that wait for
+    /// their line, and of fields the compiler makes one each.
+    #[inline(always)]
+    fn push_words(&mut self, words: [u64; 6]) {
         const {
             assert!(cfg!(target_endian = "little") && IBV_WC_SUCCESS == 0);
             assert!(size_of::<ibv_wc>() == 48 && std::mem::offset_of!(ibv_wc, opcode) == 12);
             assert!(std::mem::offset_of!(ibv_wc, byte_len) == 20);
+            assert!(std::mem::offset_of!(ibv_wc, imm) == 24);
             assert!(std::mem::offset_of!(ibv_wc, qp_num) == 28);
+            assert!(std::mem::offset_of!(ibv_wc, src_qp) == 32);
+            assert!(std::mem::offset_of!(ibv_wc, wc_flags) == 36);
+            assert!(std::mem::offset_of!(ibv_wc, slid) == 42);
+            assert!(std::mem::offset_of!(ibv_wc, sl) == 44);
+            assert!(std::mem::offset_of!(ibv_wc, dlid_path_bits) == 45);
         }
         debug_assert!(!self.is_full());
-        let upper = |field: u32| u64::from(field) << 32;
-        let words = [wr_id, upper(opcode), upper(byte_len), upper(qp_num), 0, 0];
         if let Some(place) = self.out.get_mut(self.len) {
             // SAFETY: as large, and integers only, of which any bytes are a value.
             place.write(unsafe { std::mem::transmute::<[u64; 6], ibv_wc>(words) });
             self.len += 1;
         }
     }
+}
+
+/// A field in the upper half of a word.
+#[inline(always)]
+fn upper(field: u32) -> u64 {
+    u64::from(field) << 32
+}
+
+/// What a completion says of a SEND that was received.
+pub(crate) struct Received {
+    pub(crate) wr_id: u64,
+    pub(crate) byte_len: u32,
+    /// As it lies in the work request.
+    pub(crate) imm: u32,
+    pub(crate) qp_num: u32,
+    pub(crate) src_qp: u32,
+    pub(crate) wc_flags: u32,
+    /// Its last word: partition index, LID of the sender, service level and path bits.
+    pub(crate) path: u64,
 }
 
 /// What the lock of a completion queue protects.

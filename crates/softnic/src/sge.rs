@@ -124,10 +124,40 @@ impl<const WRITE: bool> Window<WRITE> {
         Ok(here)
     }
 
+    /// What the window is open to, while it does not move.
+    #[inline(always)]
+    pub(crate) fn held(&self) -> Held {
+        Held {
+            lkey: self.lkey,
+            grant: self.grant,
+            first: self.first,
+        }
+    }
+
     /// Lets go of the region: a thread has two pins, and what follows needs them.
     pub(crate) fn close(&mut self) {
         self.pin = None;
         self.grant = Grant::NOTHING;
+    }
+}
+
+/// The region of a [`Window`] in registers.
+#[derive(Clone, Copy)]
+pub(crate) struct Held {
+    lkey: u32,
+    grant: Grant,
+    first: *mut u8,
+}
+
+impl Held {
+    /// The own address of the first `len` bytes of a buffer, if they lie in the region.
+    #[inline(always)]
+    pub(crate) fn buffer(&self, sge: &ibv_sge, len: usize) -> Option<*mut u8> {
+        if sge.lkey != self.lkey {
+            return None;
+        }
+        let at = self.grant.range(sge.addr, len as u64).ok()?;
+        Some(self.first.wrapping_add(at.offset() as usize))
     }
 }
 

@@ -12,7 +12,7 @@ use super::mailbox::MAILBOX_SLOTS;
 /// First word of the directory file and of each segment.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"VERBATIM");
 /// Version of everything in this file and of the ring's records.
-pub const LAYOUT_VERSION: u64 = 7;
+pub const LAYOUT_VERSION: u64 = 8;
 
 /// Processes of a fabric; slot 0 is never used, so that no queue pair has number 0 or 1.
 pub const MAX_PROCS: usize = 1024;

@@ -6,12 +6,16 @@
 //!
 //! # How a record becomes visible
 //!
-//! The first word of the header is zero where there is no record. The producer writes a whole postlist,
-//! then a zero word behind it (the *terminator*), and at last the first word of the postlist's first header
-//! with `Release` (SYNC POINT P). The consumer reads that word with `Acquire` (SYNC POINT P) and so sees the
-//! whole postlist and the terminator. Because the slot at which the consumer waits was zeroed before the
-//! record in front of it was published, stale bytes of an earlier lap are never looked at: no lap number
-//! is needed, and no index has to be read from a second cache line.
+//! A header's first word has a bit that changes with each lap of the ring. A slot whose first word is zero, or is a
+//! header of the lap before, has no record. The producer writes a whole postlist and at last the first word of its
+//! first header with `Release` (SYNC POINT P). The consumer reads that word with `Acquire` (SYNC POINT P) and so sees
+//! the whole postlist.
+//!
+//! The slot behind the postlist must have no record either. It may hold payload of the lap before, which can look like
+//! anything. So the producer writes zero there (the *terminator*) before it publishes, unless all records of the last lap
+//! had one size: then their headers are at the same slots in each lap. A terminator is dear where each record is
+//! published alone: it is a line that the consumer looks at next, written twice. No index has to be read from a second
+//! cache line.
 //!
 //! The consumer gives slots back by publishing its position in `head` with `Release` (SYNC POINT C), which
 //! the producer reads with `Acquire` (SYNC POINT C) before it overwrites them.
@@ -27,9 +31,15 @@
 //! lies between the last one and its own position; the consumer keeps its own position too and bounds each
 //! record by the ring. What does not fit is reported as [`Garbage`].
 
+mod consumer;
+mod producer;
+
 use std::marker::PhantomData;
 
 use crate::sync::{AtomicU64, Ordering};
+
+pub use consumer::{Consumer, Records};
+pub use producer::{Producer, Run};
 
 /// Bytes of a slot.
 pub const SLOT_BYTES: usize = 16;
@@ -39,12 +49,15 @@ const SLOTS_PER_LINE: u64 = 4;
 const CLAIM_LINES: u64 = 8;
 
 /// `kind` of the record that fills the rest of the ring, so that the next one starts at slot 0.
-const KIND_WRAP: u8 = 0xff;
+const KIND_WRAP: u8 = 0x7f;
+
+/// The bit of a header's first word that tells laps apart, beside the seven bits of `kind`.
+const LAP_BIT: u64 = 0x80;
 
 /// What a header says: 16 bytes in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Header {
-    /// What the record is; never 0 (which means no record) and never 0xff (wrap).
+    /// What the record is: 1 to 0x7e. 0 means no record, 0x7f is a record that fills the rest of the ring.
     pub kind: u8,
     /// Bits that `kind` gives a meaning to.
     pub flags: u8,
@@ -117,6 +130,19 @@ impl RingMemory {
         unsafe { &*self.words.add(index) }
     }
 
+    /// What the lap that `pos` is in adds to a header's first word.
+    #[inline(always)]
+    fn lap(&self, pos: u64) -> u64 {
+        if pos & self.slots == 0 { 0 } else { LAP_BIT }
+    }
+
+    /// The first word at `pos` as the producer of this lap composed it; `None` where there is no record.
+    #[inline(always)]
+    fn in_lap(&self, word: u64, pos: u64) -> Option<u64> {
+        let word = word ^ self.lap(pos);
+        ((word & 0xff).wrapping_sub(1) < LAP_BIT - 1).then_some(word)
+    }
+
     #[inline]
     fn head(&self) -> &AtomicU64 {
         // SAFETY: contract of `new`.
@@ -130,178 +156,40 @@ pub const fn record_slots(payload: usize) -> u64 {
     1 + (payload.div_ceil(SLOT_BYTES)) as u64
 }
 
-/// The sending side of a ring.
-pub struct Producer {
-    ring: RingMemory,
-    /// Where the next record goes.
-    pos: u64,
-    /// First header of the open postlist, not yet visible.
-    first: Option<(u64, u64)>,
-    /// Records in the open postlist.
-    staged: u32,
-    /// A consumer position that was true at some time.
-    head_seen: u64,
-    /// Lines up to this position have been written to ahead of use.
-    claimed: u64,
+/// One lap of a ring, in which a position needs no mask.
+#[derive(Clone, Copy)]
+struct Lap {
+    /// Where slot 0 of the ring would be if positions began there.
+    origin: *const AtomicU64,
+    /// The lap's bit in a header's first word.
+    bit: u64,
 }
 
-// SAFETY: the memory behind the raw pointers is only accessed through atomics, or (payload) in slots that
-// the protocol gives to this side alone; nothing is tied to a thread.
-unsafe impl Send for Producer {}
-
-impl Producer {
-    /// A producer at the start of a fresh (zeroed) ring.
-    pub fn new(ring: RingMemory) -> Self {
+impl Lap {
+    /// The lap that `pos` is in.
+    #[inline(always)]
+    fn of(ring: &RingMemory, pos: u64) -> Self {
+        let begin = pos & !(ring.slots - 1);
         Self {
-            ring,
-            pos: 0,
-            first: None,
-            staged: 0,
-            head_seen: 0,
-            claimed: 0,
+            origin: ring.words.wrapping_sub(2 * begin as usize),
+            bit: ring.lap(pos),
         }
     }
 
-    /// Position behind the last record pushed; a record is consumed when the consumer's head reaches the
-    /// position returned by the push that wrote it.
-    #[inline]
-    pub fn pos(&self) -> u64 {
-        self.pos
-    }
-
-    /// The largest payload a record of this ring can carry.
-    pub fn max_payload(&self) -> usize {
-        (self.ring.slots as usize / 2 - 1) * SLOT_BYTES
-    }
-
-    /// Slots that can still be written, as far as this side knows without looking at the consumer.
-    #[inline(always)]
-    fn free(&self) -> u64 {
-        // One slot stays free for the terminator.
-        self.ring.slots - 1 - (self.pos - self.head_seen)
-    }
-
-    /// Slots in the ring.
-    pub fn slots(&self) -> u64 {
-        self.ring.slots
-    }
-
-    /// The consumer's position: everything before it has been consumed.
-    #[inline]
-    pub fn consumed(&mut self) -> Result<u64, Garbage> {
-        // SYNC POINT C
-        let head = self.ring.head().load(Ordering::Acquire);
-        if head == self.head_seen {
-            return Ok(head);
-        }
-        if head < self.head_seen || head > self.pos {
-            return Err(Garbage);
-        }
-        self.head_seen = head;
-        Ok(head)
-    }
-
-    /// Is there room for a record with `payload` bytes?
-    #[inline(always)]
-    pub fn has_room(&mut self, payload: usize) -> Result<bool, Garbage> {
-        let slots = record_slots(payload);
-        let need = self.with_wrap(slots);
-        if need <= self.free() {
-            return Ok(true);
-        }
-        self.consumed()?;
-        Ok(need <= self.free())
-    }
-
-    #[inline(always)]
-    fn with_wrap(&self, slots: u64) -> u64 {
-        let to_end = self.ring.slots - (self.pos & (self.ring.slots - 1));
-        if slots > to_end {
-            to_end + slots
-        } else {
-            slots
-        }
-    }
-
-    /// The place for the payload of the next record; call [`Self::has_room`] first and [`Self::commit`]
-    /// next, or leave it: a place that was not committed is given out again.
-    #[inline(always)]
-    pub fn place(&mut self, payload: usize) -> Payload<'_> {
-        let slots = record_slots(payload);
-        let to_end = self.ring.slots - (self.pos & (self.ring.slots - 1));
-        if slots > to_end {
-            #[allow(clippy::cast_possible_truncation)] // a ring has at most 32768 slots
-            let (w0, w1) = Header {
-                kind: KIND_WRAP,
-                ..Header::default()
-            }
-            .words(to_end as u16);
-            self.stage(w0, w1, to_end);
-        }
-        debug_assert!(slots <= self.free());
-        Payload::of_ring(&self.ring, self.pos + 1, payload)
-    }
-
-    /// Adds the record whose payload was [placed](Self::place) to the open postlist. Nothing is visible to
-    /// the consumer before [`Self::publish`].
-    #[inline(always)]
-    pub fn commit(&mut self, header: Header, payload: usize) {
-        let slots = record_slots(payload);
-        #[allow(clippy::cast_possible_truncation)] // at most half of 32768
-        let (w0, w1) = header.words(slots as u16);
-        self.stage(w0, w1, slots);
-        self.staged += 1;
-    }
-
-    #[inline(always)]
-    fn stage(&mut self, w0: u64, w1: u64, slots: u64) {
-        self.ring.word(self.pos, 1).store(w1, Ordering::Relaxed);
-        match self.first {
-            None => self.first = Some((self.pos, w0)),
-            // Relaxed: ordered by SYNC POINT P of the first header.
-            Some(_) => self.ring.word(self.pos, 0).store(w0, Ordering::Relaxed),
-        }
-        self.pos += slots;
-    }
-
-    /// Makes the open postlist visible, all of it at once. False if nothing is in it.
-    #[inline(always)]
-    pub fn publish(&mut self) -> bool {
-        let Some((pos, w0)) = self.first else {
-            return false;
-        };
-        self.first = None;
-        self.ring.word(self.pos, 0).store(0, Ordering::Relaxed);
-        // SYNC POINT P
-        self.ring.word(pos, 0).store(w0, Ordering::Release);
-        if self.staged == 1 {
-            self.claim_ahead();
-        }
-        self.staged = 0;
-        true
-    }
-
-    /// Brings the next lines of the ring into this core's cache while there is nothing to wait for.
+    /// Word `i` of the slot at `pos`.
     ///
-    /// A producer that publishes one record at a time otherwise waits for each line's ownership in turn;
-    /// the stores below overlap those transfers. They write the zero that a free slot may hold anyway and
-    /// stay inside the free space.
-    #[inline]
-    fn claim_ahead(&mut self) {
-        if self.pos < self.claimed {
-            return;
-        }
-        let line = (self.pos / SLOTS_PER_LINE + 1) * SLOTS_PER_LINE;
-        // Position `head_seen + slots` is the first that is not free.
-        let limit = self.head_seen + self.ring.slots;
-        for i in 0..CLAIM_LINES {
-            let pos = line + i * SLOTS_PER_LINE;
-            if pos >= limit {
-                break;
-            }
-            self.ring.word(pos, 0).store(0, Ordering::Relaxed);
-        }
-        self.claimed = line + (CLAIM_LINES - 1) * SLOTS_PER_LINE;
+    /// # Safety
+    /// `pos` is in this lap of the ring, which is mapped, and `i` is 0 or 1.
+    #[inline(always)]
+    unsafe fn word<'a>(self, pos: u64, i: usize) -> &'a AtomicU64 {
+        // SAFETY: contract of this function.
+        unsafe { &*self.payload(pos).wrapping_add(i) }
+    }
+
+    /// Where the slot at `pos` begins.
+    #[inline(always)]
+    fn payload(self, pos: u64) -> *const AtomicU64 {
+        self.origin.wrapping_add(2 * pos as usize)
     }
 }
 
@@ -389,97 +277,6 @@ impl<'a> Record<'a> {
     }
 }
 
-/// The receiving side of a ring.
-pub struct Consumer {
-    ring: RingMemory,
-    pos: u64,
-    released: u64,
-}
-
-// SAFETY: as for `Producer`.
-unsafe impl Send for Consumer {}
-
-impl Consumer {
-    /// A consumer at the start of a ring.
-    pub fn new(ring: RingMemory) -> Self {
-        Self {
-            ring,
-            pos: 0,
-            released: 0,
-        }
-    }
-
-    /// Is there no record? Says nothing of what has come since.
-    #[inline(always)]
-    pub fn is_empty(&self) -> bool {
-        self.ring.word(self.pos, 0).load(Ordering::Relaxed) == 0
-    }
-
-    /// The next record, if one is there.
-    #[inline(always)]
-    pub fn peek(&mut self) -> Result<Option<Record<'_>>, Garbage> {
-        loop {
-            // SYNC POINT P
-            let w0 = self.ring.word(self.pos, 0).load(Ordering::Acquire);
-            if w0 == 0 {
-                return Ok(None);
-            }
-            let w1 = self.ring.word(self.pos, 1).load(Ordering::Relaxed);
-            let (header, slots) = Header::from_words(w0, w1);
-            let slots = u64::from(slots);
-            let to_end = self.ring.slots - (self.pos & (self.ring.slots - 1));
-            if slots == 0 || slots > to_end || header.kind == 0 {
-                return Err(Garbage);
-            }
-            if header.kind == KIND_WRAP {
-                // At slot 0 there is nothing to wrap: all of the ring lies ahead.
-                if slots != to_end || slots == self.ring.slots {
-                    return Err(Garbage);
-                }
-                self.pos += slots;
-                continue;
-            }
-            return Ok(Some(Record {
-                header,
-                payload: Payload::of_ring(
-                    &self.ring,
-                    self.pos + 1,
-                    (slots as usize - 1) * SLOT_BYTES,
-                ),
-                slots,
-            }));
-        }
-    }
-
-    /// Goes past a record of `slots` slots.
-    #[inline(always)]
-    pub fn advance(&mut self, slots: u64) {
-        self.pos += slots;
-    }
-
-    /// Has anything been consumed that the producer does not know of?
-    #[inline]
-    pub fn unreleased(&self) -> u64 {
-        self.pos - self.released
-    }
-
-    /// Slots in the ring.
-    #[inline]
-    pub fn slots(&self) -> u64 {
-        self.ring.slots
-    }
-
-    /// Gives everything before the current position back to the producer.
-    #[inline(always)]
-    pub fn release(&mut self) {
-        if self.pos != self.released {
-            self.released = self.pos;
-            // SYNC POINT C
-            self.ring.head().store(self.pos, Ordering::Release);
-        }
-    }
-}
-
 /// For [`crate::fuzz`]: both sides of a ring in which the other side writes any words, each eight of the bytes.
 ///
 /// # Panics
@@ -525,7 +322,7 @@ pub fn fuzz(bytes: &[u8]) {
             Ok(false) => break,
             Err(Garbage) => return,
         }
-        assert!(producer.head_seen <= producer.pos());
+        assert!(producer.believed() <= producer.pos());
     }
 }
 

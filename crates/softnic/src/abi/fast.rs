@@ -39,11 +39,14 @@ pub(super) unsafe extern "C" fn post_send(
         if send::is_single_write(wr) && send::post_single_write(to, wr) {
             return 0;
         }
+        if send::is_single_send(wr) && send::post_single_send(to, wr) {
+            return 0;
+        }
         post_any(to, wr, bad_wr)
     }
 }
 
-/// Out of line, so that a single WRITE does not have its frame.
+/// Out of line, so that a single work request does not have its frame.
 ///
 /// # Safety
 /// As for [`post_send`].

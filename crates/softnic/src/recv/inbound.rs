@@ -51,6 +51,12 @@ impl Path {
         }
     }
 
+    /// The last word of a completion: partition index, LID of the sender, service level and path bits.
+    #[inline(always)]
+    pub(super) fn in_completion(&self) -> u64 {
+        u64::from(self.slid) << 16 | u64::from(self.sl) << 32 | u64::from(self.dlid_path_bits) << 40
+    }
+
     /// The GRH of a message, if messages of this ring have one.
     #[inline]
     pub(super) fn grh(&mut self, payload: u32, with_imm: bool) -> Option<&[u8; GRH_BYTES]> {

@@ -4,6 +4,7 @@ mod inbound;
 mod packets;
 mod place;
 mod queue;
+mod run;
 mod tags;
 mod xrc;
 
@@ -13,7 +14,7 @@ use std::sync::atomic::Ordering;
 use nic_core::retry::{self, RNR_RETRY_FOREVER, Waiting};
 use verbs_abi::*;
 
-use crate::cq::WcSink;
+use crate::cq::{Received, WcSink};
 use crate::nic::Nic;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
@@ -303,6 +304,11 @@ impl RecvSide {
         let mut window = Window::none();
         let mut waiting = false;
         while !sink.is_full() {
+            let queue = rq.get_or_insert_with(|| qp.recv_queue().lock());
+            run::take::<UD>(qp, ring, queue, &window, sink);
+            if sink.is_full() {
+                break;
+            }
             let record = match ring.consumer.peek() {
                 Ok(Some(record)) => record,
                 Ok(None) => break,

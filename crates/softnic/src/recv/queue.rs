@@ -2,17 +2,31 @@
 
 use super::*;
 
-/// A receive WR in its queue; its SGEs lie beside it.
-#[derive(Clone, Copy, Default)]
+/// A receive WR in its queue: half a cache line. Of several SGEs it has the first, and all of them lie beside it.
+#[derive(Clone, Copy)]
 pub(super) struct RecvWqe {
     pub(super) wr_id: u64,
+    pub(super) sge: ibv_sge,
     pub(super) num_sge: u32,
+}
+
+impl RecvWqe {
+    const EMPTY: Self = Self {
+        wr_id: 0,
+        sge: ibv_sge {
+            addr: 0,
+            length: 0,
+            lkey: 0,
+        },
+        num_sge: 0,
+    };
 }
 
 /// A receive queue: of a queue pair, or shared.
 pub(crate) struct RecvQueue {
     pub(super) wqes: Box<[RecvWqe]>,
-    pub(super) sges: Box<[ibv_sge]>,
+    /// The SGEs of WRs with several, `max_sge` places each; empty where no WR has several.
+    sges: Box<[ibv_sge]>,
     pub(super) max_sge: usize,
     pub(super) max_wr: u64,
     /// The protection domain of its buffers: of a shared queue, its own (IBTA vol. 1, 10.2.9.1).
@@ -40,9 +54,10 @@ impl RecvQueue {
     pub(crate) fn new(max_wr: u32, max_sge: u32, pd: u32) -> Option<Self> {
         let slots = max_wr.max(1).next_power_of_two() as usize;
         let max_sge = max_sge as usize;
+        let beside = if max_sge > 1 { slots * max_sge } else { 0 };
         Some(Self {
-            wqes: crate::filled::filled(RecvWqe::default(), slots)?,
-            sges: crate::filled::filled(ibv_sge::zeroed(), slots * max_sge)?,
+            wqes: crate::filled::filled(RecvWqe::EMPTY, slots)?,
+            sges: crate::filled::filled(ibv_sge::zeroed(), beside)?,
             max_sge,
             max_wr: u64::from(max_wr),
             pd,
@@ -94,20 +109,22 @@ impl RecvQueue {
             return Err(libc::ENOMEM);
         }
         let slot = self.tail as usize & (self.wqes.len() - 1);
+        let Some(wqe) = self.wqes.get_mut(slot) else {
+            return Err(libc::ENOMEM);
+        };
+        wqe.wr_id = wr_id;
         #[allow(clippy::cast_possible_truncation)] // at most `max_sge`, a `u32`
         let num_sge = sges.len() as u32;
-        self.wqes[slot] = RecvWqe { wr_id, num_sge };
-        match sges {
-            [] => {}
+        wqe.num_sge = num_sge;
+        if let [first, ..] = sges {
             // Field by field: a program has often just written it so, and a load of more than was stored at a time waits
             // until the stores have reached the cache.
-            [sge] => {
-                let place = &mut self.sges[slot * self.max_sge];
-                place.addr = sge.addr;
-                place.length = sge.length;
-                place.lkey = sge.lkey;
-            }
-            _ => self.sges[slot * self.max_sge..][..sges.len()].copy_from_slice(sges),
+            wqe.sge.addr = first.addr;
+            wqe.sge.length = first.length;
+            wqe.sge.lkey = first.lkey;
+        }
+        if sges.len() > 1 {
+            self.sges[slot * self.max_sge..][..sges.len()].copy_from_slice(sges);
         }
         self.tail += 1;
         Ok(())
@@ -131,11 +148,16 @@ impl RecvQueue {
             return None;
         }
         let slot = self.head as usize & (self.wqes.len() - 1);
+        let wqe = self.wqes.get(slot)?;
         self.head += 1;
-        let wqe = self.wqes[slot];
+        let sges = match wqe.num_sge {
+            0 => &[],
+            1 => std::slice::from_ref(&wqe.sge),
+            several => &self.sges[slot * self.max_sge..][..several as usize],
+        };
         Some(TakenRecv {
             wr_id: wqe.wr_id,
-            sges: &self.sges[slot * self.max_sge..][..wqe.num_sge as usize],
+            sges,
         })
     }
 }

@@ -54,7 +54,7 @@ pub(super) unsafe fn run(qp: &Qp, sq: &mut SendQueue, wr: *mut ibv_send_wr) -> *
 
 /// Is the peer there and ready?
 #[inline]
-fn peer_answers(qp: &Qp, out: Option<&OutRing>) -> bool {
+pub(super) fn peer_answers(qp: &Qp, out: Option<&OutRing>) -> bool {
     out.is_some_and(|out| {
         !out.peer.is_dead()
             && out
@@ -103,7 +103,10 @@ struct Source<'a> {
 /// # Safety
 /// `wr` is as `ibv_post_send(3)` describes it.
 #[inline(always)]
-unsafe fn inline_piece(wr: &ibv_send_wr, max_inline: usize) -> Option<(*const u8, usize)> {
+pub(super) unsafe fn inline_piece(
+    wr: &ibv_send_wr,
+    max_inline: usize,
+) -> Option<(*const u8, usize)> {
     match wr.num_sge {
         0 => Some((std::ptr::null(), 0)),
         1 if wr.send_flags & IBV_SEND_INLINE != 0 => {
@@ -179,6 +182,11 @@ unsafe fn sends<const UD: bool>(
     // SAFETY: the member of the union for UD, plain values.
     let to = unsafe { (*wr).wr.ud };
     let own_qkey = qp.qkey.load(Ordering::Relaxed);
+    let mut run = ring.producer.run();
+    let mut solicited = false;
+    // In registers, which a store to the ring does not make the compiler forget.
+    let (sq_sig_all, last) = (sq.sq_sig_all, sq.freed + sq.max_wr);
+    let mut seq = sq.posted;
     // SAFETY: contract of this function.
     while let Some(this) = unsafe { wr.as_ref() } {
         let kind = match this.opcode {
@@ -202,10 +210,10 @@ unsafe fn sends<const UD: bool>(
         let Some((src, len)) = (unsafe { source.piece(this) }) else {
             break;
         };
-        if sq.posted - sq.freed >= sq.max_wr || ring.producer.has_room(len) != Ok(true) {
+        if seq >= last {
             break;
         }
-        let place = ring.producer.place(len);
+        let Some(place) = run.place(len) else { break };
         // SAFETY: the payload is the program's; the place has `len` bytes.
         if len != 0 && unsafe { shm::mem::copy(place.as_mut_ptr(), src, len) }.is_err() {
             break;
@@ -213,7 +221,7 @@ unsafe fn sends<const UD: bool>(
         let mut flags = 0;
         if this.send_flags & IBV_SEND_SOLICITED != 0 {
             flags = FLAG_SOLICITED;
-            ring.solicited = true;
+            solicited = true;
         }
         let imm = if kind == Kind::SendWithImm {
             // SAFETY: reads the immediate of the union, which is plain bytes.
@@ -223,15 +231,12 @@ unsafe fn sends<const UD: bool>(
         };
         #[allow(clippy::cast_possible_truncation)] // at most 1024
         let byte_len = len as u32;
-        ring.producer
-            .commit(header(kind, flags, imm, byte_len, qkey), len);
-        let seq = sq.posted;
-        sq.posted += 1;
-        let signaled = sq.sq_sig_all || this.send_flags & IBV_SEND_SIGNALED != 0;
+        run.commit(header(kind, flags, imm, byte_len, qkey), len);
+        let signaled = sq_sig_all || this.send_flags & IBV_SEND_SIGNALED != 0;
         if !UD || signaled {
             let wqe = SendWqe {
                 wr_id: this.wr_id,
-                end: ring.producer.pos(),
+                end: run.pos(),
                 seq,
                 byte_len,
                 opcode: byte(IBV_WC_SEND),
@@ -245,8 +250,12 @@ unsafe fn sends<const UD: bool>(
                 sq.pending.push(wqe);
             }
         }
+        seq += 1;
         wr = this.next;
     }
+    run.end();
+    ring.solicited |= solicited;
+    sq.posted = seq;
     wr
 }
 

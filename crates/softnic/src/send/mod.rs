@@ -18,6 +18,7 @@ mod progress;
 mod raw;
 mod rendezvous;
 mod responder_memory;
+mod single_send;
 mod single_write;
 mod ud;
 
@@ -64,6 +65,7 @@ pub(crate) use one_sided::{FlushRange, Target};
 pub(crate) use packets::{Wire, go_on, packet_timeout_ns, take_answer};
 pub(crate) use progress::{poll_sends, send_rest, wake_debtor};
 pub(crate) use responder_memory::RemoteMemory;
+pub(crate) use single_send::{is_one as is_single_send, post as post_single_send};
 pub(crate) use single_write::{is_one as is_single_write, post as post_single_write};
 
 /// What a send queue has for the poll of its CQ.

@@ -39,16 +39,21 @@ impl OutRing {
     /// Makes the open postlist visible and wakes the receiver if it sleeps.
     #[inline(always)]
     pub(super) fn publish(&mut self, nic: &Nic) {
-        if !self.producer.publish() {
-            return;
+        if self.producer.publish() {
+            self.published(nic, self.solicited);
+            self.solicited = false;
         }
+    }
+
+    /// Announces the ring if the receiver does not know it, and wakes it if it sleeps.
+    #[inline(always)]
+    pub(super) fn published(&mut self, nic: &Nic, solicited: bool) {
         if !self.announced {
             self.announce(nic);
         }
         if let Some(cq) = self.peer.segment.cq(self.dest_cq) {
-            call_if_armed(&cq.armed, &self.peer, self.solicited);
+            call_if_armed(&cq.armed, &self.peer, solicited);
         }
-        self.solicited = false;
     }
 
     #[cold]

@@ -140,16 +140,42 @@ mod model_tests {
     #[derive(Debug, Clone)]
     enum Op {
         Push(usize),
+        /// So many records, by a [`Run`].
+        PushRun(usize, usize),
+        /// A record that is published at once.
+        PushOne(usize),
         Publish,
         Pop,
+        /// Up to so many records, by a run of [`Records`].
+        PopRun(usize),
         Release,
+    }
+
+    fn fill(place: &Payload<'_>, record: u32) {
+        for i in 0..place.len() / 8 {
+            place.set_word(i, word(record, i));
+        }
+    }
+
+    /// Half of the records have one size, so that laps without terminators occur.
+    fn payload() -> impl Strategy<Value = usize> {
+        prop_oneof![Just(8), (0usize..30).prop_map(|n| n * 8)]
+    }
+
+    /// Payload that looks like a header, of one lap or of the other.
+    fn word(record: u32, i: usize) -> u64 {
+        let slots = u64::from(record % 3 + 1);
+        u64::from(record) << 32 | slots << 16 | (i as u64) << 8 | u64::from(record & 1) << 7 | 1
     }
 
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
-            4 => (0usize..30).prop_map(|n| Op::Push(n * 8)),
+            4 => payload().prop_map(Op::Push),
+            2 => (payload(), 1usize..8).prop_map(|(len, n)| Op::PushRun(len, n)),
+            4 => payload().prop_map(Op::PushOne),
             2 => Just(Op::Publish),
             4 => Just(Op::Pop),
+            2 => (1usize..8).prop_map(Op::PopRun),
             1 => Just(Op::Release),
         ]
     }
@@ -168,12 +194,46 @@ mod model_tests {
                 match op {
                     Op::Push(len) => {
                         if p.has_room(len).unwrap() {
-                            p.push(Header { extra: next, ..header(len as u32) }, len, |d| {
-                                for i in 0..len / 8 { d.set_word(i, u64::from(next) << 32 | i as u64 | 1 << 63); }
-                            });
+                            p.push(Header { extra: next, ..header(len as u32) }, len, |d| fill(&d, next));
                             staged.push_back((next, len));
                             next += 1;
                         }
+                    }
+                    Op::PushRun(len, n) => {
+                        let mut run = p.run();
+                        for _ in 0..n {
+                            let Some(place) = run.place(len) else { break };
+                            fill(&place, next);
+                            run.commit(Header { extra: next, ..header(len as u32) }, len);
+                            staged.push_back((next, len));
+                            next += 1;
+                        }
+                        run.end();
+                    }
+                    Op::PushOne(len) => {
+                        if p.has_room(len).unwrap() {
+                            fill(&p.place(len), next);
+                            p.publish_one(Header { extra: next, ..header(len as u32) }, len);
+                            staged.push_back((next, len));
+                            visible.append(&mut staged);
+                            next += 1;
+                        }
+                    }
+                    Op::PopRun(n) => {
+                        let mut records = c.run();
+                        for _ in 0..n {
+                            let Some(r) = records.peek().filter(|r| r.header.kind == 1) else { break };
+                            let (n, len) = visible.pop_front().expect("a record that was not published");
+                            prop_assert_eq!((r.header.extra, r.header.len as usize), (n, len));
+                            prop_assert_eq!(r.payload.len(), len);
+                            for i in 0..len / 8 {
+                                prop_assert_eq!(r.payload.word(i), word(n, i));
+                            }
+                            let slots = r.slots();
+                            records.advance(slots);
+                        }
+                        let pos = records.pos();
+                        c.advance_to(pos);
                     }
                     Op::Publish => { p.publish(); visible.append(&mut staged); }
                     Op::Pop => {
@@ -185,7 +245,7 @@ mod model_tests {
                                 prop_assert_eq!(r.header.extra, n);
                                 prop_assert_eq!(r.header.len as usize, len);
                                 for i in 0..len / 8 {
-                                    prop_assert_eq!(r.payload.word(i), u64::from(n) << 32 | i as u64 | 1 << 63);
+                                    prop_assert_eq!(r.payload.word(i), word(n, i));
                                 }
                                 let s = r.slots();
                                 c.advance(s);

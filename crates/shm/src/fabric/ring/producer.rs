@@ -1,0 +1,430 @@
+//! The sending side of a ring.
+
+use std::marker::PhantomData;
+
+use super::*;
+
+/// The sending side of a ring.
+pub struct Producer {
+    cursor: Cursor,
+    /// Lines up to this position have been written to ahead of use.
+    claimed: u64,
+}
+
+/// Where a producer is: what changes with each record, so that a run of records keeps it in registers.
+#[derive(Clone, Copy)]
+struct Cursor {
+    ring: RingMemory,
+    /// Where the next record goes.
+    pos: u64,
+    /// First header of the open postlist, not yet visible.
+    first: Option<(u64, u64)>,
+    /// A consumer position that was true at some time.
+    head_seen: u64,
+    stretch: Stretch,
+}
+
+/// The records of a stretch of the ring that all have so many slots, up to the producer's position.
+#[derive(Clone, Copy)]
+struct Stretch {
+    slots: u64,
+    begin: u64,
+}
+
+impl Stretch {
+    /// Adds the record of `slots` slots at `pos`.
+    #[inline(always)]
+    fn add(&mut self, pos: u64, slots: u64) {
+        if slots != self.slots {
+            *self = Self { slots, begin: pos };
+        }
+    }
+
+    /// Has no consumer a record at `pos`, the end of the stretch, in a ring of `ring_slots` slots? In the first lap all
+    /// slots are zero. Later one is a header of the lap before, if records of this size came there then.
+    #[inline(always)]
+    fn ends_without_record(&self, pos: u64, ring_slots: u64) -> bool {
+        pos < ring_slots || (self.begin + ring_slots <= pos && self.slots & (self.slots - 1) == 0)
+    }
+}
+
+// SAFETY: the memory behind the raw pointers is only accessed through atomics, or (payload) in slots that
+// the protocol gives to this side alone; nothing is tied to a thread.
+unsafe impl Send for Producer {}
+
+impl Cursor {
+    /// Slots that can still be written, as far as this side knows without looking at the consumer.
+    #[inline(always)]
+    fn free(&self) -> u64 {
+        // One slot stays free for the terminator.
+        self.ring.slots - 1 - (self.pos - self.head_seen)
+    }
+
+    /// See [`Producer::consumed`].
+    #[inline(always)]
+    fn consumed(&mut self) -> Result<u64, Garbage> {
+        // SYNC POINT C
+        let head = self.ring.head().load(Ordering::Acquire);
+        if head == self.head_seen {
+            return Ok(head);
+        }
+        if head < self.head_seen || head > self.pos {
+            return Err(Garbage);
+        }
+        self.head_seen = head;
+        Ok(head)
+    }
+
+    /// See [`Producer::has_room`].
+    #[inline(always)]
+    fn has_room(&mut self, payload: usize) -> Result<bool, Garbage> {
+        let need = self.with_wrap(record_slots(payload));
+        if need <= self.free() {
+            return Ok(true);
+        }
+        self.consumed()?;
+        Ok(need <= self.free())
+    }
+
+    /// Slots from here to the end of the ring.
+    #[inline(always)]
+    fn slots_to_end(&self) -> u64 {
+        self.ring.slots - self.place_of(self.pos)
+    }
+
+    #[inline(always)]
+    fn place_of(&self, pos: u64) -> u64 {
+        pos & (self.ring.slots - 1)
+    }
+
+    #[inline(always)]
+    fn with_wrap(&self, slots: u64) -> u64 {
+        let slots_to_end = self.slots_to_end();
+        if slots > slots_to_end {
+            slots_to_end + slots
+        } else {
+            slots
+        }
+    }
+
+    /// See [`Producer::place`].
+    #[inline(always)]
+    fn place<'a>(&'a mut self, payload: usize) -> Payload<'a> {
+        let slots = record_slots(payload);
+        if slots > self.slots_to_end() {
+            self.wrap();
+        }
+        debug_assert!(slots <= self.free());
+        Payload::of_ring(&self.ring, self.pos + 1, payload)
+    }
+
+    /// Fills the rest of the ring.
+    #[inline(never)]
+    fn wrap(&mut self) {
+        let kind = KIND_WRAP;
+        let header = Header {
+            kind,
+            ..Header::default()
+        };
+        self.stage(header, self.slots_to_end());
+    }
+
+    /// See [`Producer::commit`].
+    #[inline(always)]
+    fn commit(&mut self, header: Header, payload: usize) {
+        self.stage(header, record_slots(payload));
+    }
+
+    #[inline(always)]
+    fn stage(&mut self, header: Header, slots: u64) {
+        #[allow(clippy::cast_possible_truncation)] // a ring has at most 32768 slots
+        let (w0, w1) = header.words(slots as u16);
+        let w0 = w0 | self.ring.lap(self.pos);
+        self.ring.word(self.pos, 1).store(w1, Ordering::Relaxed);
+        match self.first {
+            None => self.first = Some((self.pos, w0)),
+            // Relaxed: ordered by SYNC POINT P of the first header.
+            Some(_) => self.ring.word(self.pos, 0).store(w0, Ordering::Relaxed),
+        }
+        self.stretch.add(self.pos, slots);
+        self.pos += slots;
+    }
+}
+
+impl Producer {
+    /// A producer at the start of a fresh (zeroed) ring.
+    pub fn new(ring: RingMemory) -> Self {
+        Self {
+            cursor: Cursor {
+                ring,
+                pos: 0,
+                first: None,
+                head_seen: 0,
+                stretch: Stretch { slots: 1, begin: 0 },
+            },
+            claimed: 0,
+        }
+    }
+
+    /// Position behind the last record pushed; a record is consumed when the consumer's head reaches the
+    /// position returned by the push that wrote it.
+    #[inline]
+    pub fn pos(&self) -> u64 {
+        self.cursor.pos
+    }
+
+    /// The consumer's position that was believed last.
+    #[cfg(all(any(test, fuzzing), not(loom)))]
+    pub(super) fn believed(&self) -> u64 {
+        self.cursor.head_seen
+    }
+
+    /// The largest payload a record of this ring can carry.
+    pub fn max_payload(&self) -> usize {
+        (self.slots() as usize / 2 - 1) * SLOT_BYTES
+    }
+
+    /// Slots in the ring.
+    pub fn slots(&self) -> u64 {
+        self.cursor.ring.slots
+    }
+
+    /// The consumer's position: everything before it has been consumed.
+    ///
+    /// # Errors
+    /// [`Garbage`] where the consumer claims a position that it cannot have.
+    #[inline]
+    pub fn consumed(&mut self) -> Result<u64, Garbage> {
+        self.cursor.consumed()
+    }
+
+    /// Is there room for a record with `payload` bytes?
+    ///
+    /// # Errors
+    /// As of [`consumed`](Self::consumed).
+    #[inline(always)]
+    pub fn has_room(&mut self, payload: usize) -> Result<bool, Garbage> {
+        self.cursor.has_room(payload)
+    }
+
+    /// The place for the payload of the next record; call [`Self::has_room`] first and [`Self::commit`]
+    /// next, or leave it: a place that was not committed is given out again.
+    #[inline(always)]
+    pub fn place(&mut self, payload: usize) -> Payload<'_> {
+        self.cursor.place(payload)
+    }
+
+    /// Adds the record whose payload was [placed](Self::place) to the open postlist. Nothing is visible to
+    /// the consumer before [`Self::publish`].
+    #[inline(always)]
+    pub fn commit(&mut self, header: Header, payload: usize) {
+        self.cursor.commit(header, payload);
+    }
+
+    /// Begins a run of records for the open postlist.
+    #[inline(always)]
+    pub fn run(&mut self) -> Run<'_> {
+        Run {
+            at: Lap::of(&self.cursor.ring, self.cursor.pos),
+            bound: self.cursor.run_bound(),
+            pos: self.cursor.pos,
+            first: self.cursor.first_of_run(),
+            first_word: 0,
+            stretch: self.cursor.stretch,
+            producer: self,
+        }
+    }
+
+    /// Makes the open postlist visible, all of it at once. False if nothing is in it.
+    #[inline(always)]
+    pub fn publish(&mut self) -> bool {
+        let Some((pos, w0)) = self.cursor.first.take() else {
+            return false;
+        };
+        self.terminate();
+        // SYNC POINT P
+        self.cursor.ring.word(pos, 0).store(w0, Ordering::Release);
+        if pos + self.cursor.stretch.slots == self.cursor.pos {
+            self.claim_ahead();
+        }
+        true
+    }
+
+    /// [Commits](Self::commit) the record whose payload was [placed](Self::place), and [publishes](Self::publish).
+    #[inline(always)]
+    pub fn publish_one(&mut self, header: Header, payload: usize) {
+        if self.cursor.first.is_some() {
+            // The end of a lap, or an open postlist.
+            self.commit(header, payload);
+            self.publish();
+            return;
+        }
+        let Cursor { ring, pos, .. } = self.cursor;
+        let slots = record_slots(payload);
+        #[allow(clippy::cast_possible_truncation)] // at most half of 32768
+        let (w0, w1) = header.words(slots as u16);
+        self.cursor.stretch.add(pos, slots);
+        self.cursor.pos = pos + slots;
+        ring.word(pos, 1).store(w1, Ordering::Relaxed);
+        self.terminate();
+        // SYNC POINT P
+        ring.word(pos, 0)
+            .store(w0 | ring.lap(pos), Ordering::Release);
+        self.claim_ahead();
+    }
+
+    /// Sees to it that there is no record behind the last one.
+    #[inline(always)]
+    fn terminate(&self) {
+        let Cursor {
+            ring, pos, stretch, ..
+        } = self.cursor;
+        if !stretch.ends_without_record(pos, ring.slots) {
+            ring.word(pos, 0).store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Brings the next lines of the ring into this core's cache while there is nothing to wait for.
+    ///
+    /// A producer that publishes one record at a time otherwise waits for each line's ownership in turn;
+    /// the stores below overlap those transfers. They write the zero that a free slot may hold anyway and
+    /// stay inside the free space.
+    #[inline(always)]
+    fn claim_ahead(&mut self) {
+        if self.cursor.pos >= self.claimed {
+            self.claim_lines();
+        }
+    }
+
+    #[inline(never)]
+    fn claim_lines(&mut self) {
+        let Cursor {
+            ring,
+            pos,
+            head_seen,
+            ..
+        } = self.cursor;
+        let line = (pos / SLOTS_PER_LINE + 1) * SLOTS_PER_LINE;
+        // Position `head_seen + slots` is the first that is not free.
+        let limit = head_seen + ring.slots;
+        for i in 0..CLAIM_LINES {
+            let pos = line + i * SLOTS_PER_LINE;
+            if pos >= limit {
+                break;
+            }
+            ring.word(pos, 0).store(0, Ordering::Relaxed);
+        }
+        self.claimed = line + (CLAIM_LINES - 1) * SLOTS_PER_LINE;
+    }
+}
+
+/// A run of records of a [`Producer`] for its open postlist, whose state stays in registers until [`Run::end`].
+pub struct Run<'p> {
+    producer: &'p mut Producer,
+    at: Lap,
+    pos: u64,
+    /// Where the first record of the postlist goes, and the first word of its header: not yet visible.
+    first: u64,
+    first_word: u64,
+    /// A record that ends here at most has room and is not wrapped.
+    bound: u64,
+    stretch: Stretch,
+}
+
+impl Cursor {
+    /// Where a record ends at most, in this lap and in the free space.
+    #[inline(always)]
+    fn run_bound(&self) -> u64 {
+        let end_of_lap = (self.pos | (self.ring.slots - 1)) + 1;
+        // One slot stays free for the terminator.
+        end_of_lap.min(self.head_seen + self.ring.slots - 1)
+    }
+
+    /// Where a run finds the first record of the open postlist, unless there is one already.
+    #[inline(always)]
+    fn first_of_run(&self) -> u64 {
+        if self.first.is_none() {
+            self.pos
+        } else {
+            u64::MAX
+        }
+    }
+}
+
+impl Run<'_> {
+    /// Position behind the last record.
+    #[inline(always)]
+    pub fn pos(&self) -> u64 {
+        self.pos
+    }
+
+    /// The place for the payload of the next record, to be [committed](Self::commit) next; `None` where the ring is
+    /// full, or its consumer claims a position that it cannot have.
+    #[inline(always)]
+    pub fn place(&mut self, payload: usize) -> Option<Payload<'_>> {
+        if self.pos + record_slots(payload) > self.bound && !self.make_room(payload) {
+            return None;
+        }
+        Some(Payload {
+            first: self.at.payload(self.pos + 1),
+            len: payload,
+            ring: PhantomData,
+        })
+    }
+
+    /// Looks where the consumer is, and begins the next lap where this one has no room.
+    #[inline(never)]
+    fn make_room(&mut self, payload: usize) -> bool {
+        self.store();
+        let cursor = &mut self.producer.cursor;
+        if cursor.has_room(payload) != Ok(true) {
+            return false;
+        }
+        cursor.place(payload);
+        self.at = Lap::of(&cursor.ring, cursor.pos);
+        self.pos = cursor.pos;
+        self.first = cursor.first_of_run();
+        self.bound = cursor.run_bound();
+        self.stretch = cursor.stretch;
+        true
+    }
+
+    /// Adds the record whose payload was [placed](Self::place).
+    #[inline(always)]
+    pub fn commit(&mut self, header: Header, payload: usize) {
+        let slots = record_slots(payload);
+        #[allow(clippy::cast_possible_truncation)] // at most half of 32768
+        let (w0, w1) = header.words(slots as u16);
+        let w0 = w0 | self.at.bit;
+        // SAFETY: `place` has found room for the record from `pos` on in this lap; the ring stays mapped
+        // (`RingMemory::new`).
+        unsafe {
+            self.at.word(self.pos, 1).store(w1, Ordering::Relaxed);
+            if self.pos == self.first {
+                self.first_word = w0;
+            } else {
+                // Relaxed: ordered by SYNC POINT P of the first header.
+                self.at.word(self.pos, 0).store(w0, Ordering::Relaxed);
+            }
+        }
+        self.stretch.add(self.pos, slots);
+        self.pos += slots;
+    }
+
+    /// Gives the producer its state back.
+    #[inline(always)]
+    pub fn end(mut self) {
+        self.store();
+    }
+
+    #[inline(always)]
+    fn store(&mut self) {
+        let cursor = &mut self.producer.cursor;
+        // Something was staged, and nothing before it.
+        if self.first < self.pos {
+            cursor.first = Some((self.first, self.first_word));
+        }
+        cursor.pos = self.pos;
+        cursor.stretch = self.stretch;
+    }
+}

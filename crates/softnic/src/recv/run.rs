@@ -1,0 +1,134 @@
+//! The fast path of receiving: a run of short SENDs for receive WRs with at most one SGE.
+//!
+//! Such a run decides message rates. What it reads and writes for each message (positions in the ring and in the
+//! receive queue) stays in registers until the run ends. Any record or receive WR that is different ends the run and
+//! is left to [`handle`], which also does all that has to be said about it.
+
+use super::queue::RecvWqe;
+use super::*;
+use crate::sge::Held;
+
+/// What the messages of a run have in common.
+struct Common<'a> {
+    qp_num: u32,
+    src_qp: u32,
+    qkey: u32,
+    /// The region of the receive WRs.
+    held: Held,
+    path: &'a mut Path,
+}
+
+/// Completes SENDs from the front of a ring, as long as they are usual ones and there are receive WRs for them.
+#[inline(always)]
+pub(super) fn take<const UD: bool>(
+    qp: &Qp,
+    ring: &mut Inbound,
+    rq: &mut RecvQueue,
+    window: &Window<true>,
+    sink: &mut WcSink<'_>,
+) {
+    if rq.tags.is_some() {
+        return;
+    }
+    let mut common = Common {
+        qp_num: qp.qpn,
+        src_qp: ring.src_qpn,
+        qkey: qp.qkey.load(Ordering::Relaxed),
+        held: window.held(),
+        path: &mut ring.path,
+    };
+    let mut records = ring.consumer.run();
+    let (wqes, begin) = (&rq.wqes[..], rq.head);
+    let end = begin + (rq.tail - begin).min(sink.room() as u64);
+    let mut head = begin;
+    let mut solicited = 0;
+    while head != end
+        && let Some(record) = records.peek()
+        && let Some(wqe) = wqes.get(head as usize & (wqes.len() - 1))
+        && complete::<UD>(&mut common, &record, wqe, sink)
+    {
+        solicited |= record.header.flags & FLAG_SOLICITED;
+        let slots = record.slots();
+        records.advance(slots);
+        head += 1;
+    }
+    if head != begin {
+        let pos = records.pos();
+        rq.head = head;
+        ring.consumer.advance_to(pos);
+        ring.rnr.end();
+        sink.solicited |= solicited != 0;
+    }
+}
+
+/// Places a SEND and makes its completion; false if it is not a usual one, and nothing has been done.
+#[inline(always)]
+fn complete<const UD: bool>(
+    common: &mut Common<'_>,
+    record: &Record<'_>,
+    wqe: &RecvWqe,
+    sink: &mut WcSink<'_>,
+) -> bool {
+    const SEND: u8 = Kind::Send as u8;
+    const SEND_WITH_IMM: u8 = Kind::SendWithImm as u8;
+    let header = record.header;
+    if !matches!(header.kind, SEND | SEND_WITH_IMM)
+        || header.flags & !FLAG_SOLICITED != 0
+        || (UD && header.extra != common.qkey)
+    {
+        return false;
+    }
+    let with_imm = header.kind == SEND_WITH_IMM;
+    let grh = if UD {
+        common.path.grh(header.len, with_imm)
+    } else {
+        None
+    };
+    if !place(common.held, record, grh, UD, wqe) {
+        return false;
+    }
+    let wc = Received {
+        wr_id: wqe.wr_id,
+        #[allow(clippy::cast_possible_truncation)] // 40
+        byte_len: header.len + if UD { GRH_BYTES as u32 } else { 0 },
+        imm: header.imm,
+        qp_num: common.qp_num,
+        src_qp: common.src_qp,
+        wc_flags: if with_imm { IBV_WC_WITH_IMM } else { 0 }
+            | if UD { common.path.wc_flags } else { 0 },
+        path: if UD { common.path.in_completion() } else { 0 },
+    };
+    sink.push_received(&wc);
+    true
+}
+
+/// Copies a payload, behind the place of a GRH if it is a datagram's, to the SGE of a receive WR. False if that is not
+/// enough, or not in the region that is held.
+#[inline(always)]
+fn place(
+    held: Held,
+    record: &Record<'_>,
+    grh: Option<&[u8; GRH_BYTES]>,
+    ud: bool,
+    wqe: &RecvWqe,
+) -> bool {
+    let len = record.payload.len();
+    let grh_bytes = if ud { GRH_BYTES } else { 0 };
+    match wqe.num_sge {
+        0 => return len == 0,
+        1 if len == 0 && !ud => return true,
+        1 if len + grh_bytes <= wqe.sge.length as usize => {}
+        _ => return false,
+    }
+    let Some(dst) = held.buffer(&wqe.sge, len + grh_bytes) else {
+        return false;
+    };
+    let payload = record.payload.as_mut_ptr();
+    // SAFETY: at `dst` there are `len + grh_bytes` bytes of a region that the window pins (just checked); the ring has
+    // `len` bytes behind the header (`Records::peek`).
+    let placed = unsafe {
+        grh.map_or(Ok(()), |grh| copy(dst, grh.as_ptr(), GRH_BYTES))
+            .and_then(|()| copy(dst.wrapping_add(grh_bytes), payload, len))
+    };
+    placed.is_ok()
+}

@@ -1,0 +1,138 @@
+//! One SEND with an inline payload or none, posted alone.
+//!
+//! A program that posts one message a doorbell pays for the post as a whole: the lock, the checks, the ring, the look at
+//! whether the receiver sleeps. [`super::burst`] spreads what is common over a list; here there is one of everything.
+//! Whatever is unusual goes the general way.
+
+use std::sync::atomic::Ordering;
+
+use verbs_abi::*;
+
+use super::burst::{inline_piece, peer_answers};
+use super::{
+    FLAG_SOLICITED, Kind, OutRing, SUCCESS, SendQueue, SendWork, SendWqe, asleep, byte, header,
+    recent_ud_ring,
+};
+use crate::ah::Ah;
+use crate::path;
+use crate::qp::Qp;
+use crate::qp_state::{QpState, QpType};
+use crate::xrc::Xrc;
+use shm::fabric::ring::record_slots;
+
+/// Whether [`post`] may be asked.
+///
+/// # Safety
+/// `wr` is NULL or the first of a list as `ibv_post_send(3)` describes it.
+#[inline(always)]
+pub(crate) unsafe fn is_one(wr: *const ibv_send_wr) -> bool {
+    // SAFETY: contract of this function.
+    unsafe { wr.as_ref() }.is_some_and(|wr| {
+        matches!(wr.opcode, IBV_WR_SEND | IBV_WR_SEND_WITH_IMM) && wr.next.is_null()
+    })
+}
+
+/// Executes a SEND. False, with nothing done, if it has to go the general way.
+///
+/// # Safety
+/// `wr` is [one](is_one), and as `ibv_post_send(3)` describes it.
+#[inline(never)]
+pub(crate) unsafe fn post(qp: &Qp, wr: *const ibv_send_wr) -> bool {
+    // SAFETY: contract of this function.
+    unsafe {
+        match qp.qp_type {
+            QpType::Ud => try_post::<true>(qp, &*wr),
+            _ => try_post::<false>(qp, &*wr),
+        }
+    }
+    .is_some()
+}
+
+/// # Safety
+/// As for [`post`].
+#[inline(always)]
+unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
+    if qp.state() != QpState::Rts || matches!(qp.xrc, Xrc::Send) || path::in_use() {
+        return None;
+    }
+    let mut sq = qp.sq.lock_if_favoured()?;
+    let sq = &mut *sq;
+    if sq.stopped || !sq.deferred.is_empty() || sq.posted - sq.freed >= sq.max_wr {
+        return None;
+    }
+    // SAFETY: contract of this function.
+    let (src, len) = unsafe { inline_piece(wr, sq.max_inline) }?;
+    let (place, qkey) = if UD {
+        // SAFETY: the member of the union for UD, plain values.
+        let to = unsafe { wr.wr.ud };
+        // SAFETY: contract of this function.
+        let ah = unsafe { Ah::from_handle(to.ah) }.filter(|ah| ah.pd == qp.pd)?;
+        let own = to.remote_qkey >> 31 != 0;
+        let qkey = if own {
+            qp.qkey.load(Ordering::Relaxed)
+        } else {
+            to.remote_qkey
+        };
+        (recent_ud_ring(sq, ah, to.remote_qpn)?, qkey)
+    } else {
+        (peer_answers(qp, sq.out.as_ref()).then_some(0)?, 0)
+    };
+    let ring = out_ring::<UD>(sq, place)?;
+    if ring.producer.has_room(len) != Ok(true) {
+        return None;
+    }
+    let payload = ring.producer.place(len);
+    // SAFETY: the payload is the program's (contract); the place has `len` bytes.
+    if len != 0 && unsafe { shm::mem::copy(payload.as_mut_ptr(), src, len) }.is_err() {
+        return None;
+    }
+    // SAFETY: reads the immediate of the union, which is plain bytes.
+    let imm = unsafe { wr.imm.imm_data };
+    let (kind, imm) = match wr.opcode {
+        IBV_WR_SEND => (Kind::Send, 0),
+        _ => (Kind::SendWithImm, imm),
+    };
+    let solicited = wr.send_flags & IBV_SEND_SOLICITED != 0;
+    let flags = if solicited { FLAG_SOLICITED } else { 0 };
+    #[allow(clippy::cast_possible_truncation)] // the length of an SGE
+    let byte_len = len as u32;
+    let record = header(kind, flags, imm, byte_len, qkey);
+    let wqe = SendWqe {
+        wr_id: wr.wr_id,
+        end: ring.producer.pos() + record_slots(len),
+        seq: sq.posted,
+        byte_len,
+        opcode: byte(IBV_WC_SEND),
+        status: SUCCESS,
+        signaled: sq.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0,
+        _rest: 0,
+    };
+    sq.posted += 1;
+    if !UD {
+        sq.pending.push(wqe);
+    } else if wqe.signaled {
+        sq.ready.push(wqe);
+    }
+    // Said before the receiver can see anything, as in `post_list`.
+    let work = sq.work();
+    if qp.send_work.load(Ordering::Relaxed) != work as u8 {
+        qp.send_work.store(work as u8, Ordering::Relaxed);
+    }
+    let ring = out_ring::<UD>(sq, place)?;
+    ring.producer.publish_one(record, len);
+    ring.published(qp.nic, solicited);
+    if work != SendWork::None && qp.send_cq.is_armed() {
+        asleep(qp, sq);
+    }
+    Some(())
+}
+
+/// The ring to the peer, or to a recent destination.
+#[inline(always)]
+fn out_ring<const UD: bool>(sq: &mut SendQueue, place: usize) -> Option<&mut OutRing> {
+    if UD {
+        sq.ud.rings.get_mut(place)?.as_mut()
+    } else {
+        sq.out.as_mut()
+    }
+}
