@@ -13,6 +13,7 @@ impl Stream {
         let (verb, transport) = match self.verb {
             Verb::UdSend => (ModelVerb::Send, Transport::Ud),
             Verb::RcSend => (ModelVerb::Send, Transport::Rc),
+            Verb::UcSend => (ModelVerb::Send, Transport::Uc),
             Verb::RcWrite => (ModelVerb::RdmaWrite, Transport::Rc),
             Verb::UcWrite => (ModelVerb::RdmaWrite, Transport::Uc),
             Verb::RcRead => (ModelVerb::RdmaRead, Transport::Rc),

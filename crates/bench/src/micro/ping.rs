@@ -31,6 +31,7 @@ pub(super) fn drive(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<Laten
     match ping.verb {
         Verb::RcSend => drive_sends::<Rc>(link, nic, ping),
         Verb::UdSend => drive_sends::<Ud>(link, nic, ping),
+        Verb::UcSend => drive_sends::<Uc>(link, nic, ping),
         Verb::RcWrite => drive_writes::<Rc>(link, nic, ping),
         Verb::UcWrite => drive_writes::<Uc>(link, nic, ping),
         Verb::RcRead | Verb::Atomics => {
@@ -62,6 +63,7 @@ pub(super) fn work(link: &mut Link, nic: &Nic, ping: &PingPong) -> Result<()> {
     match ping.verb {
         Verb::RcSend => echo_sends::<Rc>(link, nic, ping),
         Verb::UdSend => echo_sends::<Ud>(link, nic, ping),
+        Verb::UcSend => echo_sends::<Uc>(link, nic, ping),
         Verb::RcWrite => echo_writes::<Rc>(link, nic, ping),
         Verb::UcWrite => echo_writes::<Uc>(link, nic, ping),
         Verb::RcRead | Verb::Atomics => {

@@ -1,4 +1,4 @@
-//! Rates of SENDs, over RC and UD.
+//! Rates of SENDs, over RC, UC and UD.
 //!
 //! The sender is at most a window ahead of the receiver, which tells it four times a window, in a
 //! header-only message of its own, how far it has come: so there is always a RECV, and neither
@@ -8,7 +8,7 @@
 //! each of the queue pairs, between which both sides take turns.
 
 use anyhow::Result;
-use verbs::{Access, QpBuilder, Rc, Ud};
+use verbs::{Access, QpBuilder, Rc, Uc, Ud};
 
 use super::form::{Form, with_form};
 use super::found::reports;
@@ -24,6 +24,7 @@ use crate::nic::{Nic, small};
 pub(super) fn drive(link: &mut Link, nic: &Nic, stream: &Stream) -> Result<Rate> {
     with_form!(stream.payload_bytes, stream.inline, F => match stream.verb {
         Verb::UdSend => drive_in::<Ud, F>(link, nic, stream),
+        Verb::UcSend => drive_in::<Uc, F>(link, nic, stream),
         _ => drive_in::<Rc, F>(link, nic, stream),
     })
 }
@@ -31,6 +32,7 @@ pub(super) fn drive(link: &mut Link, nic: &Nic, stream: &Stream) -> Result<Rate>
 pub(super) fn work(link: &mut Link, nic: &Nic, stream: &Stream) -> Result<()> {
     with_form!(stream.payload_bytes, stream.inline, F => match stream.verb {
         Verb::UdSend => work_in::<Ud, F>(link, nic, stream),
+        Verb::UcSend => work_in::<Uc, F>(link, nic, stream),
         _ => work_in::<Rc, F>(link, nic, stream),
     })
 }

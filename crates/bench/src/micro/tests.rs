@@ -55,7 +55,7 @@ fn every_verb_streams_every_form_of_payload() {
         let payloads: &[usize] = match verb {
             Verb::Atomics => &[8],
             Verb::UdSend => &[0, 4, 8, 13, 64, 4096],
-            Verb::RcSend => &[0, 4, 8, 13, 64, 4096, 1 << 20],
+            Verb::RcSend | Verb::UcSend => &[0, 4, 8, 13, 64, 4096, 1 << 20],
             _ => &[8, 13, 64, 4096, 1 << 20],
         };
         for payload in payloads {

@@ -1,9 +1,9 @@
-//! SENDs over RC and UD: what differs between the two.
+//! SENDs over RC, UC and UD: what differs between them.
 
 use anyhow::{Context, Result, bail};
 use verbs::{
-    Payload, PostError, Postlist, PreparedQp, QpBuilder, QueuePair, Rc, RecvList, Transport, Ud,
-    UdDestination, Wr,
+    Payload, PostError, Postlist, PreparedQp, QpBuilder, QueuePair, Rc, RecvList, Transport, Uc,
+    Ud, UdDestination, Wr,
 };
 
 use crate::connect::{connect_all, exchange};
@@ -56,47 +56,58 @@ pub(super) trait Sends: Transport + Sized {
     ) -> Wr<'l>;
 }
 
-impl Sends for Rc {
-    type To = ();
-    type Prepared = PreparedQp<Rc>;
-    const BEFORE: usize = 0;
-    const LOSES: bool = false;
+/// SENDs of a connected queue pair; `$loses` is whether messages may be lost.
+macro_rules! connected_sends {
+    ($transport:ty, $loses:literal) => {
+        impl Sends for $transport {
+            type To = ();
+            type Prepared = PreparedQp<$transport>;
+            const BEFORE: usize = 0;
+            const LOSES: bool = $loses;
 
-    fn build(qp: QpBuilder<Rc>) -> Result<PreparedQp<Rc>> {
-        qp.build().context(TOO_MUCH)
-    }
+            fn build(qp: QpBuilder<$transport>) -> Result<PreparedQp<$transport>> {
+                qp.build().context(TOO_MUCH)
+            }
 
-    fn recv_list(qp: &PreparedQp<Rc>, capacity: usize) -> RecvList {
-        qp.recv_list(capacity)
-    }
+            fn recv_list(qp: &PreparedQp<$transport>, capacity: usize) -> RecvList {
+                qp.recv_list(capacity)
+            }
 
-    fn post_recv(qp: &PreparedQp<Rc>, list: &mut RecvList) -> Result<(), PostError> {
-        qp.post_recv(list)
-    }
+            fn post_recv(
+                qp: &PreparedQp<$transport>,
+                list: &mut RecvList,
+            ) -> Result<(), PostError> {
+                qp.post_recv(list)
+            }
 
-    fn join(
-        link: &mut Link,
-        _: &Nic,
-        _: usize,
-        qps: Vec<PreparedQp<Rc>>,
-    ) -> Result<Vec<SendQp<Rc>>> {
-        let qps = connect_all(link, qps)?.into_iter();
-        Ok(qps.map(|qp| SendQp { qp, to: () }).collect())
-    }
+            fn join(
+                link: &mut Link,
+                _: &Nic,
+                _: usize,
+                qps: Vec<PreparedQp<$transport>>,
+            ) -> Result<Vec<SendQp<$transport>>> {
+                let qps = connect_all(link, qps)?.into_iter();
+                Ok(qps.map(|qp| SendQp { qp, to: () }).collect())
+            }
 
-    #[inline]
-    fn add<'l>(
-        list: &'l mut Postlist<Rc>,
-        payload: impl Payload,
-        imm: Option<u32>,
-        (): &(),
-    ) -> Wr<'l> {
-        match imm {
-            Some(imm) => list.send_with_imm(payload, imm),
-            None => list.send(payload),
+            #[inline]
+            fn add<'l>(
+                list: &'l mut Postlist<$transport>,
+                payload: impl Payload,
+                imm: Option<u32>,
+                (): &(),
+            ) -> Wr<'l> {
+                match imm {
+                    Some(imm) => list.send_with_imm(payload, imm),
+                    None => list.send(payload),
+                }
+            }
         }
-    }
+    };
 }
+
+connected_sends!(Rc, false);
+connected_sends!(Uc, true);
 
 impl Sends for Ud {
     type To = UdDestination;

@@ -14,6 +14,8 @@ pub enum Verb {
     UdSend,
     /// SEND over RC.
     RcSend,
+    /// SEND over UC.
+    UcSend,
     /// RDMA WRITE over RC.
     RcWrite,
     /// RDMA WRITE over UC.
@@ -26,9 +28,10 @@ pub enum Verb {
 
 impl Verb {
     /// Every verb.
-    pub const ALL: [Verb; 6] = [
+    pub const ALL: [Verb; 7] = [
         Verb::UdSend,
         Verb::RcSend,
+        Verb::UcSend,
         Verb::RcWrite,
         Verb::UcWrite,
         Verb::RcRead,
@@ -41,6 +44,7 @@ impl Verb {
         match self {
             Verb::UdSend => "ud-send",
             Verb::RcSend => "rc-send",
+            Verb::UcSend => "uc-send",
             Verb::RcWrite => "rc-write",
             Verb::UcWrite => "uc-write",
             Verb::RcRead => "rc-read",
@@ -54,6 +58,7 @@ impl Verb {
         match self {
             Verb::UdSend => "UD SEND",
             Verb::RcSend => "RC SEND",
+            Verb::UcSend => "UC SEND",
             Verb::RcWrite => "RC WRITE",
             Verb::UcWrite => "UC WRITE",
             Verb::RcRead => "RC READ",
@@ -64,7 +69,7 @@ impl Verb {
     /// Whether it is a SEND, which takes a RECV.
     #[must_use]
     pub fn is_send(self) -> bool {
-        matches!(self, Verb::UdSend | Verb::RcSend)
+        matches!(self, Verb::UdSend | Verb::RcSend | Verb::UcSend)
     }
 
     /// Whether its payload travels with the request, so that it can be inline.

@@ -49,11 +49,11 @@ impl Report {
 #[must_use]
 pub fn tool(task: &Task) -> Option<&'static str> {
     Some(match (task, task.verb()) {
-        (Task::Stream(_), Verb::UdSend | Verb::RcSend) => "ib_send_bw",
+        (Task::Stream(_), Verb::UdSend | Verb::RcSend | Verb::UcSend) => "ib_send_bw",
         (Task::Stream(_), Verb::RcWrite | Verb::UcWrite) => "ib_write_bw",
         (Task::Stream(_), Verb::RcRead) => "ib_read_bw",
         (Task::Stream(_), Verb::Atomics) => "ib_atomic_bw",
-        (Task::PingPong(_), Verb::UdSend | Verb::RcSend) => "ib_send_lat",
+        (Task::PingPong(_), Verb::UdSend | Verb::RcSend | Verb::UcSend) => "ib_send_lat",
         (Task::PingPong(_), Verb::RcWrite | Verb::UcWrite) => "ib_write_lat",
         (Task::PingPong(_), Verb::RcRead) => "ib_read_lat",
         (Task::PingPong(_), Verb::Atomics) => "ib_atomic_lat",
@@ -118,7 +118,7 @@ fn args(task: &Task, iterations: u64) -> Vec<String> {
     }
     match task.verb() {
         Verb::UdSend => args.extend(["-c".to_owned(), "UD".to_owned()]),
-        Verb::UcWrite => args.extend(["-c".to_owned(), "UC".to_owned()]),
+        Verb::UcSend | Verb::UcWrite => args.extend(["-c".to_owned(), "UC".to_owned()]),
         Verb::Atomics => args.extend(["-A".to_owned(), "FETCH_AND_ADD".to_owned()]),
         _ => {}
     }

@@ -84,6 +84,9 @@ enum What {
     /// Message rate and bandwidth of SENDs over RC
     #[command(after_help = verb::EXAMPLES)]
     RcSend(knobs::StreamArgs),
+    /// Message rate and bandwidth of SENDs over UC
+    #[command(after_help = verb::EXAMPLES)]
+    UcSend(knobs::StreamArgs),
     /// Message rate and bandwidth of RDMA WRITEs over RC
     #[command(after_help = verb::EXAMPLES)]
     RcWrite(knobs::StreamArgs),
@@ -138,6 +141,7 @@ impl What {
             Self::UdSend(args)
             | Self::UdRecv(args)
             | Self::RcSend(args)
+            | Self::UcSend(args)
             | Self::RcWrite(args)
             | Self::UcWrite(args)
             | Self::RcRead(args)
@@ -173,6 +177,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         What::UdSend(args) => verb::stream(Verb::UdSend, None, &args),
         What::UdRecv(args) => verb::stream(Verb::UdSend, Some(Direction::Inbound), &args),
         What::RcSend(args) => verb::stream(Verb::RcSend, None, &args),
+        What::UcSend(args) => verb::stream(Verb::UcSend, None, &args),
         What::RcWrite(args) => verb::stream(Verb::RcWrite, None, &args),
         What::UcWrite(args) => verb::stream(Verb::UcWrite, None, &args),
         What::RcRead(args) => verb::stream(Verb::RcRead, None, &args),

@@ -54,6 +54,8 @@ enum LatencyVerb {
     Send,
     /// SEND over UD, sent back
     UdSend,
+    /// SEND over UC, sent back
+    UcSend,
     /// RDMA WRITE over RC, written back
     Write,
     /// RDMA WRITE over UC, written back
@@ -69,6 +71,7 @@ impl LatencyVerb {
         match self {
             LatencyVerb::Send => Verb::RcSend,
             LatencyVerb::UdSend => Verb::UdSend,
+            LatencyVerb::UcSend => Verb::UcSend,
             LatencyVerb::Write => Verb::RcWrite,
             LatencyVerb::UcWrite => Verb::UcWrite,
             LatencyVerb::Read => Verb::RcRead,

@@ -116,7 +116,7 @@ fn result(args: &[&str], kind: &str) -> Value {
 #[test]
 fn every_verb_has_a_rate() {
     for verb in [
-        "ud-send", "rc-send", "rc-write", "uc-write", "rc-read", "atomics",
+        "ud-send", "rc-send", "uc-send", "rc-write", "uc-write", "rc-read", "atomics",
     ] {
         let result = result(&[verb], "rate");
         for figure in ["rate_mops", "bandwidth_gbytes_per_s"] {
