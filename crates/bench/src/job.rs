@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::link::Exe;
 use crate::micro::task::Task;
 use crate::nic::NicChoice;
+use crate::peers::bare::Bare;
 use crate::peers::copy::Copies;
 use crate::peers::datagrams::Datagrams;
 use crate::peers::lmdb::order::Serve;
@@ -23,6 +24,8 @@ pub enum Job {
     Probe(ProbeOrder),
     /// Be the target of copies without a NIC.
     HostCopy(Copies),
+    /// Be the other end of messages through bare rings.
+    Bare(Bare),
     /// Be the other end of datagrams without a NIC.
     Datagrams(Datagrams),
     /// Be the server of an ordered store without a NIC.

@@ -6,7 +6,7 @@ pub use crate::job::Job;
 use crate::link::Link;
 use crate::micro::lanes;
 use crate::nic::NicChoice;
-use crate::peers::{hostcopy, lmdb, udp};
+use crate::peers::{bare_pair, hostcopy, lmdb, udp};
 use crate::pin::allowed;
 use crate::probe;
 use crate::rows::{connections, wire};
@@ -34,6 +34,7 @@ pub fn serve(link: &mut Link, nic: Option<&NicChoice>) -> Result<()> {
                 probe::work(link, &order)
             }
             Job::HostCopy(request) => hostcopy::work(link, request),
+            Job::Bare(bare) => bare_pair::work(link, bare),
             Job::Datagrams(request) => udp::work(link, request),
             Job::Lmdb(order) => lmdb::work(link, order),
             Job::Drive(order) => wire::drive(link, &order),

@@ -16,7 +16,7 @@ pub(crate) mod lanes;
 mod model;
 mod one_sided;
 pub(crate) mod outcome;
-mod pace;
+pub(crate) mod pace;
 mod ping;
 mod receiver;
 mod requests;

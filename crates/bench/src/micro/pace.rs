@@ -7,7 +7,7 @@ use crate::clock::now_ns;
 const WARM_UP: u64 = 10;
 
 /// Tells when a time is over; reads the clock about once in a thousandth of it.
-pub(super) struct Pace {
+pub(crate) struct Pace {
     begin_ns: u64,
     duration_ns: u64,
     last_ns: u64,
@@ -19,7 +19,7 @@ pub(super) struct Pace {
 
 impl Pace {
     /// The time begins now.
-    pub(super) fn new(duration_ms: u64) -> Pace {
+    pub(crate) fn new(duration_ms: u64) -> Pace {
         let now = now_ns();
         Pace {
             begin_ns: now,
@@ -33,7 +33,7 @@ impl Pace {
 
     /// Whether the time is over; once it is, it stays so.
     #[inline]
-    pub(super) fn is_over(&mut self) -> bool {
+    pub(crate) fn is_over(&mut self) -> bool {
         self.left -= 1;
         if self.left == 0 {
             self.look();
@@ -58,13 +58,13 @@ impl Pace {
 
 /// Operations and how long they took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Timed {
-    pub(super) ops: u64,
-    pub(super) elapsed_ns: u64,
+pub(crate) struct Timed {
+    pub(crate) ops: u64,
+    pub(crate) elapsed_ns: u64,
 }
 
 /// Counts operations from the end of the warm-up on.
-pub(super) struct Meter {
+pub(crate) struct Meter {
     warm_up_ns: u64,
     /// How many operations were done when, at the first look.
     first: Option<(u64, u64)>,
@@ -74,7 +74,7 @@ pub(super) struct Meter {
 
 impl Meter {
     /// For a run of this length.
-    pub(super) fn new(duration_ms: u64) -> Meter {
+    pub(crate) fn new(duration_ms: u64) -> Meter {
         Meter {
             warm_up_ns: duration_ms.saturating_mul(1_000_000) / WARM_UP,
             first: None,
@@ -84,7 +84,7 @@ impl Meter {
 
     /// `done` operations are done.
     #[inline]
-    pub(super) fn tick(&mut self, done: u64) {
+    pub(crate) fn tick(&mut self, done: u64) {
         if self.mark.is_none() {
             self.look(done, now_ns());
         }
@@ -101,7 +101,7 @@ impl Meter {
     }
 
     /// The last of `done` operations was done at `end_ns`.
-    pub(super) fn finish(&self, done: u64, end_ns: u64) -> Timed {
+    pub(crate) fn finish(&self, done: u64, end_ns: u64) -> Timed {
         let since = |(count, ns): (u64, u64)| Timed {
             ops: done.saturating_sub(count),
             elapsed_ns: end_ns.saturating_sub(ns),

@@ -1,21 +1,19 @@
 //! What a copy between two processes costs without any NIC: `memcpy` into a shared mapping, and
 //! `process_vm_writev` into private memory.
 //!
-//! Unsafe code: both peers are defined by raw memory access.
+//! Unsafe code: a peer writes the memory of another process.
 
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::NonNull;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use serde::{Deserialize, Serialize};
 
 pub use super::copy::Method;
 use super::copy::{Copies, pattern, stamp};
+use super::mapping::{Mapping, create, open};
 use crate::job::Job;
 use crate::link::Link;
 
@@ -43,10 +41,7 @@ pub fn drive(link: &mut Link, method: Method, payload_bytes: usize, copies: u64)
     let rate = match method {
         Method::Memcpy => {
             let fd = buffer.fd.context("the worker shares no memory")?;
-            let path = format!("/proc/{}/fd/{fd}", buffer.pid);
-            let fd = open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-                .context("cannot open the worker's memory")?;
-            let target = Mapping::new(&fd, payload_bytes)?;
+            let target = Mapping::new(&open(buffer.pid, fd)?, payload_bytes)?;
             timed(copies, &mut source, |source| {
                 target.write(source);
                 Ok(())
@@ -73,9 +68,7 @@ pub fn work(link: &mut Link, request: Copies) -> Result<()> {
     let size = request.payload_bytes;
     let (buffer, target) = match request.method {
         Method::Memcpy => {
-            let fd = memfd_create("verbatim-bench", MemfdFlags::CLOEXEC)
-                .context("cannot create shared memory")?;
-            ftruncate(&fd, size as u64).context("cannot size shared memory")?;
+            let fd = create(size)?;
             let mapping = Mapping::new(&fd, size)?;
             let buffer = Buffer {
                 pid,
@@ -125,83 +118,6 @@ fn timed(copies: u64, source: &mut [u8], mut copy: impl FnMut(&[u8]) -> Result<(
     let seconds = begin.elapsed().as_secs_f64();
     #[allow(clippy::cast_precision_loss)] // far below 2^52 bytes
     Ok(copies as f64 * source.len() as f64 / seconds)
-}
-
-/// Memory of our own making that somebody else may write: reached by copying only.
-struct Mapping {
-    start: NonNull<u8>,
-    size: usize,
-}
-
-impl Mapping {
-    fn new(fd: &OwnedFd, size: usize) -> Result<Mapping> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the kernel chooses the address (a null hint without FIXED), so no memory that
-        // is in use is replaced.
-        let start = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                size,
-                protection,
-                MapFlags::SHARED,
-                fd,
-                0,
-            )
-        }
-        .context("cannot map shared memory")?;
-        Mapping::from_raw(start, size)
-    }
-
-    fn private(size: usize) -> Result<Mapping> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: as in `new`.
-        let start = unsafe {
-            rustix::mm::mmap_anonymous(std::ptr::null_mut(), size, protection, MapFlags::PRIVATE)
-        }
-        .context("cannot map private memory")?;
-        Mapping::from_raw(start, size)
-    }
-
-    fn from_raw(start: *mut std::ffi::c_void, size: usize) -> Result<Mapping> {
-        let start = NonNull::new(start.cast()).context("mapped at address 0")?;
-        Ok(Mapping { start, size })
-    }
-
-    fn addr(&self) -> usize {
-        self.start.as_ptr() as usize
-    }
-
-    /// Copies `source` to the start of the mapping.
-    fn write(&self, source: &[u8]) {
-        assert!(source.len() <= self.size);
-        // SAFETY: the mapping is `size` writable bytes until `drop` (made by mmap in `new` and
-        // `private`), checked above to be enough; `source` is other memory, since a mapping is
-        // never lent out as a slice. Nobody else accesses the bytes now: driver and worker take
-        // turns by messages over the link.
-        // JUSTIFICATION: this copy is what the peer measures.
-        unsafe {
-            std::ptr::copy_nonoverlapping(source.as_ptr(), self.start.as_ptr(), source.len());
-        }
-    }
-
-    /// Copies the mapping.
-    fn read(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.size];
-        // SAFETY: as in `write`, in the other direction; `bytes` has `size` bytes.
-        unsafe {
-            std::ptr::copy_nonoverlapping(self.start.as_ptr(), bytes.as_mut_ptr(), self.size);
-        }
-        bytes
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: exactly the range that mmap returned, unmapped once; no reference into it exists
-        // because `write` and `read` copy.
-        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.size) };
-        debug_assert!(unmapped.is_ok());
-    }
 }
 
 /// Writes `source` to `addr` of process `pid`.

@@ -1,10 +1,14 @@
 //! The programs that the software NIC is measured beside.
 
+pub(crate) mod bare;
+pub mod bare_pair;
+pub(crate) mod bare_ring;
 pub(crate) mod copy;
 pub(crate) mod datagrams;
 pub mod hostcopy;
 pub mod iperf3;
 pub mod lmdb;
+mod mapping;
 pub mod perftest;
 pub(crate) mod port;
 pub mod redis;

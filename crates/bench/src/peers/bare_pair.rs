@@ -1,0 +1,340 @@
+//! Messages through bare rings between two processes: the limit of what verbs between the same cores can reach.
+
+use anyhow::{Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+pub use super::bare::{Bare, Exchange};
+use super::bare_ring::{
+    HEADER_ONLY, MAX_LIST, Producer, Receiver, Ring, SendList, WINDOW, WITH_8_BYTES, words_of,
+};
+use super::mapping::{Words, WordsAt};
+use crate::clock::{mops, now_ns};
+use crate::job::Job;
+use crate::link::Link;
+use crate::micro::pace::{Meter, Pace, Timed};
+use crate::patience::{PATIENCE_NS, Patience};
+
+/// Exchanges between two looks at the clock of a ping-pong.
+const EXCHANGES: u64 = 64;
+
+/// What was measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Figure {
+    /// 10^6 messages or round trips a second; of a ping-pong nanoseconds of half a round trip.
+    pub value: f64,
+    /// Messages that were checked at the end that counts them.
+    pub verified_ops: u64,
+}
+
+/// What an end has counted.
+#[derive(Debug, Serialize, Deserialize)]
+struct Seen {
+    received: u64,
+    ops: u64,
+    elapsed_ns: u64,
+    wrong: Option<String>,
+}
+
+impl Seen {
+    fn new<const WORDS: usize>(receiver: &Receiver<'_, WORDS>, meter: &Meter) -> Seen {
+        let Timed { ops, elapsed_ns } = meter.finish(receiver.due, now_ns());
+        Seen {
+            received: receiver.due,
+            ops,
+            elapsed_ns,
+            wrong: receiver.wrong.clone(),
+        }
+    }
+
+    /// # Errors
+    /// When other messages came than `sent`.
+    fn check(&self, sent: u64) -> Result<()> {
+        if let Some(wrong) = &self.wrong {
+            bail!("a bare ring carried {wrong}");
+        }
+        ensure!(
+            self.received == sent,
+            "{} of {sent} messages came through a bare ring",
+            self.received
+        );
+        Ok(())
+    }
+}
+
+/// Exchanges messages with the worker.
+///
+/// # Errors
+/// When memory cannot be shared, the worker is gone, or a message is wrong.
+pub fn drive(link: &mut Link, bare: Bare) -> Result<Figure> {
+    ensure!(
+        (1..=MAX_LIST).contains(&bare.list),
+        "a list of a bare ring has 1 to {MAX_LIST} messages"
+    );
+    link.send(&Job::Bare(bare))?;
+    let at: WordsAt = link.recv()?;
+    let words = Words::open(&at)?;
+    if bare.has_payload {
+        drive_on::<WITH_8_BYTES>(link, &words, bare)
+    } else {
+        drive_on::<HEADER_ONLY>(link, &words, bare)
+    }
+}
+
+/// The worker's part.
+///
+/// # Errors
+/// When memory cannot be had or the driver is gone.
+pub fn work(link: &mut Link, bare: Bare) -> Result<()> {
+    let record_words = if bare.has_payload {
+        WITH_8_BYTES
+    } else {
+        HEADER_ONLY
+    };
+    let words = Words::create(2 * words_of(record_words))?;
+    for word in words.words() {
+        // Pages are there before the clock runs.
+        word.store(0, std::sync::atomic::Ordering::Relaxed);
+    }
+    link.send(&words.at()?)?;
+    if bare.has_payload {
+        work_on::<WITH_8_BYTES>(link, &words, bare)
+    } else {
+        work_on::<HEADER_ONLY>(link, &words, bare)
+    }
+}
+
+/// The ring from the driver to the worker, and the one back.
+fn rings<const WORDS: usize>(words: &Words) -> Result<[Ring<'_, WORDS>; 2]> {
+    let (there, back) = words.words().split_at(words_of(WORDS));
+    Ok([Ring::new(there)?, Ring::new(back)?])
+}
+
+fn drive_on<const WORDS: usize>(link: &mut Link, words: &Words, bare: Bare) -> Result<Figure> {
+    let [there, back] = rings::<WORDS>(words)?;
+    let (mut producer, mut receiver) = (Producer::new(there), Receiver::new(back));
+    link.meet()?;
+    let (sent, seen) = match bare.exchange {
+        Exchange::Stream => {
+            let sent = stream(&mut producer, bare)?;
+            (sent, link.recv::<Seen>()?)
+        }
+        Exchange::PingPong => ping_pong(&mut producer, &mut receiver, bare)?,
+        Exchange::Rpc => requests(&mut producer, &mut receiver, bare)?,
+    };
+    seen.check(sent)?;
+    if bare.exchange != Exchange::Stream {
+        link.recv::<Seen>()?.check(sent)?;
+    }
+    let rate = mops(seen.ops, seen.elapsed_ns);
+    Ok(Figure {
+        value: match bare.exchange {
+            Exchange::PingPong => 1e3 / rate / 2.0,
+            Exchange::Stream | Exchange::Rpc => rate,
+        },
+        verified_ops: seen.received,
+    })
+}
+
+fn work_on<const WORDS: usize>(link: &mut Link, words: &Words, bare: Bare) -> Result<()> {
+    let [there, back] = rings::<WORDS>(words)?;
+    let (mut producer, mut receiver) = (Producer::new(back), Receiver::new(there));
+    link.meet()?;
+    let seen = match bare.exchange {
+        Exchange::Stream => sink(&mut receiver, bare)?,
+        Exchange::PingPong => answer(&mut producer, &mut receiver, 1, Patience::eager)?,
+        Exchange::Rpc => answer(&mut producer, &mut receiver, WINDOW, Patience::new)?,
+    };
+    link.send(&seen)
+}
+
+/// Waits until the next `count` messages are within the window.
+#[inline]
+fn make_room<const WORDS: usize>(producer: &mut Producer<'_, WORDS>, count: usize) -> Result<()> {
+    if producer.has_room(count) {
+        return Ok(());
+    }
+    let mut patience = Patience::new(PATIENCE_NS);
+    loop {
+        producer.poll()?;
+        if producer.has_room(count) {
+            return Ok(());
+        }
+        patience.check("the consumer of a bare ring")?;
+    }
+}
+
+/// Sends for the time; how many messages.
+fn stream<const WORDS: usize>(producer: &mut Producer<'_, WORDS>, bare: Bare) -> Result<u64> {
+    let mut wrs = SendList::<WORDS>::new();
+    let mut pace = Pace::new(bare.duration_ms);
+    let mut sent = 0;
+    let mut last = false;
+    while !last {
+        last = pace.is_over() && sent >= 2 * WINDOW as u64;
+        make_room(producer, bare.list)?;
+        wrs.fill(sent, bare.list, last);
+        producer.post(&wrs, bare.list);
+        sent += bare.list as u64;
+    }
+    Ok(sent)
+}
+
+/// Receives up to the last message.
+fn sink<const WORDS: usize>(receiver: &mut Receiver<'_, WORDS>, bare: Bare) -> Result<Seen> {
+    let mut meter = Meter::new(bare.duration_ms);
+    let mut patience = Patience::new(PATIENCE_NS);
+    while !receiver.ended {
+        if receiver.poll(WINDOW) == 0 {
+            patience.check("messages of a bare ring")?;
+            continue;
+        }
+        patience.reset();
+        if receiver.give_back() {
+            meter.tick(receiver.due);
+        }
+    }
+    Ok(Seen::new(receiver, &meter))
+}
+
+/// Sends one message and waits for its answer, for the time.
+fn ping_pong<const WORDS: usize>(
+    producer: &mut Producer<'_, WORDS>,
+    receiver: &mut Receiver<'_, WORDS>,
+    bare: Bare,
+) -> Result<(u64, Seen)> {
+    let mut wrs = SendList::<WORDS>::new();
+    let (mut pace, mut meter) = (Pace::new(bare.duration_ms), Meter::new(bare.duration_ms));
+    let mut sent = 0;
+    meter.tick(0);
+    while !receiver.ended {
+        let last = sent % EXCHANGES == EXCHANGES - 1 && pace.is_over();
+        make_room(producer, 1)?;
+        wrs.fill(sent, 1, last);
+        producer.post(&wrs, 1);
+        sent += 1;
+        let mut patience = Patience::eager(PATIENCE_NS);
+        while receiver.poll(1) == 0 {
+            patience.check("the answer through a bare ring")?;
+        }
+        receiver.give_back();
+        if sent % EXCHANGES == 0 {
+            meter.tick(sent);
+        }
+    }
+    Ok((sent, Seen::new(receiver, &meter)))
+}
+
+/// Keeps a window of requests outstanding for the time.
+fn requests<const WORDS: usize>(
+    producer: &mut Producer<'_, WORDS>,
+    receiver: &mut Receiver<'_, WORDS>,
+    bare: Bare,
+) -> Result<(u64, Seen)> {
+    let mut wrs = SendList::<WORDS>::new();
+    let (mut pace, mut meter) = (Pace::new(bare.duration_ms), Meter::new(bare.duration_ms));
+    let mut patience = Patience::new(PATIENCE_NS);
+    let mut sent = 0;
+    let mut last = false;
+    while !receiver.ended {
+        // Never waits for room: the server may be waiting for this end to take answers.
+        if !last && sent + bare.list as u64 <= receiver.due + WINDOW as u64 {
+            if !producer.has_room(bare.list) {
+                producer.poll()?;
+            }
+            if producer.has_room(bare.list) {
+                last = pace.is_over() && sent >= 2 * WINDOW as u64;
+                wrs.fill(sent, bare.list, last);
+                producer.post(&wrs, bare.list);
+                sent += bare.list as u64;
+            }
+        }
+        if receiver.poll(WINDOW) == 0 {
+            patience.check("answers through a bare ring")?;
+            continue;
+        }
+        patience.reset();
+        if receiver.give_back() {
+            meter.tick(receiver.due);
+        }
+    }
+    Ok((sent, Seen::new(receiver, &meter)))
+}
+
+/// Answers each message with its number, up to the last one; takes up to `at_once`.
+fn answer<const WORDS: usize>(
+    producer: &mut Producer<'_, WORDS>,
+    receiver: &mut Receiver<'_, WORDS>,
+    at_once: usize,
+    patience: impl Fn(u64) -> Patience,
+) -> Result<Seen> {
+    let mut wrs = SendList::<WORDS>::new();
+    let mut patience = patience(PATIENCE_NS);
+    let mut sent = 0;
+    while !receiver.ended {
+        if receiver.poll(at_once) == 0 {
+            patience.check("requests through a bare ring")?;
+            continue;
+        }
+        patience.reset();
+        while sent < receiver.due {
+            let count = usize::try_from(receiver.due - sent)?.min(MAX_LIST);
+            make_room(producer, count)?;
+            let end = sent + count as u64;
+            wrs.fill(sent, count, receiver.ended && end == receiver.due);
+            producer.post(&wrs, count);
+            sent = end;
+        }
+        receiver.give_back();
+    }
+    Ok(Seen::new(receiver, &Meter::new(0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_exchange_is_checked_to_its_last_message() {
+        for exchange in [Exchange::Stream, Exchange::PingPong, Exchange::Rpc] {
+            for (has_payload, list) in [(false, 1), (false, 16), (true, 1), (true, 16), (true, 5)] {
+                let (mut left, mut right) = Link::pair().unwrap();
+                let worker = std::thread::spawn(move || match right.recv()? {
+                    Job::Bare(bare) => work(&mut right, bare),
+                    job => bail!("{job:?} is no ring"),
+                });
+                let bare = Bare {
+                    exchange,
+                    has_payload,
+                    list,
+                    duration_ms: 3,
+                };
+                let figure = drive(&mut left, bare).unwrap();
+                worker.join().unwrap().unwrap();
+                assert!(figure.value > 0.0 && figure.value.is_finite(), "{bare:?}");
+                let least = if exchange == Exchange::PingPong {
+                    EXCHANGES
+                } else {
+                    2 * WINDOW as u64
+                };
+                assert!(figure.verified_ops >= least, "{bare:?}: {figure:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_a_list_is_refused() {
+        let (mut left, _right) = Link::pair().unwrap();
+        let bare = Bare {
+            exchange: Exchange::Stream,
+            has_payload: false,
+            list: 17,
+            duration_ms: 1,
+        };
+        assert!(
+            drive(&mut left, bare)
+                .unwrap_err()
+                .to_string()
+                .contains("1 to 16")
+        );
+    }
+}

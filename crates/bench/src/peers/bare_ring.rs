@@ -1,0 +1,540 @@
+//! A single-producer ring with the costs of the verbs interface and nothing else: what two cores can exchange at most.
+//!
+//! - The sender fills a `struct ibv_send_wr` and an `ibv_sge` for each message. [`Producer::post`] reads them and writes a
+//!   record of 16 bytes (header-only) or 32 bytes (8 bytes of payload).
+//! - [`Consumer::poll`] takes an entry of a local receive queue for each record, copies the payload to the place that the
+//!   entry names, and fills an `ibv_wc` in the caller's array. The receiver checks each message and posts RECVs again.
+//! - One message in [`SIGNAL_EVERY`] is signaled: [`Producer::poll`] fills an `ibv_wc` once the consumer has taken it.
+//!
+//! A record's header holds the lap number of its slot, so that nothing is zeroed. One release store publishes a list. There
+//! are no queue pairs, keys, states, retries or errors: the ring is a limit, not a transport.
+//!
+//! Unsafe code: the immediate is a member of a union of the C ABI.
+
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context, Result};
+use verbs_abi::{
+    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_RECV, IBV_WC_SEND, IBV_WC_SUCCESS, IBV_WC_WITH_IMM,
+    IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc,
+};
+
+/// Messages that the producer is ahead of the consumer at most, as in the rows that the ring is the limit of.
+pub(crate) const WINDOW: usize = 256;
+
+/// One message in so many is signaled, as in these rows.
+pub(crate) const SIGNAL_EVERY: u64 = 16;
+
+/// Signaled messages that can be within a window.
+const SIGNALED: usize = 2 * WINDOW / 16;
+
+/// The longest list.
+pub(crate) const MAX_LIST: usize = 16;
+
+/// Records of a ring: a power of two, at least the window.
+const SLOTS: usize = 512;
+
+/// Words before the records: the consumer's position, alone on its pair of cache lines (processors prefetch pairs).
+const HEAD: usize = 16;
+
+/// RECVs that are posted again at once, as in the rows that the ring is the limit of.
+const CHUNK: usize = WINDOW / 4;
+
+/// Entries that one poll takes at most, as in these rows.
+const POLLED: usize = 32;
+
+/// Marks the last message of a run, in the number that a payload or an immediate carries.
+const LAST_OF_64: u64 = 1 << 63;
+const LAST_OF_32: u32 = 1 << 31;
+
+/// What completions say; no queue pair has it.
+const QP_NUM: u32 = 0x11;
+
+/// Words of a header-only record, and of one with 8 bytes of payload.
+pub(crate) const HEADER_ONLY: usize = 2;
+pub(crate) const WITH_8_BYTES: usize = 4;
+
+/// Words of shared memory that a ring needs.
+pub(crate) const fn words_of(record_words: usize) -> usize {
+    HEAD + SLOTS * record_words
+}
+
+/// A ring in shared words, all zero at first. `WORDS` is [`HEADER_ONLY`] or [`WITH_8_BYTES`].
+///
+/// Word 0 of a record: lap number (32 bits), bytes of payload (16), opcode (8). Word 1: immediate, queue pair number.
+/// Word 2: payload.
+#[derive(Clone, Copy)]
+pub(crate) struct Ring<'m, const WORDS: usize> {
+    /// Records that the consumer has taken.
+    consumed: &'m AtomicU64,
+    records: &'m [[AtomicU64; WORDS]; SLOTS],
+}
+
+impl<'m, const WORDS: usize> Ring<'m, WORDS> {
+    /// The ring in the first [`words_of`] of `words`.
+    ///
+    /// # Errors
+    /// When there are fewer.
+    pub(crate) fn new(words: &'m [AtomicU64]) -> Result<Self> {
+        let (head, rest) = words.split_at_checked(HEAD).context("no room for a ring")?;
+        let records = rest.as_chunks().0.first_chunk();
+        Ok(Ring {
+            consumed: &head[0],
+            records: records.context("no room for the records of a ring")?,
+        })
+    }
+}
+
+/// The place of an ever-growing number among `N` places.
+#[inline]
+fn place<const N: usize>(number: u64) -> usize {
+    #[allow(clippy::cast_possible_truncation, reason = "less than N")]
+    {
+        (number % N as u64) as usize
+    }
+}
+
+/// The lap number of a position's header, from 1: a slot that was never written has 0.
+#[inline]
+fn lap(position: u64) -> u64 {
+    (position / SLOTS as u64 + 1) & 0xffff_ffff
+}
+
+#[inline]
+fn low(value: u64) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "that is the point")]
+    {
+        value as u32
+    }
+}
+
+/// The word at a byte address of a buffer of `N` words.
+#[inline]
+fn word_at<const N: usize>(addr: u64) -> usize {
+    place::<N>(addr / 8)
+}
+
+/// A list of send WRs with their scatter/gather elements and payloads, as a program keeps them.
+pub(crate) struct SendList<const WORDS: usize> {
+    wrs: Vec<ibv_send_wr>,
+    sges: Vec<ibv_sge>,
+    payloads: [u64; MAX_LIST],
+}
+
+impl<const WORDS: usize> SendList<WORDS> {
+    pub(crate) fn new() -> Self {
+        let mut wrs = vec![ibv_send_wr::zeroed(); MAX_LIST];
+        let sges = vec![
+            ibv_sge {
+                addr: 0,
+                length: 0,
+                lkey: 0
+            };
+            MAX_LIST
+        ];
+        for index in 1..MAX_LIST {
+            wrs[index - 1].next = &raw mut wrs[index];
+        }
+        SendList {
+            wrs,
+            sges,
+            payloads: [0; MAX_LIST],
+        }
+    }
+
+    /// Fills `count` WRs for the messages from number `first` on; `last` marks the last one.
+    #[inline]
+    pub(crate) fn fill(&mut self, first: u64, count: usize, last: bool) {
+        let (wrs, sges) = (&mut self.wrs[..count], &mut self.sges[..count]);
+        for (index, (wr, sge)) in wrs.iter_mut().zip(sges).enumerate() {
+            let number = first + index as u64;
+            let last = last && index + 1 == count;
+            let signaled = (number + 1).is_multiple_of(SIGNAL_EVERY);
+            wr.wr_id = number;
+            wr.send_flags = if signaled { IBV_SEND_SIGNALED } else { 0 };
+            if WORDS == HEADER_ONLY {
+                wr.num_sge = 0;
+                wr.opcode = IBV_WR_SEND_WITH_IMM;
+                wr.imm.imm_data = stamp_of_32(number, last).to_be();
+            } else {
+                self.payloads[index % MAX_LIST] = stamp_of_64(number, last);
+                (sge.addr, sge.length) = (8 * index as u64, 8);
+                wr.sg_list = sge;
+                wr.num_sge = 1;
+                wr.opcode = IBV_WR_SEND;
+                wr.send_flags |= IBV_SEND_INLINE;
+            }
+        }
+    }
+}
+
+fn stamp_of_64(number: u64, last: bool) -> u64 {
+    number | if last { LAST_OF_64 } else { 0 }
+}
+
+fn stamp_of_32(number: u64, last: bool) -> u32 {
+    (low(number) & (LAST_OF_32 - 1)) | if last { LAST_OF_32 } else { 0 }
+}
+
+/// The sending end of a ring.
+pub(crate) struct Producer<'m, const WORDS: usize> {
+    ring: Ring<'m, WORDS>,
+    /// The position of the next record.
+    next: u64,
+    /// The signaled WRs that have not completed are the numbers of this range, times [`SIGNAL_EVERY`].
+    signaled: std::ops::Range<u64>,
+    /// Work request identifiers of signaled WRs, by their numbers.
+    wr_ids: [u64; SIGNALED],
+    wcs: [ibv_wc; POLLED],
+}
+
+impl<'m, const WORDS: usize> Producer<'m, WORDS> {
+    pub(crate) fn new(ring: Ring<'m, WORDS>) -> Self {
+        Producer {
+            ring,
+            next: 0,
+            signaled: 0..0,
+            wr_ids: [0; SIGNALED],
+            wcs: [ibv_wc::zeroed(); POLLED],
+        }
+    }
+
+    /// Whether `count` more messages are within the window after the last completion.
+    #[inline]
+    pub(crate) fn has_room(&self, count: usize) -> bool {
+        self.next + count as u64 <= self.signaled.start * SIGNAL_EVERY + WINDOW as u64
+    }
+
+    /// Writes the records of the first `count` WRs of a list and publishes them. There must be room.
+    #[inline(never)]
+    pub(crate) fn post(&mut self, list: &SendList<WORDS>, count: usize) {
+        let first = self.next;
+        let mut first_header = 0;
+        let wrs = list.wrs[..count].iter().zip(&list.sges);
+        for (position, (wr, sge)) in (first..).zip(wrs) {
+            let record = &self.ring.records[place::<SLOTS>(position)];
+            let byte_len = if wr.num_sge > 0 { sge.length } else { 0 };
+            let header =
+                lap(position) | (u64::from(byte_len) & 0xffff) << 32 | u64::from(wr.opcode) << 48;
+            // SAFETY: both members of the union are plain 32-bit integers.
+            let imm = unsafe { wr.imm.imm_data };
+            record[1].store(u64::from(imm) | u64::from(QP_NUM) << 32, Ordering::Relaxed);
+            if WORDS > HEADER_ONLY {
+                let payload = list.payloads[word_at::<MAX_LIST>(sge.addr)];
+                record[2].store(payload, Ordering::Relaxed);
+            }
+            if position == first {
+                first_header = header;
+            } else {
+                record[0].store(header, Ordering::Relaxed);
+            }
+            if wr.send_flags & IBV_SEND_SIGNALED != 0 {
+                self.wr_ids[place::<SIGNALED>(self.signaled.end)] = wr.wr_id;
+                self.signaled.end += 1;
+            }
+        }
+        // Publishes the list: the consumer comes to its other records only after it has loaded this with Acquire.
+        self.ring.records[place::<SLOTS>(first)][0].store(first_header, Ordering::Release);
+        self.next = first + count as u64;
+    }
+
+    /// Fills a completion for each signaled message that the consumer has taken, and looks at them as a program does.
+    ///
+    /// # Errors
+    /// When one is not that of the WR that was due.
+    #[inline]
+    pub(crate) fn poll(&mut self) -> Result<usize> {
+        let due = self.signaled.start;
+        let done = self.complete();
+        for (number, wc) in (due..).zip(&self.wcs[..done]) {
+            let wr_id = (number + 1) * SIGNAL_EVERY - 1;
+            anyhow::ensure!(
+                wc.status == IBV_WC_SUCCESS && wc.wr_id == wr_id,
+                "the bare ring completed WR {} where {wr_id} was due",
+                wc.wr_id
+            );
+        }
+        Ok(done)
+    }
+
+    #[inline(never)]
+    fn complete(&mut self) -> usize {
+        let consumed = self.ring.consumed.load(Ordering::Acquire);
+        let mut done = 0;
+        for wc in &mut self.wcs {
+            let number = self.signaled.start;
+            if number == self.signaled.end || (number + 1) * SIGNAL_EVERY > consumed {
+                break;
+            }
+            *wc = ibv_wc {
+                wr_id: self.wr_ids[place::<SIGNALED>(number)],
+                status: IBV_WC_SUCCESS,
+                opcode: IBV_WC_SEND,
+                qp_num: QP_NUM,
+                ..ibv_wc::zeroed()
+            };
+            self.signaled.start += 1;
+            done += 1;
+        }
+        done
+    }
+}
+
+/// An entry of the receive queue: a RECV with one scatter/gather element.
+#[derive(Clone, Copy)]
+struct Entry {
+    wr_id: u64,
+    sge: ibv_sge,
+}
+
+/// The receiving end of a ring with its receive queue and the memory that messages arrive in.
+struct Consumer<'m, const WORDS: usize> {
+    ring: Ring<'m, WORDS>,
+    /// The position of the next record, which is also the number of RECVs taken.
+    next: u64,
+    /// RECVs posted so far.
+    posted: u64,
+    queue: [Entry; WINDOW],
+    memory: Box<[u64; WINDOW]>,
+}
+
+impl<const WORDS: usize> Consumer<'_, WORDS> {
+    #[inline(never)]
+    fn post_recv(&mut self, wrs: &[ibv_recv_wr], sges: &[ibv_sge]) {
+        for (wr, sge) in wrs.iter().zip(sges) {
+            self.queue[place::<WINDOW>(self.posted)] = Entry {
+                wr_id: wr.wr_id,
+                sge: *sge,
+            };
+            self.posted += 1;
+        }
+    }
+
+    /// Takes records into `wcs` as far as there are both, and RECVs for them; how many.
+    #[inline(never)]
+    fn poll(&mut self, wcs: &mut [ibv_wc]) -> usize {
+        let mut taken = 0;
+        for wc in wcs {
+            let record = &self.ring.records[place::<SLOTS>(self.next)];
+            let header = record[0].load(Ordering::Acquire);
+            if header & 0xffff_ffff != lap(self.next) || self.next == self.posted {
+                break;
+            }
+            let entry = &self.queue[place::<WINDOW>(self.next)];
+            let about = record[1].load(Ordering::Relaxed);
+            let byte_len = low(header >> 32) & 0xffff;
+            if WORDS > HEADER_ONLY && byte_len <= entry.sge.length {
+                let payload = record[2].load(Ordering::Relaxed);
+                self.memory[word_at::<WINDOW>(entry.sge.addr)] = payload;
+            }
+            let with_imm = header >> 48 & 0xff == u64::from(IBV_WR_SEND_WITH_IMM);
+            *wc = ibv_wc {
+                wr_id: entry.wr_id,
+                status: IBV_WC_SUCCESS,
+                opcode: IBV_WC_RECV,
+                byte_len,
+                qp_num: QP_NUM,
+                src_qp: low(about >> 32),
+                wc_flags: if with_imm { IBV_WC_WITH_IMM } else { 0 },
+                ..ibv_wc::zeroed()
+            };
+            wc.imm.imm_data = low(about);
+            self.next += 1;
+            taken += 1;
+        }
+        if taken > 0 {
+            // The loads above come before: the producer may write these slots again.
+            self.ring.consumed.store(self.next, Ordering::Release);
+        }
+        taken
+    }
+}
+
+/// A program at the receiving end of a ring, which checks each message.
+pub(crate) struct Receiver<'m, const WORDS: usize> {
+    consumer: Consumer<'m, WORDS>,
+    wcs: [ibv_wc; POLLED],
+    /// RECVs of the window, posted again as they are, a chunk at a time.
+    recvs: Vec<ibv_recv_wr>,
+    sges: Vec<ibv_sge>,
+    /// Messages whose RECVs are not posted again yet, and where the next chunk begins.
+    used: usize,
+    chunk: usize,
+    /// The number that is due: so many messages are checked.
+    pub(crate) due: u64,
+    /// Whether the last message came.
+    pub(crate) ended: bool,
+    /// What was wrong first.
+    pub(crate) wrong: Option<String>,
+}
+
+impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
+    /// One that has posted RECVs for a window.
+    pub(crate) fn new(ring: Ring<'m, WORDS>) -> Self {
+        let sge = |index: usize| ibv_sge {
+            addr: 8 * index as u64,
+            length: 8,
+            lkey: 0,
+        };
+        let mut sges: Vec<_> = (0..WINDOW).map(sge).collect();
+        let of = |(sge, index): (&mut ibv_sge, u64)| {
+            let mut wr = ibv_recv_wr::zeroed();
+            (wr.wr_id, wr.sg_list, wr.num_sge) = (8 * index, sge, 1);
+            wr
+        };
+        let recvs: Vec<_> = sges.iter_mut().zip(0..).map(of).collect();
+        let sge = ibv_sge {
+            addr: 0,
+            length: 0,
+            lkey: 0,
+        };
+        let mut consumer = Consumer {
+            ring,
+            next: 0,
+            posted: 0,
+            queue: [Entry { wr_id: 0, sge }; WINDOW],
+            memory: Box::new([0; WINDOW]),
+        };
+        consumer.post_recv(&recvs, &sges);
+        Receiver {
+            consumer,
+            wcs: [ibv_wc::zeroed(); POLLED],
+            recvs,
+            sges,
+            used: 0,
+            chunk: 0,
+            due: 0,
+            ended: false,
+            wrong: None,
+        }
+    }
+
+    /// Takes and checks up to `count` messages; how many came.
+    #[inline]
+    pub(crate) fn poll(&mut self, count: usize) -> usize {
+        let taken = self.consumer.poll(&mut self.wcs[..count.min(POLLED)]);
+        for index in 0..taken {
+            let wc = &self.wcs[index];
+            let (is_due, is_last) = if WORDS == HEADER_ONLY {
+                // SAFETY: both members of the union are plain 32-bit integers.
+                let imm = u32::from_be(unsafe { wc.imm.imm_data });
+                let stamp = stamp_of_32(self.due, false);
+                (imm & !LAST_OF_32 == stamp, imm & LAST_OF_32 != 0)
+            } else {
+                let stamp = self.consumer.memory[word_at::<WINDOW>(wc.wr_id)];
+                (stamp & !LAST_OF_64 == self.due, stamp & LAST_OF_64 != 0)
+            };
+            let byte_len = if WORDS == HEADER_ONLY { 0 } else { 8 };
+            if is_due & (wc.status == IBV_WC_SUCCESS) & (wc.byte_len == byte_len) {
+                self.due += 1;
+                self.ended |= is_last;
+            } else {
+                self.note_wrong(index);
+            }
+        }
+        self.used += taken;
+        taken
+    }
+
+    #[cold]
+    fn note_wrong(&mut self, index: usize) {
+        let (due, byte_len) = (self.due, self.wcs[index].byte_len);
+        self.wrong.get_or_insert_with(|| {
+            format!("another message of {byte_len} bytes where number {due} was due")
+        });
+        self.ended = true;
+    }
+
+    /// Posts the RECVs of whole chunks again; whether there was one.
+    #[inline]
+    pub(crate) fn give_back(&mut self) -> bool {
+        let has_chunk = self.used >= CHUNK;
+        while self.used >= CHUNK {
+            let chunk = self.chunk..self.chunk + CHUNK;
+            self.consumer
+                .post_recv(&self.recvs[chunk.clone()], &self.sges[chunk]);
+            self.chunk = (self.chunk + CHUNK) % WINDOW;
+            self.used -= CHUNK;
+        }
+        has_chunk
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(record_words: usize) -> Vec<AtomicU64> {
+        (0..words_of(record_words))
+            .map(|_| AtomicU64::new(0))
+            .collect()
+    }
+
+    /// Several laps of messages in lists of `list`, each checked.
+    fn laps<const WORDS: usize>(list: usize) {
+        let words = words(WORDS);
+        let ring = Ring::<WORDS>::new(&words).unwrap();
+        let (mut producer, mut receiver) = (Producer::new(ring), Receiver::new(ring));
+        let mut wrs = SendList::new();
+        let mut sent = 0;
+        while sent < 5 * SLOTS as u64 {
+            while producer.has_room(list) {
+                wrs.fill(sent, list, false);
+                producer.post(&wrs, list);
+                sent += list as u64;
+            }
+            assert!(sent - receiver.due <= WINDOW as u64);
+            while receiver.due < sent && receiver.poll(POLLED) > 0 {
+                receiver.give_back();
+            }
+            assert_eq!((receiver.due, receiver.wrong.clone()), (sent, None));
+            assert!(producer.poll().unwrap() > 0);
+        }
+        wrs.fill(sent, 1, true);
+        producer.post(&wrs, 1);
+        assert_eq!((receiver.poll(POLLED), receiver.ended), (1, true));
+        assert_eq!(receiver.poll(POLLED), 0);
+    }
+
+    #[test]
+    fn messages_arrive_in_order_lap_after_lap() {
+        for list in [1, 3, 16] {
+            laps::<HEADER_ONLY>(list);
+            laps::<WITH_8_BYTES>(list);
+        }
+    }
+
+    #[test]
+    fn nothing_is_taken_without_a_recv() {
+        let words = words(WITH_8_BYTES);
+        let ring = Ring::<WITH_8_BYTES>::new(&words).unwrap();
+        let (mut producer, mut receiver) = (Producer::new(ring), Receiver::new(ring));
+        let mut wrs = SendList::new();
+        for first in (0..2 * WINDOW as u64).step_by(16) {
+            wrs.fill(first, 16, false);
+            producer.post(&wrs, 16);
+        }
+        while receiver.poll(POLLED) > 0 {}
+        assert_eq!(receiver.due, WINDOW as u64);
+        receiver.give_back();
+        while receiver.poll(POLLED) > 0 {}
+        assert_eq!(receiver.due, 2 * WINDOW as u64);
+    }
+
+    #[test]
+    fn a_wrong_message_is_noticed() {
+        let words = words(WITH_8_BYTES);
+        let ring = Ring::<WITH_8_BYTES>::new(&words).unwrap();
+        let (mut producer, mut receiver) = (Producer::new(ring), Receiver::new(ring));
+        let mut wrs = SendList::new();
+        wrs.fill(0, 2, false);
+        producer.post(&wrs, 2);
+        words[HEAD + WITH_8_BYTES + 2].store(7, Ordering::Relaxed);
+        receiver.poll(POLLED);
+        assert_eq!(receiver.due, 1);
+        assert!(receiver.ended && receiver.wrong.is_some());
+        assert!(Ring::<WITH_8_BYTES>::new(&words[1..]).is_err());
+    }
+}

@@ -1,0 +1,199 @@
+//! Memory that two processes of a benchmark share, and memory that one writes for another.
+//!
+//! Unsafe code: mapping memory, and reaching it.
+
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+use anyhow::{Context, Result};
+use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use serde::{Deserialize, Serialize};
+
+/// Creates shared memory of `size` bytes, all zero.
+///
+/// # Errors
+/// When the system has none.
+pub(super) fn create(size: usize) -> Result<OwnedFd> {
+    let fd = memfd_create("verbatim-bench", MemfdFlags::CLOEXEC)
+        .context("cannot create shared memory")?;
+    ftruncate(&fd, size as u64).context("cannot size shared memory")?;
+    Ok(fd)
+}
+
+/// Opens the shared memory that is descriptor `fd` of process `pid`.
+///
+/// # Errors
+/// When that process is gone, or the kernel refuses.
+pub(super) fn open(pid: i32, fd: i32) -> Result<OwnedFd> {
+    let path = format!("/proc/{pid}/fd/{fd}");
+    rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .context("cannot open the worker's memory")
+}
+
+/// Words that two processes share, all zero at first and reached only by atomic operations.
+pub(super) struct Words {
+    mapping: Mapping,
+    fd: OwnedFd,
+}
+
+/// Where another process finds [`Words`].
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct WordsAt {
+    pid: i32,
+    fd: i32,
+    count: usize,
+}
+
+impl Words {
+    /// Creates `count` words.
+    ///
+    /// # Errors
+    /// When the system has no memory.
+    pub(super) fn create(count: usize) -> Result<Words> {
+        Words::map(create(count * size_of::<AtomicU64>())?, count)
+    }
+
+    /// Maps the words of another process.
+    ///
+    /// # Errors
+    /// When that process is gone, or the kernel refuses.
+    pub(super) fn open(at: &WordsAt) -> Result<Words> {
+        Words::map(open(at.pid, at.fd)?, at.count)
+    }
+
+    fn map(fd: OwnedFd, count: usize) -> Result<Words> {
+        let mapping = Mapping::new(&fd, count * size_of::<AtomicU64>())?;
+        Ok(Words { mapping, fd })
+    }
+
+    /// For [`Words::open`] of another process, as long as these are there.
+    ///
+    /// # Errors
+    /// When this process has a number that the kernel never gives.
+    pub(super) fn at(&self) -> Result<WordsAt> {
+        Ok(WordsAt {
+            pid: i32::try_from(std::process::id())?,
+            fd: self.fd.as_raw_fd(),
+            count: self.words().len(),
+        })
+    }
+
+    /// The words.
+    pub(super) fn words(&self) -> &[AtomicU64] {
+        let count = self.mapping.size / size_of::<AtomicU64>();
+        // SAFETY: the mapping is `size` readable and writable bytes at a page's start, which is
+        // aligned for `AtomicU64`, until `drop`; any bytes are a value. `Words` alone owns the
+        // mapping and never calls `Mapping::write` or `Mapping::read`, and the other process maps
+        // the same memory as `Words`, so all accesses are atomic.
+        unsafe { std::slice::from_raw_parts(self.mapping.start.as_ptr().cast(), count) }
+    }
+}
+
+/// Memory of our own making that somebody else may write: reached by copying only.
+pub(super) struct Mapping {
+    start: NonNull<u8>,
+    size: usize,
+}
+
+impl Mapping {
+    pub(super) fn new(fd: &OwnedFd, size: usize) -> Result<Mapping> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses the address (a null hint without FIXED), so no memory that
+        // is in use is replaced.
+        let start = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                size,
+                protection,
+                MapFlags::SHARED,
+                fd,
+                0,
+            )
+        }
+        .context("cannot map shared memory")?;
+        Mapping::from_raw(start, size)
+    }
+
+    pub(super) fn private(size: usize) -> Result<Mapping> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: as in `new`.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), size, protection, MapFlags::PRIVATE)
+        }
+        .context("cannot map private memory")?;
+        Mapping::from_raw(start, size)
+    }
+
+    fn from_raw(start: *mut std::ffi::c_void, size: usize) -> Result<Mapping> {
+        let start = NonNull::new(start.cast()).context("mapped at address 0")?;
+        Ok(Mapping { start, size })
+    }
+
+    pub(super) fn addr(&self) -> usize {
+        self.start.as_ptr() as usize
+    }
+
+    /// Copies `source` to the start of the mapping.
+    pub(super) fn write(&self, source: &[u8]) {
+        assert!(source.len() <= self.size);
+        // SAFETY: the mapping is `size` writable bytes until `drop` (made by mmap in `new` and
+        // `private`), checked above to be enough; `source` is other memory, since a mapping is
+        // never lent out as a slice. Nobody else accesses the bytes now: driver and worker take
+        // turns by messages over the link.
+        // JUSTIFICATION: this copy is what the peer measures.
+        unsafe {
+            std::ptr::copy_nonoverlapping(source.as_ptr(), self.start.as_ptr(), source.len());
+        }
+    }
+
+    /// Copies the mapping.
+    pub(super) fn read(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.size];
+        // SAFETY: as in `write`, in the other direction; `bytes` has `size` bytes.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.start.as_ptr(), bytes.as_mut_ptr(), self.size);
+        }
+        bytes
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range that mmap returned, unmapped once; no reference into it exists
+        // because `write` and `read` copy.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.size) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    #[test]
+    fn words_are_shared_by_who_opens_them() {
+        let words = Words::create(100).unwrap();
+        let opened = Words::open(&words.at().unwrap()).unwrap();
+        assert_eq!(opened.words().len(), 100);
+        assert!(
+            opened
+                .words()
+                .iter()
+                .all(|w| w.load(Ordering::Relaxed) == 0)
+        );
+        words.words()[99].store(7, Ordering::Relaxed);
+        assert_eq!(opened.words()[99].load(Ordering::Relaxed), 7);
+        let nobody = WordsAt {
+            pid: i32::MAX,
+            fd: 3,
+            count: 1,
+        };
+        assert!(Words::open(&nobody).is_err());
+    }
+}
