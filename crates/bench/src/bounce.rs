@@ -15,8 +15,22 @@ use crate::pin::{Cores, pin};
 #[repr(align(128))]
 struct Line(AtomicU32);
 
-/// Bounces up to this are called near (one-way, in nanoseconds).
-pub const NEAR_NS: f64 = 100.0;
+/// Bounces up to this are called near (one-way, in nanoseconds): cores that share a cache were seen at 20 to 70 ns, others
+/// at 100 and more, on virtual machines with EPYC and Xeon processors.
+pub const NEAR_NS: f64 = 80.0;
+
+/// Measures the distance of two cores in a few milliseconds, in nanoseconds: the least of several bounces, since a thread
+/// that was interrupted makes one long and none short.
+///
+/// # Errors
+/// As [`bounce_ns`].
+pub fn quick_bounce_ns(cores: Cores) -> Result<f64> {
+    let mut least = f64::INFINITY;
+    for _ in 0..4 {
+        least = least.min(bounce_ns(cores, 4_000)?);
+    }
+    Ok(least)
+}
 
 /// Measures the one-way time of a cache line between two pinned threads, in nanoseconds: half of
 /// the mean round trip over `rounds`.
@@ -67,6 +81,8 @@ mod tests {
     #[test]
     fn a_bounce_takes_time() {
         let ns = bounce_ns(Cores::first_two().unwrap(), 2_000).unwrap();
+        assert!(ns > 0.0 && ns.is_finite());
+        let ns = quick_bounce_ns(Cores::first_two().unwrap()).unwrap();
         assert!(ns > 0.0 && ns.is_finite());
     }
 }

@@ -3,24 +3,16 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bounce::NEAR_NS;
-use crate::peers::copy::Method;
-use crate::peers::datagrams::Exchange;
-use crate::peers::ucx;
+use crate::micro::verb::Verb;
+use crate::peers::bare::Exchange;
 
-/// Payload of the rows that measure bandwidth.
-pub const BULK_PAYLOAD_BYTES: usize = 1 << 20;
+mod limit;
+mod peer;
+mod text;
 
-/// Payload of a packet of the rows that measure bandwidth by packets: the largest path MTU.
-pub const PACKET_PAYLOAD_BYTES: usize = 4096;
-
-/// UDP payload of the packet of an 8-byte SEND: BTH, payload, ICRC (IBTA vol. 1, annex A17).
-const SEND_PACKET_BYTES: usize = 12 + 8 + 4;
-
-/// UDP payload of the packet of an 8-byte WRITE, which has a RETH, too.
-const WRITE_PACKET_BYTES: usize = SEND_PACKET_BYTES + 16;
-
-/// UDP payload of a packet in the middle of a long message.
-const BULK_PACKET_BYTES: usize = 12 + PACKET_PAYLOAD_BYTES + 4;
+pub use limit::{Limit, Sends};
+pub use peer::Peer;
+pub(crate) use peer::{BULK_PAYLOAD_BYTES, PACKET_PAYLOAD_BYTES};
 
 /// One row of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -28,8 +20,36 @@ const BULK_PACKET_BYTES: usize = 12 + PACKET_PAYLOAD_BYTES + 4;
 pub enum Row {
     /// Header-only UD SENDs.
     UdSend,
+    /// Header-only RC SENDs.
+    #[serde(rename = "rc-send-0")]
+    RcSend0,
+    /// Header-only UC SENDs.
+    #[serde(rename = "uc-send-0")]
+    UcSend0,
+    /// 8-byte UD SENDs.
+    #[serde(rename = "ud-send-8")]
+    UdSend8,
     /// 8-byte RC SENDs.
     RcSend,
+    /// 8-byte UC SENDs.
+    UcSend,
+    /// Header-only UD SENDs, one WR a post.
+    UdSendSingle,
+    /// Header-only RC SENDs, one WR a post.
+    #[serde(rename = "rc-send-0-single")]
+    RcSend0Single,
+    /// Header-only UC SENDs, one WR a post.
+    #[serde(rename = "uc-send-0-single")]
+    UcSend0Single,
+    /// 8-byte UD SENDs, one WR a post.
+    #[serde(rename = "ud-send-8-single")]
+    UdSend8Single,
+    /// 8-byte RC SENDs, one WR a post.
+    RcSendSingle,
+    /// 8-byte UC SENDs, one WR a post.
+    UcSendSingle,
+    /// Requests and responses of 8 bytes over UD, in batches: the sequencer's design `rpc-batch`.
+    Rpc,
     /// One-way latency of an 8-byte RC SEND.
     RcLatency,
     /// 8-byte RDMA WRITEs.
@@ -130,103 +150,6 @@ impl Unit {
     }
 }
 
-/// Who is measured beside a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Peer {
-    /// A test of `ucx_perftest`.
-    UcxAmBw,
-    /// A test of `ucx_perftest`.
-    UcxAmLat,
-    /// A test of `ucx_perftest`.
-    UctPutBw,
-    /// A test of `ucx_perftest`.
-    UcpPutBw,
-    /// A test of `ucx_perftest`.
-    UcxFadd,
-    /// `memcpy` into a mapping shared by two processes.
-    Memcpy,
-    /// `process_vm_writev` into another process.
-    ProcessVmWritev,
-    /// The same with 64 KiB a call.
-    ProcessVmWritev64Kib,
-    /// `redis-benchmark -t incr -P 64`.
-    RedisIncr,
-    /// The fastest of the sequencer's other designs.
-    OtherDesigns,
-    /// Datagrams as long as the packet of an 8-byte SEND, 16 a system call.
-    UdpOfSends,
-    /// Datagrams as long as the packet of an 8-byte WRITE, 16 a system call.
-    UdpOfWrites,
-    /// Datagrams as long as a packet with 4096 bytes of payload, 15 a system call: as many as one can take.
-    UdpBulk,
-    /// A datagram as long as the packet of an 8-byte SEND, to and fro.
-    UdpPingPong,
-    /// `iperf3` over TCP.
-    Iperf3,
-    /// The same row without faults.
-    NoFaults,
-}
-
-impl Peer {
-    /// For a column of names.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Peer::UcxAmBw => "UCX am_bw",
-            Peer::UcxAmLat => "UCX am_lat",
-            Peer::UctPutBw => "UCX put_bw",
-            Peer::UcpPutBw => "UCX ucp_put_bw",
-            Peer::UcxFadd => "UCX ucp_fadd",
-            Peer::Memcpy => "memcpy",
-            Peer::ProcessVmWritev | Peer::ProcessVmWritev64Kib => "process_vm_writev",
-            Peer::RedisIncr => "Redis INCR, P 64",
-            Peer::OtherDesigns => "best other design",
-            Peer::UdpOfSends | Peer::UdpOfWrites | Peer::UdpBulk => "UDP, GSO and GRO",
-            Peer::UdpPingPong => "UDP, polling",
-            Peer::Iperf3 => "iperf3 over TCP",
-            Peer::NoFaults => "without loss",
-        }
-    }
-
-    /// The UCX test, if it is one.
-    #[must_use]
-    pub fn ucx(self) -> Option<ucx::Test> {
-        match self {
-            Peer::UcxAmBw => Some(ucx::Test::AmBw),
-            Peer::UcxAmLat => Some(ucx::Test::AmLat),
-            Peer::UctPutBw => Some(ucx::Test::PutBw),
-            Peer::UcpPutBw => Some(ucx::Test::UcpPutBw),
-            Peer::UcxFadd => Some(ucx::Test::UcpFadd),
-            _ => None,
-        }
-    }
-
-    /// The exchange of datagrams and the bytes of each, if it is one.
-    #[must_use]
-    pub fn datagrams(self) -> Option<(Exchange, usize)> {
-        let stream = |segments| Exchange::Stream { segments };
-        match self {
-            Peer::UdpOfSends => Some((stream(16), SEND_PACKET_BYTES)),
-            Peer::UdpOfWrites => Some((stream(16), WRITE_PACKET_BYTES)),
-            Peer::UdpBulk => Some((stream(15), BULK_PACKET_BYTES)),
-            Peer::UdpPingPong => Some((Exchange::PingPong, SEND_PACKET_BYTES)),
-            _ => None,
-        }
-    }
-
-    /// The way of copying and the bytes of a copy, if it is one.
-    #[must_use]
-    pub fn copy(self) -> Option<(Method, usize)> {
-        match self {
-            Peer::Memcpy => Some((Method::Memcpy, BULK_PAYLOAD_BYTES)),
-            Peer::ProcessVmWritev => Some((Method::ProcessVmWritev, BULK_PAYLOAD_BYTES)),
-            Peer::ProcessVmWritev64Kib => Some((Method::ProcessVmWritev, 64 << 10)),
-            _ => None,
-        }
-    }
-}
-
 /// What is wanted of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Goal {
@@ -260,10 +183,21 @@ impl Distance {
 
 impl Row {
     /// The software NIC as this project's own programs use it, in the order of the table.
-    pub const EMBEDDED: [Row; 13] = [
+    pub const EMBEDDED: [Row; 24] = [
         Row::UdSend,
+        Row::RcSend0,
+        Row::UcSend0,
+        Row::UdSend8,
         Row::RcSend,
+        Row::UcSend,
+        Row::UdSendSingle,
+        Row::RcSend0Single,
+        Row::UcSend0Single,
+        Row::UdSend8Single,
+        Row::RcSendSingle,
+        Row::UcSendSingle,
         Row::RcLatency,
+        Row::Rpc,
         Row::RcWrite,
         Row::RcWriteSingle,
         Row::FetchAdd,
@@ -312,7 +246,18 @@ impl Row {
     pub fn name(self) -> &'static str {
         match self {
             Row::UdSend => "ud-send",
+            Row::RcSend0 => "rc-send-0",
+            Row::UcSend0 => "uc-send-0",
+            Row::UdSend8 => "ud-send-8",
             Row::RcSend => "rc-send",
+            Row::UcSend => "uc-send",
+            Row::UdSendSingle => "ud-send-single",
+            Row::RcSend0Single => "rc-send-0-single",
+            Row::UcSend0Single => "uc-send-0-single",
+            Row::UdSend8Single => "ud-send-8-single",
+            Row::RcSendSingle => "rc-send-single",
+            Row::UcSendSingle => "uc-send-single",
+            Row::Rpc => "rpc",
             Row::RcLatency => "rc-latency",
             Row::RcWrite => "rc-write",
             Row::RcWriteSingle => "rc-write-single",
@@ -344,89 +289,67 @@ impl Row {
         }
     }
 
-    /// What is measured, in words.
+    /// The SENDs of a row that sends as fast as it can.
     #[must_use]
-    pub fn what(self) -> &'static str {
+    pub fn sends(self) -> Option<Sends> {
+        let (verb, payload_bytes, list) = match self {
+            Row::UdSend => (Verb::UdSend, 0, 16),
+            Row::RcSend0 => (Verb::RcSend, 0, 16),
+            Row::UcSend0 => (Verb::UcSend, 0, 16),
+            Row::UdSend8 => (Verb::UdSend, 8, 16),
+            Row::RcSend => (Verb::RcSend, 8, 16),
+            Row::UcSend => (Verb::UcSend, 8, 16),
+            Row::UdSendSingle => (Verb::UdSend, 0, 1),
+            Row::RcSend0Single => (Verb::RcSend, 0, 1),
+            Row::UcSend0Single => (Verb::UcSend, 0, 1),
+            Row::UdSend8Single => (Verb::UdSend, 8, 1),
+            Row::RcSendSingle => (Verb::RcSend, 8, 1),
+            Row::UcSendSingle => (Verb::UcSend, 8, 1),
+            _ => return None,
+        };
+        Some(Sends {
+            verb,
+            payload_bytes,
+            list,
+        })
+    }
+
+    /// What bounds it on these cores, if it moves messages and nothing else.
+    #[must_use]
+    pub fn limit(self) -> Option<Limit> {
+        let bare = |exchange, list| Limit {
+            exchange,
+            has_payload: true,
+            list,
+        };
         match self {
-            Row::UdSend => "header-only UD SEND, postlists of 16",
-            Row::RcSend => "8-byte RC SEND, inline, 1 in 16 signaled, postlists of 16",
-            Row::RcLatency => "one-way latency of an 8-byte RC SEND",
-            Row::RcWrite => "8-byte RDMA WRITE, inline, 1 in 16 signaled, postlists of 16",
-            Row::RcWriteSingle => "8-byte RDMA WRITE, inline, 1 in 16 signaled, 1 WR a post",
-            Row::FetchAdd => "8-byte fetch-and-add, 16 outstanding",
-            Row::WriteMapped => "1 MiB RDMA WRITE, mapped memory",
-            Row::WritePrivate => "1 MiB RDMA WRITE, private memory",
-            Row::Sequencer => "sequencer spec-s0, one worker, one client process",
-            Row::SequencerLead => "sequencer spec-s0 beside the best other design",
-            Row::IdleCpu => "idle process with 1,000 connected queue pairs: CPU",
-            Row::IdleMemory => "idle process with 1,000 connected queue pairs: memory",
-            Row::Connect => "10,000 queue pairs created and connected",
-            Row::IbSendBw => "ib_send_bw -s 8 -l 16 through the drop-in",
-            Row::IbSendBwUd => "ib_send_bw -c UD -s 8 -l 16 through the drop-in",
-            Row::IbSendLat => "ib_send_lat -s 8 through the drop-in",
-            Row::IbWriteLat => "ib_write_lat -s 8 through the drop-in",
-            Row::IbWriteBw => "ib_write_bw -s 65536 through the drop-in",
-            Row::IbWriteStart => {
-                "ib_write_bw -n 5 through the drop-in, less the time to fail without a device"
-            }
-            Row::UctPut => "ucx_perftest -t put_bw -D short -s 8 over rc_verbs through the drop-in",
-            Row::UcpPut => "ucx_perftest -t ucp_put_bw -s 8 over rc_verbs through the drop-in",
-            Row::WireSend => "8-byte RC SEND by packets, postlists of 16, beside 24-byte datagrams",
-            Row::WireWrite => {
-                "8-byte RDMA WRITE by packets, postlists of 16, beside 40-byte datagrams"
-            }
-            Row::WireSendRate => "8-byte RC SEND by packets, postlists of 16",
-            Row::WireWriteRate => "8-byte RDMA WRITE by packets, postlists of 16",
-            Row::WireTcp => "64 KiB RDMA WRITE by packets, beside TCP",
-            Row::WireUdp => "64 KiB RDMA WRITE by packets, beside datagrams as long",
-            Row::WireLatency => "half of a round trip of an 8-byte RC SEND by packets",
-            Row::WireLoss => "64 KiB RDMA WRITE by packets, 1 % lost each way",
-            Row::WireIdle => "idle process with 1,000 queue pairs connected by packets: CPU",
+            Row::RcLatency => Some(bare(Exchange::PingPong, 1)),
+            Row::Rpc => Some(bare(Exchange::Rpc, 16)),
+            row => row.sends().map(Sends::limit),
         }
     }
 
-    /// The same in few words, for a table.
+    /// What is wanted of its share of the limit.
     #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Row::UdSend => "UD SEND, header-only, lists of 16",
-            Row::RcSend => "RC SEND, 8 B inline, lists of 16",
-            Row::RcLatency => "RC SEND, 8 B: one-way latency",
-            Row::RcWrite => "RDMA WRITE, 8 B inline, lists of 16",
-            Row::RcWriteSingle => "RDMA WRITE, 8 B inline, 1 a post",
-            Row::FetchAdd => "fetch-and-add, 16 outstanding",
-            Row::WriteMapped => "RDMA WRITE, 1 MiB, mapped",
-            Row::WritePrivate => "RDMA WRITE, 1 MiB, private",
-            Row::Sequencer => "sequencer spec-s0, 1 worker",
-            Row::SequencerLead => "the same, beside other designs",
-            Row::IdleCpu => "idle, 1,000 QPs: CPU",
-            Row::IdleMemory => "idle, 1,000 QPs: memory",
-            Row::Connect => "create and connect 10,000 QPs",
-            Row::IbSendBw => "ib_send_bw -s 8 -l 16",
-            Row::IbSendBwUd => "ib_send_bw -c UD -s 8 -l 16",
-            Row::IbSendLat => "ib_send_lat -s 8",
-            Row::IbWriteLat => "ib_write_lat -s 8",
-            Row::IbWriteBw => "ib_write_bw -s 65536",
-            Row::IbWriteStart => "ib_write_bw -n 5: all of it",
-            Row::UctPut => "UCT put_bw -s 8 over rc_verbs",
-            Row::UcpPut => "ucp_put_bw -s 8 over rc_verbs",
-            Row::WireSend => "RC SEND, 8 B, lists of 16",
-            Row::WireWrite => "RDMA WRITE, 8 B, lists of 16",
-            Row::WireSendRate => "RC SEND, 8 B: absolute",
-            Row::WireWriteRate => "RDMA WRITE, 8 B: absolute",
-            Row::WireTcp | Row::WireUdp => "RDMA WRITE, 64 KiB",
-            Row::WireLatency => "RC SEND, 8 B: half a round trip",
-            Row::WireLoss => "RDMA WRITE, 64 KiB, 1 % lost",
-            Row::WireIdle => "idle, 1,000 remote QPs: CPU",
-        }
+    pub fn limit_goal(self) -> Option<Goal> {
+        let limit = self.limit()?;
+        let (at_least, aim_for) = match (limit.exchange, limit.list) {
+            (Exchange::PingPong, _) => (1.3, 1.1),
+            (Exchange::Rpc, _) => (0.4, 0.4),
+            (Exchange::Stream, 1) => (0.4, 0.6),
+            (Exchange::Stream, _) => (0.5, 0.75),
+        };
+        Some(Goal { at_least, aim_for })
     }
 
     /// What its figures count.
     #[must_use]
     pub fn unit(self) -> Unit {
+        if self.sends().is_some() {
+            return Unit::Mops;
+        }
         match self {
-            Row::UdSend
-            | Row::RcSend
+            Row::Rpc
             | Row::RcWrite
             | Row::RcWriteSingle
             | Row::FetchAdd
@@ -450,15 +373,19 @@ impl Row {
             Row::IbWriteStart => Unit::Ms,
             Row::IdleCpu | Row::WireIdle => Unit::CpuPercent,
             Row::IdleMemory => Unit::Mib,
-            Row::Connect => Unit::S,
+            // Rows of SENDs have theirs above.
+            _ => Unit::S,
         }
     }
 
     /// Who is measured beside it; `None` where a limit is set instead.
     #[must_use]
     pub fn peer(self) -> Option<Peer> {
+        if self.sends().is_some() {
+            return Some(Peer::UcxAmBw);
+        }
         match self {
-            Row::UdSend | Row::RcSend | Row::IbSendBw | Row::IbSendBwUd => Some(Peer::UcxAmBw),
+            Row::IbSendBw | Row::IbSendBwUd => Some(Peer::UcxAmBw),
             Row::RcLatency | Row::IbSendLat | Row::IbWriteLat => Some(Peer::UcxAmLat),
             Row::RcWrite | Row::RcWriteSingle | Row::UcpPut => Some(Peer::UcpPutBw),
             Row::UctPut => Some(Peer::UctPutBw),
@@ -474,24 +401,19 @@ impl Row {
             Row::WireUdp => Some(Peer::UdpBulk),
             Row::WireLatency => Some(Peer::UdpPingPong),
             Row::WireLoss => Some(Peer::NoFaults),
-            Row::IdleCpu
-            | Row::IdleMemory
-            | Row::Connect
-            | Row::IbWriteStart
-            | Row::WireSendRate
-            | Row::WireWriteRate
-            | Row::WireIdle => None,
+            _ => None,
         }
     }
 
-    /// What is wanted of it: a ratio to the peer, or a limit in the row's own unit.
+    /// What is wanted of it: a ratio to the peer, or a figure in the row's own unit; `None` where only its share of the
+    /// limit counts.
     #[must_use]
-    pub fn goal(self, distance: Distance) -> Goal {
+    pub fn goal(self, distance: Distance) -> Option<Goal> {
+        if let Some(sends) = self.sends() {
+            return Some(sends_goal(sends, distance));
+        }
         let (at_least, aim_for) = match (self, distance) {
-            (Row::UdSend, Distance::Near) => (3.0, 6.0),
-            (Row::UdSend, Distance::Far) => (3.0, 12.0),
-            (Row::RcSend, Distance::Near) => (2.0, 5.0),
-            (Row::RcSend, Distance::Far) => (4.0, 7.0),
+            (Row::Rpc, _) => return None,
             (Row::RcLatency, _) => (1.0, 0.6),
             (Row::RcWrite | Row::RcWriteSingle | Row::FetchAdd, _) => (0.5, 1.0),
             (Row::WriteMapped | Row::WritePrivate | Row::IbWriteBw, _) => (0.9, 0.9),
@@ -499,7 +421,6 @@ impl Row {
             (Row::SequencerLead, _) => (1.0, 1.0),
             (Row::IdleCpu, _) => (0.0, 0.0),
             (Row::IdleMemory, _) => (64.0, 64.0),
-            (Row::Connect, _) => (2.0, 2.0),
             (Row::IbSendBw | Row::IbSendBwUd, Distance::Near) => (1.0, 2.0),
             (Row::IbSendBw | Row::IbSendBwUd, Distance::Far) => (1.0, 4.0),
             (Row::IbSendLat | Row::IbWriteLat, _) => (1.0, 0.7),
@@ -510,8 +431,10 @@ impl Row {
             (Row::WireUdp, _) => (0.8, 0.9),
             (Row::WireLatency, _) => (1.5, 1.2),
             (Row::WireIdle, _) => (0.0, 0.0),
+            // Rows of SENDs have theirs above.
+            _ => (2.0, 2.0),
         };
-        Goal { at_least, aim_for }
+        Some(Goal { at_least, aim_for })
     }
 
     /// Whether `figure` (a ratio, or a value where there is no peer) reaches `wanted`.
@@ -523,6 +446,18 @@ impl Row {
             figure <= wanted
         }
     }
+}
+
+/// What is wanted of a row of SENDs beside UCX's active messages, which are posted one by one.
+fn sends_goal(sends: Sends, distance: Distance) -> Goal {
+    let (at_least, aim_for) = match (sends.list, sends.verb, distance) {
+        (1, _, _) => (1.0, 2.0),
+        (_, Verb::UdSend, Distance::Near) => (3.0, 6.0),
+        (_, Verb::UdSend, Distance::Far) => (3.0, 12.0),
+        (_, _, Distance::Near) => (2.0, 5.0),
+        (_, _, Distance::Far) => (4.0, 7.0),
+    };
+    Goal { at_least, aim_for }
 }
 
 impl std::str::FromStr for Row {
@@ -556,10 +491,24 @@ mod tests {
     fn a_goal_is_harder_than_the_least() {
         for row in Row::all() {
             for distance in [Distance::Near, Distance::Far] {
-                let goal = row.goal(distance);
-                assert!(row.reaches(goal.aim_for, goal.at_least), "{}", row.name());
+                let goals = [row.goal(distance), row.limit_goal()];
+                for goal in goals.into_iter().flatten() {
+                    assert!(row.reaches(goal.aim_for, goal.at_least), "{}", row.name());
+                }
             }
         }
+    }
+
+    #[test]
+    fn rows_with_messages_alone_have_a_limit() {
+        assert_eq!(Row::all().filter(|row| row.sends().is_some()).count(), 12);
+        for row in Row::all() {
+            let moves_messages = row.sends().is_some() || matches!(row, Row::RcLatency | Row::Rpc);
+            assert_eq!(row.limit().is_some(), moves_messages, "{}", row.name());
+        }
+        let limit = Row::UdSend8Single.limit().unwrap();
+        assert!(limit.has_payload && limit.list == 1);
+        assert_eq!(Row::UcSend0.label(), "UC SEND, header-only, lists of 16");
     }
 
     #[test]

@@ -5,14 +5,14 @@
 //! ([`link`]), exchange real verbs, and count only work that the receiving end has checked.
 //!
 //! - [`goal`]: the rows, their peers, and what is wanted of them;
-//! - [`run`]: the interleaved rounds and their summary; [`record`]: the circumstances;
+//! - [`run`]: the interleaved rounds and their summary, near and far cores apart; [`record`]: the circumstances;
 //! - [`micro`]: one verb at a time with every knob, and the same on two NICs side by side;
 //! - `rows`: our side of every row: most are settings of the microbenchmarks;
 //! - [`calibrate`]: a profile of a NIC from measurements;
 //! - [`simulated`]: the verbs and the systems on a simulated cluster, in virtual time;
 //! - [`pin`], [`bounce`]: which cores, and how far apart they are;
 //! - [`guidelines`]: for each design guideline a program that breaks it and one that keeps it;
-//! - [`peers`]: UCX, Redis, LMDB behind TCP, plain copies, plain UDP and TCP between processes;
+//! - [`peers`]: UCX, Redis, LMDB behind TCP, plain copies, bare rings, plain UDP and TCP between processes;
 //! - [`usage`]: CPU time and memory of a process;
 //! - [`worker`], [`link`]: the other process; [`remote`]: on another host;
 //! - [`nic`]: the NIC that is measured.
@@ -43,5 +43,6 @@ pub mod run;
 mod setup;
 pub mod simulated;
 pub mod stats;
+mod summary;
 pub mod usage;
 pub mod worker;

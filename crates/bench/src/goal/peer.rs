@@ -7,10 +7,10 @@ use crate::peers::datagrams::Exchange;
 use crate::peers::ucx;
 
 /// Payload of the rows that measure bandwidth.
-pub const BULK_PAYLOAD_BYTES: usize = 1 << 20;
+pub(crate) const BULK_PAYLOAD_BYTES: usize = 1 << 20;
 
 /// Payload of a packet of the rows that measure bandwidth by packets: the largest path MTU.
-pub const PACKET_PAYLOAD_BYTES: usize = 4096;
+pub(crate) const PACKET_PAYLOAD_BYTES: usize = 4096;
 
 /// UDP payload of the packet of an 8-byte SEND: BTH, payload, ICRC (IBTA vol. 1, annex A17).
 const SEND_PACKET_BYTES: usize = 12 + 8 + 4;

@@ -4,6 +4,7 @@
 //! pairs ([`connections`]), two addresses ([`wire`]), the sequencer, or programs of other people.
 
 pub(crate) mod connections;
+pub(crate) mod limit;
 pub(crate) mod peer;
 mod programs;
 mod sequencer;
@@ -18,6 +19,7 @@ use crate::setup::{Bench, Measured};
 /// Measures our side of `row` once.
 pub(crate) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
     match row {
+        Row::Rpc => sequencer::rpc(bench),
         Row::Sequencer | Row::SequencerLead => sequencer::measure(bench),
         Row::IdleCpu => connections::idle_cpu(bench),
         Row::IdleMemory => connections::idle_memory(bench),

@@ -27,6 +27,11 @@ pub(super) fn measure(bench: &Bench) -> Result<Measured> {
     of_design(bench, DESIGN)
 }
 
+/// Measures the design that answers requests by SENDs in batches.
+pub(super) fn rpc(bench: &Bench) -> Result<Measured> {
+    of_design(bench, "rpc-batch")
+}
+
 /// Measures every other design in the same way; the fastest of them.
 pub(crate) fn best_other(bench: &Bench) -> Result<Measured> {
     let mut best: Option<Measured> = None;

@@ -8,13 +8,14 @@ use crate::micro::outcome::Outcome;
 use crate::micro::runner::Runner;
 use crate::micro::task::{PingPong, Task};
 use crate::micro::verb::Verb;
+use crate::peers::bare_ring::WINDOW;
 use crate::setup::{Bench, Measured};
 
 /// Of payloads of so many bytes and more the bandwidth counts, not the rate.
 const LONG_BYTES: usize = 4096;
 
-/// How long a row is measured, in milliseconds.
-const DURATION_MS: u64 = 300;
+/// How long a row and its limit are measured, in milliseconds.
+pub(super) const DURATION_MS: u64 = 300;
 
 /// Measures a row once.
 pub(super) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
@@ -33,15 +34,14 @@ fn task(bench: &Bench, row: Row) -> Result<Task> {
         signal_every: Some(signal_every),
         ..Knobs::default()
     };
+    if let Some(sends) = row.sends() {
+        let knobs = Knobs {
+            payload_bytes: Some(sends.payload_bytes),
+            ..knobs(sends.list, WINDOW, 16)
+        };
+        return Ok(Task::Stream(Stream::new(sends.verb, &knobs, duration_ms)?));
+    }
     let (verb, knobs) = match row {
-        Row::UdSend => (
-            Verb::UdSend,
-            Knobs {
-                payload_bytes: Some(0),
-                ..knobs(16, 512, 16)
-            },
-        ),
-        Row::RcSend => (Verb::RcSend, knobs(16, 512, 16)),
         Row::RcLatency => {
             let ping = PingPong::new(Verb::RcSend, &Knobs::default(), duration_ms)?;
             return Ok(Task::PingPong(PingPong {
@@ -123,21 +123,22 @@ mod tests {
 
     #[test]
     fn every_row_of_a_verb_is_measured_and_checked() {
-        for row in [
-            Row::UdSend,
-            Row::RcSend,
+        let sends = Row::all().filter(|row| row.sends().is_some());
+        let others = [
             Row::RcLatency,
             Row::RcWrite,
             Row::RcWriteSingle,
             Row::FetchAdd,
             Row::WriteMapped,
             Row::WritePrivate,
-        ] {
+        ];
+        for row in sends.chain(others) {
             let measured = tiny(row);
             assert!(measured.value > 0.0, "{}: {measured:?}", row.name());
             assert!(measured.verified_ops > 0, "{}: {measured:?}", row.name());
             assert!(
-                row == Row::UdSend || measured.lost_ops == 0,
+                row.sends().is_some_and(|sends| sends.verb != Verb::RcSend)
+                    || measured.lost_ops == 0,
                 "{}",
                 row.name()
             );

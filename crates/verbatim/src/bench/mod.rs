@@ -46,12 +46,14 @@ Examples:
 
 #[derive(Subcommand)]
 enum What {
-    /// Every verb beside its peer: UCX, Redis, and copies between two processes
+    /// Every verb beside its peer (UCX, Redis, copies between two processes) and its limit
     ///
     /// Two processes pinned to two cores, interleaved with the peers in one run; medians of the
-    /// rounds with their spread, and the ratio to the peer of the same round. The time in which a
-    /// cache line bounces between the two cores is printed beside: it decides what the figures
-    /// mean. Exit status 1 when a row misses what is wanted at least.
+    /// rounds with their spread, and the ratio to the peer of the same round. Rows of messages also
+    /// have a limit: a bare ring or ping-pong between the same cores, which fills a work request, a
+    /// receive entry and a completion for each message and does nothing else. A cache line that
+    /// bounces between the cores before and after each measurement tells near from far: medians are
+    /// kept apart. Exit status 1 when a row misses what is wanted at least.
     #[command(after_help = peers::EXAMPLES)]
     Peers(peers::Args),
     /// Unmodified programs on the software NIC beside shared memory

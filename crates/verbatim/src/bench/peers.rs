@@ -4,10 +4,12 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use bench::goal::{Distance, Row};
+use bench::bounce::NEAR_NS;
+use bench::goal::{Goal, Row};
 use bench::record::Record;
-use bench::run::{Bench, Event, RowResult, Sample, Settings, Side, Summary};
+use bench::run::{Bench, Event, Figures, RowResult, Sample, Settings, Side, Summary, Verdict};
 use bench::stats::Spread;
+use comfy_table::Table;
 use serde::Serialize;
 
 use super::common::{CoresArgs, Lines, nic_choice, warn_of_circumstances, with_range, worker};
@@ -19,6 +21,7 @@ pub(super) const EXAMPLES: &str = "\
 Examples:
   verbatim bench peers
   verbatim bench peers --only ud-send --only rc-latency --rounds 9
+  verbatim bench peers --only rc-send --only rc-send-single    beside the limit of the two cores, too
   verbatim bench peers --json --record run.jsonl
 
 Needs ucx_perftest (Debian: ucx-utils), redis-server and redis-benchmark (Debian: redis-server).";
@@ -43,8 +46,9 @@ Needs iperf3 (Debian: iperf3).";
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
 pub(super) struct Args {
-    /// Measure this row only (may be given several times); of `peers`: ud-send, rc-send, rc-latency,
-    /// rc-write, rc-write-single, fetch-add, write-mapped, write-private, sequencer,
+    /// Measure this row only (may be given several times); of `peers`: ud-send, rc-send-0, uc-send-0,
+    /// ud-send-8, rc-send, uc-send, ud-send-single, rc-send-0-single, uc-send-0-single, ud-send-8-single,
+    /// rc-send-single, uc-send-single, rc-latency, rpc, rc-write, rc-write-single, fetch-add, write-mapped, write-private, sequencer,
     /// sequencer-lead, idle-cpu, idle-memory, connect; of `drop-in`: ib-send-bw, ib-send-bw-ud,
     /// ib-send-lat, ib-write-lat, ib-write-bw, ib-write-start, uct-put, ucp-put; of `wire`: wire-send,
     /// wire-write, wire-send-rate, wire-write-rate, wire-tcp, wire-udp, wire-latency, wire-loss, wire-idle
@@ -108,12 +112,7 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<Outcome> {
     warn_of_circumstances(&record);
     lines.tell(&Line::Record(&record))?;
 
-    let peers = bench
-        .settings
-        .rows
-        .iter()
-        .filter(|row| row.peer().is_some());
-    let steps = bench.settings.rows.len() + peers.count();
+    let steps = bench::run::steps(&bench.settings.rows);
     let bar = output::progress(u64::from(args.rounds) * steps as u64);
     let mut told = Ok(());
     let mut begun = false;
@@ -129,7 +128,7 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<Outcome> {
                 begun = true;
                 bar.set_message(match side {
                     Side::Ours => row.name().to_owned(),
-                    Side::Peer => format!("{}: peer", row.name()),
+                    Side::Peer | Side::Limit => format!("{}: {}", row.name(), side.name()),
                 });
             }
             Event::Bounce { round, bounce_ns } => {
@@ -148,7 +147,6 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<Outcome> {
     }
     lines.tell(&Line::Summary {
         bounce_ns: &summary.bounce_ns,
-        distance: summary.distance,
         at_least_reached: summary.reached(),
     })?;
     if !args.json {
@@ -176,19 +174,14 @@ enum Line<'a> {
     /// Last.
     Summary {
         bounce_ns: &'a Spread,
-        distance: Distance,
         at_least_reached: bool,
     },
 }
 
 fn show(record: &Record, summary: &Summary) -> Result<()> {
-    let distance = match summary.distance {
-        Distance::Near => "near: they share a cache",
-        Distance::Far => "far: they share no cache",
-    };
     print(format_args!(
-        "{}, {} (commit {})\ncores {} and {}: a cache line takes {} ns from one to the other \
-         ({}..{}), so they are {distance}\nmedian of {} rounds (min..max); {} beside peers\n",
+        "{}, {} (commit {})\ncores {} and {}: a cache line takes {} ns from one to the other ({}..{}); near is up to \
+         {NEAR_NS} ns\nmedian of {} rounds (min..max); {} beside peers and limits; wanted: at least / aim\n",
         record.cpu_model,
         record.kernel,
         record.commit,
@@ -204,37 +197,18 @@ fn show(record: &Record, summary: &Summary) -> Result<()> {
             "measured NIC"
         },
     ))?;
-    let header = [
-        "what", "ours", "peer", "", "ratio", "at least", "aim for", "",
-    ];
-    let mut table = output::table(header, &[1, 3, 4, 5, 6]);
-    for row in &summary.rows {
-        let wanted = |value: f64| match row.peer_name {
-            Some(_) => format!("{value} x"),
-            None => format!("{value} {}", row.unit.name()),
-        };
-        let unit = row.unit.name();
-        let (peer, ratio) = match row.peer_name {
-            Some(_) => (with_range(row.peer, unit), with_range(row.ratio, "x")),
-            None => (String::new(), String::new()),
-        };
-        table.add_row([
-            row.row.label().to_owned(),
-            with_range(row.ours, unit),
-            row.peer_name.clone().unwrap_or_default(),
-            peer,
-            ratio,
-            wanted(row.goal.at_least),
-            wanted(row.goal.aim_for),
-            verdict(row).to_owned(),
-        ]);
-    }
-    print(table)?;
+    print(table(&summary.rows))?;
     for row in &summary.rows {
         if row.lost_ops > 0 {
             print(format_args!(
                 "{}: {} datagrams were lost",
                 row.what, row.lost_ops
+            ))?;
+        }
+        if row.moved > 0 {
+            print(format_args!(
+                "{}: the cores moved during {} measurements, which do not count",
+                row.what, row.moved
             ))?;
         }
         for error in &row.errors {
@@ -244,11 +218,144 @@ fn show(record: &Record, summary: &Summary) -> Result<()> {
     Ok(())
 }
 
-fn verdict(row: &RowResult) -> &'static str {
-    match (row.at_least_reached, row.aim_reached) {
+/// A line for each row and distance of the cores; columns of limits only where a row has one.
+fn table(rows: &[RowResult]) -> Table {
+    let has_limits = rows.iter().any(|row| row.limit_name.is_some());
+    let header = [
+        "what", "cores", "ours", "peer", "", "ratio", "wanted", "", "limit", "", "share", "wanted",
+        "",
+    ];
+    let shown = if has_limits { header.len() } else { 8 };
+    let mut table = output::table(header, &[2, 4, 5, 6, 9, 10, 11]);
+    for row in rows {
+        let both = [("near", row.near), ("far", row.far)];
+        let both = both
+            .into_iter()
+            .filter_map(|(cores, figures)| Some((cores, figures?)));
+        let mut lines: Vec<_> = both
+            .map(|(cores, figures)| line(row, cores, &figures))
+            .collect();
+        if lines.is_empty() {
+            let verdict = if row.errors.is_empty() {
+                "MOVED"
+            } else {
+                "FAILED"
+            };
+            let mut cells = vec![String::new(); header.len()];
+            (cells[0], cells[7]) = (row.row.label(), verdict.to_owned());
+            lines.push(cells);
+        }
+        for cells in lines {
+            table.add_row(cells.into_iter().take(shown));
+        }
+    }
+    if !has_limits {
+        table.set_header(&header[..shown]);
+    }
+    table
+}
+
+fn line(row: &RowResult, cores: &str, figures: &Figures) -> Vec<String> {
+    let unit = row.unit.name();
+    let median = |spread: Option<Spread>| {
+        spread.map_or_else(
+            || "-".to_owned(),
+            |s| format!("{} {unit}", figure(s.median)),
+        )
+    };
+    // Columns of somebody who is not there are empty.
+    let of =
+        |name: &Option<String>, text: String| if name.is_some() { text } else { String::new() };
+    let wanted_unit = if row.peer_name.is_some() { "x" } else { unit };
+    let (wanted, verdict) = wanted_text(row, figures.verdict, wanted_unit);
+    let (limit_wanted, limit_verdict) = wanted_text(row, figures.limit_verdict, "x");
+    vec![
+        row.row.label(),
+        cores.to_owned(),
+        with_range(figures.ours, unit),
+        row.peer_name.clone().unwrap_or_default(),
+        of(&row.peer_name, median(figures.peer)),
+        of(&row.peer_name, with_range(figures.ratio, "x")),
+        wanted,
+        verdict,
+        row.limit_name.clone().unwrap_or_default(),
+        of(&row.limit_name, median(figures.limit)),
+        of(&row.limit_name, with_range(figures.share, "x")),
+        limit_wanted,
+        limit_verdict,
+    ]
+}
+
+fn wanted_text(row: &RowResult, verdict: Option<Verdict>, unit: &str) -> (String, String) {
+    let Some(verdict) = verdict else {
+        return (String::new(), String::new());
+    };
+    let word = match (verdict.at_least_reached, verdict.aim_reached) {
+        _ if !row.errors.is_empty() => "FAILED",
         (_, true) => "aim",
         (true, false) => "ok",
-        (false, false) if row.errors.is_empty() => "MISSED",
-        (false, false) => "FAILED",
+        (false, false) => "MISSED",
+    };
+    let Goal { at_least, aim_for } = verdict.goal;
+    (format!("{at_least} / {aim_for} {unit}"), word.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_a_line_for_each_distance_that_occurred() {
+        let spread = |value| Spread::of(&[value]);
+        let goal = Goal {
+            at_least: 0.5,
+            aim_for: 0.75,
+        };
+        let verdict = |reached| Verdict {
+            goal,
+            at_least_reached: reached,
+            aim_reached: false,
+        };
+        let figures = |share: f64| Figures {
+            ours: spread(34.0),
+            peer: spread(17.0),
+            ratio: spread(2.0),
+            verdict: Some(verdict(true)),
+            limit: spread(34.0 / share),
+            share: spread(share),
+            limit_verdict: Some(verdict(share >= 0.5)),
+        };
+        let row = RowResult {
+            row: Row::RcSend,
+            what: Row::RcSend.what(),
+            unit: Row::RcSend.unit(),
+            peer_name: Some("UCX am_bw".to_owned()),
+            limit_name: Some("bare ring".to_owned()),
+            near: Some(figures(0.25)),
+            far: Some(figures(0.5)),
+            moved: 0,
+            at_least_reached: false,
+            lost_ops: 0,
+            errors: vec![],
+        };
+        let text = table(std::slice::from_ref(&row)).to_string();
+        let lines: Vec<_> = text.lines().skip(2).collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        assert!(
+            lines[0].contains("near") && lines[0].contains("136 M/s"),
+            "{text}"
+        );
+        assert!(lines[0].trim_end().ends_with("MISSED"), "{text}");
+        assert!(
+            lines[1].contains("far") && lines[1].trim_end().ends_with("ok"),
+            "{text}"
+        );
+        let moved = RowResult {
+            near: None,
+            far: None,
+            moved: 5,
+            ..row
+        };
+        assert!(table(&[moved]).to_string().contains("MOVED"));
     }
 }

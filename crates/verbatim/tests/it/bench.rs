@@ -6,7 +6,7 @@ use crate::common::{alone, lines_of, run, verbatim};
 
 #[test]
 fn every_row_runs_beside_its_peer() {
-    runs_beside_peers("peers", 13);
+    runs_beside_peers("peers", 24);
 }
 
 #[test]
@@ -69,12 +69,22 @@ fn runs_beside_peers(command: &str, row_count: usize) {
             "{}: {messages}",
             data["row"]
         );
-        assert!(data["ours"]["median"].is_f64(), "{data}");
-        assert_eq!(
-            data["peer_name"].is_null(),
-            data["peer"].is_null(),
+        let both = [&data["near"], &data["far"]];
+        let mut both = both
+            .into_iter()
+            .filter(|figures| !figures.is_null())
+            .peekable();
+        // Where other tests hold up the bounces, cores seem to move.
+        assert!(
+            both.peek().is_some() || data["moved"].as_u64() > Some(0),
             "{data}"
         );
+        for figures in both {
+            assert!(figures["ours"]["median"].is_f64(), "{data}");
+            for (name, figure) in [("peer_name", "peer"), ("limit_name", "limit")] {
+                assert!(!data[name].is_null() || figures[figure].is_null(), "{data}");
+            }
+        }
     }
     for sample in of("sample") {
         assert!(

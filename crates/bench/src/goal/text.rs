@@ -1,7 +1,18 @@
+//! What a row is, in words.
+
+use super::Row;
+
+impl Row {
     /// What is measured, in words.
     #[must_use]
-    pub fn what(self) -> &'static str {
-        match self {
+    pub fn what(self) -> String {
+        if let Some(sends) = self.sends() {
+            return sends.text(false);
+        }
+        let text = match self {
+            Row::Rpc => {
+                "request and response, 8 bytes, in batches: sequencer rpc-batch, one worker"
+            }
             Row::RcLatency => "one-way latency of an 8-byte RC SEND",
             Row::RcWrite => "8-byte RDMA WRITE, inline, 1 in 16 signaled, postlists of 16",
             Row::RcWriteSingle => "8-byte RDMA WRITE, inline, 1 in 16 signaled, 1 WR a post",
@@ -34,13 +45,20 @@
             Row::WireLatency => "half of a round trip of an 8-byte RC SEND by packets",
             Row::WireLoss => "64 KiB RDMA WRITE by packets, 1 % lost each way",
             Row::WireIdle => "idle process with 1,000 queue pairs connected by packets: CPU",
-        }
+            // Rows of SENDs have their text above.
+            _ => self.name(),
+        };
+        text.to_owned()
     }
 
     /// The same in few words, for a table.
     #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
+    pub fn label(self) -> String {
+        if let Some(sends) = self.sends() {
+            return sends.text(true);
+        }
+        let text = match self {
+            Row::Rpc => "request and response, 8 B, batches",
             Row::RcLatency => "RC SEND, 8 B: one-way latency",
             Row::RcWrite => "RDMA WRITE, 8 B inline, lists of 16",
             Row::RcWriteSingle => "RDMA WRITE, 8 B inline, 1 a post",
@@ -68,5 +86,9 @@
             Row::WireLatency => "RC SEND, 8 B: half a round trip",
             Row::WireLoss => "RDMA WRITE, 64 KiB, 1 % lost",
             Row::WireIdle => "idle, 1,000 remote QPs: CPU",
-        }
+            // Rows of SENDs have their text above.
+            _ => self.name(),
+        };
+        text.to_owned()
     }
+}

@@ -1,0 +1,422 @@
+//! What was measured, and what came of each row: with near cores and with far ones apart.
+
+use serde::{Deserialize, Serialize};
+
+use crate::goal::{Distance, Goal, Row, Unit};
+use crate::setup::Measured;
+use crate::stats::Spread;
+
+/// Which side of a row was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Side {
+    /// This project's.
+    Ours,
+    /// The peer's.
+    Peer,
+    /// What bounds both.
+    Limit,
+}
+
+impl Side {
+    /// For a message.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Side::Ours => "ours",
+            Side::Peer => "peer",
+            Side::Limit => "limit",
+        }
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Counted from 0.
+    pub round: u32,
+    /// The row; of a peer or a limit that several rows have, the first of them.
+    pub row: Row,
+    /// Whose.
+    pub side: Side,
+    /// In the unit of the row.
+    pub value: f64,
+    /// The row's unit.
+    pub unit: Unit,
+    /// Operations that the receiving end checked (the peer's count for a peer).
+    pub verified_ops: u64,
+    /// Datagrams that were sent and did not arrive.
+    pub lost_ops: u64,
+    /// What a cache line took one way, before and after.
+    pub bounce_ns: [f64; 2],
+}
+
+impl Sample {
+    /// How far the cores were from each other; `None` when they moved meanwhile.
+    #[must_use]
+    pub fn distance(&self) -> Option<Distance> {
+        let [before, after] = self.bounce_ns.map(Distance::of_bounce_ns);
+        (before == after).then_some(before)
+    }
+}
+
+/// What happens during a run, as it happens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+pub enum Event {
+    /// A cache line was bounced: one way, between the two cores of this run.
+    Bounce {
+        /// Counted from 0.
+        round: u32,
+        /// One way.
+        bounce_ns: f64,
+    },
+    /// A measurement is about to be made.
+    Begin {
+        /// Counted from 0.
+        round: u32,
+        /// The row.
+        row: Row,
+        /// Whose.
+        side: Side,
+    },
+    /// A measurement was made.
+    Sample(Sample),
+}
+
+/// What is wanted of a figure, and whether its median is that.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// What is wanted.
+    pub goal: Goal,
+    /// Whether the median is at least what is wanted at least.
+    pub at_least_reached: bool,
+    /// Whether the median is what was aimed for.
+    pub aim_reached: bool,
+}
+
+impl Verdict {
+    fn of(row: Row, goal: Option<Goal>, judged: Option<Spread>) -> Option<Verdict> {
+        let goal = goal?;
+        let reached = |wanted| judged.is_some_and(|spread| row.reaches(spread.median, wanted));
+        Some(Verdict {
+            goal,
+            at_least_reached: reached(goal.at_least),
+            aim_reached: reached(goal.aim_for),
+        })
+    }
+}
+
+/// A row's figures of the rounds with one distance of the cores.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Figures {
+    /// This project's figure.
+    pub ours: Option<Spread>,
+    /// The peer's figure.
+    pub peer: Option<Spread>,
+    /// Ours divided by the peer's, of the same round.
+    pub ratio: Option<Spread>,
+    /// What is wanted of the ratio, or of our own figure where there is no peer.
+    pub verdict: Option<Verdict>,
+    /// The limit's figure.
+    pub limit: Option<Spread>,
+    /// Ours divided by the limit's, of the same round.
+    pub share: Option<Spread>,
+    /// What is wanted of the share.
+    pub limit_verdict: Option<Verdict>,
+}
+
+impl Figures {
+    /// Whether all that is wanted at least is reached.
+    #[must_use]
+    pub fn reached(&self) -> bool {
+        let verdicts = [self.verdict, self.limit_verdict];
+        verdicts.iter().flatten().all(|v| v.at_least_reached)
+    }
+}
+
+/// What came of a row.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RowResult {
+    /// The row.
+    pub row: Row,
+    /// In words.
+    pub what: String,
+    /// Of all figures but ratios and shares.
+    pub unit: Unit,
+    /// Who the peer is.
+    pub peer_name: Option<String>,
+    /// What the limit is.
+    pub limit_name: Option<String>,
+    /// With near cores, if there was such a measurement of ours.
+    pub near: Option<Figures>,
+    /// With far cores, if there was such a measurement of ours.
+    pub far: Option<Figures>,
+    /// Measurements of ours during which the cores moved: they count in neither.
+    pub moved: u32,
+    /// Whether all that is wanted at least is reached, near and far as far as both occurred.
+    pub at_least_reached: bool,
+    /// Datagrams that did not arrive, of all rounds.
+    pub lost_ops: u64,
+    /// Why there is no figure, or fewer than rounds.
+    pub errors: Vec<String>,
+}
+
+/// The whole result.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// One way, at the start of every round.
+    pub bounce_ns: Spread,
+    /// In the order of the settings.
+    pub rows: Vec<RowResult>,
+}
+
+impl Summary {
+    /// Whether every row reached what is wanted at least.
+    #[must_use]
+    pub fn reached(&self) -> bool {
+        self.rows.iter().all(|row| row.at_least_reached)
+    }
+}
+
+impl Sample {
+    pub(crate) fn new(
+        measured: Measured,
+        round: u32,
+        row: Row,
+        side: Side,
+        bounce_ns: [f64; 2],
+    ) -> Sample {
+        Sample {
+            round,
+            row,
+            side,
+            value: measured.value,
+            unit: row.unit(),
+            verified_ops: measured.verified_ops,
+            lost_ops: measured.lost_ops,
+            bounce_ns,
+        }
+    }
+}
+
+/// All samples and errors.
+#[derive(Default)]
+pub(crate) struct Taken {
+    pub(crate) samples: Vec<Sample>,
+    errors: Vec<(Row, Side, String)>,
+}
+
+/// Whether what was measured of `side` for one row is also that of another.
+fn is_of(of: Row, side: Side, row: Row) -> bool {
+    match side {
+        Side::Ours => of == row,
+        Side::Peer => row.peer().is_some() && of.peer() == row.peer(),
+        Side::Limit => row.limit().is_some() && of.limit() == row.limit(),
+    }
+}
+
+impl Taken {
+    pub(crate) fn note(&mut self, row: Row, side: Side, round: u32, err: &anyhow::Error) {
+        let text = format!("round {round}, {}: {err:#}", side.name());
+        self.errors.push((row, side, text));
+    }
+
+    pub(crate) fn summary(&self, rows: &[Row], bounce_ns: Spread) -> Summary {
+        Summary {
+            bounce_ns,
+            rows: rows.iter().map(|row| self.result(*row)).collect(),
+        }
+    }
+
+    fn samples_of(&self, row: Row, side: Side) -> impl Iterator<Item = &Sample> {
+        let is_of = move |s: &&Sample| s.side == side && is_of(s.row, side, row);
+        self.samples.iter().filter(is_of)
+    }
+
+    fn figures(&self, row: Row, distance: Distance) -> Option<Figures> {
+        let of = |side| -> Vec<&Sample> {
+            let there = |s: &&Sample| s.distance() == Some(distance);
+            self.samples_of(row, side).filter(there).collect()
+        };
+        let ours = of(Side::Ours);
+        let values =
+            |samples: &[&Sample]| Spread::of(&samples.iter().map(|s| s.value).collect::<Vec<_>>());
+        let over = |others: &[&Sample]| {
+            let ratios = ours.iter().filter_map(|ours| {
+                let other = others.iter().find(|other| other.round == ours.round)?;
+                Some(ours.value / other.value)
+            });
+            Spread::of(&ratios.collect::<Vec<_>>())
+        };
+        let (peers, limits) = (of(Side::Peer), of(Side::Limit));
+        let ours_spread = Some(values(&ours)?);
+        let (ratio, share) = (over(&peers), over(&limits));
+        let judged = if row.peer().is_some() {
+            ratio
+        } else {
+            ours_spread
+        };
+        Some(Figures {
+            ours: ours_spread,
+            peer: values(&peers),
+            ratio,
+            verdict: Verdict::of(row, row.goal(distance), judged),
+            limit: values(&limits),
+            share,
+            limit_verdict: Verdict::of(row, row.limit_goal(), share),
+        })
+    }
+
+    fn result(&self, row: Row) -> RowResult {
+        let near = self.figures(row, Distance::Near);
+        let far = self.figures(row, Distance::Far);
+        let mut both = near.iter().chain(&far).peekable();
+        let errors = self.errors.iter();
+        let errors: Vec<_> = errors
+            .filter(|(of, side, _)| is_of(*of, *side, row))
+            .map(|(.., text)| text.clone())
+            .collect();
+        let ours = || self.samples_of(row, Side::Ours);
+        let moved = ours().filter(|s| s.distance().is_none()).count();
+        RowResult {
+            row,
+            what: row.what(),
+            unit: row.unit(),
+            peer_name: row.peer().map(|peer| peer.name().to_owned()),
+            limit_name: row.limit().map(|limit| limit.name().to_owned()),
+            near,
+            far,
+            moved: u32::try_from(moved).unwrap_or(u32::MAX),
+            at_least_reached: errors.is_empty()
+                && both.peek().is_some()
+                && both.all(Figures::reached),
+            lost_ops: ours().map(|s| s.lost_ops).sum(),
+            errors,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEAR: [f64; 2] = [30.0, 31.0];
+    const FAR: [f64; 2] = [170.0, 180.0];
+    const MOVED: [f64; 2] = [30.0, 170.0];
+
+    fn taken(samples: &[(u32, Row, Side, f64, [f64; 2])]) -> Taken {
+        let of = |&(round, row, side, value, bounce_ns): &(u32, Row, Side, f64, [f64; 2])| {
+            let measured = Measured {
+                value,
+                verified_ops: 1,
+                lost_ops: 0,
+            };
+            Sample::new(measured, round, row, side, bounce_ns)
+        };
+        Taken {
+            samples: samples.iter().map(of).collect(),
+            errors: vec![],
+        }
+    }
+
+    /// Ours, a peer and a limit in each of some rounds.
+    fn rounds(of_rounds: &[(f64, f64, f64, [f64; 2])]) -> RowResult {
+        let samples = (0..)
+            .zip(of_rounds)
+            .flat_map(|(round, &(ours, peer, limit, at))| {
+                [(Side::Ours, ours), (Side::Peer, peer), (Side::Limit, limit)]
+                    .map(|(side, value)| (round, Row::UdSend, side, value, at))
+            });
+        taken(&samples.collect::<Vec<_>>()).result(Row::UdSend)
+    }
+
+    #[test]
+    fn ratios_are_taken_round_by_round() {
+        // The machine is ten times slower in round 1, for all: ratio and share do not notice.
+        let result = rounds(&[(80.0, 20.0, 160.0, NEAR), (8.0, 2.0, 16.0, NEAR)]);
+        let near = result.near.unwrap();
+        let ratio = near.ratio.unwrap();
+        assert_eq!((ratio.min, ratio.median, ratio.max), (4.0, 4.0, 4.0));
+        assert_eq!(near.share.unwrap().median, 0.5);
+        let (verdict, limit) = (near.verdict.unwrap(), near.limit_verdict.unwrap());
+        assert!(verdict.at_least_reached && !verdict.aim_reached);
+        assert!(limit.at_least_reached && !limit.aim_reached);
+        assert!(result.at_least_reached && result.far.is_none());
+    }
+
+    #[test]
+    fn near_and_far_are_apart_and_moving_is_neither() {
+        let result = rounds(&[
+            (80.0, 10.0, 100.0, NEAR),
+            (8.0, 2.0, 100.0, FAR),
+            (1.0, 1.0, 1.0, MOVED),
+        ]);
+        assert_eq!(result.near.unwrap().ours.unwrap().median, 80.0);
+        assert_eq!(result.far.unwrap().ours.unwrap().max, 8.0);
+        assert_eq!(result.moved, 1);
+        // Near enough of the limit, and far not.
+        assert!(result.near.unwrap().reached() && !result.far.unwrap().reached());
+        assert!(!result.at_least_reached);
+        // What was not measured at the same distance is not compared.
+        let samples = [
+            (0, Row::UdSend, Side::Ours, 80.0, NEAR),
+            (0, Row::UdSend, Side::Peer, 2.0, FAR),
+        ];
+        let near = taken(&samples).result(Row::UdSend).near.unwrap();
+        assert!(near.ratio.is_none() && !near.reached());
+    }
+
+    #[test]
+    fn rows_share_peers_and_limits() {
+        let taken = taken(&[
+            (0, Row::RcSend, Side::Ours, 80.0, NEAR),
+            (0, Row::UdSend, Side::Peer, 20.0, NEAR),
+            (0, Row::UdSend8, Side::Limit, 100.0, NEAR),
+            (0, Row::UdSend, Side::Limit, 200.0, NEAR),
+        ]);
+        let near = taken.result(Row::RcSend).near.unwrap();
+        assert_eq!(near.ratio.unwrap().median, 4.0);
+        assert_eq!(near.share.unwrap().median, 0.8);
+    }
+
+    #[test]
+    fn a_limit_is_judged_by_our_own_figure() {
+        let of = |value| taken(&[(0, Row::Connect, Side::Ours, value, FAR)]);
+        assert!(of(1.5).result(Row::Connect).at_least_reached);
+        assert!(!of(9.5).result(Row::Connect).at_least_reached);
+    }
+
+    #[test]
+    fn a_row_with_an_error_or_without_a_figure_reaches_nothing() {
+        let mut taken = taken(&[(0, Row::Connect, Side::Ours, 1.5, NEAR)]);
+        assert!(!taken.result(Row::RcSend).at_least_reached);
+        taken.note(Row::Connect, Side::Ours, 1, &anyhow::anyhow!("no"));
+        let result = taken.result(Row::Connect);
+        assert_eq!(result.errors, ["round 1, ours: no"]);
+        assert!(!result.at_least_reached);
+        // A peer that fails fails for all rows that have it.
+        taken.note(Row::UdSend, Side::Peer, 0, &anyhow::anyhow!("none"));
+        assert_eq!(taken.result(Row::RcSend).errors.len(), 1);
+        assert_eq!(taken.result(Row::Connect).errors.len(), 1);
+    }
+
+    #[test]
+    fn events_are_lines_of_type_and_data() {
+        let bounce = Event::Bounce {
+            round: 0,
+            bounce_ns: 31.5,
+        };
+        assert_eq!(
+            serde_json::to_string(&bounce).unwrap(),
+            r#"{"type":"bounce","data":{"round":0,"bounce_ns":31.5}}"#
+        );
+        let sample = taken(&[(2, Row::Connect, Side::Ours, 1.5, NEAR)])
+            .samples
+            .remove(0);
+        assert_eq!(
+            serde_json::to_string(&Event::Sample(sample)).unwrap(),
+            r#"{"type":"sample","data":{"round":2,"row":"connect","side":"ours","value":1.5,"unit":"s","verified_ops":1,"lost_ops":0,"bounce_ns":[30.0,31.0]}}"#
+        );
+    }
+}
