@@ -6,6 +6,7 @@
 //!
 //! - [`goal`]: the rows, their peers, and what is wanted of them;
 //! - [`run`]: the interleaved rounds and their summary, near and far cores apart; [`record`]: the circumstances;
+//! - [`breakdown`]: where the time of a message goes;
 //! - [`micro`]: one verb at a time with every knob, and the same on two NICs side by side;
 //! - `rows`: our side of every row: most are settings of the microbenchmarks;
 //! - [`calibrate`]: a profile of a NIC from measurements;
@@ -22,6 +23,7 @@
 #![deny(unsafe_code)]
 
 pub mod bounce;
+pub mod breakdown;
 pub mod calibrate;
 mod child;
 mod clock;
@@ -34,6 +36,7 @@ pub mod micro;
 pub mod nic;
 mod patience;
 pub mod peers;
+mod phases;
 pub mod pin;
 pub mod probe;
 pub mod record;

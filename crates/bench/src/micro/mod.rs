@@ -14,6 +14,7 @@ mod found;
 pub(crate) mod knobs;
 pub(crate) mod lanes;
 mod model;
+pub(crate) mod one_core;
 mod one_sided;
 pub(crate) mod outcome;
 pub(crate) mod pace;

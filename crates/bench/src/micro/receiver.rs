@@ -94,8 +94,8 @@ impl Places {
     }
 }
 
-struct Receiver<'q, T: Sends, F: Form> {
-    from: &'q SendQp<T>,
+pub(super) struct Receiver<'q, T: Sends, F: Form> {
+    pub(super) from: &'q SendQp<T>,
     payload_bytes: usize,
     /// What a completion says of a message's length.
     byte_len: u32,
@@ -108,14 +108,14 @@ struct Receiver<'q, T: Sends, F: Form> {
     reported: usize,
     signals: usize,
     /// The number that is due.
-    due: u64,
+    pub(super) due: u64,
     ended: bool,
-    wrong: Option<String>,
+    pub(super) wrong: Option<String>,
     form: PhantomData<F>,
 }
 
 impl<'q, T: Sends, F: Form> Receiver<'q, T, F> {
-    fn new(from: &'q SendQp<T>, stream: &Stream, places: Places) -> Receiver<'q, T, F> {
+    pub(super) fn new(from: &'q SendQp<T>, stream: &Stream, places: Places) -> Receiver<'q, T, F> {
         let byte_len = u32::try_from(T::BEFORE + stream.payload_bytes);
         Receiver {
             from,
@@ -137,7 +137,7 @@ impl<'q, T: Sends, F: Form> Receiver<'q, T, F> {
 
     /// Checks a message. Nearly each is the one that is due: then one comparison decides.
     #[inline]
-    fn take(&mut self, wc: &WorkCompletion<'_>) -> Result<()> {
+    pub(super) fn take(&mut self, wc: &WorkCompletion<'_>) -> Result<()> {
         let stamps = F::received(&self.places.memory, wc, self.payload_bytes)?;
         let is_due = stamps == [F::stamp(self.due, false); 2];
         if is_due & (wc.byte_len() == self.byte_len) {
@@ -181,6 +181,14 @@ impl<'q, T: Sends, F: Form> Receiver<'q, T, F> {
             self.report(self.due - self.used as u64, wcs)?;
         }
         Ok(whole)
+    }
+
+    /// Posts all RECVs of the window again, without a report.
+    pub(super) fn post_window_again(&mut self) -> Result<()> {
+        for list in &mut self.places.lists {
+            self.from.qp.post_recv(list)?;
+        }
+        Ok(())
     }
 
     /// Tells the sender how far it is: a window from there has RECVs.

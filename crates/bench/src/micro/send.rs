@@ -38,7 +38,7 @@ pub(super) fn work(link: &mut Link, nic: &Nic, stream: &Stream) -> Result<()> {
 }
 
 /// Starts making a queue pair with queues of its own.
-fn qp<T: Sends>(nic: &Nic, send_wrs: usize, recv_wrs: usize) -> Result<QpBuilder<T>> {
+pub(super) fn qp<T: Sends>(nic: &Nic, send_wrs: usize, recv_wrs: usize) -> Result<QpBuilder<T>> {
     let (send_cq, recv_cq) = (nic.cq(send_wrs + 1)?, nic.cq(recv_wrs + 1)?);
     Ok(nic
         .qp::<T>(&send_cq, &recv_cq)

@@ -64,7 +64,7 @@ pub(super) fn send<T: Sends, F: Form>(
     Ok(Rate::new(stream, timed, found.received, lost))
 }
 
-struct Sender<'q, T: Sends, F: Form> {
+pub(super) struct Sender<'q, T: Sends, F: Form> {
     to: &'q SendQp<T>,
     stream: &'q Stream,
     list: Postlist<T>,
@@ -86,7 +86,7 @@ struct Sender<'q, T: Sends, F: Form> {
 }
 
 impl<'q, T: Sends, F: Form> Sender<'q, T, F> {
-    fn new(
+    pub(super) fn new(
         nic: &Nic,
         to: &'q SendQp<T>,
         stream: &'q Stream,
@@ -116,7 +116,7 @@ impl<'q, T: Sends, F: Form> Sender<'q, T, F> {
 
     /// Posts the next list; of the last one the last message says so.
     #[inline]
-    fn post(&mut self, last: bool) -> Result<()> {
+    pub(super) fn post(&mut self, last: bool) -> Result<()> {
         let end = self.next + self.stream.batch as u64;
         if F::IMM && self.is_built {
             for (index, number) in (self.next..end).enumerate() {
@@ -204,7 +204,7 @@ impl<'q, T: Sends, F: Form> Sender<'q, T, F> {
     }
 
     #[inline]
-    fn reap_sends(&mut self) -> Result<usize> {
+    pub(super) fn reap_sends(&mut self) -> Result<usize> {
         let done = reap(self.to.qp.send_cq(), &mut self.wcs, |_| Ok(()))?;
         self.completed += done as u64 * self.stream.signal_every as u64;
         Ok(done)

@@ -2,6 +2,7 @@
 
 pub(crate) mod bare;
 pub mod bare_pair;
+pub(crate) mod bare_phases;
 pub(crate) mod bare_ring;
 pub(crate) mod copy;
 pub(crate) mod datagrams;

@@ -8,7 +8,7 @@ pub(crate) mod limit;
 pub(crate) mod peer;
 mod programs;
 mod sequencer;
-mod verbs;
+pub(crate) mod verbs;
 pub(crate) mod wire;
 
 use anyhow::Result;

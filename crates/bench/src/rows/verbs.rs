@@ -25,7 +25,7 @@ pub(super) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
 }
 
 /// What is measured for a row.
-fn task(bench: &Bench, row: Row) -> Result<Task> {
+pub(crate) fn task(bench: &Bench, row: Row) -> Result<Task> {
     let shrink = bench.settings.shrink.max(1);
     let duration_ms = (DURATION_MS / shrink).max(1);
     let knobs = |batch, window, signal_every| Knobs {

@@ -1,5 +1,6 @@
 //! `verbatim bench`: the verbs microbenchmarks.
 
+mod breakdown;
 mod calibrate;
 mod common;
 mod ends;

@@ -12,6 +12,7 @@ use bench::stats::Spread;
 use comfy_table::Table;
 use serde::Serialize;
 
+use super::breakdown;
 use super::common::{CoresArgs, Lines, nic_choice, warn_of_circumstances, with_range, worker};
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs, Provider};
@@ -22,6 +23,7 @@ Examples:
   verbatim bench peers
   verbatim bench peers --only ud-send --only rc-latency --rounds 9
   verbatim bench peers --only rc-send --only rc-send-single    beside the limit of the two cores, too
+  verbatim bench peers --breakdown --only rc-send --only rc-send-single
   verbatim bench peers --json --record run.jsonl
 
 Needs ucx_perftest (Debian: ucx-utils), redis-server and redis-benchmark (Debian: redis-server).";
@@ -62,7 +64,11 @@ pub(super) struct Args {
     /// A hundredth of the work: shows that everything runs, measures nothing
     #[arg(long)]
     smoke: bool,
-    /// Print one JSON object per line: record, bounce, sample, row, summary
+    /// Say where the time of each SEND goes, in place of the table: posting, polling and receiving on one core, and
+    /// waiting between two, of the software NIC and of the bare ring; rows of SENDs only
+    #[arg(long, conflicts_with = "record")]
+    breakdown: bool,
+    /// Print one JSON object per line: record, bounce, sample, row, summary; of --breakdown: breakdown
     #[arg(long)]
     json: bool,
     /// Keep the run record with all raw samples in this file, as JSON lines
@@ -86,10 +92,7 @@ pub(super) fn run_wire(args: Args) -> Result<Outcome> {
 pub(super) fn run(args: Args, all: &[Row]) -> Result<Outcome> {
     args.nic.settle()?;
     let cores = args.cores.settle()?;
-    let mut rows = args.only.clone();
-    if rows.is_empty() {
-        rows.extend(all);
-    }
+    let rows = rows(&args, all);
     let mut lines = Lines::new(args.record.as_deref(), args.json)?;
     let nic = nic_choice(&args.nic, &args.port);
     let device = nic.device_name()?;
@@ -103,6 +106,9 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<Outcome> {
         worker: worker()?,
         nic,
     };
+    if args.breakdown {
+        return breakdown::run(&bench, args.json);
+    }
     let record = Record::new(
         cores,
         bench.nic.provider.clone(),
@@ -157,6 +163,16 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<Outcome> {
     } else {
         Outcome::No
     })
+}
+
+/// The rows that are asked for.
+fn rows(args: &Args, all: &[Row]) -> Vec<Row> {
+    if !args.only.is_empty() {
+        return args.only.clone();
+    }
+    let all = all.iter().copied();
+    all.filter(|row| !args.breakdown || row.sends().is_some())
+        .collect()
 }
 
 /// One line of `--json` and of the run record.

@@ -32,6 +32,9 @@ fn bench_peers() {
     refused(&peers(&["--rounds", "many"]), "from 1 to 1000");
     refused(&peers(&["--rounds", "-3"]), "from 1 to 1000");
     refused(&peers(&["--only", "ud"]), "choose among ud-send");
+    let idle = ["--breakdown", "--only", "idle-cpu"];
+    refused(&peers(&idle), "such as rc-send");
+    refused(&["bench", "wire", "--breakdown"], "bench peers --breakdown");
     refused(&peers(&["--cores", "0"]), "such as 0,1");
     refused(&peers(&["--cores", "0,x"]), "such as 0,1");
     refused(&peers(&["--cores", "0,0"]), "two different cores");

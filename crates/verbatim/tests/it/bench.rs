@@ -96,6 +96,33 @@ fn runs_beside_peers(command: &str, row_count: usize) {
     assert_eq!(kept, text, "the record holds what was printed");
 }
 
+#[test]
+fn the_time_of_a_message_is_broken_down() {
+    let args = ["peers", "--breakdown", "--smoke", "--rounds", "1"];
+    let lines = lines(
+        &[
+            &args[..],
+            &["--only", "rc-send", "--only", "ud-send-single"],
+        ]
+        .concat(),
+    );
+    let of: Vec<_> = lines.iter().map(|line| &line["data"]).collect();
+    let who: Vec<_> = of
+        .iter()
+        .map(|data| (&data["row"], &data["side"]))
+        .collect();
+    assert_eq!(who.len(), 4, "{who:?}");
+    for data in of {
+        for phase in ["post", "poll", "receive", "post_recv"] {
+            assert!(data["one_core"]["ns"][phase].as_f64() > Some(0.0), "{data}");
+        }
+        assert!(
+            data["one_core"]["verified_ops"].as_u64() > Some(0),
+            "{data}"
+        );
+    }
+}
+
 /// The lines of `verbatim bench ARGS --json` in two short rounds, which must succeed.
 #[track_caller]
 fn bench(args: &[&str]) -> Vec<Value> {

@@ -1,0 +1,226 @@
+//! Where the time of a message goes: instructions on one core, and waiting between two.
+//!
+//! *Measured*: what each phase takes on one core ([`crate::phases`]), and what a message takes between two cores. *Derived*:
+//! waiting is the time between two cores less that of the busier end on one core. It is for cache lines, for the other end,
+//! and for credits that the other end gives. *Modelled*: a message moves the lines of its record, and a 16th of a line that
+//! tells the sender how far the receiver is; each as long as a bounce, if none overlapped.
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::bounce::quick_bounce_ns;
+use crate::goal::{Distance, Limit, Row};
+use crate::micro::one_core;
+use crate::micro::task::Task;
+use crate::peers::bare_phases;
+use crate::pin::pinned;
+use crate::rows::{self, limit, verbs};
+use crate::setup::Bench;
+use crate::stats::median;
+
+pub use crate::phases::{Measured, Phases};
+
+/// What one core is measured for, in milliseconds.
+const ONE_CORE_MS: u64 = 40;
+
+/// Bytes of a cache line.
+const LINE_BYTES: f64 = 64.0;
+
+/// Whose messages they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Side {
+    /// This project's.
+    Ours,
+    /// The bare ring's.
+    Limit,
+}
+
+/// Messages between two cores of one distance.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TwoCores {
+    /// Measured, a message.
+    pub ns: f64,
+    /// Derived: `ns` less the busier end on one core, at least 0.
+    pub waiting_ns: f64,
+    /// Modelled: lines of a message times the bounce of these rounds.
+    pub lines_ns: f64,
+    /// Rounds.
+    pub rounds: usize,
+}
+
+/// Where the time of a row's messages goes; medians of the rounds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Breakdown {
+    /// The row.
+    pub row: Row,
+    /// Whose messages.
+    pub side: Side,
+    /// On one core, measured.
+    pub one_core: Measured,
+    /// Cache lines of a message, modelled.
+    pub lines: f64,
+    /// With near cores, if there was such a round.
+    pub near: Option<TwoCores>,
+    /// With far cores, if there was such a round.
+    pub far: Option<TwoCores>,
+}
+
+/// One round of one side of a row.
+struct Round {
+    one_core: Measured,
+    two_cores_ns: f64,
+    bounce_ns: [f64; 2],
+}
+
+/// Measures the rows of the settings, which SEND as fast as they can; tells `on_row` before each.
+///
+/// # Errors
+/// When a row is of something else, or a measurement fails.
+pub fn run(bench: &Bench, mut on_row: impl FnMut(Row)) -> Result<Vec<Breakdown>> {
+    let rows = &bench.settings.rows;
+    if let Some(row) = rows.iter().find(|row| row.sends().is_none()) {
+        bail!(
+            "{} has no phases to break down; name rows of SENDs, such as rc-send",
+            row.name()
+        );
+    }
+    let mut taken: Vec<[Vec<Round>; 2]> = rows.iter().map(|_| Default::default()).collect();
+    for _ in 0..bench.settings.rounds {
+        for (row, taken) in rows.iter().zip(&mut taken) {
+            on_row(*row);
+            for (side, taken) in [Side::Ours, Side::Limit].into_iter().zip(taken) {
+                taken.push(round(bench, *row, side)?);
+            }
+        }
+    }
+    let results = rows.iter().zip(&taken).flat_map(|(row, taken)| {
+        let sides = [Side::Ours, Side::Limit].into_iter().zip(taken);
+        sides.map(|(side, rounds)| summary(*row, side, rounds))
+    });
+    results.collect()
+}
+
+fn round(bench: &Bench, row: Row, side: Side) -> Result<Round> {
+    let limit = row.limit().context("a row of SENDs has a limit")?;
+    let duration_ms = (ONE_CORE_MS / bench.settings.shrink.max(1)).max(1);
+    let one_core = pinned(bench.cores.requester, || {
+        match (side, verbs::task(bench, row)?) {
+            (Side::Ours, Task::Stream(mut stream)) => {
+                stream.duration_ms = duration_ms;
+                one_core::measure(&bench.nic, &stream)
+            }
+            _ => bare_phases::measure(limit.has_payload, limit.list, duration_ms),
+        }
+    })?;
+    let before = quick_bounce_ns(bench.cores)?;
+    let rate = match side {
+        Side::Ours => rows::measure(bench, row)?,
+        Side::Limit => limit::measure(bench, limit)?,
+    };
+    Ok(Round {
+        one_core,
+        two_cores_ns: 1e3 / rate.value,
+        bounce_ns: [before, quick_bounce_ns(bench.cores)?],
+    })
+}
+
+/// Lines that a message moves, by the model.
+fn lines(limit: Limit) -> f64 {
+    let record_bytes = if limit.has_payload { 32.0 } else { 16.0 };
+    record_bytes / LINE_BYTES + 1.0 / 16.0
+}
+
+fn summary(row: Row, side: Side, rounds: &[Round]) -> Result<Breakdown> {
+    let of = |figure: &dyn Fn(&Round) -> f64| {
+        median(&rounds.iter().map(figure).collect::<Vec<_>>()).context("there was no round")
+    };
+    let phases = |of_round: fn(&Measured) -> Option<Phases>| -> Result<Option<Phases>> {
+        if rounds
+            .iter()
+            .any(|round| of_round(&round.one_core).is_none())
+        {
+            return Ok(None);
+        }
+        let phase = |phase: fn(Phases) -> f64| {
+            of(&|round| of_round(&round.one_core).map_or(f64::NAN, phase))
+        };
+        Ok(Some(Phases {
+            post: phase(|p| p.post)?,
+            poll: phase(|p| p.poll)?,
+            receive: phase(|p| p.receive)?,
+            post_recv: phase(|p| p.post_recv)?,
+        }))
+    };
+    let one_core = Measured {
+        ns: phases(|m| Some(m.ns))?.context("times are always there")?,
+        instructions: phases(|m| m.instructions)?,
+        cycles: phases(|m| m.cycles)?,
+        verified_ops: rounds.iter().map(|round| round.one_core.verified_ops).sum(),
+    };
+    let lines = lines(row.limit().context("a row of SENDs has a limit")?);
+    let busier = one_core.ns.sender().max(one_core.ns.receiver());
+    let at = |distance: Distance| {
+        let is_there =
+            |round: &&Round| round.bounce_ns.map(Distance::of_bounce_ns) == [distance; 2];
+        let there: Vec<_> = rounds.iter().filter(is_there).collect();
+        let ns = median(&there.iter().map(|r| r.two_cores_ns).collect::<Vec<_>>())?;
+        let bounces: Vec<_> = there.iter().flat_map(|r| r.bounce_ns).collect();
+        Some(TwoCores {
+            ns,
+            waiting_ns: (ns - busier).max(0.0),
+            lines_ns: lines * median(&bounces)?,
+            rounds: there.len(),
+        })
+    };
+    Ok(Breakdown {
+        row,
+        side,
+        lines,
+        near: at(Distance::Near),
+        far: at(Distance::Far),
+        one_core,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round(post: f64, receive: f64, two_cores_ns: f64, bounce_ns: [f64; 2]) -> Round {
+        let ns = Phases {
+            post,
+            poll: 1.0,
+            receive,
+            post_recv: 2.0,
+        };
+        Round {
+            one_core: Measured {
+                ns,
+                instructions: None,
+                cycles: Some(ns),
+                verified_ops: 10,
+            },
+            two_cores_ns,
+            bounce_ns,
+        }
+    }
+
+    #[test]
+    fn waiting_is_what_the_busier_end_does_not_take() {
+        let rounds = [
+            round(9.0, 14.0, 20.0, [30.0, 40.0]),
+            round(9.0, 14.0, 100.0, [200.0, 200.0]),
+            round(9.0, 14.0, 1.0, [30.0, 200.0]),
+        ];
+        let result = summary(Row::RcSend, Side::Ours, &rounds).unwrap();
+        let (near, far) = (result.near.unwrap(), result.far.unwrap());
+        assert_eq!((near.ns, near.waiting_ns, near.rounds), (20.0, 4.0, 1));
+        assert_eq!((far.ns, far.waiting_ns), (100.0, 84.0));
+        // Half a line of record, and a 16th of a line.
+        assert_eq!(far.lines_ns, 200.0 * 0.5625);
+        assert_eq!(result.one_core.verified_ops, 30);
+        assert!(result.one_core.instructions.is_none() && result.one_core.cycles.is_some());
+        assert!(summary(Row::RcSend, Side::Ours, &[]).is_err());
+    }
+}

@@ -1,0 +1,123 @@
+//! The phases of a SEND on one core: both ends are queue pairs of one process, which one thread drives in turn.
+
+use std::thread;
+
+use anyhow::{Context, Result};
+use verbs::{QueuePair, Rc, Uc, Ud, WcBuffer};
+
+use super::form::{Form, with_form};
+use super::knobs::Stream;
+use super::receiver::{Places, Receiver};
+use super::send::qp;
+use super::sender::Sender;
+use super::transport::{SendQp, Sends};
+use super::verb::Verb;
+use crate::link::Link;
+use crate::nic::{Nic, NicChoice, reap, small};
+use crate::phases::{self, Measured, OneCore, right};
+
+/// Measures the SENDs of a stream for its duration.
+///
+/// # Errors
+/// When a verb fails, or a message is wrong.
+pub(crate) fn measure(choice: &NicChoice, stream: &Stream) -> Result<Measured> {
+    let nic = Nic::open(choice)?;
+    with_form!(stream.payload_bytes, stream.inline, F => match stream.verb {
+        Verb::UdSend => of::<Ud, F>(&nic, stream),
+        Verb::UcSend => of::<Uc, F>(&nic, stream),
+        _ => of::<Rc, F>(&nic, stream),
+    })
+}
+
+fn of<T: Sends, F: Form>(nic: &Nic, stream: &Stream) -> Result<Measured>
+where
+    T::Prepared: Send,
+    T::To: Send,
+    QueuePair<T>: Send,
+{
+    let to = qp::<T>(nic, stream.window, 1)?;
+    let to = T::build(to.max_inline_data(small(stream.inline_bytes())))?;
+    // Nobody reports here, so that these RECVs are never posted.
+    let reports = T::recv_list(&to, 1);
+    let from = T::build(qp::<T>(nic, 1, stream.window)?.max_inline_data(0u32))?;
+    let places = Places::post::<T>(nic, stream, &from)?;
+    let (mut left, mut right) = Link::pair()?;
+    let join = |link: &mut Link, qp| -> Result<SendQp<T>> {
+        let joined = T::join(link, nic, stream.payload_bytes, vec![qp])?.pop();
+        joined.context("one queue pair was connected")
+    };
+    let (to, from) = thread::scope(|scope| {
+        let from = scope.spawn(|| join(&mut right, from));
+        let to = join(&mut left, to);
+        let from = from.join().expect("the joining thread does not panic");
+        anyhow::Ok((to?, from?))
+    })?;
+    let mut ends = Ends::<T, F> {
+        sender: Sender::new(nic, &to, stream, reports)?,
+        receiver: Receiver::new(&from, stream, places),
+        stream,
+        wcs: WcBuffer::new(),
+    };
+    phases::measure(&mut ends, stream.duration_ms)
+}
+
+struct Ends<'q, T: Sends, F: Form> {
+    sender: Sender<'q, T, F>,
+    receiver: Receiver<'q, T, F>,
+    stream: &'q Stream,
+    wcs: WcBuffer<32>,
+}
+
+impl<T: Sends, F: Form> OneCore for Ends<'_, T, F> {
+    fn window(&self) -> u64 {
+        self.stream.window as u64
+    }
+
+    fn post(&mut self) -> Result<()> {
+        for _ in 0..self.stream.window / self.stream.batch {
+            self.sender.post(false)?;
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self) -> Result<u64> {
+        let (from, receiver) = (self.receiver.from, &mut self.receiver);
+        let came = reap(from.qp.recv_cq(), &mut self.wcs, |wc| receiver.take(&wc))?;
+        Ok(came as u64)
+    }
+
+    fn post_recv(&mut self) -> Result<()> {
+        self.receiver.post_window_again()
+    }
+
+    fn poll(&mut self) -> Result<u64> {
+        Ok(self.sender.reap_sends()? as u64 * self.stream.signal_every as u64)
+    }
+
+    fn verified(&self) -> Result<u64> {
+        right(self.receiver.wrong.as_deref(), self.receiver.due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::micro::knobs::Knobs;
+
+    #[test]
+    fn every_kind_of_send_has_phases() {
+        for verb in [Verb::UdSend, Verb::RcSend, Verb::UcSend] {
+            for (payload_bytes, batch) in [(0, 16), (0, 1), (8, 16), (8, 1)] {
+                let knobs = Knobs {
+                    payload_bytes: Some(payload_bytes),
+                    batch: Some(batch),
+                    ..Knobs::default()
+                };
+                let stream = Stream::new(verb, &knobs, 2).unwrap();
+                let measured = measure(&NicChoice::first_of("softnic"), &stream).unwrap();
+                assert!(measured.ns.sender() > 0.0 && measured.ns.receiver() > 0.0);
+                assert!(measured.verified_ops >= 2 * 256, "{verb:?}: {measured:?}");
+            }
+        }
+    }
+}

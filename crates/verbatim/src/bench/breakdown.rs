@@ -1,0 +1,129 @@
+//! `verbatim bench peers --breakdown`: where the time of a message goes.
+
+use anyhow::{Result, bail};
+use bench::breakdown::{Breakdown, Side, TwoCores};
+use bench::run::Bench;
+use comfy_table::Table;
+
+use crate::Outcome;
+use crate::output::{self, figure, print, print_typed};
+
+/// Runs the command.
+pub(super) fn run(bench: &Bench, json: bool) -> Result<Outcome> {
+    if bench.settings.rows.is_empty() {
+        bail!("none of these rows has phases to break down; take verbatim bench peers --breakdown");
+    }
+    let steps = u64::from(bench.settings.rounds) * bench.settings.rows.len() as u64;
+    let bar = output::progress(steps);
+    let results = bench::breakdown::run(bench, |row| {
+        bar.set_message(row.name());
+        bar.inc(1);
+    })?;
+    bar.finish_and_clear();
+    if json {
+        for result in &results {
+            print_typed("breakdown", result)?;
+        }
+        return Ok(Outcome::Done);
+    }
+    let counters = results.iter().any(|r| r.one_core.instructions.is_some());
+    print(format_args!(
+        "ns a message, medians of {} rounds. Measured: phases of 256 messages on core {}, and messages between cores {} \
+         and {}. Derived: waiting is two cores less the busier end on one core: for lines, for the other end, for its \
+         credits. Modelled: lines of the record and of the receiver's position, and these times a bounce.{}\n",
+        bench.settings.rounds,
+        bench.cores.requester,
+        bench.cores.requester,
+        bench.cores.responder,
+        if counters {
+            ""
+        } else {
+            " This processor's counters cannot be read: no instructions and cycles."
+        },
+    ))?;
+    print(table(&results))?;
+    if counters {
+        print(format_args!("\n{}", counted(&results)))?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn name(side: Side) -> &'static str {
+    match side {
+        Side::Ours => "NIC",
+        Side::Limit => "bare ring",
+    }
+}
+
+fn table(results: &[Breakdown]) -> Table {
+    let header = [
+        "what",
+        "of",
+        "post",
+        "poll",
+        "receive",
+        "post RECVs",
+        "cores",
+        "two cores",
+        "waiting",
+        "lines",
+        "lines x bounce",
+    ];
+    let mut table = output::table(header, &[2, 3, 4, 5, 7, 8, 9, 10]);
+    for result in results {
+        let ns = result.one_core.ns;
+        let phases = [ns.post, ns.poll, ns.receive, ns.post_recv].map(figure);
+        let both = [("near", result.near), ("far", result.far)];
+        let mut both: Vec<(&str, Option<TwoCores>)> =
+            both.into_iter().filter(|(_, two)| two.is_some()).collect();
+        if both.is_empty() {
+            both.push(("moved", None));
+        }
+        for (cores, two) in both {
+            let of = |value: fn(TwoCores) -> f64| {
+                two.map_or_else(|| "-".to_owned(), |two| figure(value(two)))
+            };
+            let mut cells = vec![result.row.label(), name(result.side).to_owned()];
+            cells.extend(phases.iter().cloned());
+            cells.extend([
+                cores.to_owned(),
+                of(|two| two.ns),
+                of(|two| two.waiting_ns),
+                figure(result.lines),
+                of(|two| two.lines_ns),
+            ]);
+            table.add_row(cells);
+        }
+    }
+    table
+}
+
+/// Instructions and cycles of each phase.
+fn counted(results: &[Breakdown]) -> Table {
+    let header = [
+        "what",
+        "of",
+        "a message",
+        "post",
+        "poll",
+        "receive",
+        "post RECVs",
+    ];
+    let mut table = output::table(header, &[3, 4, 5, 6]);
+    for result in results {
+        let both = [
+            ("instructions", result.one_core.instructions),
+            ("cycles", result.one_core.cycles),
+        ];
+        for (what, phases) in both {
+            if let Some(phases) = phases {
+                let figures = [phases.post, phases.poll, phases.receive, phases.post_recv];
+                let mut cells = vec![result.row.label(), name(result.side).to_owned()];
+                cells.push(what.to_owned());
+                cells.extend(figures.map(figure));
+                table.add_row(cells);
+            }
+        }
+    }
+    table
+}
