@@ -10,6 +10,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use crate::pin::{Cores, pin};
+use crate::stats::median;
 
 /// A word alone on its pair of cache lines: processors prefetch lines in pairs.
 #[repr(align(128))]
@@ -19,17 +20,16 @@ struct Line(AtomicU32);
 /// at 100 and more, on virtual machines with EPYC and Xeon processors.
 pub const NEAR_NS: f64 = 80.0;
 
-/// Measures the distance of two cores in a few milliseconds, in nanoseconds: the least of several bounces, since a thread
-/// that was interrupted makes one long and none short.
+/// Measures the distance of two cores in a few milliseconds, in nanoseconds: the median of several bounces, since a thread
+/// that is interrupted makes one of them long.
 ///
 /// # Errors
 /// As [`bounce_ns`].
 pub fn quick_bounce_ns(cores: Cores) -> Result<f64> {
-    let mut least = f64::INFINITY;
-    for _ in 0..4 {
-        least = least.min(bounce_ns(cores, 4_000)?);
-    }
-    Ok(least)
+    let bounces: Vec<_> = (0..5)
+        .map(|_| bounce_ns(cores, 4_000))
+        .collect::<Result<_>>()?;
+    Ok(median(&bounces).unwrap_or(f64::INFINITY))
 }
 
 /// Measures the one-way time of a cache line between two pinned threads, in nanoseconds: half of

@@ -97,8 +97,8 @@ pub struct Verdict {
 
 impl Verdict {
     fn of(row: Row, goal: Option<Goal>, judged: Option<Spread>) -> Option<Verdict> {
-        let goal = goal?;
-        let reached = |wanted| judged.is_some_and(|spread| row.reaches(spread.median, wanted));
+        let (goal, judged) = (goal?, judged?);
+        let reached = |wanted| row.reaches(judged.median, wanted);
         Some(Verdict {
             goal,
             at_least_reached: reached(goal.at_least),
@@ -116,7 +116,7 @@ pub struct Figures {
     pub peer: Option<Spread>,
     /// Ours divided by the peer's, of the same round.
     pub ratio: Option<Spread>,
-    /// What is wanted of the ratio, or of our own figure where there is no peer.
+    /// What is wanted of the ratio, or of our own figure where there is no peer; `None` without such a figure.
     pub verdict: Option<Verdict>,
     /// The limit's figure.
     pub limit: Option<Spread>,
@@ -364,7 +364,7 @@ mod tests {
             (0, Row::UdSend, Side::Peer, 2.0, FAR),
         ];
         let near = taken(&samples).result(Row::UdSend).near.unwrap();
-        assert!(near.ratio.is_none() && !near.reached());
+        assert!(near.ratio.is_none() && near.verdict.is_none());
     }
 
     #[test]
