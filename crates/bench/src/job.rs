@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::events::kinds::Transport;
 use crate::link::Exe;
 use crate::micro::task::Task;
 use crate::nic::NicChoice;
@@ -22,6 +23,8 @@ pub enum Job {
     Connections(ConnectionsOrder),
     /// Be the target of WRITEs that are looked at.
     Probe(ProbeOrder),
+    /// Answer requests, and sleep between them.
+    Events(EventsOrder),
     /// Be the target of copies without a NIC.
     HostCopy(Copies),
     /// Be the other end of messages through bare rings.
@@ -88,4 +91,12 @@ pub struct ProbeOrder {
     /// The target's NIC.
     pub(crate) nic: NicChoice,
     pub(crate) probe: Probe,
+}
+
+/// Round trips between processes that sleep: answer every request.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct EventsOrder {
+    /// The worker's NIC, where it needs one.
+    pub(crate) nic: NicChoice,
+    pub(crate) transport: Transport,
 }

@@ -9,6 +9,7 @@
 //! - [`breakdown`]: where the time of a message goes;
 //! - [`micro`]: one verb at a time with every knob, and the same on two NICs side by side;
 //! - `rows`: our side of every row: most are settings of the microbenchmarks;
+//! - [`events`]: round trips between processes that sleep, beside sockets;
 //! - [`calibrate`]: a profile of a NIC from measurements;
 //! - [`simulated`]: the verbs and the systems on a simulated cluster, in virtual time;
 //! - [`pin`], [`bounce`]: which cores, and how far apart they are;
@@ -28,6 +29,7 @@ pub mod calibrate;
 mod child;
 mod clock;
 mod connect;
+pub mod events;
 pub mod goal;
 pub mod guidelines;
 mod job;

@@ -9,6 +9,8 @@ pub struct Usage {
     pub cpu_ns: u64,
     /// Memory in RAM, shared or not.
     pub resident_bytes: u64,
+    /// How often a thread has gone to sleep (voluntary context switches).
+    pub sleeps: u64,
 }
 
 impl Usage {
@@ -17,12 +19,17 @@ impl Usage {
     /// # Errors
     /// When it is gone, or the kernel does not tell.
     pub fn of(pid: u32) -> Result<Usage> {
-        let mut cpu_ns = 0;
+        let (mut cpu_ns, mut sleeps) = (0, 0);
         let tasks = format!("/proc/{pid}/task");
         for task in std::fs::read_dir(&tasks).with_context(|| format!("cannot read {tasks}"))? {
             // A thread may end while its siblings are read; its time is lost with it.
-            if let Ok(text) = std::fs::read_to_string(task?.path().join("schedstat")) {
+            let task = task?.path();
+            if let Ok(text) = std::fs::read_to_string(task.join("schedstat")) {
                 cpu_ns += cpu_ns_of(&text).context("schedstat has another form")?;
+            }
+            if let Ok(text) = std::fs::read_to_string(task.join("status")) {
+                sleeps += number_after("voluntary_ctxt_switches:", &text)
+                    .context("status has no voluntary_ctxt_switches")?;
             }
         }
         let status = format!("/proc/{pid}/status");
@@ -31,6 +38,7 @@ impl Usage {
         Ok(Usage {
             cpu_ns,
             resident_bytes: resident_of(&text).with_context(|| format!("{status}: no VmRSS"))?,
+            sleeps,
         })
     }
 }
@@ -42,11 +50,13 @@ fn cpu_ns_of(schedstat: &str) -> Option<u64> {
 
 /// `VmRSS:    5004 kB` in `/proc/PID/status`.
 fn resident_of(status: &str) -> Option<u64> {
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
+    Some(number_after("VmRSS:", status)? * 1024)
+}
+
+/// The number of the line of `/proc/PID/status` that begins with `name`.
+fn number_after(name: &str, status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -59,6 +69,8 @@ mod tests {
         assert_eq!(cpu_ns_of(""), None);
         let status = "Name:\tcat\nVmHWM:\t    9999 kB\nVmRSS:\t    1756 kB\nThreads:\t1\n";
         assert_eq!(resident_of(status), Some(1756 * 1024));
+        let status = "voluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\n";
+        assert_eq!(number_after("voluntary_ctxt_switches:", status), Some(12));
         assert_eq!(resident_of("Name:\tcat\n"), None);
     }
 

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 
+use crate::events;
 pub use crate::job::Job;
 use crate::link::Link;
 use crate::micro::lanes;
@@ -33,6 +34,7 @@ pub fn serve(link: &mut Link, nic: Option<&NicChoice>) -> Result<()> {
                 }
                 probe::work(link, &order)
             }
+            Job::Events(order) => events::work(link, &order),
             Job::HostCopy(request) => hostcopy::work(link, request),
             Job::Bare(bare) => bare_pair::work(link, bare),
             Job::Datagrams(request) => udp::work(link, request),

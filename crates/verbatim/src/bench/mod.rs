@@ -4,6 +4,7 @@ mod breakdown;
 mod calibrate;
 mod common;
 mod ends;
+mod events;
 mod guidelines;
 mod knobs;
 mod markdown;
@@ -71,6 +72,13 @@ enum What {
     /// trip. Exit status 1 when a row misses what is wanted at least.
     #[command(after_help = peers::WIRE_EXAMPLES)]
     Wire(peers::Args),
+    /// Round trips between two processes that sleep: completion channels beside TCP and Unix sockets
+    ///
+    /// A client and a server wait for each other in epoll, one request of 64 bytes at a time: over RC with a completion
+    /// channel, over TCP loopback, and over a Unix socket; on two cores, and both on one core. Exit status 1 when
+    /// verbs are slower than TCP.
+    #[command(after_help = events::EXAMPLES)]
+    Events(events::Args),
     /// The software NIC beside an RDMA device of this machine, such as the kernel's Soft-RoCE
     ///
     /// The same workloads on both, interleaved in one run: message rate and bandwidth of SEND,
@@ -157,6 +165,7 @@ impl What {
             Self::Peers(_)
             | Self::DropIn(_)
             | Self::Wire(_)
+            | Self::Events(_)
             | Self::Providers(_)
             | Self::WriteOrder(_)
             | Self::WriteVisible(_)
@@ -176,6 +185,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         What::Peers(args) => peers::run(args, &Row::EMBEDDED),
         What::DropIn(args) => peers::run(args, &Row::DROP_IN),
         What::Wire(args) => peers::run_wire(args),
+        What::Events(args) => events::run(&args),
         What::Providers(args) => providers::run(&args),
         What::UdSend(args) => verb::stream(Verb::UdSend, None, &args),
         What::UdRecv(args) => verb::stream(Verb::UdSend, Some(Direction::Inbound), &args),

@@ -151,6 +151,34 @@ fn result(args: &[&str], kind: &str) -> Value {
 }
 
 #[test]
+fn processes_that_sleep_answer_each_other() {
+    let _alone = alone();
+    let out = verbatim(&["bench", "events", "--rounds", "1"])
+        .args(["--duration", "10ms", "--json"])
+        .output()
+        .expect("the program starts");
+    let messages = String::from_utf8_lossy(&out.stderr);
+    // Whether verbs are faster than TCP says nothing here: so much for 0 and 1.
+    assert!(matches!(out.status.code(), Some(0 | 1)), "{messages}");
+    let text = String::from_utf8(out.stdout).expect("text");
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("one JSON object per line"))
+        .collect();
+    let kinds: Vec<_> = lines.iter().filter_map(|l| l["type"].as_str()).collect();
+    assert_eq!(
+        kinds,
+        [&["record"][..], &["sample"; 6], &["row"; 6]].concat()
+    );
+    for row in &lines[7..] {
+        assert!(
+            row["data"]["per_second"]["median"].as_f64() > Some(0.0),
+            "{row}"
+        );
+    }
+}
+
+#[test]
 fn every_verb_has_a_rate() {
     for verb in [
         "ud-send", "rc-send", "uc-send", "rc-write", "uc-write", "rc-read", "atomics",

@@ -1,0 +1,116 @@
+//! An end that sleeps on a completion channel.
+
+use anyhow::{Context, Result, ensure};
+use verbs::{
+    Access, CompletionChannel, CompletionQueue, Inline, MemoryRegion, Postlist, QueuePair, Rc,
+    RecvList, WcBuffer,
+};
+
+use super::end::{End, MESSAGE_BYTES, Message, Sleep};
+use crate::connect::connect;
+use crate::link::Link;
+use crate::nic::{Nic, NicChoice, reap, small};
+
+/// RECVs of a side, posted again one by one. One message is under way at a time.
+const RECVS: usize = 4;
+
+/// Send WRs of a side; one in so many is signaled.
+const SENDS: usize = 16;
+
+/// A queue pair whose receive CQ has a completion channel, as an event-driven server has it.
+pub(super) struct Channel {
+    qp: QueuePair<Rc>,
+    send_cq: CompletionQueue,
+    recv_cq: CompletionQueue,
+    channel: CompletionChannel,
+    sleep: Sleep,
+    sends: Postlist<Rc>,
+    sent: usize,
+    recvs: Vec<RecvList>,
+    memory: MemoryRegion,
+    _nic: Nic,
+}
+
+impl Channel {
+    pub(super) fn open(link: &mut Link, nic: &NicChoice) -> Result<Channel> {
+        let nic = Nic::open(nic)?;
+        let channel = nic.context.create_comp_channel()?;
+        let send_cq = nic.cq(SENDS)?;
+        let recv_cq = nic.context.create_cq_with_channel(small(RECVS), &channel)?;
+        let qp = nic
+            .qp::<Rc>(&send_cq, &recv_cq)
+            .max_send_wr(small(SENDS))
+            .max_recv_wr(small(RECVS))
+            .max_inline_data(small(MESSAGE_BYTES))
+            .build()?;
+        let memory = nic.pd.alloc(RECVS * MESSAGE_BYTES, Access::LOCAL_WRITE)?;
+        let mut recvs = Vec::new();
+        for place in 0..RECVS {
+            let at = place * MESSAGE_BYTES;
+            let mut recv = qp.recv_list(1);
+            recv.recv(memory.slice(at..at + MESSAGE_BYTES)?, place as u64);
+            qp.post_recv(&mut recv)?;
+            recvs.push(recv);
+        }
+        let qp = connect(link, qp)?;
+        recv_cq.req_notify(false)?;
+        link.meet()?;
+        Ok(Channel {
+            sleep: Sleep::on(&channel)?,
+            sends: qp.postlist(1),
+            qp,
+            send_cq,
+            recv_cq,
+            channel,
+            sent: 0,
+            recvs,
+            memory,
+            _nic: nic,
+        })
+    }
+
+    /// The next message, if one has come; its RECV is posted again.
+    fn poll(&mut self) -> Result<Option<Message>> {
+        let mut place = None;
+        reap(&self.recv_cq, &mut WcBuffer::<1>::new(), |wc| {
+            ensure!(
+                wc.byte_len() as usize == MESSAGE_BYTES,
+                "a message of {} bytes",
+                wc.byte_len()
+            );
+            place = Some(usize::try_from(wc.wr_id())?);
+            Ok(())
+        })?;
+        let Some(place) = place else { return Ok(None) };
+        let mut message = [0; MESSAGE_BYTES];
+        self.memory.read_at(place * MESSAGE_BYTES, &mut message)?;
+        let recv = self.recvs.get_mut(place).context("a RECV of no place")?;
+        self.qp.post_recv(recv)?;
+        Ok(Some(message))
+    }
+}
+
+impl End for Channel {
+    fn send(&mut self, message: &Message) -> Result<()> {
+        self.sent += 1;
+        self.sends.clear();
+        let wr = self.sends.send(Inline(message));
+        if self.sent.is_multiple_of(SENDS / 2) {
+            wr.signaled();
+            reap(&self.send_cq, &mut WcBuffer::<2>::new(), |_| Ok(()))?;
+        }
+        Ok(self.qp.post_send(&mut self.sends)?)
+    }
+
+    fn receive(&mut self) -> Result<Message> {
+        loop {
+            // What has come before the CQ was armed has no event.
+            if let Some(message) = self.poll()? {
+                return Ok(message);
+            }
+            self.sleep.until_readable()?;
+            self.channel.wait()?;
+            self.recv_cq.req_notify(false)?;
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! The two ends of a ping-pong: messages, their check, and the loops of both sides.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::link::Link;
+use crate::patience::PATIENCE_NS;
+use crate::usage::Usage;
+
+/// Bytes of a request, and of an answer.
+pub const MESSAGE_BYTES: usize = 64;
+
+/// A request or an answer: the same number in every word of 8 bytes.
+pub(super) type Message = [u8; MESSAGE_BYTES];
+
+/// The number of the request that ends the ping-pong.
+const END: u64 = u64::MAX >> 1;
+
+/// Round trips between the looks at the clock.
+const CLOCK_EVERY: u64 = 16;
+
+/// One side of a connection, which sleeps until a message comes.
+pub(super) trait End {
+    /// Sends a message.
+    fn send(&mut self, message: &Message) -> Result<()>;
+    /// Waits for the next message.
+    fn receive(&mut self) -> Result<Message>;
+}
+
+/// What a measurement of one transport came to.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RoundTrips {
+    /// Round trips that were made and checked, before and while they were timed.
+    pub round_trips: u64,
+    /// Round trips a second.
+    pub per_second: f64,
+    /// CPU time of all threads of both processes, in microseconds for each round trip.
+    pub cpu_us: f64,
+    /// How often a thread of the two processes went to sleep, for each round trip.
+    pub sleeps: f64,
+}
+
+fn message(number: u64) -> Message {
+    let mut message = [0; MESSAGE_BYTES];
+    for word in message.chunks_exact_mut(8) {
+        word.copy_from_slice(&number.to_le_bytes());
+    }
+    message
+}
+
+/// The number of a message.
+fn number_of(message: &Message) -> Result<u64> {
+    let (words, _) = message.as_chunks::<8>();
+    let number = words.first().map_or(0, |word| u64::from_le_bytes(*word));
+    ensure!(
+        words.iter().all(|word| u64::from_le_bytes(*word) == number),
+        "the words of message {number:#x} differ"
+    );
+    Ok(number)
+}
+
+fn exchange(end: &mut impl End, number: u64) -> Result<()> {
+    end.send(&message(number))?;
+    let answer = number_of(&end.receive()?)?;
+    ensure!(
+        answer == !number,
+        "request {number:#x} was answered with {answer:#x}"
+    );
+    Ok(())
+}
+
+/// Opens an end by `open` and makes round trips for `duration`, after an eighth of that time to warm up.
+pub(super) fn drive_end<E: End, A>(
+    link: &mut Link,
+    open: impl FnOnce(&mut Link, &A) -> Result<E>,
+    with: &A,
+    duration: Duration,
+) -> Result<RoundTrips> {
+    let mut end = open(link, with)?;
+    let worker = link.worker_pid();
+    let used = || -> Result<(u64, u64)> {
+        let own = Usage::of(std::process::id())?;
+        let other = worker.map(Usage::of).transpose()?;
+        let (cpu_ns, sleeps) = other.map_or((0, 0), |usage| (usage.cpu_ns, usage.sleeps));
+        Ok((own.cpu_ns + cpu_ns, own.sleeps + sleeps))
+    };
+    let mut next = 0;
+    let mut exchange_for = |time: Duration| -> Result<(u64, Duration)> {
+        let (first, begin) = (next, Instant::now());
+        loop {
+            for _ in 0..CLOCK_EVERY {
+                exchange(&mut end, next)?;
+                next += 1;
+            }
+            let elapsed = begin.elapsed();
+            if elapsed >= time {
+                return Ok((next - first, elapsed));
+            }
+        }
+    };
+    exchange_for(duration / 8)?;
+    let before = used()?;
+    let (timed, elapsed) = exchange_for(duration)?;
+    let after = used()?;
+    exchange(&mut end, END)?;
+    let answered: u64 = link.recv()?;
+    ensure!(
+        answered == next + 1,
+        "{answered} requests were answered, of {}",
+        next + 1
+    );
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    let (timed, number) = (timed as f64, |count: u64| count as f64);
+    // A thread that ends takes its counts with it.
+    let each = |before: u64, after: u64| number(after.saturating_sub(before)) / timed;
+    Ok(RoundTrips {
+        round_trips: answered,
+        per_second: timed / elapsed.as_secs_f64(),
+        cpu_us: each(before.0, after.0) / 1e3,
+        sleeps: each(before.1, after.1),
+    })
+}
+
+/// Answers requests up to the last; how many.
+pub(super) fn answer_all(end: &mut dyn End) -> Result<u64> {
+    let mut answered = 0;
+    loop {
+        let number = number_of(&end.receive()?)?;
+        if number != END && number != answered {
+            bail!("request {number:#x} came in the place of {answered:#x}");
+        }
+        end.send(&message(!number))?;
+        answered += 1;
+        if number == END {
+            return Ok(answered);
+        }
+    }
+}
+
+/// An epoll descriptor for one other descriptor.
+pub(super) struct Sleep {
+    epoll: OwnedFd,
+    events: Vec<epoll::Event>,
+}
+
+impl Sleep {
+    pub(super) fn on(fd: impl AsFd) -> Result<Sleep> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .context("cannot make an epoll descriptor")?;
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&epoll, fd, data, epoll::EventFlags::IN).context("cannot watch a descriptor")?;
+        Ok(Sleep {
+            epoll,
+            events: Vec::with_capacity(1),
+        })
+    }
+
+    /// Sleeps until the descriptor is readable.
+    pub(super) fn until_readable(&mut self) -> Result<()> {
+        let patience = Timespec {
+            tv_sec: (PATIENCE_NS / 1_000_000_000).cast_signed(),
+            tv_nsec: 0,
+        };
+        loop {
+            self.events.clear();
+            let room = spare_capacity(&mut self.events);
+            match epoll::wait(&self.epoll, room, Some(&patience)) {
+                Ok(0) => bail!("no message came for {} s", patience.tv_sec),
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error).context("cannot wait for a descriptor"),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers what it is told to.
+    struct Fixed(Vec<Message>);
+
+    impl End for Fixed {
+        fn send(&mut self, _: &Message) -> Result<()> {
+            Ok(())
+        }
+
+        fn receive(&mut self) -> Result<Message> {
+            self.0.pop().context("no more")
+        }
+    }
+
+    #[test]
+    fn wrong_answers_and_requests_are_refused() {
+        assert!(exchange(&mut Fixed(vec![message(!7)]), 7).is_ok());
+        assert!(exchange(&mut Fixed(vec![message(7)]), 7).is_err());
+        let mut torn = message(!7);
+        torn[MESSAGE_BYTES - 1] ^= 1;
+        let refused = exchange(&mut Fixed(vec![torn]), 7).unwrap_err().to_string();
+        assert!(refused.contains("differ"), "{refused}");
+
+        let requests = |numbers: &[u64]| Fixed(numbers.iter().rev().map(|n| message(*n)).collect());
+        assert_eq!(answer_all(&mut requests(&[0, 1, END])).unwrap(), 3);
+        assert!(answer_all(&mut requests(&[0, 2, END])).is_err());
+    }
+}

@@ -1,0 +1,95 @@
+//! Round trips between two processes that sleep: completion channels beside TCP and Unix sockets.
+//!
+//! Each side is an event-driven program: it waits in `epoll_wait(2)` for one descriptor, takes what has come, answers and
+//! waits again. One request of 64 bytes is under way at a time. Both sides check every message.
+
+mod channel;
+mod end;
+pub(crate) mod kinds;
+mod socket;
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use self::end::{End, answer_all, drive_end};
+use crate::job::{EventsOrder, Job};
+use crate::link::{Exe, Link};
+use crate::nic::NicChoice;
+use crate::pin::{Cores, pinned};
+
+pub use self::end::{MESSAGE_BYTES, RoundTrips};
+pub use self::kinds::{Placement, Transport};
+
+/// Measures round trips for `duration`, with a worker that is started for it.
+///
+/// # Errors
+/// When a verb or a socket fails, a message has other bytes than it should, or none comes for 10 s.
+pub fn run(
+    cores: Cores,
+    worker: &Exe,
+    nic: &NicChoice,
+    transport: Transport,
+    placement: Placement,
+    duration: Duration,
+) -> Result<RoundTrips> {
+    let responder = match placement {
+        Placement::TwoCores => cores.responder,
+        Placement::OneCore => cores.requester,
+    };
+    pinned(cores.requester, || {
+        let mut link = Link::spawn(worker, responder)?;
+        let order = EventsOrder {
+            nic: nic.clone(),
+            transport,
+        };
+        link.send(&Job::Events(order.clone()))?;
+        drive(&mut link, &order, duration)
+    })
+}
+
+fn drive(link: &mut Link, order: &EventsOrder, duration: Duration) -> Result<RoundTrips> {
+    match order.transport {
+        Transport::Verbs => drive_end(link, channel::Channel::open, &order.nic, duration),
+        Transport::Tcp => drive_end(link, |link, ()| socket::connect_tcp(link), &(), duration),
+        Transport::Unix => drive_end(link, |link, ()| socket::connect_unix(link), &(), duration),
+    }
+}
+
+/// The worker's part.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn work(link: &mut Link, order: &EventsOrder) -> Result<()> {
+    let mut end: Box<dyn End> = match order.transport {
+        Transport::Verbs => Box::new(channel::Channel::open(link, &order.nic)?),
+        Transport::Tcp => Box::new(socket::accept_tcp(link)?),
+        Transport::Unix => Box::new(socket::accept_unix(link)?),
+    };
+    let answered = answer_all(&mut *end)?;
+    link.send(&answered)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_transport_answers_every_request() {
+        for transport in Transport::ALL {
+            let order = EventsOrder {
+                nic: NicChoice::first_of("softnic"),
+                transport,
+            };
+            let (mut left, mut right) = Link::pair().expect("pipes");
+            let measured = std::thread::scope(|scope| {
+                let worker = scope.spawn(|| work(&mut right, &order));
+                let measured = drive(&mut left, &order, Duration::from_millis(20));
+                worker.join().expect("no panic").expect("the worker works");
+                measured.expect("the driver works")
+            });
+            assert!(measured.round_trips > 0, "{transport:?}");
+            assert!(measured.per_second > 0.0, "{transport:?}: {measured:?}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! An end that is a stream socket.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+use super::end::{End, MESSAGE_BYTES, Message, Sleep};
+use crate::link::Link;
+
+/// A connected socket that does not block.
+pub(super) struct Socket<S> {
+    stream: S,
+    sleep: Sleep,
+}
+
+/// Connects to the worker's TCP socket, whose address comes over the link.
+pub(super) fn connect_tcp(link: &mut Link) -> Result<Socket<TcpStream>> {
+    let address: SocketAddr = link.recv()?;
+    tcp(TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?)
+}
+
+/// Listens at a free port of loopback.
+pub(super) fn accept_tcp(link: &mut Link) -> Result<Socket<TcpStream>> {
+    let listener =
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen on loopback")?;
+    link.send(&listener.local_addr()?)?;
+    tcp(listener.accept().context("nobody connects")?.0)
+}
+
+fn tcp(stream: TcpStream) -> Result<Socket<TcpStream>> {
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(true)?;
+    Socket::new(stream)
+}
+
+/// Connects to the worker's Unix socket, whose path comes over the link.
+pub(super) fn connect_unix(link: &mut Link) -> Result<Socket<UnixStream>> {
+    let path: PathBuf = link.recv()?;
+    unix(UnixStream::connect(&path).with_context(|| format!("cannot connect to {path:?}"))?)
+}
+
+/// Listens in a folder of its own, which is gone afterwards.
+pub(super) fn accept_unix(link: &mut Link) -> Result<Socket<UnixStream>> {
+    let folder = tempfile::tempdir().context("cannot make a folder for a socket")?;
+    let path = folder.path().join("socket");
+    let listener = UnixListener::bind(&path).with_context(|| format!("cannot bind {path:?}"))?;
+    link.send(&path)?;
+    unix(listener.accept().context("nobody connects")?.0)
+}
+
+fn unix(stream: UnixStream) -> Result<Socket<UnixStream>> {
+    stream.set_nonblocking(true)?;
+    Socket::new(stream)
+}
+
+impl<S: Read + Write + AsFd> Socket<S> {
+    fn new(stream: S) -> Result<Self> {
+        Ok(Self {
+            sleep: Sleep::on(&stream)?,
+            stream,
+        })
+    }
+}
+
+impl<S: Read + Write + AsFd> End for Socket<S> {
+    fn send(&mut self, message: &Message) -> Result<()> {
+        // One message is under way: there is always room.
+        self.stream.write_all(message).context("cannot send")
+    }
+
+    fn receive(&mut self) -> Result<Message> {
+        let mut message = [0; MESSAGE_BYTES];
+        let mut filled = 0;
+        while filled < MESSAGE_BYTES {
+            self.sleep.until_readable()?;
+            match self.stream.read(&mut message[filled..]) {
+                Ok(0) => bail!("the other end has closed its socket"),
+                Ok(read) => filled += read,
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(error) => return Err(error).context("cannot receive"),
+            }
+        }
+        Ok(message)
+    }
+}

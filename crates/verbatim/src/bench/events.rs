@@ -1,0 +1,250 @@
+//! `verbatim bench events`: round trips between processes that sleep, beside TCP and Unix sockets.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use bench::events::{self, MESSAGE_BYTES, Placement, RoundTrips, Transport};
+use bench::record::Record;
+use bench::stats::Spread;
+use serde::Serialize;
+
+use super::common::{CoresArgs, Lines, nic_choice, warn_of_circumstances, with_range, worker};
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::output::{self, print, table};
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  verbatim bench events
+  verbatim bench events --rounds 9 --duration 1s
+  verbatim bench events --json --record run.jsonl
+
+Both sides wait in epoll_wait(2). Sleeps are voluntary context switches of all threads of both processes.";
+
+/// Arguments of the command.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// How often each transport is measured in each placement
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    rounds: u32,
+    /// How long a measurement takes
+    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = args::run_time)]
+    duration: Duration,
+    #[command(flatten)]
+    cores: CoresArgs,
+    /// Print one JSON object per line: record, sample, row
+    #[arg(long)]
+    json: bool,
+    /// Keep the run record with all raw samples in this file, as JSON lines
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+/// What is measured, for the record.
+#[derive(Clone, Serialize)]
+struct Settings {
+    rounds: u32,
+    duration_ms: u128,
+    message_bytes: usize,
+}
+
+/// One line of `--json` and of the run record.
+#[derive(Serialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+enum Line<'a> {
+    /// The circumstances; first.
+    Record(&'a Record<Settings>),
+    /// One measurement, as it was made.
+    Sample(&'a Sample),
+    /// One row of the table.
+    Row(&'a Row),
+}
+
+#[derive(Clone, Serialize)]
+struct Sample {
+    /// Counted from 0.
+    round: u32,
+    placement: Placement,
+    transport: Transport,
+    #[serde(flatten)]
+    measured: RoundTrips,
+}
+
+/// Medians of all rounds, with their spread.
+#[derive(Serialize)]
+struct Row {
+    placement: Placement,
+    transport: Transport,
+    /// Round trips a second.
+    per_second: Spread,
+    /// Microseconds of CPU time of both processes for each round trip.
+    cpu_us: Spread,
+    /// Voluntary context switches of both processes for each round trip.
+    sleeps: Spread,
+    /// The rate of verbs divided by that of this transport in the same round.
+    verbs_ratio: Spread,
+}
+
+/// Runs the command. The answer is yes if verbs are at least as fast as TCP in each placement.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    args.nic.settle()?;
+    args::check_real_time(Some(args.duration))?;
+    let cores = args.cores.settle()?;
+    let nic = nic_choice(&args.nic, &args.port);
+    let settings = Settings {
+        rounds: args.rounds,
+        duration_ms: args.duration.as_millis(),
+        message_bytes: MESSAGE_BYTES,
+    };
+    let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
+    warn_of_circumstances(&record);
+    let mut lines = Lines::new(args.record.as_deref(), args.json)?;
+    lines.tell(&Line::Record(&record))?;
+    let worker = worker()?;
+    let steps = Placement::ALL.len() * Transport::ALL.len();
+    let bar = output::progress(u64::from(args.rounds) * steps as u64);
+    let mut samples = Vec::new();
+    for round in 0..args.rounds {
+        for placement in Placement::ALL {
+            for turn in 0..Transport::ALL.len() {
+                // Who comes first changes, so that none always meets the warmer machine.
+                let turn = (turn + round as usize) % Transport::ALL.len();
+                let transport = Transport::ALL[turn];
+                bar.set_message(format!("{}, {}", transport.label(), placement.label()));
+                let measured =
+                    events::run(cores, &worker, &nic, transport, placement, args.duration);
+                let sample = Sample {
+                    round,
+                    placement,
+                    transport,
+                    measured: measured
+                        .with_context(|| format!("{}, {}", transport.label(), placement.label()))?,
+                };
+                lines.tell(&Line::Sample(&sample))?;
+                samples.push(sample);
+                bar.inc(1);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    let mut rows = Vec::new();
+    for placement in Placement::ALL {
+        for transport in Transport::ALL {
+            rows.push(Row::of(&samples, placement, transport).context("nothing was measured")?);
+        }
+    }
+    for row in &rows {
+        lines.tell(&Line::Row(row))?;
+    }
+    if !args.json {
+        show(&record, &rows)?;
+    }
+    let slower = |row: &Row| row.transport == Transport::Tcp && row.verbs_ratio.median < 1.0;
+    Ok(if rows.iter().any(slower) {
+        Outcome::No
+    } else {
+        Outcome::Done
+    })
+}
+
+impl Row {
+    /// `None` where nothing was measured.
+    fn of(samples: &[Sample], placement: Placement, transport: Transport) -> Option<Row> {
+        let of = |transport| {
+            let wanted = move |s: &&Sample| s.placement == placement && s.transport == transport;
+            samples.iter().filter(wanted)
+        };
+        let spread = |value: fn(&RoundTrips) -> f64| {
+            Spread::of(
+                &of(transport)
+                    .map(|s| value(&s.measured))
+                    .collect::<Vec<_>>(),
+            )
+        };
+        let ratios = of(Transport::Verbs).zip(of(transport));
+        let ratios =
+            ratios.map(|(verbs, this)| verbs.measured.per_second / this.measured.per_second);
+        Some(Row {
+            placement,
+            transport,
+            per_second: spread(|m| m.per_second)?,
+            cpu_us: spread(|m| m.cpu_us)?,
+            sleeps: spread(|m| m.sleeps)?,
+            verbs_ratio: Spread::of(&ratios.collect::<Vec<_>>())?,
+        })
+    }
+}
+
+fn show(record: &Record<Settings>, rows: &[Row]) -> Result<()> {
+    print(format_args!(
+        "{}, {} (commit {})\ncores {} and {}; requests and answers of {MESSAGE_BYTES} bytes, one at a time; median of {} \
+         rounds (min..max)\n",
+        record.cpu_model,
+        record.kernel,
+        record.commit,
+        record.cores.requester,
+        record.cores.responder,
+        record.settings.rounds,
+    ))?;
+    let header = [
+        "processes on",
+        "transport",
+        "round trips",
+        "CPU",
+        "sleeps",
+        "verbs / this",
+    ];
+    let mut table = table(header, &[2, 3, 4, 5]);
+    for row in rows {
+        let ratio = match row.transport {
+            Transport::Verbs => String::new(),
+            Transport::Tcp | Transport::Unix => with_range(Some(row.verbs_ratio), "x"),
+        };
+        table.add_row([
+            row.placement.label().to_owned(),
+            row.transport.label().to_owned(),
+            with_range(Some(row.per_second), "/s"),
+            with_range(Some(row.cpu_us), "µs"),
+            with_range(Some(row.sleeps), ""),
+            ratio,
+        ]);
+    }
+    print(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_of_the_same_round_and_placement() {
+        let sample = |round, placement, transport, per_second| Sample {
+            round,
+            placement,
+            transport,
+            measured: RoundTrips {
+                round_trips: 1,
+                per_second,
+                cpu_us: 1.0,
+                sleeps: 2.0,
+            },
+        };
+        let (two, one) = (Placement::TwoCores, Placement::OneCore);
+        let samples = [
+            sample(0, two, Transport::Verbs, 10.0),
+            sample(0, two, Transport::Tcp, 20.0),
+            sample(0, one, Transport::Verbs, 1.0),
+            sample(1, two, Transport::Tcp, 10.0),
+            sample(1, two, Transport::Verbs, 15.0),
+        ];
+        let row = Row::of(&samples, two, Transport::Tcp).expect("measured");
+        assert_eq!((row.verbs_ratio.min, row.verbs_ratio.max), (0.5, 1.5));
+        assert_eq!(row.per_second.median, 15.0);
+        assert!(Row::of(&samples, one, Transport::Tcp).is_none());
+    }
+}
