@@ -30,6 +30,7 @@ pub mod fabric;
 #[cfg(loom)]
 #[allow(unsafe_code)]
 mod fabric {
+    pub mod armed;
     pub mod mailbox;
     pub mod ring;
 }

@@ -4,9 +4,9 @@
 //! (`RUSTFLAGS="--cfg loom"`), which explores every interleaving that the memory model allows.
 
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicU64, Ordering};
+pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
-pub use std::sync::atomic::{AtomicU64, Ordering};
+pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};

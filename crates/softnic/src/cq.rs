@@ -3,6 +3,7 @@
 //! A completion queue holds almost nothing: completions are made where they are wanted, in the caller's
 //! `ibv_wc`, when somebody polls. Its buffer is for those that the engine made while the program slept.
 
+mod channel;
 mod late;
 mod overrun;
 mod polling;
@@ -20,7 +21,7 @@ use verbs_abi::{IBV_WC_RECV, IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
 
 use crate::biased_lock::BiasedLock;
 use crate::context::Context;
-use crate::event::{EventQueue, Unacknowledged};
+use crate::event::Unacknowledged;
 use crate::faults;
 use crate::live;
 use crate::nic::Nic;
@@ -28,8 +29,11 @@ use crate::qp::Qp;
 use crate::recv::{RecvSide, round_robin};
 use crate::xrc;
 use shm::barrier;
+use shm::fabric::armed::Armed;
 use shm::fabric::layout::*;
 
+use channel::CqHandle;
+pub(crate) use channel::{Channel, Signaled};
 use overrun::Overrun;
 pub(crate) use polling::{Current, Polling};
 
@@ -48,6 +52,9 @@ const UNSIGNALED_POLLS: u32 = 64;
 /// Once in so many looks it is seen whether rings with nothing in them are over.
 const ENDED_TURNS: u32 = 64;
 
+/// Looks since a queue was armed until peers need no barrier any more: arming it again costs one on every core.
+const UNARMED_TURNS: u32 = 1 << 16;
+
 /// Polls in a row that begin with sends when one was filled by receives alone, as long as sends fill them.
 const SEND_TURNS: u8 = 4;
 
@@ -61,18 +68,6 @@ pub(crate) enum Look {
     /// The queue can be overrun.
     Watch,
 }
-
-/// A completion channel: events of the completion queues that use it.
-pub(crate) struct Channel {
-    pub(crate) events: EventQueue<CqHandle>,
-    pub(crate) uses: AtomicUsize,
-}
-
-/// The address of a completion queue as the program knows it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct CqHandle(pub(crate) *mut ibv_cq);
-// SAFETY: an opaque value here, handed back to the program.
-unsafe impl Send for CqHandle {}
 
 /// Where polled completions go: a place of the caller's, filled from the front.
 pub(crate) struct WcSink<'a> {
@@ -205,6 +200,8 @@ pub(crate) struct CqState {
     idle_since: Option<u64>,
     /// What makes the next event: `ARMED_ANY`, `ARMED_SOLICITED`, or `ARMED_NO`. Peers see it in [`Cq::armed`].
     armed: u32,
+    /// `turn` when it was armed last.
+    armed_turn: u32,
     /// Completions added since the last arming that no event has reported.
     unreported: usize,
     /// One of them was solicited or failed.
@@ -260,6 +257,9 @@ impl Cq {
         let ignored = polling.as_ref().is_some_and(|p| p.ignores_overrun);
         if let Some(shared) = nic.me().segment.cq(index) {
             shared.armed.store(ARMED_NO, Ordering::Relaxed);
+            let channel = channel.as_ref().map_or(0, |channel| channel.number());
+            shared.channel.store(channel, Ordering::Relaxed);
+            shared.lost_tokens.store(0, Ordering::Relaxed);
         }
         Self {
             abi: UnsafeCell::new(abi),
@@ -284,6 +284,7 @@ impl Cq {
                 wake_at: STARVING_POLLS,
                 idle_since: None,
                 armed: ARMED_NO,
+                armed_turn: 0,
                 unreported: 0,
                 solicited: false,
                 held_since: None,
@@ -309,8 +310,17 @@ impl Cq {
     }
 
     #[inline]
-    fn armed(&self) -> Option<&AtomicU32> {
-        self.nic.me().segment.cq(self.index).map(|c| &c.armed)
+    fn shared(&self) -> &'static CqShared {
+        match self.nic.me().segment.cq(self.index) {
+            Some(shared) => shared,
+            None => unreachable!("a completion queue has an index below MAX_CQS"),
+        }
+    }
+
+    /// What peers find out about it when they have published.
+    #[inline]
+    fn armed(&self) -> Armed<'static> {
+        Armed(&self.shared().armed)
     }
 
     /// `ibv_poll_cq`: fills `out` from its start; the number of completions.
@@ -342,6 +352,9 @@ impl Cq {
             state.added(sink.len() - buffered, sink.solicited);
             self.report_outside_engine(&mut state);
         }
+        if state.turn.is_multiple_of(ENDED_TURNS) {
+            self.consider_fences(&state);
+        }
         if sink.len() == 0 {
             state.idle_polls = state.idle_polls.saturating_add(1);
             if state.idle_polls.is_multiple_of(CLOCK_POLLS) && state.is_starving() {
@@ -358,6 +371,14 @@ impl Cq {
             state.idle_since = None;
         }
         sink.len()
+    }
+
+    /// Ends the barriers of peers when the program has polled for long without arming the queue.
+    #[inline(never)]
+    fn consider_fences(&self, state: &CqState) {
+        if state.armed == ARMED_NO && state.turn.wrapping_sub(state.armed_turn) >= UNARMED_TURNS {
+            self.armed().end_fences();
+        }
     }
 
     /// [`poll`](Self::poll) under a plan of faults.
@@ -408,10 +429,7 @@ impl Cq {
         let mut waiting = false;
         // A thread that holds the lock is polling: it makes the progress. But if the queue is armed
         // nobody may be left to do so, so wait for the lock then.
-        let armed = self
-            .armed()
-            .is_some_and(|a| a.load(Ordering::Relaxed) != ARMED_NO);
-        let state = if armed {
+        let state = if self.armed().is_armed() {
             Some(self.state.lock())
         } else {
             self.state.try_lock()
@@ -420,6 +438,7 @@ impl Cq {
         let Some(mut state) = state else {
             return look != Look::Watch;
         };
+        self.replace_lost_tokens();
         let mut held_back;
         loop {
             let (n, deadline) = state.fill(self.wanted_in_buffer());
@@ -449,14 +468,31 @@ impl Cq {
         if self.holds_back(state) {
             return true;
         }
-        self.set_armed(ARMED_NO);
+        let token_of = self.disarm(state);
+        if let Some(channel) = &self.channel {
+            channel.push(self.index, self.handle(), token_of);
+        }
+        false
+    }
+
+    /// Disarms it: there is an event. The slot of the peer that has written its token, or is about to.
+    fn disarm(&self, state: &mut CqState) -> Option<usize> {
         state.armed = ARMED_NO;
         state.unreported = 0;
         state.solicited = false;
-        if let Some(channel) = &self.channel {
-            channel.events.push(self.handle());
+        self.armed().disarm()
+    }
+
+    /// Writes the tokens that peers could not write.
+    fn replace_lost_tokens(&self) {
+        let lost = &self.shared().lost_tokens;
+        if lost.load(Ordering::Relaxed) != 0
+            && let Some(channel) = &self.channel
+        {
+            // More than a FIFO holds is garbage.
+            let lost = lost.swap(0, Ordering::Relaxed).min(1 << 15);
+            channel.add_tokens(lost as usize, self.index);
         }
-        false
     }
 
     /// The same by another thread than the engine, which is called to look after an event that is held back.
@@ -494,16 +530,12 @@ impl Cq {
     /// Lets peers that publish call the engine again. True if one has called it: another may have published just before
     /// and found the engine called already, so look for completions once more.
     fn lets_peers_call(&self) -> bool {
-        let Some(armed) = self.armed() else {
-            return false;
-        };
-        let value = armed.load(Ordering::Relaxed);
-        if value & ARMED_CALLED == 0 {
-            return false;
+        let armed = self.armed();
+        let called = armed.forget_call();
+        if called {
+            armed.settle();
         }
-        armed.store(value & !ARMED_CALLED, Ordering::Relaxed);
-        barrier::everywhere();
-        true
+        called
     }
 
     /// `ibv_resize_cq`.
@@ -534,11 +566,10 @@ impl Cq {
         self.nic.network.may_sleep();
         let depth = self.depth.load(Ordering::Relaxed);
         let mut state = self.state.lock();
-        if state.armed != ARMED_NO {
-            // What has arrived until now is what it was armed for before.
-            while state.fill(depth).0 > 0 {}
-            self.report_outside_engine(&mut state);
-        }
+        // What has arrived until now is what it was armed for before, or no reason for an event.
+        while state.fill(depth).0 > 0 {}
+        self.report_outside_engine(&mut state);
+        let armed = self.armed();
         // "If the CQ is armed for any event, arming it for solicited ones has no effect" (IBTA 11.4.2.2).
         if state.armed != ARMED_ANY {
             state.armed = if solicited_only {
@@ -546,14 +577,25 @@ impl Cq {
             } else {
                 ARMED_ANY
             };
-            self.set_armed(state.armed);
+            let direct = !solicited_only && self.lets_peers_signal(&state);
+            if armed.arm(state.armed, direct) {
+                // SYNC POINT A: from here on a peer that publishes sees the queue armed, or what it published is
+                // found now.
+                barrier::everywhere();
+            }
         }
-        // SYNC POINT A: from here on a peer that publishes sees the queue armed, or what it published is
-        // found now.
-        barrier::everywhere();
+        state.armed_turn = state.turn;
+        armed.settle();
         // What has arrived until now is no reason for an event: the engine, kept out by the lock, must not take
-        // it for new.
-        while state.fill(depth).0 > 0 {}
+        // it for new. But of what a peer has signaled there is an event.
+        let mut filled = 0;
+        while let (n @ 1.., _) = state.fill(depth) {
+            filled += n;
+        }
+        // There may be too few RECVs now.
+        if filled > 0 && armed.end_direct() {
+            self.report_outside_engine(&mut state);
+        }
         if state.held_since.is_none() {
             state.unreported = 0;
             state.solicited = false;
@@ -565,12 +607,25 @@ impl Cq {
         }
     }
 
+    /// May a peer wake the program itself? Says at each queue pair whether its next message makes a completion.
+    fn lets_peers_signal(&self, state: &CqState) -> bool {
+        if self.channel.is_none()
+            || self.moderation.load(Ordering::Relaxed) != 0
+            || faults::delay_completions()
+            || self.is_overrun()
+        {
+            return false;
+        }
+        for side in &state.recv {
+            side.say_whether_it_takes();
+        }
+        true
+    }
+
     /// Calls the engine if the queue is armed: something has just completed here.
     #[inline]
     pub(crate) fn nudge(&self) {
-        if let Some(armed) = self.armed()
-            && armed.load(Ordering::Relaxed) != ARMED_NO
-        {
+        if self.armed().is_armed() {
             self.nic.me().wake();
         }
     }
@@ -614,18 +669,46 @@ impl Cq {
         self.report_outside_engine(&mut state);
     }
 
-    /// Sets what peers find out about it when they have published.
-    pub(crate) fn set_armed(&self, value: u32) {
-        if let Some(armed) = self.armed() {
-            armed.store(value, Ordering::Relaxed);
+    /// Is it armed? Asked by who has published something in this process.
+    #[inline]
+    pub(crate) fn is_armed(&self) -> bool {
+        let armed = self.armed();
+        !armed.is_never() && {
+            // SYNC POINT A
+            armed.settle();
+            armed.is_armed()
         }
     }
 
-    /// Is it armed?
-    #[inline]
-    pub(crate) fn is_armed(&self) -> bool {
-        self.armed()
-            .is_some_and(|a| a.load(Ordering::Relaxed) != ARMED_NO)
+    /// Has peers that publish call the engine: it stands for others that are armed (XRC).
+    pub(crate) fn arm_for_others(&self) {
+        if self.armed().arm(ARMED_ANY, false) {
+            barrier::everywhere();
+        }
+    }
+
+    /// The opposite.
+    pub(crate) fn disarm_for_others(&self) {
+        self.armed().disarm();
+    }
+
+    /// It goes away: its events with it.
+    pub(crate) fn discard_events(&self) {
+        let signaled_by = self.disarm(&mut self.state.lock());
+        if let Some(channel) = &self.channel {
+            channel.discard(self.index, self.handle(), signaled_by);
+        }
+    }
+
+    /// The peer in `slot` has died: the tokens that it owes are written.
+    pub(crate) fn replace_tokens_of(&self, slot: usize) {
+        if self.armed().signaled_by() == Some(slot) {
+            // What has come of its message the engine has just seen to.
+            self.armed().forget_signal();
+        }
+        if let Some(channel) = &self.channel {
+            channel.replace_tokens_of(slot);
+        }
     }
 
     pub(crate) fn add_sender(&self, qp: &Arc<Qp>) {
@@ -653,6 +736,9 @@ impl Cq {
     }
 
     pub(crate) fn add_receiver(&self, qp: &Arc<Qp>) {
+        if let Some(srq) = &qp.srq {
+            srq.note_cq(self.index);
+        }
         let mut state = self.state.lock();
         if !self.is_overrun() {
             qp.recv_place.store(state.recv.len(), Ordering::Relaxed);
@@ -737,6 +823,37 @@ impl Cq {
                 .extend(out[..n].iter().map(|wc| unsafe { wc.assume_init_read() }));
         }
         self.report_outside_engine(&mut state);
+    }
+}
+
+impl Signaled for Cq {
+    fn handle(&self) -> CqHandle {
+        self.handle()
+    }
+
+    fn is_signaled(&self) -> bool {
+        self.armed().signaled_by().is_some()
+    }
+
+    fn take_signaled(&self) -> Option<bool> {
+        self.nic.check_arrivals();
+        let mut state = self.state.lock();
+        let armed = self.armed();
+        armed.signaled_by()?;
+        let (_, waiting) = state.fill(self.wanted_in_buffer());
+        if waiting {
+            self.nic.call_engine();
+        }
+        if state.armed == ARMED_ANY && state.unreported > 0 && !self.holds_back(&mut state) {
+            self.disarm(&mut state);
+            return Some(true);
+        }
+        armed.forget_signal();
+        // SYNC POINT A: a peer that has published just before may have found it signaled.
+        armed.settle();
+        state.fill(self.wanted_in_buffer());
+        self.report_outside_engine(&mut state);
+        Some(false)
     }
 }
 
@@ -1035,3 +1152,6 @@ fn next_cursor(cursor: usize, scan: usize, n: usize) -> usize {
         cursor + 1
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -143,6 +143,7 @@ fn run(nic: &'static Nic) {
         if !ended.is_empty() {
             nic.network.forget_the_dead();
         }
+        let died: Vec<usize> = ended.iter().map(|peer| peer.slot).collect();
         for peer in ended {
             tracing::debug!("process {} of the fabric has ended", peer.pid);
             peer.mark_dead();
@@ -157,7 +158,13 @@ fn run(nic: &'static Nic) {
         } else {
             take_arrivals(nic);
         }
-        if progress(nic, look) {
+        let waiting = progress(nic, look);
+        for slot in died {
+            for cq in registry::of(nic).all_cqs() {
+                cq.replace_tokens_of(slot);
+            }
+        }
+        if waiting {
             idle_ticks = 0;
             nic.engine_ticks.store(true, Ordering::Relaxed);
         } else if nic.engine_ticks.load(Ordering::Relaxed) {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use verbs_abi::{IBV_EVENT_SRQ_LIMIT_REACHED, ibv_srq};
 
@@ -22,6 +23,8 @@ pub(crate) struct Srq {
     pub(crate) context: &'static Context,
     pub(crate) queue: BiasedLock<RecvQueue>,
     pub(crate) uses: AtomicUsize,
+    /// 1 + the index of the one receive CQ of its queue pairs; 0: there is none; `MANY_CQS`.
+    cq: AtomicUsize,
     pub(crate) unacknowledged: Unacknowledged,
     pub(crate) xrc: Option<XrcSrq>,
     /// Of one for tag matching: where its operations complete.
@@ -31,6 +34,8 @@ pub(crate) struct Srq {
 }
 
 live::object!(Srq, ibv_srq);
+
+const MANY_CQS: usize = usize::MAX;
 
 impl Srq {
     pub(crate) fn new(
@@ -46,10 +51,24 @@ impl Srq {
             pd,
             queue: BiasedLock::new(queue),
             uses: AtomicUsize::new(0),
+            cq: AtomicUsize::new(0),
             unacknowledged: Unacknowledged::default(),
             xrc,
             tags_cq,
         }
+    }
+
+    /// What it gets completes in this CQ, too.
+    pub(crate) fn note_cq(&self, index: usize) {
+        let noted = self.cq.compare_exchange(0, index + 1, Relaxed, Relaxed);
+        if noted.is_err_and(|other| other != index + 1) {
+            self.cq.store(MANY_CQS, Relaxed);
+        }
+    }
+
+    /// Have all its queue pairs, since it was made, had the same receive CQ?
+    pub(crate) fn has_one_cq(&self) -> bool {
+        self.xrc.is_none() && self.cq.load(Relaxed) != MANY_CQS
     }
 
     /// The program's handle.

@@ -113,10 +113,9 @@ pub(crate) fn engine_progress(nic: &Nic) -> bool {
 #[cold]
 pub(crate) fn arm(nic: &Nic) {
     for domain in domains(nic) {
-        domain.gatherer.set_armed(ARMED_ANY);
+        // SYNC POINT A, as in `Cq::arm`.
+        domain.gatherer.arm_for_others();
     }
-    // SYNC POINT A, as in `Cq::arm`.
-    barrier::everywhere();
 }
 
 impl Xrcd {
@@ -233,8 +232,10 @@ impl Xrcd {
             return;
         }
         let armed = self.anyone_armed();
-        self.gatherer
-            .set_armed(if armed { ARMED_ANY } else { ARMED_NO });
+        self.gatherer.disarm_for_others();
+        if armed {
+            self.gatherer.arm_for_others();
+        }
         barrier::everywhere();
         // A CQ that was armed in the meantime may have found the gatherer armed, before it was disarmed here.
         if !armed && self.anyone_armed() {

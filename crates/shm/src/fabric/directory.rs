@@ -39,7 +39,7 @@ pub(super) fn open_directory(dir: &Path) -> Result<(File, DirectoryMap), FabricE
             "{} was left by another version or is damaged; starting afresh",
             path.display()
         );
-        remove_left_over(dir, |_| true);
+        remove_left_over(dir, |_, _| true);
         fs::remove_file(&path).map_err(io_error(dir, "remove a stale directory"))?;
     }
 }
@@ -122,7 +122,7 @@ pub(super) fn clean_up(dir: &Path, directory: &Directory) {
         }
     }
     // A process killed while it joined has files but no entry yet.
-    remove_left_over(dir, |incarnation| !live.contains(&incarnation));
+    remove_left_over(dir, |_, incarnation| !live.contains(&incarnation));
     if live.is_empty() {
         let _ = fs::remove_dir_all(dir.join(SOCKETS));
     }

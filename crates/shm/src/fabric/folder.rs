@@ -49,6 +49,18 @@ pub(super) fn wake_path(dir: &Path, incarnation: u64) -> PathBuf {
     dir.join(format!("{incarnation:016x}.wake"))
 }
 
+/// The FIFO of a completion channel.
+pub(super) fn channel_path(dir: &Path, incarnation: u64, number: u32) -> PathBuf {
+    dir.join(format!("{incarnation:016x}.{number}{CHANNEL}"))
+}
+
+const CHANNEL: &str = ".channel";
+
+/// Removes the FIFOs of all completion channels of a process.
+pub(super) fn remove_channels(dir: &Path, incarnation: u64) {
+    remove_left_over(dir, |what, of| of == incarnation && what.ends_with(CHANNEL));
+}
+
 /// The files of a process that is not in the directory yet: removed when dropped.
 pub(super) struct Unentered<'a> {
     pub(super) dir: &'a Path,
@@ -136,17 +148,20 @@ fn take_lock(dir: &Path) -> Result<Option<File>, FabricError> {
     Ok(is_there.then_some(file))
 }
 
-/// Removes the files of the incarnations that `is_dead` names; foreign files stay.
-pub(super) fn remove_left_over(dir: &Path, is_dead: impl Fn(u64) -> bool) {
+/// Removes the files of incarnations that `is_left_over` names, by the last part of the file's name and the incarnation;
+/// foreign files stay.
+pub(super) fn remove_left_over(dir: &Path, is_left_over: impl Fn(&str, u64) -> bool) {
     let Ok(entries) = fs::read_dir(dir) else {
         return;
     };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let Some((stem, "segment" | "wake")) = name.to_str().and_then(|n| n.split_once('.')) else {
+        let Some((stem, what)) = name.to_str().and_then(|n| n.split_once('.')) else {
             continue;
         };
-        if stem.len() == 16 && u64::from_str_radix(stem, 16).is_ok_and(&is_dead) {
+        let is_ours = matches!(what, "segment" | "wake") || what.ends_with(CHANNEL);
+        let incarnation = u64::from_str_radix(stem, 16);
+        if is_ours && stem.len() == 16 && incarnation.is_ok_and(|of| is_left_over(what, of)) {
             let _ = fs::remove_file(entry.path());
         }
     }

@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::mailbox::MAILBOX_SLOTS;
 
+pub use super::armed::{ARMED_ANY, ARMED_NO, ARMED_SOLICITED};
+
 /// First word of the directory file and of each segment.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"VERBATIM");
 /// Version of everything in this file and of the ring's records.
-pub const LAYOUT_VERSION: u64 = 8;
+pub const LAYOUT_VERSION: u64 = 9;
 
 /// Processes of a fabric; slot 0 is never used, so that no queue pair has number 0 or 1.
 pub const MAX_PROCS: usize = 1024;
@@ -133,7 +135,9 @@ pub struct QpShared {
     pub max_dest_rd_atomic: AtomicU32,
     /// The XRC domain that it receives for; 0: none.
     pub xrc_domain: AtomicU32,
-    pad0: [AtomicU32; 4],
+    /// Not zero: the next message makes a completion, whatever it is. Said when its receive CQ is armed.
+    pub takes: AtomicU32,
+    pad0: [AtomicU32; 3],
     /// Written by requesters: 1 + `ibv_event_type` of what their request did to this queue pair.
     pub remote_error: AtomicU32,
     pad1: [AtomicU32; 15],
@@ -142,18 +146,13 @@ pub struct QpShared {
 /// What peers need to know of a completion queue.
 #[repr(C, align(64))]
 pub struct CqShared {
-    /// One of `ARMED_*`.
+    /// See [`armed`](super::armed).
     pub armed: AtomicU32,
+    /// Number of its completion channel; 0: none.
+    pub channel: AtomicU32,
+    /// Tokens that peers could not write to its channel.
+    pub lost_tokens: AtomicU32,
 }
-
-/// Nobody waits for the CQ's completion channel.
-pub const ARMED_NO: u32 = 0;
-/// The next completion is waited for.
-pub const ARMED_ANY: u32 = 1;
-/// The next solicited or failed completion is waited for.
-pub const ARMED_SOLICITED: u32 = 2;
-/// Added to the two above by the peer that has called the engine, so that others need not.
-pub const ARMED_CALLED: u32 = 4;
 
 /// What peers need to know of a shared receive queue for XRC.
 #[repr(C)]

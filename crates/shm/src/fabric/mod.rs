@@ -8,11 +8,14 @@
 //! - `INCARNATION.segment`: a process's segment ([`segment::Segment`]): its queue pairs, completion queues
 //!   and memory regions as peers need to see them, its mailbox, and the rings into which it sends.
 //! - `INCARNATION.wake`: a FIFO; a byte in it wakes the process's engine.
+//! - `INCARNATION.NUMBER.channel`: a FIFO; a token in it announces an event of a completion channel ([`channel`]).
 //!
 //! A process that was killed leaves its entry and files behind; the next process that joins finds that no
 //! process with that pid and start time runs and removes them. Peers hear of a death at once, because
 //! their engines watch a pidfd of each peer they are connected to.
 
+pub mod armed;
+pub mod channel;
 mod directory;
 mod error;
 mod folder;
@@ -29,16 +32,20 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{FileType, Mode};
 
+use channel::{Channel, PeerChannels, open_fifo};
 use directory::{DIRECTORY, clean_up, free_slot, open_directory};
 use error::io_error;
-use folder::{SOCKETS, Unentered, hold_folder, make_folder, remove_files, segment_path, wake_path};
+use folder::{
+    SOCKETS, Unentered, hold_folder, make_folder, remove_channels, remove_files, segment_path,
+    wake_path,
+};
 use layout::*;
-use peer::{open_pidfd, open_wake};
+use peer::open_pidfd;
 use segment::{Arena, DirectoryMap, Segment};
 
 use crate::lock::lock;
@@ -59,6 +66,8 @@ pub struct Fabric {
     /// This process, as its own peer.
     pub me: Arc<Peer>,
     arena: Mutex<Arena>,
+    /// Completion channels that this process has made.
+    channels_made: AtomicU32,
     peers: Mutex<HashMap<usize, Arc<Peer>>>,
 }
 
@@ -124,6 +133,7 @@ impl Fabric {
             dead: AtomicBool::new(false),
             died_ns: AtomicU64::new(0),
             wake: create_wake(dir, incarnation)?,
+            channels: PeerChannels::new(dir),
             pidfd: open_pidfd(pid).map_err(io_error(dir, "open a pidfd"))?,
         });
         entry.pid.store(pid, Ordering::Relaxed);
@@ -139,6 +149,7 @@ impl Fabric {
             peers: Mutex::new(HashMap::from([(slot, Arc::clone(&me))])),
             me,
             arena: Mutex::new(Arena::new()),
+            channels_made: AtomicU32::new(0),
         })
     }
 
@@ -154,6 +165,9 @@ impl Fabric {
         };
         let procs = &self.directory.get().procs;
         remove_files(&self.dir, self.me.incarnation);
+        if self.channels_made.load(Ordering::Relaxed) != 0 {
+            remove_channels(&self.dir, self.me.incarnation);
+        }
         procs[self.me.slot].incarnation.store(0, Ordering::Release);
         if procs
             .iter()
@@ -250,7 +264,8 @@ impl Fabric {
             is_self: false,
             dead: AtomicBool::new(false),
             died_ns: AtomicU64::new(0),
-            wake: open_wake(&wake_path(&self.dir, incarnation))?,
+            wake: open_fifo(&wake_path(&self.dir, incarnation))?,
+            channels: PeerChannels::new(&self.dir),
             pidfd,
         })
     }
@@ -267,6 +282,15 @@ impl Fabric {
     /// All live processes of the fabric, this one included.
     pub fn all_peers(&self) -> Vec<Arc<Peer>> {
         (1..MAX_PROCS).filter_map(|slot| self.peer(slot)).collect()
+    }
+
+    /// Makes a completion channel.
+    ///
+    /// # Errors
+    /// There is no room in the fabric's folder, or there are no descriptors left.
+    pub fn make_channel(&self) -> io::Result<Channel> {
+        let number = self.channels_made.fetch_add(1, Ordering::Relaxed) + 1;
+        Channel::create(&self.dir, self.me.incarnation, number, self.me.pid)
     }
 
     /// Counts the changes of the flows of all processes.
@@ -334,7 +358,7 @@ fn create_wake(dir: &Path, incarnation: u64) -> Result<File, FabricError> {
     let mode = Mode::RUSR | Mode::WUSR;
     rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, mode, 0)
         .map_err(|e| io_error(dir, "create the wake FIFO")(e.into()))?;
-    open_wake(&path).map_err(io_error(dir, "open the wake FIFO"))
+    open_fifo(&path).map_err(io_error(dir, "open the wake FIFO"))
 }
 
 #[cfg(all(test, not(loom)))]

@@ -1,14 +1,13 @@
 //! A process of the fabric, as its peers see it.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::process::{PidfdFlags, pidfd_open};
 
+use super::channel::{Doorbell, PeerChannels};
 use super::name::Name;
 use super::segment::Segment;
 
@@ -32,6 +31,7 @@ pub struct Peer {
     /// When this process noticed that; 0 before.
     pub(super) died_ns: AtomicU64,
     pub(super) wake: File,
+    pub(super) channels: PeerChannels,
     /// Becomes readable when the process ends; not there where the system has no such descriptors (Linux before 5.3,
     /// programs under valgrind).
     pub pidfd: Option<OwnedFd>,
@@ -95,6 +95,11 @@ impl Peer {
         while rustix::io::read(&self.wake, &mut calls).is_ok_and(|n| n == calls.len()) {}
     }
 
+    /// Its completion channel of that number; `None` where this process cannot reach it.
+    pub fn channel(&self, number: u32) -> Option<Doorbell> {
+        self.channels.get(self.incarnation, number)
+    }
+
     /// Wakes its engine.
     #[cold]
     pub fn wake(&self) {
@@ -105,15 +110,6 @@ impl Peer {
         // A full FIFO means that the engine has been called already; a closed one, that it is gone.
         let _ = rustix::io::write(&self.wake, &[0]);
     }
-}
-
-pub(super) fn open_wake(path: &Path) -> io::Result<File> {
-    // Read and write: opening does not wait for the other side, and a reader's end never sees end of file.
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
-        .open(path)
 }
 
 pub(super) fn open_pidfd(pid: u64) -> io::Result<Option<OwnedFd>> {

@@ -90,9 +90,11 @@ fn what_the_dead_left_is_removed_by_the_next_to_come() {
     entry.incarnation.store(0x1234, Ordering::Relaxed);
     fs::write(segment_path(&dir, 0x1234), "old").unwrap();
     fs::write(wake_path(&dir, 0x9999), "killed while joining").unwrap();
+    fs::write(folder::channel_path(&dir, 0x1234, 5), "old").unwrap();
     let b = Fabric::join(&dir).unwrap();
     assert!(!segment_path(&dir, 0x1234).exists());
     assert!(!wake_path(&dir, 0x9999).exists());
+    assert!(!folder::channel_path(&dir, 0x1234, 5).exists());
     assert_eq!(entry.incarnation.load(Ordering::Relaxed), 0);
     a.leave();
     b.leave();
@@ -107,6 +109,55 @@ fn a_peer_with_a_garbled_segment_is_not_opened() {
     assert!(a.peer(b.me.slot).is_none());
     a.leave();
     b.leave();
+}
+
+#[test]
+fn peers_write_tokens_into_the_channels_of_a_process() {
+    let (_tmp, dir) = folder();
+    let a = Fabric::join(&dir).unwrap();
+    let b = Fabric::join(&dir).unwrap();
+    let (one, other) = (a.make_channel().unwrap(), a.make_channel().unwrap());
+    assert_ne!(one.number(), other.number());
+    let seen = b.peer(a.me.slot).unwrap();
+    assert!(seen.channel(one.number()).unwrap().ring(3));
+    assert!(one.put(4));
+    assert_eq!((one.count(), other.count()), (2, 0));
+    assert_eq!(
+        [one.take(), one.take(), one.take()],
+        [Some(3), Some(4), None]
+    );
+    assert!(seen.channel(0).is_none() && seen.channel(77).is_none());
+
+    // Full: whoever writes is told, and nothing blocks.
+    let bell = seen.channel(one.number()).unwrap();
+    let room = (0..1 << 20).find(|_| !bell.ring(9)).unwrap();
+    assert!(!one.put(9));
+    assert_eq!(one.count(), room);
+    assert_eq!(one.take(), Some(9));
+
+    // A number is never another channel's.
+    let number = one.number();
+    drop(one);
+    assert_ne!(a.make_channel().unwrap().number(), number);
+    // No SIGPIPE, though nobody reads it any more.
+    while bell.ring(1) {}
+    a.leave();
+    drop(other);
+    b.leave();
+    assert!(!dir.exists());
+}
+
+#[test]
+fn a_file_in_the_place_of_a_channel_gets_no_token() {
+    let (_tmp, dir) = folder();
+    let a = Fabric::join(&dir).unwrap();
+    let path = folder::channel_path(&dir, a.me.incarnation, 1);
+    fs::write(&path, "").unwrap();
+    assert!(a.me.channel(1).is_none());
+    assert_eq!(fs::read(&path).unwrap(), b"");
+    a.channels_made.store(1, Ordering::Relaxed);
+    a.leave();
+    assert!(!dir.exists());
 }
 
 /// `fallocate(2)` is interrupted by every signal; a program's timer must not look like a lack of memory.

@@ -1,8 +1,8 @@
 //! Completion channels and completion queues: `ibv_create_comp_channel(3)`, `ibv_create_cq(3)`.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use verbs_abi::*;
 
@@ -13,7 +13,6 @@ use crate::abi_cell::AbiCell;
 use crate::context::Context;
 use crate::cq::{Channel, Cq, Polling};
 use crate::device;
-use crate::event::EventQueue;
 use crate::live;
 use crate::registry;
 use shm::shortage::errno_of;
@@ -30,15 +29,12 @@ live::object!(ChannelHandle, ibv_comp_channel);
 pub(super) fn create_comp_channel(
     context: *mut ibv_context,
 ) -> Result<*mut ibv_comp_channel, c_int> {
-    context_of(context)?;
-    let events = EventQueue::new().map_err(|e| errno_of(&e))?;
+    let nic = context_of(context)?.nic;
+    let channel = Channel::new(nic).map_err(|e| errno_of(&e))?;
     let mut abi = ibv_comp_channel::zeroed();
     abi.context = context;
-    abi.fd = events.raw_fd();
-    let channel = Arc::new(Channel {
-        events,
-        uses: AtomicUsize::new(0),
-    });
+    abi.fd = channel.raw_fd();
+    let channel = Arc::new(channel);
     let abi = AbiCell::new(abi);
     Ok(live::hand_out(Arc::new(ChannelHandle { abi, channel })))
 }
@@ -89,6 +85,8 @@ pub(super) fn new_cq(
         Ok(Arc::new(cq))
     })?;
     if let Some(channel) = uses {
+        let signaled: Weak<Cq> = Arc::downgrade(&cq);
+        channel.add(cq.index, signaled);
         channel.uses.fetch_add(1, Ordering::Relaxed);
     }
     Ok(cq)
@@ -130,10 +128,7 @@ pub(super) fn destroy_cq(handle: *mut ibv_cq) -> Result<(), c_int> {
         return Err(libc::EINVAL);
     }
     cq.nic.objects.remove_cq(cq.index);
-    if let Some(channel) = &cq.channel {
-        let this = cq.handle();
-        channel.events.discard(|h| *h == this);
-    }
+    cq.discard_events();
     cq.end();
     if let Some(channel) = &cq.channel {
         channel.uses.fetch_sub(1, Ordering::Relaxed);
@@ -157,7 +152,7 @@ fn next_event(
 ) -> Result<c_int, c_int> {
     let channel = live::find::<ChannelHandle>(channel).ok_or(libc::EINVAL)?;
     let (cq, cq_context) = (cq.get()?, cq_context.get()?);
-    let handle = channel.channel.events.next().map_err(|e| errno_of(&e))?.0;
+    let handle = channel.channel.next().map_err(|e| errno_of(&e))?.0;
     // A CQ takes its events along when it is destroyed: it is live, unless another thread destroys it just now.
     let of = live::find::<Cq>(handle);
     if let Some(of) = &of {

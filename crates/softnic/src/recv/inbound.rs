@@ -2,6 +2,8 @@
 
 use super::*;
 
+use shm::fabric::armed::{Armed, Call};
+
 /// A ring through which a peer's queue pair sends to one of ours.
 pub(crate) struct Inbound {
     pub(super) consumer: Consumer,
@@ -126,7 +128,8 @@ impl Inbound {
     /// Wakes the sender's engine if its send CQ is armed.
     pub(super) fn call_sender(&self) {
         if let Some(cq) = self.peer.segment.cq(self.src_cq) {
-            call_if_armed(&cq.armed, &self.peer, true);
+            // Most sends complete silently: which, its engine knows.
+            call_if_armed(cq, self.src_cq, &self.peer, (true, 0), || Call::Engine);
         }
     }
 
@@ -146,29 +149,37 @@ impl Inbound {
     }
 }
 
-/// Wakes `peer`'s engine if `armed` waits for what has just happened, unless somebody has done so already.
+/// Wakes who waits for a completion queue of `peer`, if what has just been published makes the completion that it is armed
+/// for and nobody has woken them already. `by`: whether it was solicited, and the slot of this process. `whom`: as for
+/// [`Armed::call`].
 #[inline]
-pub(crate) fn call_if_armed(armed: &std::sync::atomic::AtomicU32, peer: &Peer, solicited: bool) {
-    // SYNC POINT A: the arming side passes a barrier on every core between its store and its next look into
-    // the ring, so this load needs no fence behind the publishing store.
-    std::sync::atomic::compiler_fence(Ordering::SeqCst);
-    let value = armed.load(Ordering::Relaxed);
-    if value == ARMED_ANY || (value == ARMED_SOLICITED && solicited) {
-        call(armed, value, peer);
+pub(crate) fn call_if_armed(
+    cq: &CqShared,
+    cq_index: usize,
+    peer: &Peer,
+    by: (bool, usize),
+    whom: impl Fn() -> Call,
+) {
+    let armed = Armed(&cq.armed);
+    if !armed.is_never() {
+        call(cq, cq_index, peer, armed.call(by.0, by.1, whom));
     }
 }
 
 #[cold]
-pub(super) fn call(armed: &std::sync::atomic::AtomicU32, value: u32, peer: &Peer) {
-    if armed
-        .compare_exchange(
-            value,
-            value | ARMED_CALLED,
-            Ordering::AcqRel,
-            Ordering::Relaxed,
-        )
-        .is_ok()
-    {
-        peer.wake();
+fn call(cq: &CqShared, cq_index: usize, peer: &Peer, call: Call) {
+    match call {
+        Call::Nobody => {}
+        Call::Engine => peer.wake(),
+        Call::Program => {
+            let channel = peer.channel(cq.channel.load(Ordering::Relaxed));
+            // An index that a token does not hold names no queue: who takes it looks at all.
+            let token = u16::try_from(cq_index).unwrap_or(u16::MAX);
+            if !channel.is_some_and(|channel| channel.ring(token)) {
+                // Its engine writes the token.
+                cq.lost_tokens.fetch_add(1, Ordering::Relaxed);
+                peer.wake();
+            }
+        }
     }
 }

@@ -93,6 +93,22 @@ impl RecvSide {
         &self.qp
     }
 
+    /// Tells peers whether the next message makes a completion, whatever it is: then they may wake the program themselves.
+    /// The receive CQ, whose lock is held, is about to be armed.
+    pub(crate) fn say_whether_it_takes(&self) {
+        let qp = &*self.qp;
+        let takes = matches!(qp.qp_type, QpType::Rc | QpType::Uc)
+            && matches!(qp.state(), QpState::Rtr | QpState::Rts)
+            && !self.any_stopped
+            && self.rendezvous.is_none()
+            && qp.srq.as_ref().is_none_or(|srq| srq.has_one_cq())
+            && qp.recv_queue().lock().takes_any();
+        let said = &qp.shared().takes;
+        if said.load(Ordering::Relaxed) != u32::from(takes) {
+            said.store(takes.into(), Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn attach(&mut self, ring: Inbound) {
         self.rings.push(ring);
     }

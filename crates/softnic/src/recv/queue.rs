@@ -79,6 +79,11 @@ impl RecvQueue {
         self.tags.as_deref_mut()
     }
 
+    /// Does a message find a WR here, whatever its tag?
+    pub(crate) fn takes_any(&self) -> bool {
+        self.len() != 0 && self.tags.is_none()
+    }
+
     /// WRs in the queue.
     pub(crate) fn len(&self) -> u64 {
         self.tail - self.head

@@ -2,6 +2,8 @@
 
 use super::*;
 
+use shm::fabric::armed::Call;
+
 /// A ring into which a queue pair of this process sends.
 pub(super) struct OutRing {
     pub(super) producer: Producer,
@@ -48,11 +50,35 @@ impl OutRing {
     /// Announces the ring if the receiver does not know it, and wakes it if it sleeps.
     #[inline(always)]
     pub(super) fn published(&mut self, nic: &Nic, solicited: bool) {
-        if !self.announced {
+        let was_announced = self.announced;
+        if !was_announced {
             self.announce(nic);
         }
         if let Some(cq) = self.peer.segment.cq(self.dest_cq) {
-            call_if_armed(&cq.armed, &self.peer, solicited);
+            let by = (solicited, nic.me().slot);
+            call_if_armed(cq, self.dest_cq, &self.peer, by, || {
+                if was_announced {
+                    self.whom_to_wake(nic)
+                } else {
+                    Call::Engine
+                }
+            });
+        }
+    }
+
+    /// Whom a message wakes that has just been published, where its receiver lets peers wake programs.
+    #[cold]
+    fn whom_to_wake(&self, nic: &Nic) -> Call {
+        let dest = self.peer.segment.qp(self.dest_index);
+        if dest.is_none_or(|dest| dest.takes.load(Ordering::Relaxed) == 0) {
+            return Call::Engine;
+        }
+        match self.header(nic) {
+            // The receiver has found all before it armed its CQ, and this thread was held up.
+            Some(header) if header.head.load(Ordering::Acquire) == self.producer.pos() => {
+                Call::Nobody
+            }
+            _ => Call::Program,
         }
     }
 

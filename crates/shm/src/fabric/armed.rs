@@ -1,0 +1,345 @@
+//! The word of a completion queue through which a peer that has published finds out whom to wake.
+//!
+//! Its owner arms and disarms it; peers add that they have woken somebody. A peer wakes the *program* by writing a token
+//! to the completion channel ([`channel`](super::channel)), or the owner's *engine*.
+//!
+//! A peer publishes, and then looks whether the queue is armed. The owner arms the queue, and then looks for what has been
+//! published. One of the two must see the other's store, so both need a full barrier in between. As long as a queue has
+//! not been armed, its word is [`ARMED_NO`] and peers have no barrier: the first arming makes every core pass one
+//! (`membarrier(2)`), and sets [`ARMED_FENCED`]. While that bit is set, peers pass a barrier of their own.
+
+use crate::sync::{AtomicU32, Ordering, fence};
+
+/// Nobody waits for the CQ's completion channel, and peers need no barrier.
+pub const ARMED_NO: u32 = 0;
+/// The next completion is waited for.
+pub const ARMED_ANY: u32 = 1;
+/// The next solicited or failed completion is waited for.
+pub const ARMED_SOLICITED: u32 = 2;
+/// Added by the peer that has called the engine, so that others need not.
+pub const ARMED_CALLED: u32 = 4;
+/// Peers pass a barrier between publishing and looking at the word.
+pub const ARMED_FENCED: u32 = 8;
+/// A peer whose message makes a completion for certain may wake the program itself.
+pub const ARMED_DIRECT: u32 = 16;
+/// Added by the peer that writes the token, with its slot in the upper bits.
+pub const ARMED_SIGNALED: u32 = 32;
+
+/// Counts the armings, so that a word that was disarmed and armed again is another one.
+const ARMING: u32 = 1 << 6;
+const ARMINGS: u32 = 0xffff * ARMING;
+const SLOT_SHIFT: u32 = 22;
+const SLOT: u32 = 0x3ff << SLOT_SHIFT;
+const CALLS: u32 = ARMED_CALLED | ARMED_SIGNALED | SLOT;
+
+/// How often a peer tries to change a word that others change meanwhile.
+const TRIES: u32 = 16;
+
+/// Whom a peer is to wake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// Nobody waits, or somebody else has woken them.
+    Nobody,
+    /// The program, by a token.
+    Program,
+    /// The engine.
+    Engine,
+}
+
+/// The word.
+#[derive(Clone, Copy)]
+pub struct Armed<'a>(pub &'a AtomicU32);
+
+impl Armed<'_> {
+    /// Whether peers have to look no further: by a peer that has published.
+    #[inline(always)]
+    pub fn is_never(self) -> bool {
+        // SYNC POINT A: the first arming makes every core pass a barrier between its store and its next look for what
+        // has been published, so this load needs no fence behind the publishing store.
+        std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
+        self.0.load(Ordering::Relaxed) == ARMED_NO
+    }
+
+    /// Whom to wake: by the peer in `slot`, which has published something solicited or not. `whom`: the program if it makes
+    /// a completion for certain that nobody has found yet; nobody if the owner has found all of it.
+    #[cold]
+    pub fn call(self, solicited: bool, slot: usize, whom: impl Fn() -> Call) -> Call {
+        // SYNC POINT F: with that of `settle`. Either this thread sees the word armed, or its owner sees what this thread
+        // has published.
+        fence(Ordering::SeqCst);
+        for _ in 0..TRIES {
+            // Acquire: what the owner found before it armed the word, and whether a completion is certain, it has said
+            // before. What it finds later changes the word.
+            let value = self.0.load(Ordering::Acquire);
+            let is_wanted = value & ARMED_ANY != 0 || (value & ARMED_SOLICITED != 0 && solicited);
+            if !is_wanted || value & (ARMED_CALLED | ARMED_SIGNALED) != 0 {
+                return Call::Nobody;
+            }
+            let call = if value & ARMED_DIRECT != 0 {
+                whom()
+            } else {
+                Call::Engine
+            };
+            let added = match call {
+                Call::Nobody => return Call::Nobody,
+                Call::Engine => ARMED_CALLED,
+                #[allow(clippy::cast_possible_truncation)] // 10 bits
+                Call::Program => ARMED_SIGNALED | (slot as u32) << SLOT_SHIFT,
+            };
+            // The word may have been disarmed and armed again: then its owner has found what this thread has published.
+            // Or it may not be direct any more: then this thread still has to wake somebody.
+            if self.exchange(value, value & !CALLS | added) {
+                return call;
+            }
+        }
+        // Garbage. The engine may be called in vain.
+        Call::Engine
+    }
+
+    fn exchange(self, from: u32, to: u32) -> bool {
+        let done = self
+            .0
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
+        done.is_ok()
+    }
+
+    /// Is it armed?
+    pub fn is_armed(self) -> bool {
+        self.0.load(Ordering::Relaxed) & (ARMED_ANY | ARMED_SOLICITED) != 0
+    }
+
+    /// Has a peer written a token, or is it about to? Its slot.
+    pub fn signaled_by(self) -> Option<usize> {
+        slot_of(self.0.load(Ordering::Acquire))
+    }
+
+    /// Arms it for `what`, by its owner; what peers have added to a word that is armed already stays. True if this is the
+    /// first time: then the owner passes a barrier on every core, and else [`settle`](Self::settle), before it looks for
+    /// what has been published.
+    pub fn arm(self, what: u32, direct: bool) -> bool {
+        let direct = if direct { ARMED_DIRECT } else { 0 };
+        loop {
+            let value = self.0.load(Ordering::Relaxed);
+            let kept = if value & (ARMED_ANY | ARMED_SOLICITED) != 0 {
+                value & CALLS
+            } else {
+                0
+            };
+            let armings = value.wrapping_add(ARMING) & ARMINGS;
+            // Release: with the load of `call`.
+            if self.exchange(value, what | direct | kept | armings | ARMED_FENCED) {
+                return value & ARMED_FENCED == 0;
+            }
+        }
+    }
+
+    /// A barrier between a change of the word and a look for what has been published, by its owner.
+    pub fn settle(self) {
+        // SYNC POINT F
+        fence(Ordering::SeqCst);
+    }
+
+    /// Disarms it, by its owner. The peer that has written a token, or is about to.
+    pub fn disarm(self) -> Option<usize> {
+        loop {
+            let value = self.0.load(Ordering::Relaxed);
+            if self.exchange(value, value & (ARMED_FENCED | ARMINGS)) {
+                return slot_of(value);
+            }
+        }
+    }
+
+    /// From now on peers call the engine. True if a peer has signaled it.
+    pub fn end_direct(self) -> bool {
+        self.0.fetch_and(!ARMED_DIRECT, Ordering::AcqRel) & ARMED_SIGNALED != 0
+    }
+
+    /// Lets peers wake somebody again, and only the engine: no completion came of a token. False if there was none.
+    pub fn forget_signal(self) -> bool {
+        let cleared = ARMED_SIGNALED | ARMED_DIRECT | SLOT;
+        self.0.fetch_and(!cleared, Ordering::AcqRel) & ARMED_SIGNALED != 0
+    }
+
+    /// Lets peers call the engine again. False if none has.
+    pub fn forget_call(self) -> bool {
+        self.0.load(Ordering::Relaxed) & ARMED_CALLED != 0
+            && self.0.fetch_and(!ARMED_CALLED, Ordering::AcqRel) & ARMED_CALLED != 0
+    }
+
+    /// Peers need no barrier any more, until the next arming; nothing happens if it is armed.
+    pub fn end_fences(self) {
+        let value = self.0.load(Ordering::Relaxed);
+        if value & !ARMINGS == ARMED_FENCED {
+            self.exchange(value, ARMED_NO);
+        }
+    }
+}
+
+fn slot_of(value: u32) -> Option<usize> {
+    (value & ARMED_SIGNALED != 0).then_some((value >> SLOT_SHIFT) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(loom)]
+    use crate::sync::AtomicU64;
+
+    /// A peer publishes while the owner arms: the owner finds it, or the peer wakes somebody, and only once.
+    #[cfg(loom)]
+    #[test]
+    fn loom_what_is_published_is_found_or_wakes_somebody() {
+        use loom::sync::Arc;
+        for whom in [Call::Engine, Call::Program] {
+            loom::model(move || {
+                let word = Arc::new(AtomicU32::new(ARMED_FENCED));
+                let published = Arc::new(AtomicU64::new(0));
+                let peers: Vec<_> = (1..=2)
+                    .map(|slot| {
+                        let (word, published) = (word.clone(), published.clone());
+                        loom::thread::spawn(move || {
+                            published.fetch_add(1, Ordering::Release);
+                            Armed(&word).call(false, slot, || whom)
+                        })
+                    })
+                    .collect();
+                let armed = Armed(&word);
+                assert!(!armed.arm(ARMED_ANY, true));
+                armed.settle();
+                let found = published.load(Ordering::Relaxed);
+                let calls: Vec<_> = peers.into_iter().map(|p| p.join().unwrap()).collect();
+                let woken = calls.iter().filter(|c| **c != Call::Nobody).count();
+                assert!(woken <= 1, "{calls:?}");
+                assert!(found == 2 || woken == 1, "{found} found, {calls:?}");
+                assert_eq!(armed.disarm().is_some(), calls.contains(&Call::Program));
+            });
+        }
+    }
+
+    /// A peer publishes while the owner takes back the right to write tokens, or disarms and arms again.
+    #[cfg(loom)]
+    #[test]
+    fn loom_a_change_of_the_word_loses_no_call() {
+        use loom::sync::Arc;
+        loom::model(|| {
+            let word = Arc::new(AtomicU32::new(ARMED_FENCED));
+            Armed(&word).arm(ARMED_ANY, true);
+            let published = Arc::new(AtomicU64::new(0));
+            let peer = loom::thread::spawn({
+                let (word, published) = (word.clone(), published.clone());
+                move || {
+                    published.store(1, Ordering::Release);
+                    Armed(&word).call(false, 3, || Call::Program)
+                }
+            });
+            let armed = Armed(&word);
+            let _ = armed.end_direct();
+            let first = armed.disarm();
+            armed.arm(ARMED_ANY, true);
+            armed.settle();
+            let found = published.load(Ordering::Relaxed) == 1;
+            let call = peer.join().unwrap();
+            let second = armed.disarm();
+            assert!(found || call != Call::Nobody);
+            let tokens = usize::from(first.is_some()) + usize::from(second.is_some());
+            assert_eq!(tokens, usize::from(call == Call::Program));
+        });
+    }
+
+    #[cfg(not(loom))]
+    #[test]
+    fn who_is_woken() {
+        let word = AtomicU32::new(ARMED_NO);
+        let armed = Armed(&word);
+        assert!(armed.is_never());
+        assert_eq!(armed.call(true, 1, || Call::Program), Call::Nobody);
+
+        assert!(armed.arm(ARMED_SOLICITED, false), "the first time");
+        assert!(!armed.is_never() && armed.is_armed());
+        assert_eq!(armed.call(false, 1, || Call::Program), Call::Nobody);
+        assert_eq!(armed.call(true, 1, || Call::Program), Call::Engine);
+        assert_eq!(
+            armed.call(true, 2, || Call::Program),
+            Call::Nobody,
+            "called already"
+        );
+        assert!(armed.forget_call() && !armed.forget_call());
+        assert_eq!(armed.disarm(), None);
+
+        assert!(!armed.arm(ARMED_ANY, true), "not the first time");
+        assert_eq!(armed.call(false, 5, || Call::Engine), Call::Engine);
+        assert_eq!(armed.disarm(), None);
+        armed.arm(ARMED_ANY, true);
+        assert_eq!(armed.call(false, 5, || Call::Program), Call::Program);
+        assert_eq!(armed.call(false, 6, || Call::Program), Call::Nobody);
+        assert_eq!(armed.signaled_by(), Some(5));
+        armed.arm(ARMED_ANY, false);
+        assert_eq!(armed.disarm(), Some(5), "arming anew keeps the token");
+
+        armed.arm(ARMED_ANY, true);
+        assert_eq!(armed.call(false, 5, || Call::Program), Call::Program);
+        assert!(armed.forget_signal() && !armed.forget_signal());
+        assert_eq!(armed.call(false, 5, || Call::Program), Call::Engine);
+        armed.end_fences();
+        assert!(armed.is_armed(), "fences stay while it is armed");
+        armed.disarm();
+        armed.end_fences();
+        assert!(armed.is_never());
+    }
+
+    /// A peer that is held up behind its message wakes nobody when the owner has found that, armed or not.
+    #[cfg(loom)]
+    #[test]
+    fn loom_a_token_has_a_message() {
+        use loom::sync::Arc;
+        loom::model(|| {
+            let word = Arc::new(AtomicU32::new(ARMED_FENCED));
+            let [published, found] = [0; 2].map(|zero| Arc::new(AtomicU64::new(zero)));
+            let peer = loom::thread::spawn({
+                let (word, published, found) = (word.clone(), published.clone(), found.clone());
+                move || {
+                    published.store(1, Ordering::Release);
+                    Armed(&word).call(false, 3, || match found.load(Ordering::Relaxed) {
+                        0 => Call::Program,
+                        _ => Call::Nobody,
+                    })
+                }
+            });
+            let armed = Armed(&word);
+            let look = || {
+                let new =
+                    found.load(Ordering::Relaxed) == 0 && published.load(Ordering::Acquire) == 1;
+                if new {
+                    found.store(1, Ordering::Release);
+                }
+                new
+            };
+            // It polls, arms and polls again, twice; what it finds while it is armed disarms it.
+            let poll = || usize::from(look() && armed.disarm().is_some());
+            let mut events = 0;
+            for _ in 0..2 {
+                events += poll();
+                armed.arm(ARMED_ANY, true);
+                armed.settle();
+                events += poll();
+            }
+            let call = peer.join().unwrap();
+            events += poll();
+            assert_eq!(events, usize::from(call == Call::Program));
+        });
+    }
+
+    #[cfg(not(loom))]
+    #[test]
+    fn garbage_wakes_at_most_the_engine() {
+        for value in [u32::MAX, ARMED_ANY | ARMINGS, ARMED_SIGNALED, 1 << 31] {
+            let word = AtomicU32::new(value);
+            let _ = Armed(&word).call(true, 7, || Call::Program);
+            Armed(&word).arm(ARMED_ANY, true);
+            Armed(&word).disarm();
+            let left = word.load(Ordering::Relaxed) & !ARMINGS;
+            assert_eq!(left, ARMED_FENCED, "{value:#x}");
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Completion channels: which events there are, and the tokens that announce them.
+//!
+//! An event is in the channel's queue, or a completion queue has been signaled by a peer and holds it
+//! ([`Signaled::take_signaled`]). Each event has one token in the channel's FIFO, and is taken with a token: so the descriptor
+//! is readable exactly as long as there is an event. A peer signals a completion queue before it writes the token, so
+//! there may be an event whose token is still to come.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, Weak};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{OFlags, fcntl_getfl};
+
+use verbs_abi::ibv_cq;
+
+use crate::lock::lock;
+use crate::nic::Nic;
+use shm::fabric::channel;
+
+/// The address of a completion queue as the program knows it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CqHandle(pub(crate) *mut ibv_cq);
+// SAFETY: an opaque value here, handed back to the program.
+unsafe impl Send for CqHandle {}
+
+/// A completion queue, as far as its channel knows it.
+pub(crate) trait Signaled: Send + Sync {
+    /// The program's handle.
+    fn handle(&self) -> CqHandle;
+    /// Has a peer signaled it?
+    fn is_signaled(&self) -> bool;
+    /// Takes the event of which a peer has written a token, for whoever has taken that. `Some(false)`: what the peer has
+    /// sent has come to nothing; `None`: no peer has signaled this queue, or its event is in the channel by now.
+    fn take_signaled(&self) -> Option<bool>;
+}
+
+/// A completion channel: events of the completion queues that use it.
+pub(crate) struct Channel {
+    fifo: channel::Channel,
+    events: Mutex<Events>,
+    /// The completion queues that use it, by index.
+    cqs: Mutex<BTreeMap<usize, Weak<dyn Signaled>>>,
+    /// Completion queues that use it.
+    pub(crate) uses: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Events {
+    queue: VecDeque<Event>,
+    /// Tokens that the FIFO had no room for.
+    lacking: usize,
+    /// Tokens that were taken and had no event: their event comes later.
+    spare: usize,
+    /// The peers whose tokens are still to come for events that went away with their completion queue.
+    surplus: Vec<usize>,
+}
+
+struct Event {
+    cq: CqHandle,
+    /// The slot of the peer that writes its token; `None` where this process has.
+    token_of: Option<usize>,
+}
+
+impl Channel {
+    pub(crate) fn new(nic: &'static Nic) -> io::Result<Self> {
+        Ok(Self {
+            fifo: nic.fabric.make_channel()?,
+            events: Mutex::default(),
+            cqs: Mutex::default(),
+            uses: AtomicUsize::new(0),
+        })
+    }
+
+    /// The descriptor to poll. A program may set `O_NONBLOCK` on it; [`Self::next`] then does not wait.
+    pub(crate) fn raw_fd(&self) -> i32 {
+        self.fifo.fd().as_raw_fd()
+    }
+
+    /// A completion queue uses it.
+    pub(crate) fn add(&self, index: usize, cq: Weak<dyn Signaled>) {
+        lock(&self.cqs).insert(index, cq);
+    }
+
+    /// What peers find it by.
+    pub(super) fn number(&self) -> u32 {
+        self.fifo.number()
+    }
+
+    /// Adds an event of `cq`, which is at `index`. `token_of`: the slot of the peer that writes its token, if one does.
+    pub(super) fn push(&self, index: usize, cq: CqHandle, token_of: Option<usize>) {
+        let mut events = lock(&self.events);
+        events.queue.push_back(Event { cq, token_of });
+        match token_of {
+            None => self.put(&mut events, index),
+            Some(_) if events.spare > 0 => {
+                events.spare -= 1;
+                self.put(&mut events, index);
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn put(&self, events: &mut Events, cq: usize) {
+        // An index that a token does not hold names no queue: who takes it looks at all.
+        if !self.fifo.put(u16::try_from(cq).unwrap_or(u16::MAX)) {
+            events.lacking += 1;
+        }
+    }
+
+    /// Writes tokens that peers had no room for.
+    pub(super) fn add_tokens(&self, count: usize, cq: usize) {
+        let mut events = lock(&self.events);
+        for _ in 0..count {
+            self.put(&mut events, cq);
+        }
+    }
+
+    /// Writes the tokens that the peer in `slot` has died without writing.
+    pub(super) fn replace_tokens_of(&self, slot: usize) {
+        let mut events = lock(&self.events);
+        let of_peer = events.queue.iter().filter(|e| e.token_of == Some(slot));
+        let (of_peer, all) = (of_peer.count(), events.queue.len());
+        // It may have died behind the write.
+        let missing = all.saturating_sub(self.fifo.count() + events.lacking);
+        for _ in 0..missing.min(of_peer) {
+            self.put(&mut events, usize::MAX);
+        }
+        for event in events.queue.iter_mut().filter(|e| e.token_of == Some(slot)) {
+            event.token_of = None;
+        }
+        events.surplus.retain(|of| *of != slot);
+    }
+
+    /// Writes a token as a peer does.
+    #[cfg(test)]
+    pub(super) fn put_token(&self, cq: u16) -> bool {
+        self.fifo.put(cq)
+    }
+
+    /// Tokens in the FIFO.
+    #[cfg(test)]
+    pub(super) fn tokens(&self) -> usize {
+        self.fifo.count()
+    }
+
+    /// The next event; waits for one unless the descriptor does not block.
+    ///
+    /// # Errors
+    /// `EAGAIN` where there is none and the descriptor does not block, `EINTR` when a signal came.
+    pub(crate) fn next(&self) -> io::Result<CqHandle> {
+        loop {
+            if let Some(named) = self.fifo.take() {
+                if let Some(event) = self.event_of_token(named.into()) {
+                    return Ok(event);
+                }
+                continue;
+            }
+            let fd = self.fifo.fd();
+            let blocks = !fcntl_getfl(fd)?.contains(OFlags::NONBLOCK);
+            if !blocks || cancellation::waits_outside(fd.as_raw_fd()) {
+                return Err(rustix::io::Errno::AGAIN.into());
+            }
+            poll(&mut [PollFd::new(&fd, PollFlags::IN)], None)?;
+        }
+    }
+
+    /// The event for a token that has been taken. It names a queue that may have it. `None` where a peer's message has come
+    /// to nothing, or the event is still to be added.
+    fn event_of_token(&self, named: usize) -> Option<CqHandle> {
+        if let Some(event) = self.pop(false) {
+            return Some(event);
+        }
+        let take = |cq: &Arc<dyn Signaled>| Some((cq.take_signaled()?, cq.handle()));
+        let named = lock(&self.cqs).get(&named).and_then(Weak::upgrade);
+        let mut taken = named.as_ref().and_then(take);
+        if taken.is_none() {
+            if let Some(event) = self.pop(false) {
+                return Some(event);
+            }
+            let all = lock(&self.cqs);
+            let all: Vec<_> = all.values().filter_map(Weak::upgrade).collect();
+            taken = all.iter().filter(|cq| cq.is_signaled()).find_map(take);
+        }
+        match taken {
+            Some((true, cq)) => Some(cq),
+            Some((false, _)) => None,
+            None => self.pop(true),
+        }
+    }
+
+    /// Takes an event from the queue. Where there is none, `is_spare` says that the token has another event.
+    fn pop(&self, is_spare: bool) -> Option<CqHandle> {
+        let mut events = lock(&self.events);
+        if events.lacking > 0 {
+            events.lacking -= 1;
+            self.put(&mut events, usize::MAX);
+        }
+        let event = events.queue.pop_front();
+        if event.is_none() && is_spare && events.surplus.pop().is_none() {
+            events.spare += 1;
+        }
+        event.map(|event| event.cq)
+    }
+
+    /// Removes the events of a completion queue that is going away; the peer in the slot `signaled_by` has signaled it.
+    pub(super) fn discard(&self, index: usize, cq: CqHandle, signaled_by: Option<usize>) {
+        let others = {
+            let mut cqs = lock(&self.cqs);
+            cqs.remove(&index);
+            let others = cqs.values().filter_map(Weak::upgrade);
+            others.filter(|other| other.is_signaled()).count()
+        };
+        let mut events = lock(&self.events);
+        let (gone, kept): (VecDeque<_>, _) = std::mem::take(&mut events.queue)
+            .into_iter()
+            .partition(|event| event.cq == cq);
+        events.queue = kept;
+        let gone = gone.into_iter().map(|event| event.token_of);
+        for token_of in gone.chain(signaled_by.map(Some)) {
+            let owed = token_of.filter(|_| self.fifo.count() <= events.queue.len() + others);
+            match owed {
+                Some(slot) => events.surplus.push(slot),
+                None if events.lacking > 0 => events.lacking -= 1,
+                None => {
+                    self.fifo.take();
+                }
+            }
+        }
+    }
+}

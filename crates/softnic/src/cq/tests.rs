@@ -1,0 +1,118 @@
+//! Events and their tokens, one step at a time.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::null_mut;
+
+use rustix::fs::{OFlags, fcntl_setfl};
+
+use super::*;
+use crate::symbols;
+
+/// A channel and a completion queue of it, by the program's calls.
+fn queue() -> (Arc<Cq>, Arc<Channel>) {
+    let verbs = symbols();
+    // SAFETY: the calls of a program that opens the first device, in order.
+    let cq = unsafe {
+        let devices = (verbs.ibv_get_device_list)(null_mut());
+        let context = (verbs.ibv_open_device)(*devices);
+        let channel = (verbs.ibv_create_comp_channel)(context);
+        (verbs.ibv_create_cq)(context, 16, null_mut(), channel, 0)
+    };
+    let cq = live::find::<Cq>(cq).expect("a CQ");
+    let channel = cq.channel.clone().expect("its channel");
+    // SAFETY: open as long as the channel.
+    let fd = unsafe { BorrowedFd::borrow_raw(channel.raw_fd()) };
+    fcntl_setfl(fd, OFlags::NONBLOCK).expect("set");
+    (cq, channel)
+}
+
+fn push(channel: &Channel, cq: &Cq, token_of: Option<usize>) {
+    channel.push(cq.index, cq.handle(), token_of);
+}
+
+fn is_empty(channel: &Channel) -> bool {
+    channel
+        .next()
+        .is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
+}
+
+#[test]
+fn an_event_is_taken_with_its_token() {
+    let (cq, channel) = queue();
+    push(&channel, &cq, None);
+    assert!(channel.next().is_ok_and(|taken| taken == cq.handle()));
+    assert!(is_empty(&channel));
+    // A peer's token is still to come: the descriptor is not readable, and there is no event.
+    push(&channel, &cq, Some(5));
+    assert!(is_empty(&channel));
+    assert!(channel.put_token(0));
+    assert!(channel.next().is_ok_and(|taken| taken == cq.handle()));
+    // It comes before the event.
+    assert!(channel.put_token(0));
+    assert!(is_empty(&channel));
+    push(&channel, &cq, Some(5));
+    assert!(channel.next().is_ok_and(|taken| taken == cq.handle()));
+    assert!(is_empty(&channel));
+}
+
+#[test]
+fn the_token_of_a_peer_that_died_is_written_once() {
+    let (cq, channel) = queue();
+    push(&channel, &cq, Some(5));
+    channel.replace_tokens_of(6);
+    assert!(is_empty(&channel));
+    channel.replace_tokens_of(5);
+    channel.replace_tokens_of(5);
+    assert!(channel.next().is_ok_and(|taken| taken == cq.handle()));
+    assert!(is_empty(&channel));
+    // It died behind the write.
+    push(&channel, &cq, Some(5));
+    assert!(channel.put_token(0));
+    channel.replace_tokens_of(5);
+    assert!(channel.next().is_ok());
+    assert!(is_empty(&channel));
+    assert_eq!(channel.tokens(), 0);
+}
+
+#[test]
+fn tokens_go_with_the_events_that_they_announce() {
+    let (cq, channel) = queue();
+    let (other, _) = queue();
+    push(&channel, &other, None);
+    push(&channel, &cq, None);
+    push(&channel, &cq, Some(5));
+    channel.discard(cq.index, cq.handle(), None);
+    assert!(channel.next().is_ok_and(|taken| taken == other.handle()));
+    // The late one of the peer has no event any more, and takes no other's along.
+    assert!(channel.put_token(0));
+    assert!(is_empty(&channel));
+    push(&channel, &other, Some(5));
+    assert!(is_empty(&channel));
+}
+
+#[test]
+fn more_events_than_tokens_fit_are_kept() {
+    let (cq, channel) = queue();
+    const EVENTS: usize = 40_000;
+    for _ in 0..EVENTS {
+        push(&channel, &cq, None);
+    }
+    assert!(channel.tokens() < EVENTS);
+    for _ in 0..EVENTS {
+        channel.next().expect("an event");
+    }
+    assert!(is_empty(&channel));
+}
+
+#[test]
+fn garbage_in_the_words_of_a_queue_makes_no_event() {
+    let (cq, channel) = queue();
+    cq.shared().armed.store(u32::MAX, Ordering::Relaxed);
+    assert!(channel.put_token(0xffff));
+    assert!(is_empty(&channel));
+    cq.arm(false);
+    cq.shared().armed.fetch_or(!0, Ordering::Relaxed);
+    assert!(channel.put_token(u16::try_from(cq.index).expect("small")));
+    assert!(is_empty(&channel));
+}
