@@ -107,32 +107,41 @@ fn take_counts(fd: &OwnedFd, values: usize) {
 /// Counts events that a program got and has not acknowledged; destroying the object waits for them.
 #[derive(Default)]
 pub(crate) struct Unacknowledged {
-    count: Mutex<u64>,
+    counts: Mutex<Counts>,
     zero: Condvar,
+}
+
+#[derive(Default)]
+struct Counts {
+    events: u64,
+    /// Threads that wait until all are acknowledged. To notify nobody would be a system call, too.
+    waiters: u32,
 }
 
 impl Unacknowledged {
     pub(crate) fn got_one(&self) {
-        *lock(&self.count) += 1;
+        lock(&self.counts).events += 1;
     }
 
     pub(crate) fn acknowledge(&self, n: u64) {
-        let mut count = lock(&self.count);
-        *count = count.saturating_sub(n);
-        if *count == 0 {
+        let mut counts = lock(&self.counts);
+        counts.events = counts.events.saturating_sub(n);
+        if counts.events == 0 && counts.waiters > 0 {
             self.zero.notify_all();
         }
     }
 
     /// Waits until every event that was got has been acknowledged (`ibv_destroy_cq(3)`).
     pub(crate) fn wait(&self) {
-        let mut count = lock(&self.count);
-        while *count > 0 {
-            count = self
+        let mut counts = lock(&self.counts);
+        counts.waiters += 1;
+        while counts.events > 0 {
+            counts = self
                 .zero
-                .wait(count)
+                .wait(counts)
                 .unwrap_or_else(std::sync::PoisonError::into_inner);
         }
+        counts.waiters -= 1;
     }
 }
 
