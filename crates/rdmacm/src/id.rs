@@ -260,6 +260,14 @@ impl CmId {
         Ok(())
     }
 
+    /// Tells the peer that has answered that this end is ready: `rdma_establish(3)`, for ids without a queue pair of their own.
+    ///
+    /// # Errors
+    /// `EINVAL` where the peer has not answered.
+    pub fn establish(&self) -> Result {
+        self.endpoint.establish()
+    }
+
     /// Ends the connection, if there is one.
     pub fn disconnect(&self) {
         self.endpoint.disconnect();

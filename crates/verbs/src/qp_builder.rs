@@ -447,6 +447,17 @@ impl<T: Connected> PreparedQp<T> {
 }
 
 impl<T: Connected> PreparedQp<T> {
+    /// Goes through steps that a connection manager made.
+    pub(crate) fn connect_by(
+        self,
+        steps: &mut [(abi::ibv_qp_attr, i32)],
+    ) -> Result<QueuePair<T>, VerbError> {
+        for (attr, mask) in steps {
+            self.qp.modify(attr, *mask)?;
+        }
+        Ok(QueuePair::of(self.qp))
+    }
+
     pub(crate) fn raw(&self) -> *mut abi::ibv_qp {
         self.qp.raw
     }

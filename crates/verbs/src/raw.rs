@@ -12,7 +12,7 @@ pub use verbs_abi::Symbols;
 
 use crate::{
     AddressHandle, CompletionChannel, CompletionQueue, Connected, Context, MemoryRegion,
-    PreparedQp, ProtectionDomain, Provider, QueuePair, SharedReceiveQueue, Transport,
+    PreparedQp, ProtectionDomain, Provider, QueuePair, SharedReceiveQueue, Transport, VerbError,
 };
 
 /// The entry points of a provider.
@@ -69,6 +69,18 @@ pub fn ah(ah: &AddressHandle) -> *mut abi::ibv_ah {
 /// The `ibv_qp` of a queue pair.
 pub fn qp<T: Transport>(qp: &QueuePair<T>) -> *mut abi::ibv_qp {
     qp.raw()
+}
+
+/// Connects a prepared queue pair by attributes that a connection manager made (`rdma_init_qp_attr(3)`), one step after the
+/// other: to RTR, then to RTS. Each is the attributes and their mask.
+///
+/// # Errors
+/// Those of `ibv_modify_qp(3)`.
+pub fn connect<T: Connected>(
+    qp: PreparedQp<T>,
+    steps: &mut [(abi::ibv_qp_attr, i32)],
+) -> Result<QueuePair<T>, VerbError> {
+    qp.connect_by(steps)
 }
 
 /// The `ibv_qp` of a queue pair that is not connected yet.

@@ -11,8 +11,11 @@ use crate::ends::Ends;
 use crate::errno::{Errno, INVALID, Result};
 
 impl CmId {
-    /// The attributes with which the queue pair goes to `state`: `rdma_init_qp_attr(3)`.
-    pub(crate) fn qp_attr(&self, state: ibv_qp_state) -> Result<(ibv_qp_attr, c_int)> {
+    /// The attributes with which the queue pair goes to `state`, and their mask: `rdma_init_qp_attr(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL` for a state that connections do not lead to.
+    pub fn qp_attr(&self, state: ibv_qp_state) -> Result<(ibv_qp_attr, c_int)> {
         let ends = self.endpoint.ends();
         self.qp_attr_with(state, &ends)
     }

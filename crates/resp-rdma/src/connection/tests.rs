@@ -1,0 +1,302 @@
+//! Connections between two threads, and peers that break the protocol.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::*;
+use crate::stream::Piece;
+use crate::{Command, Config, Connector, Listener};
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn connector(buffer_bytes: u32) -> Connector {
+    let context = verbs::Provider::softnic()
+        .device(None)
+        .and_then(|device| device.open())
+        .expect("the software NIC");
+    let config = Config {
+        buffer_bytes,
+        ..Config::default()
+    };
+    Connector::new(&context, config).expect("a connector")
+}
+
+fn listener(buffer_bytes: u32) -> (Listener, SocketAddr) {
+    let any = "127.0.0.1:0".parse().expect("an address");
+    let listener = connector(buffer_bytes).listen(any).expect("listens");
+    let address = listener.local_addr().expect("bound");
+    (listener, address)
+}
+
+/// Sleeps until a descriptor is readable.
+fn sleep(fds: &[RawFd]) {
+    #[allow(unsafe_code)]
+    // SAFETY: of a connection or listener that the caller has.
+    let fds = fds
+        .iter()
+        .map(|&fd| unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) })
+        .collect::<Vec<_>>();
+    let mut fds: Vec<PollFd<'_>> = fds
+        .iter()
+        .map(|fd| PollFd::new(fd, PollFlags::IN))
+        .collect();
+    let timeout = LONG.try_into().expect("a time");
+    let ready = poll(&mut fds, Some(&timeout)).expect("polls");
+    assert!(ready > 0, "nothing came for {LONG:?}");
+}
+
+fn accept(listener: &mut Listener) -> Connection {
+    loop {
+        match listener.accept() {
+            Ok(connection) => return connection,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => sleep(&[listener.fd()]),
+            Err(e) => panic!("{e}"),
+        }
+    }
+}
+
+/// Both ends of a connection.
+fn pair(client_buffer: u32, server_buffer: u32) -> (Connection, Connection) {
+    let (mut listener, address) = listener(server_buffer);
+    let server = thread::spawn(move || accept(&mut listener));
+    let client = connector(client_buffer).connect(address, LONG);
+    let client = client.expect("connects");
+    (client, server.join().expect("accepts"))
+}
+
+/// Does what would block until it does not, polling or asleep.
+fn until<T>(
+    connection: &mut Connection,
+    asleep: bool,
+    mut attempt: impl FnMut(&mut Connection) -> io::Result<T>,
+) -> io::Result<T> {
+    let begun = Instant::now();
+    loop {
+        match attempt(connection) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+            done => return done,
+        }
+        assert!(begun.elapsed() < LONG, "nothing came for {LONG:?}");
+        if asleep {
+            if connection.arm() {
+                sleep(&connection.fds());
+            }
+        } else {
+            connection.poll();
+            thread::yield_now();
+        }
+    }
+}
+
+fn byte(place: usize) -> u8 {
+    place.wrapping_mul(2_654_435_761).to_be_bytes()[7 - 3]
+}
+
+/// Sends a stream of `total` bytes in pieces of `piece`, and reads back as much, both at once.
+fn talk(connection: &mut Connection, total: usize, piece: usize, asleep: bool) {
+    let (mut sent, mut got) = (0, 0);
+    let mut buffer = vec![0; 10_007];
+    while sent < total || got < total {
+        let bytes: Vec<u8> = (sent..total.min(sent + piece)).map(byte).collect();
+        let step = until(connection, asleep, |c| {
+            let mut any = false;
+            if !bytes.is_empty() {
+                match c.write(&bytes) {
+                    Ok(n) => (sent, any) = (sent + n, true),
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            match c.read(&mut buffer) {
+                Ok(0) => panic!("the peer has gone at {got} of {total} bytes"),
+                Ok(n) => {
+                    for (i, &b) in buffer[..n].iter().enumerate() {
+                        assert_eq!(b, byte(got + i), "at {}", got + i);
+                    }
+                    got += n;
+                    Ok(())
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock && any => Ok(()),
+                Err(e) => Err(e),
+            }
+        });
+        step.expect("the connection lasts");
+    }
+}
+
+#[test]
+fn both_ends_stream_at_once_through_buffers_that_fill() {
+    for (client, server, piece, asleep) in [
+        (64 << 10, 64 << 10, 64 << 10, true),
+        (64 << 10, 128 << 10, 999, false),
+        (256 << 10, 64 << 10, 100_000, true),
+        (64 << 10, 64 << 10, 17, true),
+    ] {
+        let total = if piece < 100 { 200_000 } else { 3_000_000 };
+        let (mut one, mut other) = pair(client, server);
+        let there = thread::spawn(move || {
+            talk(&mut other, total, 70_001, asleep);
+            other
+        });
+        talk(&mut one, total, piece, asleep);
+        let mut other = there.join().expect("the other end");
+        drop(one);
+        let end = until(&mut other, true, |c| c.read(&mut [0; 10]));
+        assert_eq!(end.expect("a clean end"), 0);
+        let refused = until(&mut other, true, |c| c.write(b"late"));
+        assert_eq!(refused.expect_err("over").kind(), ErrorKind::BrokenPipe);
+    }
+}
+
+#[test]
+fn more_small_writes_than_receives_all_arrive() {
+    let (mut client, mut server) = pair(64 << 10, 64 << 10);
+    let writer = thread::spawn(move || {
+        for i in 0..5_000usize {
+            let step = until(&mut client, true, |c| c.write(&[byte(i)]));
+            assert_eq!(step.expect("writes"), 1);
+        }
+        client
+    });
+    // The server takes nothing while the client fills its send queue.
+    thread::sleep(Duration::from_millis(100));
+    let mut got = 0;
+    let mut buffer = [0; 4096];
+    while got < 5_000 {
+        let n = until(&mut server, true, |c| c.read(&mut buffer)).expect("reads");
+        for (i, &b) in buffer[..n].iter().enumerate() {
+            assert_eq!(b, byte(got + i));
+        }
+        got += n;
+    }
+    drop(writer.join().expect("the writer"));
+}
+
+/// Has the server take the event that the client is there, and the client hear where the server's buffer is.
+fn meet(client: &mut Connection, server: &mut Connection) {
+    let met = until(client, false, |c| {
+        let nothing = server.read(&mut [0; 1]).expect_err("nothing was sent");
+        assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
+        match c.stream.writable() {
+            0 => Err(nothing),
+            _ => Ok(()),
+        }
+    });
+    met.expect("told");
+}
+
+/// What a client does wrong, and the error that the server's connection ends with.
+fn wrong(what: impl FnOnce(&mut Connection), kind: ErrorKind) {
+    let (mut listener, address) = listener(64 << 10);
+    let clients = thread::spawn(move || {
+        let connector = connector(64 << 10);
+        let both = [(); 2].map(|()| connector.connect(address, LONG).expect("connects"));
+        both.into_iter().map(Some).collect::<Vec<_>>()
+    });
+    let (mut bad_server, mut good_server) = (accept(&mut listener), accept(&mut listener));
+    let mut clients = clients.join().expect("connected");
+    let (mut bad, mut good) = (
+        clients[0].take().expect("one"),
+        clients[1].take().expect("one"),
+    );
+    meet(&mut bad, &mut bad_server);
+    what(&mut bad);
+    let read = until(&mut bad_server, true, |c| match c.read(&mut [0; 64]) {
+        Ok(n) if n > 0 => Err(ErrorKind::WouldBlock.into()),
+        other => other,
+    });
+    let error = read.expect_err("an error");
+    assert_eq!(error.kind(), kind, "{error}");
+    let again = bad_server.read(&mut [0; 64]);
+    assert_eq!(again.expect_err("it stays").to_string(), error.to_string());
+    // The peer hears of it, and others do not.
+    drop(bad_server);
+    assert!(until(&mut bad, true, |c| c.read(&mut [0; 64])).map_or(true, |n| n == 0));
+    meet(&mut good, &mut good_server);
+    good.write_all(b"good").expect("writes");
+    let mut buffer = [0; 10];
+    let got = until(&mut good_server, true, |c| c.read(&mut buffer));
+    assert_eq!(buffer[..got.expect("reads")], *b"good");
+}
+
+fn command(bytes: [u8; 32]) -> impl FnOnce(&mut Connection) {
+    move |c| c.queue.send(&bytes).expect("posts")
+}
+
+#[test]
+fn an_unknown_opcode_ends_its_connection_only() {
+    wrong(command([0xff; 32]), ErrorKind::InvalidData);
+}
+
+#[test]
+fn a_buffer_without_bytes_ends_its_connection_only() {
+    let none = Command::RegisterXferMemory(crate::Buffer {
+        addr: 4096,
+        len: 0,
+        rkey: 1,
+    });
+    wrong(command(none.encode()), ErrorKind::InvalidData);
+}
+
+/// A WRITE of `bytes` to `offset` of the server's buffer, with this immediate and this change of its R_Key.
+fn write(bytes: &'static [u8], offset: u64, imm: u32, key: u32) -> impl FnOnce(&mut Connection) {
+    move |c| {
+        let Piece { addr, rkey, .. } = c.stream.write(1).expect("it knows where");
+        let (addr, rkey) = (addr.wrapping_add(offset), rkey ^ key);
+        let len = imm;
+        c.queue
+            .write_raw(bytes, Piece { addr, len, rkey })
+            .expect("posts");
+    }
+}
+
+#[test]
+fn wrong_immediates_end_their_connection_only() {
+    wrong(write(b"abc", 0, u32::MAX, 0), ErrorKind::InvalidData);
+    wrong(write(b"abc", 0, (64 << 10) + 1, 0), ErrorKind::InvalidData);
+    wrong(write(b"abc", 0, 2, 0), ErrorKind::InvalidData);
+}
+
+#[test]
+fn wrong_addresses_and_keys_end_their_connection_only() {
+    wrong(write(b"abc", 64 << 10, 3, 0), ErrorKind::ConnectionReset);
+    wrong(write(b"abc", 0, 3, 0x100), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn control_messages_of_other_lengths_end_their_connection_only() {
+    for len in [0, 31] {
+        let short = |c: &mut Connection| c.queue.send_raw(&[0; 40][..len]).expect("posts");
+        wrong(short, ErrorKind::InvalidData);
+    }
+    // No receive takes it.
+    let long = |c: &mut Connection| c.queue.send_raw(&[0; 40]).expect("posts");
+    wrong(long, ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_server_that_nobody_runs_refuses() {
+    let (listener, address) = listener(64 << 10);
+    drop(listener);
+    let refused = connector(64 << 10).connect(address, LONG);
+    let error = refused.expect_err("nobody listens");
+    assert!(error.to_string().contains("refuses"), "{error}");
+}
+
+#[test]
+fn keep_alives_say_nothing() {
+    let (mut client, mut server) = pair(64 << 10, 64 << 10);
+    meet(&mut client, &mut server);
+    client.write_all(b"x").expect("writes");
+    for _ in 0..3 {
+        server.keep_alive().expect("sends");
+    }
+    let got = until(&mut server, true, |c| c.read(&mut [0; 2]));
+    assert_eq!(got.expect("reads"), 1);
+    server.write_all(b"y").expect("writes");
+    let got = until(&mut client, true, |c| c.read(&mut [0; 2]));
+    assert_eq!(got.expect("reads"), 1);
+}

@@ -1,0 +1,235 @@
+//! What the fuzz target of this crate runs, the replay of its corpus, and two streams that speak to each other.
+
+use crate::{Buffer, Command, Stream};
+
+/// One stream against any peer: the first bytes say what happens, the rest are messages and numbers. Whatever a peer does,
+/// bytes are read inside of the own buffer and written inside of the peer's.
+///
+/// # Panics
+/// If that is not so.
+pub fn stream(mut bytes: &[u8]) {
+    let own = Buffer {
+        addr: 0x10_0000,
+        len: u32::from(take::<1>(&mut bytes)[0]) + 1,
+        rkey: 7,
+    };
+    let mut stream = Stream::new(own);
+    let mut peer: Option<(u64, u64)> = None;
+    let mut told = 0;
+    while !bytes.is_empty() {
+        let [action, a, b] = take::<3>(&mut bytes);
+        let number = u32::from(u16::from_le_bytes([a, b]));
+        let fine = match action % 6 {
+            0 => {
+                let message = take::<32>(&mut bytes);
+                let message = &message[..if a == 0 { usize::from(b % 33) } else { 32 }];
+                let fine = stream.on_command(message);
+                if let (Ok(()), Ok(Command::RegisterXferMemory(buffer))) =
+                    (&fine, Command::decode(message))
+                {
+                    assert_eq!(
+                        Command::RegisterXferMemory(buffer).encode()[16..],
+                        message[16..]
+                    );
+                    peer = Some((buffer.addr, buffer.addr + u64::from(buffer.len)));
+                }
+                fine
+            }
+            1 => stream.on_data(number, u32::from(a)),
+            2 => stream.on_data(u32::from_be_bytes(take(&mut bytes)), number),
+            3 => {
+                let (_, there) = stream.readable();
+                stream.consume(number.min(there));
+                Ok(())
+            }
+            4 => {
+                let before = stream.writable();
+                if let Some(piece) = stream.write(number) {
+                    let (begin, end) = peer.expect("it has told of a buffer");
+                    let piece_end = piece.addr + u64::from(piece.len);
+                    assert!(begin <= piece.addr && piece_end <= end && piece.len <= number);
+                    assert_eq!(stream.writable(), before - piece.len);
+                }
+                Ok(())
+            }
+            _ => {
+                let command = stream.next_command();
+                told += usize::from(command == Some(Command::RegisterXferMemory(own)));
+                if a & 1 == 1 {
+                    stream.keep_alive();
+                }
+                Ok(())
+            }
+        };
+        let (offset, there) = stream.readable();
+        assert!(offset + there <= own.len && (there == 0 || told > 0));
+        if fine.is_err() {
+            // The connection is over.
+            return;
+        }
+    }
+}
+
+/// The next bytes; zeroes when there are no more.
+fn take<const N: usize>(bytes: &mut &[u8]) -> [u8; N] {
+    let mut taken = [0; N];
+    let len = bytes.len().min(N);
+    let (head, rest) = bytes.split_at(len);
+    taken[..len].copy_from_slice(head);
+    *bytes = rest;
+    taken
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use crate::{Buffer, Command, Stream};
+
+    #[test]
+    fn the_corpus_of_valkey_streams_is_replayed() {
+        corpus::replay("valkey_stream", super::stream);
+    }
+
+    /// What travels from one end to the other, in order.
+    enum Message {
+        Command([u8; 32]),
+        Write { at: usize, bytes: Vec<u8> },
+    }
+
+    /// One end with its memory, and what the other end sees of it.
+    struct End {
+        stream: Stream,
+        own: Buffer,
+        memory: Vec<u8>,
+        /// To this end.
+        coming: VecDeque<Message>,
+        sent: u64,
+        received: u64,
+        to_send: u64,
+    }
+
+    /// The byte at a place of the stream that an end sends.
+    fn byte(place: u64, salt: u64) -> u8 {
+        let mixed = (place ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed.to_be_bytes()[0]
+    }
+
+    impl End {
+        fn new(addr: u64, len: u32, to_send: u64) -> Self {
+            let own = Buffer { addr, len, rkey: 1 };
+            Self {
+                stream: Stream::new(own),
+                own,
+                memory: vec![0; len as usize],
+                coming: VecDeque::new(),
+                sent: 0,
+                received: 0,
+                to_send,
+            }
+        }
+
+        /// Sends at most so many bytes to `other`, and the control messages that are due.
+        fn send(&mut self, other: &mut Self, most: u32) {
+            while let Some(command) = self.stream.next_command() {
+                other.coming.push_back(Message::Command(command.encode()));
+            }
+            let left = u32::try_from(self.to_send - self.sent).expect("small");
+            if let Some(piece) = self.stream.write(most.min(left)) {
+                let salt = self.own.addr;
+                let bytes = (0..u64::from(piece.len)).map(|i| byte(self.sent + i, salt));
+                let at = usize::try_from(piece.addr - other.own.addr).expect("inside");
+                other.coming.push_back(Message::Write {
+                    at,
+                    bytes: bytes.collect(),
+                });
+                self.sent += u64::from(piece.len);
+            }
+        }
+
+        /// Takes so many messages, and reads at most so many bytes.
+        fn receive(&mut self, messages: usize, most: u32, salt: u64) {
+            for _ in 0..messages {
+                match self.coming.pop_front() {
+                    Some(Message::Command(bytes)) => {
+                        self.stream.on_command(&bytes).expect("a good message");
+                    }
+                    Some(Message::Write { at, bytes }) => {
+                        self.memory[at..at + bytes.len()].copy_from_slice(&bytes);
+                        let len = u32::try_from(bytes.len()).expect("small");
+                        self.stream.on_data(len, len).expect("it fits");
+                    }
+                    None => break,
+                }
+            }
+            let (offset, there) = self.stream.readable();
+            let len = there.min(most);
+            for i in 0..len {
+                let expected = byte(self.received, salt);
+                assert_eq!(self.memory[(offset + i) as usize], expected);
+                self.received += 1;
+            }
+            // Whoever writes now writes over what was read.
+            self.memory[offset as usize..(offset + len) as usize].fill(!0);
+            self.stream.consume(len);
+        }
+    }
+
+    proptest! {
+        /// Random writes in both directions, in buffers of any size, arrive as they were sent, whatever is taken when.
+        #[test]
+        fn what_is_written_is_read(
+            sizes in (1u32..300, 1u32..300),
+            totals in (0u64..5_000, 0u64..5_000),
+            turns in prop::collection::vec((any::<bool>(), 0usize..8, 0u32..400, 0u32..400), 1..60),
+        ) {
+            let mut a = End::new(0x1000, sizes.0, totals.0);
+            let mut b = End::new(0x9000, sizes.1, totals.1);
+            let mut turn = 0;
+            // Every turn that is given comes again until all has arrived: none of them may be the last to help.
+            let fair = [(true, 8, 400, 400), (false, 8, 400, 400)];
+            let mut turns = turns.iter().chain(&fair).cycle();
+            while (a.received, b.received) != (totals.1, totals.0) {
+                let (which, messages, writes, reads) = *turns.next().expect("it never ends");
+                let (one, other) = if which { (&mut a, &mut b) } else { (&mut b, &mut a) };
+                let salt = other.own.addr;
+                one.receive(messages, reads, salt);
+                one.send(other, writes);
+                turn += 1;
+                prop_assert!(turn < 2_000_000, "{} of {} and {} of {} bytes arrive", a.received, totals.1, b.received, totals.0);
+            }
+        }
+
+        #[test]
+        fn any_peer_is_endured(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+            super::stream(&bytes);
+        }
+
+        /// The same with messages that are mostly good.
+        #[test]
+        fn a_good_peer_that_goes_wrong_is_endured(
+            len in any::<u8>(),
+            steps in prop::collection::vec((0u8..6, 0u8..3, any::<u8>(), any::<u64>(), 1u32..1000), 0..60),
+        ) {
+            let mut bytes = vec![len];
+            for (action, opcode, number, addr, len) in steps {
+                bytes.extend([action, number, 0]);
+                match action {
+                    0 => {
+                        let command = match opcode {
+                            0 => Command::GetServerFeature { select: 0, features: 0 },
+                            1 => Command::Keepalive,
+                            _ => Command::RegisterXferMemory(Buffer { addr, len, rkey: 3 }),
+                        };
+                        bytes.extend(command.encode());
+                    }
+                    2 => bytes.extend(u32::from(number).to_be_bytes()),
+                    _ => {}
+                }
+            }
+            super::stream(&bytes);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Valkey's RDMA transport: a byte stream that carries the Redis protocol between a client and a server.
+//!
+//! - [`Command`]: the control messages, 32 bytes each; pure.
+//! - [`Stream`]: the state of a connection: where bytes go, and what the peer is told; pure.
+//! - [`Connection`], [`Listener`]: a stream over a queue pair of the crate `verbs`, set up by `rdma_cm`.
+//!
+//! Each end registers a receive buffer and tells its address. The peer fills that buffer from its first byte to its last by
+//! RDMA WRITEs, the last of each group with the number of bytes as its immediate. Once the buffer is full and read, its owner
+//! registers it again, and the peer starts anew at its first byte.
+//!
+//! Nothing here waits, except [`Connector::connect`]. A program polls a [`Connection`] without system calls, or
+//! [arms](Connection::arm) it and sleeps on its two descriptors.
+//!
+//! Source: `valkey:src/rdma.c`, `valkey-doc:topics/RDMA.md`.
+
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+mod cm;
+mod command;
+mod connection;
+mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+mod listener;
+mod queue;
+mod stream;
+
+pub use command::{Buffer, COMMAND_BYTES, Command};
+pub use connection::Connection;
+pub use error::{ProtocolError, SetupError};
+pub use listener::{Connector, Listener};
+pub use queue::{BUFFER_BYTES, Config, RECEIVES};
+pub use stream::{Piece, Stream};

@@ -1,0 +1,152 @@
+//! Making connections: by asking for them, and by granting them.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use verbs::{Context, ProtectionDomain};
+
+use crate::cm::{Id, News};
+use crate::connection::Connection;
+use crate::error::SetupError;
+use crate::queue::{Config, Prepared};
+
+/// Makes connections from a device.
+#[derive(Debug, Clone)]
+pub struct Connector {
+    pd: ProtectionDomain,
+    config: Config,
+}
+
+impl Connector {
+    /// Of an open device, which is a software NIC.
+    ///
+    /// # Errors
+    /// [`SetupError::Provider`], or no protection domain can be had.
+    pub fn new(context: &Context, config: Config) -> Result<Self, SetupError> {
+        let provider = context.provider().name();
+        if provider != verbs::Provider::softnic().name() {
+            return Err(SetupError::Provider(provider.to_owned()));
+        }
+        let pd = context.alloc_pd()?;
+        Ok(Self { pd, config })
+    }
+
+    /// Connects to a server, and waits at most so long for its answer.
+    ///
+    /// # Errors
+    /// Why there is no connection.
+    pub fn connect(&self, to: SocketAddr, timeout: Duration) -> Result<Connection, SetupError> {
+        let deadline = Instant::now().checked_add(timeout);
+        let id = Id::new().map_err(SetupError::cm("rdma_create_id"))?;
+        let expect = |expected: News| -> Result<(), SetupError> {
+            match wait(&id, deadline)? {
+                Some(news) if news == expected => Ok(()),
+                Some(News::Refused | News::Over) => Err(SetupError::Refused(to)),
+                Some(_) => Err(SetupError::Unreachable(to)),
+                None => Err(SetupError::TimedOut(to)),
+            }
+        };
+        id.resolve_addr(to)
+            .map_err(SetupError::cm("rdma_resolve_addr"))?;
+        expect(News::Resolved)?;
+        id.resolve_route()
+            .map_err(SetupError::cm("rdma_resolve_route"))?;
+        expect(News::Resolved)?;
+        let prepared = Prepared::new(&self.pd, &self.config)?;
+        id.connect(prepared.qpn())
+            .map_err(SetupError::cm("rdma_connect"))?;
+        expect(News::Response)?;
+        let queue = prepared.connected(|qp| Ok(id.connect_qp(qp)?))?;
+        id.establish().map_err(SetupError::cm("rdma_establish"))?;
+        Ok(Connection::new(id, queue, true))
+    }
+
+    /// Listens at an address; port 0 takes a free one. The same number may be in use for TCP.
+    ///
+    /// # Errors
+    /// Those of `rdma_bind_addr(3)`.
+    pub fn listen(&self, at: SocketAddr) -> Result<Listener, SetupError> {
+        let id = Id::new().map_err(SetupError::cm("rdma_create_id"))?;
+        id.listen(at).map_err(SetupError::cm("rdma_bind_addr"))?;
+        Ok(Listener {
+            id,
+            connector: self.clone(),
+        })
+    }
+}
+
+/// The next event; `None` at the deadline.
+fn wait(id: &Id, deadline: Option<Instant>) -> Result<Option<News>, SetupError> {
+    loop {
+        if let Some((news, _)) = id.next() {
+            return Ok(Some(news));
+        }
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Ok(None);
+        }
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let fd = id.borrowed_fd();
+        match poll(&mut [PollFd::new(&fd, PollFlags::IN)], left.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => {
+                return Err(SetupError::Cm {
+                    step: "poll",
+                    source: e.into(),
+                });
+            }
+        }
+    }
+}
+
+/// Grants connections.
+pub struct Listener {
+    id: Id,
+    connector: Connector,
+}
+
+impl Listener {
+    /// The next connection that waits. Bytes come once the peer is ready, which the connection says as of bytes.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when none waits; other errors are of this connection or of the system.
+    pub fn accept(&mut self) -> io::Result<Connection> {
+        loop {
+            let Some((news, requested)) = self.id.next() else {
+                return Err(io::ErrorKind::WouldBlock.into());
+            };
+            if news != News::Request {
+                continue;
+            }
+            let id = requested.ok_or(io::ErrorKind::OutOfMemory)?;
+            return Ok(self.grant(id)?);
+        }
+    }
+
+    fn grant(&self, id: Id) -> Result<Connection, SetupError> {
+        let prepared = Prepared::new(&self.connector.pd, &self.connector.config)?;
+        let qpn = prepared.qpn();
+        let queue = prepared.connected(|qp| Ok(id.connect_qp(qp)?))?;
+        id.accept(qpn).map_err(SetupError::cm("rdma_accept"))?;
+        Ok(Connection::new(id, queue, false))
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.id.source()
+    }
+
+    /// The descriptor that is readable while connections wait.
+    pub fn fd(&self) -> RawFd {
+        self.id.fd()
+    }
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Listener({:?})", self.local_addr())
+    }
+}
