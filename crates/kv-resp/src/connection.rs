@@ -5,19 +5,54 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
+use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use mio::event::Source;
-use mio::net::{TcpListener, UnixListener};
+use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use mio::{Interest, Registry, Token};
 
 /// A connection. Reads and writes do not block: they return [`io::ErrorKind::WouldBlock`], and what makes the next one
 /// worth while makes it ready anew. So does what comes after a read that gave less than there was room for.
-pub trait Connection: Read + Write + Source + Send {}
+///
+/// Some types are [polled](Self::is_polled): they are ready when [`poll`](Self::poll) says so, and their descriptors tell
+/// only after [`arm`](Self::arm).
+pub trait Connection: Read + Write + Source + Send {
+    /// Whether it can be polled without system calls.
+    fn is_polled(&self) -> bool {
+        false
+    }
 
-impl<T: Read + Write + Source + Send> Connection for T {}
+    /// Whether it has become ready since it was asked last.
+    fn poll(&mut self) -> bool {
+        false
+    }
+
+    /// Has the descriptors tell when it becomes ready, before the thread sleeps. False if it has become ready already.
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    /// How often the peer is told that this end is there; `None` where the system does that.
+    fn keep_alive_every(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Tells the peer that this end is there.
+    ///
+    /// # Errors
+    /// Those of writing.
+    fn keep_alive(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Connection for TcpStream {}
+
+impl Connection for UnixStream {}
 
 /// Accepts connections of one type.
 pub trait Listener: Source + Send {
@@ -39,6 +74,8 @@ pub enum Address {
     Tcp(String),
     /// The path of a Unix socket.
     Unix(PathBuf),
+    /// An address and a port for RDMA: Valkey's transport, with connections by `rdma_cm`.
+    Rdma(SocketAddr),
 }
 
 impl fmt::Display for Address {
@@ -46,6 +83,7 @@ impl fmt::Display for Address {
         match self {
             Self::Tcp(address) => f.write_str(address),
             Self::Unix(path) => path.display().fmt(f),
+            Self::Rdma(address) => address.fmt(f),
         }
     }
 }
@@ -73,9 +111,10 @@ impl Address {
     /// Listens there. A Unix socket that nobody listens on any more is replaced.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Those of the system. A device is needed to listen for RDMA: [`Rdma::listen`](crate::Rdma::listen).
     pub fn listen(&self) -> io::Result<Box<dyn Listener>> {
         match self {
+            Self::Rdma(_) => Err(io::ErrorKind::Unsupported.into()),
             Self::Tcp(address) => {
                 let listener = std::net::TcpListener::bind(address)?;
                 listener.set_nonblocking(true)?;

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use mio::{Events, Interest, Poll, Registry, Token, Waker};
+use mio::{Events, Interest, Poll, Token, Waker};
 use serde::{Deserialize, Serialize};
 
 use crate::call::Shared;
+use crate::client::{Client, Look, PATIENCE, Turn};
 use crate::connection::{Address, Connection, Listener};
-use crate::frame::KEPT_BYTES;
 use crate::session::Session;
 use kv::store::Store;
 
@@ -20,21 +20,22 @@ use kv::store::Store;
 const MAX_CONNECTIONS: usize = 10_000;
 /// What is read of a connection at once, and answered with one write.
 const READ_BYTES: usize = 64 << 10;
-/// A client that does not read its replies is not served further when it has left so many.
-const MAX_UNSENT_BYTES: usize = 1 << 20;
 /// Replies to different connections leave one after the other once there are so many bytes of them, or nothing more to
 /// read. A client that is answered first asks first, and alone; answered together, clients ask together, and waiting for
 /// them is one system call for all.
 const TOGETHER_BYTES: usize = 64 << 10;
-/// How long more is looked for before sleeping: waking a thread costs its client some microseconds, and the thread as
-/// many.
-const PATIENCE: Duration = Duration::from_micros(50);
 /// How long accepting waits after the system refused, for lack of descriptors for instance.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-const LISTENER: Token = Token(0);
-const WAKER: Token = Token(1);
-const FIRST_CLIENT: usize = 2;
+/// Listeners at most.
+const MAX_LISTENERS: usize = 8;
+/// Between looks at descriptors, connections are polled so often. A look is a system call, which takes as long as polling
+/// ten connections.
+const POLLS_PER_LOOK: u32 = 16;
+
+/// Tokens: those of the listeners first.
+const WAKER: Token = Token(MAX_LISTENERS);
+const FIRST_CLIENT: usize = MAX_LISTENERS + 1;
 
 /// What a front did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,38 +59,46 @@ pub struct FrontStats {
 /// ```no_run
 /// let server = kv::Server::start(kv::ServerConfig::default())?;
 /// let address: kv_resp::Address = "127.0.0.1:6379".parse()?;
-/// let front = kv_resp::Front::start(server.service().store().clone(), address.listen()?)?;
-/// println!("redis-cli finds it at {}", front.address());
+/// let front = kv_resp::Front::start(server.service().store().clone(), vec![address.listen()?])?;
+/// println!("redis-cli finds it at {}", front.addresses()[0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Front {
     shared: Arc<Shared>,
-    address: Address,
+    addresses: Vec<Address>,
     stop: Arc<AtomicBool>,
     waker: Waker,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Front {
-    /// Serves a store to whoever connects.
+    /// Serves a store to whoever connects to one of the listeners.
     ///
     /// # Errors
-    /// When the system refuses a descriptor or the thread.
-    pub fn start(store: Arc<Store>, mut listener: Box<dyn Listener>) -> io::Result<Self> {
+    /// When the system refuses a descriptor or the thread, or there are more than 8 listeners.
+    pub fn start(store: Arc<Store>, mut listeners: Vec<Box<dyn Listener>>) -> io::Result<Self> {
+        if listeners.len() > MAX_LISTENERS {
+            return Err(ErrorKind::InvalidInput.into());
+        }
         let poll = Poll::new()?;
         let registry = poll.registry();
-        registry.register(&mut *listener, LISTENER, Interest::READABLE)?;
+        for (number, listener) in listeners.iter_mut().enumerate() {
+            registry.register(&mut **listener, Token(number), Interest::READABLE)?;
+        }
         let waker = Waker::new(registry, WAKER)?;
-        let address = listener.address();
+        let addresses = listeners.iter().map(|l| l.address()).collect();
         let shared = Arc::new(Shared::new(store));
         let stop = Arc::new(AtomicBool::new(false));
         let mut serve = Serve {
             poll,
-            listener,
+            listeners,
             clients: HashMap::new(),
             next: FIRST_CLIENT,
             ready: Vec::new(),
+            awake: Vec::new(),
+            polls: 0,
+            keep_alive_at: None,
             unsent: Vec::new(),
             unsent_bytes: 0,
             accept_at: None,
@@ -105,16 +114,16 @@ impl Front {
         })?;
         Ok(Self {
             shared,
-            address,
+            addresses,
             stop,
             waker,
             thread: Some(thread),
         })
     }
 
-    /// Where clients find it.
-    pub fn address(&self) -> &Address {
-        &self.address
+    /// Where clients find it, in the order of the listeners.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
     }
 
     /// Whether it still serves; it does until it is stopped, unless the system fails it.
@@ -150,12 +159,18 @@ impl Drop for Front {
 /// What the thread owns.
 struct Serve {
     poll: Poll,
-    listener: Box<dyn Listener>,
+    listeners: Vec<Box<dyn Listener>>,
     clients: HashMap<usize, Client>,
     /// The number of the next connection; none is used twice.
     next: usize,
     /// Connections that have more to do than their turn allowed.
     ready: Vec<usize>,
+    /// Polled connections whose descriptors do not tell: what comes is found by polling them.
+    awake: Vec<usize>,
+    /// How often they were polled since descriptors were looked at.
+    polls: u32,
+    /// When peers are told next that this end is there.
+    keep_alive_at: Option<Instant>,
     /// Connections that had their turn, and whose replies have not left.
     unsent: Vec<usize>,
     unsent_bytes: usize,
@@ -173,40 +188,35 @@ impl Serve {
         let mut busy = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
             let now = Instant::now();
-            let looks = !self.ready.is_empty() || now.duration_since(busy) < PATIENCE;
-            let wait = if looks {
-                Some(Duration::ZERO)
-            } else {
-                self.accept_at.map(|at| at.saturating_duration_since(now))
-            };
-            match self.poll.poll(&mut events, wait) {
-                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
-                other => other?,
-            }
-            std::mem::swap(&mut turns, &mut self.ready);
+            self.poll_awake(now);
+            let is_polling = !self.awake.is_empty();
+            let looks = is_polling || !self.ready.is_empty() || now - busy < PATIENCE;
             let mut accept = self.accept_at.is_some_and(|at| at <= now);
-            for event in &events {
-                match event.token() {
-                    LISTENER => accept = true,
-                    WAKER => {}
-                    Token(number) => {
-                        let Some(client) = self.clients.get_mut(&number) else {
-                            continue;
-                        };
-                        client.readable |= event.is_readable() || event.is_error();
-                        client.hung_up |= event.is_read_closed() || event.is_error();
-                        turns.push(number);
-                    }
+            std::mem::swap(&mut turns, &mut self.ready);
+            self.polls += 1;
+            if !is_polling || self.polls >= POLLS_PER_LOOK {
+                self.polls = 0;
+                let wait = if looks {
+                    Some(Duration::ZERO)
+                } else {
+                    self.next_timer()
+                        .map(|at| at.saturating_duration_since(now))
+                };
+                match self.poll.poll(&mut events, wait) {
+                    Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                    other => other?,
+                }
+                accept |= self.take_events(&events, &mut turns);
+                if turns.is_empty() && looks {
+                    // Whoever shares the core may be the client.
+                    std::thread::yield_now();
                 }
             }
             if accept {
                 self.accept();
             }
+            self.keep_alive(now);
             if turns.is_empty() {
-                if looks {
-                    // Whoever shares the core may be the client.
-                    std::thread::yield_now();
-                }
                 continue;
             }
             // One turn each, though it may be ready for several reasons.
@@ -221,21 +231,91 @@ impl Serve {
         Ok(())
     }
 
+    /// When something is due that no descriptor tells of.
+    fn next_timer(&self) -> Option<Instant> {
+        [self.accept_at, self.keep_alive_at]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Notes which connections are ready. Whether there are some to be accepted.
+    fn take_events(&mut self, events: &Events, turns: &mut Vec<usize>) -> bool {
+        let mut accept = false;
+        for event in events {
+            match event.token() {
+                WAKER => {}
+                Token(0..MAX_LISTENERS) => accept = true,
+                Token(number) => {
+                    let Some(client) = self.clients.get_mut(&number) else {
+                        continue;
+                    };
+                    client.on_event(event);
+                    turns.push(number);
+                }
+            }
+        }
+        accept
+    }
+
+    /// Polls connections, and has those tell that were polled long enough in vain.
+    fn poll_awake(&mut self, now: Instant) {
+        let mut awake = std::mem::take(&mut self.awake);
+        awake.retain(|number| {
+            let Some(client) = self.clients.get_mut(number) else {
+                return false;
+            };
+            match client.look(now) {
+                Look::Ready => self.ready.push(*number),
+                Look::Nothing => {}
+                Look::Sleeps => return false,
+            }
+            true
+        });
+        self.awake = awake;
+    }
+
+    /// Tells peers that this end is there, when it is time.
+    fn keep_alive(&mut self, now: Instant) {
+        if self.keep_alive_at.is_none_or(|at| at > now) {
+            return;
+        }
+        let mut failed = Vec::new();
+        let mut every: Option<Duration> = None;
+        for (&number, client) in &mut self.clients {
+            let Some(one) = client.keep_alive_every() else {
+                continue;
+            };
+            every = Some(every.map_or(one, |every| every.min(one)));
+            if client.keep_alive().is_err() {
+                failed.push(number);
+            }
+        }
+        self.keep_alive_at = every.map(|every| now + every);
+        for number in failed {
+            self.end(number);
+        }
+    }
+
     fn accept(&mut self) {
         self.accept_at = None;
-        loop {
-            match self.listener.accept() {
-                Ok(connection) => self.welcome(connection),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
-                Err(e)
-                    if matches!(
-                        e.kind(),
-                        ErrorKind::Interrupted | ErrorKind::ConnectionAborted
-                    ) => {}
-                Err(e) => {
-                    tracing::warn!("cannot accept a connection: {e}");
-                    self.accept_at = Some(Instant::now() + ACCEPT_AGAIN);
-                    return;
+        for listener in 0..self.listeners.len() {
+            loop {
+                let accepted = self.listeners.get_mut(listener).map(|l| l.accept());
+                match accepted {
+                    Some(Ok(connection)) => self.welcome(connection),
+                    Some(Err(e)) if e.kind() == ErrorKind::WouldBlock => break,
+                    Some(Err(e))
+                        if matches!(
+                            e.kind(),
+                            ErrorKind::Interrupted | ErrorKind::ConnectionAborted
+                        ) => {}
+                    Some(Err(e)) => {
+                        tracing::warn!("cannot accept a connection: {e}");
+                        self.accept_at = Some(Instant::now() + ACCEPT_AGAIN);
+                        break;
+                    }
+                    None => break,
                 }
             }
         }
@@ -258,18 +338,14 @@ impl Serve {
             return;
         }
         self.next += 1;
-        let client = Client {
-            connection,
-            token,
-            session: Session::new((number - FIRST_CLIENT) as u64 + 1),
-            out: Vec::new(),
-            sent: 0,
-            readable: false,
-            hung_up: false,
-            held: false,
-            ended: false,
-            blocked: false,
-        };
+        if let Some(every) = connection.keep_alive_every() {
+            let first = Instant::now() + every;
+            self.keep_alive_at.get_or_insert(first);
+        }
+        let id = (number - FIRST_CLIENT) as u64 + 1;
+        let client = Client::new(connection, token, Session::new(id));
+        // Its descriptors tell nothing before it is armed, and something may have come already.
+        self.ready.push(number);
         self.clients.insert(number, client);
         self.shared.connections.fetch_add(1, Ordering::Relaxed);
         self.shared
@@ -283,15 +359,20 @@ impl Serve {
             return;
         };
         let registry = self.poll.registry();
-        match client.take(&mut self.buffer, &self.shared, registry) {
-            Ok(()) => {
-                self.unsent.push(number);
-                self.unsent_bytes += client.out.len();
-                if self.unsent_bytes >= TOGETHER_BYTES {
-                    self.send();
-                }
-            }
-            Err(_) => self.end(number),
+        if client
+            .take(&mut self.buffer, &self.shared, registry)
+            .is_err()
+        {
+            return self.end(number);
+        }
+        self.unsent.push(number);
+        self.unsent_bytes += client.out_bytes();
+        if client.wakes() {
+            self.awake.push(number);
+        }
+        // A polled client costs no system call: it is answered at once.
+        if client.is_polled() || self.unsent_bytes >= TOGETHER_BYTES {
+            self.send();
         }
     }
 
@@ -315,107 +396,5 @@ impl Serve {
     fn end(&mut self, number: usize) {
         self.clients.remove(&number);
         self.shared.connections.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// What is to be done with a connection after its turn.
-enum Turn {
-    Wait,
-    Again,
-    Over,
-}
-
-struct Client {
-    connection: Box<dyn Connection>,
-    token: Token,
-    session: Session,
-    out: Vec<u8>,
-    /// How much of `out` has left.
-    sent: usize,
-    /// There may be something to read.
-    readable: bool,
-    /// Nothing will make it readable again: it is read to the end.
-    hung_up: bool,
-    /// Commands have come that wait until replies have left.
-    held: bool,
-    /// Nothing more comes.
-    ended: bool,
-    /// Replies wait until the client reads. Only then does it matter when it can be written to: a socket becomes
-    /// writable whenever its client reads.
-    blocked: bool,
-}
-
-impl Client {
-    /// Reads once, and answers to memory.
-    fn take(&mut self, buffer: &mut [u8], shared: &Shared, registry: &Registry) -> io::Result<()> {
-        if !self.flush(registry)? || self.session.ends() {
-            return Ok(());
-        }
-        if !self.held {
-            if !self.readable {
-                return Ok(());
-            }
-            match self.connection.read(buffer) {
-                Ok(0) => self.ended = true,
-                Ok(n) => {
-                    self.readable = n == buffer.len() || self.hung_up;
-                    self.session.feed(&buffer[..n]);
-                }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => self.readable = false,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
-        }
-        self.held = !self.session.run(shared, &mut self.out, MAX_UNSENT_BYTES);
-        Ok(())
-    }
-
-    /// Sends what was answered.
-    fn give(&mut self, registry: &Registry) -> io::Result<Turn> {
-        Ok(if !self.flush(registry)? {
-            Turn::Wait
-        } else if self.session.ends() || self.ended {
-            Turn::Over
-        } else if self.held || self.readable {
-            Turn::Again
-        } else {
-            Turn::Wait
-        })
-    }
-
-    /// Sends what is to be sent; false if not all of it could leave.
-    fn flush(&mut self, registry: &Registry) -> io::Result<bool> {
-        while self.sent < self.out.len() {
-            match self.connection.write(&self.out[self.sent..]) {
-                Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(n) => self.sent += n,
-                Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                    self.block(registry, true)?;
-                    return Ok(false);
-                }
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
-        }
-        self.block(registry, false)?;
-        self.sent = 0;
-        self.out.clear();
-        if self.out.capacity() > KEPT_BYTES {
-            self.out = Vec::new();
-        }
-        Ok(true)
-    }
-
-    fn block(&mut self, registry: &Registry, blocked: bool) -> io::Result<()> {
-        if blocked == self.blocked {
-            return Ok(());
-        }
-        self.blocked = blocked;
-        let interests = if blocked {
-            Interest::READABLE | Interest::WRITABLE
-        } else {
-            Interest::READABLE
-        };
-        registry.reregister(&mut *self.connection, self.token, interests)
     }
 }

@@ -11,7 +11,9 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod answer;
 mod call;
+mod client;
 mod commands;
 mod connection;
 mod frame;
@@ -19,11 +21,14 @@ mod front;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod keys;
+pub mod load;
 mod number;
+mod rdma;
 mod reply;
 mod session;
 mod strings;
 
+pub use answer::{Answer, BadAnswer, command};
 pub use call::Shared;
 pub use connection::{Address, Connection, Listener};
 pub use frame::{
@@ -31,6 +36,7 @@ pub use frame::{
     ProtocolError,
 };
 pub use front::{Front, FrontStats};
+pub use rdma::Rdma;
 pub use reply::{Protocol, Replies};
 pub use session::Session;
 

@@ -143,7 +143,7 @@ fn many_connections_with_pipelines_get_what_was_set() {
     let path = folder.path().join("socket");
     let listen = |address: &Address| {
         let listener = address.listen().expect("free");
-        Front::start(server.service().store().clone(), listener).expect("starts")
+        Front::start(server.service().store().clone(), vec![listener]).expect("starts")
     };
     let unix = listen(&Address::Unix(path.clone()));
     let tcp = listen(&Address::Tcp("127.0.0.1:0".to_owned()));
@@ -159,7 +159,7 @@ fn many_connections_with_pipelines_get_what_was_set() {
     let (sets, gets) = std::thread::scope(|scope| {
         let talks: Vec<_> = (0..CONNECTIONS)
             .map(|number| {
-                let (path, tcp) = (&path, tcp.address());
+                let (path, tcp) = (&path, &tcp.addresses()[0]);
                 scope.spawn(move || {
                     if number % 2 == 0 {
                         let stream = UnixStream::connect(path).expect("it listens");

@@ -4,11 +4,17 @@ use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::cm::{Id, News};
 use crate::error::ProtocolError;
 use crate::queue::{Arrival, Queue};
 use crate::stream::Stream;
+
+/// How long [`Connection::wait`] polls before it sleeps: waking takes about as long.
+const SPIN: Duration = Duration::from_micros(50);
 
 /// How far a connection is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,11 +46,13 @@ pub struct Connection {
     stream: Stream,
     phase: Phase,
     failure: Option<String>,
+    /// Something has come of which [`poll`](Self::poll) has not told.
+    news: bool,
 }
 
 impl Connection {
     /// How often Valkey's server says that it is there.
-    pub const KEEP_ALIVE: std::time::Duration = std::time::Duration::from_millis(3000);
+    pub const KEEP_ALIVE: Duration = Duration::from_millis(3000);
 
     pub(crate) fn new(id: Id, queue: Queue, established: bool) -> Self {
         let stream = Stream::new(queue.own_buffer());
@@ -58,6 +66,7 @@ impl Connection {
                 Phase::Accepting
             },
             failure: None,
+            news: false,
         };
         // An error shows at the first read.
         let _ = connection.send_commands();
@@ -75,10 +84,10 @@ impl Connection {
         [self.queue.fd(), self.id.fd()]
     }
 
-    /// Takes what has come. Whether a read or a write is worth while that was not before.
+    /// Whether something has come since this was asked last, so that a read or a write may be worth while.
     #[inline]
     pub fn poll(&mut self) -> bool {
-        self.take().unwrap_or(true)
+        self.take().is_err() | std::mem::take(&mut self.news)
     }
 
     /// Has the descriptors tell of what comes from now on. False if something has come already: then read or write first.
@@ -88,6 +97,33 @@ impl Connection {
         }
         let (before, _) = (self.phase, self.take_events());
         !self.poll() && before == self.phase
+    }
+
+    /// Waits until something comes, at most so long: polls for some microseconds, then sleeps. Whether something came.
+    ///
+    /// # Errors
+    /// Those of `poll(2)`.
+    pub fn wait(&mut self, timeout: Duration) -> io::Result<bool> {
+        let begun = Instant::now();
+        while begun.elapsed() < timeout.min(SPIN) {
+            if self.poll() {
+                return Ok(true);
+            }
+            std::hint::spin_loop();
+        }
+        if !self.arm() {
+            return Ok(true);
+        }
+        let left = timeout.saturating_sub(begun.elapsed());
+        // Beyond what the system takes, for ever.
+        let left = Timespec::try_from(left).ok();
+        let (queue, id) = (self.queue.borrowed_fd(), self.id.borrowed_fd());
+        let mut fds = [&queue, &id].map(|fd| PollFd::new(fd, PollFlags::IN));
+        match rustix::event::poll(&mut fds, left.as_ref()) {
+            Ok(ready) => Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
     }
 
     /// Tells the peer that this end is there.
@@ -106,6 +142,7 @@ impl Connection {
     #[inline]
     fn take(&mut self) -> io::Result<bool> {
         if matches!(self.phase, Phase::Failed(_)) {
+            self.news = true;
             return Ok(true);
         }
         let Self { queue, stream, .. } = self;
@@ -116,17 +153,18 @@ impl Connection {
                 Arrival::Odd(len) => Err(ProtocolError::CommandLength(len)),
             }?)
         });
-        let taken = match taken {
+        match taken {
             Ok(0) => return Ok(false),
-            Ok(taken) => taken,
+            Ok(_) => {}
             Err(e) => return Err(self.fail(e)),
-        };
+        }
+        self.news = true;
         if self.phase == Phase::Accepting {
             // Whoever sends is ready; the event that says so may come later.
             self.phase = Phase::Open;
         }
         self.send_commands()?;
-        Ok(taken > 0)
+        Ok(true)
     }
 
     /// Takes events of connection management.

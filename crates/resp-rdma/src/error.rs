@@ -59,6 +59,9 @@ pub enum SetupError {
         "connections by rdma_cm are made on the software NIC only, and this is a device of the provider {0}"
     )]
     Provider(String),
+    /// A receive buffer of this length is not allowed.
+    #[error("a receive buffer of {0} bytes: it has 64 KiB to 16 MiB")]
+    BufferBytes(u32),
     /// A step of connection management failed.
     #[error("{step} failed: {source}")]
     Cm {

@@ -11,7 +11,7 @@ use verbs::{Context, ProtectionDomain};
 use crate::cm::{Id, News};
 use crate::connection::Connection;
 use crate::error::SetupError;
-use crate::queue::{Config, Prepared};
+use crate::queue::{BUFFER_BYTES, Config, Prepared};
 
 /// Makes connections from a device.
 #[derive(Debug, Clone)]
@@ -24,11 +24,14 @@ impl Connector {
     /// Of an open device, which is a software NIC.
     ///
     /// # Errors
-    /// [`SetupError::Provider`], or no protection domain can be had.
+    /// [`SetupError::Provider`], [`SetupError::BufferBytes`], or no protection domain can be had.
     pub fn new(context: &Context, config: Config) -> Result<Self, SetupError> {
         let provider = context.provider().name();
         if provider != verbs::Provider::softnic().name() {
             return Err(SetupError::Provider(provider.to_owned()));
+        }
+        if !BUFFER_BYTES.contains(&config.buffer_bytes) {
+            return Err(SetupError::BufferBytes(config.buffer_bytes));
         }
         let pd = context.alloc_pd()?;
         Ok(Self { pd, config })

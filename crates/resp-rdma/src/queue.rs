@@ -1,6 +1,6 @@
 //! The queue pair of a connection, with its memory: what is posted, and what has completed.
 
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use verbs::{
@@ -115,11 +115,8 @@ impl Prepared {
             .inline_up_to(u32::try_from(INLINE_BYTES).unwrap_or(0))
             .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE)
             .build()?;
-        let len = config
-            .buffer_bytes
-            .clamp(*BUFFER_BYTES.start(), *BUFFER_BYTES.end());
         let inbox = pd.alloc(
-            usize::try_from(len).unwrap_or(0),
+            usize::try_from(config.buffer_bytes).unwrap_or(0),
             Access::LOCAL_WRITE | Access::REMOTE_WRITE,
         )?;
         let staging_bytes = config
@@ -359,6 +356,10 @@ impl Queue {
     /// Takes the queue pair to ERR: the peer can do nothing any more.
     pub(crate) fn stop(&self) {
         let _ = self.qp.to_error();
+    }
+
+    pub(crate) fn borrowed_fd(&self) -> BorrowedFd<'_> {
+        self.parts.channel.as_fd()
     }
 
     /// The descriptor of the completion channel.

@@ -18,6 +18,9 @@ pub(super) enum Line {
         /// Where in the Redis protocol.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         resp: Option<String>,
+        /// Where in the Redis protocol over RDMA.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rdma: Option<String>,
     },
     /// `serve`: what its Redis-protocol front did, when it ends.
     Resp(FrontStats),

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod check;
+mod cli;
 mod compare;
 mod hand;
 mod lines;
@@ -63,6 +64,8 @@ enum Part {
     Get(hand::GetArgs),
     /// Set the value of a key
     Put(hand::PutArgs),
+    /// Send one command of the Redis protocol, over sockets or RDMA, and print the answer
+    Cli(cli::Args),
     /// Measure the Redis-protocol front beside Redis, by redis-benchmark
     Resp(resp::Args),
     /// Check that clients which work at the same time, and are killed, see one store: linearizability
@@ -82,6 +85,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         Some(Part::Load(args)) => workload::run(args),
         Some(Part::Get(args)) => hand::get(&args),
         Some(Part::Put(args)) => hand::put(&args),
+        Some(Part::Cli(args)) => cli::run(&args),
         Some(Part::Resp(args)) => resp::run(&args),
         Some(Part::Check(args)) => check::run(&args),
         Some(Part::CheckClient(args)) => check::client(&args),

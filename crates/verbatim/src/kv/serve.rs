@@ -6,7 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use kv::store::{LockPlacement, Mode};
 use kv::{Design, NicConfig, Server, ServerConfig, ServerStats};
-use kv_resp::{Address, Front, FrontStats};
+use kv_resp::{Address, Front, FrontStats, Listener, Rdma};
+use resp_rdma::Connector;
 
 use super::lines::Line;
 use crate::Outcome;
@@ -29,6 +30,12 @@ pub(crate) struct Args {
     /// Speak the Redis protocol there as well, for redis-cli: HOST:PORT, or the path of a Unix socket
     #[arg(long, value_name = "ADDR")]
     resp: Option<Address>,
+    /// Speak it over RDMA as well, as Valkey does, on the port number of --resp HOST:PORT
+    #[arg(long, requires = "resp")]
+    rdma: bool,
+    /// Bytes of a connection's receive buffer, such as 1M
+    #[arg(long, value_name = "BYTES", default_value = "256K", requires = "rdma", value_parser = args::bytes(16 << 20))]
+    rdma_buffer: usize,
     /// Keep every item, and refuse new ones when there is no room, instead of dropping the oldest
     #[arg(long)]
     store: bool,
@@ -119,7 +126,7 @@ Examples:
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
     let nic = Nic::open(&args.nic, &args.port)?;
-    let config = config(&args, nic.config);
+    let config = config(&args, nic.config.clone());
     if args.resp.is_some() && config.has_records() {
         bail!(
             "the Redis protocol needs a store of items of any length: leave out --resp, or serve herd, or reads without \
@@ -130,13 +137,15 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     let stop = stop_signals(args.until_eof)?;
     let server = Server::start_on(&nic.context, config).context("cannot start the server")?;
     let front = args.resp.as_ref().map(|address| {
-        let listener = address.listen();
-        let front = listener.and_then(|l| Front::start(Arc::clone(server.service().store()), l));
+        let listeners = listen(address, &args, &nic);
+        let front = listeners.and_then(|listeners| {
+            let store = Arc::clone(server.service().store());
+            Ok(Front::start(store, listeners)?)
+        });
         front.with_context(|| format!("cannot speak the Redis protocol on {address}"))
     });
     let front = front.transpose()?;
-    let resp = front.as_ref().map(|f| f.address().to_string());
-    announce(&args, &server, resp, is_store)?;
+    announce(&args, &server, front.as_ref(), is_store)?;
     side_by_side::wait(
         (&server, &stop),
         args.json,
@@ -155,6 +164,28 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     let stats = server.stop();
     report(&args, &stats, spoken.as_ref())?;
     side_by_side::served(failure)
+}
+
+/// Listens for clients that speak the Redis protocol: on sockets, and by RDMA at the same port number.
+fn listen(address: &Address, args: &Args, nic: &Nic) -> Result<Vec<Box<dyn Listener>>> {
+    let socket = address.listen()?;
+    if !args.rdma {
+        return Ok(vec![socket]);
+    }
+    let Address::Tcp(address) = socket.address() else {
+        bail!("--rdma needs --resp HOST:PORT: a path has no port number to listen at");
+    };
+    let at = address
+        .parse()
+        .with_context(|| format!("{address} is no address of IP"))?;
+    let config = resp_rdma::Config {
+        buffer_bytes: u32::try_from(args.rdma_buffer)?,
+        ..resp_rdma::Config::default()
+    };
+    let connector = Connector::new(&nic.context, config)?;
+    let rdma = Rdma::listen(&connector, at);
+    let rdma = rdma.with_context(|| format!("cannot listen for RDMA at {at}"))?;
+    Ok(vec![socket, rdma])
 }
 
 /// The server's configuration.
@@ -181,14 +212,18 @@ fn config(args: &Args, nic: NicConfig) -> ServerConfig {
 }
 
 /// Says where clients find it.
-fn announce(args: &Args, server: &Server, resp: Option<String>, is_store: bool) -> Result<()> {
+fn announce(args: &Args, server: &Server, front: Option<&Front>, is_store: bool) -> Result<()> {
     let address = server.address().to_string();
+    let mut spoken = front.into_iter().flat_map(Front::addresses);
+    let resp = spoken.next().map(ToString::to_string);
+    let rdma = spoken.next().map(ToString::to_string);
     if args.json {
         let design = args.design;
         print_json(&Line::Listening {
             address,
             design,
             resp,
+            rdma,
         })?;
     } else {
         print(format_args!(
@@ -198,7 +233,12 @@ fn announce(args: &Args, server: &Server, resp: Option<String>, is_store: bool) 
             args.design.promise(),
         ))?;
         if let Some(resp) = resp {
-            print(format_args!("the Redis protocol on {resp}"))?;
+            let by = if rdma.is_some() {
+                ", by TCP and RDMA"
+            } else {
+                ""
+            };
+            print(format_args!("the Redis protocol on {resp}{by}"))?;
         }
     }
     Ok(())

@@ -1,0 +1,426 @@
+//! A load in the Redis protocol: GETs or SETs of many keys, over connections of any type, with every answer checked.
+
+use std::io::{self, ErrorKind, Write as _};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use mio::{Events, Interest, Poll, Token};
+use resp_rdma::Connector;
+
+use crate::connection::{Address, Connection};
+use crate::rdma::OverRdma;
+
+/// How long a server may take to grant a connection, or to answer.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long answers are looked for before the thread sleeps.
+const PATIENCE: Duration = Duration::from_micros(100);
+/// A thread that finds nothing lets others run so often.
+const YIELD_EVERY: u32 = 16;
+/// SETs that are outstanding while keys are filled.
+const FILL_PIPELINE: u64 = 64;
+/// Bytes that are read at once.
+const READ_BYTES: usize = 64 << 10;
+/// Latencies are counted to two digits, from 1 ns to 100 s.
+const HIGHEST_NS: u64 = 100_000_000_000;
+
+impl Address {
+    /// Connects to a server there.
+    ///
+    /// # Errors
+    /// Those of the system, and of `connector` for RDMA, which needs one.
+    pub fn connect(&self, connector: Option<&Connector>) -> io::Result<Box<dyn Connection>> {
+        match self {
+            Self::Tcp(address) => {
+                let stream = std::net::TcpStream::connect(address)?;
+                stream.set_nodelay(true)?;
+                stream.set_nonblocking(true)?;
+                Ok(Box::new(mio::net::TcpStream::from_std(stream)))
+            }
+            Self::Unix(path) => {
+                let stream = std::os::unix::net::UnixStream::connect(path)?;
+                stream.set_nonblocking(true)?;
+                Ok(Box::new(mio::net::UnixStream::from_std(stream)))
+            }
+            Self::Rdma(at) => {
+                let connector = connector.ok_or(ErrorKind::Unsupported)?;
+                Ok(Box::new(OverRdma(connector.connect(*at, TIMEOUT)?)))
+            }
+        }
+    }
+
+    /// The same host and port over RDMA.
+    ///
+    /// # Errors
+    /// When the host has no address, or this is no host and port.
+    pub fn over_rdma(&self) -> io::Result<Self> {
+        let first = |text: &str| -> io::Result<SocketAddr> {
+            text.to_socket_addrs()?
+                .next()
+                .ok_or(ErrorKind::NotFound.into())
+        };
+        match self {
+            Self::Tcp(text) => Ok(Self::Rdma(first(text)?)),
+            Self::Rdma(at) => Ok(Self::Rdma(*at)),
+            Self::Unix(_) => Err(ErrorKind::InvalidInput.into()),
+        }
+    }
+}
+
+/// What is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ask {
+    /// Values, which must be those that were set.
+    Get,
+    /// To set a key to its value.
+    Set,
+}
+
+/// A load.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    /// What is asked.
+    pub ask: Ask,
+    /// Keys, from 0.
+    pub keys: u64,
+    /// Bytes of a value.
+    pub value_bytes: usize,
+    /// Commands that a connection has outstanding, at least 1.
+    pub pipeline: usize,
+    /// Where the order of keys begins.
+    pub seed: u64,
+}
+
+/// What came of a load.
+#[derive(Debug, Clone)]
+pub struct Measured {
+    /// Answers, each of which was right.
+    pub answers: u64,
+    /// How long they took to come.
+    pub elapsed: Duration,
+    /// Nanoseconds from a command to its answer.
+    pub latency_ns: Histogram<u64>,
+}
+
+/// Why a load ended early.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// A connection failed.
+    #[error("a connection failed: {0}")]
+    Io(#[from] io::Error),
+    /// The server has gone.
+    #[error("the server has ended a connection")]
+    Ended,
+    /// An answer is wrong.
+    #[error("key {key}: the answer is {answer:?}, and {expected:?} is right")]
+    Wrong {
+        /// The number of the key.
+        key: u64,
+        /// The beginning of what came.
+        answer: String,
+        /// The beginning of what was expected.
+        expected: String,
+    },
+    /// Nothing came for long.
+    #[error("the server has not answered for {TIMEOUT:?}")]
+    Silent,
+}
+
+/// Has many connections ask the same server, in one thread.
+pub struct Loader {
+    poll: Poll,
+    clients: Vec<Client>,
+    /// What is read at once.
+    buffer: Vec<u8>,
+}
+
+struct Client {
+    connection: Box<dyn Connection>,
+    /// Commands that are outstanding, oldest first: the key, and when it was asked.
+    asked: std::collections::VecDeque<(u64, Instant)>,
+    request: Vec<u8>,
+    sent: usize,
+    answers: Vec<u8>,
+    readable: bool,
+}
+
+/// The bytes of a key's value.
+fn value(key: u64, into: &mut [u8]) {
+    let mut word = key ^ 0x9e37_79b9_7f4a_7c15;
+    for chunk in into.chunks_mut(8) {
+        word = word.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(1);
+        let bytes = (word >> 7).to_le_bytes();
+        chunk.copy_from_slice(bytes.get(..chunk.len()).unwrap_or_default());
+    }
+}
+
+impl Load {
+    /// Adds a command to what is to be sent.
+    fn request(&self, ask: Ask, key: u64, into: &mut Vec<u8>) {
+        // Writing to memory does not fail.
+        let _ = match ask {
+            Ask::Get => write!(into, "*2\r\n$3\r\nGET\r\n$16\r\nkey:{key:012}\r\n"),
+            Ask::Set => {
+                let bytes = self.value_bytes;
+                write!(
+                    into,
+                    "*3\r\n$3\r\nSET\r\n$16\r\nkey:{key:012}\r\n${bytes}\r\n"
+                )
+            }
+        };
+        if ask == Ask::Set {
+            self.add_value(key, into);
+        }
+    }
+
+    /// The right answer.
+    fn answer(&self, ask: Ask, key: u64, into: &mut Vec<u8>) {
+        into.clear();
+        match ask {
+            Ask::Set => into.extend_from_slice(b"+OK\r\n"),
+            Ask::Get => {
+                let _ = write!(into, "${}\r\n", self.value_bytes);
+                self.add_value(key, into);
+            }
+        }
+    }
+
+    fn add_value(&self, key: u64, into: &mut Vec<u8>) {
+        let begin = into.len();
+        into.resize(begin + self.value_bytes, 0);
+        value(key, into.get_mut(begin..).unwrap_or_default());
+        into.extend_from_slice(b"\r\n");
+    }
+}
+
+impl Loader {
+    /// Opens so many connections to a server.
+    ///
+    /// # Errors
+    /// Those of [`Address::connect`].
+    pub fn connect(
+        server: &Address,
+        connector: Option<&Connector>,
+        connections: usize,
+    ) -> io::Result<Self> {
+        let poll = Poll::new()?;
+        let mut clients = Vec::new();
+        for number in 0..connections {
+            let mut connection = server.connect(connector)?;
+            let interests = Interest::READABLE;
+            poll.registry()
+                .register(&mut *connection, Token(number), interests)?;
+            clients.push(Client {
+                connection,
+                asked: std::collections::VecDeque::new(),
+                request: Vec::new(),
+                sent: 0,
+                answers: Vec::new(),
+                readable: true,
+            });
+        }
+        Ok(Self {
+            poll,
+            clients,
+            buffer: vec![0; READ_BYTES],
+        })
+    }
+
+    /// Sets all keys of a load by the first connection.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    pub fn fill(&mut self, load: &Load) -> Result<(), LoadError> {
+        let load = Load {
+            ask: Ask::Set,
+            ..*load
+        };
+        let mut next = 0;
+        self.drive(&load, 1, |asked| {
+            let more = next < load.keys && asked < FILL_PIPELINE;
+            next += u64::from(more);
+            more.then(|| next - 1)
+        })?;
+        Ok(())
+    }
+
+    /// Asks until `stop`, and takes what is outstanding then. Each connection asks for keys in an order of its own.
+    ///
+    /// # Errors
+    /// At the first answer that is wrong, and when a connection fails.
+    pub fn run(&mut self, load: &Load, stop: &AtomicBool) -> Result<Measured, LoadError> {
+        let (keys, depth) = (load.keys.max(1), load.pipeline.max(1) as u64);
+        let mut random = load.seed | 1;
+        self.drive(load, usize::MAX, |asked| {
+            if asked >= depth || stop.load(Ordering::Relaxed) {
+                return None;
+            }
+            random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            Some((random >> 33) % keys)
+        })
+    }
+
+    /// Has the first connections ask for the keys that `next` gives, until it gives none while nothing is outstanding.
+    /// It hears how many commands a connection has outstanding.
+    fn drive(
+        &mut self,
+        load: &Load,
+        connections: usize,
+        mut next: impl FnMut(u64) -> Option<u64>,
+    ) -> Result<Measured, LoadError> {
+        let mut events = Events::with_capacity(1024);
+        let mut expected = Vec::new();
+        let begun = Instant::now();
+        let (mut busy, mut misses) = (begun, 0u32);
+        let highest = Histogram::new_with_bounds(1, HIGHEST_NS, 2);
+        let mut measured = Measured {
+            answers: 0,
+            elapsed: Duration::ZERO,
+            latency_ns: highest.map_err(|e| LoadError::Io(io::Error::other(e.to_string())))?,
+        };
+        loop {
+            let before = measured.answers;
+            let mut outstanding = false;
+            for client in self.clients.iter_mut().take(connections) {
+                client.readable |= client.connection.poll();
+                if client.readable {
+                    client.take(load, (&mut self.buffer, &mut expected), &mut measured)?;
+                }
+                client.ask(load, &mut next)?;
+                outstanding |= !client.asked.is_empty();
+            }
+            if !outstanding {
+                measured.elapsed = begun.elapsed();
+                return Ok(measured);
+            }
+            let now = Instant::now();
+            if measured.answers != before {
+                (busy, misses) = (now, 0);
+            } else {
+                misses += 1;
+                if misses % YIELD_EVERY == 0 {
+                    // Whoever shares the core may be the server.
+                    std::thread::yield_now();
+                }
+            }
+            let waited = now.saturating_duration_since(busy);
+            if waited > TIMEOUT {
+                return Err(LoadError::Silent);
+            }
+            self.wait(waited > PATIENCE, &mut events)?;
+        }
+    }
+
+    /// Takes events of descriptors; sleeps for one where that is asked for.
+    fn wait(&mut self, sleep: bool, events: &mut Events) -> io::Result<()> {
+        let polled = self.clients.iter().any(|c| c.connection.is_polled());
+        if polled && !sleep {
+            // Nothing else would come.
+            return Ok(());
+        }
+        let mut wait = Duration::ZERO;
+        if sleep {
+            // Some of them may have become ready meanwhile.
+            let mut armed = true;
+            for client in &mut self.clients {
+                let arms = client.connection.arm();
+                client.readable |= !arms;
+                armed &= arms;
+            }
+            if armed {
+                wait = Duration::from_millis(100);
+            }
+        }
+        match self.poll.poll(events, Some(wait)) {
+            Err(e) if e.kind() == ErrorKind::Interrupted => return Ok(()),
+            other => other?,
+        }
+        for event in &*events {
+            if let Some(client) = self.clients.get_mut(event.token().0) {
+                client.readable = true;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Client {
+    /// Sends commands for the keys that `next` gives.
+    fn ask(
+        &mut self,
+        load: &Load,
+        next: &mut impl FnMut(u64) -> Option<u64>,
+    ) -> Result<(), LoadError> {
+        if self.sent == self.request.len() {
+            self.request.clear();
+            self.sent = 0;
+            while let Some(key) = next(self.asked.len() as u64) {
+                load.request(load.ask, key, &mut self.request);
+                self.asked.push_back((key, Instant::now()));
+            }
+        }
+        while let Some(rest) = self.request.get(self.sent..).filter(|r| !r.is_empty()) {
+            match self.connection.write(rest) {
+                Ok(0) => return Err(LoadError::Ended),
+                Ok(n) => self.sent += n,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes answers.
+    fn take(
+        &mut self,
+        load: &Load,
+        (buffer, expected): (&mut [u8], &mut Vec<u8>),
+        measured: &mut Measured,
+    ) -> Result<(), LoadError> {
+        match self.connection.read(buffer) {
+            Ok(0) => return Err(LoadError::Ended),
+            Ok(n) => {
+                self.readable = n == buffer.len();
+                let came = buffer.get(..n).unwrap_or_default();
+                self.answers.extend_from_slice(came);
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == ErrorKind::WouldBlock => self.readable = false,
+            Err(e) => return Err(e.into()),
+        }
+        let mut done = 0;
+        while let Some(&(key, at)) = self.asked.front() {
+            load.answer(load.ask, key, expected);
+            let rest = self.answers.get(done..).unwrap_or_default();
+            let there = rest.len().min(expected.len());
+            if rest.get(..there) != expected.get(..there) {
+                let shown = |bytes: &[u8]| {
+                    let most = bytes.len().min(64);
+                    bytes
+                        .get(..most)
+                        .unwrap_or_default()
+                        .escape_ascii()
+                        .to_string()
+                };
+                return Err(LoadError::Wrong {
+                    key,
+                    answer: shown(rest),
+                    expected: shown(expected),
+                });
+            }
+            if there < expected.len() {
+                break;
+            }
+            done += expected.len();
+            self.asked.pop_front();
+            measured.answers += 1;
+            let ns = u64::try_from(at.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            measured.latency_ns.saturating_record(ns);
+        }
+        self.answers.drain(..done);
+        Ok(())
+    }
+}

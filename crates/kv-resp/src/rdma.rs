@@ -1,0 +1,123 @@
+//! Connections over RDMA: Valkey's transport of the crate `resp-rdma`.
+
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+use mio::event::Source;
+use mio::unix::SourceFd;
+use mio::{Interest, Registry, Token};
+use resp_rdma::{Connector, Listener as RdmaListener};
+
+use crate::connection::{Address, Connection, Listener};
+
+/// Accepts connections over RDMA.
+#[derive(Debug)]
+pub struct Rdma(RdmaListener);
+
+impl Rdma {
+    /// Listens at an address, the port of which may be in use for TCP as well; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// Those of `rdma_bind_addr(3)`.
+    pub fn listen(
+        connector: &Connector,
+        at: SocketAddr,
+    ) -> Result<Box<dyn Listener>, resp_rdma::SetupError> {
+        Ok(Box::new(Self(connector.listen(at)?)))
+    }
+}
+
+impl Listener for Rdma {
+    fn accept(&mut self) -> io::Result<Box<dyn Connection>> {
+        Ok(Box::new(OverRdma(self.0.accept()?)))
+    }
+
+    fn address(&self) -> Address {
+        let none = SocketAddr::from(([0; 4], 0));
+        Address::Rdma(self.0.local_addr().unwrap_or(none))
+    }
+}
+
+impl Source for Rdma {
+    fn register(&mut self, r: &Registry, token: Token, interests: Interest) -> io::Result<()> {
+        SourceFd(&self.0.fd()).register(r, token, interests)
+    }
+
+    fn reregister(&mut self, r: &Registry, token: Token, interests: Interest) -> io::Result<()> {
+        SourceFd(&self.0.fd()).reregister(r, token, interests)
+    }
+
+    fn deregister(&mut self, r: &Registry) -> io::Result<()> {
+        SourceFd(&self.0.fd()).deregister(r)
+    }
+}
+
+/// A connection over RDMA.
+#[derive(Debug)]
+pub(crate) struct OverRdma(pub(crate) resp_rdma::Connection);
+
+impl OverRdma {
+    fn each(&self, act: impl Fn(SourceFd<'_>) -> io::Result<()>) -> io::Result<()> {
+        self.0
+            .fds()
+            .iter()
+            .try_for_each(|fd: &RawFd| act(SourceFd(fd)))
+    }
+}
+
+impl Connection for OverRdma {
+    fn is_polled(&self) -> bool {
+        true
+    }
+
+    #[inline]
+    fn poll(&mut self) -> bool {
+        self.0.poll()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.0.arm()
+    }
+
+    fn keep_alive_every(&self) -> Option<Duration> {
+        Some(resp_rdma::Connection::KEEP_ALIVE)
+    }
+
+    fn keep_alive(&mut self) -> io::Result<()> {
+        self.0.keep_alive()
+    }
+}
+
+impl Read for OverRdma {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.read(into)
+    }
+}
+
+impl Write for OverRdma {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Both descriptors are readable when something has come. That the peer has room again comes as a message, too, so nobody
+/// waits for them to be writable.
+impl Source for OverRdma {
+    fn register(&mut self, r: &Registry, token: Token, _: Interest) -> io::Result<()> {
+        self.each(|mut fd| fd.register(r, token, Interest::READABLE))
+    }
+
+    fn reregister(&mut self, _: &Registry, _: Token, _: Interest) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn deregister(&mut self, r: &Registry) -> io::Result<()> {
+        self.each(|mut fd| fd.deregister(r))
+    }
+}
