@@ -14,6 +14,7 @@ use bench::stats::Spread;
 use serde::Serialize;
 
 use super::peers::{Benchmark, CONNECTIONS, Measured, Peer, Server};
+use super::valkey::{self, RdmaArgs};
 use crate::Outcome;
 use crate::args;
 use crate::children::Placement;
@@ -23,27 +24,29 @@ use crate::output::{self, figure, print, print_typed, time};
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Commands that a connection has outstanding (may be given several times)
-    #[arg(long, value_name = "N", default_values_t = [64, 1], value_parser = args::number("a pipeline", 1..=1024usize))]
-    pipeline: Vec<usize>,
-    /// Connections
-    #[arg(long, value_name = "N", default_value_t = CONNECTIONS, value_parser = args::number("a count of connections", 1..=1000usize))]
-    connections: usize,
+    /// Commands that a connection has outstanding (may be given several times) [default: 64 and 1; with --rdma 1]
+    #[arg(long, value_name = "N", value_parser = args::number("a pipeline", 1..=1024usize))]
+    pub(super) pipeline: Vec<usize>,
+    /// Connections; with --rdma it may be given several times [default: 50; with --rdma 1, 4, 16 and 64]
+    #[arg(long, value_name = "N", value_parser = args::number("a count of connections", 1..=1000usize))]
+    pub(super) connections: Vec<usize>,
     /// How often everything runs, in turn
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
-    rounds: u32,
+    pub(super) rounds: u32,
     /// How long each measurement runs, about
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::duration)]
-    duration: Duration,
+    pub(super) duration: Duration,
     /// Keys
     #[arg(long, value_name = "N", default_value = "100000", value_parser = args::number("a count of keys", 1..=1_000_000u64))]
-    keys: u64,
+    pub(super) keys: u64,
     /// Bytes of a value
     #[arg(long, value_name = "BYTES", default_value = "32", value_parser = args::number("a length of values", 1..=65_535usize))]
-    value_size: usize,
+    pub(super) value_size: usize,
     /// Print one JSON object per line: round, row
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) rdma: RdmaArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -53,6 +56,11 @@ answers and looks at no value; when all is over, each key that is there must hav
 Examples:
   verbatim kv resp
   verbatim kv resp --pipeline 16 --connections 4 --rounds 9 --json
+
+With --rdma it needs no Redis: the same server is asked over TCP and over RDMA in turn, by connections of threads of this \
+program. Every answer is compared with the value that was set.
+  verbatim kv resp --rdma
+  verbatim kv resp --rdma --connections 1 --threads 1 --value-size 1000 --svg rates.svg
 
 Exit status 2 when redis-server or redis-benchmark are not installed.";
 
@@ -85,8 +93,31 @@ struct Row {
     redis_ns_p50: f64,
 }
 
+impl Args {
+    /// Commands outstanding, or what is measured unless something is asked for.
+    pub(super) fn pipelines(&self, unless_asked: &[usize]) -> Vec<usize> {
+        given(&self.pipeline, unless_asked)
+    }
+
+    /// Counts of connections, likewise.
+    pub(super) fn connections_or(&self, unless_asked: &[usize]) -> Vec<usize> {
+        given(&self.connections, unless_asked)
+    }
+}
+
+fn given(asked: &[usize], otherwise: &[usize]) -> Vec<usize> {
+    if asked.is_empty() { otherwise } else { asked }.to_vec()
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    if args.rdma.is_asked_for() {
+        return valkey::run(args);
+    }
+    let pipelines = args.pipelines(&[64, 1]);
+    let &[connections] = args.connections_or(&[CONNECTIONS]).as_slice() else {
+        bail!("several counts of connections are measured with --rdma only");
+    };
     for peer in SIDES {
         if let Some(program) = peer.lacks() {
             bail!("{program} is not installed (Debian: apt-get install redis-server redis-tools)");
@@ -99,10 +130,10 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         Server::start(SIDES[0], server_core)?,
         Server::start(SIDES[1], server_core)?,
     ];
-    let bar = output::progress(u64::from(args.rounds) * (args.pipeline.len() * 2) as u64);
+    let bar = output::progress(u64::from(args.rounds) * (pipelines.len() * 2) as u64);
     let mut rounds = Vec::new();
     for round in 0..args.rounds {
-        for &pipeline in &args.pipeline {
+        for &pipeline in &pipelines {
             for test in TESTS {
                 bar.set_message(format!("{test}, pipelined by {pipeline}"));
                 let ask = |server: &Server| -> Result<Measured> {
@@ -112,7 +143,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
                         keys: args.keys,
                         value_size: args.value_size,
                         pipeline,
-                        connections: args.connections,
+                        connections,
                     };
                     benchmark.run_for(test, args.duration)
                 };
@@ -139,7 +170,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         check(&server.socket(), args.keys, args.value_size).with_context(|| peer.name())?;
     }
     let mut rows = Vec::new();
-    for &pipeline in &args.pipeline {
+    for &pipeline in &pipelines {
         for test in TESTS {
             rows.push(row(test, pipeline, &rounds)?);
         }
@@ -149,7 +180,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             print_typed("row", row)?;
         }
     } else {
-        show(args, placement.bounce_ns()?, &rows)?;
+        show((args, connections), placement.bounce_ns()?, &rows)?;
     }
     Ok(Outcome::Done)
 }
@@ -212,7 +243,7 @@ fn check(socket: &Path, keys: u64, value_size: usize) -> Result<()> {
     Ok(())
 }
 
-fn show(args: &Args, bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
+fn show((args, connections): (&Args, usize), bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
     let bounce = bounce_ns.map_or_else(
         || "both sides share their only core".to_owned(),
         |ns| format!("a cache line takes {} ns between their cores", figure(ns)),
@@ -220,7 +251,7 @@ fn show(args: &Args, bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
     print(format_args!(
         "redis-benchmark over Unix sockets: {} connections, {} keys, values of {} bytes\nmedian of {} rounds of about {} \
          ms, interleaved; {bounce}\n",
-        args.connections,
+        connections,
         args.keys,
         args.value_size,
         args.rounds,
