@@ -84,6 +84,11 @@ impl Client {
         }
     }
 
+    /// When something came last.
+    pub(crate) fn busy(&self) -> Instant {
+        self.busy
+    }
+
     /// Whether it is polled.
     pub(crate) fn is_polled(&self) -> bool {
         self.connection.is_polled()
@@ -123,14 +128,15 @@ impl Client {
         }
     }
 
-    /// Polls it.
-    pub(crate) fn look(&mut self, now: Instant) -> Look {
+    /// Polls it. It is polled on without anything as long as its patience lasts since `busy`, when something came last for
+    /// which it is worth while.
+    pub(crate) fn look(&mut self, now: Instant, busy: Instant) -> Look {
         if self.connection.poll() {
             self.readable = true;
             self.busy = now;
             return Look::Ready;
         }
-        if now.saturating_duration_since(self.busy) < self.patience {
+        if now.saturating_duration_since(self.busy.max(busy)) < self.patience {
             return Look::Nothing;
         }
         if self.connection.arm() {

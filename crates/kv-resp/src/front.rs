@@ -33,6 +33,10 @@ const MAX_LISTENERS: usize = 8;
 /// ten connections.
 const POLLS_PER_LOOK: u32 = 16;
 
+/// So many connections are polled as long as any of them has something to do: a few more cost little, and having a
+/// descriptor tell costs its client a system call. Of more, each is polled for its own sake.
+const MOST_POLLED_TOGETHER: usize = 128;
+
 /// Tokens: those of the listeners first.
 const WAKER: Token = Token(MAX_LISTENERS);
 const FIRST_CLIENT: usize = MAX_LISTENERS + 1;
@@ -188,7 +192,7 @@ impl Serve {
         let mut busy = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
             let now = Instant::now();
-            self.poll_awake(now);
+            self.poll_awake(now, busy);
             let is_polling = !self.awake.is_empty();
             let looks = is_polling || !self.ready.is_empty() || now - busy < PATIENCE;
             let mut accept = self.accept_at.is_some_and(|at| at <= now);
@@ -259,13 +263,15 @@ impl Serve {
     }
 
     /// Polls connections, and has those tell that were polled long enough in vain.
-    fn poll_awake(&mut self, now: Instant) {
+    fn poll_awake(&mut self, now: Instant, busy: Instant) {
+        let together = self.awake.len() <= MOST_POLLED_TOGETHER;
         let mut awake = std::mem::take(&mut self.awake);
         awake.retain(|number| {
             let Some(client) = self.clients.get_mut(number) else {
                 return false;
             };
-            match client.look(now) {
+            let since = if together { busy } else { client.busy() };
+            match client.look(now, since) {
                 Look::Ready => self.ready.push(*number),
                 Look::Nothing => {}
                 Look::Sleeps => return false,

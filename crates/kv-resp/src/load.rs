@@ -16,8 +16,10 @@ use crate::rdma::OverRdma;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long answers are looked for before the thread sleeps.
 const PATIENCE: Duration = Duration::from_micros(100);
-/// A thread that finds nothing lets others run so often.
+/// A thread that finds nothing lets others run after so many rounds, and after each one while others do run: then a yield
+/// takes as long as that.
 const YIELD_EVERY: u32 = 16;
+const CROWDED: Duration = Duration::from_micros(3);
 /// SETs that are outstanding while keys are filled.
 const FILL_PIPELINE: u64 = 64;
 /// Bytes that are read at once.
@@ -273,7 +275,7 @@ impl Loader {
         let mut events = Events::with_capacity(1024);
         let mut expected = Vec::new();
         let begun = Instant::now();
-        let (mut busy, mut misses) = (begun, 0u32);
+        let (mut busy, mut misses, mut crowded) = (begun, 0u32, false);
         let highest = Histogram::new_with_bounds(1, HIGHEST_NS, 2);
         let mut measured = Measured {
             answers: 0,
@@ -300,9 +302,9 @@ impl Loader {
                 (busy, misses) = (now, 0);
             } else {
                 misses += 1;
-                if misses % YIELD_EVERY == 0 {
-                    // Whoever shares the core may be the server.
+                if crowded || misses.is_multiple_of(YIELD_EVERY) {
                     std::thread::yield_now();
+                    crowded = now.elapsed() > CROWDED;
                 }
             }
             let waited = now.saturating_duration_since(busy);
