@@ -181,3 +181,52 @@ pub fn ask_with(address: &str, count: &str, more: &[&str]) -> (Value, Value) {
     assert_eq!(lines[1]["type"], "verdict");
     (lines[0]["data"].clone(), lines[1]["data"].clone())
 }
+
+/// Runs the commands of the first block of shell commands in a page of `docs`, in a folder; how many there are. A command that
+/// ends in `&` runs in the background until all are done, the next one once it has printed a line. Redis's port, 6379, is
+/// another one here, which is free.
+#[track_caller]
+pub fn run_the_guide(page: &str, folder: &Path) -> usize {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let guide = std::fs::read_to_string(path.join(page)).expect("the guide");
+    let (_, rest) = guide.split_once("```sh\n").expect("commands");
+    let (commands, _) = rest.split_once("```").expect("their end");
+    let free = std::net::TcpListener::bind(ANYWHERE).and_then(|l| l.local_addr());
+    let port = free.expect("a free port").port().to_string();
+    let mut servers = Vec::new();
+    for command in commands.lines() {
+        let words = command.replace("6379", &port);
+        let (words, in_background) = match words.strip_suffix('&') {
+            Some(words) => (words, true),
+            None => (words.as_str(), false),
+        };
+        let words: Vec<&str> = words.split_whitespace().collect();
+        assert_eq!(words.first(), Some(&"verbatim"), "{command}");
+        let mut program = verbatim(&words[1..]);
+        program.current_dir(folder);
+        if in_background {
+            let child = program.stdout(Stdio::piped()).spawn();
+            let mut server = KillOnDrop(child.expect("it starts"));
+            let mut lines = BufReader::new(server.0.stdout.take().expect("its output"));
+            let mut line = String::new();
+            lines.read_line(&mut line).expect("it prints");
+            assert_ne!(line, "", "{command}");
+            servers.push((server, lines));
+        } else {
+            let output = program.output().expect("it runs");
+            let err = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{command}: {err}");
+        }
+    }
+    commands.lines().count()
+}
+
+/// A process that ends with its handle.
+pub struct KillOnDrop(pub Child);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -254,22 +254,7 @@ fn mistakes_are_named() {
 #[test]
 fn the_commands_of_the_guide_run() {
     let folder = tempfile::tempdir().expect("a folder");
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/btree.md");
-    let guide = std::fs::read_to_string(path).expect("the guide");
-    let (_, rest) = guide.split_once("```sh\n").expect("commands");
-    let (commands, _) = rest.split_once("```").expect("their end");
-    assert!(commands.lines().count() >= 4);
-    for command in commands.lines() {
-        let mut words = command.split_whitespace();
-        assert_eq!(words.next(), Some("verbatim"), "{command}");
-        let output = std::process::Command::new(env!("CARGO_BIN_EXE_verbatim"))
-            .args(words)
-            .current_dir(folder.path())
-            .output()
-            .expect("it runs");
-        let err = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{command}: {err}");
-    }
+    assert!(common::run_the_guide("btree.md", folder.path()) >= 4);
     let picture = std::fs::read_to_string(folder.path().join("adapt.svg")).expect("drawn");
     assert!(picture.contains("<svg") && picture.contains("adaptive split"));
 }

@@ -27,3 +27,4 @@ mod pcap;
 mod resp;
 mod run;
 mod sequencer;
+mod valkey;

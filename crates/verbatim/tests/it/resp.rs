@@ -3,11 +3,11 @@
 use std::io::{BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-use crate::common::{self, ANYWHERE, json_lines};
+use crate::common::{self, ANYWHERE, KillOnDrop, json_lines};
 
 fn run(program: &str, args: &[&str]) -> Output {
     let mut command = Command::new(program);
@@ -28,16 +28,6 @@ fn text(program: &str, args: &[&str]) -> String {
 
 fn verbatim(args: &[&str]) -> Output {
     common::run(&[&["kv"], args].concat())
-}
-
-/// A process that ends with its handle.
-struct KillOnDrop(Child);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// A store with both fronts, which is stopped when the test ends.

@@ -37,7 +37,8 @@ class Client:
         self.id = CMID(creator=info)
         self.cq = CQ(self.id.context, SENDS + RECEIVES, None, None, 0)
         cap = QPCap(max_send_wr=SENDS, max_recv_wr=RECEIVES, max_send_sge=1, max_recv_sge=1)
-        self.qp = QP(self.id.pd, QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.cq, rcq=self.cq, cap=cap), QPAttr())
+        init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.cq, rcq=self.cq, cap=cap, sq_sig_all=0)
+        self.qp = QP(self.id.pd, init, QPAttr())
         self.to_state(e.IBV_QPS_INIT)
         local, remote = e.IBV_ACCESS_LOCAL_WRITE, e.IBV_ACCESS_REMOTE_WRITE
         # Where the server writes.
@@ -60,6 +61,9 @@ class Client:
 
     def to_state(self, state):
         attr, mask = self.id.init_qp_attr(state)
+        if state == e.IBV_QPS_RTS:
+            # 67 ms: that a server has gone is known after some of these.
+            attr.timeout = 14
         self.qp.modify(attr, mask)
 
     def post_recv(self, slot):
@@ -303,6 +307,18 @@ def bad(host, port):
         except Closed:
             pass
         good.expect(b"+PONG\r\n", request=command("PING"))
+
+
+def forever(host, port):
+    client = Client(host, port)
+    value = noise(30_000, 4)
+    client.expect(b"+OK\r\n", request=command("SET", "forever", value))
+    print("asks", flush=True)
+    try:
+        while True:
+            client.expect(bulk(value), request=command("GET", "forever"))
+    except Closed:
+        print("ended", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,234 @@
+//! `verbatim kv serve --resp --rdma` as clients of Valkey's RDMA transport see it: our own, and one in Python that was written
+//! from the description of the protocol and goes by `verbatim run`, rdma-core's pyverbs and `rdma_cm`.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::common::{self, ANYWHERE, KillOnDrop, json_lines};
+
+/// A store with both fronts on one port number.
+struct Server(common::Server);
+
+impl Server {
+    fn start(more: &[&str]) -> Server {
+        let flags = ["--resp", ANYWHERE, "--rdma"];
+        Server(common::Server::start(
+            "kv",
+            ANYWHERE,
+            &[&flags, more].concat(),
+        ))
+    }
+
+    fn rdma(&self) -> &str {
+        self.0.said["rdma"].as_str().expect("an address")
+    }
+
+    /// The client in Python, with a scenario.
+    fn python(&self, scenario: &str) -> Command {
+        common::build_libraries();
+        let program = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/programs/valkey_client.py"
+        );
+        let (host, port) = self.rdma().rsplit_once(':').expect("a port");
+        let mut command = common::verbatim(&["run", "--", "/usr/bin/python3", program]);
+        command.args([host, port, scenario]);
+        command
+    }
+
+    /// One command by hand, over RDMA.
+    fn cli(&self, words: &[&str]) -> Output {
+        common::run(&[&["kv", "cli", "--rdma", self.rdma()], words].concat())
+    }
+
+    fn answers(&self, words: &[&str], answer: &str) {
+        let out = self.cli(words);
+        let err = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(
+            String::from_utf8_lossy(&out.stdout),
+            answer,
+            "{words:?}: {err}"
+        );
+    }
+
+    /// Ends it; what its front did.
+    fn stop(self) -> Value {
+        self.0.told("resp")
+    }
+}
+
+#[test]
+fn a_command_by_hand_over_rdma_and_over_tcp() {
+    let server = Server::start(&[]);
+    assert_eq!(server.0.said["resp"], server.0.said["rdma"]);
+    server.answers(&["ping"], "PONG\n");
+    server.answers(&["set", "colour", "green"], "OK\n");
+    server.answers(&["get", "colour"], "green\n");
+    server.answers(&["mget", "colour", "none", "colour"], "green\n\ngreen\n");
+    let over_tcp = common::run(&["kv", "cli", server.rdma(), "get", "colour"]);
+    assert_eq!(over_tcp.stdout, b"green\n");
+    let refused = server.cli(&["incr", "colour"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert_eq!(
+        refused.stdout,
+        b"ERR value is not an integer or out of range\n"
+    );
+    let nobody = common::run(&["kv", "cli", "--rdma", "127.0.0.1:1", "ping"]);
+    let err = String::from_utf8_lossy(&nobody.stderr);
+    assert_eq!(nobody.status.code(), Some(2), "{err}");
+    assert!(err.contains("127.0.0.1:1 refuses the connection"), "{err}");
+    let did = server.stop();
+    assert_eq!(
+        (&did["commands"], &did["errors"]),
+        (&6.into(), &1.into()),
+        "{did}"
+    );
+}
+
+#[test]
+fn what_cannot_be_served_over_rdma_says_so() {
+    for (args, wanted) in [
+        (&["--rdma"][..], "--resp"),
+        (&["--resp", "./socket", "--rdma"], "HOST:PORT"),
+        (
+            &["--resp", "127.0.0.1:0", "--rdma", "--rdma-buffer", "1K"],
+            "64 KiB",
+        ),
+    ] {
+        let out = common::run(&[&["kv", "serve", "--listen", ANYWHERE], args].concat());
+        let err = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{err}");
+        assert!(err.contains(wanted), "{err}");
+    }
+}
+
+/// The client in Python does what a scenario says.
+fn scenario(name: &str, flags: &[&str]) {
+    let server = Server::start(flags);
+    let out = server.python(name).output().expect("python3 starts");
+    let err = String::from_utf8_lossy(&out.stderr);
+    let passed = format!("{name} passed\n");
+    assert_eq!(String::from_utf8_lossy(&out.stdout), passed, "{err}");
+    server.answers(&["ping"], "PONG\n");
+    server.stop();
+}
+
+#[test]
+fn a_client_written_from_the_description_is_served() {
+    scenario("basics", &[]);
+    scenario("pipeline", &[]);
+}
+
+#[test]
+fn buffers_of_both_ends_fill_to_their_last_byte() {
+    scenario("buffers", &["--rdma-buffer", "64K"]);
+}
+
+#[test]
+fn groups_of_writes_have_one_immediate() {
+    scenario("groups", &[]);
+}
+
+#[test]
+fn more_small_writes_than_receives_are_served() {
+    scenario("tiny", &[]);
+}
+
+#[test]
+fn clients_hear_that_the_server_is_there() {
+    scenario("keepalive", &[]);
+}
+
+#[test]
+fn clients_that_break_the_protocol_lose_their_connection_and_no_other() {
+    scenario("bad", &[]);
+}
+
+/// A client that asks until its connection ends, once it has its first answer.
+fn asks_for_ever(server: &Server) -> (KillOnDrop, impl BufRead + use<>) {
+    let child = server.python("forever").stdout(Stdio::piped()).spawn();
+    let mut client = KillOnDrop(child.expect("python3 starts"));
+    let mut lines = BufReader::new(client.0.stdout.take().expect("its output"));
+    let mut line = String::new();
+    lines.read_line(&mut line).expect("it prints");
+    assert_eq!(line, "asks\n");
+    (client, lines)
+}
+
+#[test]
+fn killed_clients_are_forgotten() {
+    let server = Server::start(&[]);
+    for wait_ms in [0, 3, 11] {
+        let others = [(); 2].map(|()| asks_for_ever(&server));
+        std::thread::sleep(Duration::from_millis(wait_ms));
+        // Whatever they were doing.
+        drop(others);
+        server.answers(&["ping"], "PONG\n");
+    }
+    let begun = Instant::now();
+    loop {
+        let out = server.cli(&["info", "clients"]);
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        if text.contains("connected_clients:1\r") {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{text}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    server.stop();
+}
+
+#[test]
+fn clients_hear_that_the_server_was_killed() {
+    let server = Server::start(&[]);
+    let (_client, mut lines) = asks_for_ever(&server);
+    drop(server);
+    let mut line = String::new();
+    lines.read_line(&mut line).expect("it prints");
+    assert_eq!(line, "ended\n");
+}
+
+#[test]
+fn tcp_and_rdma_are_measured_side_by_side() {
+    let _alone = common::alone();
+    let folder = tempfile::tempdir().expect("a folder");
+    let picture = folder.path().join("rates.svg");
+    let args = "kv resp --rdma --json --rounds 2 --duration 20ms --keys 500 --threads 1 --threads 2 --connections 1 \
+                --connections 3 --pipeline 1 --pipeline 8 --value-size 300 --svg";
+    let mut args: Vec<&str> = args.split_whitespace().collect();
+    args.push(picture.to_str().expect("text"));
+    let out = common::run(&args);
+    let err = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{err}");
+    let lines = json_lines(&out);
+    let rows: Vec<&Value> = lines.iter().filter(|l| l["type"] == "row").collect();
+    // GET and SET, both pipelines, and three pairs of threads and connections that have one at least.
+    assert_eq!(rows.len(), 2 * 2 * 3);
+    for row in rows {
+        let row = &row["data"];
+        for side in ["tcp", "rdma"] {
+            assert!(row[side]["per_s"]["median"].as_f64() > Some(0.0), "{row}");
+            assert!(
+                row[side]["ns_p50"].as_f64() <= row[side]["ns_p99"].as_f64(),
+                "{row}"
+            );
+        }
+        assert!(row["verified"].as_u64() > Some(0), "{row}");
+    }
+    assert_eq!(
+        lines.iter().filter(|l| l["type"] == "round").count(),
+        2 * 2 * 2 * 3
+    );
+    let picture = std::fs::read_to_string(picture).expect("drawn");
+    assert!(picture.contains("<svg") && picture.contains("RDMA"));
+}
+
+#[test]
+fn the_commands_of_the_guide_run() {
+    let folder = tempfile::tempdir().expect("a folder");
+    assert!(common::run_the_guide("valkey.md", folder.path()) >= 5);
+    assert!(folder.path().join("rates.svg").exists());
+}
