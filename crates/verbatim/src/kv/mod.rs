@@ -87,6 +87,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         Some(Part::Get(args)) => hand::get(&args),
         Some(Part::Put(args)) => hand::put(&args),
         Some(Part::Cli(args)) => cli::run(&args),
+        Some(Part::Resp(args)) if args.is_over_rdma() => valkey::run(&args),
         Some(Part::Resp(args)) => resp::run(&args),
         Some(Part::Check(args)) => check::run(&args),
         Some(Part::CheckClient(args)) => check::client(&args),

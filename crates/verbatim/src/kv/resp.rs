@@ -5,7 +5,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -14,9 +14,8 @@ use bench::stats::Spread;
 use serde::Serialize;
 
 use super::peers::{Benchmark, CONNECTIONS, Measured, Peer, Server};
-use super::valkey::{self, RdmaArgs};
 use crate::Outcome;
-use crate::args;
+use crate::args::{self, NicArgs, PortArgs};
 use crate::children::Placement;
 use crate::output::{self, figure, print, print_typed, time};
 
@@ -47,6 +46,25 @@ pub(crate) struct Args {
     pub(super) json: bool,
     #[command(flatten)]
     pub(super) rdma: RdmaArgs,
+}
+
+/// Arguments of `verbatim kv resp` for RDMA.
+#[derive(clap::Args)]
+#[command(next_help_heading = "RDMA")]
+pub(crate) struct RdmaArgs {
+    /// Measure TCP and RDMA side by side, instead of the front and Redis
+    #[arg(long)]
+    rdma: bool,
+    /// Threads of clients, which share the connections (may be given several times) [default: 1, 2 and 4]
+    #[arg(long, value_name = "N", requires = "rdma", value_parser = args::number("a count of threads", 1..=64usize))]
+    pub(super) threads: Vec<usize>,
+    /// Draw the rates of GETs over the connections, by one thread, into this file
+    #[arg(long, value_name = "FILE", requires = "rdma")]
+    pub(super) svg: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) nic: NicArgs,
+    #[command(flatten)]
+    pub(super) port: PortArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -94,6 +112,11 @@ struct Row {
 }
 
 impl Args {
+    /// Whether TCP and RDMA are measured, instead of the front and Redis.
+    pub(super) fn is_over_rdma(&self) -> bool {
+        self.rdma.rdma
+    }
+
     /// Commands outstanding, or what is measured unless something is asked for.
     pub(super) fn pipelines(&self, unless_asked: &[usize]) -> Vec<usize> {
         given(&self.pipeline, unless_asked)
@@ -111,9 +134,6 @@ fn given(asked: &[usize], otherwise: &[usize]) -> Vec<usize> {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
-    if args.rdma.is_asked_for() {
-        return valkey::run(args);
-    }
     let pipelines = args.pipelines(&[64, 1]);
     let &[connections] = args.connections_or(&[CONNECTIONS]).as_slice() else {
         bail!("several counts of connections are measured with --rdma only");

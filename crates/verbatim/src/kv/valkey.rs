@@ -3,7 +3,6 @@
 //! The server has a core of its own, and the threads of clients share the others. What is asked over TCP and over RDMA runs in
 //! turn, so that what disturbs the machine for a while disturbs both.
 
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,37 +19,11 @@ use serde::Serialize;
 use super::lines::Line;
 use super::resp::Args;
 use crate::Outcome;
-use crate::args::{self, NicArgs, PortArgs};
 use crate::chart::Chart;
 use crate::children::{Placement, part_of, start};
 use crate::nic::Nic;
 use crate::output::{self, figure, print, print_typed, time, write_file};
 use crate::side_by_side::{interleaved, rate, spread};
-
-/// Arguments of `verbatim kv resp` for RDMA.
-#[derive(clap::Args)]
-#[command(next_help_heading = "RDMA")]
-pub(crate) struct RdmaArgs {
-    /// Measure TCP and RDMA side by side, instead of the front and Redis
-    #[arg(long)]
-    rdma: bool,
-    /// Threads of clients, which share the connections (may be given several times) [default: 1, 2 and 4]
-    #[arg(long, value_name = "N", requires = "rdma", value_parser = args::number("a count of threads", 1..=64usize))]
-    threads: Vec<usize>,
-    /// Draw the rates of GETs over the connections, by one thread, into this file
-    #[arg(long, value_name = "FILE", requires = "rdma")]
-    svg: Option<PathBuf>,
-    #[command(flatten)]
-    nic: NicArgs,
-    #[command(flatten)]
-    port: PortArgs,
-}
-
-impl RdmaArgs {
-    pub(super) fn is_asked_for(&self) -> bool {
-        self.rdma
-    }
-}
 
 /// What is measured: over both transports in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
