@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::crowd::MemberOrder;
+use crate::depth::DepthOrder;
 use crate::events::kinds::Transport;
 use crate::link::Exe;
 use crate::micro::task::Task;
@@ -25,6 +27,10 @@ pub enum Job {
     Probe(ProbeOrder),
     /// Answer requests, and sleep between them.
     Events(EventsOrder),
+    /// Be one of a crowd.
+    Crowd(MemberOrder),
+    /// Be the server of requests at some depth.
+    Depth(DepthOrder),
     /// Be the target of copies without a NIC.
     HostCopy(Copies),
     /// Be the other end of messages through bare rings.

@@ -12,6 +12,8 @@
 //! - [`events`]: round trips between processes that sleep, beside sockets;
 //! - [`calibrate`]: a profile of a NIC from measurements;
 //! - [`simulated`]: the verbs and the systems on a simulated cluster, in virtual time;
+//! - [`crowd`]: many polling processes on two cores;
+//! - [`depth`]: requests and responses of a storage target, at several depths;
 //! - [`pin`], [`bounce`]: which cores, and how far apart they are;
 //! - [`guidelines`]: for each design guideline a program that breaks it and one that keeps it;
 //! - [`peers`]: UCX, Redis, LMDB behind TCP, plain copies, bare rings, plain UDP and TCP between processes;
@@ -29,6 +31,8 @@ pub mod calibrate;
 mod child;
 mod clock;
 mod connect;
+pub mod crowd;
+pub mod depth;
 pub mod events;
 pub mod goal;
 pub mod guidelines;

@@ -110,7 +110,8 @@ pub fn pin(core: usize) -> Result<()> {
     pin_to(&[core])
 }
 
-fn pin_to(cores: &[usize]) -> Result<()> {
+/// Lets the calling thread run on these cores alone.
+pub(crate) fn pin_to(cores: &[usize]) -> Result<()> {
     let mut set = CpuSet::new();
     cores.iter().for_each(|core| set.set(*core));
     sched_setaffinity(None, &set).with_context(|| format!("cannot pin a thread to {cores:?}"))
@@ -124,7 +125,8 @@ pub fn pinned<T>(core: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
     pinned_to(&[core], work)
 }
 
-fn pinned_to<T>(cores: &[usize], work: impl FnOnce() -> Result<T>) -> Result<T> {
+/// Runs `work` with the calling thread on these cores alone, and gives the thread back its freedom.
+pub(crate) fn pinned_to<T>(cores: &[usize], work: impl FnOnce() -> Result<T>) -> Result<T> {
     let before = sched_getaffinity(None).context("cannot ask for the CPU affinity")?;
     pin_to(cores)?;
     let done = work();

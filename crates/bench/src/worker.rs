@@ -2,6 +2,8 @@
 
 use anyhow::Result;
 
+use crate::crowd;
+use crate::depth;
 use crate::events;
 pub use crate::job::Job;
 use crate::link::Link;
@@ -35,6 +37,8 @@ pub fn serve(link: &mut Link, nic: Option<&NicChoice>) -> Result<()> {
                 probe::work(link, &order)
             }
             Job::Events(order) => events::work(link, &order),
+            Job::Crowd(order) => crowd::work(link, &order),
+            Job::Depth(order) => depth::work(link, &order),
             Job::HostCopy(request) => hostcopy::work(link, request),
             Job::Bare(bare) => bare_pair::work(link, bare),
             Job::Datagrams(request) => udp::work(link, request),

@@ -6,6 +6,7 @@ pub(crate) mod bare_phases;
 pub(crate) mod bare_ring;
 pub(crate) mod copy;
 pub(crate) mod datagrams;
+pub mod handover;
 pub mod hostcopy;
 pub mod iperf3;
 pub mod lmdb;

@@ -3,6 +3,8 @@
 mod breakdown;
 mod calibrate;
 mod common;
+mod crowd;
+mod depth;
 mod ends;
 mod events;
 mod guidelines;
@@ -122,6 +124,12 @@ enum What {
     /// Whether a WRITE that has completed is seen by the target's processor
     #[command(after_help = probe::VISIBLE_EXAMPLES)]
     WriteVisible(probe::Args),
+    /// Requests a second of a storage target at several depths
+    #[command(after_help = depth::EXAMPLES)]
+    Depth(depth::Args),
+    /// Many polling processes on two cores, beside the same work with the cores in turn
+    #[command(after_help = crowd::EXAMPLES)]
+    Crowd(crowd::Args),
     /// A verb over a range of one of its knobs, as a table, CSV, JSON and a picture
     #[command(after_help = sweep::EXAMPLES)]
     Sweep(sweep::Args),
@@ -167,6 +175,8 @@ impl What {
             | Self::Wire(_)
             | Self::Events(_)
             | Self::Providers(_)
+            | Self::Depth(_)
+            | Self::Crowd(_)
             | Self::WriteOrder(_)
             | Self::WriteVisible(_)
             | Self::Guidelines(_)
@@ -197,6 +207,8 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         What::Atomics(args) => verb::stream(Verb::Atomics, None, &args),
         What::Latency(args) => verb::latency(&args),
         What::WqeCache(args) => wqe_cache::run(&args),
+        What::Depth(args) => depth::run(&args),
+        What::Crowd(args) => crowd::run(&args),
         What::WriteOrder(args) => probe::run(Question::Order, &args),
         What::WriteVisible(args) => probe::run(Question::Visible, &args),
         What::Sweep(args) => sweep::run(&args),

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::common::{alone, lines_of, run, verbatim};
+use crate::common::{alone, json_lines, lines_of, run, verbatim};
 
 #[test]
 fn every_row_runs_beside_its_peer() {
@@ -326,4 +326,58 @@ fn writes_are_probed_for_what_the_target_sees() {
             assert_eq!(sizes, [Some(16), Some(4096)]);
         }
     }
+}
+
+#[test]
+fn more_requests_in_flight_are_measured_and_verified() {
+    for more in [
+        &["--verb", "write"][..],
+        &["--verb", "read", "--queue-pairs", "2"],
+    ] {
+        let depths = [&["depth", "--depth", "1,8"][..], more].concat();
+        let lines = bench(&depths);
+        assert_eq!(lines[0]["type"], "record");
+        let depths: Vec<_> = lines[1..]
+            .iter()
+            .map(|line| {
+                assert_eq!(line["type"], "depth");
+                let data = &line["data"];
+                assert!(data["verified"].as_u64() > Some(0), "{line}");
+                assert!(
+                    data["copies_per_s"]["median"].as_f64() > Some(0.0),
+                    "{line}"
+                );
+                data["depth"].as_u64()
+            })
+            .collect();
+        assert_eq!(depths, [Some(1), Some(8)]);
+    }
+}
+
+#[test]
+fn a_crowd_does_the_work_of_its_pairs() {
+    let _alone = alone();
+    let crowd = ["bench", "crowd", "--processes", "4", "--messages", "100"];
+    let out = run(&[&crowd[..], &["--rounds", "2", "--json"]].concat());
+    let messages = String::from_utf8_lossy(&out.stderr);
+    // How long it takes says nothing here: so much for 0 and 1.
+    assert!(matches!(out.status.code(), Some(0 | 1)), "{messages}");
+    let lines = json_lines(&out);
+    assert_eq!(lines[0]["type"], "record");
+    let verified: Vec<_> = lines[1..]
+        .iter()
+        .map(|line| {
+            assert_eq!(line["type"], "crowd");
+            let data = &line["data"];
+            (data["kind"].as_str(), data["verified"].as_u64())
+        })
+        .collect();
+    // Two rounds, together and in turn.
+    let expected = [
+        (Some("ping-pong"), Some(4 * 200)),
+        (Some("stream"), Some(4 * 200)),
+        (Some("all-to-all"), Some(4 * 1200)),
+        (Some("beside-busy"), Some(4 * 100)),
+    ];
+    assert_eq!(verified, expected);
 }

@@ -1,0 +1,260 @@
+//! One process of a crowd: asks, answers, and polls in between without yielding.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use verbs::{
+    Access, CompletionQueue, Inline, MemoryRegion, Postlist, QpEndpoint, Qpn, QueuePair, Rc,
+    RecvList, WcBuffer,
+};
+
+use super::scene::Pace;
+use crate::clock::now_ns;
+use crate::connect::exchange;
+use crate::link::Link;
+use crate::nic::{Nic, NicChoice, reap, small};
+use crate::patience::{PATIENCE_NS, Patience};
+use crate::pin::pinned_to;
+
+/// What a member of a crowd is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MemberOrder {
+    pub(super) nic: NicChoice,
+    pub(super) pace: Pace,
+    pub(super) messages_each: u64,
+    /// Its peers, in the order of their queue pairs.
+    pub(super) roles: Vec<Role>,
+    /// Cores that it may use.
+    pub(super) cores: Vec<usize>,
+}
+
+/// What a member is to one of its peers.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Role {
+    pub(super) asks: bool,
+    pub(super) answers: bool,
+}
+
+/// What a member has done, and when.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Done {
+    pub(super) begin_ns: u64,
+    pub(super) end_ns: u64,
+    /// Messages that came in order and were answered.
+    pub(super) verified: u64,
+}
+
+/// Bytes of a message: its number, and whether it is an answer.
+const MESSAGE_BYTES: usize = 16;
+/// Completions that are taken at once.
+const POLL: usize = 16;
+
+/// The worker's part.
+///
+/// # Errors
+/// When a verb fails, messages are not in order, or the driver is gone.
+pub(crate) fn work(link: &mut Link, order: &MemberOrder) -> Result<()> {
+    pinned_to(&order.cores, || {
+        let nic = Nic::open(&order.nic)?;
+        let mut member = Member::new(link, &nic, order)?;
+        link.meet()?;
+        let begin_ns = now_ns();
+        let verified = member.run()?;
+        let end_ns = now_ns();
+        link.send(&Done {
+            begin_ns,
+            end_ns,
+            verified,
+        })?;
+        // Its queue pairs live until all have ended.
+        link.meet()
+    })
+}
+
+/// The connection to one peer.
+struct Peer {
+    qp: QueuePair<Rc>,
+    list: Postlist<Rc>,
+    recvs: RecvList,
+    in_flight: usize,
+    /// Messages that are to be sent, have been sent, and were answered.
+    to_send: u64,
+    sent: u64,
+    answered: u64,
+    /// Messages that are to come, and have come.
+    to_come: u64,
+    came: u64,
+    /// The number that the next answer carries, when one is due.
+    answer: Option<u64>,
+}
+
+impl Peer {
+    fn is_done(&self) -> bool {
+        self.answered == self.to_send
+            && self.came == self.to_come
+            && self.answer.is_none()
+            && self.in_flight == 0
+    }
+
+    /// Adds and posts what may be sent now.
+    fn go_on(&mut self, pace: Pace) -> Result<()> {
+        self.list.clear();
+        let room = |peer: &Self| peer.in_flight + peer.list.len() < peer.list.capacity();
+        if let Some(number) = self.answer
+            && room(self)
+        {
+            self.add(number, 1);
+            self.answer = None;
+        }
+        while self.sent < self.to_send && self.sent - self.answered < pace.window && room(self) {
+            self.sent += 1;
+            self.add(self.sent, 0);
+        }
+        if !self.recvs.is_empty() {
+            self.qp.post_recv(&mut self.recvs)?;
+            self.recvs.clear();
+        }
+        if !self.list.is_empty() {
+            self.in_flight += self.list.len();
+            self.qp.post_send(&mut self.list)?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, number: u64, is_answer: u64) {
+        let mut bytes = [0; MESSAGE_BYTES];
+        bytes[..8].copy_from_slice(&number.to_ne_bytes());
+        bytes[8..].copy_from_slice(&is_answer.to_ne_bytes());
+        self.list.send(Inline(&bytes)).signaled();
+    }
+
+    /// Takes a message; whether it was one that wants an answer some time.
+    fn take(&mut self, number: u64, is_answer: bool, pace: Pace) -> Result<bool> {
+        if is_answer {
+            if number <= self.answered || number > self.sent {
+                bail!("an answer to message {number} of {} came", self.sent);
+            }
+            self.answered = number;
+            return Ok(false);
+        }
+        self.came += 1;
+        if number != self.came {
+            bail!("message {number} came as number {}", self.came);
+        }
+        if number.is_multiple_of(pace.answer_every) || number == self.to_come {
+            self.answer = Some(number);
+        }
+        Ok(true)
+    }
+}
+
+struct Member {
+    cq: CompletionQueue,
+    peers: Vec<Peer>,
+    numbers: HashMap<Qpn, usize>,
+    memory: MemoryRegion,
+    pace: Pace,
+}
+
+impl Member {
+    fn new(link: &mut Link, nic: &Nic, order: &MemberOrder) -> Result<Member> {
+        let pace = order.pace;
+        // Messages and answers of both sides.
+        let recvs = usize::try_from(2 * pace.window)?;
+        let sends = recvs + 2;
+        let cq = nic.cq(order.roles.len() * (recvs + sends))?;
+        let bytes = order.roles.len() * recvs * MESSAGE_BYTES;
+        let memory = nic.alloc(bytes, Access::LOCAL_WRITE, None)?;
+        let mut qps = Vec::new();
+        for number in 0..order.roles.len() {
+            let qp = nic
+                .qp::<Rc>(&cq, &cq)
+                .max_send_wr(small(sends))
+                .max_recv_wr(small(recvs))
+                .build()?;
+            let mut list = qp.recv_list(recvs);
+            for place in number * recvs..(number + 1) * recvs {
+                let at = place * MESSAGE_BYTES;
+                list.recv(memory.slice(at..at + MESSAGE_BYTES)?, place as u64);
+            }
+            qp.post_recv(&mut list)?;
+            qps.push(qp);
+        }
+        let own: Vec<QpEndpoint> = qps.iter().map(verbs::PreparedQp::endpoint).collect();
+        let theirs = exchange(link, &own)?;
+        let mut peers = Vec::new();
+        for ((qp, to), role) in qps.into_iter().zip(&theirs).zip(&order.roles) {
+            let qp = qp.connect(to)?;
+            let messages = |does: bool| if does { order.messages_each } else { 0 };
+            peers.push(Peer {
+                list: qp.postlist(sends),
+                recvs: qp.recv_list(recvs),
+                in_flight: 0,
+                to_send: messages(role.asks),
+                sent: 0,
+                answered: 0,
+                to_come: messages(role.answers),
+                came: 0,
+                answer: None,
+                qp,
+            });
+        }
+        let numbers = peers.iter().enumerate().map(|(n, p)| (p.qp.qpn(), n));
+        let numbers = numbers.collect();
+        Ok(Member {
+            cq,
+            peers,
+            numbers,
+            memory,
+            pace,
+        })
+    }
+
+    /// Until all is sent, answered and taken; the messages that were taken.
+    fn run(&mut self) -> Result<u64> {
+        let mut wcs = WcBuffer::<POLL>::new();
+        let mut patience = Patience::eager(3 * PATIENCE_NS);
+        let (mut verified, mut left) = (0, self.peers.len());
+        let mut changed: Vec<usize> = (0..self.peers.len()).collect();
+        while left > 0 {
+            for number in changed.drain(..) {
+                self.peers[number].go_on(self.pace)?;
+            }
+            let Self {
+                cq,
+                peers,
+                numbers,
+                memory,
+                pace,
+            } = self;
+            let came = reap(cq, &mut wcs, |wc| {
+                let number = *numbers
+                    .get(&wc.qp_num())
+                    .context("not of a queue pair here")?;
+                let peer = &mut peers[number];
+                if wc.is_recv() {
+                    let at = usize::try_from(wc.wr_id())? * MESSAGE_BYTES;
+                    let is_answer = memory.read_u64(at + 8)? != 0;
+                    let taken = peer.take(memory.read_u64(at)?, is_answer, *pace)?;
+                    verified += u64::from(taken);
+                    peer.recvs
+                        .recv(memory.slice(at..at + MESSAGE_BYTES)?, wc.wr_id());
+                } else {
+                    peer.in_flight -= 1;
+                }
+                if !changed.contains(&number) {
+                    changed.push(number);
+                }
+                Ok(())
+            })?;
+            if came == 0 {
+                patience.check("a message of a crowd")?;
+            } else {
+                patience.reset();
+                left = self.peers.iter().filter(|peer| !peer.is_done()).count();
+            }
+        }
+        Ok(verified)
+    }
+}

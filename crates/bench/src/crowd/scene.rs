@@ -1,0 +1,137 @@
+//! Who talks to whom in a crowd.
+
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+
+/// A kind of crowd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Pairs of which one SENDs a message and waits for the answer.
+    PingPong,
+    /// Pairs of which one SENDs, and the other one answers each 32nd message.
+    Stream,
+    /// Each process asks every other one, and answers all.
+    AllToAll,
+    /// One pair of ping-pongs beside a process that computes and never waits.
+    BesideBusy,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 4] = [
+        Kind::PingPong,
+        Kind::Stream,
+        Kind::AllToAll,
+        Kind::BesideBusy,
+    ];
+
+    /// As on the command line and in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::PingPong => "ping-pong",
+            Kind::Stream => "stream",
+            Kind::AllToAll => "all-to-all",
+            Kind::BesideBusy => "beside-busy",
+        }
+    }
+}
+
+/// A crowd of some kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scene {
+    /// What its processes do.
+    pub kind: Kind,
+    /// Polling processes.
+    pub processes: usize,
+    /// Messages of each process to each other one that it asks, without the answers.
+    pub messages_each: u64,
+}
+
+/// How messages go from one process to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Pace {
+    /// Messages on their way that are not answered.
+    pub(super) window: u64,
+    /// Messages that one answer is for.
+    pub(super) answer_every: u64,
+}
+
+impl Scene {
+    /// A crowd of so many processes.
+    ///
+    /// # Errors
+    /// When they do not make pairs.
+    pub fn new(kind: Kind, processes: usize, messages_each: u64) -> Result<Scene> {
+        if processes < 2 || (kind != Kind::AllToAll && !processes.is_multiple_of(2)) {
+            bail!("{processes} processes make no pairs; take an even number from 2 on");
+        }
+        let processes = if kind == Kind::BesideBusy {
+            2
+        } else {
+            processes
+        };
+        Ok(Scene {
+            kind,
+            processes,
+            messages_each,
+        })
+    }
+
+    /// Messages of the whole crowd, without the answers.
+    #[must_use]
+    pub fn messages(&self) -> u64 {
+        let pairs = self.pairs().len() as u64;
+        let ways = if self.kind == Kind::AllToAll { 2 } else { 1 };
+        pairs * ways * self.messages_each
+    }
+
+    /// Processes that talk to each other.
+    pub(super) fn pairs(&self) -> Vec<(usize, usize)> {
+        match self.kind {
+            Kind::AllToAll => (0..self.processes)
+                .flat_map(|one| (one + 1..self.processes).map(move |other| (one, other)))
+                .collect(),
+            _ => (0..self.processes / 2)
+                .map(|pair| (2 * pair, 2 * pair + 1))
+                .collect(),
+        }
+    }
+
+    /// Whether the second one of a pair asks too.
+    pub(super) fn both_ask(&self) -> bool {
+        self.kind == Kind::AllToAll
+    }
+
+    pub(super) fn pace(&self) -> Pace {
+        let (window, answer_every) = match self.kind {
+            Kind::PingPong | Kind::BesideBusy => (1, 1),
+            Kind::Stream => (128, 32),
+            Kind::AllToAll => (8, 1),
+        };
+        Pace {
+            window,
+            answer_every,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_and_messages() {
+        let all = Scene::new(Kind::AllToAll, 8, 10).unwrap();
+        assert_eq!((all.pairs().len(), all.messages()), (28, 560));
+        let pairs = Scene::new(Kind::Stream, 4, 10).unwrap();
+        assert_eq!(
+            (pairs.pairs(), pairs.messages()),
+            (vec![(0, 1), (2, 3)], 20)
+        );
+        assert!(Scene::new(Kind::PingPong, 3, 1).is_err());
+        assert!(Scene::new(Kind::AllToAll, 3, 1).is_ok());
+        assert_eq!(Scene::new(Kind::BesideBusy, 8, 1).unwrap().processes, 2);
+    }
+}

@@ -1,0 +1,282 @@
+//! The initiator: keeps requests in flight, and checks what the responses say.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use verbs::{
+    Access, CompletionQueue, MemoryRegion, Postlist, Qpn, QueuePair, Rc, RecvList, WcBuffer,
+};
+
+use super::data::{check, stamp};
+use super::shape::{DepthOrder, POLL, REQUEST_BYTES, RESPONSE_BYTES, Shape, Way};
+use crate::clock::now_ns;
+use crate::connect::connect_all;
+use crate::job::Job;
+use crate::link::Link;
+use crate::nic::{Nic, NicChoice, reap, small};
+use crate::patience::{PATIENCE_NS, Patience};
+use crate::pin::pinned;
+
+/// What came of an exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rate {
+    /// Requests that were answered in the measured time.
+    pub requests_per_s: f64,
+    /// Requests of the whole run whose data were checked.
+    pub verified: u64,
+}
+
+/// Exchanges requests with a worker at the other end of `link`, from `core`.
+///
+/// # Errors
+/// When a verb fails, data are wrong, or nothing comes for 10 s.
+pub fn run(core: usize, link: &mut Link, nic: &NicChoice, shape: &Shape) -> Result<Rate> {
+    pinned(core, || drive(link, nic, &Nic::open(nic)?, shape))
+}
+
+pub(super) fn drive(link: &mut Link, choice: &NicChoice, nic: &Nic, shape: &Shape) -> Result<Rate> {
+    link.send(&Job::Depth(DepthOrder {
+        nic: choice.clone(),
+        shape: *shape,
+    }))?;
+    let mut client = Client::new(link, nic, shape)?;
+    let requests_per_s = client.exchange()?;
+    let verified: u64 = link.recv()?;
+    if verified != client.answered {
+        bail!(
+            "the server moved the data of {verified} requests, and {} were answered",
+            client.answered
+        );
+    }
+    Ok(Rate {
+        requests_per_s,
+        verified,
+    })
+}
+
+/// A queue pair, and what is to be posted to it.
+struct End {
+    qp: QueuePair<Rc>,
+    list: Postlist<Rc>,
+    recvs: RecvList,
+    in_flight: usize,
+}
+
+struct Client<'s> {
+    shape: &'s Shape,
+    cq: CompletionQueue,
+    ends: Vec<End>,
+    numbers: HashMap<Qpn, usize>,
+    requests: MemoryRegion,
+    data: MemoryRegion,
+    responses: MemoryRegion,
+    /// By slot, the number of the request on its way, or 0.
+    waits_for: Vec<u64>,
+    asked: u64,
+    answered: u64,
+}
+
+/// Marks the work request of a request, beside the completions of RECVs.
+const SENT: u64 = 1 << 32;
+
+impl<'s> Client<'s> {
+    fn new(link: &mut Link, nic: &Nic, shape: &'s Shape) -> Result<Self> {
+        let (slots, depth) = (shape.slots(), shape.depth);
+        // A response may come before the SEND of its request has completed.
+        let sends = 4 * depth + 1;
+        let cq = nic.cq(shape.queue_pairs * (sends + 2 * depth))?;
+        let mut qps = Vec::new();
+        for _ in 0..shape.queue_pairs {
+            let qp = nic.qp::<Rc>(&cq, &cq).max_send_wr(small(sends));
+            qps.push(qp.max_recv_wr(small(2 * depth)).build()?);
+        }
+        let data = shape
+            .memory
+            .register(nic, slots * shape.stride(), Access::ALL)?;
+        // One more for the request that ends the exchange.
+        let requests = nic.alloc((slots + 1) * REQUEST_BYTES, Access::LOCAL_WRITE, None)?;
+        let responses = nic.alloc(2 * slots * RESPONSE_BYTES, Access::LOCAL_WRITE, None)?;
+        for slot in 0..slots {
+            requests.write_u64(slot * REQUEST_BYTES + 8, slot as u64)?;
+        }
+        for (number, qp) in qps.iter().enumerate() {
+            let mut recvs = qp.recv_list(2 * depth);
+            for place in 2 * depth * number..2 * depth * (number + 1) {
+                let at = place * RESPONSE_BYTES;
+                recvs.recv(responses.slice(at..at + RESPONSE_BYTES)?, place as u64);
+            }
+            qp.post_recv(&mut recvs)?;
+        }
+        let qps = connect_all(link, qps)?;
+        link.send(&data.remote())?;
+        let numbers = qps.iter().enumerate().map(|(n, qp)| (qp.qpn(), n));
+        let numbers = numbers.collect();
+        let ends = qps.into_iter().map(|qp| End {
+            list: qp.postlist(sends),
+            recvs: qp.recv_list(2 * depth),
+            qp,
+            in_flight: 0,
+        });
+        let ends = ends.collect();
+        link.meet()?;
+        Ok(Self {
+            shape,
+            cq,
+            ends,
+            numbers,
+            requests,
+            data,
+            responses,
+            waits_for: vec![0; slots],
+            asked: 0,
+            answered: 0,
+        })
+    }
+
+    /// Exchanges requests for the time that was asked for, and ends; the requests a second.
+    fn exchange(&mut self) -> Result<f64> {
+        let span = self.shape.duration_ms * 1_000_000;
+        let begin = now_ns() + span / 10;
+        let mut measured = None;
+        let mut wcs = WcBuffer::<POLL>::new();
+        let mut patience = Patience::eager(PATIENCE_NS);
+        let mut free: Vec<_> = (0..self.waits_for.len()).collect();
+        let (mut looked, mut first) = (0, None);
+        loop {
+            if measured.is_none() {
+                self.ask_all(&mut free)?;
+            }
+            self.post()?;
+            if self.answered == self.asked {
+                break;
+            }
+            self.poll(&mut wcs, &mut patience, &mut free)?;
+            if self.answered - looked >= 64 {
+                looked = self.answered;
+                let now = now_ns();
+                if now >= begin {
+                    let (since, before) = *first.get_or_insert((now, self.answered));
+                    if now - since >= span && measured.is_none() {
+                        #[allow(clippy::cast_precision_loss)] // far below 2^52
+                        let rate = (self.answered - before) as f64 * 1e9 / (now - since) as f64;
+                        measured = Some(rate);
+                    }
+                }
+            }
+        }
+        self.end(&mut wcs)?;
+        measured.context("no requests were answered in the measured time")
+    }
+
+    /// Adds a request for each free slot to what is to be posted, as far as the send queues have room.
+    fn ask_all(&mut self, free: &mut Vec<usize>) -> Result<()> {
+        let mut waiting = 0;
+        for turn in 0..free.len() {
+            let slot = free[turn];
+            let end = &self.ends[slot / self.shape.depth];
+            if end.in_flight + end.list.len() < end.list.capacity() {
+                self.ask(slot)?;
+            } else {
+                free[waiting] = slot;
+                waiting += 1;
+            }
+        }
+        free.truncate(waiting);
+        Ok(())
+    }
+
+    /// Adds a request for a slot to what is to be posted.
+    fn ask(&mut self, slot: usize) -> Result<()> {
+        self.asked += 1;
+        self.waits_for[slot] = self.asked;
+        if self.shape.way == Way::Read {
+            let at = slot * self.shape.stride();
+            stamp(&self.data, at, self.shape.payload_bytes, self.asked)?;
+        }
+        let at = slot * REQUEST_BYTES;
+        self.requests.write_u64(at, self.asked)?;
+        let request = self.requests.slice(at..at + REQUEST_BYTES)?;
+        let end = &mut self.ends[slot / self.shape.depth];
+        end.list.send(request).signaled().wr_id(SENT);
+        Ok(())
+    }
+
+    fn post(&mut self) -> Result<()> {
+        for end in &mut self.ends {
+            if !end.recvs.is_empty() {
+                end.qp.post_recv(&mut end.recvs)?;
+                end.recvs.clear();
+            }
+            if !end.list.is_empty() {
+                end.in_flight += end.list.len();
+                end.qp.post_send(&mut end.list)?;
+                end.list.clear();
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes completions; slots whose request was answered become `free`.
+    fn poll(
+        &mut self,
+        wcs: &mut WcBuffer<POLL>,
+        patience: &mut Patience,
+        free: &mut Vec<usize>,
+    ) -> Result<()> {
+        let Self {
+            shape,
+            cq,
+            ends,
+            numbers,
+            data,
+            responses,
+            waits_for,
+            answered,
+            ..
+        } = self;
+        let came = reap(cq, wcs, |wc| {
+            let number = *numbers
+                .get(&wc.qp_num())
+                .context("not of a queue pair here")?;
+            let end = &mut ends[number];
+            if wc.wr_id() & SENT != 0 {
+                end.in_flight -= 1;
+                return Ok(());
+            }
+            let at = usize::try_from(wc.wr_id())? * RESPONSE_BYTES;
+            let number = responses.read_u64(at)?;
+            let slot = usize::try_from(responses.read_u64(at + 8)?)?;
+            if number == 0 || waits_for.get(slot) != Some(&number) {
+                bail!("a response to request {number} in slot {slot}, which waits for none");
+            }
+            if shape.way == Way::Write {
+                check(data, slot * shape.stride(), shape.payload_bytes, number)?;
+            }
+            waits_for[slot] = 0;
+            *answered += 1;
+            free.push(slot);
+            end.recvs
+                .recv(responses.slice(at..at + RESPONSE_BYTES)?, wc.wr_id());
+            Ok(())
+        })?;
+        if came == 0 {
+            return patience.check("a response");
+        }
+        patience.reset();
+        Ok(())
+    }
+
+    /// Tells the server that there are no more requests.
+    fn end(&mut self, wcs: &mut WcBuffer<POLL>) -> Result<()> {
+        let at = self.shape.slots() * REQUEST_BYTES;
+        let request = self.requests.slice(at..at + REQUEST_BYTES)?;
+        self.ends[0].list.send(request).signaled().wr_id(SENT);
+        self.post()?;
+        let mut patience = Patience::eager(PATIENCE_NS);
+        while self.ends.iter().any(|end| end.in_flight > 0) {
+            self.poll(wcs, &mut patience, &mut Vec::new())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,67 @@
+//! Data that can be checked: the number of its request in the first and the last word, and in one between.
+
+use anyhow::{Result, bail};
+use verbs::MemoryRegion;
+
+/// Where the words lie in a payload of so many bytes. The middle one moves from request to request, so that in time all
+/// of the payload is looked at.
+fn words(payload_bytes: usize, number: u64) -> [usize; 3] {
+    let words = payload_bytes / 8;
+    let turn = usize::try_from(number % (1 << 20)).unwrap_or(0);
+    // Nine words on each time: another cache line.
+    [0, 8 * (turn * 9 % words), 8 * (words - 1)]
+}
+
+/// Marks the payload at `at`.
+pub(super) fn stamp(
+    memory: &MemoryRegion,
+    at: usize,
+    payload_bytes: usize,
+    number: u64,
+) -> Result<()> {
+    for word in words(payload_bytes, number) {
+        memory.write_u64(at + word, number)?;
+    }
+    Ok(())
+}
+
+/// Whether the payload at `at` has the marks of this request.
+pub(super) fn check(
+    memory: &MemoryRegion,
+    at: usize,
+    payload_bytes: usize,
+    number: u64,
+) -> Result<()> {
+    for word in words(payload_bytes, number) {
+        let found = memory.read_u64(at + word)?;
+        if found != number {
+            bail!("request {number} brought the data of request {found} at byte {word}");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nic::{Nic, NicChoice};
+
+    #[test]
+    fn each_word_is_looked_at_and_a_wrong_one_is_noticed() {
+        let mut seen = [false; 512];
+        for number in 0..512 {
+            for word in words(4096, number) {
+                seen[word / 8] = true;
+            }
+        }
+        assert_eq!(seen, [true; 512]);
+        let nic = Nic::open(&NicChoice::first_of("softnic")).unwrap();
+        let memory = nic.alloc(128, verbs::Access::LOCAL_WRITE, None).unwrap();
+        for wrong in words(64, 5) {
+            stamp(&memory, 64, 64, 5).unwrap();
+            check(&memory, 64, 64, 5).unwrap();
+            memory.write_u64(64 + wrong, 4).unwrap();
+            assert!(check(&memory, 64, 64, 5).is_err());
+        }
+    }
+}

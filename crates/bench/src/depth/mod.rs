@@ -1,0 +1,73 @@
+//! Requests and responses as a storage target and its initiator exchange them (NVMe over Fabrics), at several depths.
+//!
+//! The client SENDs a request of 64 bytes that names a slot of its memory. The server takes it from a shared receive
+//! queue, WRITEs the data into that slot or READs them from there, and SENDs a response behind. The client keeps so many
+//! requests of each queue pair in flight as the depth says. Both poll, each one completion queue, and post once a poll.
+
+mod client;
+mod data;
+mod server;
+mod shape;
+
+pub use client::{Rate, run};
+pub(crate) use server::work;
+pub(crate) use shape::DepthOrder;
+pub use shape::{Memory, Shape, Way};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Job;
+    use crate::link::Link;
+    use crate::nic::{Nic, NicChoice};
+
+    fn tiny(shape: Shape) -> Rate {
+        let nic = NicChoice::first_of("softnic");
+        let (mut left, mut right) = Link::pair().unwrap();
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(move || match right.recv()? {
+                Job::Depth(order) => work(&mut right, &order),
+                job => anyhow::bail!("{job:?} is no exchange of requests"),
+            });
+            let rate = client::drive(&mut left, &nic, &Nic::open(&nic).unwrap(), &shape);
+            drop(left);
+            worker.join().unwrap().unwrap();
+            rate.unwrap()
+        })
+    }
+
+    #[test]
+    fn both_ways_at_several_depths_in_each_kind_of_memory() {
+        for way in [Way::Write, Way::Read] {
+            for memory in [Memory::Shared, Memory::Heap, Memory::Large] {
+                for (depth, queue_pairs) in [(1, 1), (16, 1), (3, 2)] {
+                    let shape = Shape {
+                        way,
+                        memory,
+                        depth,
+                        queue_pairs,
+                        payload_bytes: 4096,
+                        duration_ms: 5,
+                    };
+                    let rate = tiny(shape);
+                    assert!(rate.verified > 0 && rate.requests_per_s > 0.0, "{shape:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn payloads_of_few_words() {
+        for payload_bytes in [8, 16, 24, 100] {
+            let rate = tiny(Shape {
+                way: Way::Write,
+                memory: Memory::Shared,
+                depth: 2,
+                queue_pairs: 1,
+                payload_bytes,
+                duration_ms: 2,
+            });
+            assert!(rate.verified > 0);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What a pipeline of copies between two cores costs: one copies a block into a slot, the other one looks at it and gives
+//! the slot back. Whatever moves data between two processes by a copy is at most as fast.
+//!
+//! Unsafe code: the peer is defined by raw memory access.
+
+#![allow(unsafe_code)]
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use super::copy::{pattern, stamp};
+use crate::pin::{Cores, pin};
+
+/// A block, and whose it is: the copier's when `turn` is even, the reader's when it is odd.
+struct Slot {
+    turn: Turn,
+    block: UnsafeCell<Vec<u8>>,
+}
+
+#[repr(align(128))]
+struct Turn(AtomicU64);
+
+// SAFETY: the block is touched only by the thread whose turn it is, see `Slot`.
+unsafe impl Sync for Slot {}
+
+/// Copies of `block_bytes` a second, at least 16, from one core to the other through so many slots; the other core finds
+/// the number of each copy at its start and the last byte of the pattern.
+///
+/// # Errors
+/// When a thread cannot be pinned, or a block is wrong.
+pub fn copies_per_s(
+    cores: Cores,
+    block_bytes: usize,
+    slots: usize,
+    duration: Duration,
+) -> Result<f64> {
+    let slot = || Slot {
+        turn: Turn(AtomicU64::new(0)),
+        block: UnsafeCell::new(vec![0; block_bytes]),
+    };
+    let slots: Vec<Slot> = (0..slots).map(|_| slot()).collect();
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| read(cores.responder, &slots, block_bytes, &ended));
+        let copier = scope.spawn(|| {
+            let rate = copy(cores.requester, &slots, block_bytes, duration);
+            ended.store(true, Ordering::Release);
+            rate
+        });
+        let read = reader.join().expect("the reader does not panic");
+        let rate = copier.join().expect("the copier does not panic");
+        read.and(rate)
+    })
+}
+
+/// Copies until the time is over; a slot that is not given back is waited for.
+fn copy(core: usize, slots: &[Slot], block_bytes: usize, duration: Duration) -> Result<f64> {
+    pin(core)?;
+    let mut sources: Vec<_> = slots.iter().map(|_| pattern(block_bytes)).collect();
+    let (mut number, mut begun, mut before) = (0u64, Instant::now(), 0);
+    let warm_up = duration / 10;
+    let mut warm = false;
+    loop {
+        for (slot, source) in slots.iter().zip(&mut sources) {
+            number += 1;
+            stamp(source, number);
+            // SYNC POINT: pairs with the reader's store behind its look at the block.
+            while !slot.turn.0.load(Ordering::Acquire).is_multiple_of(2) {
+                std::hint::spin_loop();
+            }
+            // SAFETY: it is the copier's turn; the block has as many bytes, and no reference to it lives now.
+            // JUSTIFICATION: this copy is what the peer measures.
+            unsafe {
+                let block = (*slot.block.get()).as_mut_ptr();
+                std::ptr::copy_nonoverlapping(source.as_ptr(), block, block_bytes);
+            }
+            slot.turn.0.fetch_add(1, Ordering::Release);
+        }
+        let elapsed = begun.elapsed();
+        if !warm && elapsed >= warm_up {
+            (warm, begun, before) = (true, Instant::now(), number);
+        } else if warm && elapsed >= duration {
+            #[allow(clippy::cast_precision_loss)] // far below 2^52
+            return Ok((number - before) as f64 / elapsed.as_secs_f64());
+        }
+    }
+}
+
+/// Looks at each block until the copier has ended.
+fn read(core: usize, slots: &[Slot], block_bytes: usize, ended: &AtomicBool) -> Result<()> {
+    let pinned = pin(core);
+    let last = pattern(block_bytes).pop();
+    let (mut number, mut wrong) = (0u64, 0u64);
+    loop {
+        for slot in slots {
+            while slot.turn.0.load(Ordering::Acquire).is_multiple_of(2) {
+                if ended.load(Ordering::Acquire)
+                    && slot.turn.0.load(Ordering::Acquire).is_multiple_of(2)
+                {
+                    ensure!(
+                        wrong == 0,
+                        "{wrong} of {number} blocks held other bytes than were copied"
+                    );
+                    return pinned;
+                }
+                std::hint::spin_loop();
+            }
+            number += 1;
+            // SAFETY: it is the reader's turn; the reference ends before the slot is given back.
+            let block = unsafe { &*slot.block.get() };
+            let right = block.starts_with(&number.to_le_bytes()) && block.last() == last.as_ref();
+            slot.turn.0.fetch_add(1, Ordering::Release);
+            wrong += u64::from(!right);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_handed_over_and_checked() {
+        let cores = Cores::first_two().unwrap();
+        for (bytes, slots) in [(16, 1), (4096, 3)] {
+            let rate = copies_per_s(cores, bytes, slots, Duration::from_millis(5)).unwrap();
+            assert!(rate > 0.0);
+        }
+    }
+}

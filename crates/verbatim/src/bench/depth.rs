@@ -1,0 +1,237 @@
+//! `verbatim bench depth`: whether more requests in flight bring more requests a second.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use bench::depth::{self, Memory, Shape, Way};
+use bench::link::Link;
+use bench::peers::handover;
+use bench::record::Record;
+use bench::stats::Spread;
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::common::{CoresArgs, bytes, nic_choice, warn_of_circumstances, worker};
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::output::{self, figure, print, print_typed, table};
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  verbatim bench depth
+  verbatim bench depth --verb read --memory large --depth 1,32
+  verbatim bench depth --queue-pairs 4 --rounds 9 --json
+
+A client SENDs requests of 64 bytes. The server takes them from a shared receive queue, WRITEs the data into the client's \
+memory (or READs them from there), and SENDs a response, as a target of NVMe over Fabrics does. Both poll, on a core each. \
+Beside each depth is a pipeline of bare copies of the same blocks between the same cores, with as many buffers.";
+
+/// Arguments of the command.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// How the server moves the data
+    #[arg(long, value_enum, default_value_t = WayArg::Write)]
+    verb: WayArg,
+    /// Requests in flight of each queue pair, with commas between them; ratios are to the first
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128", value_parser = args::number("a depth", 1..=1024usize))]
+    depth: Vec<usize>,
+    /// Bytes of data of a request; also with K (KiB) or M (MiB) behind
+    #[arg(long, value_name = "BYTES", default_value = "4K", value_parser = payload)]
+    payload: usize,
+    /// Queue pairs
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of queue pairs", 1..=64usize))]
+    queue_pairs: usize,
+    /// Where the data lie on both sides
+    #[arg(long, value_enum, default_value_t = MemoryArg::Shared)]
+    memory: MemoryArg,
+    /// How often each depth is measured, in turn
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    rounds: u32,
+    /// How long each measurement takes
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = args::duration)]
+    duration: Duration,
+    #[command(flatten)]
+    cores: CoresArgs,
+    /// Print one JSON object per line: record, depth
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum WayArg {
+    /// RDMA WRITE into the client's memory
+    Write,
+    /// RDMA READ of the client's memory
+    Read,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum MemoryArg {
+    /// Memory that peers map
+    Shared,
+    /// Memory from malloc, which the software NIC lets peers map
+    Heap,
+    /// A region of 65 MiB from malloc, which peers reach by system call
+    Large,
+}
+
+fn payload(text: &str) -> Result<usize, String> {
+    let parsed = args::bytes(1 << 20)(text)?;
+    if parsed < 16 || !parsed.is_multiple_of(8) {
+        return Err("the data of a request are words of 8 bytes, 16 or more".to_owned());
+    }
+    Ok(parsed)
+}
+
+/// What is measured, for the record.
+#[derive(Serialize)]
+struct Settings {
+    rounds: u32,
+    shapes: Vec<Shape>,
+}
+
+/// What came of one depth, as `--json` prints it.
+#[derive(Serialize)]
+struct Measured {
+    #[serde(flatten)]
+    shape: Shape,
+    requests_per_s: Option<Spread>,
+    /// Of the rate at the first depth of the same round.
+    ratio_to_first: Option<Spread>,
+    /// Bare copies of such blocks between the cores.
+    copies_per_s: Option<Spread>,
+    verified: u64,
+}
+
+/// The samples of one depth, a round each.
+#[derive(Default)]
+struct Samples {
+    rates: Vec<f64>,
+    ratios: Vec<f64>,
+    copies: Vec<f64>,
+    verified: u64,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    args.nic.settle()?;
+    let nic = nic_choice(&args.nic, &args.port);
+    let cores = args.cores.settle()?;
+    let shapes = shapes(args);
+    let settings = Settings {
+        rounds: args.rounds,
+        shapes: shapes.clone(),
+    };
+    let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
+    if args.json {
+        print_typed("record", &record)?;
+    }
+    warn_of_circumstances(&record);
+    let mut link = Link::spawn(&worker()?, cores.responder)?;
+    let mut samples: Vec<Samples> = shapes.iter().map(|_| Samples::default()).collect();
+    let bar = output::progress(u64::from(args.rounds) * shapes.len() as u64);
+    for _ in 0..args.rounds {
+        let mut first = None;
+        for (shape, samples) in shapes.iter().zip(&mut samples) {
+            let rate = depth::run(cores.requester, &mut link, &nic, shape)?;
+            let copies = handover::copies_per_s(
+                cores,
+                shape.payload_bytes,
+                shape.depth * shape.queue_pairs,
+                args.duration / 4,
+            )?;
+            samples.rates.push(rate.requests_per_s);
+            let first = *first.get_or_insert(rate.requests_per_s);
+            samples.ratios.push(rate.requests_per_s / first);
+            samples.copies.push(copies);
+            samples.verified += rate.verified;
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    let measured = shapes.iter().zip(samples).map(|(shape, samples)| Measured {
+        shape: *shape,
+        requests_per_s: Spread::of(&samples.rates),
+        ratio_to_first: Spread::of(&samples.ratios),
+        copies_per_s: Spread::of(&samples.copies),
+        verified: samples.verified,
+    });
+    let measured: Vec<_> = measured.collect();
+    if args.json {
+        for line in &measured {
+            print_typed("depth", line)?;
+        }
+        return Ok(Outcome::Done);
+    }
+    print(format_args!(
+        "requests of 64 B, data of {} by {} in {} memory, {} queue pair(s), on {}, cores {} and {}; medians of {} rounds \
+         (min..max)",
+        bytes(args.payload),
+        shapes[0].way.name(),
+        shapes[0].memory.name(),
+        args.queue_pairs,
+        record.device,
+        cores.requester,
+        cores.responder,
+        args.rounds
+    ))?;
+    print_table(&measured)
+}
+
+fn shapes(args: &Args) -> Vec<Shape> {
+    let shape = |depth: &usize| Shape {
+        way: match args.verb {
+            WayArg::Write => Way::Write,
+            WayArg::Read => Way::Read,
+        },
+        memory: match args.memory {
+            MemoryArg::Shared => Memory::Shared,
+            MemoryArg::Heap => Memory::Heap,
+            MemoryArg::Large => Memory::Large,
+        },
+        depth: *depth,
+        queue_pairs: args.queue_pairs,
+        payload_bytes: args.payload,
+        duration_ms: u64::try_from(args.duration.as_millis()).unwrap_or(u64::MAX),
+    };
+    args.depth.iter().map(shape).collect()
+}
+
+fn print_table(measured: &[Measured]) -> Result<Outcome> {
+    let mut rows = table(
+        [
+            "depth",
+            "1000 requests/s",
+            "to the first",
+            "1000 bare copies/s",
+            "verified",
+        ],
+        &[0, 1, 2, 3, 4],
+    );
+    for line in measured {
+        rows.add_row([
+            line.shape.depth.to_string(),
+            spread(line.requests_per_s, 1e3),
+            spread(line.ratio_to_first, 1.0),
+            spread(line.copies_per_s, 1e3),
+            line.verified.to_string(),
+        ]);
+    }
+    print(rows)?;
+    Ok(Outcome::Done)
+}
+
+/// Median and range in multiples of `unit`.
+pub(super) fn spread(spread: Option<Spread>, unit: f64) -> String {
+    spread.map_or_else(
+        || "-".to_owned(),
+        |s| {
+            let [median, min, max] = [s.median, s.min, s.max].map(|x| figure(x / unit));
+            format!("{median} ({min}..{max})")
+        },
+    )
+}
