@@ -35,6 +35,8 @@ pub(crate) enum Kind {
     Frame = 5,
     /// The same, with right checksums.
     CheckedFrame = 6,
+    /// An RDMA WRITE behind SENDs: the R_Key is in the place of an immediate, the remote address in front of the payload.
+    Write = 7,
 }
 
 impl Kind {
@@ -47,6 +49,7 @@ impl Kind {
             4 => Some(Self::SendWithInv),
             5 => Some(Self::Frame),
             6 => Some(Self::CheckedFrame),
+            7 => Some(Self::Write),
             _ => None,
         }
     }

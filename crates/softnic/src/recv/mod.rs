@@ -537,7 +537,8 @@ fn handle<const UD: bool>(
             }
             (IBV_WC_RECV, IBV_WC_WITH_INV)
         }
-        None => return Handled::Failed(IBV_WC_REM_INV_REQ_ERR),
+        Some(Kind::Write) if !UD => return write_in_order(qp, record, from, to),
+        None | Some(Kind::Write) => return Handled::Failed(IBV_WC_REM_INV_REQ_ERR),
     };
     if !UD && rq.tags.is_some() && opcode == IBV_WC_RECV {
         let source = tags::Source {

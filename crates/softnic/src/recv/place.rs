@@ -3,6 +3,7 @@
 use nic_core::rights::{Access, Owner, Permitted, QueuePair, authorize};
 
 use super::*;
+use crate::send::{Target, WRITE_PREFIX, read_to_unmapped, remote_region};
 use shm::mem::{BOUNCE, Fault, copy, is_readable, is_writable};
 
 pub(super) enum PlaceError {
@@ -354,4 +355,92 @@ impl Scatter<'_> {
             ..start_of(&sge, n)
         })
     }
+}
+
+/// SGEs of a WRITE, at most.
+const MOST_SGES: usize = crate::device::MAX_SGE as usize;
+
+/// Executes a WRITE that its requester left to the responder, with the checks that a responder makes: it stands in the ring
+/// behind SENDs, and in front of others.
+#[cold]
+#[inline(never)]
+pub(super) fn write_in_order(
+    qp: &Qp,
+    record: &Record<'_>,
+    from: &mut Sender<'_>,
+    to: &mut Receiver<'_, '_>,
+) -> Handled {
+    // It holds a pin of the cache that is asked here.
+    to.window.close();
+    let header = record.header;
+    let Some(bytes) = record.payload.len().checked_sub(WRITE_PREFIX) else {
+        return Handled::Failed(IBV_WC_REM_INV_REQ_ERR);
+    };
+    let first = record.payload.as_mut_ptr();
+    // SAFETY: the record has at least as many bytes; any are a number, read once.
+    let addr = unsafe { first.cast::<u64>().read_unaligned() };
+    let me = Target {
+        peer: qp.nic.me(),
+        index: qp.index,
+        srqn: 0,
+    };
+    let len = u64::from(header.len);
+    let access = Access::RemoteWrite;
+    let found = remote_region(qp.nic, &me, to.local, (addr, header.imm), len, access);
+    let Ok((region, mut left, _pin)) = found else {
+        return refused(qp);
+    };
+    if header.flags & FLAG_BY_REFERENCE == 0 {
+        if len > bytes as u64 {
+            return Handled::Failed(IBV_WC_REM_INV_REQ_ERR);
+        }
+        // SAFETY: `left` is of this region, which is pinned, and the record has as many bytes behind the prefix.
+        let written = unsafe { region.write(left, first.add(WRITE_PREFIX)) };
+        return written.map_or_else(|Fault| refused(qp), |()| Handled::Done);
+    }
+    let mut list = [0u8; MOST_SGES * size_of::<ibv_sge>()];
+    let Some(list) = list.get_mut(..bytes) else {
+        return Handled::Failed(IBV_WC_REM_INV_REQ_ERR);
+    };
+    // SAFETY: the record has `bytes` bytes behind the prefix; the array is this function's.
+    unsafe {
+        std::ptr::copy_nonoverlapping(first.add(WRITE_PREFIX), list.as_mut_ptr(), bytes);
+    }
+    let listed = Record::of_bytes(header, list);
+    let sender = (from.peer, from.src_qpn);
+    let copied = for_each_referenced(qp, &listed, sender, from.remote, |source, at| {
+        let (into, rest) = left.split_at(at.len());
+        left = rest;
+        let copied = if let Some(src) = source.direct(at) {
+            // SAFETY: both are of pinned regions and as long.
+            unsafe { region.write(into, src) }.map_err(|Fault| !is_readable(src, at.len() as usize))
+        } else if let Some(dst) = region.direct(into) {
+            // SAFETY: as above.
+            unsafe { source.read(at, dst) }.map_err(|Fault| is_writable(dst, at.len() as usize))
+        } else {
+            read_to_unmapped((source, at), (region, into)).map_err(|of_target| !of_target)
+        };
+        copied.map_err(|of_sender| match of_sender {
+            true if from.peer.has_ended() => PlaceError::SenderGone,
+            true => PlaceError::Sender,
+            false => PlaceError::Local,
+        })
+    });
+    match copied {
+        Ok(()) if withdrawn(from.peer, from.ring_at) => Handled::Lost,
+        Ok(()) => Handled::Done,
+        Err(PlaceError::SenderGone) => Handled::Lost,
+        Err(PlaceError::Sender) => Handled::Unsendable,
+        Err(PlaceError::Local | PlaceError::TooLong) => refused(qp),
+    }
+}
+
+/// The request has no right to that memory, or it is not there: both sides hear of it (RC), or it is dropped (UC, IBTA
+/// vol. 1, 9.9.3).
+fn refused(qp: &Qp) -> Handled {
+    if qp.qp_type != QpType::Rc {
+        return Handled::Done;
+    }
+    qp.raise(IBV_EVENT_QP_ACCESS_ERR);
+    Handled::Failed(IBV_WC_REM_ACCESS_ERR)
 }

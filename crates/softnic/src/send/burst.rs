@@ -242,7 +242,7 @@ unsafe fn sends<const UD: bool>(
                 opcode: byte(IBV_WC_SEND),
                 status: SUCCESS,
                 signaled,
-                _rest: 0,
+                ordered: 0,
             };
             if UD {
                 sq.ready.push(wqe);
@@ -348,7 +348,7 @@ unsafe fn writes<const INLINE: bool>(
                 opcode: byte(IBV_WC_RDMA_WRITE),
                 status: SUCCESS,
                 signaled,
-                _rest: 0,
+                ordered: 0,
             };
             if behind {
                 sq.pending.push(wqe);

@@ -65,6 +65,7 @@ pub(super) fn reconnected(qp: &Qp, sq: &mut SendQueue) -> bool {
         return false;
     };
     new.srqn = old.srqn;
+    sq.ordered_end = 0;
     new.announce(qp.nic);
     if let Some(old) = sq.out.replace(new) {
         old.close(qp.nic);
@@ -197,4 +198,139 @@ pub(super) fn is_private(qp: &Qp, local: &mut RegionCache, sges: &[ibv_sge]) -> 
     local
         .get(qp.nic, qp.nic.me(), sge.lkey, || qp.pd)
         .is_ok_and(|(region, _pin)| region.private)
+}
+
+// RDMA WRITEs behind SENDs that the receiver has not taken.
+//
+// A responder executes requests in order (IBTA vol. 1, 9.5), so the requester may not execute a WRITE while a SEND in
+// front of it is on its way. Were it to wait, a target that answers each request by a WRITE and a SEND would make one
+// round trip a request, however many requests it has. Where a SEND of the same queue follows, the receiver has to look
+// into the ring anyway: then the WRITE becomes a record in front of that SEND's, and the receiver executes it.
+
+/// Bytes in front of the payload, or of the list of SGEs: the remote address, and as many zeros.
+pub(crate) const WRITE_PREFIX: usize = 16;
+
+/// WRs behind a WRITE among which a SEND is looked for.
+pub(super) const LOOK_AHEAD: usize = 8;
+
+/// Does a message that the receiver has to take stand behind `wr` in its list?
+///
+/// # Safety
+/// `wr` is of a list as `ibv_post_send(3)` describes it.
+pub(super) unsafe fn is_before_message(wr: &ibv_send_wr) -> bool {
+    let mut next = wr.next;
+    for _ in 0..LOOK_AHEAD {
+        // SAFETY: null or the next WR of the list (contract).
+        let Some(wr) = (unsafe { next.as_ref() }) else {
+            return false;
+        };
+        if takes_message(wr.opcode) {
+            return true;
+        }
+        next = wr.next;
+    }
+    false
+}
+
+/// Has the receiver to take something from the ring for a WR of this kind?
+pub(super) fn takes_message(opcode: ibv_wr_opcode) -> bool {
+    matches!(
+        opcode,
+        IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV | IBV_WR_RDMA_WRITE_WITH_IMM
+    )
+}
+
+/// RDMA WRITE while SENDs are on their way: left to the receiver, if it looks for a message behind it.
+#[cold]
+pub(super) fn write_in_order(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
+    if !view.before_message || matches!(qp.xrc, Xrc::Send) {
+        return Outcome::Later;
+    }
+    let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
+    if total > u64::from(crate::device::MAX_MSG_SZ) {
+        return Outcome::Failed(IBV_WC_LOC_LEN_ERR);
+    }
+    if total == 0 {
+        return Outcome::Done(0);
+    }
+    let Some(out) = &mut sq.out else {
+        return Outcome::Later;
+    };
+    #[allow(clippy::cast_possible_truncation)] // at most 2^30
+    let (len, total) = (total as u32, total as usize);
+    // SAFETY: the union's member for this opcode; plain integers.
+    let (addr, rkey) = unsafe { (view.wr.wr.rdma.remote_addr, view.wr.wr.rdma.rkey) };
+    let is_copy_only = view.gathered.is_some() || view.wr.send_flags & IBV_SEND_INLINE != 0;
+    // A system call of the receiver's takes longer than to wait until the ring has room.
+    let must_copy = is_copy_only
+        || (total > COPY_MAX
+            && total <= COPY_MAX_PRIVATE
+            && is_private(qp, &mut sq.local, view.sges));
+    let by_value = must_copy || total <= COPY_MAX;
+    if by_value && WRITE_PREFIX + total <= out.producer.max_payload() {
+        match out.producer.has_room(WRITE_PREFIX + total) {
+            Ok(true) => {
+                let mut dst = prefix(&mut out.producer, addr, total);
+                let copied = for_each_part(qp, &mut sq.local, view, |src, len| {
+                    // SAFETY: the parts add up to `total` bytes, which the place has behind the prefix.
+                    unsafe { shm::mem::copy(dst, src, len) }
+                        .map_err(|Fault| IBV_WC_LOC_PROT_ERR)?;
+                    dst = dst.wrapping_add(len);
+                    Ok(())
+                });
+                if let Err(status) = copied {
+                    return Outcome::Failed(status);
+                }
+                let header = header(Kind::Write, 0, rkey, len, 0);
+                out.producer.commit(header, WRITE_PREFIX + total);
+                return Outcome::Ordered(out.producer.pos(), len);
+            }
+            Ok(false) if must_copy => return Outcome::Later,
+            Ok(false) => {}
+            Err(_) => return Outcome::Failed(IBV_WC_REM_OP_ERR),
+        }
+    }
+    if is_copy_only {
+        return Outcome::Later;
+    }
+    by_reference(qp, sq, view, (addr, rkey, len))
+}
+
+/// The same with the list of SGEs in the place of the payload.
+fn by_reference(
+    qp: &Qp,
+    sq: &mut SendQueue,
+    view: &WrView<'_>,
+    (addr, rkey, len): (u64, u32, u32),
+) -> Outcome {
+    let Some(out) = &mut sq.out else {
+        return Outcome::Later;
+    };
+    let bytes = size_of_val(view.sges);
+    match out.producer.has_room(WRITE_PREFIX + bytes) {
+        Ok(true) => {}
+        Ok(false) => return Outcome::Later,
+        Err(_) => return Outcome::Failed(IBV_WC_REM_OP_ERR),
+    }
+    for sge in view.sges.iter().filter(|s| s.length != 0) {
+        if checked_sge(qp.nic, &mut sq.local, qp.pd, sge, false).is_err() {
+            return Outcome::Failed(IBV_WC_LOC_PROT_ERR);
+        }
+    }
+    let place = prefix(&mut out.producer, addr, bytes);
+    // SAFETY: the place has `bytes` bytes behind the prefix, the size of the list; nobody else sees them yet.
+    unsafe { std::ptr::copy_nonoverlapping(view.sges.as_ptr().cast(), place, bytes) };
+    let header = header(Kind::Write, FLAG_BY_REFERENCE, rkey, len, 0);
+    out.producer.commit(header, WRITE_PREFIX + bytes);
+    Outcome::Ordered(out.producer.pos(), len)
+}
+
+/// Begins a record for so many bytes behind the prefix, which it fills in; where they go.
+fn prefix(producer: &mut Producer, addr: u64, bytes: usize) -> *mut u8 {
+    let place = producer.place(WRITE_PREFIX + bytes).as_mut_ptr();
+    // SAFETY: the place has as many bytes and more; nobody else sees them yet.
+    unsafe {
+        place.cast::<[u64; 2]>().write_unaligned([addr, 0]);
+        place.add(WRITE_PREFIX)
+    }
 }

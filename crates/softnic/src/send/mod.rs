@@ -61,7 +61,8 @@ pub(crate) use rendezvous::rendezvous;
 use ud::*;
 
 pub(crate) use builder::{Builder, List};
-pub(crate) use one_sided::{FlushRange, Target};
+pub(crate) use connected::WRITE_PREFIX;
+pub(crate) use one_sided::{FlushRange, Target, read_to_unmapped, remote_region};
 pub(crate) use packets::{Wire, go_on, packet_timeout_ns, take_answer};
 pub(crate) use progress::{poll_sends, send_rest, wake_debtor};
 pub(crate) use responder_memory::RemoteMemory;
@@ -144,8 +145,9 @@ struct SendWqe {
     opcode: u8,
     status: u8,
     signaled: bool,
-    /// So that these are stored at once.
-    _rest: u8,
+    /// 1 for a WRITE that the receiver executes in the order of the ring, else 0. As large as the others, so that all are
+    /// stored at once.
+    ordered: u8,
 }
 
 /// A code of a completion in an entry of a queue.
@@ -163,16 +165,17 @@ impl SendWqe {
     /// What it adds to the counts of [`Pending`].
     #[inline(always)]
     fn counts(&self) -> u64 {
-        let is_send_on_its_way = self.end != 0 && self.opcode == byte(IBV_WC_SEND);
-        u64::from(self.signaled) | u64::from(is_send_on_its_way) << 32
+        let is_in_order = self.opcode == byte(IBV_WC_SEND) || self.ordered != 0;
+        u64::from(self.signaled) | u64::from(self.end != 0 && is_in_order) << 32
     }
 }
 
 /// The WRs that are not done, in order.
 struct Pending {
     wqes: Fifo<SendWqe>,
-    /// How many of them are signaled and, in the upper half, how many are SENDs that the receiver has not taken yet: one
-    /// word, since of two the compiler makes a vector here and two words there, which wait for each other.
+    /// How many of them are signaled and, in the upper half, how many are SENDs that the receiver has not taken yet, or
+    /// WRITEs that it has not executed: one word, since of two the compiler makes a vector here and two words there, which
+    /// wait for each other.
     counts: u64,
 }
 
@@ -186,7 +189,7 @@ impl Pending {
     fn has_signaled(&self) -> bool {
         self.counts & u64::from(u32::MAX) != 0
     }
-    /// Is one of them a SEND that the receiver has not taken yet?
+    /// Is one of them a SEND that the receiver has not taken yet, or a WRITE that it has not executed?
     #[inline(always)]
     fn has_sends(&self) -> bool {
         self.counts >> 32 != 0
@@ -248,6 +251,8 @@ struct WrView<'a> {
     ah: Option<&'a Ah>,
     /// For a bind work request.
     bind: Option<BindRequest>,
+    /// A message of this queue follows, for which the receiver has to look into the ring.
+    before_message: bool,
 }
 
 /// What became of a WR.
@@ -256,6 +261,8 @@ enum Outcome {
     Done(u32),
     /// In a ring up to this position.
     InRing(u64),
+    /// A WRITE in a ring up to this position; the completion says so many bytes.
+    Ordered(u64, u32),
     /// On its way in packets, done at this position; the completion says so many bytes.
     InFlight(u64, u32),
     /// Not yet possible.
@@ -291,6 +298,8 @@ pub(crate) struct SendQueue {
     remote: RegionCache,
     /// When the peer of a reliable queue pair was first found not to answer.
     silent: Waiting,
+    /// Position of the ring behind the last WRITE that the receiver executes.
+    ordered_end: u64,
     stopped: bool,
 }
 
@@ -319,6 +328,7 @@ impl SendQueue {
             local: RegionCache::new(),
             remote: RegionCache::new(),
             silent: Waiting::NO,
+            ordered_end: 0,
             stopped: false,
         })
     }
@@ -403,6 +413,7 @@ impl SendQueue {
         self.local.clear();
         self.remote.clear();
         self.silent.end();
+        self.ordered_end = 0;
         self.stopped = false;
     }
 
@@ -539,6 +550,7 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
     let state = qp.state();
     let mut result = 0;
     let held_back = !sq.deferred.is_empty();
+    let ordered_before = sq.ordered_end;
     if !matches!(
         state,
         QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err
@@ -580,8 +592,12 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
     if work != SendWork::None && qp.send_cq.is_armed() {
         asleep(qp, sq);
     }
-    if (!held_back && !sq.deferred.is_empty()) || sq.wire.is_some() {
-        // The engine tries it again, and repeats what is lost, even if nobody polls.
+    if (!held_back && !sq.deferred.is_empty())
+        || sq.wire.is_some()
+        || sq.ordered_end != ordered_before
+    {
+        // The engine tries it again, repeats what is lost, and has a receiver execute what it was left, even if nobody
+        // polls.
         qp.nic.call_engine();
     }
     result
@@ -685,6 +701,10 @@ unsafe fn post_one<const FAULTS: bool>(
         gathered: None,
         ah,
         bind,
+        before_message: wr.opcode == IBV_WR_RDMA_WRITE
+            && sq.pending.has_sends()
+            // SAFETY: contract of this function.
+            && unsafe { is_before_message(wr) },
     };
     let seq = sq.posted;
     sq.posted += 1;
@@ -814,7 +834,7 @@ fn settle(
         opcode: byte(completion_opcode(wr.opcode)),
         status: byte(status),
         signaled,
-        _rest: 0,
+        ordered: 0,
     };
     match *outcome {
         Outcome::Done(byte_len) => {
@@ -825,6 +845,13 @@ fn settle(
             }
         }
         Outcome::InRing(end) => sq.pending.push(wqe(end, 0, IBV_WC_SUCCESS, signaled)),
+        Outcome::Ordered(end, byte_len) => {
+            sq.ordered_end = end;
+            sq.pending.push(SendWqe {
+                ordered: 1,
+                ..wqe(end, byte_len, IBV_WC_SUCCESS, signaled)
+            });
+        }
         Outcome::InFlight(end, byte_len) => {
             sq.pending
                 .push(wqe(end, byte_len, IBV_WC_SUCCESS, signaled));
@@ -903,6 +930,7 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
         IBV_WR_BIND_MW | IBV_WR_LOCAL_INV => local_operation(qp, view),
         // A responder executes requests in order (IBTA vol. 1, 9.5): what touches memory waits until the
         // SENDs in front of it have reached theirs.
+        IBV_WR_RDMA_WRITE if sends_on_their_way(sq) => write_in_order(qp, sq, view),
         _ if sends_on_their_way(sq) => Outcome::Later,
         IBV_WR_RDMA_WRITE => write(qp, sq, view).unwrap_or_else(|o| o),
         IBV_WR_RDMA_WRITE_WITH_IMM => write_with_imm(qp, sq, view),

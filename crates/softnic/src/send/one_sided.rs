@@ -48,7 +48,7 @@ impl Target<'_> {
 
 /// Why a one-sided WR may not go to the remote side that it names.
 #[derive(Clone, Copy)]
-pub(super) enum Denied {
+pub(crate) enum Denied {
     /// The responder refuses it: NAK-Remote Access Error (IBTA vol. 1, 9.7.5.2.4).
     RemoteAccess,
     /// The responder's process has ended.
@@ -59,7 +59,7 @@ pub(super) enum Denied {
 
 /// The remote side of a one-sided WR, checked.
 #[inline]
-pub(super) fn remote_region<'c>(
+pub(crate) fn remote_region<'c>(
     nic: &'static Nic,
     to: &Target<'_>,
     remote: &'c mut RegionCache,
@@ -299,7 +299,7 @@ pub(super) fn read(
 /// READs into an SGE whose region belongs to another process and is not mapped; both regions are pinned. The error says
 /// whether it was the SGE that could not be reached.
 #[cold]
-fn read_to_unmapped(
+pub(crate) fn read_to_unmapped(
     (region, mut from): (&shm::mem::Region, Permitted),
     (local, mut to): (&shm::mem::Region, Permitted),
 ) -> Result<(), bool> {

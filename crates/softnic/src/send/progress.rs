@@ -74,7 +74,8 @@ fn progress(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
             return false;
         }
         if front.end > consumed {
-            return stuck(qp, sq);
+            // A receiver that looks at its memory alone executes no WRITE: its engine has to.
+            return stuck(qp, sq) | (sq.ordered_end > consumed);
         }
         let wqe = *front;
         sq.pending.drop_front(&wqe);
@@ -192,6 +193,12 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
             gathered: d.payload.as_deref(),
             ah: d.ah.as_deref(),
             bind: d.bind,
+            before_message: d.wr.opcode == IBV_WR_RDMA_WRITE
+                && sq
+                    .deferred
+                    .iter()
+                    .take(LOOK_AHEAD)
+                    .any(|d| takes_message(d.wr.opcode)),
         };
         if matches!(qp.xrc, Xrc::Send) {
             aim(sq, &d.wr);

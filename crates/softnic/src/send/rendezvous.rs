@@ -40,6 +40,7 @@ pub(crate) fn rendezvous(
             gathered: None,
             ah: None,
             bind: None,
+            before_message: false,
         };
         match read(qp, sq, &view, pd) {
             Ok(Outcome::Later) | Err(Outcome::Later) => return Ok(false),

@@ -105,7 +105,7 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
         opcode: byte(IBV_WC_SEND),
         status: SUCCESS,
         signaled: sq.sq_sig_all || wr.send_flags & IBV_SEND_SIGNALED != 0,
-        _rest: 0,
+        ordered: 0,
     };
     sq.posted += 1;
     if !UD {

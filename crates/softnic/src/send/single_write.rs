@@ -101,7 +101,7 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
             opcode: byte(IBV_WC_RDMA_WRITE),
             status: SUCCESS,
             signaled: true,
-            _rest: 0,
+            ordered: 0,
         });
         let work = SendWork::Completions as u8;
         if qp.send_work.load(Ordering::Relaxed) != work {

@@ -1,18 +1,23 @@
 //! What a completion promises about memory, and in which order effects become visible.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use verbs_abi::IBV_WC_REM_ACCESS_ERR;
 
 use crate::harness::{case, patience};
 use crate::memory::MemKind;
 use crate::pair::Spec;
-use crate::wr::{Verb, fetch_add, read, send, write};
+use crate::wr::{Remote, Verb, fetch_add, read, send, write};
 use crate::{Env, pattern};
 
 tests! { "order";
     a_write_is_visible_when_a_later_send_arrives [],
     a_write_is_visible_when_it_completes [],
     a_write_follows_a_send_into_the_same_memory [],
+    a_write_between_sends_keeps_its_place [],
+    a_write_between_sends_needs_no_second_poll [],
+    a_write_between_sends_is_refused_in_its_place [],
     a_read_sees_the_write_before_it [Read],
     a_read_sees_the_send_before_it [Read],
     a_read_returns_what_was_there_when_it_completes [Read],
@@ -89,6 +94,96 @@ fn a_write_follows_a_send_into_the_same_memory(env: &Env) {
             pair.b.received().received(round, 64);
             target.memory.check(2 * round + 1);
         }
+    }
+}
+
+/// It does not overtake the SEND before it, which waits for a RECV, and is there when the SEND behind it arrives.
+fn a_write_between_sends_keeps_its_place(env: &Env) {
+    for memory in MemKind::ALL {
+        for len in [8usize, 64, 1024, 4096, 20_000] {
+            case(format!("{len} bytes, {memory:?}"));
+            let pair = Spec::rc().memory(memory).rnr_retry(7).pair(env);
+            let sources = [pair.a.buf(len), pair.a.buf(len)];
+            let target = pair.b.buf(len);
+            target.memory.fill(1000);
+            let before = target.memory.load(0);
+            for round in 0..4 {
+                sources[0].memory.fill(round);
+                sources[1].memory.fill(round + 100);
+                pair.a.post_list(vec![
+                    send([]).unsignaled(),
+                    write([sources[0].all()], target.remote()).id(1),
+                    send([]).unsignaled(),
+                    write([sources[1].all()], target.remote()).unsignaled(),
+                    send([]).id(2),
+                ]);
+                if round == 0 {
+                    pair.b.expect_silence();
+                    assert_eq!(target.memory.load(0), before, "it overtook a SEND");
+                }
+                for number in 0..3 {
+                    pair.b.recv(number, []);
+                }
+                for number in 0..3 {
+                    pair.b.received().received(number, 0);
+                }
+                target.memory.check(round + 100);
+                pair.a.sent().sent(1, Verb::RdmaWrite);
+                pair.a.sent().sent(2, Verb::Send);
+            }
+        }
+    }
+}
+
+/// A receiver that has taken the first SEND may look at its memory alone, and the requester may do something else.
+fn a_write_between_sends_needs_no_second_poll(env: &Env) {
+    for memory in MemKind::ALL {
+        case(format!("{memory:?}"));
+        let pair = Spec::rc().memory(memory).pair(env);
+        let source = pair.a.buf(8);
+        let target = pair.b.buf(8);
+        for round in 1..4 {
+            pair.b.recv(1, []);
+            pair.b.recv(2, []);
+            source.memory.store(0, round);
+            pair.a.post_list(vec![
+                send([]).unsignaled(),
+                write([source.all()], target.remote()).unsignaled(),
+                send([]).id(round),
+            ]);
+            pair.b.received().received(1, 0);
+            let begin = Instant::now();
+            while target.memory.load(0) != round {
+                assert!(begin.elapsed() < patience(), "the WRITE does not come");
+                std::thread::yield_now();
+            }
+            pair.b.received().received(2, 0);
+            pair.a.sent().sent(round, Verb::Send);
+        }
+    }
+}
+
+fn a_write_between_sends_is_refused_in_its_place(env: &Env) {
+    for len in [8usize, 4096] {
+        case(format!("{len} bytes"));
+        let pair = Spec::rc().pair(env);
+        let source = pair.a.buf(len);
+        let nowhere = Remote {
+            addr: 0x1000,
+            rkey: 0xbad,
+        };
+        pair.b.recv(1, []);
+        pair.b.recv(2, []);
+        pair.a.post_list(vec![
+            send([]).id(1),
+            write([source.all()], nowhere).id(2),
+            send([]).id(3),
+        ]);
+        pair.b.received().received(1, 0);
+        pair.b.received().flushed(2);
+        pair.a.sent().sent(1, Verb::Send);
+        pair.a.sent().failed(2, &[IBV_WC_REM_ACCESS_ERR]);
+        pair.a.sent().flushed(3);
     }
 }
 
