@@ -10,6 +10,7 @@
 //! - [`rights`]: may this work request touch these bytes?
 //! - [`tags`]: which receive a message with a tag is for.
 //! - [`verbs`]: which verbs a transport has, and what their completions say.
+//! - [`yielding`]: when a thread that polls in vain gives its core to others.
 
 #![forbid(unsafe_code)]
 
@@ -19,3 +20,4 @@ pub mod retry;
 pub mod rights;
 pub mod tags;
 pub mod verbs;
+pub mod yielding;

@@ -227,6 +227,8 @@ pub(crate) struct Cq {
     moderation: AtomicU32,
     pub(crate) channel: Option<Arc<Channel>>,
     state: BiasedLock<CqState>,
+    /// Polls in a row that find nothing until the poller rests.
+    rest_at: AtomicU32,
     /// Queue pairs (twice, if both queues complete here) that use it.
     pub(crate) uses: AtomicUsize,
     pub(crate) unacknowledged: Unacknowledged,
@@ -290,6 +292,7 @@ impl Cq {
                 held_since: None,
                 overfull_looks: 0,
             }),
+            rest_at: AtomicU32::new(rest::IDLE_POLLS),
             uses: AtomicUsize::new(0),
             unacknowledged: Unacknowledged::default(),
             unacknowledged_errors: Unacknowledged::default(),
@@ -360,9 +363,9 @@ impl Cq {
             if state.idle_polls.is_multiple_of(CLOCK_POLLS) && state.is_starving() {
                 state.wake_debtors();
             }
-            if state.idle_polls >= rest::IDLE_POLLS {
+            if state.idle_polls >= self.rest_at.load(Ordering::Relaxed) {
                 drop(state);
-                rest::rest(self.index);
+                self.rest();
             }
         } else {
             rest::found();
@@ -379,6 +382,13 @@ impl Cq {
         if state.armed == ARMED_NO && state.turn.wrapping_sub(state.armed_turn) >= UNARMED_TURNS {
             self.armed().end_fences();
         }
+    }
+
+    /// A poller has found nothing for long.
+    #[cold]
+    fn rest(&self) {
+        self.rest_at
+            .store(rest::rest(self.index), Ordering::Relaxed);
     }
 
     /// [`poll`](Self::poll) under a plan of faults.

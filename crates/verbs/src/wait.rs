@@ -5,12 +5,29 @@
 //! simulated NIC can let virtual time pass there. There a wait ends when something may have come, and counts
 //! as many misses as a core would have had.
 
+use std::cell::Cell;
 use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::time::now;
+use nic_core::yielding::Yielding;
 
-/// Paces a polling loop: spins at first, then yields the core, then sleeps for growing times.
+use crate::time::{now, now_ns};
+
+thread_local! {
+    /// What the calling thread has found when it yielded.
+    static YIELDING: Cell<Yielding> = const { Cell::new(Yielding::new()) };
+}
+
+/// Spins before the first yield where others were found to want the core time and again.
+const CROWDED_SPINS: u32 = 8;
+
+/// Yields to others between two short sleeps.
+const YIELDS_PER_SLEEP: u32 = 512;
+
+/// Paces a polling loop: spins at first, then yields the core now and then, then sleeps for growing times.
+///
+/// How often it yields depends on what earlier yields of the thread have met: nobody, others that wait too and give the
+/// core back soon, or a thread that computes for a time slice.
 ///
 /// ```
 /// let mut waiter = verbs::Waiter::new();
@@ -24,19 +41,25 @@ use crate::time::now;
 #[derive(Debug, Clone)]
 pub struct Waiter {
     misses: u32,
-    /// Yields after which this thread did not get its core back at once.
+    /// When it was first asked to yield, or has yielded last; 0 while it spins.
+    waits_since_ns: u64,
+    /// Yields in a crowd.
     crowded: u32,
+    /// Spins before it may yield: `spins`, or fewer in a crowd.
+    limit: u32,
     spins: u32,
     yields: u32,
     sleep_max: Duration,
 }
 
 impl Waiter {
-    /// A waiter that spins 256 times, yields 2,000 times, then sleeps for 50 µs growing to 10 ms.
+    /// A waiter that spins 256 times, may yield 2,000 times, then sleeps for 50 µs growing to 10 ms.
     pub const fn new() -> Self {
         Self {
             misses: 0,
+            waits_since_ns: 0,
             crowded: 0,
+            limit: 256,
             spins: 256,
             yields: 2_000,
             sleep_max: Duration::from_millis(10),
@@ -47,7 +70,9 @@ impl Waiter {
     pub const fn never_sleeping() -> Self {
         Self {
             misses: 0,
+            waits_since_ns: 0,
             crowded: 0,
+            limit: 256,
             spins: 256,
             yields: u32::MAX - 256,
             sleep_max: Duration::ZERO,
@@ -56,6 +81,7 @@ impl Waiter {
 
     /// The same with another number of spins before the first yield and of yields before the first sleep.
     pub const fn with_patience(mut self, spins: u32, yields: u32) -> Self {
+        self.limit = spins;
         self.spins = spins;
         self.yields = yields;
         self
@@ -71,6 +97,7 @@ impl Waiter {
     #[inline]
     pub fn reset(&mut self) {
         self.misses = 0;
+        self.waits_since_ns = 0;
     }
 
     /// How often in a row there was nothing.
@@ -83,7 +110,7 @@ impl Waiter {
     /// reads the clock once in many waits while it spins reads it after each one that follows.
     #[inline]
     pub fn is_spinning(&self) -> bool {
-        simnic::is_simulated() || self.misses <= self.spins
+        simnic::is_simulated() || self.misses <= self.limit
     }
 
     /// There was nothing: lets a little time pass, more each time.
@@ -92,7 +119,7 @@ impl Waiter {
         self.misses = self.misses.saturating_add(1);
         if simnic::is_simulated() {
             self.idle_simulated(None);
-        } else if self.misses <= self.spins {
+        } else if self.misses <= self.limit {
             std::hint::spin_loop();
         } else {
             self.idle_slow();
@@ -148,19 +175,34 @@ impl Waiter {
         self.misses = self.misses.saturating_add(1);
     }
 
-    /// Yields the core. Threads that poll and yield are always "cache-hot" to the Linux scheduler: two that
-    /// wait for each other on one core stay there together though others are idle, at a tenth of the speed
-    /// (3 instead of 12 million requests a second). One that sleeps, however shortly, is placed on an idle
-    /// core when it wakes. So whoever finds its core shared sleeps now and then.
-    fn yield_now(&mut self) {
-        let before = Instant::now();
+    /// Yields the core if it is time to; else lets as long pass as a yield to nobody takes.
+    ///
+    /// Threads that poll and yield are always "cache-hot" to the Linux scheduler: two that wait for each other on one core
+    /// stay there together though others are idle, at a tenth of the speed (3 instead of 12 million requests a second).
+    /// One that sleeps, however shortly, is placed on an idle core when it wakes. So whoever finds its core shared sleeps
+    /// now and then.
+    fn yield_in_time(&mut self) {
+        let now = now_ns();
+        let mut yielding = YIELDING.get();
+        if self.waits_since_ns == 0 {
+            self.waits_since_ns = now;
+        }
+        if now.saturating_sub(self.waits_since_ns) < yielding.spin_ns() {
+            (0..16).for_each(|_| std::hint::spin_loop());
+            return;
+        }
         std::thread::yield_now();
-        // A yield to nobody takes less than a microsecond.
-        if before.elapsed() > Duration::from_micros(4) {
-            self.crowded = self.crowded.wrapping_add(1);
-            if self.crowded % 64 == 8 {
-                std::thread::sleep(Duration::from_micros(1));
-            }
+        self.waits_since_ns = now_ns();
+        yielding.yielded(self.waits_since_ns.saturating_sub(now));
+        YIELDING.set(yielding);
+        if !yielding.is_crowded() {
+            self.limit = self.spins;
+            return;
+        }
+        self.limit = self.spins.min(CROWDED_SPINS);
+        self.crowded = self.crowded.wrapping_add(1);
+        if self.crowded.is_multiple_of(YIELDS_PER_SLEEP) {
+            std::thread::sleep(Duration::from_micros(1));
         }
     }
 
@@ -170,7 +212,7 @@ impl Waiter {
         let sleep = self.next_sleep();
         self.misses += 1;
         if sleep.is_zero() {
-            self.yield_now();
+            self.yield_in_time();
         } else {
             std::thread::sleep(sleep);
         }
@@ -248,5 +290,18 @@ mod tests {
         assert_eq!(spinning, [true, true, false, false]);
         w.reset();
         assert!(w.is_spinning());
+    }
+
+    #[test]
+    fn in_a_crowd_it_spins_less_and_the_thread_keeps_that_in_mind() {
+        let mut crowded = Yielding::new();
+        (0..20).for_each(|_| crowded.yielded(5_000));
+        YIELDING.set(crowded);
+        let mut w = Waiter::never_sleeping();
+        while w.limit == 256 && YIELDING.get() == crowded {
+            w.idle();
+        }
+        // Whom the one yield met decides whether the spin is as short as before or twice as long.
+        assert_eq!(w.limit == CROWDED_SPINS, YIELDING.get().is_crowded());
     }
 }

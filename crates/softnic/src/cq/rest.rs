@@ -1,17 +1,23 @@
-//! What a thread does between polls that find nothing for long: it rests.
+//! Idle-poll throttling: what a thread does between polls that find nothing for long.
 //!
-//! A poll reads the lines in which messages arrive, and a program that waits for a WRITE looks at its line between polls.
-//! Each such look takes the line from the peer, whose next store there has to wait until it is back. Who has waited for
-//! a tenth of a millisecond and more loses a thousandth of that by looking a little later, and its peers write several
-//! times as much between two looks.
+//! It rests. A poll reads the lines in which messages arrive, and a program that waits for a WRITE looks at its line
+//! between polls. Each such look takes the line from the peer, whose next store there has to wait until it is back. Who has
+//! waited for a tenth of a millisecond and more loses a thousandth of that by looking a little later, and its peers write
+//! several times as much between two looks.
+//!
+//! And it yields, where others want its core: the peer that it waits for may be one of them ([`Yielding`]).
 
 use std::cell::Cell;
 use std::hint;
 
-use shm::clock::now_ns;
+use nic_core::yielding::Yielding;
+use shm::clock::{ticks, ticks_per_us};
 
 /// Polls in a row of one queue that find nothing until it is asked whether to [`rest`].
 pub(super) const IDLE_POLLS: u32 = 4096;
+
+/// The same in a crowd, where the next poll will find nothing either until a peer has had the core.
+const CROWDED_IDLE_POLLS: u32 = 8;
 
 /// Polls of such queues that a thread makes without finding anything elsewhere: who polls an idle queue besides a busy
 /// one, as programs with one for sends and one for receives do, does not rest.
@@ -25,100 +31,265 @@ const PART: u64 = 1024;
 /// It is no longer than this: a peer fills its store buffer many times.
 const MOST_NS: u64 = 1000;
 
-/// What a thread knows of its looks.
+/// Yields to others between two short sleeps. Threads that yield to each other on one core stay there, though others are
+/// idle: the scheduler does not move what has just run. It places a thread that wakes.
+const YIELDS_PER_SLEEP: u32 = 512;
+
+/// What a thread knows of its looks. Times are in ticks.
 #[derive(Clone, Copy)]
 struct Looks {
-    /// Polls of idle queues since something was found; begins again behind [`FRUITLESS_POLLS`] at twice as many.
-    fruitless: u32,
-    /// With a poll of this one a round begins.
+    /// With a poll of this queue a round begins.
     first: usize,
     /// When the first round began, and the last.
     since: u64,
     began: u64,
+    /// When it was found first that there is nothing, or the last yield ended.
+    in_vain_since: u64,
+    yielding: Yielding,
+    /// Yields to others since the last sleep.
+    yields: u32,
+}
+
+/// What a thread does before it polls again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// Nothing else.
+    Poll,
+    /// Looks at nothing for so many ticks, from the time that was given.
+    Rest(u64),
+    /// Gives its core to others.
+    Yield,
 }
 
 thread_local! {
-    static LOOKS: Cell<Looks> = const {
-        Cell::new(Looks { fruitless: 0, first: usize::MAX, since: 0, began: 0 })
-    };
+    /// Polls of idle queues since something was found; begins again behind [`FRUITLESS_POLLS`] at twice as many.
+    static FRUITLESS: Cell<u32> = const { Cell::new(0) };
+
+    static LOOKS: Cell<Looks> = const { Cell::new(Looks::new()) };
+}
+
+impl Looks {
+    const fn new() -> Self {
+        Self {
+            first: usize::MAX,
+            since: 0,
+            began: 0,
+            in_vain_since: 0,
+            yielding: Yielding::new(),
+            yields: 0,
+        }
+    }
+
+    /// A poll of `queue` has found nothing at the time `now`, the `fruitless`th one. There are `per_us` ticks in a
+    /// microsecond.
+    fn look(&mut self, queue: usize, fruitless: &mut u32, now: u64, per_us: u64) -> Next {
+        *fruitless += 1;
+        if *fruitless == 1 {
+            self.in_vain_since = now;
+        }
+        let in_vain = now.wrapping_sub(self.in_vain_since);
+        if in_vain >= self.yielding.spin_ns() * per_us / 1000 {
+            return Next::Yield;
+        }
+        if *fruitless == FRUITLESS_POLLS {
+            (self.first, self.since, self.began) = (queue, now, now);
+        } else if *fruitless == 2 * FRUITLESS_POLLS {
+            // Anew: it may poll the other one no more.
+            (self.first, *fruitless) = (queue, FRUITLESS_POLLS + 1);
+        }
+        if *fruitless <= FRUITLESS_POLLS || self.first != queue {
+            return Next::Poll;
+        }
+        let waited = self.began.wrapping_sub(self.since);
+        let rest = (waited / PART).min(MOST_NS * per_us / 1000);
+        let gone = now.wrapping_sub(self.began);
+        self.began = now;
+        match rest.checked_sub(gone) {
+            Some(left) if left > 0 => {
+                self.began = now.wrapping_add(left);
+                Next::Rest(left)
+            }
+            _ => Next::Poll,
+        }
+    }
+
+    /// A yield that began at `before` has ended at `now`. True if it is time for a short sleep.
+    fn yielded(&mut self, before: u64, now: u64, per_us: u64) -> bool {
+        let was_alone = !self.yielding.is_crowded();
+        self.in_vain_since = now;
+        self.yielding
+            .yielded(now.wrapping_sub(before) * 1000 / per_us);
+        if was_alone || !self.yielding.is_crowded() {
+            self.yields = 0;
+            return false;
+        }
+        self.yields = (self.yields + 1) % YIELDS_PER_SLEEP;
+        self.yields == 0
+    }
+
+    /// Polls in a row that find nothing until the next look.
+    fn idle_polls(&self) -> u32 {
+        if self.yielding.is_crowded() {
+            CROWDED_IDLE_POLLS
+        } else {
+            IDLE_POLLS
+        }
+    }
 }
 
 /// The calling thread has found a completion.
 #[inline]
 pub(super) fn found() {
-    LOOKS.set(Looks {
-        fruitless: 0,
-        ..LOOKS.get()
-    });
+    FRUITLESS.set(0);
 }
 
-/// Rests if the calling thread has found nothing for long, once in a round of the queues that it polls. It holds no lock.
+/// Rests or yields if the calling thread has found nothing for long; it holds no lock. After so many polls in a row that
+/// find nothing it is asked again.
 #[cold]
-pub(super) fn rest(queue: usize) {
-    let mut looks = LOOKS.get();
-    looks.fruitless += 1;
-    if looks.fruitless == FRUITLESS_POLLS {
-        looks.first = queue;
-        looks.since = now_ns();
-        looks.began = looks.since;
-    } else if looks.fruitless == 2 * FRUITLESS_POLLS {
-        // Anew: it may poll the other one no more.
-        looks.first = queue;
-        looks.fruitless = FRUITLESS_POLLS + 1;
-    }
-    if looks.fruitless > FRUITLESS_POLLS && looks.first == queue {
-        let rest = ((looks.began - looks.since) / PART).min(MOST_NS);
-        let until = looks.began + rest;
-        looks.began = now_ns();
-        while looks.began < until {
-            hint::spin_loop();
-            looks.began = now_ns();
+pub(super) fn rest(queue: usize) -> u32 {
+    let (mut looks, mut fruitless) = (LOOKS.get(), FRUITLESS.get());
+    let (now, per_us) = (ticks(), ticks_per_us());
+    match looks.look(queue, &mut fruitless, now, per_us) {
+        Next::Poll => {}
+        Next::Rest(time) => {
+            while ticks().wrapping_sub(now) < time {
+                hint::spin_loop();
+            }
+        }
+        Next::Yield => {
+            std::thread::yield_now();
+            if looks.yielded(now, ticks(), per_us) {
+                std::thread::sleep(std::time::Duration::from_micros(1));
+                looks.in_vain_since = ticks();
+            }
         }
     }
+    FRUITLESS.set(fruitless);
     LOOKS.set(looks);
+    looks.idle_polls()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// How many rounds have begun after so many polls of each of these queues in turn, once it rests at all.
-    fn rounds(queues: usize, polls: u32) -> u32 {
-        let mut rounds = 0;
-        for _ in 0..polls {
-            for queue in 0..queues {
-                let before = LOOKS.get();
-                rest(queue);
-                let after = LOOKS.get();
-                if after.first == queue && after.fruitless > FRUITLESS_POLLS {
-                    rounds += 1;
-                    let waited = before.began - before.since;
-                    assert!(after.began - before.began >= (waited / PART).min(MOST_NS));
-                }
+    /// Ticks in a microsecond.
+    const PER_US: u64 = 3000;
+
+    /// A thread with a clock of its own, which never finds its core crowded unless told so.
+    struct Thread {
+        looks: Looks,
+        fruitless: u32,
+        now: u64,
+    }
+
+    impl Thread {
+        fn new() -> Self {
+            let mut looks = Looks::new();
+            // Long alone.
+            (0..40).for_each(|_| looks.yielding.yielded(300));
+            Self {
+                looks,
+                fruitless: 0,
+                now: 0,
             }
         }
-        rounds
+
+        fn look(&mut self, queue: usize) -> Next {
+            self.now += 10;
+            let next = self
+                .looks
+                .look(queue, &mut self.fruitless, self.now, PER_US);
+            match next {
+                Next::Poll => {}
+                Next::Rest(time) => self.now += time,
+                Next::Yield => {
+                    let before = self.now;
+                    self.now += PER_US / 3;
+                    self.looks.yielded(before, self.now, PER_US);
+                }
+            }
+            next
+        }
+
+        /// Rests in so many polls of each of these queues in turn.
+        fn rests(&mut self, queues: usize, polls: u32) -> u32 {
+            let mut rests = 0;
+            for _ in 0..polls {
+                for queue in 0..queues {
+                    rests += u32::from(matches!(self.look(queue), Next::Rest(_)));
+                }
+            }
+            rests
+        }
     }
 
     #[test]
     fn rests_once_a_round_and_not_where_something_is_found() {
-        found();
-        assert_eq!(rounds(1, FRUITLESS_POLLS), 0);
-        assert_eq!(rounds(1, 10), 10);
-        // As if it had waited for a second.
-        let looks = LOOKS.get();
-        LOOKS.set(Looks {
-            since: looks.began - 1_000_000_000,
-            ..looks
-        });
-        let start = now_ns();
-        assert_eq!(rounds(1, 5 * FRUITLESS_POLLS), 5 * FRUITLESS_POLLS);
-        assert!(now_ns() - start >= u64::from(5 * FRUITLESS_POLLS) * MOST_NS);
-        found();
-        assert_eq!(rounds(1, 10), 0);
+        let mut thread = Thread::new();
+        assert_eq!(thread.rests(1, FRUITLESS_POLLS + 1), 0);
+        // After a second, a thousandth of it, but no more than a microsecond.
+        thread.looks.since = thread.now.wrapping_sub(1_000_000 * PER_US);
+        thread.looks.in_vain_since = thread.now;
+        thread.looks.began = thread.now;
+        let before = thread.now;
+        assert_eq!(thread.rests(1, 100), 100);
+        assert_eq!(thread.now - before, 100 * MOST_NS * PER_US / 1000);
+        thread.fruitless = 0;
+        assert_eq!(thread.rests(1, 10), 0);
         // Of many queues one.
-        found();
-        assert_eq!(rounds(64, FRUITLESS_POLLS / 64), 0);
-        assert_eq!(rounds(64, 10), 10);
+        let mut thread = Thread::new();
+        assert_eq!(thread.rests(64, FRUITLESS_POLLS / 64 + 1), 0);
+        thread.looks.since = thread.now.wrapping_sub(1_000_000 * PER_US);
+        thread.looks.in_vain_since = thread.now;
+        assert_eq!(thread.rests(64, 10), 10);
+    }
+
+    #[test]
+    fn yields_when_the_spin_is_over_and_more_often_in_a_crowd() {
+        let mut thread = Thread::new();
+        let spin = thread.looks.yielding.spin_ns() * PER_US / 1000;
+        assert_eq!(thread.look(0), Next::Poll);
+        assert_eq!(thread.looks.idle_polls(), IDLE_POLLS);
+        thread.now += spin;
+        assert_eq!(thread.look(0), Next::Yield);
+        assert_eq!(thread.look(0), Next::Poll, "and spins anew");
+        // A found completion begins a new spin.
+        thread.now += spin;
+        thread.fruitless = 0;
+        assert_eq!(thread.look(0), Next::Poll);
+        // Others had the core each time.
+        for _ in 0..20 {
+            thread.looks.yielded(0, 5 * PER_US, PER_US);
+        }
+        assert_eq!(thread.looks.idle_polls(), CROWDED_IDLE_POLLS);
+        thread.fruitless = 0;
+        assert_eq!(thread.look(0), Next::Poll);
+        thread.now += thread.looks.yielding.spin_ns() * PER_US / 1000;
+        assert_eq!(thread.look(0), Next::Yield);
+        assert!(thread.looks.yielding.spin_ns() * PER_US / 1000 < spin / 100);
+    }
+
+    #[test]
+    fn sleeps_shortly_once_in_many_yields_of_a_crowd() {
+        let mut looks = Looks::new();
+        let sleeps = (0..10 * YIELDS_PER_SLEEP).filter(|_| looks.yielded(0, 5 * PER_US, PER_US));
+        assert!([9, 10].contains(&sleeps.count()));
+        let mut looks = Looks::new();
+        assert!(!(0..10 * YIELDS_PER_SLEEP).any(|_| looks.yielded(0, PER_US / 3, PER_US)));
+    }
+
+    #[test]
+    fn a_counter_that_jumps_back_ends_a_rest_soon() {
+        let mut thread = Thread::new();
+        thread.now = 1 << 40;
+        thread.rests(1, FRUITLESS_POLLS + 1);
+        thread.now = 1 << 30;
+        for _ in 0..3 {
+            match thread.look(0) {
+                Next::Rest(time) => assert!(time <= MOST_NS * PER_US / 1000),
+                Next::Poll | Next::Yield => {}
+            }
+        }
     }
 }
