@@ -1,6 +1,6 @@
 //! Where the time of a message goes: instructions on one core, and waiting between two.
 //!
-//! *Measured*: what each phase takes on one core ([`crate::phases`]), and what a message takes between two cores. *Derived*:
+//! *Measured*: what each phase takes on one core (`crate::phases`), and what a message takes between two cores. *Derived*:
 //! waiting is the time between two cores less that of the busier end on one core. It is for cache lines, for the other end,
 //! and for credits that the other end gives. *Modelled*: a message moves the lines of its record, and a 16th of a line that
 //! tells the sender how far the receiver is; each as long as a bounce, if none overlapped.
