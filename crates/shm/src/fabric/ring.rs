@@ -12,10 +12,10 @@
 //! the whole postlist.
 //!
 //! The slot behind the postlist must have no record either. It may hold payload of the lap before, which can look like
-//! anything. So the producer writes zero there (the *terminator*) before it publishes, unless all records of the last lap
-//! had one size: then their headers are at the same slots in each lap. A terminator is dear where each record is
-//! published alone: it is a line that the consumer looks at next, written twice. No index has to be read from a second
-//! cache line.
+//! anything. So the producer writes zero there (the *terminator*) before it publishes. It need not where all records of
+//! the last lap had one size and none was given up half written: headers are then at the same slots in each lap. A
+//! terminator is dear where each record is published alone: the consumer looks at that line next, and it is written
+//! twice. No index has to be read from a second cache line.
 //!
 //! The consumer gives slots back by publishing its position in `head` with `Release` (SYNC POINT C), which
 //! the producer reads with `Acquire` (SYNC POINT C) before it overwrites them.

@@ -22,6 +22,8 @@ struct Cursor {
     /// A consumer position that was true at some time.
     head_seen: u64,
     stretch: Stretch,
+    /// End of the place that was given out last: a record that was given up may have left payload up to there.
+    placed: u64,
 }
 
 /// The records of a stretch of the ring that all have so many slots, up to the producer's position.
@@ -115,6 +117,7 @@ impl Cursor {
             self.wrap();
         }
         debug_assert!(slots <= self.free());
+        self.placed = self.placed.max(self.pos + slots);
         Payload::of_ring(&self.ring, self.pos + 1, payload)
     }
 
@@ -161,6 +164,7 @@ impl Producer {
                 first: None,
                 head_seen: 0,
                 stretch: Stretch { slots: 1, begin: 0 },
+                placed: 0,
             },
             claimed: 0,
         }
@@ -231,6 +235,7 @@ impl Producer {
             first: self.cursor.first_of_run(),
             first_word: 0,
             stretch: self.cursor.stretch,
+            placed: self.cursor.placed,
             producer: self,
         }
     }
@@ -277,9 +282,13 @@ impl Producer {
     #[inline(always)]
     fn terminate(&self) {
         let Cursor {
-            ring, pos, stretch, ..
+            ring,
+            pos,
+            stretch,
+            placed,
+            ..
         } = self.cursor;
-        if !stretch.ends_without_record(pos, ring.slots) {
+        if placed > pos || !stretch.ends_without_record(pos, ring.slots) {
             ring.word(pos, 0).store(0, Ordering::Relaxed);
         }
     }
@@ -329,6 +338,7 @@ pub struct Run<'p> {
     /// A record that ends here at most has room and is not wrapped.
     bound: u64,
     stretch: Stretch,
+    placed: u64,
 }
 
 impl Cursor {
@@ -365,6 +375,7 @@ impl Run<'_> {
         if self.pos + record_slots(payload) > self.bound && !self.make_room(payload) {
             return None;
         }
+        self.placed = self.placed.max(self.pos + record_slots(payload));
         Some(Payload {
             first: self.at.payload(self.pos + 1),
             len: payload,
@@ -386,6 +397,7 @@ impl Run<'_> {
         self.first = cursor.first_of_run();
         self.bound = cursor.run_bound();
         self.stretch = cursor.stretch;
+        self.placed = cursor.placed;
         true
     }
 
@@ -426,5 +438,6 @@ impl Run<'_> {
         }
         cursor.pos = self.pos;
         cursor.stretch = self.stretch;
+        cursor.placed = self.placed;
     }
 }

@@ -144,6 +144,8 @@ mod model_tests {
         PushRun(usize, usize),
         /// A record that is published at once.
         PushOne(usize),
+        /// Payload is written for a record that is given up, by a run or not.
+        GiveUp(usize, bool),
         Publish,
         Pop,
         /// Up to so many records, by a run of [`Records`].
@@ -173,6 +175,7 @@ mod model_tests {
             4 => payload().prop_map(Op::Push),
             2 => (payload(), 1usize..8).prop_map(|(len, n)| Op::PushRun(len, n)),
             4 => payload().prop_map(Op::PushOne),
+            1 => (payload(), any::<bool>()).prop_map(|(len, by_run)| Op::GiveUp(len, by_run)),
             2 => Just(Op::Publish),
             4 => Just(Op::Pop),
             2 => (1usize..8).prop_map(Op::PopRun),
@@ -217,6 +220,18 @@ mod model_tests {
                             staged.push_back((next, len));
                             visible.append(&mut staged);
                             next += 1;
+                        }
+                    }
+                    Op::GiveUp(len, true) => {
+                        let mut run = p.run();
+                        if let Some(place) = run.place(len) {
+                            fill(&place, next);
+                        }
+                        run.end();
+                    }
+                    Op::GiveUp(len, false) => {
+                        if p.has_room(len).unwrap() {
+                            fill(&p.place(len), next);
                         }
                     }
                     Op::PopRun(n) => {
