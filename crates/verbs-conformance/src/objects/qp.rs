@@ -247,17 +247,30 @@ impl Qp {
     /// Waits until the QP is in `state` by itself.
     #[track_caller]
     pub fn await_state(&self, state: ibv_qp_state) {
+        self.await_attr(&format!("QP state {state}"), |attr| attr.qp_state == state);
+    }
+
+    /// Waits until the send queue is drained: until then a device may refuse SQD to RTS (IBTA vol. 1, 10.3.1.6).
+    #[track_caller]
+    pub fn await_drained(&self) {
+        self.await_attr("a drained send queue", |attr| attr.sq_draining == 0);
+    }
+
+    #[track_caller]
+    fn await_attr(&self, what: &str, reached: impl Fn(&ibv_qp_attr) -> bool) {
         let deadline = Instant::now() + patience();
-        note(&format!("waiting for QP state {state}"));
+        note(&format!("waiting for {what}"));
         loop {
-            let now = self.state();
-            if now == state {
+            let (attr, _) = self.query();
+            if reached(&attr) {
                 note("");
                 return;
             }
             assert!(
                 Instant::now() < deadline,
-                "the QP stays in {now} and never gets to {state}"
+                "waited for {what}; the QP stays in {}, sq_draining {}",
+                attr.qp_state,
+                attr.sq_draining
             );
             std::thread::sleep(Duration::from_micros(200));
         }

@@ -72,6 +72,7 @@ fn walk(env: &Env, spec: &Spec) {
         if env.has(Cap::Sqd) {
             modify_state(&side, IBV_QPS_SQD).expect("RTS to SQD");
             expect_state(&side, IBV_QPS_SQD);
+            side.qp.await_drained();
             modify_state(&side, IBV_QPS_RTS).expect("SQD to RTS");
             expect_state(&side, IBV_QPS_RTS);
         }
@@ -512,6 +513,7 @@ fn sqd_holds_sends_back_and_rts_resumes(env: &Env) {
         std::thread::sleep(MOMENT);
         pair.a.expect_silence();
         pair.b.expect_silence();
+        pair.a.qp.await_drained();
         modify_state(&pair.a, IBV_QPS_RTS).expect("SQD to RTS");
         for i in 0..3 {
             pair.b.received().received(i, pair.b.grh_len());
@@ -540,6 +542,7 @@ fn sqd_changes_what_rts_cannot(env: &Env) {
     let mask = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT;
     assert_eq!(pair.a.qp.modify(&attr, mask), Err(libc::EINVAL), "in RTS");
     modify_state(&pair.a, IBV_QPS_SQD).expect("RTS to SQD");
+    pair.a.qp.await_drained();
     pair.a.qp.modify(&attr, mask).expect("SQD to SQD");
     modify_state(&pair.a, IBV_QPS_RTS).expect("SQD to RTS");
     let now = pair.a.qp.query().0;
