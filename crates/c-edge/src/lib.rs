@@ -46,6 +46,12 @@ pub trait Ret {
     {
         None
     }
+
+    /// The errno of a call that failed; `None` where it succeeded, or where its result can say nothing of the kind.
+    #[inline(always)]
+    fn errno(&self) -> Option<c_int> {
+        None
+    }
 }
 
 /// What C passes or gets as it is.
@@ -239,6 +245,9 @@ pub fn set_errno(errno: c_int) {
 /// 0, or an errno.
 impl Ret for Result<(), c_int> {
     type C = c_int;
+    fn errno(&self) -> Option<c_int> {
+        self.err()
+    }
     #[inline(always)]
     fn into_c(self) -> c_int {
         self.err().unwrap_or(0)
@@ -251,6 +260,9 @@ impl Ret for Result<(), c_int> {
 /// A pointer, or NULL with errno.
 impl<T> Ret for Result<*mut T, c_int> {
     type C = *mut T;
+    fn errno(&self) -> Option<c_int> {
+        self.err()
+    }
     #[inline(always)]
     fn into_c(self) -> *mut T {
         self.unwrap_or_else(|errno| {
@@ -269,6 +281,9 @@ pub struct OrMinusOne(pub Result<c_int, c_int>);
 
 impl Ret for OrMinusOne {
     type C = c_int;
+    fn errno(&self) -> Option<c_int> {
+        self.0.err()
+    }
     fn into_c(self) -> c_int {
         self.0.unwrap_or_else(|errno| {
             set_errno(errno);

@@ -225,13 +225,6 @@ fn progress(nic: &'static Nic, look: Look) -> bool {
     waiting
 }
 
-/// Calls `f` when the process exits normally.
-#[allow(unsafe_code)]
-pub(crate) fn at_exit(f: extern "C" fn()) {
-    // SAFETY: a function that lives as long as the program.
-    unsafe { libc::atexit(f) };
-}
-
 /// All signals of others are blocked in this thread, and in threads that it starts, until this is dropped. What a thread
 /// brings upon itself is not: it ends the process if it is blocked, where [`mem`](shm::mem) gets over it.
 struct BlockedSignals(libc::sigset_t);

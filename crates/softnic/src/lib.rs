@@ -15,6 +15,7 @@
 //! - `pd`, `mw`, `dm`, `qp`, `cq`, `srq`, `ah`, `event`, `context`, `nic`: one object of the verbs each, and their common
 //!   home.
 //! - `faults`: what a plan of faults says to each question; `incidents`: what it has happen to the objects.
+//! - `why`: which check made a work request fail.
 //! - `engine`: the sleeping thread that makes the progress nobody polls for.
 //! - `report`: what users ask about the way by packets.
 //! - `abi`: the verbs, as safe functions, and the C functions that are made of them.
@@ -43,6 +44,7 @@ mod abi;
 mod abi_cell;
 #[allow(unsafe_code)]
 mod ah;
+mod at_exit;
 #[allow(unsafe_code)]
 mod biased_lock;
 #[allow(unsafe_code)]
@@ -87,6 +89,7 @@ mod steering;
 mod strings;
 mod sysfs;
 mod sysfs_text;
+mod why;
 mod xrc;
 
 pub use abi::gsi::gsi;
@@ -107,3 +110,4 @@ pub use report::{
 pub use shm::mem::{PageSize, SharedMemory, alloc_shared, alloc_shared_in};
 pub use sysfs::{SysfsContent, SysfsFile, UVERBS_NAME, sysfs_files};
 pub use sysfs_text::read_sysfs_text;
+pub use why::WHY_VAR;

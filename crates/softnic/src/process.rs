@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::at_exit::at_exit;
 use crate::device::Port;
 use crate::engine;
 use crate::identity::Identity;
@@ -31,7 +32,7 @@ pub(crate) fn get() -> Result<&'static Nic, NicError> {
         Ok(new) => {
             *nic = Some((pid, new));
             if !AT_EXIT.swap(true, Ordering::Relaxed) {
-                engine::at_exit(leave);
+                at_exit(leave);
             }
             Ok(new)
         }

@@ -23,6 +23,7 @@ use crate::qp_state::{Limits, QpState, QpType, attributes, check_transition};
 use crate::recv::{Inbound, PacketSide, RecvQueue, RecvSide};
 use crate::send::{self, Builder, SendQueue, SendWork};
 use crate::srq::Srq;
+use crate::why;
 use crate::xrc::Xrc;
 use link::Flow;
 use shm::fabric::Peer;
@@ -285,6 +286,19 @@ impl Qp {
         *lock(&self.peer_gid)
     }
 
+    /// The queue pair in a report of a failure.
+    pub(crate) fn named(&self) -> why::QueuePair<'_> {
+        why::QueuePair {
+            qpn: self.qpn,
+            qp_type: self.full_type,
+            peer_qpn: self
+                .qp_type
+                .is_connected()
+                .then(|| self.shared().dest_qpn.load(Ordering::Relaxed)),
+            fabric: self.nic.fabric.dir(),
+        }
+    }
+
     /// How long a plan of faults can have its receiver not ready until it gives up; `None`: for ever. The time between
     /// retries is its own, as if both ends had been given the same.
     pub(crate) fn rnr_patience_ns(&self) -> Option<u64> {
@@ -467,7 +481,7 @@ impl Qp {
             |e| {
                 tracing::debug!("queue pair {:#x}: {e}", self.qpn);
                 *lock(&crate::nic::LAST_MODIFY_ERROR) = Some(e.to_string());
-                libc::EINVAL
+                why::invalid(|| e)
             },
         )?;
         if mask & IBV_QP_AV != 0 {

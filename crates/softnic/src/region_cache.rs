@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::imports::find_region;
 use crate::nic::Nic;
+use crate::why::{Bytes, Cause, Side};
 use nic_core::rights::Owner;
 use shm::fabric::Peer;
 use shm::keys::{self, Pin};
@@ -26,6 +27,17 @@ pub(crate) enum KeyError {
     Unknown,
     /// The bytes cannot be reached.
     Fault,
+}
+
+impl KeyError {
+    /// The cause of a work request that fails for it.
+    #[cold]
+    pub(crate) fn cause(self, side: Side, bytes: Bytes) -> Cause {
+        match self {
+            Self::Unknown => Cause::UnknownKey { side, bytes },
+            Self::Fault => Cause::Memory { side },
+        }
+    }
 }
 
 impl RegionCache {

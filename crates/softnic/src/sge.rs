@@ -8,6 +8,7 @@ use verbs_abi::*;
 use crate::device::MAX_SGE;
 use crate::nic::Nic;
 use crate::region_cache::RegionCache;
+use crate::why::{self, Bytes, Cause, Side};
 use nic_core::rights::{Access, Grant, Permitted, QueuePair, authorize, authorize_region};
 use shm::keys::Pin;
 use shm::mem::Region;
@@ -180,9 +181,10 @@ pub(crate) fn checked_sge<'c>(
     sge: &ibv_sge,
     write: bool,
 ) -> Result<(&'c Region, Permitted, Pin), SgeError> {
-    let (region, pin) = cache
-        .get(nic, nic.me(), sge.lkey, || pd)
-        .map_err(|_| SgeError::Protection)?;
+    let (region, pin) = cache.get(nic, nic.me(), sge.lkey, || pd).map_err(|error| {
+        why::note(error.cause(Side::Local, bytes_of(sge)));
+        SgeError::Protection
+    })?;
     let range = (sge.addr, sge.length.into());
     let at = authorize(
         &region.rights,
@@ -190,11 +192,30 @@ pub(crate) fn checked_sge<'c>(
         local_access(write),
         &QueuePair::local(pd),
     )
-    .map_err(|_| SgeError::Protection)?;
+    .map_err(|denied| {
+        let (access, rights) = (local_access(write), &region.rights);
+        why::note(Cause::denied(
+            denied,
+            Side::Local,
+            bytes_of(sge),
+            access,
+            rights,
+        ));
+        SgeError::Protection
+    })?;
     if at.is_on_demand() && !is_mapped(region, sge, write) {
+        why::note(Cause::Memory { side: Side::Local });
         return Err(SgeError::Protection);
     }
     Ok((region, at, pin))
+}
+
+fn bytes_of(sge: &ibv_sge) -> Bytes {
+    Bytes {
+        addr: sge.addr,
+        len: sge.length.into(),
+        key: sge.lkey,
+    }
 }
 
 /// Is there memory where an SGE points in a region of the whole address space?

@@ -17,7 +17,7 @@ use verbs_abi::{
     IBV_WC_REM_INV_RD_REQ_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RESP_TIMEOUT_ERR,
     IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_SUCCESS, IBV_WC_TM_ERR,
     IBV_WC_TM_RNDV_INCOMPLETE, IBV_WC_WR_FLUSH_ERR, ibv_event_type, ibv_node_type, ibv_port_state,
-    ibv_wc_status,
+    ibv_wc_opcode, ibv_wc_status,
 };
 
 /// Text for every code that has none.
@@ -52,6 +52,39 @@ pub(crate) fn wc_status_str(status: ibv_wc_status) -> &'static CStr {
         IBV_WC_TM_ERR => c"TM error",
         IBV_WC_TM_RNDV_INCOMPLETE => c"TM software rendezvous",
         _ => UNKNOWN,
+    }
+}
+
+/// The enumerator of a code, as `verbs.h` spells it.
+macro_rules! names {
+    ($(#[$doc:meta])* fn $function:ident($code:ident: $type:ty) { $($name:ident)* }) => {
+        $(#[$doc])*
+        #[must_use]
+        pub(crate) fn $function($code: $type) -> &'static str {
+            match $code {
+                $(verbs_abi::$name => stringify!($name),)*
+                _ => "unknown",
+            }
+        }
+    };
+}
+
+names! {
+    /// The enumerator of a completion status.
+    fn wc_status_name(status: ibv_wc_status) {
+        IBV_WC_SUCCESS IBV_WC_LOC_LEN_ERR IBV_WC_LOC_QP_OP_ERR IBV_WC_LOC_EEC_OP_ERR IBV_WC_LOC_PROT_ERR
+        IBV_WC_WR_FLUSH_ERR IBV_WC_MW_BIND_ERR IBV_WC_BAD_RESP_ERR IBV_WC_LOC_ACCESS_ERR IBV_WC_REM_INV_REQ_ERR
+        IBV_WC_REM_ACCESS_ERR IBV_WC_REM_OP_ERR IBV_WC_RETRY_EXC_ERR IBV_WC_RNR_RETRY_EXC_ERR IBV_WC_LOC_RDD_VIOL_ERR
+        IBV_WC_REM_INV_RD_REQ_ERR IBV_WC_REM_ABORT_ERR IBV_WC_INV_EECN_ERR IBV_WC_INV_EEC_STATE_ERR IBV_WC_FATAL_ERR
+        IBV_WC_RESP_TIMEOUT_ERR IBV_WC_GENERAL_ERR IBV_WC_TM_ERR IBV_WC_TM_RNDV_INCOMPLETE
+    }
+}
+
+names! {
+    /// The enumerator of what a completion is of.
+    fn wc_opcode_name(opcode: ibv_wc_opcode) {
+        IBV_WC_SEND IBV_WC_RDMA_WRITE IBV_WC_RDMA_READ IBV_WC_COMP_SWAP IBV_WC_FETCH_ADD IBV_WC_BIND_MW IBV_WC_LOCAL_INV
+        IBV_WC_FLUSH IBV_WC_ATOMIC_WRITE IBV_WC_RECV IBV_WC_RECV_RDMA_WITH_IMM IBV_WC_TM_RECV
     }
 }
 

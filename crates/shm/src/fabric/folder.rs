@@ -9,6 +9,18 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::error::{FabricError, io_error};
 
+/// Where the folders of fabrics are.
+pub(super) const ROOT: &str = "/dev/shm";
+/// How their names begin.
+pub(super) const PREFIX: &str = "verbatim-";
+/// Inode of the initial PID namespace (`PROC_PID_INIT_INO` in the kernel's `proc_ns.h`).
+pub(super) const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
+
+/// The inode of this process's PID namespace.
+pub fn pid_namespace() -> u64 {
+    fs::metadata("/proc/self/ns/pid").map_or(INITIAL_PID_NAMESPACE, |m| m.ino())
+}
+
 /// Of [`Fabric::default_dir`](super::Fabric::default_dir).
 pub(super) fn default_dir() -> Result<PathBuf, FabricError> {
     if let Some(dir) = std::env::var_os("VERBATIM_FABRIC_DIR").filter(|d| !d.is_empty()) {
@@ -19,11 +31,9 @@ pub(super) fn default_dir() -> Result<PathBuf, FabricError> {
             Err(FabricError::BadName(dir))
         };
     }
-    /// Inode of the initial PID namespace (`PROC_PID_INIT_INO` in the kernel's `proc_ns.h`).
-    const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
     let uid = rustix::process::geteuid().as_raw();
-    let namespace = fs::metadata("/proc/self/ns/pid").map_or(INITIAL_PID_NAMESPACE, |m| m.ino());
-    let mut dir = format!("/dev/shm/verbatim-{uid}");
+    let namespace = pid_namespace();
+    let mut dir = format!("{ROOT}/{PREFIX}{uid}");
     if namespace != INITIAL_PID_NAMESPACE {
         dir += &format!("-{namespace:x}");
     }

@@ -22,6 +22,7 @@ mod folder;
 pub mod layout;
 pub mod mailbox;
 pub mod name;
+mod others;
 mod peer;
 pub mod process;
 pub mod ring;
@@ -52,7 +53,9 @@ use crate::lock::lock;
 use crate::shortage::shortage;
 
 pub use error::FabricError;
+pub use folder::pid_namespace;
 pub use name::Name;
+pub use others::{OtherFabric, other_fabrics};
 pub use peer::Peer;
 pub use process::random_nonzero;
 

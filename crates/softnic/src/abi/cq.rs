@@ -15,6 +15,7 @@ use crate::cq::{Channel, Cq, Polling};
 use crate::device;
 use crate::live;
 use crate::registry;
+use crate::why;
 use shm::shortage::errno_of;
 
 /// A completion channel; the program's handle points to its first field.
@@ -73,7 +74,10 @@ pub(super) fn new_cq(
     let context = context_of(abi.context)?;
     let channel = live::find::<ChannelHandle>(abi.channel);
     if !(1..=device::MAX_CQE).contains(&cqe) || comp_vector != 0 {
-        return Err(libc::EINVAL);
+        let max = device::MAX_CQE;
+        return Err(why::invalid(|| {
+            format!("cqe is {cqe}, of 1 to {max}, and comp_vector {comp_vector}, of 0 to 0")
+        }));
     }
     let channel = channel.map(|handle| Arc::clone(&handle.channel));
     let uses = channel.clone();

@@ -31,8 +31,8 @@ macro_rules! control_verbs {
         $vis unsafe extern "C" fn $name(
             $($arg: <$type as $crate::abi::edge::Arg>::C),*
         ) -> <$ret as $crate::abi::edge::Ret>::C {
+            const NAME: &str = $crate::abi::faulty::verb_name(concat!("ibv_", stringify!($name)));
             if $crate::faults::are_on() {
-                const NAME: &str = $crate::abi::faulty::verb_name(concat!("ibv_", stringify!($name)));
                 let addresses: &[usize] = &[$(<$type as $crate::abi::edge::Arg>::address(&$arg)),*];
                 let first = addresses.first().copied().unwrap_or(0);
                 let refused = $crate::abi::faulty::refusal(NAME, first)
@@ -45,6 +45,9 @@ macro_rules! control_verbs {
                 // SAFETY: the caller keeps to the man page of the verb, which is all that `from_c` asks for.
                 unsafe { <$type as $crate::abi::edge::Arg>::from_c($arg) }
             }),*);
+            if let Some(errno) = $crate::abi::edge::Ret::errno(&result) {
+                $crate::why::verb_refused(NAME, errno);
+            }
             $crate::abi::edge::Ret::into_c(result)
         }
     )*};

@@ -14,6 +14,7 @@ use crate::live;
 use crate::lock::lock;
 use crate::nic::Nic;
 use crate::pd::Pd;
+use crate::why;
 use nic_core::rights::Owner;
 use shm::fabric::Peer;
 use shm::keys::{self, NewRegion};
@@ -108,7 +109,9 @@ pub(super) fn reg_mr_iova(
 ) -> Result<*mut ibv_mr, c_int> {
     let range = MrRange { addr, length, iova };
     if length == 0 || (range.is_whole() && access & IBV_ACCESS_ON_DEMAND == 0) {
-        return Err(libc::EINVAL);
+        return Err(why::invalid(
+            || "length is 0, or the whole address space without IBV_ACCESS_ON_DEMAND",
+        ));
     }
     let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
     register_mr(pd, &range, access, None)
@@ -237,7 +240,14 @@ fn enter<T>(
     if access & !KNOWN != 0
         || (access & NEEDS_LOCAL_WRITE != 0 && access & IBV_ACCESS_LOCAL_WRITE == 0)
     {
-        return Err(libc::EINVAL);
+        return Err(why::invalid(|| match access & !KNOWN {
+            0 => format!(
+                "access is {access:#x}: IBV_ACCESS_REMOTE_WRITE and IBV_ACCESS_REMOTE_ATOMIC need IBV_ACCESS_LOCAL_WRITE"
+            ),
+            unknown => format!(
+                "access has the bits {unknown:#x}, which are no access flags of this device"
+            ),
+        }));
     }
     let iova = if access & IBV_ACCESS_ZERO_BASED != 0 {
         0

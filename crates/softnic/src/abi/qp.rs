@@ -20,6 +20,7 @@ use crate::qp_state::QpType;
 use crate::registry;
 use crate::send::Builder;
 use crate::srq::Srq;
+use crate::why;
 use crate::xrc::Xrc;
 use nic_core::rights::Owner;
 
@@ -116,14 +117,16 @@ struct Queues {
 
 impl Queues {
     fn of(qp_type: QpType, init: &ibv_qp_init_attr) -> Result<Self, c_int> {
-        let send_cq = live::find::<Cq>(init.send_cq).ok_or(libc::EINVAL)?;
+        let no_cq =
+            |name| why::invalid(|| format!("{name} is no completion queue of this process"));
+        let send_cq = live::find::<Cq>(init.send_cq).ok_or_else(|| no_cq("send_cq"))?;
         let (recv_cq, srq) = match qp_type {
             // It is made from a domain: `create_xrc_recv`.
             QpType::XrcRecv => return Err(libc::EINVAL),
             // It receives nothing.
             QpType::XrcSend => (Arc::clone(&send_cq), None),
             _ => (
-                live::find::<Cq>(init.recv_cq).ok_or(libc::EINVAL)?,
+                live::find::<Cq>(init.recv_cq).ok_or_else(|| no_cq("recv_cq"))?,
                 live::find::<Srq>(init.srq),
             ),
         };
@@ -206,13 +209,23 @@ fn grant(cap: &mut ibv_qp_cap, sends_xrc: bool, has_srq: bool) -> Result<(), c_i
         cap.max_recv_wr = 0;
         cap.max_recv_sge = 0;
     }
-    if cap.max_send_wr > device::MAX_QP_WR
-        || cap.max_recv_wr > device::MAX_QP_WR
-        || cap.max_send_sge > device::MAX_SGE
-        || cap.max_recv_sge > device::MAX_SGE
-        || cap.max_inline_data > device::MAX_INLINE_DATA
-    {
-        return Err(libc::EINVAL);
+    let limits = [
+        ("max_send_wr", cap.max_send_wr, device::MAX_QP_WR),
+        ("max_recv_wr", cap.max_recv_wr, device::MAX_QP_WR),
+        ("max_send_sge", cap.max_send_sge, device::MAX_SGE),
+        ("max_recv_sge", cap.max_recv_sge, device::MAX_SGE),
+        (
+            "max_inline_data",
+            cap.max_inline_data,
+            device::MAX_INLINE_DATA,
+        ),
+    ];
+    for (name, value, max) in limits {
+        if value > max {
+            return Err(why::invalid(|| {
+                format!("cap.{name} is {value}, and the device has at most {max}")
+            }));
+        }
     }
     // A WQE has room for inline payload where its SGEs would lie, as on other devices (rxe_qp_init_req of
     // linux:drivers/infiniband/sw/rxe/rxe_qp.c): programs send a few bytes inline and ask for none.

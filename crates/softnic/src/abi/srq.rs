@@ -16,6 +16,7 @@ use crate::live;
 use crate::pd::Pd;
 use crate::recv::RecvQueue;
 use crate::srq::Srq;
+use crate::why;
 use crate::xrc::XrcSrq;
 
 pub(super) fn create_srq(
@@ -42,7 +43,15 @@ fn new_srq(
     kind: Kind,
 ) -> Result<*mut ibv_srq, c_int> {
     if attr.max_wr == 0 || attr.max_wr > device::MAX_SRQ_WR || attr.max_sge > device::MAX_SRQ_SGE {
-        return Err(libc::EINVAL);
+        return Err(why::invalid(|| {
+            format!(
+                "attr.max_wr is {}, of 1 to {}, and attr.max_sge {}, of 0 to {}",
+                attr.max_wr,
+                device::MAX_SRQ_WR,
+                attr.max_sge,
+                device::MAX_SRQ_SGE
+            )
+        }));
     }
     let mut abi = ibv_srq::zeroed();
     abi.context = pd.context.handle();

@@ -16,6 +16,7 @@ use super::interfaces::{
 };
 use super::limits::*;
 use super::link_layer::{LINK_LAYER_VAR, LinkLayer, PortError};
+use crate::why;
 
 /// LID of an InfiniBand port: the first unicast LID (IBTA vol. 1, 4.1.3). There is no subnet manager
 /// to hand out others, and all queue pairs of a host share the port.
@@ -230,10 +231,24 @@ impl Port {
             (false, LinkLayer::Ethernet) => false,
         };
         if ah.port_num == PORT_NUM && routed {
-            Ok(())
-        } else {
-            Err(EINVAL)
+            return Ok(());
         }
+        Err(why::invalid(|| {
+            match (ah.port_num, self.link_layer) {
+            (port, _) if port != PORT_NUM => {
+                format!("ah_attr.port_num is {port}, and the device has port {PORT_NUM}")
+            }
+            (_, LinkLayer::Ethernet) if ah.is_global == 0 => {
+                "ah_attr.is_global is 0: a RoCE port is addressed by a GID in ah_attr.grh.dgid; `verbatim run --link-layer \
+                 ib` has a port with LIDs"
+                    .to_owned()
+            }
+            _ => format!(
+                "ah_attr.grh.sgid_index is {}, and no GID has that index (`verbatim devices` prints them)",
+                ah.grh.sgid_index
+            ),
+        }
+        }))
     }
 
     /// Whether the destination of an address vector that passes [`check_ah`](Self::check_ah) can have an address on the
@@ -257,9 +272,19 @@ impl Port {
             return Ok(());
         }
         if ipv4.is_some() != mapped_ipv4(source).is_some() {
-            return Err(EINVAL);
+            return Err(why::invalid(|| {
+                format!(
+                    "ah_attr.grh.dgid and the GID at sgid_index {} are of different address families: one is an \
+                     IPv4-mapped GID and the other is not",
+                    ah.grh.sgid_index
+                )
+            }));
         }
         if gid[..8] == LINK_LOCAL_PREFIX && !self.gids.contains(&gid) {
+            why::because(|| {
+                "ah_attr.grh.dgid is a link-local GID that this host does not have; link-local addresses of other hosts are \
+                 not resolved: take the GID of a routable address"
+            });
             return Err(ETIMEDOUT);
         }
         Ok(())

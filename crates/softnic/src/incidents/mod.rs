@@ -10,6 +10,7 @@ use std::time::Duration;
 use ::faults::{Happening, Incident, QueuePair};
 use verbs_abi::*;
 
+use crate::at_exit;
 use crate::context::Context;
 use crate::engine;
 use crate::faults;
@@ -36,7 +37,7 @@ pub(crate) fn opened(context: &'static Context) {
     if BEGUN.swap(true, Ordering::Relaxed) {
         return;
     }
-    engine::at_exit(at_exit);
+    at_exit::at_exit(at_exit);
     faults::save_counts();
     let builder = std::thread::Builder::new().name("verbatim-faults".into());
     let nic = context.nic;

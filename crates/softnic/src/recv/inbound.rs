@@ -116,11 +116,13 @@ impl Inbound {
     }
 
     /// Refuses the record at the front with the status that the requester gets.
-    pub(super) fn refuse(&mut self, status: ibv_wc_status) {
+    pub(super) fn refuse(&mut self, status: ibv_wc_status, cause: Option<Cause>) {
         self.stopped = true;
         self.consumer.release();
         if let Some(header) = self.header() {
-            header.nak.store(status, Ordering::Release);
+            header
+                .nak
+                .store(Cause::refusal(status, cause), Ordering::Release);
         }
         self.call_sender();
     }

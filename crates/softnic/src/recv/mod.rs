@@ -22,6 +22,7 @@ use crate::record::{FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, 
 use crate::region_cache::{KeyError, RegionCache};
 use crate::send;
 use crate::sge::{SgeError, Window, checked_sge};
+use crate::why::{self, Cause};
 use shm::clock::now_ns;
 use shm::fabric::Peer;
 use shm::fabric::layout::*;
@@ -395,7 +396,9 @@ impl RecvSide {
             Handled::NotReady => *waiting |= Self::not_ready(qp, ring),
             Handled::Failed(status) => Self::refuse(qp, ring, status),
             Handled::Lost => ring.stopped = true,
-            Handled::Unsendable if qp.qp_type == QpType::Rc => ring.refuse(IBV_WC_LOC_PROT_ERR),
+            Handled::Unsendable if qp.qp_type == QpType::Rc => {
+                ring.refuse(IBV_WC_LOC_PROT_ERR, None)
+            }
             Handled::Unsendable => {
                 ring.consumer.advance(slots);
                 return true;
@@ -432,7 +435,7 @@ impl RecvSide {
 
     #[cold]
     fn refuse(qp: &Qp, ring: &mut Inbound, status: ibv_wc_status) {
-        ring.refuse(status);
+        ring.refuse(status, why::take());
         qp.fail();
     }
 
@@ -448,7 +451,7 @@ impl RecvSide {
         };
         if ring.rnr.waited(now_ns()) >= patience {
             // The requester gives up; this queue pair goes on waiting (IBTA vol. 1, 9.7.5.2.8).
-            ring.refuse(IBV_WC_RNR_RETRY_EXC_ERR);
+            ring.refuse(IBV_WC_RNR_RETRY_EXC_ERR, Some(Cause::NoReceive));
             return false;
         }
         true
@@ -469,12 +472,28 @@ pub(crate) fn round_robin(start: usize, n: usize) -> impl Iterator<Item = usize>
     (start..start + n).map(move |i| if i < n { i } else { i - n })
 }
 
-/// A completion that failed: of it only these fields are valid (`ibv_poll_cq(3)`).
+/// The completion of a receive WR that failed.
 #[cold]
 pub(crate) fn failed(qp: &Qp, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
+    let cause = why::take();
+    let report = why::Report {
+        qp: qp.named(),
+        wr_id,
+        opcode: IBV_WC_RECV,
+        status,
+        cause,
+    };
+    report.report();
+    failed_for(qp, wr_id, status, why::vendor_err(cause))
+}
+
+/// A completion that failed: of it only these fields are valid (`ibv_poll_cq(3)`).
+#[cold]
+pub(crate) fn failed_for(qp: &Qp, wr_id: u64, status: ibv_wc_status, vendor_err: u32) -> ibv_wc {
     let mut wc = ibv_wc::zeroed();
     wc.wr_id = wr_id;
     wc.status = status;
+    wc.vendor_err = vendor_err;
     wc.qp_num = qp.qpn;
     wc
 }
@@ -682,6 +701,10 @@ fn not_placed(
             return Handled::Unsendable;
         }
     };
+    // The sender is told the cause, too.
+    let cause = why::take().or(Cause::of_status(status));
+    cause.inspect(|cause| why::note(*cause));
     sink.push(failed(qp, wr_id, status));
+    cause.inspect(|cause| why::note(*cause));
     handled
 }

@@ -42,6 +42,14 @@ fn start_of(sge: &ibv_sge, len: usize) -> ibv_sge {
     ibv_sge { length, ..*sge }
 }
 
+#[cold]
+fn note_short(len: usize, sges: &[ibv_sge]) {
+    why::note(Cause::ShortReceive {
+        len: len as u64,
+        room: room(sges),
+    });
+}
+
 /// Scatters a UD message and its GRH over the SGEs of a receive WR.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)] // the parts of three borrowed structures
@@ -56,6 +64,7 @@ pub(super) fn place_ud(
 ) -> Result<(), PlaceError> {
     let len = record.header.len as usize;
     if (len + GRH_BYTES) as u64 > room(sges) {
+        note_short(len + GRH_BYTES, sges);
         return Err(PlaceError::TooLong);
     }
     if len > record.payload.len() {
@@ -114,6 +123,7 @@ pub(super) fn place(
     let header = record.header;
     let len = header.len as usize;
     if len as u64 > room(sges) {
+        note_short(len, sges);
         return Err(PlaceError::TooLong);
     }
     if header.flags & FLAG_BY_REFERENCE == 0 {

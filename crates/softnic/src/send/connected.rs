@@ -75,8 +75,9 @@ pub(super) fn reconnected(qp: &Qp, sq: &mut SendQueue) -> bool {
 
 /// The peer's process has ended: what becomes of a WR.
 #[cold]
-pub(super) fn dead(qp: &Qp) -> Outcome {
+pub(super) fn dead(qp: &Qp, peer: &Peer) -> Outcome {
     if qp.qp_type == QpType::Rc {
+        why::note(Cause::PeerEnded { pid: peer.pid });
         Outcome::Failed(IBV_WC_RETRY_EXC_ERR)
     } else {
         Outcome::Done(0)
@@ -85,11 +86,11 @@ pub(super) fn dead(qp: &Qp) -> Outcome {
 
 /// The peer's process has ended: what becomes of `view`.
 #[cold]
-pub(super) fn dead_for(qp: &Qp, view: &WrView<'_>) -> Outcome {
+pub(super) fn dead_for(qp: &Qp, peer: &Peer, view: &WrView<'_>) -> Outcome {
     if is_local(view.wr.opcode) {
         local_operation(qp, view)
     } else {
-        dead(qp)
+        dead(qp, peer)
     }
 }
 
@@ -109,9 +110,34 @@ pub(super) fn silence(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
         );
     }
     if silent_too_long(qp, sq) {
+        why::note(why_silent(qp, sq));
         return Outcome::Failed(IBV_WC_RETRY_EXC_ERR);
     }
     Outcome::Later
+}
+
+/// Why the peer's queue pair does not answer.
+#[cold]
+pub(super) fn why_silent(qp: &Qp, sq: &SendQueue) -> Cause {
+    let qpn = qp.shared().dest_qpn.load(Ordering::Relaxed);
+    match &sq.out {
+        None => Cause::NoPeer { qpn },
+        Some(out) if out.peer.has_ended() => Cause::PeerEnded { pid: out.peer.pid },
+        Some(out) => Cause::PeerNotConnected {
+            qpn,
+            pid: out.peer.pid,
+        },
+    }
+}
+
+/// The message is longer than one may be.
+#[cold]
+pub(super) fn too_long(len: u64, max: u32) -> Outcome {
+    why::note(Cause::TooLong {
+        len,
+        max: max.into(),
+    });
+    Outcome::Failed(IBV_WC_LOC_LEN_ERR)
 }
 
 #[cold]
@@ -134,7 +160,7 @@ pub(super) fn connected_send(
     };
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
-        return Outcome::Failed(IBV_WC_LOC_LEN_ERR);
+        return too_long(total, crate::device::MAX_MSG_SZ);
     }
     #[allow(clippy::cast_possible_truncation)] // at most 2^30
     let (len, total) = (total as u32, total as usize);
@@ -248,7 +274,7 @@ pub(super) fn write_in_order(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> 
     }
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
-        return Outcome::Failed(IBV_WC_LOC_LEN_ERR);
+        return too_long(total, crate::device::MAX_MSG_SZ);
     }
     if total == 0 {
         return Outcome::Done(0);

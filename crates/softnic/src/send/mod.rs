@@ -40,9 +40,10 @@ use crate::path;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
 use crate::record::{FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, header};
-use crate::recv::{call_if_armed, failed};
+use crate::recv::{call_if_armed, failed_for};
 use crate::region_cache::{KeyError, RegionCache};
 use crate::sge::{Copies, checked_sge};
+use crate::why::{self, Cause};
 use crate::xrc::Xrc;
 use shm::clock::now_ns;
 use shm::fabric::Peer;
@@ -140,6 +141,7 @@ struct SendWqe {
     end: u64,
     /// Number of the WR in the order of posting.
     seq: u64,
+    /// Of one that has failed, its `vendor_err`: an entry has no room for both, and a completion in error no length.
     byte_len: u32,
     /// `ibv_wc_opcode` and `ibv_wc_status`, of which all fit: an entry is as few stores as can be.
     opcode: u8,
@@ -148,6 +150,20 @@ struct SendWqe {
     /// 1 for a WRITE that the receiver executes in the order of the ring, else 0. As large as the others, so that all are
     /// stored at once.
     ordered: u8,
+}
+
+/// How a work request fails.
+#[derive(Clone, Copy)]
+pub(crate) struct Failed {
+    status: ibv_wc_status,
+    vendor_err: u32,
+}
+
+impl Failed {
+    const FLUSHED: Self = Self {
+        status: IBV_WC_WR_FLUSH_ERR,
+        vendor_err: 0,
+    };
 }
 
 /// A code of a completion in an entry of a queue.
@@ -300,6 +316,8 @@ pub(crate) struct SendQueue {
     silent: Waiting,
     /// Position of the ring behind the last WRITE that the receiver executes.
     ordered_end: u64,
+    /// Why the one in `pending` that has failed did so.
+    cause: Option<Cause>,
     stopped: bool,
 }
 
@@ -329,6 +347,7 @@ impl SendQueue {
             remote: RegionCache::new(),
             silent: Waiting::NO,
             ordered_end: 0,
+            cause: None,
             stopped: false,
         })
     }
@@ -414,6 +433,7 @@ impl SendQueue {
         self.remote.clear();
         self.silent.end();
         self.ordered_end = 0;
+        self.cause = None;
         self.stopped = false;
     }
 
@@ -427,8 +447,12 @@ impl SendQueue {
     }
 
     /// Ends every WR that is not done: with `first` the oldest one, if given, and with a flush error all
-    /// others. What the receiver has taken is done.
-    pub(crate) fn flush(&mut self, nic: &Nic, first: Option<ibv_wc_status>) {
+    /// others. What the receiver has taken is done. Returns the `wr_id` and the opcode of the one that ended with `first`.
+    pub(crate) fn flush(
+        &mut self,
+        nic: &Nic,
+        first: Option<Failed>,
+    ) -> Option<(u64, ibv_wc_opcode)> {
         self.withdraw(nic);
         if let Some(Ok(consumed)) = self.out.as_mut().map(|out| out.producer.consumed()) {
             take_consumed(self, consumed);
@@ -437,30 +461,41 @@ impl SendQueue {
             let done = wire.done();
             take_consumed(self, done);
         }
-        let mut status = first.unwrap_or(IBV_WC_WR_FLUSH_ERR);
+        let mut left = first;
+        let mut ended = None;
+        let mut end = |wr_id, opcode, left: &mut Option<Failed>| {
+            let failed = left.take();
+            if failed.is_some() {
+                ended = Some((wr_id, opcode));
+            }
+            failed.unwrap_or(Failed::FLUSHED)
+        };
         while let Some(wqe) = self.pending.pop() {
             if wqe.end == 0 && wqe.status == SUCCESS {
                 // Executed behind one that was not acknowledged.
-                status = IBV_WC_WR_FLUSH_ERR;
+                left = None;
             }
+            let failed = end(wqe.wr_id, wqe.opcode.into(), &mut left);
             self.ready.push(SendWqe {
-                status: byte(status),
+                status: byte(failed.status),
+                byte_len: failed.vendor_err,
                 signaled: true,
                 ..wqe
             });
-            status = IBV_WC_WR_FLUSH_ERR;
         }
         while let Some(d) = self.deferred.pop_front() {
+            let failed = end(d.wr.wr_id, completion_opcode(d.wr.opcode), &mut left);
             self.ready.push(SendWqe {
                 wr_id: d.wr.wr_id,
                 seq: d.seq,
-                status: byte(status),
+                status: byte(failed.status),
+                byte_len: failed.vendor_err,
                 signaled: true,
                 ..SendWqe::default()
             });
-            status = IBV_WC_WR_FLUSH_ERR;
         }
         self.stopped = true;
+        ended
     }
 
     /// Ready again after the send queue had failed (SQE to RTS).
@@ -555,7 +590,7 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
         state,
         QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err
     ) {
-        result = libc::EINVAL;
+        result = why::invalid(|| format!("the queue pair is in {state}, and sends from RTS on"));
     } else {
         // SAFETY: contract of this function.
         while !wr.is_null() {
@@ -577,6 +612,11 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
             }
             wr = this.next;
         }
+    }
+    if result == libc::EINVAL {
+        // SAFETY: as above.
+        let wr_id = unsafe { wr.as_ref() }.map_or(0, |wr| wr.wr_id);
+        why::post_refused("ibv_post_send", qp.qpn, wr_id);
     }
     if result != 0 && !bad_wr.is_null() {
         // SAFETY: a place for the failed WR (contract of `ibv_post_send`).
@@ -654,11 +694,16 @@ unsafe fn post_one<const FAULTS: bool>(
         return Err(libc::ENOMEM);
     }
     if !allowed(qp.qp_type, wr.opcode) {
-        return Err(libc::EINVAL);
+        return Err(why::invalid(|| {
+            format!("{:?} queue pairs have no opcode {}", qp.qp_type, wr.opcode)
+        }));
     }
     let count = usize::try_from(wr.num_sge).map_err(|_| libc::EINVAL)?;
     if count > sq.max_sge {
-        return Err(libc::EINVAL);
+        let max = sq.max_sge;
+        return Err(why::invalid(|| {
+            format!("num_sge is {count}, and max_send_sge {max}")
+        }));
     }
     let mut copies = Copies::none();
     let sges = if count == 0 {
@@ -676,14 +721,19 @@ unsafe fn post_one<const FAULTS: bool>(
         let fits = (total <= sq.max_inline as u64 && carries_payload(wr.opcode))
             || (wr.opcode == IBV_WR_ATOMIC_WRITE && total == 8);
         if !fits {
-            return Err(libc::EINVAL);
+            let max = sq.max_inline;
+            return Err(why::invalid(|| {
+                format!("IBV_SEND_INLINE with {total} bytes, and max_inline_data is {max}")
+            }));
         }
     }
     let ah = if qp.qp_type == QpType::Ud {
         // SAFETY: the handle of an address handle that the program has not destroyed (contract).
         let ah = unsafe { Ah::from_handle(wr.wr.ud.ah) }.ok_or(libc::EINVAL)?;
         if ah.pd != qp.pd {
-            return Err(libc::EINVAL);
+            return Err(why::invalid(
+                || "the address handle is of another protection domain",
+            ));
         }
         Some(ah)
     } else {
@@ -739,6 +789,7 @@ unsafe fn post_one<const FAULTS: bool>(
         match fault {
             None => {}
             Some(WorkFault::Status(status)) => {
+                why::note(Cause::Fault);
                 settle(qp, sq, wr, seq, signaled, &Outcome::Failed(status));
                 return Ok(());
             }
@@ -859,6 +910,7 @@ fn settle(
         Outcome::Failed(status) => {
             // It completes behind what was posted before it, which may still be on its way.
             sq.pending.push(wqe(0, 0, status, true));
+            sq.cause = why::take();
             fail_sends(qp, sq);
         }
         Outcome::Later => {}
@@ -874,15 +926,30 @@ fn fail_sends(qp: &Qp, sq: &mut SendQueue) {
         && front.status != SUCCESS
     {
         let status = front.status;
-        fail_now(qp, sq, status.into());
+        let cause = sq.cause.take();
+        fail_now(qp, sq, status.into(), cause);
     }
 }
 
-/// The oldest WR has failed with `status`.
+/// The oldest WR has failed with `status`, for `cause` if it is known.
 #[cold]
-fn fail_now(qp: &Qp, sq: &mut SendQueue, status: ibv_wc_status) {
+fn fail_now(qp: &Qp, sq: &mut SendQueue, status: ibv_wc_status, cause: Option<Cause>) {
     publish(qp, sq);
-    sq.flush(qp.nic, Some(status));
+    let cause = cause.or(Cause::of_status(status));
+    let first = Failed {
+        status,
+        vendor_err: why::vendor_err(cause),
+    };
+    if let Some((wr_id, opcode)) = sq.flush(qp.nic, Some(first)) {
+        let report = why::Report {
+            qp: qp.named(),
+            wr_id,
+            opcode,
+            status,
+            cause,
+        };
+        report.report();
+    }
     // "Completion in error of a send WR of UD or UC: Send Queue Error state" (IBTA vol. 1, 10.3.1.6).
     if qp.qp_type == QpType::Rc {
         qp.enter_error();
@@ -913,7 +980,7 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
         return if qp.qp_type == QpType::Rc && !out.peer.is_given_up() {
             silence(qp, sq, view)
         } else {
-            dead_for(qp, view)
+            dead_for(qp, &out.peer, view)
         };
     }
     let Some(dest) = out.peer.segment.qp(out.dest_index) else {

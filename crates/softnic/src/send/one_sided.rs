@@ -1,6 +1,7 @@
 //! RDMA WRITE, READ and atomics: executed by the requester, with the checks that the responder would make.
 
 use super::*;
+use crate::why::{Bytes, Side};
 use nic_core::rights::{Access, Owner, Permitted, QueuePair, authorize, flag};
 
 // The core names access rights as the C interface does.
@@ -74,12 +75,29 @@ pub(crate) fn remote_region<'c>(
     let (region, pin) = match found {
         Ok(found) => found,
         Err(KeyError::Fault) if to.peer.has_ended() => return Err(Denied::Ended),
-        Err(_) => return Err(Denied::RemoteAccess),
+        Err(error) => {
+            let bytes = Bytes {
+                addr,
+                len,
+                key: rkey,
+            };
+            why::note(error.cause(Side::Remote, bytes));
+            return Err(Denied::RemoteAccess);
+        }
     };
     let responder = responder(to, dest, domain);
-    let at = authorize(&region.rights, (addr, len), access, &responder)
-        .map_err(|_| Denied::RemoteAccess)?;
+    let at = authorize(&region.rights, (addr, len), access, &responder).map_err(|denied| {
+        let bytes = Bytes {
+            addr,
+            len,
+            key: rkey,
+        };
+        let side = Side::Remote;
+        why::note(Cause::denied(denied, side, bytes, access, &region.rights));
+        Denied::RemoteAccess
+    })?;
     if at.is_on_demand() && region.own && !own_memory(addr, len, access) {
+        why::note(Cause::Memory { side: Side::Remote });
         return Err(Denied::RemoteAccess);
     }
     Ok((region, at, pin))
@@ -100,7 +118,7 @@ pub(super) fn responder(to: &Target<'_>, dest: &QpShared, domain: u32) -> QueueP
 fn denied(qp: &Qp, out: &OutRing, why: Denied) -> Outcome {
     match why {
         Denied::RemoteAccess => refused(qp, out, IBV_WC_REM_ACCESS_ERR),
-        Denied::Ended => dead(qp),
+        Denied::Ended => dead(qp, &out.peer),
         Denied::NoQueuePair => Outcome::Failed(IBV_WC_LOC_QP_OP_ERR),
     }
 }
@@ -149,6 +167,7 @@ fn domain_of_srq(to: &Target<'_>, domain: u32) -> Option<u32> {
 #[cold]
 pub(super) fn refused(qp: &Qp, out: &OutRing, status: ibv_wc_status) -> Outcome {
     if qp.qp_type != QpType::Rc {
+        why::refused(qp.qpn, "lost a request, since its transport is unreliable");
         return Outcome::Done(0);
     }
     out.target().refuse(status);
@@ -159,8 +178,9 @@ pub(super) fn refused(qp: &Qp, out: &OutRing, status: ibv_wc_status) -> Outcome 
 #[cold]
 pub(super) fn unreachable_memory(qp: &Qp, out: &OutRing) -> Outcome {
     if out.peer.has_ended() {
-        dead(qp)
+        dead(qp, &out.peer)
     } else {
+        why::note(Cause::Memory { side: Side::Remote });
         refused(qp, out, IBV_WC_REM_ACCESS_ERR)
     }
 }
@@ -170,7 +190,7 @@ pub(super) fn unreachable_memory(qp: &Qp, out: &OutRing) -> Outcome {
 pub(super) fn write(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Outcome, Outcome> {
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
-        return Err(Outcome::Failed(IBV_WC_LOC_LEN_ERR));
+        return Err(too_long(total, crate::device::MAX_MSG_SZ));
     }
     if total == 0 {
         // "An RDMA WRITE of zero length needs no valid R_Key" (IBTA vol. 1, C9-88).
@@ -245,7 +265,7 @@ pub(super) fn read(
 ) -> Result<Outcome, Outcome> {
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
-        return Err(Outcome::Failed(IBV_WC_LOC_LEN_ERR));
+        return Err(too_long(total, crate::device::MAX_MSG_SZ));
     }
     let Some(out) = &sq.out else {
         return Ok(Outcome::Later);
@@ -323,10 +343,12 @@ pub(crate) fn read_to_unmapped(
 #[inline]
 pub(super) fn check_read_resources(qp: &Qp, out: &OutRing) -> Result<(), Outcome> {
     if qp.max_rd_atomic.load(Ordering::Relaxed) == 0 {
+        why::note(Cause::NoReadResources { side: Side::Local });
         return Err(Outcome::Failed(IBV_WC_LOC_QP_OP_ERR));
     }
     let dest = out.peer.segment.qp(out.dest_index);
     if dest.is_none_or(|d| d.max_dest_rd_atomic.load(Ordering::Relaxed) == 0) {
+        why::note(Cause::NoReadResources { side: Side::Remote });
         return Err(refused(qp, out, IBV_WC_REM_INV_REQ_ERR));
     }
     Ok(())
@@ -337,9 +359,11 @@ pub(super) fn check_read_resources(qp: &Qp, out: &OutRing) -> Result<(), Outcome
 fn check_word(qp: &Qp, out: &OutRing, view: &WrView<'_>, remote_addr: u64) -> Result<(), Outcome> {
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total != 8 {
+        why::note(Cause::OperandLength(total));
         return Err(Outcome::Failed(IBV_WC_LOC_LEN_ERR));
     }
     if !remote_addr.is_multiple_of(8) {
+        why::note(Cause::Unaligned(remote_addr));
         return Err(refused(qp, out, IBV_WC_REM_INV_REQ_ERR));
     }
     Ok(())

@@ -208,7 +208,7 @@ pub(super) fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
     }
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total > u64::from(crate::device::MAX_MSG_SZ) {
-        return Outcome::Failed(IBV_WC_LOC_LEN_ERR);
+        return too_long(total, crate::device::MAX_MSG_SZ);
     }
     #[allow(clippy::cast_possible_truncation)] // at most 2^30
     let len = total as u32;
@@ -364,7 +364,7 @@ pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcom
     };
     let total: usize = view.sges.iter().map(|s| s.length as usize).sum();
     if total > UD_MAX_PAYLOAD {
-        return Outcome::Failed(IBV_WC_LOC_LEN_ERR);
+        return too_long(total as u64, UD_MAX_PAYLOAD as u32);
     }
     debug_assert!(ah.group.is_none());
     // SAFETY: members of the unions for UD and immediates; plain integers.
@@ -514,7 +514,9 @@ pub(super) fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
         return false;
     }
     if let Some(failure) = failure {
-        fail_now(qp, sq, status_of(failure));
+        // What the responder knows of it stays there: a NAK has no room for more.
+        let cause = matches!(failure, Failure::RetryExceeded).then_some(Cause::NoAcknowledgement);
+        fail_now(qp, sq, status_of(failure), cause);
         return false;
     }
     true

@@ -49,7 +49,7 @@ fn complete(qp: &Qp, freed: &mut u64, wqe: &SendWqe, sink: &mut WcSink<'_>) {
     if wqe.status == SUCCESS {
         sink.push_sent(wqe.wr_id, wqe.opcode.into(), wqe.byte_len, qp.qpn);
     } else {
-        sink.push(failed(qp, wqe.wr_id, wqe.status.into()));
+        sink.push(failed_for(qp, wqe.wr_id, wqe.status.into(), wqe.byte_len));
     }
 }
 
@@ -64,13 +64,14 @@ fn progress(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
         return settle_front(qp, sq, u64::MAX);
     };
     let Ok(consumed) = out.producer.consumed() else {
-        fail_now(qp, sq, IBV_WC_REM_OP_ERR);
+        fail_now(qp, sq, IBV_WC_REM_OP_ERR, None);
         return false;
     };
     while let Some(front) = sq.pending.front() {
         if front.status != SUCCESS {
             let status = front.status.into();
-            fail_now(qp, sq, status);
+            let cause = sq.cause.take();
+            fail_now(qp, sq, status, cause);
             return false;
         }
         if front.end > consumed {
@@ -99,7 +100,8 @@ pub(super) fn settle_front(qp: &Qp, sq: &mut SendQueue, consumed: u64) -> bool {
         && front.status != SUCCESS
     {
         let status = front.status.into();
-        fail_now(qp, sq, status);
+        let cause = sq.cause.take();
+        fail_now(qp, sq, status, cause);
     }
     false
 }
@@ -128,13 +130,13 @@ pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
     let nak = out
         .header(qp.nic)
         .map_or(0, |h| h.nak.load(Ordering::Acquire));
-    if nak != 0 {
+    if let Some((status, cause)) = Cause::of_refusal(nak) {
         // What was consumed before the refusal comes first.
         if let Ok(consumed) = out.producer.consumed() {
             settle_front(qp, sq, consumed);
         }
         if qp.qp_type == QpType::Rc {
-            fail_now(qp, sq, nak);
+            fail_now(qp, sq, status, cause);
         } else {
             settle_front(qp, sq, u64::MAX);
         }
@@ -158,7 +160,8 @@ pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
         } else if let Some(out) = &sq.out
             && out.peer.is_given_up()
         {
-            fail_now(qp, sq, IBV_WC_RETRY_EXC_ERR);
+            let cause = Cause::PeerEnded { pid: out.peer.pid };
+            fail_now(qp, sq, IBV_WC_RETRY_EXC_ERR, Some(cause));
         } else {
             return true;
         }
@@ -173,7 +176,8 @@ pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
         return false;
     }
     if silent_too_long(qp, sq) {
-        fail_now(qp, sq, IBV_WC_RETRY_EXC_ERR);
+        let cause = why_silent(qp, sq);
+        fail_now(qp, sq, IBV_WC_RETRY_EXC_ERR, Some(cause));
         return false;
     }
     true
@@ -354,7 +358,10 @@ enum Obeyed {
 #[cold]
 fn obey(qp: &Qp, fault: WorkFault, waited_ns: u64) -> Obeyed {
     match fault {
-        WorkFault::Status(status) => Obeyed::Done(Outcome::Failed(status)),
+        WorkFault::Status(status) => {
+            why::note(Cause::Fault);
+            Obeyed::Done(Outcome::Failed(status))
+        }
         // Nobody tells the sender: the message is lost.
         WorkFault::ReceiverNotReady(_) if qp.qp_type != QpType::Rc => {
             Obeyed::Done(Outcome::Done(0))
@@ -363,6 +370,7 @@ fn obey(qp: &Qp, fault: WorkFault, waited_ns: u64) -> Obeyed {
             let patience = qp.rnr_patience_ns().unwrap_or(u64::MAX);
             if waited_ns >= time.min(patience) {
                 if time > patience {
+                    why::note(Cause::Fault);
                     Obeyed::Done(Outcome::Failed(IBV_WC_RNR_RETRY_EXC_ERR))
                 } else {
                     Obeyed::Over

@@ -25,7 +25,10 @@ impl<'a> RemoteMemory<'a> {
         access: Access,
     ) -> Result<Self, Fault> {
         let found = remote_region(qp.nic, &own(qp), regions, range, len, access);
-        let (region, at, pin) = found.map_err(|_| Fault)?;
+        let (region, at, pin) = found.map_err(|_| {
+            why::refused(qp.qpn, "refused a request of its peer");
+            Fault
+        })?;
         Ok(Self {
             qp,
             region,

@@ -33,7 +33,7 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
         total += sge.length as usize;
     }
     if total > UD_MAX_PAYLOAD {
-        return Outcome::Failed(IBV_WC_LOC_LEN_ERR);
+        return too_long(total as u64, UD_MAX_PAYLOAD as u32);
     }
     // SAFETY: the union's member for UD; a plain integer.
     let qpn = unsafe { view.wr.wr.ud.remote_qpn };

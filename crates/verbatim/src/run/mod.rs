@@ -59,6 +59,10 @@ pub(crate) struct Args {
     /// --link-layer or the environment says otherwise
     #[arg(long, value_name = "PROFILE")]
     nic: Option<String>,
+    /// Print why each work request failed that fails on the software NIC: the check, its numbers and the queue pair. Without
+    /// it, a process with failures prints their count and the first ones at its end (see docs/why.md)
+    #[arg(long)]
+    why: bool,
     /// Leave /sys/class and /dev as they are: no files of an RDMA device there, and no namespace
     #[arg(long)]
     no_view: bool,
@@ -82,6 +86,7 @@ Examples:
   verbatim run --trace t.txt -- rping -s          one line a verb in t.txt, with a legend
   verbatim run --ledger l.json -- ib_write_bw 127.0.0.1; verbatim explain l.json --nic cib
   verbatim run --fault 'verb=ibv_reg_mr,errno=ENOMEM,count=1,after=1' -- ib_write_bw    a verb is refused once
+  verbatim run --why -- ib_write_bw 127.0.0.1     why a work request failed: the check and its numbers
   verbatim run --pcap x.pcap -- ibv_rc_pingpong -g 0    its packets; the same for the client, then: tshark -r x.pcap
   verbatim run --provider system --ledger l.json -- ib_write_bw     on the machine's own NIC
 
@@ -157,6 +162,11 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
         .env(LIBRARY_PATH, library_path(&folder)?)
         .envs(args.link_layer.capture_variable(&args.capture, port)?)
         .envs(link_layer);
+    if args.why {
+        command.env(softnic::WHY_VAR, "each");
+    } else if std::env::var_os(softnic::WHY_VAR).is_none() {
+        command.env(softnic::WHY_VAR, "summary");
+    }
     if let Some(identity) = &identity {
         command.env(softnic::DEVICE_VAR, identity.to_string());
     }

@@ -77,6 +77,12 @@ pub fn lines_of(args: &[&str]) -> Vec<Value> {
     json_lines(&out)
 }
 
+/// A TCP port that nobody has now.
+pub fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind(ANYWHERE).expect("there are free ports");
+    listener.local_addr().expect("it is bound").port()
+}
+
 /// Where servers listen: a free port of this host.
 pub const ANYWHERE: &str = "127.0.0.1:0";
 
@@ -191,8 +197,7 @@ pub fn run_the_guide(page: &str, folder: &Path) -> usize {
     let guide = std::fs::read_to_string(path.join(page)).expect("the guide");
     let (_, rest) = guide.split_once("```sh\n").expect("commands");
     let (commands, _) = rest.split_once("```").expect("their end");
-    let free = std::net::TcpListener::bind(ANYWHERE).and_then(|l| l.local_addr());
-    let port = free.expect("a free port").port().to_string();
+    let port = free_port().to_string();
     let mut servers = Vec::new();
     for command in commands.lines() {
         let words = command.replace("6379", &port);

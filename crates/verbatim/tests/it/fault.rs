@@ -1,118 +1,15 @@
 //! `verbatim run --fault`: real processes to which things happen, and what the summary says of them.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Duration;
 
-use crate::common;
-
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-
-/// A compiled C program, in a folder that goes when the test ends.
-struct Program {
-    folder: tempfile::TempDir,
-    name: &'static str,
-}
-
-/// What came of a run.
-struct Ran {
-    code: Option<i32>,
-    /// What the program printed.
-    out: String,
-    /// What the summary said.
-    summary: String,
-    took: Duration,
-}
-
-impl Program {
-    fn compiled(source: &Path, name: &'static str) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let status = Command::new("cc")
-            .args(["-std=gnu11", "-Wall", "-Werror", "-o"])
-            .arg(folder.path().join(name))
-            .arg(source)
-            .arg("-libverbs")
-            .status();
-        assert!(status.expect("there is a C compiler").success());
-        Self { folder, name }
-    }
-
-    fn faulty() -> Self {
-        let source = "tests/programs/faulty.c";
-        Self::compiled(
-            &Path::new(env!("CARGO_MANIFEST_DIR")).join(source),
-            "faulty",
-        )
-    }
-
-    fn path(&self) -> PathBuf {
-        self.folder.path().join(self.name)
-    }
-
-    /// The program under these flags of `verbatim run`, in a fabric of its own.
-    fn run(&self, flags: &[&str], args: &[&str]) -> Ran {
-        let start = common::verbatim(&["run", "--no-view", "--link-layer", "ib"]);
-        self.finish(start, flags, args)
-    }
-
-    /// The same where queue pairs reach each other by packets, at an address that no other test has.
-    fn by_packets(&self, plan: &str, args: &[&str]) -> Ran {
-        static NEXT: AtomicU8 = AtomicU8::new(1);
-        let [.., high, low] = std::process::id().to_be_bytes();
-        let host = NEXT.fetch_add(1, Ordering::Relaxed);
-        let mut start = common::verbatim(&["run", "--no-view", "--link-layer", "roce"]);
-        start.env("VERBATIM_PATH", "packets").env(
-            "VERBATIM_ADDRESS",
-            format!("127.{}.{low}.{host}", 2 + high % 200),
-        );
-        self.finish(start, &["--fault", plan, "--fault-seed", "5"], args)
-    }
-
-    fn finish(&self, mut start: Command, flags: &[&str], args: &[&str]) -> Ran {
-        common::build_libraries();
-        let fabric = tempfile::tempdir_in("/dev/shm").expect("a folder");
-        let began = Instant::now();
-        let out = start
-            .args(flags)
-            .arg("--")
-            .arg(self.path())
-            .args(args)
-            .env("VERBATIM_FABRIC_DIR", fabric.path().join("fabric"))
-            .env_remove("VERBATIM_FABRIC")
-            .output()
-            .expect("the program starts");
-        Ran {
-            code: out.status.code(),
-            out: String::from_utf8_lossy(&out.stdout).into_owned(),
-            summary: String::from_utf8_lossy(&out.stderr).into_owned(),
-            took: began.elapsed(),
-        }
-    }
-
-    fn under(&self, plan: &str, args: &[&str]) -> Ran {
-        self.run(&["--fault", plan, "--fault-seed", "5"], args)
-    }
-}
-
-impl Ran {
-    #[track_caller]
-    fn printed(&self, lines: &[&str]) {
-        let expected: String = lines.iter().map(|line| format!("{line}\n")).collect();
-        assert_eq!(self.out, expected, "{}", self.summary);
-    }
-
-    #[track_caller]
-    fn says(&self, what: &str) {
-        assert!(self.summary.contains(what), "{what}: {}", self.summary);
-    }
-}
+use crate::program::{Program, ROOT};
 
 const DONE: [&str; 3] = ["recv 0: success", "send 0: success", "done"];
 
 #[test]
 fn verbs_are_refused_with_the_errno_of_the_plan() {
-    let program = Program::faulty();
+    let program = Program::of_the_tests("faulty");
     for (verb, line) in [
         (
             "ibv_open_device",
@@ -156,7 +53,7 @@ fn verbs_are_refused_with_the_errno_of_the_plan() {
 
 #[test]
 fn work_requests_complete_with_the_status_of_the_plan_and_the_queue_pair_fails() {
-    let program = Program::faulty();
+    let program = Program::of_the_tests("faulty");
     let ran = program.under("status=REM_ACCESS_ERR,after=1", &["3", "0"]);
     let mut lines: Vec<_> = ran.out.lines().collect();
     lines.sort_unstable();
@@ -185,7 +82,7 @@ fn work_requests_complete_with_the_status_of_the_plan_and_the_queue_pair_fails()
 
 #[test]
 fn a_receiver_is_not_ready_for_a_time_or_for_too_long() {
-    let program = Program::faulty();
+    let program = Program::of_the_tests("faulty");
     let ran = program.under("rnr=60ms", &["1", "0"]);
     ran.printed(&DONE);
     assert!(ran.took >= Duration::from_millis(60));
@@ -201,7 +98,7 @@ fn a_receiver_is_not_ready_for_a_time_or_for_too_long() {
 
 #[test]
 fn completions_come_late_and_the_sleeper_is_woken() {
-    let ran = Program::faulty().under("late=150ms,opcode=RECV", &["2", "0"]);
+    let ran = Program::of_the_tests("faulty").under("late=150ms,opcode=RECV", &["2", "0"]);
     ran.printed(&[
         "recv 0: success",
         "send 0: success",
@@ -215,7 +112,7 @@ fn completions_come_late_and_the_sleeper_is_woken() {
 
 #[test]
 fn events_are_raised_by_time_and_by_occasion() {
-    let program = Program::faulty();
+    let program = Program::of_the_tests("faulty");
     let ran = program.under("link-down=100ms,from=50ms", &["0", "2"]);
     ran.printed(&["event: port error", "event: port active", "done"]);
     assert!(ran.took >= Duration::from_millis(150));
@@ -244,7 +141,7 @@ fn events_are_raised_by_time_and_by_occasion() {
 
 #[test]
 fn a_device_that_is_removed_fails_its_verbs_and_lets_go_of_its_objects() {
-    let program = Program::faulty();
+    let program = Program::of_the_tests("faulty");
     let ran = program.under("event=DEVICE_FATAL,from=100ms", &["0", "1"]);
     ran.printed(&["event: local catastrophic error", "done"]);
     let ran = program.under("event=DEVICE_FATAL,verb=ibv_create_qp", &["1", "0"]);
@@ -253,7 +150,7 @@ fn a_device_that_is_removed_fails_its_verbs_and_lets_go_of_its_objects() {
 
 #[test]
 fn a_process_pauses_and_goes_on() {
-    let ran = Program::faulty().under("pause=400ms,verb=ibv_create_qp", &["1", "0"]);
+    let ran = Program::of_the_tests("faulty").under("pause=400ms,verb=ibv_create_qp", &["1", "0"]);
     ran.printed(&DONE);
     assert!(ran.took >= Duration::from_millis(400));
 }
@@ -261,7 +158,7 @@ fn a_process_pauses_and_goes_on() {
 /// RC delivers each message once and in order, whatever happens to packets: the program sees nothing of it.
 #[test]
 fn packets_are_lost_late_twice_damaged_and_marked_and_reliable_connections_do_not_mind() {
-    let program = Program::faulty();
+    let program = Program::of_the_tests("faulty");
     for plan in [
         "drop,p=0.15",
         "drop,opcode=ACK,every=3; drop,opcode=SEND,every=5,direction=receive",
@@ -291,7 +188,7 @@ fn packets_are_lost_late_twice_damaged_and_marked_and_reliable_connections_do_no
 
 #[test]
 fn a_pulled_cable_stops_packets_for_its_time() {
-    let program = Program::faulty();
+    let program = Program::of_the_tests("faulty");
     let ran = program.by_packets("link-down=300ms,verb=ibv_create_qp", &["1", "2"]);
     ran.printed(&[
         "recv 0: success",
@@ -311,7 +208,7 @@ fn a_pulled_cable_stops_packets_for_its_time() {
 
 #[test]
 fn the_summary_warns_of_rules_that_never_struck() {
-    let program = Program::faulty();
+    let program = Program::of_the_tests("faulty");
     let plan = "drop; verb=ibv_create_ah,errno=EIO; verb=ibv_create_qp,errno=EIO,after=3; verb=ibv_reg_mr,errno=EPERM";
     let ran = program.under(plan, &["1", "0"]);
     assert_eq!(ran.code, Some(1));
@@ -331,7 +228,7 @@ fn the_summary_warns_of_rules_that_never_struck() {
 
 #[test]
 fn the_same_seed_has_the_same_faults_and_the_trace_shows_them() {
-    let program = Program::faulty();
+    let program = Program::of_the_tests("faulty");
     let file = program.folder.path().join("t.txt");
     let run = |seed: u32| {
         let flags = [

@@ -1,6 +1,5 @@
 //! `--ledger` and `--trace`: what unmodified programs and this project's own did, as a document and as lines.
 
-use std::net::TcpListener;
 use std::process::{Output, Stdio};
 
 use serde_json::Value;
@@ -36,7 +35,7 @@ fn ledger(args: &[&str]) -> Ledger {
 
 #[test]
 fn server_and_client_of_an_unmodified_program_are_one_ledger() {
-    let port = free_port();
+    let port = common::free_port();
     let script = format!(
         "ibv_rc_pingpong -p {port} -n 500 & sleep 0.3; \
          until ibv_rc_pingpong -p {port} -n 500 127.0.0.1; do sleep 0.1; done; wait"
@@ -88,16 +87,10 @@ fn the_projects_own_programs_are_counted_with_all_their_processes() {
     assert_eq!(ledger.provider, "softnic");
 }
 
-/// A TCP port that nobody has now.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("there are free ports");
-    listener.local_addr().expect("it is bound").port()
-}
-
 /// Shell commands that start `$server` and `$client`, who are at it for ever when they are through; they are killed
 /// when they are not within a minute.
 fn endless() -> String {
-    let port = free_port();
+    let port = common::free_port();
     let within_a_minute = |seen: &str| {
         format!(
             "for _ in $(seq 600); do {seen} && break; sleep 0.1; done; \
@@ -236,7 +229,7 @@ fn count(lines: &[(u32, u32, String)], what: &str) -> usize {
 
 #[test]
 fn a_trace_has_a_line_for_each_verb_of_each_process() {
-    let port = free_port();
+    let port = common::free_port();
     let lines = trace(
         "trace_1",
         &format!(
@@ -287,7 +280,7 @@ fn a_trace_tells_connections_and_calls_handles_alike_in_both_libraries() {
 
 #[test]
 fn a_trace_tells_what_sockets_over_rdma_do() {
-    let port = free_port();
+    let port = common::free_port();
     let lines = trace(
         "trace_5",
         &format!(
@@ -312,7 +305,7 @@ fn a_trace_tells_what_sockets_over_rdma_do() {
 fn programs_with_xrc_are_counted_and_traced() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("l.json");
-    let port = free_port();
+    let port = common::free_port();
     let program = format!("ibv_xsrq_pingpong -p {port} -n 20 -c 1");
     let script =
         format!("{program} & sleep 0.3; until {program} 127.0.0.1; do sleep 0.1; done; wait");
@@ -361,7 +354,7 @@ fn a_trace_of_a_killed_program_is_whole_up_to_its_end() {
 
 #[test]
 fn a_trace_tells_new_posts_and_polls_and_what_was_refused() {
-    let port = free_port();
+    let port = common::free_port();
     let lines = trace(
         "trace_4",
         &format!(

@@ -1,0 +1,82 @@
+//! The other fabrics of this host: two programs that do not reach each other are often in two of them.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::folder::{INITIAL_PID_NAMESPACE, PREFIX, ROOT};
+
+/// A fabric that this process is not in, by the name of its folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherFabric {
+    /// Its folder.
+    pub path: PathBuf,
+    /// The user it belongs to.
+    pub uid: u32,
+    /// Inode of the PID namespace of its processes.
+    pub pid_namespace: u64,
+    /// Its name, as given by `--fabric`; `None` for the user's default one.
+    pub name: Option<String>,
+}
+
+/// The fabrics in this process's `/dev/shm` but for the one in `own`. A fabric in another mount of `/dev/shm`, or in a
+/// folder that `VERBATIM_FABRIC_DIR` names, is not seen.
+#[must_use]
+pub fn other_fabrics(own: &Path) -> Vec<OtherFabric> {
+    let Ok(entries) = fs::read_dir(ROOT) else {
+        return Vec::new();
+    };
+    let mut found: Vec<_> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path != own && path.is_dir())
+        .filter_map(|path| parse(&path))
+        .collect();
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found
+}
+
+/// The reverse of [`default_dir`](super::folder::default_dir).
+fn parse(path: &Path) -> Option<OtherFabric> {
+    let name = std::str::from_utf8(path.file_name()?.as_bytes()).ok()?;
+    let rest = name.strip_prefix(PREFIX)?;
+    let (process, name) = match rest.split_once('@') {
+        Some((process, name)) => (process, Some(name.to_owned())),
+        None => (rest, None),
+    };
+    let (uid, namespace) = match process.split_once('-') {
+        Some((uid, namespace)) => (uid, u64::from_str_radix(namespace, 16).ok()?),
+        None => (process, INITIAL_PID_NAMESPACE),
+    };
+    Some(OtherFabric {
+        path: path.to_owned(),
+        uid: uid.parse().ok()?,
+        pid_namespace: namespace,
+        name,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_folders_say_whose_fabric_it_is() {
+        let parsed = |name: &str| {
+            parse(&Path::new(ROOT).join(name)).map(|o| (o.uid, o.pid_namespace, o.name))
+        };
+        let initial = INITIAL_PID_NAMESPACE;
+        assert_eq!(parsed("verbatim-0"), Some((0, initial, None)));
+        assert_eq!(
+            parsed("verbatim-1000@ci_1"),
+            Some((1000, initial, Some("ci_1".to_owned())))
+        );
+        assert_eq!(
+            parsed("verbatim-7-f0000123@b"),
+            Some((7, 0xf000_0123, Some("b".to_owned())))
+        );
+        for other in ["verbatim-", "verbatim-x", "verbatim-1-zz", "other-1", ""] {
+            assert_eq!(parsed(other), None, "{other:?}");
+        }
+    }
+}

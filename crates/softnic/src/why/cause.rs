@@ -1,0 +1,391 @@
+//! The check that failed, with the numbers that it compared. Each cause has a code, the `vendor_err` of the completion;
+//! `docs/why.md` lists the codes.
+
+use std::fmt::{self, Display, Formatter};
+
+use nic_core::rights::{Access, Denied, Region};
+use verbs_abi::*;
+
+/// Why a work request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// A key that names no region or window.
+    UnknownKey { side: Side, bytes: Bytes },
+    /// Bytes that lie outside the region of their key, from `start` on with `len` bytes.
+    Range {
+        side: Side,
+        bytes: Bytes,
+        start: u64,
+        len: u64,
+    },
+    /// The region or window was registered without the right to the access.
+    RegionAccess {
+        side: Side,
+        bytes: Bytes,
+        access: Access,
+    },
+    /// The key is of another protection domain, or of a window that another queue pair has bound.
+    Domain { side: Side, bytes: Bytes },
+    /// The responder's queue pair does not allow the access (`qp_access_flags`).
+    QueuePairAccess(Access),
+    /// The region is registered, and its memory is not there, or the kernel does not let this process at it.
+    Memory { side: Side },
+    /// More bytes than a message may have.
+    TooLong { len: u64, max: u64 },
+    /// The receive WR is shorter than the message.
+    ShortReceive { len: u64, room: u64 },
+    /// An atomic whose operand is not 8 bytes long.
+    OperandLength(u64),
+    /// An atomic on a remote address that is not a multiple of 8.
+    Unaligned(u64),
+    /// READs and atomics are allowed by neither `max_rd_atomic` here nor `max_dest_rd_atomic` there.
+    NoReadResources { side: Side },
+    /// The peer's process has ended.
+    PeerEnded { pid: u64 },
+    /// No process of this fabric has the queue pair.
+    NoPeer { qpn: u32 },
+    /// The peer's process is there, and its queue pair is not ready to receive from this one.
+    PeerNotConnected { qpn: u32, pid: u64 },
+    /// No packet of the peer has acknowledged the request.
+    NoAcknowledgement,
+    /// The receiver had no receive WR until the retries were used up.
+    NoReceive,
+    /// The responder refused the request, for the cause with this code.
+    Refused(u16),
+    /// A rule of `VERBATIM_FAULT` made it fail.
+    Fault,
+}
+
+/// Whose memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// Named by an SGE.
+    Local,
+    /// Named by `remote_addr` and `rkey`.
+    Remote,
+}
+
+/// Bytes that a work request names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bytes {
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    /// The L_Key or the R_Key.
+    pub(crate) key: u32,
+}
+
+/// Added to the codes of causes whose memory is remote.
+const REMOTE: u16 = 0x10;
+
+impl Side {
+    fn code(self, local: u16) -> u16 {
+        match self {
+            Self::Local => local,
+            Self::Remote => local + REMOTE,
+        }
+    }
+
+    fn key(self) -> &'static str {
+        match self {
+            Self::Local => "lkey",
+            Self::Remote => "rkey",
+        }
+    }
+}
+
+impl Cause {
+    /// What `region` says to an access of `bytes`.
+    pub(crate) fn denied(
+        denied: Denied,
+        side: Side,
+        bytes: Bytes,
+        access: Access,
+        region: &Region,
+    ) -> Self {
+        match denied {
+            Denied::QueuePairAccess => Self::QueuePairAccess(access),
+            Denied::RegionAccess => Self::RegionAccess {
+                side,
+                bytes,
+                access,
+            },
+            Denied::Domain => Self::Domain { side, bytes },
+            Denied::Range => Self::Range {
+                side,
+                bytes,
+                start: region.start,
+                len: region.len,
+            },
+        }
+    }
+
+    /// The cause of a status that has only one where no other was noted.
+    pub(crate) fn of_status(status: ibv_wc_status) -> Option<Self> {
+        match status {
+            IBV_WC_LOC_PROT_ERR => Some(Self::Memory { side: Side::Local }),
+            IBV_WC_RNR_RETRY_EXC_ERR => Some(Self::NoReceive),
+            _ => None,
+        }
+    }
+
+    /// What a receiver writes for the sender whose message it refuses: the status, and the code of the cause.
+    pub(crate) fn refusal(status: ibv_wc_status, cause: Option<Self>) -> u32 {
+        status | cause.map_or(0, |cause| u32::from(cause.code()) << 8)
+    }
+
+    /// What a receiver wrote: a status and a cause. `None` for 0, which is no refusal.
+    pub(crate) fn of_refusal(word: u32) -> Option<(ibv_wc_status, Option<Self>)> {
+        if word == 0 {
+            return None;
+        }
+        // The word is the peer's: what is no status becomes an error that says no more.
+        let status = match word & 0xff {
+            status @ IBV_WC_LOC_LEN_ERR..=IBV_WC_GENERAL_ERR => status,
+            _ => IBV_WC_REM_OP_ERR,
+        };
+        let cause = match (word >> 8) as u16 {
+            0 => None,
+            code if code == Self::NoReceive.code() => Some(Self::NoReceive),
+            code => Some(Self::Refused(code)),
+        };
+        Some((status, cause))
+    }
+
+    /// Its `vendor_err`: never 0, below 0x100.
+    pub(crate) fn code(self) -> u16 {
+        match self {
+            Self::UnknownKey { side, .. } => side.code(0x01),
+            Self::Range { side, .. } => side.code(0x02),
+            Self::RegionAccess { side, .. } => side.code(0x03),
+            Self::Domain { side, .. } => side.code(0x04),
+            Self::Memory { side } => side.code(0x05),
+            Self::NoReadResources { side } => side.code(0x06),
+            Self::TooLong { .. } => 0x07,
+            Self::OperandLength(_) => 0x08,
+            Self::QueuePairAccess(_) => 0x17,
+            Self::Unaligned(_) => 0x18,
+            Self::PeerEnded { .. } => 0x21,
+            Self::NoPeer { .. } => 0x22,
+            Self::PeerNotConnected { .. } => 0x23,
+            Self::NoAcknowledgement => 0x24,
+            Self::NoReceive => 0x25,
+            Self::ShortReceive { .. } => 0x31,
+            Self::Fault => 0x41,
+            Self::Refused(code) => code,
+        }
+    }
+}
+
+impl Display for Cause {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::UnknownKey { side, bytes } => write!(
+                f,
+                "no memory region or window has {} {:#x}",
+                side.key(),
+                bytes.key
+            ),
+            Self::Range {
+                side,
+                bytes,
+                start,
+                len,
+            } => out_of_range(f, side, bytes, (start, len)),
+            Self::RegionAccess {
+                side,
+                bytes,
+                access,
+            } => write!(
+                f,
+                "the region or window with {} {:#x} was registered without {}",
+                side.key(),
+                bytes.key,
+                flag_name(access)
+            ),
+            Self::Domain { side, bytes } => write!(
+                f,
+                "{} {:#x} belongs to another protection domain than the queue pair, or to a window of another queue pair",
+                side.key(),
+                bytes.key
+            ),
+            Self::QueuePairAccess(access) => write!(
+                f,
+                "qp_access_flags of the responder's queue pair lack {}",
+                flag_name(access)
+            ),
+            Self::Memory { side: Side::Local } => f.write_str(
+                "the memory of an SGE is registered and no longer mapped, or is mapped without the access",
+            ),
+            Self::Memory { side: Side::Remote } => f.write_str(
+                "the remote memory is registered and cannot be reached: its process has unmapped it, or the kernel refuses \
+                 process_vm_readv and process_vm_writev (seccomp, Yama's ptrace_scope)",
+            ),
+            Self::TooLong { len, max } => {
+                write!(f, "the message has {len} bytes, and {max} are allowed")
+            }
+            Self::ShortReceive { len, room } => write!(
+                f,
+                "the message has {len} bytes, and the receive work request {room}"
+            ),
+            Self::OperandLength(len) => {
+                write!(f, "the SGEs of an atomic have {len} bytes, not 8")
+            }
+            Self::Unaligned(addr) => write!(
+                f,
+                "the remote address {addr:#x} of an atomic is not a multiple of 8"
+            ),
+            Self::NoReadResources { side: Side::Local } => {
+                f.write_str("max_rd_atomic of the queue pair is 0")
+            }
+            Self::NoReadResources { side: Side::Remote } => {
+                f.write_str("max_dest_rd_atomic of the responder's queue pair is 0")
+            }
+            Self::PeerEnded { pid } => write!(f, "the peer's process {pid} has ended"),
+            Self::NoPeer { qpn } => write!(
+                f,
+                "no process of this fabric has queue pair {qpn:#x}"
+            ),
+            Self::PeerNotConnected { qpn, pid } => write!(
+                f,
+                "queue pair {qpn:#x} of process {pid} is not ready to receive from this one: it was reset or destroyed, \
+                 has not reached RTR, or its dest_qp_num is another"
+            ),
+            Self::NoAcknowledgement => f.write_str(
+                "no packet of the peer acknowledged the request within the timeout and its retries",
+            ),
+            Self::NoReceive => f.write_str(
+                "the receiver had no receive work request within min_rnr_timer and rnr_retry",
+            ),
+            Self::Refused(code) => refused(f, code),
+            Self::Fault => f.write_str("a rule of --fault made it fail"),
+        }
+    }
+}
+
+fn out_of_range(
+    f: &mut Formatter<'_>,
+    side: Side,
+    bytes: Bytes,
+    (start, len): (u64, u64),
+) -> fmt::Result {
+    let key = side.key();
+    let Bytes {
+        addr,
+        len: wanted,
+        key: number,
+    } = bytes;
+    let end = u128::from(addr) + u128::from(wanted);
+    let region_end = u128::from(start) + u128::from(len);
+    write!(
+        f,
+        "{wanted} bytes at {addr:#x} leave the region of {key} {number:#x}, which has {len} bytes at {start:#x}"
+    )?;
+    if addr < start {
+        write!(f, ": they begin {} bytes before it", start - addr)?;
+    } else if end > region_end {
+        write!(f, ": they end {} bytes behind it", end - region_end)?;
+    }
+    Ok(())
+}
+
+fn refused(f: &mut Formatter<'_>, code: u16) -> fmt::Result {
+    f.write_str("the receiver refused the message: ")?;
+    f.write_str(match code {
+        0x01..=0x06 => "its receive work request names memory that it may not write",
+        0x25 => "it had no receive work request within min_rnr_timer and rnr_retry",
+        0x31 => "its receive work request is shorter than the message",
+        _ => "the message is none that its queue pair takes",
+    })?;
+    f.write_str("; its own process knows the numbers")
+}
+
+/// The flag of `ibv_reg_mr(3)` that allows an access.
+fn flag_name(access: Access) -> &'static str {
+    match access {
+        Access::LocalRead => "the right to be read",
+        Access::LocalWrite => "IBV_ACCESS_LOCAL_WRITE",
+        Access::RemoteWrite => "IBV_ACCESS_REMOTE_WRITE",
+        Access::RemoteRead => "IBV_ACCESS_REMOTE_READ",
+        Access::RemoteAtomic => "IBV_ACCESS_REMOTE_ATOMIC",
+        Access::FlushGlobal => "IBV_ACCESS_FLUSH_GLOBAL",
+        Access::FlushPersistent => "IBV_ACCESS_FLUSH_PERSISTENT",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_says_by_how_much_it_is_exceeded() {
+        let range = |addr, len| Cause::Range {
+            side: Side::Remote,
+            bytes: Bytes {
+                addr,
+                len,
+                key: 0x1b,
+            },
+            start: 0x1000,
+            len: 64,
+        };
+        let text = range(0x1000, 128).to_string();
+        assert!(text.contains("rkey 0x1b"), "{text}");
+        assert!(text.ends_with("they end 64 bytes behind it"), "{text}");
+        let text = range(0xfff, 8).to_string();
+        assert!(text.ends_with("they begin 1 bytes before it"), "{text}");
+        // Numbers of a peer may be any.
+        let text = range(u64::MAX, u64::MAX).to_string();
+        assert!(text.contains("bytes behind it"), "{text}");
+    }
+
+    #[test]
+    fn codes_are_not_zero_and_differ() {
+        let bytes = Bytes {
+            addr: 0,
+            len: 0,
+            key: 0,
+        };
+        let of = |side| {
+            [
+                Cause::UnknownKey { side, bytes },
+                Cause::Range {
+                    side,
+                    bytes,
+                    start: 0,
+                    len: 0,
+                },
+                Cause::RegionAccess {
+                    side,
+                    bytes,
+                    access: Access::LocalWrite,
+                },
+                Cause::Domain { side, bytes },
+                Cause::Memory { side },
+                Cause::NoReadResources { side },
+            ]
+        };
+        let others = [
+            Cause::QueuePairAccess(Access::RemoteRead),
+            Cause::TooLong { len: 1, max: 0 },
+            Cause::ShortReceive { len: 1, room: 0 },
+            Cause::OperandLength(4),
+            Cause::Unaligned(1),
+            Cause::PeerEnded { pid: 1 },
+            Cause::NoPeer { qpn: 1 },
+            Cause::PeerNotConnected { qpn: 1, pid: 1 },
+            Cause::NoAcknowledgement,
+            Cause::NoReceive,
+            Cause::Fault,
+        ];
+        let all = of(Side::Local)
+            .into_iter()
+            .chain(of(Side::Remote))
+            .chain(others);
+        let mut codes: Vec<u16> = all.map(Cause::code).collect();
+        let count = codes.len();
+        codes.sort_unstable();
+        codes.dedup();
+        assert_eq!(codes.len(), count);
+        assert!(codes.iter().all(|code| (1..0x100).contains(code)));
+    }
+}

@@ -1,0 +1,68 @@
+//! Verbs that are refused: which argument, its value, and what is allowed.
+
+use std::cell::RefCell;
+use std::fmt::Display;
+
+use super::amount::{is_each, say};
+
+thread_local! {
+    static REASON: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// `EINVAL`, and the reason for it. The text is made only where it will be printed.
+#[cold]
+pub(crate) fn invalid<T: Display>(reason: impl FnOnce() -> T) -> i32 {
+    because(reason);
+    libc::EINVAL
+}
+
+/// Why the verb at hand is refused.
+#[cold]
+pub(crate) fn because<T: Display>(reason: impl FnOnce() -> T) {
+    if is_each() {
+        let text = reason().to_string();
+        REASON.with_borrow_mut(|kept| *kept = Some(text));
+    }
+}
+
+/// A verb outside the data path was refused with `errno`.
+#[cold]
+pub(crate) fn verb_refused(verb: &str, errno: i32) {
+    if !is_each() {
+        return;
+    }
+    let reason = REASON.with_borrow_mut(Option::take);
+    let reason = reason.unwrap_or_else(|| match errno {
+        libc::EINVAL => "a handle is of no live object of this process, or an argument is none that the man page allows"
+            .to_owned(),
+        libc::EBUSY => "the object is in use by others that were made from it".to_owned(),
+        libc::EOPNOTSUPP => "the device does not have this".to_owned(),
+        _ => std::io::Error::from_raw_os_error(errno).to_string(),
+    });
+    say(&format!(
+        "verbatim: {verb} is refused with {}: {reason}\n",
+        errno_name(errno)
+    ));
+}
+
+/// A work request that is refused with `EINVAL` when it is posted. (`ENOMEM`, a full queue, is how many programs find out
+/// that they have to poll.)
+#[cold]
+pub(crate) fn post_refused(verb: &str, qpn: u32, wr_id: u64) {
+    if is_each() {
+        let what = format!("{verb} of wr_id {wr_id:#x} to queue pair {qpn:#x}");
+        verb_refused(&what, libc::EINVAL);
+    }
+}
+
+fn errno_name(errno: i32) -> String {
+    match errno {
+        libc::EINVAL => "EINVAL".to_owned(),
+        libc::ENOMEM => "ENOMEM".to_owned(),
+        libc::EBUSY => "EBUSY".to_owned(),
+        libc::EOPNOTSUPP => "EOPNOTSUPP".to_owned(),
+        libc::ETIMEDOUT => "ETIMEDOUT".to_owned(),
+        libc::EFAULT => "EFAULT".to_owned(),
+        other => format!("errno {other}"),
+    }
+}

@@ -1,0 +1,116 @@
+//! Work requests that failed: from the check that noted the cause to the report.
+
+use std::cell::Cell;
+use std::path::Path;
+
+use nic_core::qp_state::QpType;
+use verbs_abi::*;
+
+use super::amount::{AMOUNT, Amount, is_each, say};
+use super::cause::Cause;
+use super::{summary, unreachable};
+use crate::strings::{wc_opcode_name, wc_status_name};
+
+thread_local! {
+    static NOTED: Cell<Option<Cause>> = const { Cell::new(None) };
+}
+
+/// Notes why the work request at hand fails.
+#[cold]
+pub(crate) fn note(cause: Cause) {
+    NOTED.set(Some(cause));
+}
+
+/// What was noted last, once.
+#[cold]
+pub(crate) fn take() -> Option<Cause> {
+    NOTED.take()
+}
+
+/// The `vendor_err` of a cause; 0 where none was noted.
+pub(crate) fn vendor_err(cause: Option<Cause>) -> u32 {
+    cause.map_or(0, |cause| cause.code().into())
+}
+
+/// The queue pair of a work request.
+pub(crate) struct QueuePair<'a> {
+    pub(crate) qpn: u32,
+    pub(crate) qp_type: QpType,
+    /// `dest_qp_num`, where it is connected.
+    pub(crate) peer_qpn: Option<u32>,
+    /// The folder of its fabric.
+    pub(crate) fabric: &'a Path,
+}
+
+/// A work request that failed.
+pub(crate) struct Report<'a> {
+    pub(crate) qp: QueuePair<'a>,
+    pub(crate) wr_id: u64,
+    /// Of the completion.
+    pub(crate) opcode: ibv_wc_opcode,
+    pub(crate) status: ibv_wc_status,
+    pub(crate) cause: Option<Cause>,
+}
+
+impl Report<'_> {
+    /// Prints or keeps it, as `VERBATIM_WHY` says.
+    #[cold]
+    pub(crate) fn report(&self) {
+        if self.status == IBV_WC_WR_FLUSH_ERR {
+            return;
+        }
+        if let Some(Cause::NoPeer { qpn }) = self.cause {
+            unreachable::print_once(self.qp.fabric, (self.qp.qpn, qpn));
+        }
+        match *AMOUNT {
+            Amount::Unreachable => {}
+            Amount::Summary => summary::keep(self.text()),
+            Amount::Each => {
+                say(&format!("verbatim: {}\n", self.text()));
+                summary::keep(String::new());
+            }
+        }
+    }
+
+    fn text(&self) -> String {
+        let qp = &self.qp;
+        let to = qp
+            .peer_qpn
+            .map_or_else(String::new, |peer| format!(" (peer {peer:#x})"));
+        let why = self.cause.map_or_else(
+            || "no check of the software NIC noted a cause".to_owned(),
+            |cause| cause.to_string(),
+        );
+        format!(
+            "{} with wr_id {:#x} of {} queue pair {:#x}{to} failed with {} (vendor_err {:#x}): {why}",
+            wc_opcode_name(self.opcode),
+            self.wr_id,
+            type_name(qp.qp_type),
+            qp.qpn,
+            wc_status_name(self.status),
+            vendor_err(self.cause),
+        )
+    }
+}
+
+fn type_name(qp_type: QpType) -> &'static str {
+    match qp_type {
+        QpType::Rc => "RC",
+        QpType::Uc => "UC",
+        QpType::Ud => "UD",
+        QpType::RawPacket => "raw packet",
+        QpType::XrcSend | QpType::XrcRecv => "XRC",
+    }
+}
+
+/// A request of a peer that is refused or dropped here, where no work request of this process fails for it.
+#[cold]
+pub(crate) fn refused(qpn: u32, what: &str) {
+    let Some(cause) = take() else { return };
+    if is_each() {
+        say(&format!(
+            "verbatim: queue pair {qpn:#x} {what} (vendor_err {:#x}): {cause}\n",
+            cause.code()
+        ));
+    }
+}

@@ -1,0 +1,69 @@
+//! The count of failures and the first ones, printed when the process ends.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::amount::{AMOUNT, Amount, say};
+use crate::at_exit::at_exit;
+use crate::lock::lock;
+
+/// How many failures a process keeps.
+const KEPT: usize = 3;
+
+struct Kept {
+    pid: u32,
+    count: u64,
+    first: Vec<String>,
+}
+
+static FAILURES: Mutex<Kept> = Mutex::new(Kept {
+    pid: 0,
+    count: 0,
+    first: Vec::new(),
+});
+
+/// Counts a failure, and keeps its text if it is one of the first.
+pub(super) fn keep(text: String) {
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    if !REGISTERED.swap(true, Ordering::Relaxed) {
+        at_exit(print_summary);
+    }
+    let pid = std::process::id();
+    let mut kept = lock(&FAILURES);
+    if kept.pid != pid {
+        // A forked child has failures of its own.
+        *kept = Kept {
+            pid,
+            count: 0,
+            first: Vec::new(),
+        };
+    }
+    kept.count += 1;
+    if kept.first.len() < KEPT && !text.is_empty() {
+        kept.first.push(text);
+    }
+}
+
+extern "C" fn print_summary() {
+    // Another thread may hold it: then the process ends without a summary.
+    let Ok(kept) = FAILURES.try_lock() else {
+        return;
+    };
+    if kept.pid != std::process::id() {
+        return;
+    }
+    let plural = if kept.count == 1 { "" } else { "s" };
+    let more = if kept.count > kept.first.len() as u64 && *AMOUNT == Amount::Summary {
+        "; `verbatim run --why` prints all of them"
+    } else {
+        ""
+    };
+    let mut summary = format!(
+        "verbatim: {} work request{plural} of process {} failed{more}\n",
+        kept.count, kept.pid
+    );
+    for text in &kept.first {
+        summary += &format!("  {text}\n");
+    }
+    say(&summary);
+}

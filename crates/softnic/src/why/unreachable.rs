@@ -1,0 +1,99 @@
+//! A peer that no process of this fabric has: where it may be instead, and how to bring the two together.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::amount::say;
+use shm::fabric::{OtherFabric, other_fabrics, pid_namespace};
+
+/// Says on standard error, once in this process, that the peer of queue pair `qpn` is not in `fabric`, and in which it may be.
+pub(super) fn print_once(fabric: &Path, (qpn, peer_qpn): (u32, u32)) {
+    static PRINTED: AtomicBool = AtomicBool::new(false);
+    if PRINTED.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let others = other_fabrics(fabric);
+    let text = explain(
+        (qpn, peer_qpn),
+        &fabric.display().to_string(),
+        (rustix::process::geteuid().as_raw(), pid_namespace()),
+        &others,
+    );
+    say(&text);
+}
+
+fn explain(
+    (qpn, peer_qpn): (u32, u32),
+    own: &str,
+    here: (u32, u64),
+    others: &[OtherFabric],
+) -> String {
+    let mut text = format!(
+        "verbatim: queue pair {qpn:#x} does not reach its peer, queue pair {peer_qpn:#x}: its address is this host's, and \
+         no process of fabric {own} has the queue pair\n"
+    );
+    if others.is_empty() {
+        text += "  this /dev/shm has no other fabric: the peer has ended, is in a container with a /dev/shm of its own, or \
+                 sent another number\n";
+    } else {
+        text += "  the peer may be in another fabric of this host:\n";
+    }
+    for other in others {
+        let _ = write!(text, "    {}: ", other.path.display());
+        text += &describe(other, here);
+    }
+    text += "  two processes reach each other in one fabric: the same user, --fabric (VERBATIM_FABRIC), PID namespace and \
+             /dev/shm; containers share them by --ipc and --pid, and else each needs an address of its own\n";
+    text
+}
+
+fn describe(other: &OtherFabric, (uid, namespace): (u32, u64)) -> String {
+    let name = match &other.name {
+        Some(name) => format!("fabric {name:?}"),
+        None => "the default fabric".to_owned(),
+    };
+    let user = if other.uid == uid {
+        "this user".to_owned()
+    } else {
+        format!("user {}", other.uid)
+    };
+    let elsewhere = if other.pid_namespace == namespace {
+        ""
+    } else {
+        " in another PID namespace"
+    };
+    format!("{name} of {user}{elsewhere}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_explanation_names_both_sides_and_the_way_out() {
+        let other = OtherFabric {
+            path: "/dev/shm/verbatim-1000@b".into(),
+            uid: 1000,
+            pid_namespace: 7,
+            name: Some("b".to_owned()),
+        };
+        let text = explain(
+            (1, 0x42),
+            "/dev/shm/verbatim-0",
+            (0, 1),
+            std::slice::from_ref(&other),
+        );
+        for part in [
+            "queue pair 0x42",
+            "fabric /dev/shm/verbatim-0 ",
+            "fabric \"b\" of user 1000 in another PID namespace",
+            "--fabric",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let own = explain((1, 2), "x", (1000, 7), &[other]);
+        assert!(own.contains("of this user\n"), "{own}");
+        assert!(explain((1, 2), "x", (1, 1), &[]).contains("has no other fabric"));
+    }
+}

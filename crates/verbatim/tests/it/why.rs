@@ -1,0 +1,158 @@
+//! `verbatim run --why`: the check that made a work request fail, and the peer that is in another fabric.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::common::{self, KillOnDrop};
+use crate::program::{Program, ROOT};
+
+/// Runs `refused WHAT` under `--why`; what it printed, and what was said on standard error.
+fn refused(program: &Program, what: &str) -> (String, String) {
+    let ran = program.run(&["--why"], &[what]);
+    assert_eq!(ran.code, Some(0), "{}", ran.summary);
+    (ran.out, ran.summary)
+}
+
+#[test]
+fn a_failed_work_request_says_which_check_failed_with_its_numbers() {
+    let program = Program::of_the_tests("refused");
+    for (what, code, reason) in [
+        ("range", "0x12", "which has 256 bytes at "),
+        ("range", "0x12", "they end 64 bytes behind it"),
+        ("rkey", "0x11", "no memory region or window has rkey 0x"),
+        ("lkey", "0x1", "no memory region or window has lkey 0x"),
+        (
+            "access",
+            "0x13",
+            "was registered without IBV_ACCESS_REMOTE_WRITE",
+        ),
+        (
+            "qp-access",
+            "0x17",
+            "qp_access_flags of the responder's queue pair lack IBV_ACCESS_REMOTE_WRITE",
+        ),
+        ("unaligned", "0x18", "of an atomic is not a multiple of 8"),
+        (
+            "short",
+            "0x31",
+            "the message has 64 bytes, and the receive work request 32",
+        ),
+        (
+            "no-receive",
+            "0x25",
+            "no receive work request within min_rnr_timer",
+        ),
+    ] {
+        let (printed, said) = refused(&program, what);
+        assert!(
+            printed.contains(&format!("vendor_err {code}\n")),
+            "{what}: {printed}"
+        );
+        assert!(said.contains(reason), "{what}: {said}");
+        assert!(
+            said.contains("1 work request of process "),
+            "{what}: {said}"
+        );
+    }
+}
+
+#[test]
+fn a_refused_verb_says_which_argument() {
+    let program = Program::of_the_tests("refused");
+    for (what, reason) in [
+        (
+            "too-many-sges",
+            "ibv_create_qp is refused with EINVAL: cap.max_send_sge is 1000, and the device has at most",
+        ),
+        (
+            "no-local-write",
+            "ibv_reg_mr is refused with EINVAL: access is 0x2: IBV_ACCESS_REMOTE_WRITE",
+        ),
+        (
+            "no-transition",
+            "ibv_modify_qp is refused with EINVAL: RC QP in RESET cannot go to RTS",
+        ),
+    ] {
+        let (_, said) = refused(&program, what);
+        assert!(said.contains(reason), "{what}: {said}");
+    }
+}
+
+#[test]
+fn without_why_the_end_of_a_process_says_what_failed() {
+    let program = Program::of_the_tests("refused");
+    let ran = program.run(&[], &["range"]);
+    ran.says("1 work request of process ");
+    ran.says("they end 64 bytes behind it");
+}
+
+/// Two programs in two fabrics: the one that sends is told so, and where the other may be.
+#[test]
+fn a_peer_in_another_fabric_is_named() {
+    common::build_libraries();
+    let port = common::free_port().to_string();
+    let run = |fabric: &str, args: &[&str]| -> Command {
+        let fabric = format!("why_{fabric}_{}", std::process::id());
+        let mut command = common::verbatim(&["run", "--no-view", "--fabric", &fabric, "--"]);
+        command.args(["ib_write_bw", "-n", "100", "-s", "64", "-p", &port]);
+        command.args(args).env_remove("VERBATIM_FABRIC_DIR");
+        command
+    };
+    let mut server = run("a", &[]);
+    let server = server.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let _server = KillOnDrop(server.expect("it starts"));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let (client, said) = loop {
+        let client = run("b", &["127.0.0.1"]).output().expect("it runs");
+        let said = String::from_utf8_lossy(&client.stderr).into_owned();
+        // The server may not listen yet.
+        if !said.contains("Couldn't connect") || Instant::now() > deadline {
+            break (client, said);
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    assert!(!client.status.success(), "{said}");
+    let (a, b) = (
+        format!("fabric \"why_a_{}\" of this user", std::process::id()),
+        format!("@why_b_{} has the queue pair", std::process::id()),
+    );
+    for part in [a.as_str(), b.as_str(), "syndrom 0x22"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}
+
+/// The commands of docs/why.md say what it says that they do, but for addresses, keys and process numbers.
+#[test]
+fn the_guide_shows_what_the_commands_print() {
+    let guide = std::fs::read_to_string(format!("{ROOT}/docs/why.md")).expect("the guide");
+    let source = Path::new(ROOT).join("crates/verbatim/tests/programs/refused.c");
+    let program = Program::compiled(&source, "refused");
+    let mut commands = 0;
+    for block in guide.split("```console\n").skip(1) {
+        let block = block.split("```").next().expect("its end");
+        for step in block.split("$ ").skip(1) {
+            let (command, expected) = step.split_once('\n').expect("a line");
+            let Some((flags, what)) = command
+                .strip_prefix("verbatim run ")
+                .and_then(|rest| rest.split_once("-- ./refused "))
+            else {
+                continue;
+            };
+            commands += 1;
+            let flags: Vec<&str> = flags.split_whitespace().collect();
+            let ran = program.run(&flags, &[what]);
+            assert_eq!(
+                without_numbers(&(ran.summary + &ran.out)),
+                without_numbers(expected),
+                "{command}"
+            );
+        }
+    }
+    assert_eq!(commands, 3);
+}
+
+fn without_numbers(text: &str) -> String {
+    let hex = regex::Regex::new("0x[0-9a-f]{4,}|process [0-9]+").expect("a pattern");
+    hex.replace_all(text.trim(), "N").into_owned()
+}

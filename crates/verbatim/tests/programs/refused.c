@@ -1,0 +1,91 @@
+/*
+ * refused WHAT: one work request that fails, on a queue pair that is connected to itself, or one verb that is refused.
+ * Prints the failed completions.
+ *
+ * WHAT is one of the names below.
+ */
+#include "loopback.h"
+
+enum { LENGTH = 64, ROOM = 4 * LENGTH };
+static char memory[2 * ROOM] __attribute__((aligned(8)));
+
+int main(int argc, char **argv)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_context *context;
+	struct ibv_pd *pd;
+	struct ibv_cq *cq;
+	struct ibv_mr *mr, *read_only;
+	struct ibv_qp *qp;
+	const int remote = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+
+	CHECK(argc == 2 && list && list[0]);
+	const char *what = argv[1];
+	CHECK((context = ibv_open_device(list[0])));
+	CHECK((pd = ibv_alloc_pd(context)));
+	CHECK((cq = ibv_create_cq(context, 16, NULL, NULL, 0)));
+	CHECK((mr = ibv_reg_mr(pd, memory, ROOM, IBV_ACCESS_LOCAL_WRITE | remote)));
+	CHECK((read_only = ibv_reg_mr(pd, memory + ROOM, ROOM, IBV_ACCESS_REMOTE_READ)));
+	if (!strcmp(what, "no-local-write"))
+		return !!ibv_reg_mr(pd, memory, ROOM, IBV_ACCESS_REMOTE_WRITE);
+	struct ibv_qp_init_attr init = {
+		.send_cq = cq,
+		.recv_cq = cq,
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 8, .max_send_sge = 1, .max_recv_wr = 8, .max_recv_sge = 1 },
+	};
+	if (!strcmp(what, "too-many-sges")) {
+		init.cap.max_send_sge = 1000;
+		return !!ibv_create_qp(pd, &init);
+	}
+	CHECK((qp = ibv_create_qp(pd, &init)));
+	if (!strcmp(what, "no-transition")) {
+		struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTS };
+		return !ibv_modify_qp(qp, &attr, IBV_QP_STATE);
+	}
+	connect_to_itself(qp, strcmp(what, "qp-access") ? remote : IBV_ACCESS_REMOTE_READ);
+
+	struct ibv_sge sge = { (uintptr_t)memory, LENGTH, mr->lkey };
+	struct ibv_send_wr send = { .wr_id = 7, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+				    .send_flags = IBV_SEND_SIGNALED }, *bad_send;
+	send.wr.rdma.remote_addr = (uintptr_t)memory;
+	send.wr.rdma.rkey = mr->rkey;
+	struct ibv_sge place = { (uintptr_t)memory, LENGTH / 2, mr->lkey };
+	struct ibv_recv_wr recv = { .wr_id = 8, .sg_list = &place, .num_sge = 1 }, *bad_recv;
+
+	if (!strcmp(what, "range"))
+		send.wr.rdma.remote_addr += ROOM;
+	else if (!strcmp(what, "rkey"))
+		send.wr.rdma.rkey ^= 0xff;
+	else if (!strcmp(what, "lkey"))
+		sge.lkey ^= 0xff;
+	else if (!strcmp(what, "access")) {
+		send.wr.rdma.remote_addr = (uintptr_t)memory + ROOM;
+		send.wr.rdma.rkey = read_only->rkey;
+	} else if (!strcmp(what, "unaligned")) {
+		send.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+		sge.length = 8;
+		send.wr.atomic.remote_addr = (uintptr_t)memory + 1;
+		send.wr.atomic.rkey = mr->rkey;
+	} else if (!strcmp(what, "short")) {
+		send.opcode = IBV_WR_SEND;
+		CHECK(!ibv_post_recv(qp, &recv, &bad_recv));
+	} else if (!strcmp(what, "no-receive"))
+		send.opcode = IBV_WR_SEND;
+	else
+		CHECK(!strcmp(what, "qp-access"));
+	CHECK(!ibv_post_send(qp, &send, &bad_send));
+
+	int sent = 0;
+	while (!sent) {
+		struct ibv_wc wc;
+		int found = ibv_poll_cq(cq, 1, &wc);
+
+		CHECK(found >= 0);
+		if (!found)
+			continue;
+		printf("wr_id %lu: %s, vendor_err 0x%x\n", (unsigned long)wc.wr_id, ibv_wc_status_str(wc.status), wc.vendor_err);
+		sent = wc.wr_id == 7;
+	}
+	return 0;
+}
