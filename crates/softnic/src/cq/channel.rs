@@ -180,9 +180,10 @@ impl Channel {
             if let Some(event) = self.pop(false) {
                 return Some(event);
             }
-            let all = lock(&self.cqs);
-            let all: Vec<_> = all.values().filter_map(Weak::upgrade).collect();
-            taken = all.iter().filter(|cq| cq.is_signaled()).find_map(take);
+            let all: Vec<_> = lock(&self.cqs).values().filter_map(Weak::upgrade).collect();
+            // Also those that look as if no peer had signaled them: another thread may be about to add the event, and a queue
+            // is asked when that is done.
+            taken = all.iter().find_map(take);
         }
         match taken {
             Some((true, cq)) => Some(cq),

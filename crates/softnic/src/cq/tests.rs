@@ -56,6 +56,40 @@ fn an_event_is_taken_with_its_token() {
     assert!(is_empty(&channel));
 }
 
+/// A completion queue that another thread is just disarming: its event is there when that thread lets go of it.
+struct Disarmed {
+    channel: Arc<Channel>,
+    cq: Arc<Cq>,
+}
+
+impl Signaled for Disarmed {
+    fn handle(&self) -> CqHandle {
+        self.cq.handle()
+    }
+
+    fn is_signaled(&self) -> bool {
+        false
+    }
+
+    fn take_signaled(&self) -> Option<bool> {
+        self.channel.push(7, self.handle(), Some(5));
+        None
+    }
+}
+
+/// The descriptor was readable, so there is an event, also while another thread takes the signal for it.
+#[test]
+fn a_token_waits_for_the_thread_that_adds_its_event() {
+    let (cq, channel) = queue();
+    let other: Arc<dyn Signaled> = Arc::new(Disarmed {
+        channel: Arc::clone(&channel),
+        cq: Arc::clone(&cq),
+    });
+    channel.add(usize::MAX, Arc::downgrade(&other));
+    assert!(channel.put_token(9));
+    assert!(channel.next().is_ok_and(|taken| taken == cq.handle()));
+}
+
 #[test]
 fn the_token_of_a_peer_that_died_is_written_once() {
     let (cq, channel) = queue();
