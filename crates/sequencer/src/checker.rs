@@ -32,7 +32,7 @@ pub struct Checker {
 /// What the checker found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// Whether everything is as it must be.
+    /// Whether everything is as it must be; false, too, where no number was checked.
     pub ok: bool,
     /// Clients whose numbers were checked.
     pub clients: usize,
@@ -124,7 +124,11 @@ impl Checker {
         let skipped = end.saturating_sub(self.start).saturating_sub(inside);
         let excused = skipped <= self.lost || self.died > 0 || self.restarts > 0;
         Verdict {
-            ok: self.twice == 0 && self.not_increasing == 0 && outside == 0 && excused,
+            ok: numbers > 0
+                && self.twice == 0
+                && self.not_increasing == 0
+                && outside == 0
+                && excused,
             clients: self.clients,
             numbers,
             duplicates: self.twice,

@@ -102,6 +102,10 @@ pub(super) fn silence(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
         return local_operation(qp, view);
     }
     if qp.qp_type != QpType::Rc {
+        if let Cause::NoPeer { qpn } = why_silent(qp, sq) {
+            // No completion tells it.
+            why::no_peer(qp.nic.fabric.dir(), (qp.qpn, qpn));
+        }
         return Outcome::Done(
             view.sges
                 .iter()

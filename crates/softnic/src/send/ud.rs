@@ -42,11 +42,24 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
     let Some(i) = ud_ring(qp, sq, ah, qpn) else {
         return match ah.group {
             Some(group) if qpn == MULTICAST_QPN => to_group(qp, sq, view, ah, group, total),
-            // Nobody there: the datagram is lost.
-            _ => Outcome::Done(len),
+            // Nobody there: the datagram is lost, and no completion tells it.
+            _ => {
+                if ah.reachable && was_never_there(qp, sq, qpn) {
+                    why::no_peer(qp.nic.fabric.dir(), (qp.qpn, qpn));
+                }
+                Outcome::Done(len)
+            }
         };
     };
     put(qp, sq, view, i, total)
+}
+
+/// Whether the process that `qpn` names is none of the fabric, and was none that this queue pair has sent to.
+#[cold]
+fn was_never_there(qp: &Qp, sq: &SendQueue, qpn: u32) -> bool {
+    let slot = qpn as usize >> QP_BITS;
+    let mut known = sq.ud.rings.iter().flatten();
+    qp.nic.fabric.peer(slot).is_none() && known.all(|ring| ring.peer.slot != slot)
 }
 
 /// SEND to all members of a multicast group. It waits for a member whose ring is full, as SEND to one does, but not

@@ -20,3 +20,4 @@ pub use amount::WHY_VAR;
 pub(crate) use cause::{Bytes, Cause, Side};
 pub(crate) use refusal::{because, invalid, post_refused, verb_refused};
 pub(crate) use report::{QueuePair, Report, note, refused, take, vendor_err};
+pub(crate) use unreachable::no_peer;

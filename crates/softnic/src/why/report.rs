@@ -60,7 +60,7 @@ impl Report<'_> {
             return;
         }
         if let Some(Cause::NoPeer { qpn }) = self.cause {
-            unreachable::print_once(self.qp.fabric, (self.qp.qpn, qpn));
+            unreachable::no_peer(self.qp.fabric, (self.qp.qpn, qpn));
         }
         match *AMOUNT {
             Amount::Unreachable => {}

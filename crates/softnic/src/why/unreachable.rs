@@ -8,7 +8,7 @@ use super::amount::say;
 use shm::fabric::{OtherFabric, other_fabrics, pid_namespace};
 
 /// Says on standard error, once in this process, that the peer of queue pair `qpn` is not in `fabric`, and in which it may be.
-pub(super) fn print_once(fabric: &Path, (qpn, peer_qpn): (u32, u32)) {
+pub(crate) fn no_peer(fabric: &Path, (qpn, peer_qpn): (u32, u32)) {
     static PRINTED: AtomicBool = AtomicBool::new(false);
     if PRINTED.swap(true, Ordering::Relaxed) {
         return;
@@ -37,7 +37,7 @@ fn explain(
         text += "  this /dev/shm has no other fabric: the peer has ended, is in a container with a /dev/shm of its own, or \
                  sent another number\n";
     } else {
-        text += "  the peer may be in another fabric of this host:\n";
+        text += "  the peer has ended, or is in another fabric of this host:\n";
     }
     for other in others {
         let _ = write!(text, "    {}: ", other.path.display());

@@ -11,6 +11,7 @@ use super::lines::Line;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::Nic;
+use crate::outcome::verified_something;
 use crate::output::{self, figure, print, print_json, time};
 
 /// What is asked for.
@@ -169,6 +170,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     })?;
     bar.finish_and_clear();
     for report in reports {
+        right &= verified_something(report.operations, report.lost);
         right &= report.is_right();
         if args.json {
             print_json(&Line::Report(report))?;

@@ -11,6 +11,7 @@ use super::lines::Line;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::Nic;
+use crate::outcome::verified_something;
 use crate::output::{self, figure, print, print_json, time};
 
 /// What is asked for.
@@ -173,6 +174,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             load::run(pipeline, &workload, until, seed.wrapping_mul(1000) + i)
         })?;
         for report in reports {
+            right &= verified_something(report.operations, report.lost);
             right &= report.is_right() && (args.allow_misses || report.misses == 0);
             if args.json {
                 print_json(&Line::Report(report))?;

@@ -10,6 +10,7 @@ use super::lines::Line;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::nic::Nic;
+use crate::outcome::verified_something;
 use crate::output::{self, figure, print, print_json, time};
 use crate::side_by_side::check_postlist;
 
@@ -89,6 +90,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     // Other clients have the numbers between ours, so only the server knows what was skipped.
     let verdict = checker.verdict(None);
     let good = verdict.duplicates == 0 && verdict.not_increasing == 0;
+    let some = verified_something(verdict.numbers, verdict.lost);
     let ended = reports
         .iter()
         .filter_map(|report| report.failures.ended.as_ref());
@@ -101,13 +103,17 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             verdict.numbers,
             verdict.duplicates,
             verdict.not_increasing,
-            if good { "verified" } else { "NOT A SEQUENCE" }
+            match (good, some) {
+                (false, _) => "NOT A SEQUENCE",
+                (true, false) => "NOTHING VERIFIED",
+                (true, true) => "verified",
+            }
         ))?;
     }
     for why in &ended {
         eprintln!("error: ended early: {why}");
     }
-    Ok(if good && ended.is_empty() {
+    Ok(if good && some && ended.is_empty() {
         Outcome::Done
     } else {
         Outcome::No

@@ -225,3 +225,28 @@ fn a_place_that_is_not_there_is_refused() {
         assert!(message.contains(why), "{message}");
     }
 }
+
+/// A client that gets no number has verified nothing, and says where its server may be.
+#[test]
+fn a_client_in_another_fabric_verifies_nothing() {
+    let server = serve(&[]);
+    let client = ["sequencer", "client", &server.address, "--json"];
+    let out = verbatim(&[&client[..], &["--duration", "200ms"]].concat())
+        .env(
+            "VERBATIM_FABRIC",
+            format!("sequencer_{}", std::process::id()),
+        )
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    let lines = json_lines(&out);
+    let verdict = lines
+        .iter()
+        .find(|line| line["type"] == "verdict")
+        .expect("a verdict");
+    assert_eq!(verdict["data"]["ok"], false, "{verdict}");
+    for part in ["nothing was verified", "in another fabric of this host"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}
