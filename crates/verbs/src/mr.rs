@@ -237,6 +237,20 @@ impl MemoryRegion {
         })
     }
 
+    /// Registers memory that stays the caller's, for [`crate::raw`].
+    ///
+    /// # Safety
+    /// As for [`register`](Self::register).
+    pub(crate) unsafe fn of_caller(
+        pd: &ProtectionDomain,
+        addr: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> Result<Self, VerbError> {
+        // SAFETY: contract of this function.
+        unsafe { Self::register(&pd.inner, addr, len, access, Memory::Borrowed) }
+    }
+
     /// Registers the same memory once more, with keys of its own: dropping the result takes that access away again, and
     /// returns when no access by those keys is under way any more.
     ///

@@ -32,6 +32,17 @@ impl MrSlice {
     pub fn lkey(&self) -> LKey {
         LKey(self.lkey)
     }
+
+    /// A part of it, or nothing if that is not inside.
+    #[must_use]
+    pub fn part(&self, range: std::ops::Range<u32>) -> Option<Self> {
+        let len = range.end.checked_sub(range.start)?;
+        (range.end <= self.len).then_some(Self {
+            addr: self.addr + u64::from(range.start),
+            len,
+            lkey: self.lkey,
+        })
+    }
 }
 
 /// Memory of a peer: what one side sends to the other so that it may READ, WRITE or use atomics there.
@@ -77,5 +88,19 @@ mod tests {
             })
         );
         assert_eq!(m.at(65), None);
+    }
+
+    #[test]
+    fn parts_of_a_slice_stay_inside() {
+        let whole = MrSlice {
+            addr: 4096,
+            len: 64,
+            lkey: 1,
+        };
+        let part = whole.part(16..64).expect("it is inside");
+        assert_eq!((part.addr(), part.len(), part.lkey), (4112, 48, 1));
+        assert_eq!(part.part(48..48).map(|p| p.len()), Some(0));
+        assert_eq!(part.part(0..49), None);
+        assert_eq!(part.part(std::ops::Range { start: 2, end: 1 }), None);
     }
 }

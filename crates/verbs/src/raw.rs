@@ -11,7 +11,7 @@ use verbs_abi as abi;
 pub use verbs_abi::Symbols;
 
 use crate::{
-    AddressHandle, CompletionChannel, CompletionQueue, Connected, Context, MemoryRegion,
+    Access, AddressHandle, CompletionChannel, CompletionQueue, Connected, Context, MemoryRegion,
     PreparedQp, ProtectionDomain, Provider, QueuePair, SharedReceiveQueue, Transport, VerbError,
 };
 
@@ -44,6 +44,25 @@ pub fn pd(pd: &ProtectionDomain) -> *mut abi::ibv_pd {
 /// The `ibv_mr` of a memory region.
 pub fn mr(mr: &MemoryRegion) -> *mut abi::ibv_mr {
     mr.raw()
+}
+
+/// Registers memory of the caller's, which stays the caller's: for interfaces that hand over addresses.
+///
+/// # Errors
+/// Those of `ibv_reg_mr(3)`.
+///
+/// # Safety
+/// The `len` bytes at `addr` are valid for reads and writes until the region is dropped, and Rust has no reference to
+/// bytes that the NIC or peers write meanwhile.
+#[allow(unsafe_code)]
+pub unsafe fn register(
+    pd: &ProtectionDomain,
+    addr: *mut u8,
+    len: usize,
+    access: Access,
+) -> Result<MemoryRegion, VerbError> {
+    // SAFETY: contract of this function.
+    unsafe { MemoryRegion::of_caller(pd, addr, len, access) }
 }
 
 /// The `ibv_cq` of a completion queue.

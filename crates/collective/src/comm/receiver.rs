@@ -1,0 +1,338 @@
+//! The end that receives.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use verbs::{
+    Access, CompletionQueue, Inline, MemoryRegion, ProtectionDomain, QueuePair, Rc, RecvList,
+    RemoteMemory, Waiter,
+};
+
+use super::lane::{self, Lane};
+use crate::end::{CLEAR_SIGNALED, Config, RECV_BATCH};
+use crate::error::Error;
+use crate::pool::Request;
+use crate::receiving::{Arrival, Receiving, Sizes};
+use crate::watch::Watched;
+use crate::wire::{ClearToSend, ENTRY_BYTES, MAX_PARTS, RECORD_BYTES, entry_offset, slot_of};
+
+/// Receives into buffers that it posts.
+///
+/// No call blocks. Calls are to be made by one thread at a time.
+#[derive(Debug)]
+pub struct Receiver {
+    lanes: Vec<Lane>,
+    cq: CompletionQueue,
+    /// The sender WRITEs the sizes of groups here.
+    records: MemoryRegion,
+    /// Clear-to-send entries that are too long to go inline.
+    staging: MemoryRegion,
+    fifo: RemoteMemory,
+    state: Receiving,
+    /// Lanes by the number of their queue pair.
+    qpns: Vec<u32>,
+    recvs: RecvList,
+    /// RECVs of each lane that are used up and not posted again.
+    used: Vec<usize>,
+    /// Clear-to-send WRITEs of each lane since it posted a signaled one.
+    unsignaled: Vec<u64>,
+    flush: Option<Flush>,
+    make_flush: (ProtectionDomain, Config),
+    watched: Watched,
+    failed: Option<Error>,
+}
+
+/// A queue pair that leads back to itself: a READ by it is behind every WRITE that came before.
+#[derive(Debug)]
+struct Flush {
+    qp: QueuePair<Rc>,
+    into: MemoryRegion,
+    pending: VecDeque<Request>,
+}
+
+/// The `wr_id` of a flush; that of a clear-to-send WRITE is 0.
+const FLUSH: u64 = 1;
+/// Flushes under way, at most.
+const MAX_FLUSHES: usize = 64;
+
+impl Receiver {
+    pub(crate) fn new(
+        lanes: Vec<Lane>,
+        cq: CompletionQueue,
+        (records, staging): (MemoryRegion, MemoryRegion),
+        fifo: RemoteMemory,
+        recvs: RecvList,
+        make_flush: (ProtectionDomain, Config),
+        watched: Watched,
+    ) -> Self {
+        Self {
+            state: Receiving::new(lanes.len()),
+            qpns: lanes.iter().map(|lane| lane.qp.qpn().0).collect(),
+            used: vec![0; lanes.len()],
+            unsignaled: vec![0; lanes.len()],
+            lanes,
+            cq,
+            records,
+            staging,
+            fifo,
+            recvs,
+            flush: None,
+            make_flush,
+            watched,
+            failed: None,
+        }
+    }
+
+    /// Posts a group of 1 to 8 receives, each a part of a buffer and the tag of the send that may fill it. `None`: too many
+    /// are under way; try again. Groups are filled in their order; tags choose within a group.
+    ///
+    /// # Errors
+    /// Those of the connection, which is then broken; [`Error::Memory`], [`Error::Parts`] for this group alone.
+    pub fn irecv(
+        &mut self,
+        parts: &[(&MemoryRegion, Range<usize>, u32)],
+    ) -> Result<Option<Request>, Error> {
+        self.check()?;
+        if !(1..=MAX_PARTS).contains(&parts.len()) {
+            return Err(Error::Parts(parts.len()));
+        }
+        let mut room = [0; MAX_PARTS];
+        for (room, (buffer, range, _)) in room.iter_mut().zip(parts) {
+            *room = lane::length(range, buffer)?;
+        }
+        if self.lanes.iter().any(|lane| lane.room == 0) {
+            self.poll()?;
+            if self.lanes.iter().any(|lane| lane.room == 0) {
+                self.missed()?;
+                return Ok(None);
+            }
+        }
+        let Some((request, group)) = self.state.post(&room[..parts.len()])? else {
+            self.poll()?;
+            return Ok(None);
+        };
+        let cleared = self.clear(group, parts, &room);
+        self.keep(cleared)?;
+        Ok(Some(request))
+    }
+
+    /// The sizes of a group that is there. The request is then done with.
+    ///
+    /// # Errors
+    /// Those of the connection; [`Error::UnknownRequest`].
+    pub fn test(&mut self, request: Request) -> Result<Option<Sizes>, Error> {
+        self.check()?;
+        if let Some(sizes) = self.state.test(request)? {
+            return Ok(Some(sizes));
+        }
+        if self.poll()? == 0 {
+            self.missed()?;
+        }
+        self.state.test(request)
+    }
+
+    /// READs a byte of a buffer that was received into, over a queue pair that leads back here. Once its request is done,
+    /// devices that the NIC writes to directly have what came before. `None`: too many are under way; try again.
+    ///
+    /// # Errors
+    /// Those of the connection; the buffer's region needs [`Access::REMOTE_READ`].
+    pub fn iflush(
+        &mut self,
+        buffer: &MemoryRegion,
+        offset: usize,
+    ) -> Result<Option<Request>, Error> {
+        self.check()?;
+        let remote = buffer.remote().at(offset as u64).filter(|r| r.len > 0);
+        let remote = remote.ok_or_else(|| {
+            Error::Memory(format!(
+                "offset {offset} is not in a region of {} bytes",
+                buffer.len()
+            ))
+        })?;
+        if self.flush.is_none() {
+            let (pd, config) = &self.make_flush;
+            let made = Flush::new(pd, config, &self.cq);
+            self.flush = Some(self.keep(made)?);
+        }
+        let Some(flush) = self.flush.as_mut() else {
+            return Ok(None);
+        };
+        if flush.pending.len() >= MAX_FLUSHES {
+            self.poll()?;
+            return Ok(None);
+        }
+        let Some(request) = self.state.take() else {
+            return Ok(None);
+        };
+        flush.pending.push_back(request);
+        let into = flush.into.slice(0..1)?;
+        let posted = flush.qp.post_one(|list| {
+            list.rdma_read(into, RemoteMemory { len: 1, ..remote })
+                .signaled()
+                .wr_id(FLUSH);
+        });
+        self.keep(posted.map_err(Error::from))?;
+        Ok(Some(request))
+    }
+
+    /// Lets time pass where nothing has come: on a simulated NIC until something may have.
+    pub fn idle(&self, waiter: &mut Waiter, until_ns: u64) {
+        waiter.idle_polling(until_ns);
+    }
+
+    /// Whether no group waits for bytes.
+    pub fn is_idle(&self) -> bool {
+        self.state.is_idle()
+    }
+
+    /// Queue pairs of the connection.
+    pub fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// WRITEs the entries of a group into the sender's FIFO.
+    fn clear(
+        &mut self,
+        group: u64,
+        parts: &[(&MemoryRegion, Range<usize>, u32)],
+        room: &[u32; MAX_PARTS],
+    ) -> Result<(), Error> {
+        let count = parts.len();
+        let mut bytes = [0; MAX_PARTS * ENTRY_BYTES];
+        // The first entry comes last: see `entry_offset`.
+        let (entries, _) = bytes.as_chunks_mut::<ENTRY_BYTES>();
+        for (part, (buffer, range, tag)) in parts.iter().enumerate() {
+            let entry = ClearToSend {
+                addr: buffer.addr() + range.start as u64,
+                len: room[part],
+                rkey: buffer.rkey().0,
+                tag: *tag,
+                parts: u32::try_from(count).unwrap_or(u32::MAX),
+            };
+            entries[count - 1 - part] = entry.encode(group);
+        }
+        let bytes = &bytes[..count * ENTRY_BYTES];
+        let at = entry_offset(slot_of(group), count - 1);
+        let remote = self.fifo.at(at as u64);
+        let remote = remote.ok_or_else(|| Error::Memory("no such slot".to_owned()))?;
+        #[expect(clippy::cast_possible_truncation, reason = "below the number of lanes")]
+        let index = (group % self.lanes.len() as u64) as usize;
+        let lane = &mut self.lanes[index];
+        lane.list.clear();
+        let mut wr = if bytes.len() <= lane.qp.max_inline_data() {
+            lane.list.rdma_write(Inline(bytes), remote)
+        } else {
+            self.staging.write_at(at, bytes)?;
+            let staged = self.staging.slice(at..at + bytes.len())?;
+            lane.list.rdma_write(staged, remote)
+        };
+        self.unsignaled[index] += 1;
+        if self.unsignaled[index] == CLEAR_SIGNALED {
+            self.unsignaled[index] = 0;
+            wr = wr.signaled();
+        }
+        wr.wr_id(0);
+        lane.qp.post_send(&mut lane.list)?;
+        lane.room -= 1;
+        Ok(())
+    }
+
+    /// Takes completions; how many there were.
+    fn poll(&mut self) -> Result<usize, Error> {
+        let Self {
+            cq,
+            state,
+            lanes,
+            qpns,
+            used,
+            records,
+            flush,
+            ..
+        } = self;
+        let taken = lane::drain(cq, |wc| {
+            if wc.wr_id() == FLUSH {
+                let request = flush.as_mut().and_then(|f| f.pending.pop_front());
+                return request.map_or(Ok(()), |request| state.done(request));
+            }
+            let Some(lane) = qpns.iter().position(|qpn| *qpn == wc.qp_num().0) else {
+                return Ok(());
+            };
+            let Some(imm) = wc.imm().filter(|_| wc.is_recv()) else {
+                lanes[lane].room += usize::try_from(CLEAR_SIGNALED).unwrap_or(1);
+                return Ok(());
+            };
+            used[lane] += 1;
+            if let Arrival::Record { group, parts } = state.arrived(lane, imm)? {
+                state.complete(group, read_record(records, group, parts)?)?;
+            }
+            Ok(())
+        });
+        let taken = self.keep(taken)?;
+        let posted = self.post_recvs();
+        self.keep(posted)?;
+        Ok(taken)
+    }
+
+    /// Posts RECVs again, a batch at a time.
+    fn post_recvs(&mut self) -> Result<(), Error> {
+        for (lane, used) in self.lanes.iter().zip(&mut self.used) {
+            while *used >= RECV_BATCH {
+                lane.qp.post_recv(&mut self.recvs)?;
+                *used -= RECV_BATCH;
+            }
+        }
+        Ok(())
+    }
+
+    /// A call found nothing: an error if that is because the peer is gone.
+    fn missed(&mut self) -> Result<(), Error> {
+        if self.watched.missed() && self.poll()? == 0 {
+            return self.keep(Err(Error::PeerGone("receives")));
+        }
+        Ok(())
+    }
+
+    /// Remembers an error of the connection.
+    fn keep<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
+        if let Err(error) = &result {
+            self.failed.get_or_insert_with(|| error.clone());
+        }
+        result
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+}
+
+/// The sizes that the sender has written for a group.
+fn read_record(records: &MemoryRegion, group: u64, parts: usize) -> Result<Sizes, Error> {
+    let mut bytes = [0; RECORD_BYTES];
+    records.read_at(slot_of(group) * RECORD_BYTES, &mut bytes)?;
+    let (words, _) = bytes.as_chunks::<4>();
+    let mut sizes = [0; MAX_PARTS];
+    for (size, word) in sizes.iter_mut().zip(words) {
+        *size = u32::from_le_bytes(*word);
+    }
+    Ok(Sizes::new(&sizes[..parts]))
+}
+
+impl Flush {
+    fn new(pd: &ProtectionDomain, config: &Config, cq: &CompletionQueue) -> Result<Self, Error> {
+        let mut qp = pd
+            .qp::<Rc>(cq, cq)
+            .port_num(config.port_num)
+            .max_send_wr(128u32)
+            .max_recv_wr(1u32);
+        if let Some(index) = config.gid_index {
+            qp = qp.gid_index(index);
+        }
+        let qp = qp.build()?;
+        let own = qp.endpoint();
+        Ok(Self {
+            qp: qp.connect(&own)?,
+            into: pd.alloc(8, Access::LOCAL_WRITE)?,
+            pending: VecDeque::new(),
+        })
+    }
+}

@@ -1,0 +1,292 @@
+//! The end that sends.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use verbs::{
+    CompletionQueue, HeaderOnly, Inline, MemoryRegion, MrSlice, RKey, RemoteMemory, Waiter,
+};
+
+use super::lane::{self, Lane};
+use crate::error::Error;
+use crate::pool::Request;
+use crate::sending::{Claim, Group, Part, Sending};
+use crate::watch::Watched;
+use crate::wire::{
+    ClearToSend, ENTRY_BYTES, MAX_PARTS, RECORD_BYTES, entry_offset, index_of, index_offset,
+    slot_of, stripe,
+};
+
+/// Sends into buffers that the receiver has posted.
+///
+/// No call blocks. Calls are to be made by one thread at a time.
+#[derive(Debug)]
+pub struct Sender {
+    lanes: Vec<Lane>,
+    cq: CompletionQueue,
+    /// The receiver WRITEs clear-to-send entries here.
+    fifo: MemoryRegion,
+    /// Sizes of groups, to be written to the receiver's completion records.
+    sizes: MemoryRegion,
+    records: RemoteMemory,
+    state: Sending<Option<MrSlice>>,
+    /// WRs of each group under way, for each lane: one completion stands for them.
+    wrs: Vec<VecDeque<u8>>,
+    watched: Watched,
+    failed: Option<Error>,
+}
+
+impl Sender {
+    pub(crate) fn new(
+        lanes: Vec<Lane>,
+        cq: CompletionQueue,
+        (fifo, sizes): (MemoryRegion, MemoryRegion),
+        records: RemoteMemory,
+        watched: Watched,
+    ) -> Self {
+        Self {
+            state: Sending::new(lanes.len()),
+            wrs: lanes.iter().map(|_| VecDeque::new()).collect(),
+            lanes,
+            cq,
+            fifo,
+            sizes,
+            records,
+            watched,
+            failed: None,
+        }
+    }
+
+    /// Sends a part of a buffer to the receive with this tag. `None`: the receiver has not posted it yet, or too many
+    /// requests are under way; try again. The bytes belong to the NIC until the request is done.
+    ///
+    /// # Errors
+    /// Those of the connection, which is then broken; [`Error::Memory`], [`Error::TooLong`] for this send alone.
+    pub fn isend(
+        &mut self,
+        buffer: &MemoryRegion,
+        range: Range<usize>,
+        tag: u32,
+    ) -> Result<Option<Request>, Error> {
+        self.check()?;
+        let len = lane::length(&range, buffer)?;
+        let payload = if len == 0 {
+            None
+        } else {
+            Some(buffer.slice(range)?)
+        };
+        if !self.cleared()? {
+            self.missed("sends that wait for a receive")?;
+            return Ok(None);
+        }
+        if !self.has_room()? {
+            return Ok(None);
+        }
+        match self.state.claim(tag, len, payload)? {
+            Claim::Nothing => {
+                self.missed("sends that wait for a receive")?;
+                Ok(None)
+            }
+            Claim::Waits(request) => Ok(Some(request)),
+            Claim::Ready(request, group) => {
+                let posted = self.write(&group);
+                self.keep(posted)?;
+                Ok(Some(request))
+            }
+        }
+    }
+
+    /// The bytes of a send that has arrived. The request is then done with.
+    ///
+    /// # Errors
+    /// Those of the connection; [`Error::UnknownRequest`].
+    pub fn test(&mut self, request: Request) -> Result<Option<u32>, Error> {
+        self.check()?;
+        if let Some(len) = self.state.test(request)? {
+            return Ok(Some(len));
+        }
+        if self.poll()? == 0 {
+            self.missed("sends")?;
+        }
+        self.state.test(request)
+    }
+
+    /// Lets time pass where nothing can be sent: on a simulated NIC until the FIFO may have changed.
+    pub fn idle(&self, waiter: &mut Waiter) {
+        waiter.idle_on(&self.fifo);
+    }
+
+    /// Whether nothing is under way, and all requests were tested to their end.
+    pub fn is_idle(&self) -> bool {
+        self.state.is_idle()
+    }
+
+    /// Queue pairs of the connection.
+    pub fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// Whether the receiver has posted the next group.
+    fn cleared(&mut self) -> Result<bool, Error> {
+        let Some(group) = self.state.wants() else {
+            return Ok(true);
+        };
+        let slot = slot_of(group);
+        let index = self.fifo.atomic_u64(index_offset(slot))?;
+        if index.load(Ordering::Acquire) != index_of(group) {
+            return Ok(false);
+        }
+        let entry = |part: usize| {
+            let mut bytes = [0; ENTRY_BYTES];
+            self.fifo.read_at(entry_offset(slot, part), &mut bytes)?;
+            Ok::<_, Error>(ClearToSend::decode(&bytes))
+        };
+        let first = entry(0)?;
+        let mut entries = vec![first];
+        for part in 1..(first.parts as usize).min(MAX_PARTS) {
+            entries.push(entry(part)?);
+        }
+        let offered = self.state.offer(&entries);
+        self.keep(offered)?;
+        Ok(true)
+    }
+
+    /// Whether each lane has room for a group.
+    fn has_room(&mut self) -> Result<bool, Error> {
+        let full = |lanes: &[Lane]| lanes.iter().any(|lane| lane.room <= MAX_PARTS);
+        if full(&self.lanes) || !self.state.has_room() {
+            self.poll()?;
+        }
+        if full(&self.lanes) {
+            self.missed("sends")?;
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// Posts the WRITEs of a group: one doorbell a lane.
+    fn write(&mut self, group: &Group<Option<MrSlice>>) -> Result<(), Error> {
+        let lanes = self.lanes.len();
+        let record = self.record(group)?;
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            let list = &mut lane.list;
+            list.clear();
+            if let [part] = group.parts[..] {
+                let (payload, remote) = piece(&part, lanes, index)?;
+                let wr = match payload {
+                    Some(payload) => list.rdma_write_with_imm(payload, remote, part.len),
+                    None => list.rdma_write_with_imm(HeaderOnly, remote, part.len),
+                };
+                wr.signaled().wr_id(wr_id(index, group.number));
+            } else {
+                for part in &group.parts {
+                    if let (Some(payload), remote) = piece(part, lanes, index)? {
+                        list.rdma_write(payload, remote);
+                    }
+                }
+                #[expect(clippy::cast_possible_truncation, reason = "8 at most")]
+                let imm = group.parts.len() as u32;
+                // The sizes go with the first lane alone: the group is there once all lanes have told.
+                let wr = if index > 0 {
+                    list.rdma_write_with_imm(HeaderOnly, record.1, imm)
+                } else if lane.qp.max_inline_data() >= RECORD_BYTES {
+                    let mut bytes = [0; RECORD_BYTES];
+                    let sizes = group.parts.iter().flat_map(|p| p.len.to_le_bytes());
+                    bytes.iter_mut().zip(sizes).for_each(|(to, b)| *to = b);
+                    list.rdma_write_with_imm(Inline(&bytes[..4 * group.parts.len()]), record.1, imm)
+                } else {
+                    list.rdma_write_with_imm(record.0, record.1, imm)
+                };
+                wr.signaled().wr_id(wr_id(index, group.number));
+            }
+            lane.qp.post_send(list)?;
+            lane.room -= list.len();
+            self.wrs[index].push_back(u8::try_from(list.len()).unwrap_or(u8::MAX));
+        }
+        Ok(())
+    }
+
+    /// Puts the sizes of a group where they can be written from: that, and the record of the receiver.
+    fn record(&self, group: &Group<Option<MrSlice>>) -> Result<(MrSlice, RemoteMemory), Error> {
+        let at = slot_of(group.number) * RECORD_BYTES;
+        let len = 4 * group.parts.len();
+        if group.parts.len() > 1 {
+            let sizes: Vec<u8> = group
+                .parts
+                .iter()
+                .flat_map(|p| p.len.to_le_bytes())
+                .collect();
+            self.sizes.write_at(at, &sizes)?;
+        }
+        let remote = self.records.at(at as u64);
+        let remote = remote.ok_or_else(|| Error::Memory("no such record".to_owned()))?;
+        Ok((self.sizes.slice(at..at + len)?, remote))
+    }
+
+    /// Takes completions; how many there were.
+    fn poll(&mut self) -> Result<usize, Error> {
+        let Self {
+            lanes, wrs, state, ..
+        } = self;
+        let taken = lane::drain(&self.cq, |wc| {
+            let (lane, group) = lane_and_group(wc.wr_id());
+            if let (Some(lane), Some(posted)) = (lanes.get_mut(lane), wrs[lane].pop_front()) {
+                lane.room += usize::from(posted);
+            }
+            state.lane_done(group)
+        });
+        self.keep(taken)
+    }
+
+    /// A call found nothing: an error if that is because the peer is gone.
+    fn missed(&mut self, what: &'static str) -> Result<(), Error> {
+        if self.watched.missed() && self.poll()? == 0 {
+            return self.keep(Err(Error::PeerGone(what)));
+        }
+        Ok(())
+    }
+
+    /// Remembers an error of the connection.
+    fn keep<T>(&mut self, result: Result<T, Error>) -> Result<T, Error> {
+        if let Err(error) = &result {
+            self.failed.get_or_insert_with(|| error.clone());
+        }
+        result
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+}
+
+/// Bits of a `wr_id` that hold the group.
+const GROUP_BITS: u32 = 56;
+
+fn wr_id(lane: usize, group: u64) -> u64 {
+    (lane as u64) << GROUP_BITS | group & ((1 << GROUP_BITS) - 1)
+}
+
+fn lane_and_group(wr_id: u64) -> (usize, u64) {
+    #[expect(clippy::cast_possible_truncation, reason = "8 bits")]
+    let lane = (wr_id >> GROUP_BITS) as usize;
+    (lane, wr_id & ((1 << GROUP_BITS) - 1))
+}
+
+/// What a lane carries of a send, and where to.
+fn piece(
+    part: &Part<Option<MrSlice>>,
+    lanes: usize,
+    lane: usize,
+) -> Result<(Option<MrSlice>, RemoteMemory), Error> {
+    let range = stripe(part.len, lanes, lane);
+    let remote = RemoteMemory {
+        addr: part.to.addr,
+        len: part.to.len.into(),
+        rkey: RKey(part.to.rkey),
+    };
+    let remote = remote.at(range.start.into());
+    let remote = remote.ok_or_else(|| Error::Protocol("a receive wraps around".to_owned()))?;
+    let payload = part.payload.filter(|_| !range.is_empty());
+    Ok((payload.and_then(|p| p.part(range)), remote))
+}

@@ -1,0 +1,297 @@
+//! Ends before they are connected, and what they tell each other.
+
+use serde::{Deserialize, Serialize};
+use verbs::{
+    Access, CompletionQueue, HeaderOnly, MemoryRegion, PreparedQp, ProtectionDomain, QpEndpoint,
+    QueuePair, Rc, RecvList, RemoteMemory,
+};
+
+use crate::comm::{Lane, Receiver, Sender};
+use crate::error::Error;
+use crate::watch::{Watch, Watched};
+use crate::wire::{MAX_REQUESTS, RECORD_BYTES, SLOT_BYTES, SLOTS};
+
+/// Queue pairs of a connection, at most.
+pub(crate) const MAX_LANES: usize = 16;
+/// Send WRs of a sender's queue pair: 32 groups of 8, a WRITE each and one for the sizes.
+const SEND_DEPTH: usize = 32 * 9 + 32;
+/// Send WRs of a receiver's queue pair: a WRITE for each group under way, and those whose end was not reported yet.
+const CLEAR_DEPTH: usize = MAX_REQUESTS + 2 * CLEAR_SIGNALED as usize;
+/// One clear-to-send WRITE in so many is signaled.
+pub(crate) const CLEAR_SIGNALED: u64 = 32;
+/// RECVs are posted so many at a time.
+pub(crate) const RECV_BATCH: usize = 32;
+/// RECVs that wait at a lane: never fewer than groups under way.
+const RECV_DEPTH: usize = MAX_REQUESTS + 2 * RECV_BATCH;
+/// What a `Hello` of this protocol begins with.
+const VERSION: u32 = 1;
+
+/// How connections are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Config {
+    /// Queue pairs of a connection, 1 to 16; 1 by default. The smaller number of both ends holds.
+    pub lanes: usize,
+    /// The port, from 1; 1 by default.
+    pub port_num: u8,
+    /// The entry of the GID table; the device's default if `None`.
+    pub gid_index: Option<u8>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            lanes: 1,
+            port_num: 1,
+            gid_index: None,
+        }
+    }
+}
+
+/// What an end tells its peer: exchange it by any means.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Hello {
+    version: u32,
+    /// What the listener gave to those who may connect.
+    pub(crate) token: u64,
+    lanes: Vec<QpEndpoint>,
+    /// A sender's FIFO, or a receiver's completion records.
+    memory: RemoteMemory,
+}
+
+impl Hello {
+    fn new(token: u64, qps: &[PreparedQp<Rc>], memory: &MemoryRegion) -> Self {
+        Self {
+            version: VERSION,
+            token,
+            lanes: qps.iter().map(PreparedQp::endpoint).collect(),
+            memory: memory.remote(),
+        }
+    }
+
+    /// How many queue pairs the peer has.
+    pub fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// The same with no more than so many queue pairs.
+    pub(crate) fn first_lanes(&self, lanes: usize) -> Self {
+        let mut hello = self.clone();
+        hello.lanes.truncate(lanes);
+        hello
+    }
+
+    /// Refuses what an end of this protocol does not say.
+    fn check(&self, lanes: usize, memory_bytes: usize) -> Result<(), Error> {
+        let no = |what: String| Err(Error::Protocol(what));
+        if self.version != VERSION {
+            return no(format!(
+                "it speaks version {} of this protocol, this end version {VERSION}",
+                self.version
+            ));
+        }
+        if self.lanes.is_empty() || self.lanes.len() > lanes {
+            return no(format!(
+                "it has {} queue pairs where 1 to {lanes} are wanted",
+                self.lanes.len()
+            ));
+        }
+        if self.memory.len != memory_bytes as u64 {
+            return no(format!(
+                "its control memory has {} bytes instead of {memory_bytes}",
+                self.memory.len
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What both ends have.
+#[derive(Debug)]
+struct End {
+    cq: CompletionQueue,
+    qps: Vec<PreparedQp<Rc>>,
+    memory: MemoryRegion,
+}
+
+impl End {
+    fn new(
+        pd: &ProtectionDomain,
+        config: &Config,
+        lanes: usize,
+        depths: (usize, usize),
+        memory_bytes: usize,
+    ) -> Result<Self, Error> {
+        let (send, recv) = depths;
+        #[expect(clippy::cast_possible_truncation, reason = "thousands at most")]
+        let (entries, send, recv) = (
+            (lanes * (send + recv) + 64) as u32,
+            send as u32,
+            recv as u32,
+        );
+        let cq = pd.context().create_cq(entries)?;
+        let qps = (0..lanes)
+            .map(|_| {
+                let mut qp = pd.qp::<Rc>(&cq, &cq).port_num(config.port_num);
+                if let Some(index) = config.gid_index {
+                    qp = qp.gid_index(index);
+                }
+                qp.max_send_wr(send).max_recv_wr(recv).build()
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let memory = pd.alloc(memory_bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        Ok(Self { cq, qps, memory })
+    }
+
+    /// Connects as many queue pairs as the peer has; those that it has not are destroyed.
+    fn connect(
+        qps: Vec<PreparedQp<Rc>>,
+        peer: &Hello,
+        postlist: usize,
+    ) -> Result<Vec<Lane>, Error> {
+        let pairs = qps.into_iter().zip(&peer.lanes);
+        let lane = |(qp, peer): (PreparedQp<Rc>, &QpEndpoint)| {
+            let qp: QueuePair<Rc> = qp.connect(peer)?;
+            Ok(Lane {
+                list: qp.postlist(postlist),
+                room: qp.max_send_wr(),
+                qp,
+            })
+        };
+        pairs.map(lane).collect()
+    }
+}
+
+/// A sender that is not connected yet.
+#[derive(Debug)]
+pub struct PreparedSender {
+    end: End,
+    pd: ProtectionDomain,
+}
+
+impl PreparedSender {
+    /// Makes its queue pairs and its FIFO.
+    ///
+    /// # Errors
+    /// A verb failed.
+    pub fn new(pd: &ProtectionDomain, config: &Config) -> Result<Self, Error> {
+        let lanes = config.lanes.clamp(1, MAX_LANES);
+        let bytes = SLOTS * SLOT_BYTES;
+        Ok(Self {
+            end: End::new(pd, config, lanes, (SEND_DEPTH, 1), bytes)?,
+            pd: pd.clone(),
+        })
+    }
+
+    /// What the receiver needs to know.
+    pub fn hello(&self, token: u64) -> Hello {
+        Hello::new(token, &self.end.qps, &self.end.memory)
+    }
+
+    /// Connects with the receiver that said this in answer to [`hello`](Self::hello). `watch` tells when it is gone.
+    ///
+    /// # Errors
+    /// The peer is not one of this protocol, or a verb failed.
+    pub fn connect(self, peer: &Hello, watch: Option<Box<dyn Watch>>) -> Result<Sender, Error> {
+        let Self { end, pd } = self;
+        peer.check(end.qps.len(), SLOTS * RECORD_BYTES)?;
+        let lanes = End::connect(end.qps, peer, crate::wire::MAX_PARTS + 1)?;
+        let sizes = pd.alloc(SLOTS * RECORD_BYTES, Access::LOCAL_WRITE)?;
+        let watched = Watched::new(watch);
+        Ok(Sender::new(
+            lanes,
+            end.cq,
+            (end.memory, sizes),
+            peer.memory,
+            watched,
+        ))
+    }
+}
+
+/// A receiver that is not connected yet.
+#[derive(Debug)]
+pub struct PreparedReceiver {
+    end: End,
+    pd: ProtectionDomain,
+    recvs: RecvList,
+    config: Config,
+}
+
+impl PreparedReceiver {
+    /// Makes its queue pairs for a sender that has `lanes` of them, its completion records, and posts RECVs.
+    ///
+    /// # Errors
+    /// A verb failed.
+    pub fn new(pd: &ProtectionDomain, config: &Config, lanes: usize) -> Result<Self, Error> {
+        let lanes = lanes.min(config.lanes).clamp(1, MAX_LANES);
+        let bytes = SLOTS * RECORD_BYTES;
+        let end = End::new(pd, config, lanes, (CLEAR_DEPTH, RECV_DEPTH), bytes)?;
+        let mut recvs = end.qps[0].recv_list(RECV_BATCH);
+        for _ in 0..RECV_BATCH {
+            recvs.recv(HeaderOnly, 0);
+        }
+        for qp in &end.qps {
+            for _ in 0..RECV_DEPTH / RECV_BATCH {
+                qp.post_recv(&mut recvs)?;
+            }
+        }
+        Ok(Self {
+            end,
+            pd: pd.clone(),
+            recvs,
+            config: *config,
+        })
+    }
+
+    /// What the sender needs to know.
+    pub fn hello(&self, token: u64) -> Hello {
+        Hello::new(token, &self.end.qps, &self.end.memory)
+    }
+
+    /// Queue pairs of this end.
+    pub fn lanes(&self) -> usize {
+        self.end.qps.len()
+    }
+
+    /// Connects with the sender that said this. Once the sender is connected, too, receives may be posted.
+    ///
+    /// # Errors
+    /// The peer is not one of this protocol, or a verb failed.
+    pub fn connect(self, peer: &Hello, watch: Option<Box<dyn Watch>>) -> Result<Receiver, Error> {
+        let Self {
+            end,
+            pd,
+            recvs,
+            config,
+        } = self;
+        peer.check(MAX_LANES, SLOTS * SLOT_BYTES)?;
+        let lanes = End::connect(end.qps, peer, 1)?;
+        let staging = pd.alloc(SLOTS * SLOT_BYTES, Access::LOCAL_WRITE)?;
+        Ok(Receiver::new(
+            lanes,
+            end.cq,
+            (end.memory, staging),
+            peer.memory,
+            recvs,
+            (pd, config),
+            Watched::new(watch),
+        ))
+    }
+}
+
+/// A sender and a receiver in one process, connected: for tests, and for ranks that share a process.
+///
+/// # Errors
+/// A verb failed.
+pub fn pair(
+    from: &ProtectionDomain,
+    to: &ProtectionDomain,
+    config: &Config,
+) -> Result<(Sender, Receiver), Error> {
+    let sender = PreparedSender::new(from, config)?;
+    let to_receiver = sender.hello(0);
+    let receiver = PreparedReceiver::new(to, config, to_receiver.lanes())?;
+    let to_sender = receiver.hello(0);
+    let to_receiver = to_receiver.first_lanes(receiver.lanes());
+    let receiver = receiver.connect(&to_receiver, None)?;
+    Ok((sender.connect(&to_sender, None)?, receiver))
+}

@@ -1,0 +1,53 @@
+//! A receiver-driven transport for collectives, and ring collectives over it.
+//!
+//! The receiver posts first: it WRITEs clear-to-send entries (address, R_Key, tag) into a FIFO in the sender's memory. The
+//! sender then WRITEs its bytes straight to where they belong, divided among queue pairs, and ends each with a
+//! WRITE_WITH_IMM: so there is no copy, no unexpected message, and no receive that is too small. NCCL's own InfiniBand
+//! transport works this way; `libnccl-net-verbatim.so` puts this crate behind NCCL's plugin interface.
+//!
+//! - [`Sending`], [`Receiving`]: the protocol as state machines, without verbs.
+//! - [`Sender`], [`Receiver`]: the two ends over reliable queue pairs. Every call returns at once: `None` means try again.
+//! - [`PreparedSender`], [`PreparedReceiver`]: ends before they are connected, for any means of exchanging [`Hello`]s.
+//! - [`Listener`], [`Connecting`]: the exchange by TCP, without blocking and without threads.
+//!
+//! ```
+//! use std::time::Duration;
+//! use collective::{Config, Request, pair};
+//! use verbs::{Access, poll_until};
+//!
+//! let pd = verbs::Provider::softnic().device(None)?.open()?.alloc_pd()?;
+//! let (mut sender, mut receiver) = pair(&pd, &pd, &Config::default())?; // usually in two processes
+//! let (from, to) = (pd.alloc(4096, Access::ALL)?, pd.alloc(4096, Access::ALL)?);
+//! from.write_at(0, b"tensor")?;
+//!
+//! let tag = 7;
+//! let receive = receiver.irecv(&[(&to, 0..4096, tag)])?.expect("requests are free");
+//! let wait = Duration::from_secs(5);
+//! let send = poll_until(wait, || sender.isend(&from, 0..6, tag).transpose()).expect("cleared to send")?;
+//! let sizes = poll_until(wait, || receiver.test(receive).transpose()).expect("it comes")?;
+//! assert_eq!(sizes.as_slice(), [6]);
+//! assert_eq!(poll_until(wait, || sender.test(send).transpose()).expect("it is acknowledged")?, 6);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod comm;
+mod end;
+mod error;
+mod pool;
+mod receiving;
+mod rendezvous;
+mod sending;
+mod watch;
+mod wire;
+
+pub use comm::{Receiver, Sender};
+pub use end::{Config, Hello, PreparedReceiver, PreparedSender, pair};
+pub use error::Error;
+pub use pool::Request;
+pub use receiving::{Arrival, Receiving, Sizes};
+pub use rendezvous::{Connecting, Handle, Listener};
+pub use sending::{Claim, Group, Part, Sending};
+pub use watch::Watch;
+pub use wire::{ClearToSend, MAX_PARTS, MAX_REQUESTS};

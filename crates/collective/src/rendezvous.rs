@@ -1,0 +1,397 @@
+//! The rendezvous: two ends exchange [`Hello`]s by TCP, without blocking and without threads.
+//!
+//! The sender connects to the receiver's listener and says hello. The receiver connects its queue pairs, answers, and waits
+//! for the sender's word that its queue pairs are connected, too: a clear-to-send WRITE that came before would be lost. The
+//! connection stays open, so that each end notices when the other's process ends.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use verbs::ProtectionDomain;
+
+use crate::comm::{Receiver, Sender};
+use crate::end::{Config, Hello, PreparedReceiver, PreparedSender};
+use crate::error::Error;
+
+/// What a handle begins with.
+const MAGIC: [u8; 8] = *b"VBCOLL01";
+/// Bytes of a message, at most: a hello of 16 queue pairs has about 3,000.
+const MAX_MESSAGE: usize = 16 << 10;
+/// Peers that have connected and have not said hello, at most: the oldest one goes first.
+const MAX_PENDING: usize = 64;
+
+/// Where a receiver listens: what it gives to the sender by any means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Handle {
+    /// The listener's address.
+    pub addr: SocketAddr,
+    /// Strangers at the port do not know it.
+    token: u64,
+}
+
+impl Handle {
+    /// Bytes of a handle.
+    pub const BYTES: usize = 34;
+
+    /// The handle as bytes.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let ip = match self.addr.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        let mut bytes = [0; Self::BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..16].copy_from_slice(&self.token.to_le_bytes());
+        bytes[16..32].copy_from_slice(&ip.octets());
+        bytes[32..].copy_from_slice(&self.addr.port().to_le_bytes());
+        bytes
+    }
+
+    /// The handle in these bytes; `None` if they are no handle.
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        let rest = bytes.strip_prefix(&MAGIC)?;
+        let (token, rest) = rest.split_first_chunk::<8>()?;
+        let (ip, rest) = rest.split_first_chunk::<16>()?;
+        let (port, _) = rest.split_first_chunk::<2>()?;
+        let ip = Ipv6Addr::from(*ip).to_canonical();
+        Some(Self {
+            addr: SocketAddr::new(ip, u16::from_le_bytes(*port)),
+            token: u64::from_le_bytes(*token),
+        })
+    }
+}
+
+/// Messages over a socket that does not block: each is its length in four bytes, and JSON.
+#[derive(Debug)]
+struct Messages {
+    stream: TcpStream,
+    peer: SocketAddr,
+    out: Vec<u8>,
+    into: Vec<u8>,
+}
+
+impl Messages {
+    fn new(stream: TcpStream, peer: SocketAddr) -> Self {
+        // Latency of the set-up only.
+        let _ = stream.set_nodelay(true);
+        Self {
+            stream,
+            peer,
+            out: Vec::new(),
+            into: Vec::new(),
+        }
+    }
+
+    fn error(&self, what: impl ToString) -> Error {
+        Error::Rendezvous {
+            peer: self.peer.to_string(),
+            what: what.to_string(),
+        }
+    }
+
+    fn say(&mut self, hello: &Hello) -> Result<(), Error> {
+        let json = serde_json::to_vec(hello).map_err(|e| self.error(e))?;
+        let len = u32::try_from(json.len()).map_err(|e| self.error(e))?;
+        self.out.extend_from_slice(&len.to_le_bytes());
+        self.out.extend_from_slice(&json);
+        Ok(())
+    }
+
+    /// Writes what is to be said; whether all of it went.
+    fn flush(&mut self) -> Result<bool, Error> {
+        while !self.out.is_empty() {
+            match self.stream.write(&self.out) {
+                Ok(0) => return Err(self.error("it closed the connection")),
+                Ok(count) => drop(self.out.drain(..count)),
+                Err(e) if is_patience(&e) => return Ok(false),
+                Err(e) => return Err(self.error(e)),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads until so many bytes are there; whether they are.
+    fn fill(&mut self, bytes: usize) -> Result<bool, Error> {
+        let mut buffer = [0; 1024];
+        while self.into.len() < bytes {
+            let most = (bytes - self.into.len()).min(buffer.len());
+            match self.stream.read(&mut buffer[..most]) {
+                Ok(0) => return Err(self.error("it closed the connection")),
+                Ok(count) => self.into.extend_from_slice(&buffer[..count]),
+                Err(e) if is_patience(&e) => return Ok(false),
+                Err(e) => return Err(self.error(e)),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The peer's hello, once it is there.
+    fn hear(&mut self) -> Result<Option<Hello>, Error> {
+        if !self.fill(4)? {
+            return Ok(None);
+        }
+        let len = self.into.first_chunk::<4>().copied().unwrap_or_default();
+        let len = u32::from_le_bytes(len) as usize;
+        if len > MAX_MESSAGE {
+            return Err(self.error(format!("it sends a message of {len} bytes")));
+        }
+        if !self.fill(4 + len)? {
+            return Ok(None);
+        }
+        let hello = serde_json::from_slice(&self.into[4..]).map_err(|e| self.error(e))?;
+        self.into.clear();
+        Ok(Some(hello))
+    }
+}
+
+/// Whether it only has to be tried again.
+fn is_patience(e: &std::io::Error) -> bool {
+    matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+/// A sender that connects. Dropping it gives up.
+#[derive(Debug)]
+pub struct Connecting {
+    messages: Messages,
+    stage: ConnectStage,
+}
+
+#[derive(Debug)]
+enum ConnectStage {
+    Hello(PreparedSender),
+    Ready(Sender),
+    Done,
+}
+
+impl Connecting {
+    /// Begins to connect to a listener.
+    ///
+    /// # Errors
+    /// A verb failed, or there is no way to the address.
+    pub fn new(pd: &ProtectionDomain, config: &Config, handle: &Handle) -> Result<Self, Error> {
+        let sender = PreparedSender::new(pd, config)?;
+        let stream = connect(handle.addr).map_err(|e| Error::Rendezvous {
+            peer: handle.addr.to_string(),
+            what: e.to_string(),
+        })?;
+        let mut messages = Messages::new(stream, handle.addr);
+        messages.say(&sender.hello(handle.token))?;
+        Ok(Self {
+            messages,
+            stage: ConnectStage::Hello(sender),
+        })
+    }
+
+    /// Goes on as far as possible without waiting: the sender, once it is connected.
+    ///
+    /// # Errors
+    /// The listener is gone or refuses this end, or a verb failed.
+    pub fn poll(&mut self) -> Result<Option<Sender>, Error> {
+        if !self.messages.flush()? {
+            return Ok(None);
+        }
+        if let ConnectStage::Hello(_) = self.stage {
+            let Some(peer) = self.messages.hear()? else {
+                return Ok(None);
+            };
+            let stage = std::mem::replace(&mut self.stage, ConnectStage::Done);
+            if let ConnectStage::Hello(sender) = stage {
+                let watch = self.messages.stream.try_clone();
+                let watch = watch.map_err(|e| self.messages.error(e))?;
+                self.stage = ConnectStage::Ready(sender.connect(&peer, Some(Box::new(watch)))?);
+                self.messages.out.push(READY);
+            }
+        }
+        if !self.messages.flush()? {
+            return Ok(None);
+        }
+        match std::mem::replace(&mut self.stage, ConnectStage::Done) {
+            ConnectStage::Ready(sender) => Ok(Some(sender)),
+            ConnectStage::Hello(_) | ConnectStage::Done => {
+                Err(self.messages.error("this end was taken before"))
+            }
+        }
+    }
+}
+
+/// What a sender says when it is connected.
+const READY: u8 = 1;
+
+/// Begins to connect.
+fn connect(addr: SocketAddr) -> std::io::Result<TcpStream> {
+    let family = match addr {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &addr) {
+        // Writing says "try again" until the connection is there, and then what became of it.
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR) => {
+            Ok(TcpStream::from(socket))
+        }
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// A receiver that waits for its sender.
+#[derive(Debug)]
+pub struct Listener {
+    listener: TcpListener,
+    handle: Handle,
+    pd: ProtectionDomain,
+    config: Config,
+    pending: Vec<Accepting>,
+}
+
+#[derive(Debug)]
+struct Accepting {
+    messages: Messages,
+    stage: AcceptStage,
+}
+
+#[derive(Debug)]
+enum AcceptStage {
+    Hello,
+    Ready(Box<Receiver>),
+}
+
+impl Listener {
+    /// Listens at an address; port 0 lets the kernel choose.
+    ///
+    /// # Errors
+    /// The address cannot be listened at.
+    pub fn new(pd: &ProtectionDomain, config: &Config, addr: SocketAddr) -> Result<Self, Error> {
+        let no = |what: String| Error::Rendezvous {
+            peer: format!("senders at {addr}"),
+            what,
+        };
+        let listener = TcpListener::bind(addr).map_err(|e| no(e.to_string()))?;
+        let ready = listener.set_nonblocking(true);
+        ready.map_err(|e| no(e.to_string()))?;
+        let addr = listener.local_addr().map_err(|e| no(e.to_string()))?;
+        let token = getrandom::u64().map_err(|e| no(e.to_string()))?;
+        Ok(Self {
+            listener,
+            handle: Handle { addr, token },
+            pd: pd.clone(),
+            config: *config,
+            pending: Vec::new(),
+        })
+    }
+
+    /// What the sender needs to connect.
+    pub fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// Goes on as far as possible without waiting: the receiver of the next sender that is connected. Strangers, who do not
+    /// know the handle, are sent away.
+    ///
+    /// # Errors
+    /// A sender that knew the handle failed, or a verb did. The listener can still be used.
+    pub fn poll(&mut self) -> Result<Option<Receiver>, Error> {
+        self.take_new();
+        let mut at = 0;
+        while at < self.pending.len() {
+            let next = self.pending[at].poll(&self.pd, &self.config, self.handle.token);
+            match next {
+                Ok(None) => at += 1,
+                Ok(Some(receiver)) => {
+                    drop(self.pending.remove(at));
+                    return Ok(Some(receiver));
+                }
+                Err(Refused::Stranger) => drop(self.pending.remove(at)),
+                Err(Refused::Sender(error)) => {
+                    drop(self.pending.remove(at));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes connections that have come. An error is one of the connection that failed, and so nobody's here.
+    fn take_new(&mut self) {
+        while let Ok((stream, peer)) = self.listener.accept() {
+            if stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            if self.pending.len() == MAX_PENDING {
+                drop(self.pending.remove(0));
+            }
+            self.pending.push(Accepting {
+                messages: Messages::new(stream, peer),
+                stage: AcceptStage::Hello,
+            });
+        }
+    }
+}
+
+/// Why there is no receiver for a connection.
+enum Refused {
+    /// It never said that it knows the handle.
+    Stranger,
+    /// It did.
+    Sender(Error),
+}
+
+impl Accepting {
+    fn poll(
+        &mut self,
+        pd: &ProtectionDomain,
+        config: &Config,
+        token: u64,
+    ) -> Result<Option<Receiver>, Refused> {
+        if let AcceptStage::Hello = self.stage {
+            let heard = self.messages.hear().map_err(|_| Refused::Stranger)?;
+            let Some(peer) = heard else { return Ok(None) };
+            if peer.token != token {
+                return Err(Refused::Stranger);
+            }
+            let receiver = self.connect(pd, config, &peer);
+            self.stage = AcceptStage::Ready(Box::new(receiver.map_err(Refused::Sender)?));
+        }
+        let ready = self.messages.flush();
+        let ready = ready.and_then(|flushed| Ok(flushed && self.messages.fill(1)?));
+        if !ready.map_err(Refused::Sender)? {
+            return Ok(None);
+        }
+        match std::mem::replace(&mut self.stage, AcceptStage::Hello) {
+            AcceptStage::Ready(receiver) => Ok(Some(*receiver)),
+            AcceptStage::Hello => Ok(None),
+        }
+    }
+
+    /// Connects this end with a sender, and answers it.
+    fn connect(
+        &mut self,
+        pd: &ProtectionDomain,
+        config: &Config,
+        peer: &Hello,
+    ) -> Result<Receiver, Error> {
+        let receiver = PreparedReceiver::new(pd, config, peer.lanes())?;
+        self.messages.say(&receiver.hello(0))?;
+        let watch = self.messages.stream.try_clone();
+        let watch = watch.map_err(|e| self.messages.error(e))?;
+        // A sender may have more queue pairs than are wanted here.
+        let peer = peer.first_lanes(receiver.lanes());
+        receiver.connect(&peer, Some(Box::new(watch)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_comes_back_as_it_was() {
+        for addr in ["127.0.0.1:80", "[2001:db8::1]:65535"] {
+            let addr = addr.parse().expect("an address");
+            let handle = Handle { addr, token: 77 };
+            assert_eq!(Handle::from_bytes(&handle.to_bytes()), Some(handle));
+        }
+        assert_eq!(Handle::from_bytes(&[0; Handle::BYTES]), None);
+    }
+}

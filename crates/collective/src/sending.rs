@@ -1,0 +1,187 @@
+//! The sender's state, without the verbs: which send goes to which receive, and when it is done.
+
+use std::collections::VecDeque;
+
+use crate::error::Error;
+use crate::pool::{Pool, Request};
+use crate::wire::{ClearToSend, MAX_PARTS};
+
+/// A send that has found its receive.
+#[derive(Debug, Clone, Copy)]
+pub struct Part<P> {
+    /// Where its bytes are.
+    pub payload: P,
+    /// How many.
+    pub len: u32,
+    /// Where they go.
+    pub to: ClearToSend,
+    request: Request,
+}
+
+/// A group whose sends are all there: to be written.
+#[derive(Debug)]
+pub struct Group<P> {
+    /// Its number, from 0.
+    pub number: u64,
+    /// Its sends, in the order of the receives.
+    pub parts: Vec<Part<P>>,
+}
+
+/// What became of a send.
+#[derive(Debug)]
+pub enum Claim<P> {
+    /// No receive of the group has the tag, or there is no room for another request: try again.
+    Nothing,
+    /// The send waits for the others of its group.
+    Waits(Request),
+    /// It was the last of its group.
+    Ready(Request, Group<P>),
+}
+
+#[derive(Debug)]
+struct State {
+    len: u32,
+    done: bool,
+}
+
+/// Sends of one connection. `P` says where a payload is.
+#[derive(Debug)]
+pub struct Sending<P> {
+    lanes: usize,
+    /// The group that sends are matched with next.
+    next: u64,
+    posted: Vec<ClearToSend>,
+    claimed: Vec<Option<Part<P>>>,
+    pool: Pool<State>,
+    /// Groups that were written and are not acknowledged on all lanes.
+    flying: VecDeque<Flying>,
+    /// The number of the first of them.
+    first_flying: u64,
+}
+
+#[derive(Debug)]
+struct Flying {
+    requests: Vec<Request>,
+    lanes_left: usize,
+}
+
+impl<P: Copy> Sending<P> {
+    /// A sender over so many queue pairs.
+    pub fn new(lanes: usize) -> Self {
+        Self {
+            lanes,
+            next: 0,
+            posted: Vec::with_capacity(MAX_PARTS),
+            claimed: Vec::with_capacity(MAX_PARTS),
+            pool: Pool::new(),
+            flying: VecDeque::new(),
+            first_flying: 0,
+        }
+    }
+
+    /// The group whose entries are needed, unless they are there.
+    pub fn wants(&self) -> Option<u64> {
+        self.posted.is_empty().then_some(self.next)
+    }
+
+    /// The entries of the group that was wanted have come, in the order of the receives.
+    ///
+    /// # Errors
+    /// They contradict each other.
+    pub fn offer(&mut self, entries: &[ClearToSend]) -> Result<(), Error> {
+        let count = entries.len();
+        if !(1..=MAX_PARTS).contains(&count) || entries.iter().any(|e| e.parts as usize != count) {
+            return Err(Error::Protocol(format!(
+                "group {} has {count} entries that speak of {:?}",
+                self.next,
+                entries.iter().map(|e| e.parts).collect::<Vec<_>>()
+            )));
+        }
+        self.posted.extend_from_slice(entries);
+        self.claimed.resize_with(count, || None);
+        Ok(())
+    }
+
+    /// Matches a send with the first receive of the group that has its tag and was not matched yet.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`].
+    pub fn claim(&mut self, tag: u32, len: u32, payload: P) -> Result<Claim<P>, Error> {
+        let mut open = self.posted.iter().zip(&self.claimed);
+        let Some(at) = open.position(|(to, claimed)| claimed.is_none() && to.tag == tag) else {
+            return Ok(Claim::Nothing);
+        };
+        let to = self.posted[at];
+        if len > to.len {
+            let room = to.len;
+            return Err(Error::TooLong { len, room, tag });
+        }
+        let Some(request) = self.pool.take(State { len, done: false }) else {
+            return Ok(Claim::Nothing);
+        };
+        self.claimed[at] = Some(Part {
+            payload,
+            len,
+            to,
+            request,
+        });
+        if self.claimed.iter().any(Option::is_none) {
+            return Ok(Claim::Waits(request));
+        }
+        let parts: Vec<Part<P>> = self.claimed.drain(..).flatten().collect();
+        self.posted.clear();
+        self.flying.push_back(Flying {
+            requests: parts.iter().map(|p| p.request).collect(),
+            lanes_left: self.lanes,
+        });
+        let number = self.next;
+        self.next += 1;
+        Ok(Claim::Ready(request, Group { number, parts }))
+    }
+
+    /// One lane has brought its part of a group to the receiver.
+    ///
+    /// # Errors
+    /// No such group is under way.
+    pub fn lane_done(&mut self, group: u64) -> Result<(), Error> {
+        let at = group.checked_sub(self.first_flying);
+        let at = at.and_then(|at| usize::try_from(at).ok());
+        let flying = at.and_then(|at| self.flying.get_mut(at));
+        let Some(flying) = flying.filter(|f| f.lanes_left > 0) else {
+            return Err(Error::Protocol(format!("group {group} is not under way")));
+        };
+        flying.lanes_left -= 1;
+        if flying.lanes_left == 0 {
+            for request in &flying.requests {
+                self.pool.get(*request)?.done = true;
+            }
+        }
+        while self.flying.front().is_some_and(|f| f.lanes_left == 0) {
+            self.flying.pop_front();
+            self.first_flying += 1;
+        }
+        Ok(())
+    }
+
+    /// The bytes of a send that is done, which is then forgotten.
+    ///
+    /// # Errors
+    /// [`Error::UnknownRequest`].
+    pub fn test(&mut self, request: Request) -> Result<Option<u32>, Error> {
+        let State { len, done } = *self.pool.get(request)?;
+        if done {
+            self.pool.put_back(request);
+        }
+        Ok(done.then_some(len))
+    }
+
+    /// Whether sends are under way or were not tested to their end.
+    pub fn is_idle(&self) -> bool {
+        self.pool.is_idle()
+    }
+
+    /// Whether there is room for another request.
+    pub fn has_room(&self) -> bool {
+        self.pool.free() > 0
+    }
+}
