@@ -1,0 +1,260 @@
+//! What NCCL's opaque pointers point to.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use collective::{Connecting, Handle, Listener, Receiver, Request, Sender};
+use verbs::{Access, MemoryRegion};
+
+use crate::abi::{self, NcclResult};
+use crate::device::Device;
+
+/// Why a call failed: the code that NCCL gets, and the reason that its log gets.
+pub(crate) struct Failure {
+    pub(crate) code: NcclResult,
+    pub(crate) reason: String,
+}
+
+impl From<collective::Error> for Failure {
+    fn from(e: collective::Error) -> Self {
+        use collective::Error as E;
+        let code = match e {
+            E::Verb(_) => abi::SYSTEM_ERROR,
+            E::UnknownRequest | E::Parts(_) | E::Memory(_) | E::TooLong { .. } => {
+                abi::INVALID_ARGUMENT
+            }
+            _ => abi::REMOTE_ERROR,
+        };
+        Self {
+            code,
+            reason: e.to_string(),
+        }
+    }
+}
+
+/// An argument that cannot be right.
+pub(crate) fn invalid(reason: impl Into<String>) -> Failure {
+    Failure {
+        code: abi::INVALID_ARGUMENT,
+        reason: reason.into(),
+    }
+}
+
+/// `listenComm`.
+pub(crate) struct Listening {
+    listener: Mutex<Listener>,
+    device: &'static Device,
+}
+
+/// `sendComm` and `recvComm`.
+pub(crate) struct Comm {
+    /// Locked for a call, so that two threads that use one connection in spite of the rules do no harm.
+    end: Mutex<End>,
+    device: &'static Device,
+}
+
+enum End {
+    Send(Sender),
+    Recv(Receiver),
+}
+
+/// `mhandle`.
+pub(crate) struct Registered(MemoryRegion);
+
+/// `request`.
+pub(crate) struct Pending {
+    comm: Arc<Comm>,
+    request: Request,
+}
+
+/// Connections that are being made, by the handle that they lead to: NCCL calls until one is there.
+static CONNECTING: Mutex<Option<HashMap<[u8; Handle::BYTES], Connecting>>> = Mutex::new(None);
+
+fn lock<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, Failure> {
+    mutex.lock().map_err(|_| Failure {
+        code: abi::INTERNAL_ERROR,
+        reason: "an earlier call panicked".to_owned(),
+    })
+}
+
+impl Listening {
+    pub(crate) fn new(device: &'static Device) -> Result<(Self, [u8; Handle::BYTES]), Failure> {
+        let listener = Listener::new(&device.pd, &device.config, (device.addr, 0).into())?;
+        let handle = listener.handle().to_bytes();
+        let listening = Self {
+            listener: Mutex::new(listener),
+            device,
+        };
+        Ok((listening, handle))
+    }
+
+    /// The next connection, once it is there.
+    pub(crate) fn accept(&self) -> Result<Option<Arc<Comm>>, Failure> {
+        let receiver = lock(&self.listener)?.poll()?;
+        Ok(receiver.map(|receiver| Comm::new(End::Recv(receiver), self.device)))
+    }
+}
+
+/// Connects to a handle; the connection, once it is there.
+pub(crate) fn connect(
+    device: &'static Device,
+    bytes: &[u8; Handle::BYTES],
+) -> Result<Option<Arc<Comm>>, Failure> {
+    let mut connecting = lock(&CONNECTING)?;
+    let connecting = connecting.get_or_insert_default();
+    if !connecting.contains_key(bytes) {
+        let handle = Handle::from_bytes(bytes)
+            .ok_or_else(|| invalid("this is no handle of this plugin: all ranks need the same"))?;
+        let begun = Connecting::new(&device.pd, &device.config, &handle)?;
+        connecting.insert(*bytes, begun);
+    }
+    let polled = connecting.get_mut(bytes).map(Connecting::poll);
+    match polled {
+        Some(Ok(None)) | None => Ok(None),
+        Some(Ok(Some(sender))) => {
+            connecting.remove(bytes);
+            Ok(Some(Comm::new(End::Send(sender), device)))
+        }
+        Some(Err(error)) => {
+            connecting.remove(bytes);
+            Err(error.into())
+        }
+    }
+}
+
+/// Gives up connections that are being made.
+pub(crate) fn forget_connecting() {
+    if let Ok(mut connecting) = CONNECTING.lock() {
+        *connecting = None;
+    }
+}
+
+impl Comm {
+    fn new(end: End, device: &'static Device) -> Arc<Self> {
+        Arc::new(Self {
+            end: Mutex::new(end),
+            device,
+        })
+    }
+
+    /// Registers memory of NCCL's.
+    ///
+    /// # Safety
+    /// As for [`verbs::raw::register`].
+    pub(crate) unsafe fn register(
+        &self,
+        data: *mut c_void,
+        size: usize,
+    ) -> Result<Registered, Failure> {
+        // SAFETY: contract of this function.
+        let region =
+            unsafe { verbs::raw::register(&self.device.pd, data.cast(), size, Access::ALL) };
+        let region = region.map_err(|e| Failure {
+            code: abi::SYSTEM_ERROR,
+            reason: format!("{size} bytes at {data:p} cannot be registered: {e}"),
+        })?;
+        Ok(Registered(region))
+    }
+
+    pub(crate) fn isend(
+        self: &Arc<Self>,
+        (data, size): (*mut c_void, usize),
+        tag: i32,
+        memory: Option<&Registered>,
+    ) -> Result<Option<Pending>, Failure> {
+        let (region, range) = self.part(data, size, memory)?;
+        let mut end = lock(&self.end)?;
+        let End::Send(sender) = &mut *end else {
+            return Err(invalid("isend of a connection that receives"));
+        };
+        let request = sender.isend(region, range, tag.cast_unsigned())?;
+        Ok(request.map(|request| self.pending(request)))
+    }
+
+    pub(crate) fn irecv(
+        self: &Arc<Self>,
+        parts: &[(*mut c_void, usize, i32, Option<&Registered>)],
+    ) -> Result<Option<Pending>, Failure> {
+        let part = |&(data, size, tag, memory): &(*mut c_void, usize, i32, _)| {
+            let (region, range) = self.part(data, size, memory)?;
+            Ok((region, range, tag.cast_unsigned()))
+        };
+        let parts = parts
+            .iter()
+            .map(part)
+            .collect::<Result<Vec<_>, Failure>>()?;
+        let mut end = lock(&self.end)?;
+        let End::Recv(receiver) = &mut *end else {
+            return Err(invalid("irecv of a connection that sends"));
+        };
+        let request = receiver.irecv(&parts)?;
+        Ok(request.map(|request| self.pending(request)))
+    }
+
+    pub(crate) fn iflush(
+        self: &Arc<Self>,
+        data: *mut c_void,
+        memory: &Registered,
+    ) -> Result<Option<Pending>, Failure> {
+        let (region, range) = self.part(data, 0, Some(memory))?;
+        let mut end = lock(&self.end)?;
+        let End::Recv(receiver) = &mut *end else {
+            return Err(invalid("iflush of a connection that sends"));
+        };
+        let request = receiver.iflush(region, range.start)?;
+        Ok(request.map(|request| self.pending(request)))
+    }
+
+    fn pending(self: &Arc<Self>, request: Request) -> Pending {
+        Pending {
+            comm: Arc::clone(self),
+            request,
+        }
+    }
+
+    /// Where these bytes are in the region that NCCL says they are in.
+    fn part<'m>(
+        &'m self,
+        data: *mut c_void,
+        size: usize,
+        memory: Option<&'m Registered>,
+    ) -> Result<(&'m MemoryRegion, std::ops::Range<usize>), Failure> {
+        let Some(Registered(region)) = memory else {
+            if size == 0 {
+                return Ok((&self.device.nothing, 0..0));
+            }
+            return Err(invalid(format!("{size} bytes at {data:p} have no mhandle")));
+        };
+        let start = (data.addr() as u64).checked_sub(region.addr());
+        let start = start.and_then(|start| usize::try_from(start).ok());
+        let end = start.and_then(|start| start.checked_add(size));
+        match start.zip(end) {
+            Some((start, end)) if end <= region.len() => Ok((region, start..end)),
+            _ if size == 0 => Ok((&self.device.nothing, 0..0)),
+            _ => Err(invalid(format!(
+                "{size} bytes at {data:p} are not inside of their mhandle's {} bytes at {:#x}",
+                region.len(),
+                region.addr()
+            ))),
+        }
+    }
+}
+
+impl Pending {
+    /// The sizes, once it is done: at most 8.
+    pub(crate) fn test(&self, sizes: &mut Vec<u32>) -> Result<bool, Failure> {
+        match &mut *lock(&self.comm.end)? {
+            End::Send(sender) => {
+                let done = sender.test(self.request)?;
+                sizes.extend(done);
+                Ok(done.is_some())
+            }
+            End::Recv(receiver) => {
+                let done = receiver.test(self.request)?;
+                sizes.extend(done.iter().flat_map(|sizes| sizes.as_slice()));
+                Ok(done.is_some())
+            }
+        }
+    }
+}

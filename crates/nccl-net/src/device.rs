@@ -1,0 +1,160 @@
+//! The devices that NCCL is told of: each active port of the provider.
+
+use std::ffi::CString;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
+use std::sync::Mutex;
+
+use collective::Config;
+use verbs::{Access, Context, Gid, MemoryRegion, PortAttr, PortState, ProtectionDomain, Provider};
+
+/// Which NIC: `softnic` (the default) or `system`.
+const PROVIDER: &str = "VERBATIM_PROVIDER";
+/// Queue pairs of a connection, 1 to 16.
+const LANES: &str = "VERBATIM_COLLECTIVE_LANES";
+/// The IP address that receivers listen at, if not that of the port's GID.
+const ADDRESS: &str = "VERBATIM_COLLECTIVE_ADDRESS";
+
+/// An active port.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) name: CString,
+    pub(crate) pci_path: Option<CString>,
+    pub(crate) guid: u64,
+    pub(crate) port_num: u8,
+    pub(crate) speed_mbps: i32,
+    pub(crate) max_comms: i32,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) config: Config,
+    /// Where receivers listen.
+    pub(crate) addr: IpAddr,
+    /// What stands for a buffer that NCCL does not name: of a receive of nothing.
+    pub(crate) nothing: MemoryRegion,
+}
+
+/// The devices, once they were found. They stay open: NCCL unloads and loads the plugin as communicators come and go.
+static DEVICES: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
+
+/// Finds the devices, unless they are known.
+///
+/// # Errors
+/// Why there are none.
+pub(crate) fn find() -> Result<usize, String> {
+    let mut devices = DEVICES.lock().map_err(|e| e.to_string())?;
+    if devices.is_empty() {
+        *devices = open_all()?;
+    }
+    Ok(devices.len())
+}
+
+/// A device that was found.
+///
+/// # Errors
+/// There is none of this number.
+pub(crate) fn get(number: i32) -> Result<&'static Device, String> {
+    let devices = DEVICES.lock().map_err(|e| e.to_string())?;
+    let device = usize::try_from(number).ok().and_then(|n| devices.get(n));
+    device.copied().ok_or_else(|| {
+        format!(
+            "there is no device {number}: there are {} of them, from 0",
+            devices.len()
+        )
+    })
+}
+
+fn open_all() -> Result<Vec<&'static Device>, String> {
+    let name = std::env::var(PROVIDER).unwrap_or_else(|_| "softnic".to_owned());
+    let provider = Provider::by_name(&name).map_err(|e| format!("{PROVIDER}={name}: {e}"))?;
+    let config = config()?;
+    let mut found = Vec::new();
+    for device in provider.devices().map_err(|e| e.to_string())? {
+        let opened = device.open().and_then(|context| {
+            let ports = context.query_device()?.phys_port_cnt;
+            (1..=ports)
+                .map(|port| Ok((context.query_port(port)?, context.clone(), port)))
+                .collect::<Result<Vec<_>, verbs::VerbError>>()
+        });
+        let ports = opened.map_err(|e| format!("{}: {e}", device.name()))?;
+        for (port, context, number) in ports {
+            if port.state == PortState::Active {
+                let config = Config {
+                    port_num: number,
+                    ..config
+                };
+                found.push(open(&context, device.guid(), &port, config)?);
+            }
+        }
+    }
+    if found.is_empty() {
+        return Err(format!(
+            "provider {name} has no device with an active port: `verbatim devices` lists what there is"
+        ));
+    }
+    Ok(found)
+}
+
+fn config() -> Result<Config, String> {
+    let Ok(lanes) = std::env::var(LANES) else {
+        return Ok(Config::default());
+    };
+    match lanes.parse() {
+        Ok(lanes @ 1..=16) => Ok(Config {
+            lanes,
+            ..Config::default()
+        }),
+        _ => Err(format!(
+            "{LANES}={lanes}: a connection has 1 to 16 queue pairs"
+        )),
+    }
+}
+
+fn open(
+    context: &Context,
+    guid: u64,
+    port: &PortAttr,
+    config: Config,
+) -> Result<&'static Device, String> {
+    let name = context.device_name();
+    let no = |e: verbs::VerbError| format!("{name}: {e}");
+    let pd = context.alloc_pd().map_err(no)?;
+    let nothing = pd.alloc(8, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    let limits = context.query_device().map_err(no)?;
+    let index = context.default_gid_index(config.port_num).map_err(no)?;
+    let gid = context
+        .gid(config.port_num, index.into())
+        .unwrap_or_default();
+    let gbps = port.lane_gbps().zip(port.lanes());
+    let mbps = gbps.map_or(10_000.0, |(gbps, lanes)| 1000.0 * gbps * f32::from(lanes));
+    #[expect(clippy::cast_possible_truncation, reason = "below 2^31")]
+    let speed_mbps = mbps as i32;
+    let pci = context.provider().name() == "system";
+    let pci = pci.then(|| std::fs::canonicalize(format!("/sys/class/infiniband/{name}/device")));
+    let pci = pci.and_then(Result::ok);
+    Ok(Box::leak(Box::new(Device {
+        name: CString::new(name).map_err(|e| e.to_string())?,
+        pci_path: pci
+            .and_then(|path| CString::new(path.into_os_string().into_encoded_bytes()).ok()),
+        guid,
+        port_num: config.port_num,
+        speed_mbps,
+        max_comms: i32::try_from(limits.max_qp).unwrap_or(i32::MAX) / 16,
+        nothing: nothing.map_err(no)?,
+        pd,
+        config,
+        addr: address(gid)?,
+    })))
+}
+
+/// Where receivers listen: where they were told to, or at the port's own address, or else on this host alone.
+fn address(gid: Gid) -> Result<IpAddr, String> {
+    if let Ok(text) = std::env::var(ADDRESS) {
+        return text.parse().map_err(|e| format!("{ADDRESS}={text}: {e}"));
+    }
+    let ip = Ipv6Addr::from(gid.0).to_canonical();
+    let here = TcpListener::bind(SocketAddr::new(ip, 0)).is_ok();
+    let usable = !ip.is_unspecified() && !gid.is_link_local() && here;
+    Ok(if usable {
+        ip
+    } else {
+        IpAddr::from([127, 0, 0, 1])
+    })
+}

@@ -1,0 +1,534 @@
+//! The functions that NCCL calls.
+//!
+//! Pointers are checked for NULL. Beyond that NCCL's documentation is relied on: a comm, mhandle or request is one that was
+//! made here and not given back, and arrays have the lengths that are passed with them.
+
+use std::ffi::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use collective::{Handle, MAX_PARTS};
+
+use crate::abi::*;
+use crate::comm::{self, Comm, Failure, Listening, Pending, Registered, invalid};
+use crate::properties::FromDevice;
+use crate::{device, log};
+
+/// Communicators of NCCL that have called `init` and not `finalize` (version 11 and later).
+static CONTEXTS: AtomicUsize = AtomicUsize::new(0);
+
+/// Runs the body of a function: no panic crosses into NCCL, and the reason of a failure is logged.
+fn guard(name: &str, body: impl FnOnce() -> Result<(), Failure>) -> NcclResult {
+    let failure = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => return SUCCESS,
+        Ok(Err(failure)) => failure,
+        Err(_) => Failure {
+            code: INTERNAL_ERROR,
+            reason: "it panicked, which is a defect of the plugin".to_owned(),
+        },
+    };
+    log::warn(&format!("{name}: {}", failure.reason));
+    failure.code
+}
+
+/// What a pointer argument points to.
+///
+/// # Safety
+/// It is NULL or points to a live `T` that nobody changes.
+unsafe fn read<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, Failure> {
+    // SAFETY: contract of this function.
+    unsafe { pointer.as_ref() }.ok_or_else(|| invalid(format!("{what} is NULL")))
+}
+
+/// Writes a result.
+///
+/// # Safety
+/// `to` is NULL or may be written.
+unsafe fn write<T>(to: *mut T, value: T, what: &str) -> Result<(), Failure> {
+    if to.is_null() {
+        return Err(invalid(format!("{what} is NULL")));
+    }
+    // SAFETY: contract of this function.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+/// A comm as an owned reference.
+///
+/// # Safety
+/// It is NULL or a live `sendComm` or `recvComm`.
+unsafe fn comm(pointer: *mut c_void) -> Result<Arc<Comm>, Failure> {
+    // SAFETY: contract of this function.
+    unsafe { read(pointer.cast::<Arc<Comm>>(), "comm") }.cloned()
+}
+
+fn give<T>(value: T) -> *mut c_void {
+    Box::into_raw(Box::new(value)).cast()
+}
+
+pub(crate) unsafe extern "C" fn init(logger: Logger) -> NcclResult {
+    guard("init", || {
+        log::set(logger);
+        let found = device::find().map_err(|reason| Failure {
+            code: SYSTEM_ERROR,
+            reason,
+        })?;
+        for number in 0..i32::try_from(found).unwrap_or(i32::MAX) {
+            let device = device::get(number).map_err(invalid)?;
+            log::info(&format!(
+                "device {number} is {:?}, port {}, receivers listen at {}",
+                device.name, device.port_num, device.addr
+            ));
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn init_v10(logger: Logger, _: Profiler) -> NcclResult {
+    // SAFETY: as for `init`.
+    unsafe { init(logger) }
+}
+
+pub(crate) unsafe extern "C" fn init_v11(
+    ctx: *mut *mut c_void,
+    comm_id: u64,
+    _: *mut CommConfig,
+    logger: Logger,
+    _: Profiler,
+) -> NcclResult {
+    // SAFETY: as for `init`.
+    let initialised = unsafe { init(logger) };
+    if initialised != SUCCESS {
+        return initialised;
+    }
+    guard("init", || {
+        // SAFETY: NCCL's place for a result.
+        unsafe { write(ctx, give(comm_id), "ctx") }?;
+        CONTEXTS.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn finalize(ctx: *mut c_void) -> NcclResult {
+    guard("finalize", || {
+        if ctx.is_null() {
+            return Err(invalid("ctx is NULL"));
+        }
+        // SAFETY: made by `init_v11`, given back once.
+        drop(unsafe { Box::from_raw(ctx.cast::<u64>()) });
+        if CONTEXTS.fetch_sub(1, Ordering::Relaxed) == 1 {
+            comm::forget_connecting();
+            // NCCL may be unloaded next.
+            log::set(None);
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn set_net_attr(_: *mut c_void, _: *mut c_void) -> NcclResult {
+    // How many peers NCCL will have: nothing depends on it here.
+    SUCCESS
+}
+
+pub(crate) unsafe extern "C" fn devices(ndev: *mut c_int) -> NcclResult {
+    guard("devices", || {
+        let found = device::find().map_err(invalid)?;
+        // SAFETY: NCCL's place for a result.
+        unsafe { write(ndev, c_int::try_from(found).unwrap_or(0), "ndev") }
+    })
+}
+
+pub(crate) unsafe extern "C" fn get_properties<T: FromDevice>(
+    dev: c_int,
+    properties: *mut T,
+) -> NcclResult {
+    guard("getProperties", || {
+        let device = device::get(dev).map_err(invalid)?;
+        // SAFETY: NCCL's place for a result of this version.
+        unsafe { write(properties, T::of(device, dev), "props") }
+    })
+}
+
+pub(crate) unsafe extern "C" fn listen(
+    dev: c_int,
+    handle: *mut c_void,
+    listen_comm: *mut *mut c_void,
+) -> NcclResult {
+    guard("listen", || {
+        let device = device::get(dev).map_err(invalid)?;
+        let (listening, bytes) = Listening::new(device)?;
+        let mut padded = [0u8; HANDLE_BYTES];
+        padded[..bytes.len()].copy_from_slice(&bytes);
+        // SAFETY: NCCL's places for results; a handle has 128 bytes.
+        unsafe {
+            write(handle.cast(), padded, "handle")?;
+            write(listen_comm, give(listening), "listenComm")
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn listen_v11(
+    _: *mut c_void,
+    dev: c_int,
+    handle: *mut c_void,
+    listen_comm: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: as for `listen`.
+    unsafe { listen(dev, handle, listen_comm) }
+}
+
+pub(crate) unsafe extern "C" fn connect_v6(
+    dev: c_int,
+    handle: *mut c_void,
+    send_comm: *mut *mut c_void,
+) -> NcclResult {
+    guard("connect", || {
+        // SAFETY: NCCL's place for a result.
+        unsafe { write(send_comm, null_mut(), "sendComm") }?;
+        let device = device::get(dev).map_err(invalid)?;
+        // SAFETY: a handle has 128 bytes.
+        let bytes = unsafe { read(handle.cast::<[u8; Handle::BYTES]>(), "handle") }?;
+        if let Some(comm) = comm::connect(device, bytes)? {
+            // SAFETY: as above.
+            unsafe { write(send_comm, give(comm), "sendComm") }?;
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn connect(
+    dev: c_int,
+    handle: *mut c_void,
+    send_comm: *mut *mut c_void,
+    _: DeviceHandle,
+) -> NcclResult {
+    // SAFETY: as for `connect_v6`.
+    unsafe { connect_v6(dev, handle, send_comm) }
+}
+
+pub(crate) unsafe extern "C" fn connect_v10(
+    dev: c_int,
+    _: *mut CommConfig,
+    handle: *mut c_void,
+    send_comm: *mut *mut c_void,
+    _: DeviceHandle,
+) -> NcclResult {
+    // SAFETY: as for `connect_v6`.
+    unsafe { connect_v6(dev, handle, send_comm) }
+}
+
+pub(crate) unsafe extern "C" fn connect_v11(
+    _: *mut c_void,
+    dev: c_int,
+    handle: *mut c_void,
+    send_comm: *mut *mut c_void,
+    _: DeviceHandle,
+) -> NcclResult {
+    // SAFETY: as for `connect_v6`.
+    unsafe { connect_v6(dev, handle, send_comm) }
+}
+
+pub(crate) unsafe extern "C" fn accept_v6(
+    listen_comm: *mut c_void,
+    recv_comm: *mut *mut c_void,
+) -> NcclResult {
+    guard("accept", || {
+        // SAFETY: NCCL's place for a result, and a comm made by `listen`.
+        let listening = unsafe {
+            write(recv_comm, null_mut(), "recvComm")?;
+            read(listen_comm.cast::<Listening>(), "listenComm")
+        }?;
+        if let Some(comm) = listening.accept()? {
+            // SAFETY: as above.
+            unsafe { write(recv_comm, give(comm), "recvComm") }?;
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn accept(
+    listen_comm: *mut c_void,
+    recv_comm: *mut *mut c_void,
+    _: DeviceHandle,
+) -> NcclResult {
+    // SAFETY: as for `accept_v6`.
+    unsafe { accept_v6(listen_comm, recv_comm) }
+}
+
+pub(crate) unsafe extern "C" fn reg_mr(
+    pointer: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    kind: c_int,
+    mhandle: *mut *mut c_void,
+) -> NcclResult {
+    guard("regMr", || {
+        if kind != PTR_HOST {
+            return Err(invalid(format!(
+                "memory of type {kind}: this plugin takes host memory (1) alone, as its properties say"
+            )));
+        }
+        // SAFETY: a comm of this plugin; NCCL keeps the memory until `deregMr`, and it is no Rust object.
+        let registered = unsafe { comm(pointer)?.register(data, size) }?;
+        // SAFETY: NCCL's place for a result.
+        unsafe { write(mhandle, give(registered), "mhandle") }
+    })
+}
+
+pub(crate) unsafe extern "C" fn reg_mr_v6(
+    pointer: *mut c_void,
+    data: *mut c_void,
+    size: c_int,
+    kind: c_int,
+    mhandle: *mut *mut c_void,
+) -> NcclResult {
+    match usize::try_from(size) {
+        // SAFETY: as for `reg_mr`.
+        Ok(size) => unsafe { reg_mr(pointer, data, size, kind, mhandle) },
+        Err(_) => guard("regMr", || Err(invalid(format!("{size} bytes")))),
+    }
+}
+
+pub(crate) unsafe extern "C" fn dereg_mr(_: *mut c_void, mhandle: *mut c_void) -> NcclResult {
+    guard("deregMr", || {
+        if !mhandle.is_null() {
+            // SAFETY: made by `reg_mr`, given back once.
+            drop(unsafe { Box::from_raw(mhandle.cast::<Registered>()) });
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn isend_v10(
+    pointer: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    mhandle: *mut c_void,
+    _: *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    guard("isend", || {
+        // SAFETY: NCCL's place for a result, a comm and an mhandle of this plugin.
+        unsafe {
+            write(request, null_mut(), "request")?;
+            let memory = mhandle.cast::<Registered>().as_ref();
+            if let Some(pending) = comm(pointer)?.isend((data, size), tag, memory)? {
+                write(request, give(pending), "request")?;
+            }
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn isend_v9(
+    pointer: *mut c_void,
+    data: *mut c_void,
+    size: usize,
+    tag: c_int,
+    mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: as for `isend_v10`.
+    unsafe { isend_v10(pointer, data, size, tag, mhandle, null_mut(), request) }
+}
+
+pub(crate) unsafe extern "C" fn isend(
+    pointer: *mut c_void,
+    data: *mut c_void,
+    size: c_int,
+    tag: c_int,
+    mhandle: *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    match usize::try_from(size) {
+        // SAFETY: as for `isend_v10`.
+        Ok(size) => unsafe { isend_v9(pointer, data, size, tag, mhandle, request) },
+        Err(_) => guard("isend", || Err(invalid(format!("{size} bytes")))),
+    }
+}
+
+/// The arrays that describe a group of receives. An element of `sizes` is an `int` up to version 8, then a `size_t`.
+struct Arrays<S> {
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut S,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+}
+
+/// # Safety
+/// The arrays have `n` elements; comm and mhandles are of this plugin.
+unsafe fn receive<S: Copy + TryInto<usize>>(
+    pointer: *mut c_void,
+    arrays: &Arrays<S>,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    guard("irecv", || {
+        // SAFETY: NCCL's place for a result.
+        unsafe { write(request, null_mut(), "request") }?;
+        let n = usize::try_from(arrays.n).unwrap_or(0);
+        if !(1..=MAX_PARTS).contains(&n) {
+            let reason = format!("{} receives in a group: there may be 1 to 8", arrays.n);
+            return Err(invalid(reason));
+        }
+        let any_null = arrays.data.is_null() || arrays.sizes.is_null() || arrays.tags.is_null();
+        if any_null || arrays.mhandles.is_null() {
+            return Err(invalid("an array is NULL"));
+        }
+        let mut parts = Vec::with_capacity(n);
+        for at in 0..n {
+            // SAFETY: the arrays have `n` elements; an mhandle is of this plugin or NULL.
+            let part = unsafe {
+                let size = (*arrays.sizes.add(at)).try_into();
+                let size = size.map_err(|_| invalid("a size is negative"))?;
+                let memory = (*arrays.mhandles.add(at)).cast::<Registered>().as_ref();
+                (*arrays.data.add(at), size, *arrays.tags.add(at), memory)
+            };
+            parts.push(part);
+        }
+        // SAFETY: a comm of this plugin.
+        if let Some(pending) = unsafe { comm(pointer) }?.irecv(&parts)? {
+            // SAFETY: as above.
+            unsafe { write(request, give(pending), "request") }?;
+        }
+        Ok(())
+    })
+}
+
+#[expect(clippy::too_many_arguments, reason = "NCCL's")]
+pub(crate) unsafe extern "C" fn irecv_v10(
+    pointer: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut usize,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+    _: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    let arrays = Arrays {
+        n,
+        data,
+        sizes,
+        tags,
+        mhandles,
+    };
+    // SAFETY: NCCL's arrays.
+    unsafe { receive(pointer, &arrays, request) }
+}
+
+pub(crate) unsafe extern "C" fn irecv_v9(
+    pointer: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut usize,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    // SAFETY: as for `irecv_v10`.
+    unsafe { irecv_v10(pointer, n, data, sizes, tags, mhandles, null_mut(), request) }
+}
+
+pub(crate) unsafe extern "C" fn irecv(
+    pointer: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    tags: *mut c_int,
+    mhandles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    let arrays = Arrays {
+        n,
+        data,
+        sizes,
+        tags,
+        mhandles,
+    };
+    // SAFETY: NCCL's arrays.
+    unsafe { receive(pointer, &arrays, request) }
+}
+
+pub(crate) unsafe extern "C" fn iflush(
+    pointer: *mut c_void,
+    n: c_int,
+    data: *mut *mut c_void,
+    sizes: *mut c_int,
+    mhandles: *mut *mut c_void,
+    request: *mut *mut c_void,
+) -> NcclResult {
+    guard("iflush", || {
+        // SAFETY: NCCL's place for a result.
+        unsafe { write(request, null_mut(), "request") }?;
+        if data.is_null() || sizes.is_null() || mhandles.is_null() {
+            return Err(invalid("an array is NULL"));
+        }
+        let n = usize::try_from(n).unwrap_or(0).min(MAX_PARTS);
+        // One READ is behind all that came before: that of the last receive with bytes.
+        // SAFETY: the arrays have `n` elements.
+        let last = (0..n).rev().find(|at| unsafe { *sizes.add(*at) } > 0);
+        let Some(at) = last else { return Ok(()) };
+        // SAFETY: the arrays have `n` elements; comm and mhandle are of this plugin.
+        let pending = unsafe {
+            let memory = read((*mhandles.add(at)).cast::<Registered>(), "mhandle")?;
+            comm(pointer)?.iflush(*data.add(at), memory)?
+        };
+        // NULL would mean that nothing is left to be flushed.
+        let pending = pending.ok_or_else(|| invalid("too many requests are under way"))?;
+        // SAFETY: as above.
+        unsafe { write(request, give(pending), "request") }
+    })
+}
+
+pub(crate) unsafe extern "C" fn test(
+    request: *mut c_void,
+    done: *mut c_int,
+    sizes: *mut c_int,
+) -> NcclResult {
+    guard("test", || {
+        // SAFETY: NCCL's place for a result, and a request of this plugin that was not done yet.
+        let pending = unsafe {
+            write(done, 0, "done")?;
+            read(request.cast::<Pending>(), "request")
+        }?;
+        let mut came = Vec::new();
+        if !pending.test(&mut came)? {
+            return Ok(());
+        }
+        if !sizes.is_null() {
+            for (at, size) in came.iter().enumerate() {
+                // SAFETY: NCCL has room for as many sizes as the group has receives.
+                unsafe { sizes.add(at).write(size.cast_signed()) };
+            }
+        }
+        // SAFETY: made by `give`, done now; `done` as above.
+        unsafe {
+            drop(Box::from_raw(request.cast::<Pending>()));
+            write(done, 1, "done")
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn close_comm(pointer: *mut c_void) -> NcclResult {
+    guard("close", || {
+        if !pointer.is_null() {
+            // SAFETY: made by `connect` or `accept`, given back once.
+            drop(unsafe { Box::from_raw(pointer.cast::<Arc<Comm>>()) });
+        }
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn close_listen(pointer: *mut c_void) -> NcclResult {
+    guard("closeListen", || {
+        if !pointer.is_null() {
+            // SAFETY: made by `listen`, given back once.
+            drop(unsafe { Box::from_raw(pointer.cast::<Listening>()) });
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,46 @@
+//! Messages by NCCL's own logger.
+
+use std::ffi::{CString, c_int};
+use std::sync::Mutex;
+
+use crate::abi::{LOG_INFO, LOG_WARN, Logger, SUBSYS};
+
+/// The logger that NCCL gave last.
+static LOGGER: Mutex<Logger> = Mutex::new(None);
+
+/// Logs by this from now on; by nothing with `None`.
+pub(crate) fn set(logger: Logger) {
+    if let Ok(mut current) = LOGGER.lock() {
+        *current = logger;
+    }
+}
+
+/// What is wrong, and why.
+pub(crate) fn warn(text: &str) {
+    log(LOG_WARN, text);
+}
+
+/// What is worth knowing.
+pub(crate) fn info(text: &str) {
+    log(LOG_INFO, text);
+}
+
+fn log(level: c_int, text: &str) {
+    let Some(logger) = LOGGER.lock().ok().and_then(|logger| *logger) else {
+        return;
+    };
+    let Ok(text) = CString::new(format!("NET/Verbatim : {text}")) else {
+        return;
+    };
+    // SAFETY: NCCL's logger takes these arguments; the format has one string, which lives until the call returns.
+    unsafe {
+        logger(
+            level,
+            SUBSYS,
+            c"nccl-net-verbatim".as_ptr(),
+            0,
+            c"%s".as_ptr(),
+            text.as_ptr(),
+        );
+    }
+}

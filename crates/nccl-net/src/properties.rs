@@ -1,0 +1,68 @@
+//! Properties of a device, as each version has them.
+
+use std::ffi::c_int;
+use std::ptr::null;
+
+use crate::abi::*;
+use crate::device::Device;
+
+/// Payload of a message, at most.
+const MAX_BYTES: usize = 1 << 30;
+/// Receives of a group, at most: `collective::MAX_PARTS`.
+pub(crate) const MAX_RECVS: c_int = 8;
+
+/// Properties of one version.
+pub(crate) trait FromDevice {
+    /// Those of the device with this number.
+    fn of(device: &'static Device, number: c_int) -> Self;
+}
+
+/// A device that is one port alone.
+fn alone<const N: usize>(number: c_int) -> VDevice<N> {
+    let mut devs = [0; N];
+    devs[0] = number;
+    VDevice { ndevs: 1, devs }
+}
+
+/// Fills what all versions have, and what is given beyond.
+macro_rules! from_device {
+    ($($name:ident |$number:ident| { $($field:ident: $value:expr,)* })*) => {
+        $(impl FromDevice for $name {
+            fn of(device: &'static Device, $number: c_int) -> Self {
+                let _ = $number;
+                Self {
+                    name: device.name.as_ptr(),
+                    pci_path: device.pci_path.as_ref().map_or(null(), |path| path.as_ptr()),
+                    guid: device.guid,
+                    ptr_support: PTR_HOST,
+                    speed: device.speed_mbps,
+                    port: device.port_num.into(),
+                    // Unknown: NCCL then takes its own guess.
+                    latency: 0.0,
+                    max_comms: device.max_comms,
+                    max_recvs: MAX_RECVS,
+                    $($field: $value,)*
+                }
+            }
+        })*
+    };
+}
+
+// Registrations belong to the device's protection domain, so they are good for all of its comms: `reg_is_global`.
+from_device! {
+    PropertiesV6 |number| {}
+    PropertiesV7 |number| { net_device_type: 0, net_device_version: 0, }
+    PropertiesV8 |number| { reg_is_global: 1, net_device_type: 0, net_device_version: 0, }
+    PropertiesV9 |number| {
+        reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0, v_props: alone(number),
+        max_p2p_bytes: MAX_BYTES, max_coll_bytes: MAX_BYTES,
+    }
+    PropertiesV11 |number| {
+        reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0, v_props: alone(number),
+        max_p2p_bytes: MAX_BYTES, max_coll_bytes: MAX_BYTES, max_multi_request_size: 1,
+    }
+    PropertiesV12 |number| {
+        reg_is_global: 1, force_flush: 0, net_device_type: 0, net_device_version: 0, v_props: alone(number),
+        max_p2p_bytes: MAX_BYTES, max_coll_bytes: MAX_BYTES, max_multi_request_size: 1, rail_id: -1, plane_id: -1,
+    }
+}
