@@ -9,6 +9,7 @@
 //! - [`Sender`], [`Receiver`]: the two ends over reliable queue pairs. Every call returns at once: `None` means try again.
 //! - [`PreparedSender`], [`PreparedReceiver`]: ends before they are connected, for any means of exchanging [`Hello`]s.
 //! - [`Listener`], [`Connecting`]: the exchange by TCP, without blocking and without threads.
+//! - [`Ring`]: all-reduce, all-gather, reduce-scatter, broadcast over a ring of ranks.
 //!
 //! ```
 //! use std::time::Duration;
@@ -38,6 +39,7 @@ mod error;
 mod pool;
 mod receiving;
 mod rendezvous;
+mod ring;
 mod sending;
 mod watch;
 mod wire;
@@ -48,6 +50,7 @@ pub use error::Error;
 pub use pool::Request;
 pub use receiving::{Arrival, Receiving, Sizes};
 pub use rendezvous::{Connecting, Handle, Listener};
+pub use ring::{DataType, Reduction, Ring, ring_of};
 pub use sending::{Claim, Group, Part, Sending};
 pub use watch::Watch;
 pub use wire::{ClearToSend, MAX_PARTS, MAX_REQUESTS};

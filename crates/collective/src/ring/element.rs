@@ -1,0 +1,144 @@
+//! What collectives compute with.
+
+use verbs::MemoryRegion;
+
+use crate::error::Error;
+
+/// The type of a buffer's elements, in the machine's byte order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DataType {
+    /// IEEE 754 single precision.
+    F32,
+    /// IEEE 754 double precision.
+    F64,
+    /// 32-bit signed integer.
+    I32,
+    /// 64-bit signed integer.
+    I64,
+}
+
+impl DataType {
+    /// All of them, with the names that commands take.
+    pub const ALL: [(&str, Self); 4] = [
+        ("f32", Self::F32),
+        ("f64", Self::F64),
+        ("i32", Self::I32),
+        ("i64", Self::I64),
+    ];
+
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 | Self::I32 => 4,
+            Self::F64 | Self::I64 => 8,
+        }
+    }
+}
+
+/// How elements are reduced. Integers wrap around.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reduction {
+    /// The sum.
+    Sum,
+    /// The product.
+    Prod,
+    /// The least.
+    Min,
+    /// The greatest.
+    Max,
+}
+
+impl Reduction {
+    /// All of them, with the names that commands take.
+    pub const ALL: [(&str, Self); 4] = [
+        ("sum", Self::Sum),
+        ("prod", Self::Prod),
+        ("min", Self::Min),
+        ("max", Self::Max),
+    ];
+}
+
+/// Bytes that are reduced at a time: in copies on the stack, since peers may write to registered memory.
+const BLOCK: usize = 4096;
+
+/// Reduces bytes of one region into another: `into[at..] = into[at..] op from[from_at..]`.
+///
+/// # Errors
+/// The bytes are not inside.
+pub(super) fn reduce(
+    (from, from_at): (&MemoryRegion, usize),
+    (into, at): (&MemoryRegion, usize),
+    bytes: usize,
+    data: DataType,
+    op: Reduction,
+) -> Result<(), Error> {
+    let (mut ours, mut theirs) = ([0; BLOCK], [0; BLOCK]);
+    let mut done = 0;
+    while done < bytes {
+        let len = BLOCK.min(bytes - done);
+        into.read_at(at + done, &mut ours[..len])?;
+        from.read_at(from_at + done, &mut theirs[..len])?;
+        let (ours_part, theirs_part) = (&mut ours[..len], &theirs[..len]);
+        match data {
+            DataType::F32 => fold::<f32, 4>(ours_part, theirs_part, op),
+            DataType::F64 => fold::<f64, 8>(ours_part, theirs_part, op),
+            DataType::I32 => fold::<i32, 4>(ours_part, theirs_part, op),
+            DataType::I64 => fold::<i64, 8>(ours_part, theirs_part, op),
+        }
+        into.write_at(at + done, &ours[..len])?;
+        done += len;
+    }
+    Ok(())
+}
+
+/// An element of `N` bytes.
+trait Element<const N: usize>: Copy {
+    fn load(bytes: [u8; N]) -> Self;
+    fn store(self) -> [u8; N];
+    fn sum(self, other: Self) -> Self;
+    fn prod(self, other: Self) -> Self;
+    fn least(self, other: Self) -> Self;
+    fn greatest(self, other: Self) -> Self;
+}
+
+macro_rules! elements {
+    ($($kind:ident $bytes:literal $sum:expr, $prod:expr;)*) => {
+        $(impl Element<$bytes> for $kind {
+            fn load(bytes: [u8; $bytes]) -> Self { Self::from_ne_bytes(bytes) }
+            fn store(self) -> [u8; $bytes] { self.to_ne_bytes() }
+            fn sum(self, other: Self) -> Self { $sum(self, other) }
+            fn prod(self, other: Self) -> Self { $prod(self, other) }
+            fn least(self, other: Self) -> Self { self.min(other) }
+            fn greatest(self, other: Self) -> Self { self.max(other) }
+        })*
+    };
+}
+
+elements! {
+    f32 4 std::ops::Add::add, std::ops::Mul::mul;
+    f64 8 std::ops::Add::add, std::ops::Mul::mul;
+    i32 4 i32::wrapping_add, i32::wrapping_mul;
+    i64 8 i64::wrapping_add, i64::wrapping_mul;
+}
+
+fn fold<T: Element<N>, const N: usize>(ours: &mut [u8], theirs: &[u8], op: Reduction) {
+    match op {
+        Reduction::Sum => each::<T, N>(ours, theirs, T::sum),
+        Reduction::Prod => each::<T, N>(ours, theirs, T::prod),
+        Reduction::Min => each::<T, N>(ours, theirs, T::least),
+        Reduction::Max => each::<T, N>(ours, theirs, T::greatest),
+    }
+}
+
+#[inline]
+fn each<T: Element<N>, const N: usize>(
+    ours: &mut [u8],
+    theirs: &[u8],
+    op: impl Fn(T, T) -> T + Copy,
+) {
+    let (ours, _) = ours.as_chunks_mut::<N>();
+    let (theirs, _) = theirs.as_chunks::<N>();
+    for (ours, theirs) in ours.iter_mut().zip(theirs) {
+        *ours = op(T::load(*ours), T::load(*theirs)).store();
+    }
+}

@@ -1,0 +1,282 @@
+//! Collectives over a ring of ranks: each sends to the next and receives from the one before.
+//!
+//! A buffer of `n` ranks has `n` blocks, as equal as possible in elements. In step `s` of a reduction rank `r` sends block
+//! `r - s - 1` and reduces block `r - s - 2` that comes, all modulo `n`; after `n - 1` steps it has the result of block `r`.
+//! In as many more steps the results go around. Blocks travel in slices, so that a slice is reduced while the next comes.
+
+mod element;
+mod flow;
+
+use std::ops::Range;
+use std::time::Duration;
+
+use verbs::{Access, MemoryRegion, ProtectionDomain};
+
+use crate::comm::{Receiver, Sender};
+use crate::end::{Config, pair};
+use crate::error::Error;
+pub use element::{DataType, Reduction};
+use flow::{Flow, Incoming};
+
+/// Slices that may be under way: NCCL's `NCCL_STEPS`.
+const DEPTH: usize = 8;
+
+/// One rank of a ring. Every rank calls the same collectives with as many elements, in the same order.
+///
+/// ```
+/// use collective::{Config, DataType, Reduction, ring_of};
+/// use verbs::Access;
+///
+/// let context = verbs::Provider::softnic().device(None)?.open()?;
+/// let domains = [context.alloc_pd()?, context.alloc_pd()?, context.alloc_pd()?];
+/// let ranks = ring_of(&domains, &Config::default(), 64 << 10)?; // here threads; usually processes or hosts
+/// let threads = ranks.into_iter().zip(domains).map(|(mut ring, pd)| {
+///     std::thread::spawn(move || {
+///         let buffer = pd.alloc(8, Access::ALL).expect("memory");
+///         let mine = 10 + ring.rank() as i64;
+///         buffer.write_at(0, &mine.to_ne_bytes()).expect("inside");
+///         ring.all_reduce(&buffer, 1, DataType::I64, Reduction::Sum).expect("all ranks call it");
+///         buffer.read_u64(0).expect("inside")
+///     })
+/// });
+/// let results: Vec<u64> = threads.collect::<Vec<_>>().into_iter().map(|t| t.join().expect("no panic")).collect();
+/// assert_eq!(results, [33, 33, 33]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Ring {
+    rank: usize,
+    ranks: usize,
+    sender: Sender,
+    receiver: Receiver,
+    scratch: MemoryRegion,
+    slice_bytes: usize,
+    timeout: Duration,
+}
+
+impl Ring {
+    /// A rank with its connections: `sender` leads to rank `rank + 1`, `receiver` comes from rank `rank - 1`. `slice_bytes`,
+    /// a multiple of 8 and the same for all ranks, is how much of a block travels at a time.
+    ///
+    /// # Errors
+    /// There is no memory for slices.
+    pub fn new(
+        pd: &ProtectionDomain,
+        (rank, ranks): (usize, usize),
+        (sender, receiver): (Sender, Receiver),
+        slice_bytes: usize,
+    ) -> Result<Self, Error> {
+        let slice_bytes = slice_bytes.next_multiple_of(8).max(8);
+        let scratch = pd.alloc(
+            DEPTH * slice_bytes,
+            Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+        )?;
+        Ok(Self {
+            rank,
+            ranks,
+            sender,
+            receiver,
+            scratch,
+            slice_bytes,
+            timeout: Duration::from_secs(30),
+        })
+    }
+
+    /// The same with another time after which a collective gives up; 30 s unless set.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many there are.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// The elements of a block: what rank `block` gets from [`reduce_scatter`](Self::reduce_scatter).
+    pub fn block(&self, count: usize, block: usize) -> Range<usize> {
+        let start = |block: usize| count / self.ranks * block + (count % self.ranks).min(block);
+        start(block)..start(block + 1)
+    }
+
+    /// Every rank gets the reduction of all ranks' `count` elements, which are at the start of `buffer`.
+    ///
+    /// # Errors
+    /// Those of the connections; a rank that fails breaks the ring.
+    pub fn all_reduce(
+        &mut self,
+        buffer: &MemoryRegion,
+        count: usize,
+        data: DataType,
+        op: Reduction,
+    ) -> Result<(), Error> {
+        let last = 2 * (self.ranks - 1);
+        self.steps(buffer, count, (data, op), 0..last)
+    }
+
+    /// Rank `r` gets the reduction of block `r` of all ranks, in its place. Other blocks hold nothing of use afterwards.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce).
+    pub fn reduce_scatter(
+        &mut self,
+        buffer: &MemoryRegion,
+        count: usize,
+        data: DataType,
+        op: Reduction,
+    ) -> Result<(), Error> {
+        let last = self.ranks - 1;
+        self.steps(buffer, count, (data, op), 0..last)
+    }
+
+    /// Every rank gets block `r` of rank `r`, in its place.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce).
+    pub fn all_gather(
+        &mut self,
+        buffer: &MemoryRegion,
+        count: usize,
+        data: DataType,
+    ) -> Result<(), Error> {
+        let steps = self.ranks - 1..2 * (self.ranks - 1);
+        self.steps(buffer, count, (data, Reduction::Sum), steps)
+    }
+
+    /// Every rank gets the first `bytes` bytes of rank `root`.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce).
+    pub fn broadcast(
+        &mut self,
+        buffer: &MemoryRegion,
+        bytes: usize,
+        root: usize,
+    ) -> Result<(), Error> {
+        let from_root = (self.rank + self.ranks - root % self.ranks) % self.ranks;
+        let slices = bytes.div_ceil(self.slice_bytes);
+        let slice_bytes = self.slice_bytes;
+        let cut = move |i: usize| i * slice_bytes..((i + 1) * slice_bytes).min(bytes);
+        self.run(&Flow {
+            from: buffer,
+            into: buffer,
+            data: DataType::I64,
+            op: Reduction::Sum,
+            recvs: if from_root > 0 { slices } else { 0 },
+            sends: if from_root + 1 < self.ranks {
+                slices
+            } else {
+                0
+            },
+            incoming: &|i| Incoming::Into(cut(i), 0),
+            outgoing: &|i| (cut(i), if from_root > 0 { i + 1 } else { 0 }),
+        })
+    }
+
+    /// Sends the first `send` bytes of a buffer to the next rank, while the rank before sends to the first `recv` bytes of
+    /// another one. Either may be 0: then the neighbour's is 0, too.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce).
+    pub fn send_recv(
+        &mut self,
+        (from, send): (&MemoryRegion, usize),
+        (into, recv): (&MemoryRegion, usize),
+    ) -> Result<(), Error> {
+        let slice_bytes = self.slice_bytes;
+        let cut = move |i: usize, bytes: usize| i * slice_bytes..((i + 1) * slice_bytes).min(bytes);
+        let (sends, recvs) = (send.div_ceil(slice_bytes), recv.div_ceil(slice_bytes));
+        self.run(&Flow {
+            from,
+            into,
+            data: DataType::I64,
+            op: Reduction::Sum,
+            recvs,
+            sends,
+            incoming: &|i| Incoming::Into(cut(i, recv), 0),
+            outgoing: &|i| (cut(i, send), 0),
+        })
+    }
+
+    /// Runs steps of the ring over blocks: the first `ranks - 1` reduce, the others gather.
+    fn steps(
+        &mut self,
+        buffer: &MemoryRegion,
+        count: usize,
+        (data, op): (DataType, Reduction),
+        steps: Range<usize>,
+    ) -> Result<(), Error> {
+        let (n, rank, element) = (self.ranks, self.rank, data.bytes());
+        if count
+            .checked_mul(element)
+            .is_none_or(|bytes| bytes > buffer.len())
+        {
+            return Err(Error::Memory(format!(
+                "{count} elements of {element} bytes are more than the buffer's {} bytes",
+                buffer.len()
+            )));
+        }
+        let per_slice = self.slice_bytes / element;
+        let slices = self.block(count, 0).len().div_ceil(per_slice);
+        let blocks: Vec<Range<usize>> = (0..n).map(|block| self.block(count, block)).collect();
+        let bytes = |block: usize, slice: usize| {
+            let Range { start, end } = blocks[block % n];
+            let at = |slice: usize| element * (start + slice * per_slice).min(end);
+            at(slice)..at(slice + 1)
+        };
+        let total = steps.len() * slices;
+        let at = |i: usize| (steps.start + i / slices, i % slices);
+        self.run(&Flow {
+            from: buffer,
+            into: buffer,
+            data,
+            op,
+            recvs: total,
+            sends: total,
+            incoming: &|i| {
+                let (step, slice) = at(i);
+                let range = bytes(rank + 2 * n - step - 2, slice);
+                if step < n - 1 {
+                    return Incoming::Reduce(range);
+                }
+                // The block was sent in this earlier step.
+                let sent = (step + 1 - n).checked_sub(steps.start);
+                Incoming::Into(range, sent.map_or(0, |step| step * slices + slice + 1))
+            },
+            outgoing: &|i| {
+                let (step, slice) = at(i);
+                // What is sent is what came in the step before.
+                let needs = (i + 1).saturating_sub(slices);
+                (bytes(rank + 2 * n - step - 1, slice), needs)
+            },
+        })
+    }
+}
+
+/// Ranks in one process, connected in a ring: rank `i` has its buffers in domain `i`.
+///
+/// # Errors
+/// A verb failed.
+pub fn ring_of(
+    domains: &[ProtectionDomain],
+    config: &Config,
+    slice_bytes: usize,
+) -> Result<Vec<Ring>, Error> {
+    let ranks = domains.len();
+    let (mut senders, mut receivers) = (Vec::new(), Vec::new());
+    for (rank, from) in domains.iter().enumerate() {
+        let (sender, receiver) = pair(from, &domains[(rank + 1) % ranks], config)?;
+        senders.push(sender);
+        receivers.push(receiver);
+    }
+    receivers.rotate_right(1);
+    let ends = senders.into_iter().zip(receivers).zip(domains).enumerate();
+    ends.map(|(rank, (ends, pd))| Ring::new(pd, (rank, ranks), ends, slice_bytes))
+        .collect()
+}

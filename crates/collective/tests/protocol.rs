@@ -1,0 +1,254 @@
+//! The protocol's state machines against a plain queue: whatever the order of calls, sends fill the receives that they match.
+
+use std::collections::{HashMap, VecDeque};
+
+use collective::{
+    Arrival, Claim, ClearToSend, Error, Group, MAX_REQUESTS, Receiving, Request, Sending, Sizes,
+};
+use proptest::prelude::*;
+
+/// What a test does next.
+#[derive(Debug, Clone)]
+enum Step {
+    /// Posts a group: room and tag of each receive.
+    Post(Vec<(u32, u32)>),
+    /// Sends to the group at hand: which of its receives, and what share of its room, in 256ths.
+    Send(usize, u32),
+    /// A lane carries its next group.
+    Carry(usize),
+    /// Tests the oldest receive and the oldest send.
+    Test,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        proptest::collection::vec((0u32..5000, 0u32..4), 1..=8).prop_map(Step::Post),
+        (0usize..8, 0u32..=256).prop_map(|(part, share)| Step::Send(part, share)),
+        (0usize..3).prop_map(Step::Carry),
+        Just(Step::Test),
+    ]
+}
+
+/// Both ends, and what should come of them.
+struct World {
+    lanes: usize,
+    sending: Sending<()>,
+    receiving: Receiving,
+    posted: VecDeque<(Request, Vec<ClearToSend>)>,
+    /// Groups that were written, as each lane has them before it.
+    wires: Vec<VecDeque<(u64, Vec<u32>)>>,
+    sizes: HashMap<u64, Vec<u32>>,
+    receives: VecDeque<(Request, u64)>,
+    sends: VecDeque<(Request, u32)>,
+    groups: u64,
+}
+
+impl World {
+    fn new(lanes: usize) -> Self {
+        Self {
+            lanes,
+            sending: Sending::new(lanes),
+            receiving: Receiving::new(lanes),
+            posted: VecDeque::new(),
+            wires: vec![VecDeque::new(); lanes],
+            sizes: HashMap::new(),
+            receives: VecDeque::new(),
+            sends: VecDeque::new(),
+            groups: 0,
+        }
+    }
+
+    fn post(&mut self, parts: &[(u32, u32)]) {
+        let room: Vec<u32> = parts.iter().map(|(room, _)| *room).collect();
+        match self.receiving.post(&room).expect("1 to 8 parts") {
+            Some((request, group)) => {
+                assert_eq!(group, self.groups, "groups are numbered in their order");
+                self.groups += 1;
+                let count = u32::try_from(parts.len()).expect("8");
+                let entry = |(len, tag): &(u32, u32)| ClearToSend {
+                    addr: group,
+                    len: *len,
+                    rkey: 1,
+                    tag: *tag,
+                    parts: count,
+                };
+                self.posted
+                    .push_back((request, parts.iter().map(entry).collect()));
+                self.receives.push_back((request, group));
+            }
+            None => assert_eq!(
+                self.receives.len(),
+                MAX_REQUESTS,
+                "refused only when all are taken"
+            ),
+        }
+    }
+
+    fn send(&mut self, part: usize, share: u32) {
+        if self.sending.wants().is_some() {
+            let Some((_, entries)) = self.posted.pop_front() else {
+                return;
+            };
+            self.sending.offer(&entries).expect("entries agree");
+            self.posted.push_front((self.receives[0].0, entries));
+        }
+        let entries = &self.posted[0].1;
+        let to = entries[part % entries.len()];
+        // The shortest receive with that tag decides what may be sent.
+        let room = entries
+            .iter()
+            .filter(|e| e.tag == to.tag)
+            .map(|e| e.len)
+            .min();
+        let len =
+            u32::try_from(u64::from(room.expect("one")) * u64::from(share) / 256).expect("less");
+        match self.sending.claim(to.tag, len, ()).expect("it fits") {
+            Claim::Nothing => {}
+            Claim::Waits(request) => self.sends.push_back((request, len)),
+            Claim::Ready(request, group) => {
+                self.sends.push_back((request, len));
+                self.written(&group);
+            }
+        }
+    }
+
+    fn written(&mut self, group: &Group<()>) {
+        let (_, entries) = self.posted.pop_front().expect("it was offered");
+        let tags = |e: &ClearToSend| (e.tag, e.len, e.addr);
+        let to: Vec<_> = group.parts.iter().map(|p| tags(&p.to)).collect();
+        assert_eq!(
+            to,
+            entries.iter().map(tags).collect::<Vec<_>>(),
+            "in the receives' order"
+        );
+        let sizes: Vec<u32> = group.parts.iter().map(|p| p.len).collect();
+        self.sizes.insert(group.number, sizes.clone());
+        for wire in &mut self.wires {
+            wire.push_back((group.number, sizes.clone()));
+        }
+    }
+
+    fn carry(&mut self, lane: usize) {
+        let lane = lane % self.lanes;
+        let Some((group, sizes)) = self.wires[lane].pop_front() else {
+            return;
+        };
+        let imm = match sizes[..] {
+            [size] => size,
+            _ => u32::try_from(sizes.len()).expect("8"),
+        };
+        match self.receiving.arrived(lane, imm).expect("it was posted") {
+            Arrival::Record { group: came, parts } => {
+                assert_eq!((came, parts), (group, sizes.len()));
+                let sizes = Sizes::new(&sizes);
+                self.receiving.complete(group, sizes).expect("they fit");
+            }
+            Arrival::Complete | Arrival::Partial => {}
+        }
+        self.sending.lane_done(group).expect("it is under way");
+    }
+
+    fn test(&mut self) {
+        if let Some(&(request, group)) = self.receives.front() {
+            let all_lanes = self
+                .wires
+                .iter()
+                .all(|w| w.front().is_none_or(|(g, _)| *g > group));
+            let expected = self.sizes.get(&group).filter(|_| all_lanes);
+            let came = self.receiving.test(request).expect("it is under way");
+            let came = came.map(|sizes| sizes.as_slice().to_vec());
+            assert_eq!(came.as_ref(), expected, "group {group}");
+            if came.is_some() {
+                self.receives.pop_front();
+                assert!(matches!(
+                    self.receiving.test(request),
+                    Err(Error::UnknownRequest)
+                ));
+            }
+        }
+        if let Some(&(request, len)) = self.sends.front()
+            && let Some(sent) = self.sending.test(request).expect("it is under way")
+        {
+            assert_eq!(sent, len);
+            self.sends.pop_front();
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn sends_fill_the_receives_that_they_match(
+        lanes in 1usize..=3,
+        steps in proptest::collection::vec(step(), 1..400),
+    ) {
+        let mut world = World::new(lanes);
+        for step in steps {
+            match step {
+                Step::Post(parts) => world.post(&parts),
+                Step::Send(part, share) => world.send(part, share),
+                Step::Carry(lane) => world.carry(lane),
+                Step::Test => world.test(),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_send_that_is_longer_than_its_receive_is_refused() {
+    let mut sending = Sending::new(1);
+    let entry = ClearToSend {
+        addr: 0,
+        len: 10,
+        rkey: 0,
+        tag: 3,
+        parts: 1,
+    };
+    sending.offer(&[entry]).expect("one entry");
+    let refused = sending.claim(3, 11, ()).expect_err("11 of 10");
+    assert!(matches!(
+        refused,
+        Error::TooLong {
+            len: 11,
+            room: 10,
+            tag: 3
+        }
+    ));
+    assert!(matches!(sending.claim(4, 1, ()), Ok(Claim::Nothing)));
+    assert!(matches!(sending.claim(3, 10, ()), Ok(Claim::Ready(..))));
+}
+
+#[test]
+fn a_peer_that_breaks_the_protocol_is_told_from_one_that_keeps_it() {
+    let mut sending = Sending::<()>::new(1);
+    let entry = ClearToSend {
+        addr: 0,
+        len: 10,
+        rkey: 0,
+        tag: 3,
+        parts: 2,
+    };
+    assert!(matches!(sending.offer(&[entry]), Err(Error::Protocol(_))));
+    assert!(matches!(sending.offer(&[]), Err(Error::Protocol(_))));
+    assert!(matches!(sending.lane_done(0), Err(Error::Protocol(_))));
+
+    let mut receiving = Receiving::new(2);
+    assert!(
+        matches!(receiving.arrived(0, 1), Err(Error::Protocol(_))),
+        "nothing is posted"
+    );
+    let mut receiving = Receiving::new(2);
+    receiving.post(&[10]).expect("one").expect("room");
+    receiving.arrived(0, 5).expect("posted");
+    assert!(
+        matches!(receiving.arrived(1, 6), Err(Error::Protocol(_))),
+        "lanes disagree"
+    );
+    let mut receiving = Receiving::new(1);
+    receiving.post(&[10]).expect("one").expect("room");
+    assert!(
+        matches!(receiving.arrived(0, 11), Err(Error::Protocol(_))),
+        "more than posted"
+    );
+    assert!(matches!(receiving.post(&[]), Err(Error::Parts(0))));
+    assert!(matches!(receiving.post(&[1; 9]), Err(Error::Parts(9))));
+}
