@@ -12,6 +12,7 @@
 //! - [`events`]: round trips between processes that sleep, beside sockets;
 //! - [`calibrate`]: a profile of a NIC from measurements;
 //! - [`simulated`]: the verbs and the systems on a simulated cluster, in virtual time;
+//! - [`collective`]: collectives over a ring of threads;
 //! - [`crowd`]: many polling processes on two cores;
 //! - [`depth`]: requests and responses of a storage target, at several depths;
 //! - [`pin`], [`bounce`]: which cores, and how far apart they are;
@@ -30,6 +31,7 @@ pub mod breakdown;
 pub mod calibrate;
 mod child;
 mod clock;
+pub mod collective;
 mod connect;
 pub mod crowd;
 pub mod depth;

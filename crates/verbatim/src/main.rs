@@ -12,6 +12,7 @@ mod btree;
 mod capture;
 mod chart;
 mod children;
+mod collective;
 mod devices;
 mod explain;
 mod fault;
@@ -53,6 +54,7 @@ Examples:
   verbatim sequencer              every design of the networked sequencer, side by side
   verbatim kv                     every design of the key-value stores, side by side, and Redis
   verbatim btree                  every access design of the remote B+tree, side by side, and LMDB
+  verbatim collective             an all-reduce over the transport of NCCL's plugin
   verbatim devices                the software NIC, and RDMA devices of this machine
   verbatim bench peers            the software NIC beside UCX, Redis and plain copies
   verbatim model                  what verbs cost on a NIC that you need not have
@@ -73,6 +75,8 @@ enum Command {
     Kv(Box<kv::Args>),
     /// A remote B+tree: every access design side by side, or a server and clients by hand
     Btree(Box<btree::Args>),
+    /// Collectives over a ring of ranks: bus bandwidth over message size
+    Collective(Box<collective::Args>),
     /// Verbs microbenchmarks
     Bench(Box<bench::Args>),
     /// What verbs cost on a NIC, how fast they can go there, and what stops them
@@ -95,6 +99,7 @@ fn main() -> ExitCode {
         Command::Sequencer(args) => sequencer::run(*args),
         Command::Kv(args) => kv::run(*args),
         Command::Btree(args) => btree::run(*args),
+        Command::Collective(args) => collective::run(&args),
         Command::Bench(args) => bench::run(*args),
         Command::Model(args) => model::run(&args),
         Command::Explain(args) => explain::run(&args),

@@ -2,6 +2,7 @@
 
 pub mod adaptive;
 pub mod btree;
+pub mod collective;
 pub mod drtm;
 pub mod kv;
 pub mod micro;

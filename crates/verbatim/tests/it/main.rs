@@ -13,6 +13,7 @@ mod bench_ends;
 mod btree;
 mod btree_simulated;
 mod check;
+mod collective;
 mod containers;
 mod counters;
 mod devices;

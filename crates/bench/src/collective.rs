@@ -1,0 +1,228 @@
+//! Collectives over a ring: how long they take, and whether their results are right. The same code measures threads over a
+//! real-time NIC and, in [`simulated::collective`](crate::simulated::collective), machines in virtual time.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use collective::{Config, DataType, Reduction, Ring, ring_of};
+use serde::Serialize;
+use verbs::{Access, Context, MemoryRegion, ProtectionDomain};
+
+/// Which collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Collective {
+    /// Everyone gets the reduction of everyone's buffer.
+    AllReduce,
+    /// Everyone gets everyone's block.
+    AllGather,
+    /// Each gets the reduction of its block.
+    ReduceScatter,
+    /// Everyone gets rank 0's buffer.
+    Broadcast,
+    /// Each sends its buffer to the next.
+    SendRecv,
+}
+
+impl Collective {
+    /// Bus bandwidth over algorithm bandwidth, as nccl-tests defines it: what a link carries for each byte of the buffer.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss)] // 64 ranks at most
+    pub fn bus_factor(self, ranks: usize) -> f64 {
+        let n = ranks as f64;
+        match self {
+            Self::AllReduce => 2.0 * (n - 1.0) / n,
+            Self::AllGather | Self::ReduceScatter => (n - 1.0) / n,
+            Self::Broadcast | Self::SendRecv => 1.0,
+        }
+    }
+
+    /// Whether blocks travel; else the whole buffer does.
+    #[must_use]
+    pub fn is_blockwise(self) -> bool {
+        !matches!(self, Self::Broadcast | Self::SendRecv)
+    }
+}
+
+/// What runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Setup {
+    /// Which collective.
+    pub collective: Collective,
+    /// How many ranks, 2 or more.
+    pub ranks: usize,
+    /// Bytes of the buffer of a rank: of `f32`, which are summed.
+    pub bytes: usize,
+    /// How often it runs for a measurement.
+    pub iterations: usize,
+    /// Queue pairs of a connection.
+    pub lanes: usize,
+    /// Bytes of a slice.
+    pub slice_bytes: usize,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Outcome {
+    /// Time of one collective, of the slowest rank, in ns.
+    pub time_ns: f64,
+    /// Bytes of the buffer over that time, in 10^9 bytes a second.
+    pub algorithm_gb_s: f64,
+    /// Bytes that each link carries over that time, in 10^9 bytes a second.
+    pub bus_gb_s: f64,
+    /// Whether all results before and after the measurement were right.
+    pub verified: bool,
+}
+
+/// What one rank found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measured {
+    took: Duration,
+    verified: bool,
+}
+
+/// The outcome of all ranks.
+pub(crate) fn outcome(setup: &Setup, ranks: &[Measured]) -> Result<Outcome> {
+    let slowest = ranks.iter().map(|rank| rank.took).max();
+    let slowest = slowest.context("there are no ranks")?;
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    let (time_ns, bytes) = (
+        slowest.as_nanos() as f64 / setup.iterations as f64,
+        setup.bytes as f64,
+    );
+    let algorithm_gb_s = bytes / time_ns.max(1.0);
+    Ok(Outcome {
+        time_ns,
+        algorithm_gb_s,
+        bus_gb_s: algorithm_gb_s * setup.collective.bus_factor(setup.ranks),
+        verified: ranks.iter().all(|rank| rank.verified),
+    })
+}
+
+/// What a rank does: a checked run, the measured runs, and another checked run.
+pub(crate) fn rank(ring: &mut Ring, pd: &ProtectionDomain, setup: &Setup) -> Result<Measured> {
+    let len = setup.bytes.max(4);
+    let (buffer, other) = (pd.alloc(len, Access::ALL)?, pd.alloc(len, Access::ALL)?);
+    let mut verified = checked(ring, &buffer, &other, setup)?;
+    let begun = verbs::time::now();
+    for _ in 0..setup.iterations {
+        run_once(ring, &buffer, &other, setup)?;
+    }
+    let took = verbs::time::now() - begun;
+    verified &= checked(ring, &buffer, &other, setup)?;
+    Ok(Measured { took, verified })
+}
+
+fn run_once(
+    ring: &mut Ring,
+    buffer: &MemoryRegion,
+    other: &MemoryRegion,
+    setup: &Setup,
+) -> Result<(), collective::Error> {
+    let count = setup.bytes / 4;
+    let (data, op) = (DataType::F32, Reduction::Sum);
+    match setup.collective {
+        Collective::AllReduce => ring.all_reduce(buffer, count, data, op),
+        Collective::AllGather => ring.all_gather(buffer, count, data),
+        Collective::ReduceScatter => ring.reduce_scatter(buffer, count, data, op),
+        Collective::Broadcast => ring.broadcast(buffer, setup.bytes, 0),
+        Collective::SendRecv => ring.send_recv((buffer, setup.bytes), (other, setup.bytes)),
+    }
+}
+
+/// An element of a rank: small, so that sums of `f32` are exact.
+fn element(rank: usize, at: usize) -> f32 {
+    #[allow(clippy::cast_precision_loss)] // below 64
+    let value = ((at * 7 + rank * 5) % 61) as f32;
+    value
+}
+
+/// Runs it once on buffers that were just filled: whether the result is right.
+fn checked(
+    ring: &mut Ring,
+    buffer: &MemoryRegion,
+    other: &MemoryRegion,
+    setup: &Setup,
+) -> Result<bool> {
+    let (rank, ranks) = (ring.rank(), ring.ranks());
+    let count = setup.bytes / 4;
+    let own: Vec<u8> = (0..count)
+        .flat_map(|at| element(rank, at).to_ne_bytes())
+        .collect();
+    buffer.write_at(0, &own)?;
+    run_once(ring, buffer, other, setup)?;
+    let result = if setup.collective == Collective::SendRecv {
+        other
+    } else {
+        buffer
+    };
+    let mut bytes = own;
+    result.read_at(0, &mut bytes)?;
+    let (words, _) = bytes.as_chunks::<4>();
+    let sum = |at| (0..ranks).map(|rank| element(rank, at)).sum::<f32>();
+    let block = ring.block(count, rank);
+    let owners = (0..ranks).flat_map(|rank| ring.block(count, rank).map(move |_| rank));
+    Ok(words
+        .iter()
+        .zip(owners)
+        .enumerate()
+        .all(|(at, (word, owner))| {
+            let expected = match setup.collective {
+                Collective::AllReduce => sum(at),
+                Collective::ReduceScatter if block.contains(&at) => sum(at),
+                Collective::ReduceScatter => return true,
+                Collective::AllGather => element(owner, at),
+                Collective::Broadcast => element(0, at),
+                Collective::SendRecv => element((rank + ranks - 1) % ranks, at),
+            };
+            f32::from_ne_bytes(*word) == expected
+        }))
+}
+
+/// Runs it in real time: a thread for each rank, over one device.
+///
+/// # Errors
+/// When a verb or a rank fails.
+pub fn run(context: &Context, config: &Config, setup: &Setup) -> Result<Outcome> {
+    if setup.ranks < 2 {
+        bail!("a ring has 2 ranks or more");
+    }
+    let domains = (0..setup.ranks).map(|_| context.alloc_pd());
+    let domains = domains.collect::<Result<Vec<_>, _>>()?;
+    let config = Config {
+        lanes: setup.lanes,
+        ..*config
+    };
+    let rings = ring_of(&domains, &config, setup.slice_bytes)?;
+    let measured = std::thread::scope(|scope| {
+        let ranks = rings.into_iter().zip(&domains);
+        let threads = ranks.map(|(mut ring, pd)| scope.spawn(move || rank(&mut ring, pd, setup)));
+        let threads: Vec<_> = threads.collect();
+        let joined = threads.into_iter().map(|thread| {
+            let ended = thread.join();
+            ended.unwrap_or_else(|_| bail!("a rank panicked"))
+        });
+        joined.collect::<Result<Vec<_>>>()
+    })?;
+    outcome(setup, &measured)
+}
+
+/// What `memcpy` of so many bytes does on one core, in 10^9 bytes a second: the best of several runs.
+#[must_use]
+pub fn memcpy_gb_s(bytes: usize) -> f64 {
+    let from = vec![1u8; bytes.max(1)];
+    let mut to = vec![0u8; bytes.max(1)];
+    let runs = (64 << 20) / bytes.max(1 << 16) + 2;
+    let mut best = f64::INFINITY;
+    for _ in 0..runs {
+        let begun = Instant::now();
+        to.copy_from_slice(std::hint::black_box(&from));
+        std::hint::black_box(&mut to);
+        #[allow(clippy::cast_precision_loss)] // far below 2^52
+        let took = begun.elapsed().as_nanos() as f64;
+        best = best.min(took.max(1.0));
+    }
+    #[allow(clippy::cast_precision_loss)] // far below 2^52
+    let rate = bytes as f64 / best;
+    rate
+}

@@ -1,0 +1,124 @@
+//! Collectives over a ring of simulated machines, a rank each: the transport's own code. Reductions take no time, as if a
+//! GPU did them beside.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use anyhow::{Context as _, Result, bail};
+use collective::{Config, ring_of};
+use nicmodel::bounds::{Resource, Role};
+use nicmodel::{Bounds, Load, Mix, Operation, Profile, Transport, Verb};
+
+use super::Bed;
+pub use crate::collective::{Outcome, Setup};
+use crate::collective::{outcome, rank};
+
+/// Bytes of a clear-to-send entry.
+const CLEAR_BYTES: u32 = 40;
+
+/// Runs it.
+///
+/// # Errors
+/// When the profile lacks what a simulation needs, or a rank fails.
+pub fn run(profile: &Profile, setup: &Setup, seed: u64) -> Result<Outcome> {
+    if setup.ranks < 2 {
+        bail!("a ring has 2 ranks or more");
+    }
+    let bed = Bed::new(profile, setup.ranks, seed)?;
+    let domains = bed.contexts.iter().map(verbs::Context::alloc_pd);
+    let domains = domains.collect::<Result<Vec<_>, _>>()?;
+    let config = Config {
+        lanes: setup.lanes,
+        ..Config::default()
+    };
+    let rings = ring_of(&domains, &config, setup.slice_bytes)?;
+    let measured = Rc::new(RefCell::new(Vec::new()));
+    for (index, (ring, pd)) in rings.into_iter().zip(domains).enumerate() {
+        let (mut ring, setup, measured) = (Box::new(ring), *setup, Rc::clone(&measured));
+        bed.spawn(index, format!("rank {index}"), move || {
+            let found = rank(&mut ring, &pd, &setup);
+            measured.borrow_mut().push(found);
+        });
+    }
+    bed.finish()?;
+    let measured = measured.take().into_iter().collect::<Result<Vec<_>>>()?;
+    outcome(setup, &measured)
+}
+
+/// The bus bandwidth that the model allows, in 10^9 bytes a second, and what limits it: each machine posts and gets a WRITE of
+/// a slice with immediate, and a clear-to-send entry for it. Latency is not in it.
+///
+/// # Errors
+/// When the NIC cannot do these verbs.
+pub fn bound(profile: &Profile, setup: &Setup) -> Result<(f64, Resource)> {
+    let block = if setup.collective.is_blockwise() {
+        setup.bytes.div_ceil(setup.ranks)
+    } else {
+        setup.bytes
+    };
+    let slice = u32::try_from(block.min(setup.slice_bytes)).context("slices below 4 GiB")?;
+    let data = Operation::new(Verb::RdmaWrite, Transport::Rc, slice);
+    let data = data.with_imm().signaled(1.0);
+    let clear = Operation::new(Verb::RdmaWrite, Transport::Rc, CLEAR_BYTES);
+    let clear = clear.inlined().signaled(1.0 / 32.0);
+    let both = [Role::Requester, Role::Responder];
+    #[expect(clippy::cast_possible_truncation, reason = "16 at most")]
+    let lanes = setup.lanes as u32;
+    let loads = both.into_iter().flat_map(|role| {
+        [data, clear].map(|operation| Load::new(operation, role).on_queue_pairs(lanes))
+    });
+    let bounds = Bounds::of(profile, &Mix::new(loads.collect()).on_cores(1))?;
+    let limit = bounds.bottleneck().context("nothing limits this NIC")?;
+    let rate = bounds.rate_mops(limit).context("it has a rate")?;
+    Ok((rate * 1e6 * f64::from(slice) / 1e9, limit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collective::Collective;
+
+    fn setup(collective: Collective, ranks: usize, bytes: usize) -> Setup {
+        Setup {
+            collective,
+            ranks,
+            bytes,
+            iterations: 2,
+            lanes: 1,
+            slice_bytes: 64 << 10,
+        }
+    }
+
+    #[test]
+    fn large_buffers_come_near_the_bound_and_small_ones_take_as_many_latencies_as_there_are_steps()
+    {
+        let profile = nicmodel::profile::builtin("cib").expect("there is one");
+        let large = setup(Collective::AllReduce, 4, 4 << 20);
+        let (bound, _) = bound(profile, &large).expect("a bound");
+        let ran = run(profile, &large, 1).expect("it runs");
+        assert!(ran.verified);
+        assert!(
+            ran.bus_gb_s > 0.5 * bound && ran.bus_gb_s < 1.02 * bound,
+            "{} of {bound} GB/s",
+            ran.bus_gb_s
+        );
+        let time = |ranks| {
+            let ran = run(profile, &setup(Collective::AllReduce, ranks, 256), 1);
+            ran.expect("it runs").time_ns
+        };
+        let (few, many) = (time(2), time(16));
+        assert!(many > 8.0 * few && many < 25.0 * few, "{few} and {many} ns");
+    }
+
+    #[test]
+    fn all_collectives_are_right_and_the_same_every_time() {
+        let profile = nicmodel::profile::builtin("cib").expect("there is one");
+        use Collective::{AllGather, AllReduce, Broadcast, ReduceScatter, SendRecv};
+        for collective in [AllReduce, AllGather, ReduceScatter, Broadcast, SendRecv] {
+            let setup = setup(collective, 3, 10_000);
+            let ran = [(); 2].map(|()| run(profile, &setup, 1).expect("it runs"));
+            assert!(ran[0].verified, "{collective:?}");
+            assert!((ran[0].time_ns - ran[1].time_ns).abs() < f64::EPSILON);
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! `verbatim collective`: bus bandwidth of collectives over message size, as nccl-tests prints it.
+
+mod show;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use bench::collective::{self as measured, Collective, Outcome as Ran, Setup};
+use bench::simulated::collective as simulated;
+use clap::ValueEnum;
+use nicmodel::Profile;
+use nicmodel::bounds::Resource;
+use serde::Serialize;
+
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::model::NicProfileArgs;
+use crate::nic::Nic;
+use crate::output::print_typed;
+use crate::side_by_side::{outcome, simulated as simulate};
+
+/// Arguments of `verbatim collective`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Which collective
+    #[arg(long, value_enum, default_value = "all-reduce")]
+    collective: Kind,
+    /// Ranks in the ring: 2 to 8, simulated 2 to 64
+    #[arg(long, short = 'n', value_name = "N", default_value = "2", value_parser = args::number("a count of ranks", 2..=64usize))]
+    ranks: usize,
+    /// Bytes of the smallest buffer
+    #[arg(long, short = 'b', value_name = "BYTES", default_value = "1K", value_parser = args::bytes(MOST))]
+    min: usize,
+    /// Bytes of the largest buffer
+    #[arg(long, short = 'e', value_name = "BYTES", default_value = "16M", value_parser = args::bytes(MOST))]
+    max: usize,
+    /// From one size to the next
+    #[arg(long, short = 'f', value_name = "N", default_value = "4", value_parser = args::number("a factor", 2..=1024usize))]
+    factor: usize,
+    /// How often a collective runs for a measurement [default: 20; simulated 2]
+    #[arg(long, value_name = "N", value_parser = args::number("a count of runs", 1..=1_000_000usize))]
+    iterations: Option<usize>,
+    /// Queue pairs of a connection
+    #[arg(long, value_name = "N", default_value = "1", value_parser = args::number("a count of queue pairs", 1..=16usize))]
+    lanes: usize,
+    /// Bytes of a buffer that travel at a time
+    #[arg(long, value_name = "BYTES", default_value = "256K", value_parser = args::bytes(64 << 20))]
+    slice: usize,
+    /// Print one JSON object per line
+    #[arg(long)]
+    json: bool,
+    /// Draw the curve into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    #[command(flatten)]
+    simulation: SimulationArgs,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+/// What only simulations have.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Simulation")]
+struct SimulationArgs {
+    /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile goes
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["nic_file", "provider", "device", "pcap"])]
+    nic: Option<String>,
+    /// The same on a NIC of your own, described by a profile (verbatim model --template)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["provider", "device", "pcap"])]
+    nic_file: Option<PathBuf>,
+}
+
+/// Bytes of a buffer, at most.
+const MOST: usize = 1 << 30;
+/// Ranks on this machine, at most: each is a thread that polls.
+const MOST_THREADS: usize = 8;
+
+const EXAMPLES: &str = "\
+Each rank has a buffer of f32 and sends to the next rank of a ring, through the transport that NCCL gets from \
+libnccl-net-verbatim.so. The result is checked before and after each measurement.
+
+Examples:
+  verbatim collective
+  verbatim collective --ranks 4 --collective all-gather -b 64K -e 64M
+  verbatim collective --json
+
+On a simulated cluster of NICs that you need not have, in virtual time, beside the bound of the model:
+  verbatim collective --nic cib --ranks 8
+  verbatim collective --nic cx3 --ranks 64 -e 4M --svg all-reduce.svg
+
+Exit status 1 when a result was wrong.";
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Kind {
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    Broadcast,
+    SendRecv,
+}
+
+impl From<Kind> for Collective {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::AllReduce => Self::AllReduce,
+            Kind::AllGather => Self::AllGather,
+            Kind::ReduceScatter => Self::ReduceScatter,
+            Kind::Broadcast => Self::Broadcast,
+            Kind::SendRecv => Self::SendRecv,
+        }
+    }
+}
+
+/// A line of the table.
+#[derive(Serialize)]
+struct Row {
+    kind: &'static str,
+    nic: String,
+    #[serde(flatten)]
+    setup: Setup,
+    #[serde(flatten)]
+    ran: Ran,
+    /// The bus bandwidth that the model allows, in 10^9 bytes a second: of simulated NICs.
+    bound_gb_s: Option<f64>,
+    bound_by: Option<Resource>,
+    /// What one core copies of so many bytes, in 10^9 bytes a second: of this machine.
+    memcpy_gb_s: Option<f64>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    if args.min > args.max {
+        bail!("-b {} is more than -e {}", args.min, args.max);
+    }
+    if args.min < 4 * args.ranks {
+        bail!(
+            "-b {}: each of {} ranks needs an element of 4 bytes, which are {} bytes",
+            args.min,
+            args.ranks,
+            4 * args.ranks
+        );
+    }
+    if let Some(file) = &args.svg {
+        args::writable_file(file)?;
+    }
+    let simulation = &args.simulation;
+    let rows = if simulation.nic.is_some() || simulation.nic_file.is_some() {
+        let chosen = NicProfileArgs {
+            nic: simulation.nic.clone(),
+            nic_file: simulation.nic_file.clone(),
+        };
+        let profile = chosen.chosen()?;
+        rows(args, 2, |setup| on_simulated(&profile, setup))?
+    } else {
+        if args.ranks > MOST_THREADS {
+            bail!(
+                "{} ranks on one machine: there may be {MOST_THREADS}, each a thread that polls; simulate more with --nic",
+                args.ranks
+            );
+        }
+        let nic = Nic::open(&args.nic, &args.port)?;
+        let kind = args.nic.provider.kind();
+        rows(args, 20, |setup| on_this_machine(&nic, kind, setup))?
+    };
+    if !args.json {
+        show::print_table(&rows)?;
+    }
+    if let Some(file) = &args.svg {
+        show::draw(&rows, file)?;
+    }
+    Ok(outcome(rows.iter().all(|row| row.ran.verified)))
+}
+
+/// A row for each size.
+fn rows(args: &Args, iterations: usize, one: impl Fn(Setup) -> Result<Row>) -> Result<Vec<Row>> {
+    let sizes = std::iter::successors(Some(args.min), |size| size.checked_mul(args.factor));
+    let setups = sizes
+        .take_while(|size| *size <= args.max)
+        .map(|bytes| Setup {
+            collective: args.collective.into(),
+            ranks: args.ranks,
+            // Whole elements.
+            bytes: bytes / 4 * 4,
+            iterations: args.iterations.unwrap_or(iterations),
+            lanes: args.lanes,
+            slice_bytes: args.slice.max(8),
+        });
+    let name = |setup: &Setup| format!("{} bytes", setup.bytes);
+    simulate(setups.collect(), name, |setup, _| {
+        let row = one(setup)?;
+        if args.json {
+            print_typed("collective", &row)?;
+        }
+        Ok(row)
+    })
+}
+
+fn on_simulated(profile: &Profile, setup: Setup) -> Result<Row> {
+    let (bound, by) = simulated::bound(profile, &setup)?;
+    Ok(Row {
+        kind: "simulated",
+        nic: profile.name.clone(),
+        ran: simulated::run(profile, &setup, 1)?,
+        setup,
+        bound_gb_s: Some(bound),
+        bound_by: Some(by),
+        memcpy_gb_s: None,
+    })
+}
+
+fn on_this_machine(nic: &Nic, kind: &'static str, setup: Setup) -> Result<Row> {
+    let config = collective::Config {
+        port_num: nic.config.port_num,
+        gid_index: nic.config.gid_index,
+        ..collective::Config::default()
+    };
+    let memcpy = measured::memcpy_gb_s(setup.bytes);
+    Ok(Row {
+        kind,
+        nic: nic.context.device_name().to_owned(),
+        ran: measured::run(&nic.context, &config, &setup)?,
+        setup,
+        bound_gb_s: None,
+        bound_by: None,
+        memcpy_gb_s: Some(memcpy),
+    })
+}

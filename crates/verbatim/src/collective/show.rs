@@ -1,0 +1,109 @@
+//! The table and the figure.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::Row;
+use crate::chart::Chart;
+use crate::output::{figure, print, table, time, write_file};
+use crate::side_by_side::{or_nothing, yes_or_no};
+
+/// What the rows are of, in words.
+fn title(row: &Row) -> String {
+    let collective = format!("{:?}", row.setup.collective);
+    let lower = collective
+        .chars()
+        .enumerate()
+        .fold(String::new(), |mut text, (at, letter)| {
+            if at > 0 && letter.is_uppercase() {
+                text.push('-');
+            }
+            text.push(letter.to_ascii_lowercase());
+            text
+        });
+    format!(
+        "{lower} of f32, {} ranks in a ring, slices of {} bytes, {} queue pairs a connection: {}, {}",
+        row.setup.ranks, row.setup.slice_bytes, row.setup.lanes, row.kind, row.nic
+    )
+}
+
+/// Prints the rows.
+pub(super) fn print_table(rows: &[Row]) -> Result<()> {
+    let Some(first) = rows.first() else {
+        return print("no size is from -b to -e");
+    };
+    print(format_args!("{}\n", title(first)))?;
+    let beside = if first.bound_gb_s.is_some() {
+        "bound"
+    } else {
+        "memcpy"
+    };
+    let header = [
+        "bytes", "time", "algbw", "busbw", beside, "share", "limit", "verified",
+    ];
+    let mut shown = table(header, &[0, 1, 2, 3, 4, 5]);
+    for row in rows {
+        let beside = row.bound_gb_s.or(row.memcpy_gb_s);
+        shown.add_row([
+            row.setup.bytes.to_string(),
+            time(row.ran.time_ns),
+            figure(row.ran.algorithm_gb_s),
+            figure(row.ran.bus_gb_s),
+            or_nothing(beside, figure),
+            or_nothing(beside, |beside| {
+                format!("{:.0} %", 100.0 * row.ran.bus_gb_s / beside)
+            }),
+            or_nothing(row.bound_by, |by| by.to_string()),
+            yes_or_no(row.ran.verified).to_owned(),
+        ]);
+    }
+    print(shown)?;
+    print(if first.bound_gb_s.is_some() {
+        "\nBandwidths in GB/s (10^9 bytes a second); busbw as nccl-tests defines it. In virtual time, not measured: the \
+         transport's own code ran, reductions took no time. bound: what the model allows where latency does not count."
+    } else {
+        "\nBandwidths in GB/s (10^9 bytes a second); busbw as nccl-tests defines it. Ranks are threads, which also reduce. \
+         memcpy: what one core copies of a buffer."
+    })
+}
+
+/// Draws the rows.
+pub(super) fn draw(rows: &[Row], file: &Path) -> Result<()> {
+    let Some(first) = rows.first() else {
+        return print("no size is from -b to -e");
+    };
+    #[allow(clippy::cast_precision_loss)] // 1 GiB at most
+    let curve = |value: &dyn Fn(&Row) -> Option<f64>| -> Vec<(f64, f64)> {
+        let points = rows.iter();
+        points
+            .filter_map(|row| Some((row.setup.bytes as f64, value(row)?)))
+            .collect()
+    };
+    let beside = if first.bound_gb_s.is_some() {
+        "bound of the model"
+    } else {
+        "memcpy"
+    };
+    let curves = [
+        (
+            "bus bandwidth".to_owned(),
+            curve(&|row| Some(row.ran.bus_gb_s)),
+        ),
+        (
+            beside.to_owned(),
+            curve(&|row| row.bound_gb_s.or(row.memcpy_gb_s)),
+        ),
+    ];
+    let chart = Chart {
+        caption: title(first),
+        x: "buffer, bytes",
+        y: "GB/s",
+        log: true,
+        curves: &curves,
+        levels: &[],
+        marks: Vec::new(),
+        marks_are: "",
+    };
+    write_file(file, &chart.svg()?)
+}
