@@ -57,7 +57,7 @@ pub struct Setup {
     pub iterations: usize,
     /// Queue pairs of a connection.
     pub lanes: usize,
-    /// Bytes of a slice.
+    /// Bytes of a slice, at most.
     pub slice_bytes: usize,
 }
 

@@ -34,6 +34,7 @@
 #![forbid(unsafe_code)]
 
 mod comm;
+mod config;
 mod end;
 mod error;
 mod pool;
@@ -45,12 +46,13 @@ mod watch;
 mod wire;
 
 pub use comm::{Receiver, Sender};
-pub use end::{Config, Hello, PreparedReceiver, PreparedSender, pair};
+pub use config::Config;
+pub use end::{Hello, PreparedReceiver, PreparedSender, pair};
 pub use error::Error;
 pub use pool::Request;
 pub use receiving::{Arrival, Receiving, Sizes};
 pub use rendezvous::{Connecting, Handle, Listener};
-pub use ring::{DataType, Reduction, Ring, ring_of};
+pub use ring::{DataType, Reduction, Ring, ring_of, slice_bytes};
 pub use sending::{Claim, Group, Part, Sending};
 pub use watch::Watch;
 pub use wire::{ClearToSend, MAX_PARTS, MAX_REQUESTS};

@@ -11,7 +11,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use verbs::ProtectionDomain;
 
 use crate::comm::{Receiver, Sender};
-use crate::end::{Config, Hello, PreparedReceiver, PreparedSender};
+use crate::config::Config;
+use crate::end::{Hello, PreparedReceiver, PreparedSender};
 use crate::error::Error;
 
 /// What a handle begins with.
@@ -160,7 +161,7 @@ pub struct Connecting {
 #[derive(Debug)]
 enum ConnectStage {
     Hello(PreparedSender),
-    Ready(Sender),
+    Ready(Box<Sender>),
     Done,
 }
 
@@ -199,7 +200,8 @@ impl Connecting {
             if let ConnectStage::Hello(sender) = stage {
                 let watch = self.messages.stream.try_clone();
                 let watch = watch.map_err(|e| self.messages.error(e))?;
-                self.stage = ConnectStage::Ready(sender.connect(&peer, Some(Box::new(watch)))?);
+                self.stage =
+                    ConnectStage::Ready(Box::new(sender.connect(&peer, Some(Box::new(watch)))?));
                 self.messages.out.push(READY);
             }
         }
@@ -207,7 +209,7 @@ impl Connecting {
             return Ok(None);
         }
         match std::mem::replace(&mut self.stage, ConnectStage::Done) {
-            ConnectStage::Ready(sender) => Ok(Some(sender)),
+            ConnectStage::Ready(sender) => Ok(Some(*sender)),
             ConnectStage::Hello(_) | ConnectStage::Done => {
                 Err(self.messages.error("this end was taken before"))
             }

@@ -120,7 +120,7 @@ mod tests {
             for lane in 0..lanes {
                 let part = stripe(len, lanes, lane);
                 prop_assert_eq!(part.start, at);
-                prop_assert!(part.end == len || part.end % 128 == 0);
+                prop_assert!(part.end == len || part.end.is_multiple_of(128));
                 at = part.end;
             }
             prop_assert_eq!(at, len);

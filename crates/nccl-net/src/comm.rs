@@ -55,8 +55,8 @@ pub(crate) struct Comm {
 }
 
 enum End {
-    Send(Sender),
-    Recv(Receiver),
+    Send(Box<Sender>),
+    Recv(Box<Receiver>),
 }
 
 /// `mhandle`.
@@ -92,7 +92,7 @@ impl Listening {
     /// The next connection, once it is there.
     pub(crate) fn accept(&self) -> Result<Option<Arc<Comm>>, Failure> {
         let receiver = lock(&self.listener)?.poll()?;
-        Ok(receiver.map(|receiver| Comm::new(End::Recv(receiver), self.device)))
+        Ok(receiver.map(|receiver| Comm::new(End::Recv(Box::new(receiver)), self.device)))
     }
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn connect(
         Some(Ok(None)) | None => Ok(None),
         Some(Ok(Some(sender))) => {
             connecting.remove(bytes);
-            Ok(Some(Comm::new(End::Send(sender), device)))
+            Ok(Some(Comm::new(End::Send(Box::new(sender)), device)))
         }
         Some(Err(error)) => {
             connecting.remove(bytes);

@@ -398,7 +398,6 @@ unsafe fn receive<S: Copy + TryInto<usize>>(
     })
 }
 
-#[expect(clippy::too_many_arguments, reason = "NCCL's")]
 pub(crate) unsafe extern "C" fn irecv_v10(
     pointer: *mut c_void,
     n: c_int,

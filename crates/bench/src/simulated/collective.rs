@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use anyhow::{Context as _, Result, bail};
-use collective::{Config, ring_of};
+use collective::{Config, ring_of, slice_bytes};
 use nicmodel::bounds::{Resource, Role};
 use nicmodel::{Bounds, Load, Mix, Operation, Profile, Transport, Verb};
 
@@ -56,7 +56,8 @@ pub fn bound(profile: &Profile, setup: &Setup) -> Result<(f64, Resource)> {
     } else {
         setup.bytes
     };
-    let slice = u32::try_from(block.min(setup.slice_bytes)).context("slices below 4 GiB")?;
+    let slice = slice_bytes(block, setup.slice_bytes).min(block);
+    let slice = u32::try_from(slice).context("slices below 4 GiB")?;
     let data = Operation::new(Verb::RdmaWrite, Transport::Rc, slice);
     let data = data.with_imm().signaled(1.0);
     let clear = Operation::new(Verb::RdmaWrite, Transport::Rc, CLEAR_BYTES);

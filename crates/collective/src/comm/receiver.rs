@@ -9,7 +9,7 @@ use verbs::{
 };
 
 use super::lane::{self, Lane};
-use crate::end::{CLEAR_SIGNALED, Config, RECV_BATCH};
+use crate::config::{CLEAR_SIGNALED, Config, RECV_BATCH};
 use crate::error::Error;
 use crate::pool::Request;
 use crate::receiving::{Arrival, Receiving, Sizes};
@@ -35,7 +35,7 @@ pub struct Receiver {
     /// RECVs of each lane that are used up and not posted again.
     used: Vec<usize>,
     /// Clear-to-send WRITEs of each lane since it posted a signaled one.
-    unsignaled: Vec<u64>,
+    unsignaled: Vec<usize>,
     flush: Option<Flush>,
     make_flush: (ProtectionDomain, Config),
     watched: Watched,
@@ -258,7 +258,7 @@ impl Receiver {
                 return Ok(());
             };
             let Some(imm) = wc.imm().filter(|_| wc.is_recv()) else {
-                lanes[lane].room += usize::try_from(CLEAR_SIGNALED).unwrap_or(1);
+                lanes[lane].room += CLEAR_SIGNALED;
                 return Ok(());
             };
             used[lane] += 1;

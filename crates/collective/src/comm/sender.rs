@@ -268,7 +268,6 @@ fn wr_id(lane: usize, group: u64) -> u64 {
 }
 
 fn lane_and_group(wr_id: u64) -> (usize, u64) {
-    #[expect(clippy::cast_possible_truncation, reason = "8 bits")]
     let lane = (wr_id >> GROUP_BITS) as usize;
     (lane, wr_id & ((1 << GROUP_BITS) - 1))
 }

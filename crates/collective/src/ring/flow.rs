@@ -2,13 +2,28 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::time::Duration;
 
 use verbs::{MemoryRegion, Waiter};
 
 use super::element::{DataType, Reduction, reduce};
-use super::{DEPTH, Ring};
+use crate::comm::{Receiver, Sender};
 use crate::error::Error;
 use crate::pool::Request;
+
+/// Slices that may be under way: NCCL's `NCCL_STEPS`.
+pub(super) const DEPTH: usize = 8;
+
+/// A rank's connections to its neighbours, and room for slices that are reduced.
+#[derive(Debug)]
+pub(super) struct Ends {
+    pub(super) sender: Sender,
+    pub(super) receiver: Receiver,
+    pub(super) scratch: MemoryRegion,
+    /// Bytes of a slice, at most.
+    pub(super) slice_bytes: usize,
+    pub(super) timeout: Duration,
+}
 
 /// Where a slice goes.
 pub(super) enum Incoming {
@@ -45,7 +60,7 @@ struct Progress {
     sending: VecDeque<Request>,
 }
 
-impl Ring {
+impl Ends {
     /// Runs it to its end.
     pub(super) fn run(&mut self, flow: &Flow<'_>) -> Result<(), Error> {
         let mut at = Progress::default();

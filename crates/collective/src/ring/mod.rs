@@ -13,13 +13,24 @@ use std::time::Duration;
 use verbs::{Access, MemoryRegion, ProtectionDomain};
 
 use crate::comm::{Receiver, Sender};
-use crate::end::{Config, pair};
+use crate::config::Config;
+use crate::end::pair;
 use crate::error::Error;
 pub use element::{DataType, Reduction};
-use flow::{Flow, Incoming};
+use flow::{DEPTH, Ends, Flow, Incoming};
 
-/// Slices that may be under way: NCCL's `NCCL_STEPS`.
-const DEPTH: usize = 8;
+/// Blocks are cut into so many slices at least, unless these would be shorter than [`SHORT_SLICE`]: one is under way while the
+/// next is made ready.
+const SLICES: usize = 4;
+/// Bytes of a slice below which another message costs more than waiting.
+const SHORT_SLICE: usize = 8 << 10;
+
+/// The bytes of a slice of a block of so many bytes, where no slice may have more than `most`; a multiple of 8. All ranks cut
+/// alike.
+pub fn slice_bytes(block_bytes: usize, most: usize) -> usize {
+    let short = block_bytes.div_ceil(SLICES).max(SHORT_SLICE);
+    short.next_multiple_of(8).min(most.max(8))
+}
 
 /// One rank of a ring. Every rank calls the same collectives with as many elements, in the same order.
 ///
@@ -47,16 +58,12 @@ const DEPTH: usize = 8;
 pub struct Ring {
     rank: usize,
     ranks: usize,
-    sender: Sender,
-    receiver: Receiver,
-    scratch: MemoryRegion,
-    slice_bytes: usize,
-    timeout: Duration,
+    ends: Ends,
 }
 
 impl Ring {
     /// A rank with its connections: `sender` leads to rank `rank + 1`, `receiver` comes from rank `rank - 1`. `slice_bytes`,
-    /// a multiple of 8 and the same for all ranks, is how much of a block travels at a time.
+    /// a multiple of 8 and the same for all ranks, is how much of a block travels at a time, at most: see [`slice_bytes`].
     ///
     /// # Errors
     /// There is no memory for slices.
@@ -74,18 +81,20 @@ impl Ring {
         Ok(Self {
             rank,
             ranks,
-            sender,
-            receiver,
-            scratch,
-            slice_bytes,
-            timeout: Duration::from_secs(30),
+            ends: Ends {
+                sender,
+                receiver,
+                scratch,
+                slice_bytes,
+                timeout: Duration::from_secs(30),
+            },
         })
     }
 
     /// The same with another time after which a collective gives up; 30 s unless set.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.ends.timeout = timeout;
         self
     }
 
@@ -160,10 +169,10 @@ impl Ring {
         root: usize,
     ) -> Result<(), Error> {
         let from_root = (self.rank + self.ranks - root % self.ranks) % self.ranks;
-        let slices = bytes.div_ceil(self.slice_bytes);
-        let slice_bytes = self.slice_bytes;
+        let slice_bytes = slice_bytes(bytes, self.ends.slice_bytes);
+        let slices = bytes.div_ceil(slice_bytes);
         let cut = move |i: usize| i * slice_bytes..((i + 1) * slice_bytes).min(bytes);
-        self.run(&Flow {
+        self.ends.run(&Flow {
             from: buffer,
             into: buffer,
             data: DataType::I64,
@@ -189,10 +198,14 @@ impl Ring {
         (from, send): (&MemoryRegion, usize),
         (into, recv): (&MemoryRegion, usize),
     ) -> Result<(), Error> {
-        let slice_bytes = self.slice_bytes;
-        let cut = move |i: usize, bytes: usize| i * slice_bytes..((i + 1) * slice_bytes).min(bytes);
-        let (sends, recvs) = (send.div_ceil(slice_bytes), recv.div_ceil(slice_bytes));
-        self.run(&Flow {
+        let most = self.ends.slice_bytes;
+        let cut = move |i: usize, bytes: usize| {
+            let slice = slice_bytes(bytes, most);
+            i * slice..((i + 1) * slice).min(bytes)
+        };
+        let slices = |bytes: usize| bytes.div_ceil(slice_bytes(bytes, most));
+        let (sends, recvs) = (slices(send), slices(recv));
+        self.ends.run(&Flow {
             from,
             into,
             data: DataType::I64,
@@ -222,8 +235,9 @@ impl Ring {
                 buffer.len()
             )));
         }
-        let per_slice = self.slice_bytes / element;
-        let slices = self.block(count, 0).len().div_ceil(per_slice);
+        let longest = self.block(count, 0).len();
+        let per_slice = slice_bytes(longest * element, self.ends.slice_bytes) / element;
+        let slices = longest.div_ceil(per_slice);
         let blocks: Vec<Range<usize>> = (0..n).map(|block| self.block(count, block)).collect();
         let bytes = |block: usize, slice: usize| {
             let Range { start, end } = blocks[block % n];
@@ -232,7 +246,7 @@ impl Ring {
         };
         let total = steps.len() * slices;
         let at = |i: usize| (steps.start + i / slices, i % slices);
-        self.run(&Flow {
+        self.ends.run(&Flow {
             from: buffer,
             into: buffer,
             data,

@@ -1,16 +1,15 @@
 //! `verbatim collective`: bus bandwidth of collectives over message size, as nccl-tests prints it.
 
+mod row;
 mod show;
 
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use bench::collective::{self as measured, Collective, Outcome as Ran, Setup};
+use bench::collective::{self as measured, Collective, Setup};
 use bench::simulated::collective as simulated;
 use clap::ValueEnum;
 use nicmodel::Profile;
-use nicmodel::bounds::Resource;
-use serde::Serialize;
 
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
@@ -18,6 +17,7 @@ use crate::model::NicProfileArgs;
 use crate::nic::Nic;
 use crate::output::print_typed;
 use crate::side_by_side::{outcome, simulated as simulate};
+use row::Row;
 
 /// Arguments of `verbatim collective`.
 #[derive(clap::Args)]
@@ -112,22 +112,6 @@ impl From<Kind> for Collective {
             Kind::SendRecv => Self::SendRecv,
         }
     }
-}
-
-/// A line of the table.
-#[derive(Serialize)]
-struct Row {
-    kind: &'static str,
-    nic: String,
-    #[serde(flatten)]
-    setup: Setup,
-    #[serde(flatten)]
-    ran: Ran,
-    /// The bus bandwidth that the model allows, in 10^9 bytes a second: of simulated NICs.
-    bound_gb_s: Option<f64>,
-    bound_by: Option<Resource>,
-    /// What one core copies of so many bytes, in 10^9 bytes a second: of this machine.
-    memcpy_gb_s: Option<f64>,
 }
 
 /// Runs the command.

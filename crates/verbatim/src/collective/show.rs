@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::Row;
+use super::row::Row;
 use crate::chart::Chart;
 use crate::output::{figure, print, table, time, write_file};
 use crate::side_by_side::{or_nothing, yes_or_no};
@@ -23,8 +23,16 @@ fn title(row: &Row) -> String {
             text
         });
     format!(
-        "{lower} of f32, {} ranks in a ring, slices of {} bytes, {} queue pairs a connection: {}, {}",
-        row.setup.ranks, row.setup.slice_bytes, row.setup.lanes, row.kind, row.nic
+        "{lower} of f32, {} ranks in a ring, slices of at most {} bytes, {} a connection: {}, {}",
+        row.setup.ranks,
+        row.setup.slice_bytes,
+        if row.setup.lanes == 1 {
+            "1 queue pair".to_owned()
+        } else {
+            format!("{} queue pairs", row.setup.lanes)
+        },
+        row.kind,
+        row.nic
     )
 }
 

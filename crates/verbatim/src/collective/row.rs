@@ -1,0 +1,21 @@
+//! What is printed of a size.
+
+use bench::collective::{Outcome as Ran, Setup};
+use nicmodel::bounds::Resource;
+use serde::Serialize;
+
+/// A line of the table.
+#[derive(Serialize)]
+pub(super) struct Row {
+    pub(super) kind: &'static str,
+    pub(super) nic: String,
+    #[serde(flatten)]
+    pub(super) setup: Setup,
+    #[serde(flatten)]
+    pub(super) ran: Ran,
+    /// The bus bandwidth that the model allows, in 10^9 bytes a second: of simulated NICs.
+    pub(super) bound_gb_s: Option<f64>,
+    pub(super) bound_by: Option<Resource>,
+    /// What one core copies of so many bytes, in 10^9 bytes a second: of this machine.
+    pub(super) memcpy_gb_s: Option<f64>,
+}
