@@ -67,6 +67,8 @@ enum Memory {
     Boxed(*mut [u8]),
     /// Of this process alone, page-aligned.
     Pages(*mut u8, Layout),
+    /// Of an owner that the region keeps.
+    Owned(#[expect(dead_code, reason = "keeps the bytes")] Box<dyn Send + Sync>),
     /// Another region's, which lives as long.
     Again(#[expect(dead_code, reason = "keeps the bytes")] Arc<MemoryRegion>),
     /// Outlives the region by the caller's closure.
@@ -169,6 +171,25 @@ impl ProtectionDomain {
                 Memory::Boxed(buffer),
             )
         }
+    }
+
+    /// Registers memory of somebody else's, such as another language's array. The region keeps `owner`, and drops it after
+    /// deregistration. If the provider refuses to deregister, the owner is leaked.
+    ///
+    /// # Safety
+    /// `addr` is valid for reads of `len` bytes until `owner` is dropped, and for writes where `access` lets the NIC or peers
+    /// write. Nothing in this process relies on the bytes staying as they are meanwhile (no `&[u8]` to them exists while the NIC
+    /// or a peer may write).
+    pub unsafe fn register_owned(
+        &self,
+        addr: *mut u8,
+        len: usize,
+        access: Access,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<MemoryRegion, VerbError> {
+        let memory = Memory::Owned(Box::new(owner));
+        // SAFETY: the caller vouches for the memory as long as the region has the owner.
+        unsafe { MemoryRegion::register(&self.inner, addr, len, access, memory) }
     }
 
     /// Registers a borrowed buffer for as long as `work` runs.
@@ -487,7 +508,7 @@ impl Memory {
             Self::Pages(addr, layout) => unsafe { std::alloc::dealloc(addr, layout) },
             // SAFETY: from Box::into_raw in `register_vec`; the region was the only owner.
             Self::Boxed(buffer) => drop(unsafe { Box::from_raw(buffer) }),
-            Self::Again(_) | Self::Borrowed => {}
+            Self::Again(_) | Self::Owned(_) | Self::Borrowed => {}
         }
     }
 }

@@ -1,0 +1,225 @@
+//! Who takes what has come: callers that wait, else a thread.
+//!
+//! A caller that waits polls its connection itself for a while, so that short answers cost no wake-up. Then it sleeps, and the
+//! thread of the process wakes it. That thread polls while something comes, and sleeps on the completion channel when nothing
+//! does. While callers poll and nobody else waits, it stays away.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use verbs::{CompletionChannel, Waiter};
+
+use crate::link::Link;
+
+/// How long a caller, and the thread after its last completion, poll before they sleep: waking takes about as long.
+pub(crate) const SPIN: Duration = Duration::from_micros(200);
+/// How often peers are looked for that something is expected of.
+const PROBE_EVERY: Duration = Duration::from_millis(100);
+
+/// The connections of a process, and who polls them.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    links: Mutex<Arc<Vec<Arc<Link>>>>,
+    channel: CompletionChannel,
+    /// Peers may ask at any time.
+    serves: AtomicBool,
+    /// Callers that poll.
+    pollers: AtomicUsize,
+    /// Callers that sleep, and operations that nobody waits for in a thread.
+    sleepers: AtomicUsize,
+    stop: AtomicBool,
+    parked: Mutex<bool>,
+    wake: Condvar,
+}
+
+/// The thread. Dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Running {
+    engine: Arc<Engine>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Engine {
+    pub(crate) fn new(channel: CompletionChannel) -> Arc<Self> {
+        Arc::new(Self {
+            links: Mutex::default(),
+            channel,
+            serves: AtomicBool::new(false),
+            pollers: AtomicUsize::new(0),
+            sleepers: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            parked: Mutex::new(false),
+            wake: Condvar::new(),
+        })
+    }
+
+    /// Peers may ask from now on.
+    pub(crate) fn serve(&self) {
+        self.serves.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    pub(crate) fn add(&self, link: Arc<Link>) {
+        self.change(|links| links.push(link));
+    }
+
+    pub(crate) fn remove(&self, link: &Arc<Link>) {
+        self.change(|links| links.retain(|l| !Arc::ptr_eq(l, link)));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Vec<Arc<Link>>)) {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut new = (**links).clone();
+        change(&mut new);
+        *links = Arc::new(new);
+    }
+
+    /// The connections.
+    pub(crate) fn links(&self) -> Arc<Vec<Arc<Link>>> {
+        Arc::clone(&self.links.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Polls a connection until `done`, or for [`SPIN`], or until `deadline`; whether it is done.
+    pub(crate) fn spin(
+        &self,
+        link: &Link,
+        deadline: Option<Instant>,
+        done: impl Fn() -> bool,
+    ) -> bool {
+        self.pollers.fetch_add(1, Ordering::SeqCst);
+        let begun = Instant::now();
+        let end = deadline.map_or(begun + SPIN, |d| d.min(begun + SPIN));
+        let mut waiter = Waiter::never_sleeping();
+        let mut is_done = done();
+        let mut turns = 0u32;
+        while !is_done {
+            if link.poll() {
+                waiter.reset();
+            } else {
+                waiter.idle();
+            }
+            is_done = done();
+            turns = turns.wrapping_add(1);
+            // The clock costs about as much as a poll.
+            if turns.is_multiple_of(16) && Instant::now() >= end {
+                break;
+            }
+        }
+        let others = self.pollers.fetch_sub(1, Ordering::SeqCst) - 1;
+        if others == 0 && self.is_needed() {
+            self.wake();
+        }
+        is_done
+    }
+
+    /// Somebody waits whom the thread has to wake, until this is dropped.
+    pub(crate) fn sleeper(self: &Arc<Self>) -> Sleeper {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.wake();
+        Sleeper(Arc::clone(self))
+    }
+
+    /// Whether anybody counts on the thread.
+    fn is_needed(&self) -> bool {
+        self.sleepers.load(Ordering::SeqCst) > 0 || self.serves.load(Ordering::SeqCst)
+    }
+
+    /// Whether the thread has to poll now.
+    fn is_needed_now(&self) -> bool {
+        self.sleepers.load(Ordering::SeqCst) > 0
+            || self.serves.load(Ordering::SeqCst) && self.pollers.load(Ordering::SeqCst) == 0
+    }
+
+    /// Wakes the thread if it is parked.
+    fn wake(&self) {
+        let parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
+        if *parked {
+            self.wake.notify_all();
+        }
+    }
+
+    fn park(&self) {
+        let mut parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
+        *parked = true;
+        if !self.is_needed_now() && !self.stop.load(Ordering::SeqCst) {
+            // A poller that crashes does not say that it leaves.
+            let woken = self.wake.wait_timeout(parked, Duration::from_secs(1));
+            parked = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *parked = false;
+    }
+
+    fn run(&self) {
+        let mut last = Instant::now();
+        let mut probed = Instant::now();
+        let mut waiter = Waiter::never_sleeping();
+        while !self.stop.load(Ordering::SeqCst) {
+            if !self.is_needed_now() {
+                self.park();
+                continue;
+            }
+            let links = self.links();
+            if links.iter().fold(false, |some, link| link.poll() | some) {
+                last = Instant::now();
+                waiter.reset();
+                continue;
+            }
+            if probed.elapsed() >= PROBE_EVERY {
+                probed = Instant::now();
+                links.iter().for_each(|link| link.probe());
+                self.change(|links| links.retain(|link| !link.has_ended()));
+            }
+            if last.elapsed() < SPIN {
+                waiter.idle();
+                continue;
+            }
+            links.iter().for_each(|link| link.arm());
+            if links.iter().fold(false, |some, link| link.poll() | some) {
+                last = Instant::now();
+                continue;
+            }
+            // An error of the channel shows at the next verb.
+            let _ = self.channel.wait_timeout(PROBE_EVERY);
+            last = Instant::now();
+        }
+    }
+
+    /// Starts the thread.
+    pub(crate) fn start(self: &Arc<Self>) -> std::io::Result<Running> {
+        let engine = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("tensor engine".to_owned());
+        Ok(Running {
+            engine: Arc::clone(self),
+            thread: Some(thread.spawn(move || engine.run())?),
+        })
+    }
+}
+
+/// Somebody who waits for the thread.
+#[derive(Debug)]
+pub(crate) struct Sleeper(Arc<Engine>);
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        self.0.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.engine.stop.store(true, Ordering::SeqCst);
+        self.engine.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            // A thread that panicked has nothing left to stop.
+            let _ = thread.join();
+        }
+        for link in self.engine.links().iter() {
+            link.end("it was closed on this side");
+        }
+        self.engine.change(Vec::clear);
+    }
+}

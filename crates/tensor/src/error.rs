@@ -1,0 +1,77 @@
+//! What can go wrong.
+
+use std::time::Duration;
+
+use crate::message::{MessageError, Name};
+use crate::meta::{Meta, MetaError};
+
+/// Why a tensor did not come or go.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The key or the shape cannot be.
+    #[error(transparent)]
+    Name(#[from] MessageError),
+    /// The tensor cannot be.
+    #[error(transparent)]
+    Meta(#[from] MetaError),
+    /// The peer has no such tensor.
+    #[error("the peer has no tensor {0}")]
+    Missing(Name),
+    /// Time has passed.
+    #[error(
+        "no answer for tensor {name} within {timeout:?}: either nobody has published it, or the peer is busy"
+    )]
+    Timeout {
+        /// Which.
+        name: Name,
+        /// How long.
+        timeout: Duration,
+    },
+    /// The caller wants it no more.
+    #[error("the request for tensor {0} was cancelled")]
+    Cancelled(Name),
+    /// The given memory is for another tensor.
+    #[error("tensor {name} is {there}, and the given array is {given}")]
+    Other {
+        /// Which.
+        name: Name,
+        /// What the peer has.
+        there: Meta,
+        /// For what there is memory.
+        given: Meta,
+    },
+    /// The store has less room than that.
+    #[error("tensor {name} has {bytes} bytes, more than the capacity of the store")]
+    TooLarge {
+        /// Which.
+        name: Name,
+        /// Its bytes.
+        bytes: u64,
+    },
+    /// The peer could not register memory for it.
+    #[error("the peer has no memory for tensor {0}")]
+    PeerMemory(Name),
+    /// Too much at once.
+    #[error(
+        "{0} requests are outstanding on this connection; wait for some of them, or open a second connection"
+    )]
+    Busy(usize),
+    /// The connection is of no use any more.
+    #[error("the connection to {peer} has ended: {reason}")]
+    Ended {
+        /// To whom.
+        peer: String,
+        /// Why.
+        reason: String,
+    },
+    /// A verb of this process failed.
+    #[error("{0}")]
+    Verb(String),
+}
+
+impl From<verbs::VerbError> for Error {
+    fn from(e: verbs::VerbError) -> Self {
+        Self::Verb(e.to_string())
+    }
+}

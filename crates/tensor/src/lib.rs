@@ -1,0 +1,43 @@
+//! Tensors between processes, by key: a receiver asks, and the sender WRITEs from the source straight into the destination.
+//!
+//! The design is TensorFlow's. A receiver asks for a tensor by key and step. It says where the tensor is to go, by address and
+//! R_Key, and what it takes the tensor to be, by element type and shape. The sender compares. If the tensor is something else
+//! it says what; the receiver allocates memory for that and asks again. Then the sender WRITEs the tensor, striped over several queue
+//! pairs, with the index of the request as immediate. Receivers remember what a tensor was, so that most requests succeed at once.
+//!
+//! - [`Peer`]: a process that has tensors for others ([`publish`](Peer::publish)), stores theirs, and connects to others.
+//! - [`Remote`]: another one: [`get`](Remote::get), [`put`](Remote::put), [`remove`](Remote::remove).
+//! - [`Tensor`], [`Meta`], [`DType`]: a tensor in registered memory, and what it is.
+//! - [`Message`], [`Window`], [`Requests`], [`Catalogue`], [`stripes`]: the protocol; pure.
+//!
+//! A peer that dies is an error. The queue pairs of a connection are destroyed before any memory that its peer may write is
+//! freed, so no WRITE comes into memory that somebody else has by then.
+
+#![forbid(unsafe_code)]
+
+mod catalogue;
+mod engine;
+mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+mod link;
+mod memory;
+mod message;
+mod meta;
+mod operation;
+mod peer;
+mod queues;
+mod rendezvous;
+mod requests;
+pub mod stripes;
+mod window;
+
+pub use catalogue::{Catalogue, Holdings};
+pub use error::Error;
+pub use memory::{POOL_BYTES, Tensor};
+pub use message::{KEY_BYTES_MAX, MESSAGE_BYTES, Message, MessageError, Name, Refusal, Wanted};
+pub use meta::{DIMENSIONS_MAX, DType, Meta, MetaError, TENSOR_BYTES_MAX};
+pub use operation::Outcome;
+pub use peer::{Config, Operation, Peer, QUEUE_PAIRS_MAX, Remote, StartError};
+pub use requests::{REQUESTS_MAX, Requests};
+pub use window::{WINDOW, Window};

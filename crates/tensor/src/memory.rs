@@ -1,0 +1,197 @@
+//! Memory that tensors are sent from and come into.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use verbs::{Access, MemoryRegion, ProtectionDomain, VerbError};
+
+use crate::meta::Meta;
+
+/// Bytes of freed memory that are kept for the next tensors, unless configured.
+pub const POOL_BYTES: usize = 512 << 20;
+
+/// A tensor: what it is, and its bytes. Clones are the same tensor.
+#[derive(Clone)]
+pub struct Tensor {
+    pub(crate) meta: Meta,
+    pub(crate) memory: Memory,
+}
+
+/// The bytes of a tensor.
+#[derive(Clone)]
+pub(crate) enum Memory {
+    /// There are none.
+    Empty,
+    /// Somebody else's, registered.
+    Registered(Arc<MemoryRegion>),
+    /// Of a [`Pool`].
+    Pooled(Arc<Pooled>),
+}
+
+impl Memory {
+    /// The region, if there are bytes.
+    pub(crate) fn region(&self) -> Option<&MemoryRegion> {
+        match self {
+            Self::Empty => None,
+            Self::Registered(region) => Some(region),
+            Self::Pooled(pooled) => pooled.region.as_ref(),
+        }
+    }
+}
+
+impl Tensor {
+    /// A tensor whose bytes are the first of a region; none for an empty tensor.
+    ///
+    /// The bytes must not change while the tensor is published: a receiver may find old and new ones.
+    ///
+    /// # Errors
+    /// Gives the region back when it is shorter than the tensor.
+    pub fn new(
+        meta: Meta,
+        region: Option<Arc<MemoryRegion>>,
+    ) -> Result<Self, Option<Arc<MemoryRegion>>> {
+        let there = region.as_ref().map_or(0, |r| r.len() as u64);
+        if there < meta.bytes() {
+            return Err(region);
+        }
+        let memory = region.map_or(Memory::Empty, Memory::Registered);
+        Ok(Self { meta, memory })
+    }
+
+    /// What it is.
+    pub fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// The memory with its bytes; the region may be longer. None if it is empty.
+    pub fn region(&self) -> Option<&MemoryRegion> {
+        self.memory.region().filter(|_| self.meta.bytes() > 0)
+    }
+
+    /// A copy of its bytes.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let len = usize::try_from(self.meta.bytes()).unwrap_or(0);
+        let mut bytes = vec![0; len];
+        if let Some(region) = self.region() {
+            // A tensor is inside of its region.
+            let _ = region.read_at(0, &mut bytes);
+        }
+        bytes
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({})", self.meta)
+    }
+}
+
+/// Registered memory that is used again: registering takes longer than most transfers.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pd: ProtectionDomain,
+    free: Mutex<Free>,
+    keep_bytes: usize,
+}
+
+#[derive(Debug, Default)]
+struct Free {
+    by_size: HashMap<usize, Vec<MemoryRegion>>,
+    bytes: usize,
+}
+
+/// Memory of a pool, which goes back there.
+#[derive(Debug)]
+pub(crate) struct Pooled {
+    region: Option<MemoryRegion>,
+    pool: Arc<Pool>,
+}
+
+impl Pool {
+    pub(crate) fn new(pd: ProtectionDomain, keep_bytes: usize) -> Arc<Self> {
+        Arc::new(Self {
+            pd,
+            free: Mutex::default(),
+            keep_bytes,
+        })
+    }
+
+    /// Memory for a tensor that comes.
+    pub(crate) fn memory(self: &Arc<Self>, meta: &Meta) -> Result<Memory, VerbError> {
+        let len = usize::try_from(meta.bytes()).unwrap_or(usize::MAX);
+        if len == 0 {
+            return Ok(Memory::Empty);
+        }
+        let size = size_class(len);
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let region = match self.take(size) {
+            Some(region) => region,
+            None => self.pd.alloc(size, access)?,
+        };
+        Ok(Memory::Pooled(Arc::new(Pooled {
+            region: Some(region),
+            pool: Arc::clone(self),
+        })))
+    }
+
+    fn take(&self, size: usize) -> Option<MemoryRegion> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let region = free.by_size.get_mut(&size)?.pop()?;
+        free.bytes -= size;
+        Some(region)
+    }
+}
+
+/// Sizes of memory: an eighth is lost at most above 32 KiB.
+fn size_class(len: usize) -> usize {
+    let step = (len.next_power_of_two() / 8).max(4096);
+    len.next_multiple_of(step)
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        let Some(region) = self.region.take() else {
+            return;
+        };
+        let free = self.pool.free.lock();
+        let mut free = free.unwrap_or_else(PoisonError::into_inner);
+        if free.bytes + region.len() <= self.pool.keep_bytes {
+            free.bytes += region.len();
+            free.by_size.entry(region.len()).or_default().push(region);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::meta::DType;
+
+    #[test]
+    fn classes_hold_what_they_are_for() {
+        for len in [1, 4096, 4097, 70_000, 1 << 26, (1 << 26) + 1] {
+            let size = size_class(len);
+            assert!(size >= len && size <= len + len / 4 + 4096, "{len}: {size}");
+        }
+    }
+
+    #[test]
+    fn memory_is_used_again_until_there_is_enough() {
+        let context = verbs::Provider::softnic().device(None).expect("there");
+        let pd = context.open().expect("opens").alloc_pd().expect("a PD");
+        let pool = Pool::new(pd, 8192);
+        let meta = |n| Meta::new(DType::U8, vec![n]).expect("small");
+        let address = |m: &Memory| m.region().map(MemoryRegion::addr);
+        let first = pool.memory(&meta(100)).expect("memory");
+        let was = address(&first);
+        drop(first);
+        let again = pool.memory(&meta(4000)).expect("memory");
+        assert_eq!(address(&again), was);
+        let large = pool.memory(&meta(100_000)).expect("memory");
+        drop((again, large));
+        let free = pool.free.lock().expect("whole").bytes;
+        assert_eq!(free, 4096, "the large one was not kept");
+        assert!(pool.memory(&meta(0)).expect("nothing").region().is_none());
+    }
+}

@@ -1,0 +1,147 @@
+//! What a tensor is besides its bytes: the type of its elements, and its shape.
+
+use std::fmt;
+
+/// The most dimensions of a tensor.
+pub const DIMENSIONS_MAX: usize = 16;
+/// The most bytes of a tensor: 64 GiB.
+pub const TENSOR_BYTES_MAX: u64 = 64 << 30;
+
+/// The type of an element, as DLPack has it (`DLDataType`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DType {
+    /// `DLDataTypeCode`: 0 signed integer, 1 unsigned integer, 2 IEEE floating point, 4 bfloat16, 5 complex, 6 Boolean.
+    pub code: u8,
+    /// Bits of one lane.
+    pub bits: u8,
+    /// Lanes of a vector type; 1 for scalars.
+    pub lanes: u16,
+}
+
+impl DType {
+    /// One byte without a sign.
+    pub const U8: Self = Self::scalar(1, 8);
+    /// A 32-bit IEEE floating-point number.
+    pub const F32: Self = Self::scalar(2, 32);
+
+    /// A scalar type.
+    pub const fn scalar(code: u8, bits: u8) -> Self {
+        Self {
+            code,
+            bits,
+            lanes: 1,
+        }
+    }
+
+    /// Bytes of an element; those of a last incomplete byte count.
+    pub fn bytes(self) -> u64 {
+        (u64::from(self.bits) * u64::from(self.lanes)).div_ceil(8)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.code {
+            0 => write!(f, "int{}", self.bits)?,
+            1 => write!(f, "uint{}", self.bits)?,
+            2 => write!(f, "float{}", self.bits)?,
+            4 => write!(f, "bfloat{}", self.bits)?,
+            5 => write!(f, "complex{}", self.bits)?,
+            6 => f.write_str("bool")?,
+            code => write!(f, "type {code} of {} bits", self.bits)?,
+        }
+        if self.lanes == 1 {
+            return Ok(());
+        }
+        write!(f, "x{}", self.lanes)
+    }
+}
+
+/// The element type and the shape of a tensor that is contiguous in C order.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Meta {
+    dtype: DType,
+    shape: Vec<u64>,
+    bytes: u64,
+}
+
+/// Why there is no such tensor.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MetaError {
+    /// It has too many dimensions.
+    #[error("{0} dimensions: a tensor has at most {DIMENSIONS_MAX}")]
+    Dimensions(usize),
+    /// It has too many bytes.
+    #[error("a tensor has at most {TENSOR_BYTES_MAX} bytes")]
+    Bytes,
+    /// Its elements have no size.
+    #[error("the element type has no size")]
+    Element,
+}
+
+impl Meta {
+    /// A tensor of this element type and shape. No dimensions: a scalar.
+    ///
+    /// # Errors
+    /// When it is too large.
+    pub fn new(dtype: DType, shape: Vec<u64>) -> Result<Self, MetaError> {
+        if shape.len() > DIMENSIONS_MAX {
+            return Err(MetaError::Dimensions(shape.len()));
+        }
+        if dtype.bytes() == 0 {
+            return Err(MetaError::Element);
+        }
+        // A shape with a 0 in it is empty, however large its other dimensions are.
+        let empty = shape.contains(&0);
+        let product = shape
+            .iter()
+            .try_fold(dtype.bytes(), |n, &d| n.checked_mul(d));
+        let bytes = if empty { Some(0) } else { product };
+        let bytes = bytes.filter(|&n| n <= TENSOR_BYTES_MAX);
+        Ok(Self {
+            dtype,
+            shape,
+            bytes: bytes.ok_or(MetaError::Bytes)?,
+        })
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The dimensions, the slowest first.
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// Bytes of the whole tensor.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl fmt::Display for Meta {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:?}", self.dtype, self.shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_the_shape() {
+        let bytes = |shape: &[u64]| Meta::new(DType::F32, shape.to_vec()).map(|m| m.bytes());
+        assert_eq!(bytes(&[]), Ok(4));
+        assert_eq!(bytes(&[3, 5]), Ok(60));
+        assert_eq!(bytes(&[u64::MAX, 0]), Ok(0));
+        assert_eq!(bytes(&[u64::MAX, 2]), Err(MetaError::Bytes));
+        assert_eq!(bytes(&[1; 17]), Err(MetaError::Dimensions(17)));
+        let nothing = DType::scalar(2, 0);
+        assert_eq!(Meta::new(nothing, vec![1]), Err(MetaError::Element));
+        assert_eq!(DType::scalar(0, 4).bytes(), 1);
+    }
+}

@@ -1,0 +1,462 @@
+//! The queue pairs of a connection: one for messages, the others for data.
+//!
+//! Messages are SENDs from fixed registered buffers into fixed registered buffers ([`Window`](crate::window::Window) says when a buffer is free). Data are
+//! RDMA WRITEs; the last of each stripe has the index of the request as its immediate.
+
+use std::collections::VecDeque;
+
+use verbs::{
+    Access, CompletionChannel, CompletionQueue, Context, HeaderOnly, Inline, MemoryRegion, PortGid,
+    Postlist, PreparedQp, ProtectionDomain, QpEndpoint, QueuePair, RKey, Rc, RecvList,
+    RemoteMemory, VerbError, WcBuffer,
+};
+
+use crate::memory::Tensor;
+use crate::message::MESSAGE_BYTES;
+use crate::requests::REQUESTS_MAX;
+use crate::stripes;
+use crate::window::WINDOW;
+
+/// Receive buffers for messages. Acknowledgements use them, too.
+const MESSAGE_RECVS: usize = 2 * WINDOW as usize;
+/// Send WRs of the queue pair for messages: messages, acknowledgements, probes.
+const MESSAGE_SENDS: usize = 4 * WINDOW as usize;
+/// Every so many messages are signaled.
+const SIGNALED_EVERY: usize = 16;
+/// Send WRs of a queue pair for data.
+const DATA_SENDS: usize = 128;
+
+/// What a completion is of: the upper 32 bits of a `wr_id`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum Kind {
+    MessageRecv = 1,
+    DataRecv,
+    MessageSend,
+    Probe,
+    /// From here on: a WRITE by the queue pair for data of the number that is added.
+    Write,
+}
+
+fn wr_id(kind: u32, number: usize) -> u64 {
+    u64::from(kind) << 32 | number as u64
+}
+
+/// What has come.
+#[derive(Debug)]
+pub(crate) enum Arrival<'b> {
+    /// A message.
+    Message(&'b [u8]),
+    /// The peer has consumed so many messages.
+    Acknowledgement(u32),
+    /// The bytes of a stripe of this request are in their place.
+    Data(u32),
+    /// A stripe of this transfer was sent.
+    Written(u32),
+}
+
+/// Queue pairs before they are connected.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    qps: Vec<PreparedQp<Rc>>,
+    recv_cq: CompletionQueue,
+    send_cq: CompletionQueue,
+    recvs: MemoryRegion,
+    sends: MemoryRegion,
+}
+
+/// Connected queue pairs. When they are dropped, no peer writes into this process by them any more.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    message: QueuePair<Rc>,
+    message_list: Postlist<Rc>,
+    message_recv: RecvList,
+    unsignaled: usize,
+    sends_posted: usize,
+    data: Vec<Data>,
+    recv_cq: CompletionQueue,
+    send_cq: CompletionQueue,
+    recvs: MemoryRegion,
+    sends: MemoryRegion,
+    probing: bool,
+    wcs: WcBuffer<32>,
+}
+
+/// A queue pair for data.
+#[derive(Debug)]
+struct Data {
+    qp: QueuePair<Rc>,
+    list: Postlist<Rc>,
+    recv: RecvList,
+    posted: usize,
+    /// WRITEs of each posted stripe.
+    sizes: VecDeque<usize>,
+}
+
+/// Where queue pairs are made.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    pub(crate) context: Context,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) channel: CompletionChannel,
+    pub(crate) port: PortGid,
+}
+
+/// A verb that cannot be called so.
+fn invalid(verb: &'static str, what: impl Into<String>) -> VerbError {
+    let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, what.into());
+    VerbError { verb, source }
+}
+
+/// No memory: for WRITEs without bytes.
+const NOWHERE: RemoteMemory = RemoteMemory {
+    addr: 0,
+    len: 0,
+    rkey: RKey(0),
+};
+
+impl Prepared {
+    /// A queue pair for messages and so many for data, with their RECVs posted.
+    pub(crate) fn new(place: &Place, data: usize) -> Result<Self, VerbError> {
+        let entries =
+            |message: usize, each: usize| u32::try_from(message + data * each).unwrap_or(u32::MAX);
+        let cq = |n| place.context.create_cq_with_channel(n, &place.channel);
+        let recv_cq = cq(entries(MESSAGE_RECVS, REQUESTS_MAX))?;
+        let send_cq = cq(entries(MESSAGE_SENDS, DATA_SENDS))?;
+        let recvs = place
+            .pd
+            .alloc(MESSAGE_RECVS * MESSAGE_BYTES, Access::LOCAL_WRITE)?;
+        let sends = place
+            .pd
+            .alloc(WINDOW as usize * MESSAGE_BYTES, Access::LOCAL_READ)?;
+        let mut qps = Vec::with_capacity(1 + data);
+        for i in 0..=data {
+            let (send, recv) = if i == 0 {
+                (MESSAGE_SENDS, MESSAGE_RECVS)
+            } else {
+                (DATA_SENDS, REQUESTS_MAX)
+            };
+            let qp = place
+                .pd
+                .qp::<Rc>(&send_cq, &recv_cq)
+                .port_num(place.port.port_num)
+                .gid_index(place.port.gid_index)
+                .max_send_wr(u32::try_from(send).unwrap_or(u32::MAX))
+                .max_recv_wr(u32::try_from(recv).unwrap_or(u32::MAX))
+                .inline_up_to(if i == 0 { 188 } else { 0 })
+                .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+                .build()?;
+            let mut list = qp.recv_list(recv);
+            for slot in 0..recv {
+                if i == 0 {
+                    recv_message(&mut list, &recvs, slot);
+                } else {
+                    list.recv(HeaderOnly, wr_id(Kind::DataRecv as u32, i - 1));
+                }
+            }
+            qp.post_recv(&mut list)
+                .map_err(|e| invalid("ibv_post_recv", e.to_string()))?;
+            qps.push(qp);
+        }
+        // The first message wakes who waits.
+        recv_cq.req_notify(false)?;
+        Ok(Self {
+            qps,
+            recv_cq,
+            send_cq,
+            recvs,
+            sends,
+        })
+    }
+
+    pub(crate) fn endpoints(&self) -> Vec<QpEndpoint> {
+        self.qps.iter().map(PreparedQp::endpoint).collect()
+    }
+
+    /// Connects each to the peer's of the same place; there must be as many.
+    pub(crate) fn connect(self, peer: &[QpEndpoint]) -> Result<Queues, VerbError> {
+        if peer.len() != self.qps.len() {
+            let what = format!(
+                "the peer has {} queue pairs of {}",
+                peer.len(),
+                self.qps.len()
+            );
+            return Err(invalid("ibv_modify_qp", what));
+        }
+        let mut qps = self
+            .qps
+            .into_iter()
+            .zip(peer)
+            .map(|(qp, to)| qp.connect(to));
+        let none = || invalid("ibv_modify_qp", "no queue pair for messages");
+        let message = qps.next().ok_or_else(none)??;
+        let data = qps
+            .map(|qp| {
+                let qp = qp?;
+                Ok(Data {
+                    list: qp.postlist(writes_max()),
+                    recv: qp.recv_list(1),
+                    posted: 0,
+                    sizes: VecDeque::new(),
+                    qp,
+                })
+            })
+            .collect::<Result<_, VerbError>>()?;
+        Ok(Queues {
+            message_list: message.postlist(1),
+            message_recv: message.recv_list(1),
+            message,
+            unsignaled: 0,
+            sends_posted: 0,
+            data,
+            recv_cq: self.recv_cq,
+            send_cq: self.send_cq,
+            recvs: self.recvs,
+            sends: self.sends,
+            probing: false,
+            wcs: WcBuffer::new(),
+        })
+    }
+}
+
+/// WRITEs of the largest stripe.
+fn writes_max() -> usize {
+    let count = crate::meta::TENSOR_BYTES_MAX.div_ceil(stripes::WRITE_BYTES_MAX);
+    usize::try_from(count).unwrap_or(64)
+}
+
+/// A RECV for a message into the buffer of this number, which exists.
+fn recv_message(list: &mut RecvList, recvs: &MemoryRegion, slot: usize) {
+    let at = slot * MESSAGE_BYTES;
+    if let Ok(buffer) = recvs.slice(at..at + MESSAGE_BYTES) {
+        list.recv(buffer, wr_id(Kind::MessageRecv as u32, slot));
+    }
+}
+
+/// Why a connection is of no use any more, for people.
+pub(crate) type Broken = String;
+
+impl Queues {
+    /// How many queue pairs data are striped over.
+    pub(crate) fn data_count(&self) -> u64 {
+        self.data.len() as u64
+    }
+
+    /// Whether the send queue for messages has room for another, and for acknowledgements.
+    pub(crate) fn takes_message(&self) -> bool {
+        self.sends_posted + SIGNALED_EVERY < MESSAGE_SENDS
+    }
+
+    /// Sends a message of at most [`MESSAGE_BYTES`] from the buffer of this number.
+    pub(crate) fn send(&mut self, buffer: u32, bytes: &[u8]) -> Result<(), Broken> {
+        let at = buffer as usize * MESSAGE_BYTES;
+        self.message_list.clear();
+        let wr = if bytes.len() <= self.message.max_inline_data() {
+            self.message_list.send(Inline(bytes))
+        } else {
+            let inside = |e: verbs::RangeError| e.to_string();
+            self.sends.write_at(at, bytes).map_err(inside)?;
+            let part = self.sends.slice(at..at + bytes.len()).map_err(inside)?;
+            self.message_list.send(part)
+        };
+        let wr = wr.wr_id(wr_id(Kind::MessageSend as u32, self.unsignaled + 1));
+        if self.unsignaled + 1 >= SIGNALED_EVERY {
+            wr.signaled();
+        }
+        self.post_message()
+    }
+
+    /// Tells the peer how many of its messages were consumed.
+    pub(crate) fn acknowledge(&mut self, consumed: u32) -> Result<(), Broken> {
+        self.message_list.clear();
+        let wr = self
+            .message_list
+            .rdma_write_with_imm(HeaderOnly, NOWHERE, consumed)
+            .wr_id(wr_id(Kind::MessageSend as u32, self.unsignaled + 1));
+        if self.unsignaled + 1 >= SIGNALED_EVERY {
+            wr.signaled();
+        }
+        self.post_message()
+    }
+
+    fn post_message(&mut self) -> Result<(), Broken> {
+        self.unsignaled = (self.unsignaled + 1) % SIGNALED_EVERY;
+        self.sends_posted += 1;
+        self.message
+            .post_send(&mut self.message_list)
+            .map_err(|e| e.to_string())
+    }
+
+    /// Finds out whether the peer is there, by a WRITE of no bytes: it fails if it is not.
+    pub(crate) fn probe(&mut self) -> Result<(), Broken> {
+        if self.probing || !self.takes_message() {
+            return Ok(());
+        }
+        self.probing = true;
+        self.message_list.clear();
+        self.message_list
+            .rdma_write(HeaderOnly, NOWHERE)
+            .signaled()
+            .wr_id(wr_id(Kind::Probe as u32, self.unsignaled));
+        self.sends_posted += 1;
+        // The WRs before it are complete when it is.
+        self.unsignaled = 0;
+        self.message
+            .post_send(&mut self.message_list)
+            .map_err(|e| e.to_string())
+    }
+
+    /// WRITEs a tensor to `remote` with `index` as the immediate of each stripe. How many stripes there are, each of which
+    /// is [`Written`](Arrival::Written) later; nothing if the send queues have no room now.
+    pub(crate) fn write(
+        &mut self,
+        index: u32,
+        tensor: &Tensor,
+        remote: RemoteMemory,
+    ) -> Result<Option<usize>, Broken> {
+        let count = self.data.len();
+        let stripes: Vec<_> = stripes::ranges(tensor.meta().bytes(), count as u64).collect();
+        let queue_pair = |i: usize| (index as usize + i) % count;
+        for (i, stripe) in stripes.iter().enumerate() {
+            let writes = stripes::writes(stripe.clone()).count();
+            if self.data[queue_pair(i)].posted + writes > DATA_SENDS {
+                return Ok(None);
+            }
+        }
+        for (i, stripe) in stripes.iter().enumerate() {
+            let q = queue_pair(i);
+            self.data[q].write(q, index, tensor, remote, stripe.clone())?;
+        }
+        Ok(Some(stripes.len()))
+    }
+
+    /// Takes completions; how many there were.
+    pub(crate) fn poll(
+        &mut self,
+        mut arrived: impl FnMut(&mut Self, Arrival<'_>) -> Result<(), Broken>,
+    ) -> Result<usize, Broken> {
+        let mut wcs = std::mem::take(&mut self.wcs);
+        let mut count = 0;
+        let mut result = Ok(());
+        for cq in [self.send_cq.clone(), self.recv_cq.clone()] {
+            let completions = cq.poll(&mut wcs).map_err(|e| e.to_string())?;
+            count += completions.len();
+            for wc in completions {
+                result = match wc {
+                    Ok(wc) => self.take(&wc, &mut arrived),
+                    Err(failed) => Err(failed.status().to_string()),
+                };
+                if result.is_err() {
+                    break;
+                }
+            }
+            if result.is_err() {
+                break;
+            }
+        }
+        self.wcs = wcs;
+        result.map(|()| count)
+    }
+
+    fn take(
+        &mut self,
+        wc: &verbs::WorkCompletion<'_>,
+        arrived: &mut impl FnMut(&mut Self, Arrival<'_>) -> Result<(), Broken>,
+    ) -> Result<(), Broken> {
+        let id = wc.wr_id();
+        let number = usize::try_from(id & u64::from(u32::MAX)).unwrap_or(0);
+        let kind = u32::try_from(id >> 32).unwrap_or(0);
+        if kind == Kind::MessageRecv as u32 {
+            let mut bytes = [0; MESSAGE_BYTES];
+            let len = (wc.byte_len() as usize).min(MESSAGE_BYTES);
+            let inside = |e: verbs::RangeError| e.to_string();
+            let at = number * MESSAGE_BYTES;
+            self.recvs.read_at(at, &mut bytes[..len]).map_err(inside)?;
+            self.message_recv.clear();
+            recv_message(&mut self.message_recv, &self.recvs, number);
+            self.message
+                .post_recv(&mut self.message_recv)
+                .map_err(|e| e.to_string())?;
+            match wc.imm() {
+                Some(imm) => arrived(self, Arrival::Acknowledgement(imm)),
+                None => arrived(self, Arrival::Message(&bytes[..len])),
+            }
+        } else if kind == Kind::DataRecv as u32 {
+            if let Some(data) = self.data.get_mut(number) {
+                data.recv.clear();
+                data.recv.recv(HeaderOnly, id);
+                data.qp
+                    .post_recv(&mut data.recv)
+                    .map_err(|e| e.to_string())?;
+            }
+            let imm = wc.imm().ok_or("a SEND came where only data may come")?;
+            arrived(self, Arrival::Data(imm))
+        } else if kind == Kind::MessageSend as u32 || kind == Kind::Probe as u32 {
+            let is_probe = kind == Kind::Probe as u32;
+            self.probing &= !is_probe;
+            self.sends_posted -= (number + usize::from(is_probe)).min(self.sends_posted);
+            Ok(())
+        } else {
+            let q = usize::try_from(kind - Kind::Write as u32).unwrap_or(0);
+            let (index, writes) = self.data.get_mut(q).map_or((0, 0), |d| d.written(number));
+            debug_assert!(writes > 0);
+            arrived(self, Arrival::Written(index))
+        }
+    }
+
+    /// Has the completion channel tell of what comes from now on; also of WRITEs that complete, if some are under way.
+    pub(crate) fn arm(&self) -> Result<(), Broken> {
+        self.recv_cq.req_notify(false).map_err(|e| e.to_string())?;
+        if self.data.iter().any(|d| d.posted > 0) {
+            self.send_cq.req_notify(false).map_err(|e| e.to_string())?;
+        }
+        Ok(())
+    }
+}
+
+impl Data {
+    /// WRITEs a stripe; there is room.
+    fn write(
+        &mut self,
+        q: usize,
+        index: u32,
+        tensor: &Tensor,
+        remote: RemoteMemory,
+        stripe: std::ops::Range<u64>,
+    ) -> Result<(), Broken> {
+        let kind = Kind::Write as u32 + u32::try_from(q).unwrap_or(0);
+        self.list.clear();
+        let writes: Vec<_> = stripes::writes(stripe).collect();
+        for (i, part) in writes.iter().enumerate() {
+            let last = i + 1 == writes.len();
+            let to = remote.at(part.start).ok_or("a destination is too short")?;
+            let from = |range: std::ops::Range<u64>| {
+                let start = usize::try_from(range.start).ok()?;
+                let end = usize::try_from(range.end).ok()?;
+                tensor.region()?.slice(start..end).ok()
+            };
+            match from(part.clone()) {
+                Some(from) if last => {
+                    let wr = self.list.rdma_write_with_imm(from, to, index);
+                    wr.signaled().wr_id(wr_id(kind, index as usize));
+                }
+                Some(from) => drop(self.list.rdma_write(from, to)),
+                None if part.is_empty() => {
+                    let wr = self.list.rdma_write_with_imm(HeaderOnly, NOWHERE, index);
+                    wr.signaled().wr_id(wr_id(kind, index as usize));
+                }
+                None => return Err("a tensor is longer than its memory".to_owned()),
+            }
+        }
+        self.posted += writes.len();
+        self.sizes.push_back(writes.len());
+        self.qp.post_send(&mut self.list).map_err(|e| e.to_string())
+    }
+
+    /// The oldest stripe was sent: the index of its request, and its WRITEs.
+    fn written(&mut self, number: usize) -> (u32, usize) {
+        let writes = self.sizes.pop_front().unwrap_or(0);
+        self.posted -= writes.min(self.posted);
+        (u32::try_from(number).unwrap_or(0), writes)
+    }
+}

@@ -1,0 +1,83 @@
+//! How peers find each other: the messages of the crate `service`, over TCP.
+
+use serde::{Deserialize, Serialize};
+use service::Protocol;
+use verbs::QpEndpoint;
+
+/// The rendezvous of tensors.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Rendezvous {}
+
+/// What who listens says first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Welcome {
+    protocol: String,
+    version: u32,
+    /// Queue pairs for data that it takes at most.
+    pub(crate) max_queue_pairs: usize,
+}
+
+/// Who connects, and its queue pairs: the first is for messages.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    version: u32,
+    /// Its host name and process, for messages to people.
+    pub(crate) name: String,
+    pub(crate) endpoints: Vec<QpEndpoint>,
+}
+
+/// The queue pairs of who listens, in the same order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Accepted {
+    pub(crate) endpoints: Vec<QpEndpoint>,
+}
+
+impl Welcome {
+    pub(crate) fn new(max_queue_pairs: usize) -> Self {
+        Self {
+            protocol: Rendezvous::NAME.to_owned(),
+            version: Rendezvous::VERSION,
+            max_queue_pairs,
+        }
+    }
+}
+
+impl Hello {
+    pub(crate) fn new(name: String, endpoints: Vec<QpEndpoint>) -> Self {
+        Self {
+            version: Rendezvous::VERSION,
+            name,
+            endpoints,
+        }
+    }
+}
+
+impl Protocol for Rendezvous {
+    const SERVICE: &'static str = "tensor peer";
+    const NAME: &'static str = "verbatim-tensor";
+    const VERSION: u32 = 1;
+    type Welcome = Welcome;
+    type Hello = Hello;
+    type Accepted = Accepted;
+}
+
+impl service::Welcome for Welcome {
+    fn protocol(&self) -> &str {
+        &self.protocol
+    }
+    fn version(&self) -> u32 {
+        self.version
+    }
+    fn max_window(&self) -> usize {
+        crate::requests::REQUESTS_MAX
+    }
+}
+
+impl service::Hello for Hello {
+    fn version(&self) -> u32 {
+        self.version
+    }
+    fn window(&self) -> usize {
+        self.endpoints.len()
+    }
+}

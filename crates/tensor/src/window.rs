@@ -1,0 +1,110 @@
+//! How many messages may be under way in each direction; pure.
+//!
+//! A message is sent from one of [`WINDOW`] fixed buffers, which is free again once the peer says that it has consumed the
+//! message. Each message says how many its sender has consumed so far. Where a side has no message to send it says so by an
+//! acknowledgement, a WRITE of no bytes with that count as its immediate.
+
+/// Messages that a side may have sent and the peer not yet consumed.
+pub const WINDOW: u32 = 64;
+
+/// The windows of a connection, as one side sees them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Window {
+    sent: u32,
+    /// Of those, the peer says that it has consumed so many.
+    consumed_there: u32,
+    received: u32,
+    /// Of those, the peer has been told of so many.
+    told: u32,
+}
+
+impl Window {
+    /// Whether a message may be sent.
+    pub fn has_room(&self) -> bool {
+        self.sent.wrapping_sub(self.consumed_there) < WINDOW
+    }
+
+    /// A message is sent: the buffer to send it from, and the count to put into it.
+    pub fn send(&mut self) -> (u32, u32) {
+        let buffer = self.sent % WINDOW;
+        self.sent = self.sent.wrapping_add(1);
+        self.told = self.received;
+        (buffer, self.received)
+    }
+
+    /// A message has come, and was consumed.
+    pub fn receive(&mut self) {
+        self.received = self.received.wrapping_add(1);
+    }
+
+    /// The peer says how many messages it has consumed. False if it cannot have: the peer breaks the protocol.
+    pub fn acknowledge(&mut self, consumed: u32) -> bool {
+        let more = consumed.wrapping_sub(self.consumed_there);
+        let possible = more <= self.sent.wrapping_sub(self.consumed_there);
+        if possible {
+            self.consumed_there = consumed;
+        }
+        possible
+    }
+
+    /// The immediate of an acknowledgement, if one is due: half of the peer's window is used up.
+    pub fn acknowledgement(&mut self) -> Option<u32> {
+        let due = self.received.wrapping_sub(self.told) >= WINDOW / 2;
+        if due {
+            self.told = self.received;
+        }
+        due.then_some(self.received)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Two sides send as they like: neither overwrites a buffer whose message the other has not consumed, and neither
+        /// is stuck once all has been consumed.
+        #[test]
+        fn buffers_are_free_when_they_are_used_again(turns in prop::collection::vec(any::<(bool, bool)>(), 0..600)) {
+            let mut sides = [Window::default(), Window::default()];
+            let mut wires: [VecDeque<(u32, u32)>; 2] = Default::default();
+            let deliver = |to: usize, sides: &mut [Window; 2], wires: &mut [VecDeque<(u32, u32)>; 2]| {
+                if let Some((_, count)) = wires[1 - to].pop_front() {
+                    assert!(sides[to].acknowledge(count));
+                    sides[to].receive();
+                }
+                if let Some(count) = sides[to].acknowledgement() {
+                    assert!(sides[1 - to].acknowledge(count));
+                }
+            };
+            for (side, sends) in turns {
+                let side = usize::from(side);
+                if sends && sides[side].has_room() {
+                    let (buffer, count) = sides[side].send();
+                    prop_assert!(wires[side].iter().all(|&(used, _)| used != buffer));
+                    wires[side].push_back((buffer, count));
+                } else {
+                    deliver(side, &mut sides, &mut wires);
+                }
+            }
+            for _ in 0..2 * WINDOW {
+                deliver(0, &mut sides, &mut wires);
+                deliver(1, &mut sides, &mut wires);
+            }
+            prop_assert!(sides[0].has_room() && sides[1].has_room());
+        }
+    }
+
+    #[test]
+    fn a_peer_cannot_consume_what_was_not_sent() {
+        let mut window = Window::default();
+        window.send();
+        assert!(!window.acknowledge(2));
+        assert!(window.acknowledge(1));
+        assert!(!window.acknowledge(0), "counts only grow");
+    }
+}
