@@ -333,13 +333,16 @@ impl Operation {
             let _sleeper = self.engine.sleeper();
             self.pending.sleep(deadline);
         }
-        let timed_out = |timeout| Error::Timeout {
+        let outcome = self.pending.take();
+        outcome.unwrap_or_else(|| Err(self.timed_out(timeout.unwrap_or_default())))
+    }
+
+    /// The error of one for which a caller waits no longer than this.
+    pub fn timed_out(&self, timeout: Duration) -> Error {
+        Error::Timeout {
             name: self.name.clone(),
             timeout,
-        };
-        self.pending
-            .take()
-            .unwrap_or_else(|| Err(timed_out(timeout.unwrap_or_default())))
+        }
     }
 
     /// Waits at most so long; whether there is an outcome. The operation goes on.

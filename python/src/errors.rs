@@ -1,0 +1,38 @@
+//! Errors as Python's exceptions.
+
+use pyo3::PyErr;
+use pyo3::exceptions::{
+    PyConnectionError, PyInterruptedError, PyKeyError, PyMemoryError, PyOSError, PyRuntimeError,
+    PyTimeoutError, PyValueError,
+};
+use tensor::Error;
+
+/// The exception for an operation's error.
+pub(crate) fn of_operation(error: &Error) -> PyErr {
+    let text = error.to_string();
+    match error {
+        Error::Name(_) | Error::Meta(_) | Error::Other { .. } => PyValueError::new_err(text),
+        Error::Missing(_) => PyKeyError::new_err(text),
+        Error::Timeout { .. } => PyTimeoutError::new_err(text),
+        Error::Cancelled(_) => PyInterruptedError::new_err(text),
+        Error::TooLarge { .. } | Error::PeerMemory(_) => PyMemoryError::new_err(text),
+        Error::Ended { .. } => PyConnectionError::new_err(text),
+        Error::Verb(_) => PyOSError::new_err(text),
+        _ => PyRuntimeError::new_err(text),
+    }
+}
+
+/// The exception for an error of the system or of a verb.
+pub(crate) fn of_system(error: impl std::fmt::Display) -> PyErr {
+    PyOSError::new_err(error.to_string())
+}
+
+/// The exception for an argument.
+pub(crate) fn of_argument(error: impl std::fmt::Display) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+/// The exception for a peer that was closed.
+pub(crate) fn closed() -> PyErr {
+    PyConnectionError::new_err("it was closed")
+}

@@ -1,0 +1,29 @@
+//! The native part of the Python module `verbatim`: peers that exchange tensors.
+//!
+//! What Python sees of it is in `verbatim/tensor.py`; types here take and give memory, element types and shapes as they are
+//! in the crate `tensor`.
+//!
+//! *Locks.* Whatever may wait for a lock of the crate `tensor` is called detached from the interpreter. Memory of Python's that
+//! is registered is owned by a `Py<PyMemoryView>`, whose drop never waits for the interpreter. So a thread of the crate that
+//! holds a lock never waits for Python.
+
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+mod buffer;
+mod errors;
+mod operation;
+mod peer;
+
+use pyo3::prelude::*;
+
+/// The native part of `verbatim`.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<buffer::Buffer>()?;
+    module.add_class::<buffer::Registration>()?;
+    module.add_class::<operation::Operation>()?;
+    module.add_class::<peer::Peer>()?;
+    module.add_class::<peer::Remote>()?;
+    Ok(())
+}

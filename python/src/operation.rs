@@ -1,0 +1,107 @@
+//! Operations that go on while Python does something else.
+
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use tensor::Outcome;
+
+use crate::buffer::Buffer;
+use crate::errors::of_operation;
+
+/// How often a blocking call looks whether a signal has come.
+const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+
+/// Something that a peer was asked for.
+#[pyclass(frozen, module = "verbatim._native")]
+pub(crate) struct Operation {
+    inner: Option<tensor::Operation>,
+}
+
+impl Operation {
+    pub(crate) fn new(inner: tensor::Operation) -> Self {
+        Self { inner: Some(inner) }
+    }
+
+    fn inner(&self) -> &tensor::Operation {
+        // It goes only when this is dropped.
+        match &self.inner {
+            Some(inner) => inner,
+            None => unreachable!("taken by drop alone"),
+        }
+    }
+}
+
+/// What Python gets of an outcome.
+pub(crate) fn result(outcome: Outcome) -> PyResult<Option<Buffer>> {
+    match outcome {
+        Ok(tensor) => Ok(tensor.map(|tensor| Buffer::new(tensor, false))),
+        Err(e) => Err(of_operation(&e)),
+    }
+}
+
+/// Waits for an operation, and for signals.
+pub(crate) fn wait(
+    py: Python<'_>,
+    operation: tensor::Operation,
+    timeout: Option<f64>,
+) -> PyResult<Option<Buffer>> {
+    let timeout = timeout.map(|s| Duration::try_from_secs_f64(s).unwrap_or_default());
+    let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+    loop {
+        let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            let error = operation.timed_out(timeout.unwrap_or_default());
+            py.detach(|| drop(operation));
+            return Err(of_operation(&error));
+        }
+        let turn = left.map_or(SIGNALS_EVERY, |left| left.min(SIGNALS_EVERY));
+        if py.detach(|| operation.wait_for(turn))
+            && let Some(outcome) = operation.outcome()
+        {
+            return result(outcome);
+        }
+        if let Err(interrupted) = py.check_signals() {
+            py.detach(|| drop(operation));
+            return Err(interrupted);
+        }
+    }
+}
+
+#[pymethods]
+impl Operation {
+    /// Whether there is an outcome.
+    fn done(&self) -> bool {
+        self.inner().is_done()
+    }
+
+    /// Has `callback` called without arguments once there is an outcome, by any thread.
+    fn on_done(&self, py: Python<'_>, callback: Py<PyAny>) {
+        py.detach(|| {
+            self.inner().on_done(move || {
+                Python::attach(|py| {
+                    if let Err(e) = callback.call0(py) {
+                        e.write_unraisable(py, None);
+                    }
+                });
+            });
+        });
+    }
+
+    /// The outcome, once: the tensor, nothing, or an exception; also nothing while there is none.
+    fn result(&self, py: Python<'_>) -> PyResult<Option<Buffer>> {
+        py.detach(|| self.inner().outcome())
+            .map_or(Ok(None), result)
+    }
+
+    /// Ends it. Nothing comes into given memory after that.
+    fn cancel(&self, py: Python<'_>) {
+        py.detach(|| self.inner().cancel());
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        let inner = self.inner.take();
+        Python::attach(|py| py.detach(|| drop(inner)));
+    }
+}

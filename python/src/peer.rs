@@ -1,0 +1,265 @@
+//! This process, and peers that it is connected to.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::exceptions::PyConnectionError;
+use pyo3::prelude::*;
+use service::NicConfig;
+use tensor::{Config, Name};
+
+use crate::buffer::{Buffer, PyDType, Registration, meta};
+use crate::errors::{closed, of_argument, of_operation, of_system};
+use crate::operation::{Operation, wait};
+
+/// Something that can be closed before Python drops it.
+struct Closable<T: Send + Sync>(Mutex<Option<Arc<T>>>);
+
+impl<T: Send + Sync> Closable<T> {
+    fn new(inner: T) -> Self {
+        Self(Mutex::new(Some(Arc::new(inner))))
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Option<Arc<T>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(&self) -> PyResult<Arc<T>> {
+        self.slot().clone().ok_or_else(closed)
+    }
+
+    fn close(&self) {
+        let inner = self.slot().take();
+        Python::attach(|py| py.detach(|| drop(inner)));
+    }
+}
+
+impl<T: Send + Sync> Drop for Closable<T> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// This process.
+#[pyclass(frozen, module = "verbatim._native")]
+pub(crate) struct Peer(Closable<tensor::Peer>);
+
+/// A peer that this process is connected to.
+#[pyclass(frozen, module = "verbatim._native")]
+pub(crate) struct Remote(Closable<tensor::Remote>);
+
+fn name(key: &str, step: u64) -> PyResult<Name> {
+    Name::new(key, step).map_err(of_argument)
+}
+
+#[pymethods]
+impl Peer {
+    #[new]
+    #[pyo3(signature = (listen, capacity, queue_pairs, provider, device))]
+    fn new(
+        py: Python<'_>,
+        listen: Option<String>,
+        capacity: u64,
+        queue_pairs: usize,
+        provider: String,
+        device: Option<String>,
+    ) -> PyResult<Self> {
+        let config = Config {
+            nic: NicConfig {
+                provider,
+                device,
+                ..NicConfig::default()
+            },
+            listen,
+            queue_pairs,
+            capacity_bytes: capacity,
+            ..Config::default()
+        };
+        let peer = py.detach(|| tensor::Peer::new(config));
+        Ok(Self(Closable::new(peer.map_err(of_system)?)))
+    }
+
+    /// `host:port` where others find it.
+    #[getter]
+    fn address(&self) -> PyResult<Option<String>> {
+        Ok(self.0.get()?.address().map(|a| a.to_string()))
+    }
+
+    /// Registers contiguous memory; peers may write it if `writable`.
+    fn register(&self, memory: &Bound<'_, PyAny>, writable: bool) -> PyResult<Registration> {
+        Registration::new(self.0.get()?.pd(), memory, writable)
+    }
+
+    /// Has a tensor for whoever asks.
+    fn publish(
+        &self,
+        py: Python<'_>,
+        key: &str,
+        step: u64,
+        memory: &Registration,
+        dtype: PyDType,
+        shape: Vec<u64>,
+    ) -> PyResult<()> {
+        let (name, peer) = (name(key, step)?, self.0.get()?);
+        let tensor = memory.tensor(meta(dtype, shape)?)?;
+        py.detach(|| peer.publish(name, tensor));
+        Ok(())
+    }
+
+    /// Has a tensor no more; whether there was one.
+    fn withdraw(&self, py: Python<'_>, key: &str, step: u64) -> PyResult<bool> {
+        let (name, peer) = (name(key, step)?, self.0.get()?);
+        Ok(py.detach(|| peer.withdraw(&name).is_some()))
+    }
+
+    /// The tensor of this name that this process has.
+    fn find(&self, py: Python<'_>, key: &str, step: u64) -> PyResult<Option<Buffer>> {
+        let (name, peer) = (name(key, step)?, self.0.get()?);
+        let found = py.detach(|| peer.find(&name));
+        Ok(found.map(|tensor| Buffer::new(tensor, true)))
+    }
+
+    /// Tensors, bytes of those that were stored, and how many had to go.
+    fn holdings(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
+        let peer = self.0.get()?;
+        let h = py.detach(|| peer.holdings());
+        Ok((h.tensors, h.stored_bytes, h.evicted))
+    }
+
+    /// Connects to a peer that listens.
+    fn connect(&self, py: Python<'_>, address: &str) -> PyResult<Remote> {
+        let peer = self.0.get()?;
+        let remote = py.detach(|| peer.connect(address));
+        let remote = remote.map_err(|e| PyConnectionError::new_err(e.to_string()))?;
+        Ok(Remote(Closable::new(remote)))
+    }
+
+    /// Ends it and its connections.
+    fn close(&self) {
+        self.0.close();
+    }
+}
+
+/// Memory for a tensor that comes: a registration, and of which tensor.
+type Into<'py> = (PyRef<'py, Registration>, PyDType, Vec<u64>);
+
+impl Remote {
+    fn begin(
+        &self,
+        py: Python<'_>,
+        begin: impl FnOnce(&tensor::Remote) -> Result<tensor::Operation, tensor::Error> + Send,
+    ) -> PyResult<tensor::Operation> {
+        let remote = self.0.get()?;
+        let begun = py.detach(|| begin(&remote));
+        begun.map_err(|e| of_operation(&e))
+    }
+
+    fn start_get(
+        &self,
+        py: Python<'_>,
+        key: &str,
+        step: u64,
+        until_there: bool,
+        into: Option<Into<'_>>,
+    ) -> PyResult<tensor::Operation> {
+        let name = name(key, step)?;
+        let into = into.map(|(memory, dtype, shape)| memory.tensor(meta(dtype, shape)?));
+        let into = into.transpose()?;
+        self.begin(py, move |remote| remote.get(name, until_there, into))
+    }
+
+    fn start_put(
+        &self,
+        py: Python<'_>,
+        key: &str,
+        step: u64,
+        tensor: tensor::Tensor,
+    ) -> PyResult<tensor::Operation> {
+        let name = name(key, step)?;
+        self.begin(py, move |remote| remote.put(name, tensor))
+    }
+}
+
+#[pymethods]
+impl Remote {
+    /// Gets a tensor.
+    #[pyo3(signature = (key, step, until_there, timeout, into))]
+    fn get(
+        &self,
+        py: Python<'_>,
+        key: &str,
+        step: u64,
+        until_there: bool,
+        timeout: Option<f64>,
+        into: Option<Into<'_>>,
+    ) -> PyResult<Option<Buffer>> {
+        let operation = self.start_get(py, key, step, until_there, into)?;
+        wait(py, operation, timeout)
+    }
+
+    /// The same; the operation goes on.
+    #[pyo3(signature = (key, step, until_there, into))]
+    fn begin_get(
+        &self,
+        py: Python<'_>,
+        key: &str,
+        step: u64,
+        until_there: bool,
+        into: Option<Into<'_>>,
+    ) -> PyResult<Operation> {
+        let operation = self.start_get(py, key, step, until_there, into)?;
+        Ok(Operation::new(operation))
+    }
+
+    /// Stores a tensor there.
+    #[pyo3(signature = (key, step, memory, dtype, shape, timeout))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "Python's calls name none of them"
+    )]
+    fn put(
+        &self,
+        py: Python<'_>,
+        key: &str,
+        step: u64,
+        memory: &Registration,
+        dtype: PyDType,
+        shape: Vec<u64>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let tensor = memory.tensor(meta(dtype, shape)?)?;
+        let operation = self.start_put(py, key, step, tensor)?;
+        wait(py, operation, timeout).map(drop)
+    }
+
+    /// The same; the operation goes on.
+    fn begin_put(
+        &self,
+        py: Python<'_>,
+        key: &str,
+        step: u64,
+        memory: &Registration,
+        dtype: PyDType,
+        shape: Vec<u64>,
+    ) -> PyResult<Operation> {
+        let tensor = memory.tensor(meta(dtype, shape)?)?;
+        Ok(Operation::new(self.start_put(py, key, step, tensor)?))
+    }
+
+    /// Removes a tensor there.
+    #[pyo3(signature = (key, step, timeout))]
+    fn remove(&self, py: Python<'_>, key: &str, step: u64, timeout: Option<f64>) -> PyResult<()> {
+        let name = name(key, step)?;
+        let operation = self.begin(py, move |remote| remote.remove(name))?;
+        wait(py, operation, timeout).map(drop)
+    }
+
+    /// Whether the connection has ended.
+    fn has_ended(&self) -> bool {
+        self.0.get().map_or(true, |remote| remote.has_ended())
+    }
+
+    /// Ends the connection.
+    fn close(&self) {
+        self.0.close();
+    }
+}

@@ -1,0 +1,84 @@
+"""Tensors between processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from verbatim.tensor import Peer, Store
+
+SENDER = """
+import sys
+import numpy as np
+from verbatim.tensor import Peer
+
+peer = Peer("127.0.0.1:0")
+peer.publish("weights", np.arange(300_000, dtype=np.float32).reshape(300, 1000), step=3)
+print(peer.address, flush=True)
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+
+
+def test_an_array_goes_from_one_process_to_another(process):
+    sender = process(SENDER)
+    with Peer() as peer, peer.connect(sender.line()) as remote:
+        for _ in range(2):
+            got = remote.get("weights", step=3)
+            assert got.dtype == np.float32 and got.shape == (300, 1000)
+            assert (got == np.arange(300_000, dtype=np.float32).reshape(300, 1000)).all()
+        got[0, 0] = 7.0  # it is the receiver's own
+    assert sender.end() == 0
+
+
+def test_changed_metadata_are_followed(process):
+    sender = process(SENDER)
+    with Peer() as peer, peer.connect(sender.line()) as remote:
+        for code, expected in [("np.zeros((2, 3))", np.zeros((2, 3))), ("np.arange(7)", np.arange(7))]:
+            sender.process.stdin.write(f"peer.publish('x', {code})\n")
+            sender.process.stdin.flush()
+            assert sender.line() == "done"
+            got = remote.get("x")
+            assert got.dtype == expected.dtype and np.array_equal(got, expected)
+
+
+def test_a_killed_sender_is_an_error(process):
+    sender = process(SENDER)
+    with Peer() as peer, peer.connect(sender.line()) as remote:
+        out = np.full((300, 1000), 5, dtype=np.float32)
+        sender.kill()
+        with pytest.raises(ConnectionError, match="has ended"):
+            remote.get("never", timeout=60, out=out)
+        assert remote.has_ended
+        assert (out == 5).all()
+
+
+WRITER = """
+import sys
+import numpy as np
+from verbatim.tensor import Peer
+
+with Peer() as peer, peer.connect(sys.argv[1] if len(sys.argv) > 1 else input()) as store:
+    for i in range(40):
+        store.put("cache/%d" % i, np.full(10_000, i, dtype=np.uint8))
+print("stored", flush=True)
+"""
+
+
+def test_a_store_holds_what_a_process_leaves_behind(process):
+    with Store(capacity=200_000) as store, Peer() as peer:
+        writer = process(WRITER)
+        writer.process.stdin.write(f"{store.address}\n")
+        writer.process.stdin.flush()
+        assert writer.line() == "stored"
+        assert writer.end() == 0
+        assert store.holdings == (20, 200_000, 20)
+        with peer.connect(store.address) as remote:
+            assert (remote.get("cache/39") == 39).all()
+            assert (store.find("cache/39") == 39).all()
+            with pytest.raises(KeyError):
+                remote.get("cache/0", wait=False)
+            remote.remove("cache/39")
+            with pytest.raises(KeyError):
+                remote.remove("cache/39")

@@ -1,0 +1,269 @@
+"""Tensors between processes, by key: written straight from the source array into the destination array.
+
+A process that has tensors for others::
+
+    from verbatim.tensor import Peer
+    peer = Peer("0.0.0.0:7001")
+    peer.publish("weights", array, step=3)
+
+A process that gets them::
+
+    remote = Peer().connect("host:7001")
+    array = remote.get("weights", step=3)
+
+`Store` holds tensors that others put there, as a cache of key-value pairs does.
+
+*What may be sent*: numpy arrays, objects with the buffer protocol, and objects with DLPack in host memory, such as torch's tensors.
+Their memory is registered in place and never copied. So it has to be contiguous (C order).
+
+*Errors*: `KeyError` (no such tensor), `TimeoutError`, `ConnectionError` (the peer has gone), `ValueError` (the given array has another shape
+or element type), `MemoryError` (larger than the store), `TypeError` and `BufferError` (this cannot be sent; says why).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _dlpack, _dtypes, _native
+
+__all__ = ["Holdings", "Peer", "Remote", "Store"]
+
+#: Seconds that calls wait unless told otherwise.
+TIMEOUT = 30.0
+
+
+class Holdings(NamedTuple):
+    """What a peer has."""
+
+    #: Tensors, published and stored.
+    tensors: int
+    #: Bytes of those that others have stored.
+    stored_bytes: int
+    #: Stored tensors that had to go for others.
+    evicted: int
+
+
+class _Source(NamedTuple):
+    """An object's memory, and what it is."""
+
+    memory: Any
+    dtype: _dtypes.Code
+    shape: tuple[int, ...]
+
+
+def _source(obj: Any, writable: bool = False) -> _Source:
+    """The memory of an object that can be sent, or received into."""
+    if not isinstance(obj, np.ndarray):
+        if hasattr(obj, "__dlpack__"):
+            obj, dtype = _dlpack.to_array(obj)
+            if dtype is not None:
+                return _Source(_bytes_of(obj, writable), dtype, obj.shape)
+        else:
+            try:
+                obj = np.asarray(memoryview(obj))
+            except TypeError:
+                raise TypeError(
+                    f"a {type(obj).__name__} is neither a numpy array nor has it the buffer protocol or DLPack; "
+                    "convert it with numpy.asarray"
+                ) from None
+    return _Source(_bytes_of(obj, writable), _dtypes.to_code(obj.dtype), obj.shape)
+
+
+def _bytes_of(array: np.ndarray, writable: bool) -> Any:
+    """The bytes of an array, in place."""
+    if array.dtype.hasobject:
+        _dtypes.to_code(array.dtype)
+    if not array.flags.c_contiguous:
+        raise BufferError(
+            f"the array of shape {array.shape} has strides {array.strides}: its elements do not lie one behind the other. "
+            "Send numpy.ascontiguousarray(array)"
+        )
+    if writable and not array.flags.writeable:
+        raise BufferError("the array is read-only: nothing can come into it")
+    return array.reshape(-1).view(np.uint8)
+
+
+def _array(buffer: Any) -> np.ndarray:
+    """The array in memory that has come."""
+    return np.frombuffer(buffer, dtype=np.uint8).view(_dtypes.from_code(buffer.dtype)).reshape(buffer.shape)
+
+
+class Remote:
+    """A peer that this process is connected to. Made by `Peer.connect`; a context manager that closes it."""
+
+    def __init__(self, peer: "Peer", native: Any) -> None:
+        self._peer = peer
+        self._native = native
+
+    def get(
+        self, key: str, *, step: int = 0, wait: bool = True, timeout: float | None = TIMEOUT, out: Any = None
+    ) -> np.ndarray:
+        """The tensor of this key and step.
+
+        Args:
+            wait: wait until the peer has it; else `KeyError` if it has not.
+            timeout: seconds; `None`: for ever.
+            out: an array of the same element type and shape that the tensor comes into. When the call returns, also by an
+                exception, nothing is written there any more.
+
+        Returns:
+            A new array in registered memory, or `out`.
+        """
+        got = self._native.get(key, step, wait, timeout, self._into(out))
+        return _array(got) if out is None else out
+
+    def put(self, key: str, obj: Any, *, step: int = 0, timeout: float | None = TIMEOUT) -> None:
+        """Stores a tensor there, in place of any other of this key and step. The peer must be a `Store`."""
+        source = _source(obj)
+        registered = self._peer._register(source.memory)
+        self._native.put(key, step, registered, source.dtype, source.shape, timeout)
+
+    def remove(self, key: str, *, step: int = 0, timeout: float | None = TIMEOUT) -> None:
+        """Removes a tensor there; `KeyError` if there is none."""
+        self._native.remove(key, step, timeout)
+
+    async def get_async(self, key: str, *, step: int = 0, wait: bool = True, out: Any = None) -> np.ndarray:
+        """As `get`, for asyncio. Cancelling the task cancels the request; use `asyncio.timeout` for a timeout."""
+        got = await _outcome(self._native.begin_get(key, step, wait, self._into(out)))
+        return _array(got) if out is None else out
+
+    async def put_async(self, key: str, obj: Any, *, step: int = 0) -> None:
+        """As `put`, for asyncio."""
+        source = _source(obj)
+        registered = self._peer._register(source.memory)
+        await _outcome(self._native.begin_put(key, step, registered, source.dtype, source.shape))
+
+    def _into(self, out: Any) -> Any:
+        if out is None:
+            return None
+        source = _source(out, writable=True)
+        return (self._peer._register(source.memory, writable=True), source.dtype, source.shape)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the connection is of no use any more."""
+        return self._native.has_ended()
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._native.close()
+
+    def __enter__(self) -> "Remote":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+async def _outcome(operation: Any) -> Any:
+    """Waits for an operation without blocking the loop."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def finish() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    def callback() -> None:
+        try:
+            loop.call_soon_threadsafe(finish)
+        except RuntimeError:
+            # The loop was closed: nobody waits.
+            pass
+
+    operation.on_done(callback)
+    try:
+        await done
+    except asyncio.CancelledError:
+        operation.cancel()
+        raise
+    return operation.result()
+
+
+class Peer:
+    """This process: has tensors for others, and connects to others. A context manager that closes it.
+
+    Args:
+        listen: `host:port` where others find it (port 0: any free one); nobody does if `None`.
+        queue_pairs: queue pairs that large tensors are striped over, 1 to 8.
+        provider: `softnic` (the software NIC) or `system` (the machine's own libibverbs).
+        device: the device; the provider's first if `None`.
+    """
+
+    _capacity = 0
+
+    def __init__(
+        self,
+        listen: str | None = None,
+        *,
+        queue_pairs: int = 4,
+        provider: str = "softnic",
+        device: str | None = None,
+    ) -> None:
+        self._native = _native.Peer(listen, self._capacity, queue_pairs, provider, device)
+
+    def _register(self, memory: Any, writable: bool = False) -> Any:
+        return self._native.register(memory, writable)
+
+    @property
+    def address(self) -> str | None:
+        """`host:port` where others find it."""
+        return self._native.address
+
+    def publish(self, key: str, obj: Any, *, step: int = 0) -> None:
+        """Has a tensor for whoever asks, in place of any other of this key and step.
+
+        Nothing is copied. While it is published, do not change the array: a receiver may find old and new elements.
+        """
+        source = _source(obj)
+        self._native.publish(key, step, self._register(source.memory), source.dtype, source.shape)
+
+    def withdraw(self, key: str, *, step: int = 0) -> bool:
+        """Has it no more; whether there was one."""
+        return self._native.withdraw(key, step)
+
+    def find(self, key: str, *, step: int = 0) -> np.ndarray | None:
+        """The tensor of this key and step that this process itself has, read-only and in place."""
+        found = self._native.find(key, step)
+        return None if found is None else _array(found)
+
+    @property
+    def holdings(self) -> Holdings:
+        """What it has."""
+        return Holdings(*self._native.holdings())
+
+    def connect(self, address: str) -> Remote:
+        """Connects to the peer that listens at `host:port`.
+
+        Raises:
+            ConnectionError: it cannot be reached.
+        """
+        return Remote(self, self._native.connect(address))
+
+    def close(self) -> None:
+        """Ends it and its connections."""
+        self._native.close()
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Store(Peer):
+    """A peer that holds tensors that others put there.
+
+    Args:
+        listen: `host:port` where others find it.
+        capacity: bytes of all stored tensors; beyond that, those that were used longest ago go.
+    """
+
+    def __init__(self, listen: str = "127.0.0.1:0", *, capacity: int = 1 << 30, **more: Any) -> None:
+        if capacity <= 0:
+            raise ValueError(f"capacity is {capacity}: a store holds at least one byte")
+        self._capacity = capacity
+        super().__init__(listen, **more)
