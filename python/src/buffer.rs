@@ -1,13 +1,13 @@
 //! Memory: tensors as Python sees them, and Python's memory as the NIC sees it.
 
 use std::ffi::c_int;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyMemoryView;
+use pyo3::types::{PyMemoryView, PyWeakrefReference};
 use tensor::{DType, Meta, Tensor};
 use verbs::{Access, MemoryRegion, ProtectionDomain};
 
@@ -88,59 +88,116 @@ impl Buffer {
     }
 }
 
-/// Registered memory of Python's.
+/// Registered memory of Python's. It is registered until this goes or, if it belongs to an array, until that array goes.
 #[pyclass(frozen, module = "verbatim._native")]
 pub(crate) struct Registration {
-    region: Option<Arc<MemoryRegion>>,
+    region: Mutex<Option<Arc<MemoryRegion>>>,
+    is_empty: bool,
+    /// Takes the region away when the array goes.
+    _weak: Option<Py<PyWeakrefReference>>,
+}
+
+/// Takes the region of a registration away.
+#[pyclass(frozen, module = "verbatim._native")]
+struct Invalidate(Mutex<Option<Py<Registration>>>);
+
+#[pymethods]
+impl Invalidate {
+    fn __call__(&self, _weak: &Bound<'_, PyAny>) {
+        let registration = lock(&self.0).take();
+        if let Some(registration) = registration {
+            drop(lock(&registration.get().region).take());
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Registration {
-    /// Registers contiguous memory; with `writable` peers may WRITE it.
-    pub(crate) fn new(
+    /// Registers contiguous memory; with `writable` peers may WRITE it. With `array`, the memory is that of this object, which the
+    /// registration does not keep.
+    pub(crate) fn new<'py>(
         pd: &ProtectionDomain,
-        memory: &Bound<'_, PyAny>,
+        memory: &Bound<'py, PyAny>,
         writable: bool,
-    ) -> PyResult<Self> {
+        array: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, Self>> {
         let py = memory.py();
-        let owner = PyMemoryView::from(memory)?;
-        let buffer = PyBuffer::<u8>::get(&owner)?;
-        if !buffer.is_c_contiguous() {
-            return Err(PyBufferError::new_err("the memory is not contiguous"));
-        }
-        if writable && buffer.readonly() {
-            return Err(PyBufferError::new_err("the memory is read-only"));
-        }
-        let (addr, len) = (Address(buffer.buf_ptr().cast()), buffer.len_bytes());
-        if len == 0 {
-            return Ok(Self { region: None });
-        }
-        let access = if writable {
-            tensor::Remote::destination_access()
-        } else {
-            Access::LOCAL_READ
-        };
-        let owner = owner.unbind();
-        let region = py.detach(|| {
-            let addr = addr;
-            // SAFETY: the memory is exported to `owner`, which the region keeps until it has deregistered: it is neither freed
-            // nor moved meanwhile. It is writable if peers may write. Python and its libraries have no `&[u8]` to it.
-            unsafe { pd.register_owned(addr.0, len, access, owner) }
+        let (owner, addr, len) = exported(memory, writable)?;
+        // The callback comes before the registration, and gets to know it afterwards.
+        let invalidate = Bound::new(py, Invalidate(Mutex::new(None)))?;
+        let weak = array.map(|array| PyWeakrefReference::new_with(array, &invalidate));
+        let weak = weak.transpose()?.map(Bound::unbind);
+        let kept = weak.is_none().then_some(owner);
+        let region = (len > 0).then(|| {
+            let access = if writable {
+                tensor::Remote::destination_access()
+            } else {
+                Access::LOCAL_READ
+            };
+            py.detach(|| {
+                let addr = addr;
+                // SAFETY: the memory stays where it is until the region has deregistered. It is exported to `kept`, which the region
+                // keeps; or it is that of `array`, whose end calls `Invalidate` before it frees the memory, and then no tensor
+                // has the region, since each keeps the array (`tensor`). It is writable if peers may write. Python and its
+                // libraries have no `&[u8]` to it.
+                unsafe { pd.register_owned(addr.0, len, access, kept) }
+            })
         });
-        Ok(Self {
-            region: Some(Arc::new(region.map_err(of_system)?)),
-        })
+        let region = region.transpose().map_err(of_system)?.map(Arc::new);
+        let registration = Self {
+            is_empty: region.is_none(),
+            region: Mutex::new(region),
+            _weak: weak,
+        };
+        let registration = Bound::new(py, registration)?;
+        *lock(&invalidate.get().0) = Some(registration.clone().unbind());
+        Ok(registration)
     }
 
-    /// A tensor in this memory.
-    pub(crate) fn tensor(&self, meta: Meta) -> PyResult<Tensor> {
+    /// A tensor in this memory, which keeps `array` while it is used.
+    pub(crate) fn tensor(&self, meta: Meta, array: Py<PyAny>) -> PyResult<Tensor> {
         let bytes = meta.bytes();
-        Tensor::new(meta, self.region.clone()).map_err(|region| {
+        let region = lock(&self.region).clone();
+        if region.is_none() && !self.is_empty {
+            return Err(of_argument("the registered array is gone"));
+        }
+        let tensor = Tensor::new(meta, region).map_err(|region| {
             let len = region.map_or(0, |r| r.len());
             of_argument(format!(
                 "a tensor of {bytes} bytes in {len} bytes of memory"
             ))
-        })
+        })?;
+        Ok(tensor.keeping(array))
     }
+}
+
+#[pymethods]
+impl Registration {
+    /// Whether the memory is registered.
+    #[getter]
+    fn valid(&self) -> bool {
+        self.is_empty || lock(&self.region).is_some()
+    }
+}
+
+/// A view that keeps memory exported, its address and its bytes.
+fn exported(
+    memory: &Bound<'_, PyAny>,
+    writable: bool,
+) -> PyResult<(Py<PyMemoryView>, Address, usize)> {
+    let owner = PyMemoryView::from(memory)?;
+    let buffer = PyBuffer::<u8>::get(&owner)?;
+    if !buffer.is_c_contiguous() {
+        return Err(PyBufferError::new_err("the memory is not contiguous"));
+    }
+    if writable && buffer.readonly() {
+        return Err(PyBufferError::new_err("the memory is read-only"));
+    }
+    let (addr, len) = (Address(buffer.buf_ptr().cast()), buffer.len_bytes());
+    Ok((owner.unbind(), addr, len))
 }
 
 /// An address that goes to a function which is called detached from the interpreter, in the same thread.

@@ -84,23 +84,22 @@ impl Peer {
         Ok(self.0.get()?.address().map(|a| a.to_string()))
     }
 
-    /// Registers contiguous memory; peers may write it if `writable`.
-    fn register(&self, memory: &Bound<'_, PyAny>, writable: bool) -> PyResult<Registration> {
-        Registration::new(self.0.get()?.pd(), memory, writable)
+    /// Registers contiguous memory; peers may write it if `writable`. If it is that of `array`, it is registered until the array
+    /// goes.
+    #[pyo3(signature = (memory, writable, array))]
+    fn register<'py>(
+        &self,
+        memory: &Bound<'py, PyAny>,
+        writable: bool,
+        array: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, Registration>> {
+        Registration::new(self.0.get()?.pd(), memory, writable, array)
     }
 
     /// Has a tensor for whoever asks.
-    fn publish(
-        &self,
-        py: Python<'_>,
-        key: &str,
-        step: u64,
-        memory: &Registration,
-        dtype: PyDType,
-        shape: Vec<u64>,
-    ) -> PyResult<()> {
+    fn publish(&self, py: Python<'_>, key: &str, step: u64, source: Source<'_>) -> PyResult<()> {
         let (name, peer) = (name(key, step)?, self.0.get()?);
-        let tensor = memory.tensor(meta(dtype, shape)?)?;
+        let tensor = tensor_of(source)?;
         py.detach(|| peer.publish(name, tensor));
         Ok(())
     }
@@ -139,8 +138,12 @@ impl Peer {
     }
 }
 
-/// Memory for a tensor that comes: a registration, and of which tensor.
-type Into<'py> = (PyRef<'py, Registration>, PyDType, Vec<u64>);
+/// A tensor in memory of Python's: its registration, whose memory it is, element type and shape.
+type Source<'py> = (PyRef<'py, Registration>, Py<PyAny>, PyDType, Vec<u64>);
+
+fn tensor_of((memory, array, dtype, shape): Source<'_>) -> PyResult<tensor::Tensor> {
+    memory.tensor(meta(dtype, shape)?, array)
+}
 
 impl Remote {
     fn begin(
@@ -159,11 +162,10 @@ impl Remote {
         key: &str,
         step: u64,
         until_there: bool,
-        into: Option<Into<'_>>,
+        into: Option<Source<'_>>,
     ) -> PyResult<tensor::Operation> {
         let name = name(key, step)?;
-        let into = into.map(|(memory, dtype, shape)| memory.tensor(meta(dtype, shape)?));
-        let into = into.transpose()?;
+        let into = into.map(tensor_of).transpose()?;
         self.begin(py, move |remote| remote.get(name, until_there, into))
     }
 
@@ -190,7 +192,7 @@ impl Remote {
         step: u64,
         until_there: bool,
         timeout: Option<f64>,
-        into: Option<Into<'_>>,
+        into: Option<Source<'_>>,
     ) -> PyResult<Option<Buffer>> {
         let operation = self.start_get(py, key, step, until_there, into)?;
         wait(py, operation, timeout)
@@ -204,14 +206,14 @@ impl Remote {
         key: &str,
         step: u64,
         until_there: bool,
-        into: Option<Into<'_>>,
+        into: Option<Source<'_>>,
     ) -> PyResult<Operation> {
         let operation = self.start_get(py, key, step, until_there, into)?;
         Ok(Operation::new(operation))
     }
 
     /// Stores a tensor there.
-    #[pyo3(signature = (key, step, memory, dtype, shape, timeout))]
+    #[pyo3(signature = (key, step, source, timeout))]
     #[expect(
         clippy::too_many_arguments,
         reason = "Python's calls name none of them"
@@ -221,12 +223,10 @@ impl Remote {
         py: Python<'_>,
         key: &str,
         step: u64,
-        memory: &Registration,
-        dtype: PyDType,
-        shape: Vec<u64>,
+        source: Source<'_>,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        let tensor = memory.tensor(meta(dtype, shape)?)?;
+        let tensor = tensor_of(source)?;
         let operation = self.start_put(py, key, step, tensor)?;
         wait(py, operation, timeout).map(drop)
     }
@@ -237,11 +237,9 @@ impl Remote {
         py: Python<'_>,
         key: &str,
         step: u64,
-        memory: &Registration,
-        dtype: PyDType,
-        shape: Vec<u64>,
+        source: Source<'_>,
     ) -> PyResult<Operation> {
-        let tensor = memory.tensor(meta(dtype, shape)?)?;
+        let tensor = tensor_of(source)?;
         Ok(Operation::new(self.start_put(py, key, step, tensor)?))
     }
 

@@ -39,8 +39,25 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
 
 /// Builds the command line and the libraries; false when that does not succeed.
 pub(crate) fn build() -> Result<bool> {
+    build_with("release")
+}
+
+/// Builds with the profile dev or release, unless tests have built the former already, and installs below `root`; false when
+/// it cannot be built.
+pub(crate) fn install_built(dev: bool, root: &Path) -> Result<bool> {
+    let profile = if dev { "dev" } else { "release" };
+    let is_built = dev && std::env::var_os("VERBATIM_BUILT").is_some();
+    if !is_built && !build_with(profile)? {
+        return Ok(false);
+    }
+    let folder = if dev { "debug" } else { "release" };
+    install(&target_dir().join(folder), root)?;
+    Ok(true)
+}
+
+fn build_with(profile: &str) -> Result<bool> {
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--release"])
+        .args(["build", "--profile", profile])
         .args(
             [
                 "verbatim",

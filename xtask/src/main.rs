@@ -4,7 +4,7 @@
 //! `cargo xtask modules` checks that imports go one way;
 //! `cargo xtask bench` measures the software NIC beside its peers; `cargo xtask rxe` runs a command
 //! in a virtual machine that has the kernel's Soft-RoCE; `cargo xtask conformance` runs other
-//! people's programs there.
+//! people's programs there; `cargo xtask wheel` builds the Python wheel, `cargo xtask python` tests it.
 
 #![forbid(unsafe_code)]
 
@@ -20,6 +20,7 @@ mod step_run;
 mod steps;
 mod summary;
 mod test;
+mod wheel;
 
 use std::process::ExitCode;
 
@@ -49,6 +50,10 @@ enum Chore {
     Dropin(dropin::Args),
     /// Other people's programs and suites, counted as passed, failed, skipped
     Conformance(conformance::Args),
+    /// Builds the Python wheel: the command, its libraries and the module
+    Wheel(wheel::Args),
+    /// Builds the Python wheel, installs it in a fresh virtual environment and runs its tests
+    Python(wheel::TestArgs),
 }
 
 fn main() -> ExitCode {
@@ -60,6 +65,8 @@ fn main() -> ExitCode {
         Chore::Rxe(args) => rxe::run(args),
         Chore::Dropin(args) => dropin::run(&args).map(exit_code),
         Chore::Conformance(args) => conformance::run(&args).map(exit_code),
+        Chore::Wheel(args) => wheel::run(&args).map(exit_code),
+        Chore::Python(args) => wheel::test(&args).map(exit_code),
     };
     match done {
         Ok(code) => code,

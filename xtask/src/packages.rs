@@ -157,6 +157,11 @@ pub(crate) const PYTHON3_MINIMAL: Package = Package {
     why: "scripts of conformance/ are run by it",
     present: Present::Program("python3"),
 };
+pub(crate) const PYTHON3_VENV: Package = Package {
+    name: "python3-venv",
+    why: "the Python wheel is tested in a virtual environment",
+    present: Present::File("/usr/share/doc/python3-venv"),
+};
 pub(crate) const FIO: Package = Package {
     name: "fio",
     why: "a suite of conformance/",
@@ -251,6 +256,7 @@ pub(crate) const FOR_TESTS: &[Package] = &[
     TSHARK,
     CHROMIUM,
     IPROUTE2,
+    PYTHON3_VENV,
 ];
 
 /// What the benchmark needs.

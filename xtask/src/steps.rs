@@ -178,6 +178,16 @@ pub(crate) const STEPS: &[Step] = &[
         target: None,
     },
     Step {
+        name: "python",
+        what: "the Python wheel in a fresh virtual environment",
+        kind: Kind::Tests,
+        lane: Lane::Here,
+        args: &["xtask", "python"],
+        env: &[],
+        rxe: false,
+        target: None,
+    },
+    Step {
         name: "rxe-verbs",
         what: "verbs semantics on the kernel's Soft-RoCE",
         kind: Kind::Tests,

@@ -671,10 +671,8 @@ fn unexpected(what: &str, index: u32) -> Broken {
 
 /// Memory for a tensor that comes.
 fn memory(shelf: &Shelf, meta: &Meta) -> Result<Tensor, Error> {
-    Ok(Tensor {
-        meta: meta.clone(),
-        memory: shelf.pool.memory(meta)?,
-    })
+    let memory = shelf.pool.memory(meta)?;
+    Ok(Tensor::in_memory(meta.clone(), memory))
 }
 
 /// Where a tensor is, for a peer that WRITEs it.

@@ -15,8 +15,13 @@ pub const POOL_BYTES: usize = 512 << 20;
 #[derive(Clone)]
 pub struct Tensor {
     pub(crate) meta: Meta,
+    // Before the owner: the last use of a region deregisters it.
     pub(crate) memory: Memory,
+    owner: Option<Owner>,
 }
+
+/// Something that keeps memory.
+type Owner = Arc<dyn Send + Sync>;
 
 /// The bytes of a tensor.
 #[derive(Clone)]
@@ -56,7 +61,23 @@ impl Tensor {
             return Err(region);
         }
         let memory = region.map_or(Memory::Empty, Memory::Registered);
-        Ok(Self { meta, memory })
+        Ok(Self::in_memory(meta, memory))
+    }
+
+    /// A tensor in this memory, which is large enough.
+    pub(crate) fn in_memory(meta: Meta, memory: Memory) -> Self {
+        Self {
+            meta,
+            memory,
+            owner: None,
+        }
+    }
+
+    /// The same tensor, which keeps `owner` until neither this process nor the NIC uses the memory any more.
+    #[must_use]
+    pub fn keeping(mut self, owner: impl Send + Sync + 'static) -> Self {
+        self.owner = Some(Arc::new(owner));
+        self
     }
 
     /// What it is.

@@ -195,7 +195,7 @@ impl Peer {
     /// When the provider has none.
     pub fn allocate(&self, meta: crate::Meta) -> Result<Tensor, Error> {
         let memory = self.base.shelf.pool.memory(&meta)?;
-        Ok(Tensor { meta, memory })
+        Ok(Tensor::in_memory(meta, memory))
     }
 
     /// Connects to a peer that listens.

@@ -30,6 +30,7 @@ mod run;
 mod sequencer;
 mod side_by_side;
 mod stop;
+mod tensor;
 
 use std::process::ExitCode;
 
@@ -55,6 +56,7 @@ Examples:
   verbatim kv                     every design of the key-value stores, side by side, and Redis
   verbatim btree                  every access design of the remote B+tree, side by side, and LMDB
   verbatim collective             an all-reduce over the transport of NCCL's plugin
+  verbatim tensor serve           a store of tensors, for Python (verbatim.tensor)
   verbatim devices                the software NIC, and RDMA devices of this machine
   verbatim bench peers            the software NIC beside UCX, Redis and plain copies
   verbatim model                  what verbs cost on a NIC that you need not have
@@ -77,6 +79,8 @@ enum Command {
     Btree(Box<btree::Args>),
     /// Collectives over a ring of ranks: bus bandwidth over message size
     Collective(Box<collective::Args>),
+    /// Tensors between processes: a store of them
+    Tensor(tensor::Args),
     /// Verbs microbenchmarks
     Bench(Box<bench::Args>),
     /// What verbs cost on a NIC, how fast they can go there, and what stops them
@@ -100,6 +104,7 @@ fn main() -> ExitCode {
         Command::Kv(args) => kv::run(*args),
         Command::Btree(args) => btree::run(*args),
         Command::Collective(args) => collective::run(&args),
+        Command::Tensor(args) => tensor::run(&args),
         Command::Bench(args) => bench::run(*args),
         Command::Model(args) => model::run(&args),
         Command::Explain(args) => explain::run(&args),

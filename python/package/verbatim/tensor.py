@@ -23,6 +23,8 @@ or element type), `MemoryError` (larger than the store), `TypeError` and `Buffer
 from __future__ import annotations
 
 import asyncio
+import collections
+import threading
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +35,8 @@ __all__ = ["Holdings", "Peer", "Remote", "Store"]
 
 #: Seconds that calls wait unless told otherwise.
 TIMEOUT = 30.0
+#: Arrays whose registration is kept.
+REGISTRATIONS = 256
 
 
 class Holdings(NamedTuple):
@@ -49,9 +53,54 @@ class Holdings(NamedTuple):
 class _Source(NamedTuple):
     """An object's memory, and what it is."""
 
-    memory: Any
+    memory: np.ndarray
     dtype: _dtypes.Code
     shape: tuple[int, ...]
+
+
+class _Registrations:
+    """Registrations of arrays, so that an array that is used again is not registered again.
+
+    A registration ends when its array is freed, or when many other arrays were used since.
+    """
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+        self._known: collections.OrderedDict[tuple[int, ...], Any] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def source(self, obj: Any, writable: bool = False) -> tuple[Any, ...]:
+        """What the native part takes: the registration, whose memory it is, element type and shape."""
+        memory, dtype, shape = _source(obj, writable)
+        return (self._registration(memory, writable), memory, dtype, shape)
+
+    def _registration(self, memory: np.ndarray, writable: bool) -> Any:
+        root = _root(memory)
+        if root is None:
+            return self._native.register(memory, writable, None)
+        key = (id(root), memory.ctypes.data, memory.nbytes, writable)
+        with self._lock:
+            known = self._known.get(key)
+            # Another array may have come to lie there.
+            if known is None or not known.valid:
+                known = self._known[key] = self._native.register(memory, writable, root)
+            self._known.move_to_end(key)
+            while len(self._known) > REGISTRATIONS:
+                self._known.popitem(last=False)
+        return known
+
+    def forget(self, memory: np.ndarray) -> None:
+        """Takes peers' access to this memory away."""
+        with self._lock:
+            for key in [k for k in self._known if k[1:3] == (memory.ctypes.data, memory.nbytes)]:
+                del self._known[key]
+
+
+def _root(array: np.ndarray) -> np.ndarray | None:
+    """The array that owns this one's memory, if an array does."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array if type(array) is np.ndarray and array.flags.owndata else None
 
 
 def _source(obj: Any, writable: bool = False) -> _Source:
@@ -94,8 +143,8 @@ def _array(buffer: Any) -> np.ndarray:
 class Remote:
     """A peer that this process is connected to. Made by `Peer.connect`; a context manager that closes it."""
 
-    def __init__(self, peer: "Peer", native: Any) -> None:
-        self._peer = peer
+    def __init__(self, arrays: _Registrations, native: Any) -> None:
+        self._arrays = arrays
         self._native = native
 
     def get(
@@ -112,14 +161,19 @@ class Remote:
         Returns:
             A new array in registered memory, or `out`.
         """
-        got = self._native.get(key, step, wait, timeout, self._into(out))
-        return _array(got) if out is None else out
+        if out is None:
+            return _array(self._native.get(key, step, wait, timeout, None))
+        into = self._arrays.source(out, writable=True)
+        try:
+            self._native.get(key, step, wait, timeout, into)
+        except BaseException:
+            self._arrays.forget(into[1])
+            raise
+        return out
 
     def put(self, key: str, obj: Any, *, step: int = 0, timeout: float | None = TIMEOUT) -> None:
         """Stores a tensor there, in place of any other of this key and step. The peer must be a `Store`."""
-        source = _source(obj)
-        registered = self._peer._register(source.memory)
-        self._native.put(key, step, registered, source.dtype, source.shape, timeout)
+        self._native.put(key, step, self._arrays.source(obj), timeout)
 
     def remove(self, key: str, *, step: int = 0, timeout: float | None = TIMEOUT) -> None:
         """Removes a tensor there; `KeyError` if there is none."""
@@ -127,20 +181,19 @@ class Remote:
 
     async def get_async(self, key: str, *, step: int = 0, wait: bool = True, out: Any = None) -> np.ndarray:
         """As `get`, for asyncio. Cancelling the task cancels the request; use `asyncio.timeout` for a timeout."""
-        got = await _outcome(self._native.begin_get(key, step, wait, self._into(out)))
-        return _array(got) if out is None else out
+        if out is None:
+            return _array(await _outcome(self._native.begin_get(key, step, wait, None)))
+        into = self._arrays.source(out, writable=True)
+        try:
+            await _outcome(self._native.begin_get(key, step, wait, into))
+        except BaseException:
+            self._arrays.forget(into[1])
+            raise
+        return out
 
     async def put_async(self, key: str, obj: Any, *, step: int = 0) -> None:
         """As `put`, for asyncio."""
-        source = _source(obj)
-        registered = self._peer._register(source.memory)
-        await _outcome(self._native.begin_put(key, step, registered, source.dtype, source.shape))
-
-    def _into(self, out: Any) -> Any:
-        if out is None:
-            return None
-        source = _source(out, writable=True)
-        return (self._peer._register(source.memory, writable=True), source.dtype, source.shape)
+        await _outcome(self._native.begin_put(key, step, self._arrays.source(obj)))
 
     @property
     def has_ended(self) -> bool:
@@ -204,9 +257,7 @@ class Peer:
         device: str | None = None,
     ) -> None:
         self._native = _native.Peer(listen, self._capacity, queue_pairs, provider, device)
-
-    def _register(self, memory: Any, writable: bool = False) -> Any:
-        return self._native.register(memory, writable)
+        self._arrays = _Registrations(self._native)
 
     @property
     def address(self) -> str | None:
@@ -218,8 +269,7 @@ class Peer:
 
         Nothing is copied. While it is published, do not change the array: a receiver may find old and new elements.
         """
-        source = _source(obj)
-        self._native.publish(key, step, self._register(source.memory), source.dtype, source.shape)
+        self._native.publish(key, step, self._arrays.source(obj))
 
     def withdraw(self, key: str, *, step: int = 0) -> bool:
         """Has it no more; whether there was one."""
@@ -241,7 +291,7 @@ class Peer:
         Raises:
             ConnectionError: it cannot be reached.
         """
-        return Remote(self, self._native.connect(address))
+        return Remote(self._arrays, self._native.connect(address))
 
     def close(self) -> None:
         """Ends it and its connections."""

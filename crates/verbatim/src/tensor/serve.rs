@@ -1,0 +1,109 @@
+//! `verbatim tensor serve`: one store of tensors, until it is told to stop.
+
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use tensor::{Config, Holdings, Peer};
+
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::nic::Nic;
+use crate::output::{self, print, print_json};
+use crate::stop::stop_signals;
+
+/// Arguments of `verbatim tensor serve`.
+#[derive(clap::Args)]
+#[command(allow_negative_numbers = true, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Where others find it, over TCP; port 0 takes a free one
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7473", value_parser = args::host_and_port)]
+    listen: String,
+    /// Bytes of all tensors, such as 512M: beyond that, those that were used longest ago go
+    #[arg(long, value_name = "BYTES", default_value = "1024M", value_parser = args::bytes(1 << 42))]
+    capacity: usize,
+    /// End when standard input ends, besides SIGINT and SIGTERM
+    #[arg(long)]
+    until_eof: bool,
+    /// Print one JSON object per line: listening, stats
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+const EXAMPLES: &str = "\
+Whoever can connect can put, get and remove everything: listen at a loopback address, or in a network that you trust.
+
+Examples:
+  verbatim tensor serve
+  verbatim tensor serve --listen 127.0.0.1:0 --capacity 4096M --json";
+
+/// What is printed with `--json`.
+#[derive(Serialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+enum Line {
+    /// Others can come.
+    Listening { address: String },
+    /// What it held when it ended.
+    Stats {
+        tensors: u64,
+        stored_bytes: u64,
+        evicted: u64,
+    },
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    let nic = Nic::open(&args.nic, &args.port)?;
+    let stop = stop_signals(args.until_eof)?;
+    let config = Config {
+        nic: nic.config,
+        listen: Some(args.listen.clone()),
+        capacity_bytes: args.capacity as u64,
+        ..Config::default()
+    };
+    let store = Peer::new(config).context("cannot start the store")?;
+    let address = store.address().map(|a| a.to_string()).unwrap_or_default();
+    if args.json {
+        print_json(&Line::Listening { address })?;
+    } else {
+        print(format_args!(
+            "a store of tensors on {address}; in Python: verbatim.tensor.Peer().connect(\"{address}\")"
+        ))?;
+    }
+    let bar = output::activity(args.json);
+    while stop.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
+        let held = store.holdings();
+        bar.set_message(format!(
+            "{} tensors, {} MB",
+            held.tensors,
+            held.stored_bytes / 1_000_000
+        ));
+    }
+    bar.finish_and_clear();
+    report(args.json, store.holdings())?;
+    Ok(Outcome::Done)
+}
+
+/// Says what it held.
+fn report(json: bool, held: Holdings) -> Result<()> {
+    let Holdings {
+        tensors,
+        stored_bytes,
+        evicted,
+    } = held;
+    if json {
+        return print_json(&Line::Stats {
+            tensors,
+            stored_bytes,
+            evicted,
+        });
+    }
+    print(format_args!(
+        "{tensors} tensors of {stored_bytes} bytes; {evicted} had to go for others"
+    ))
+}

@@ -1,0 +1,93 @@
+"""The command that the wheel brings, and what calls it."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import verbatim
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def test_the_package_is_the_installed_one():
+    assert Path(verbatim.__file__).is_relative_to(sys.prefix)
+    assert (Path(verbatim.__file__).parent / "py.typed").exists()
+
+
+def test_the_console_script_is_the_command():
+    script = shutil.which("verbatim")
+    assert script is not None and Path(script).is_relative_to(sys.prefix)
+    said = subprocess.run([script, "--version"], capture_output=True, text=True, timeout=60, check=True)
+    assert re.fullmatch(r"verbatim \d+\.\d+\.\d+\n", said.stdout)
+
+
+def test_programs_run_on_the_software_nic():
+    done = verbatim.run(["ibv_devinfo"], capture_output=True, text=True, timeout=60, check=True)
+    assert "softnic0" in done.stdout
+    done = verbatim.run(["ibv_devinfo"], nic="cib", capture_output=True, text=True, timeout=60, check=True)
+    assert "InfiniBand" in done.stdout
+    with verbatim.software_nic(fabric="python_test") as variables:
+        done = subprocess.run(["ibv_devinfo"], capture_output=True, text=True, timeout=60, check=True)
+        assert "softnic0" in done.stdout
+        assert os.environ["VERBATIM_FABRIC"] == "python_test"
+    assert not set(variables.items()) <= set(os.environ.items())
+    assert verbatim.run(["false"], timeout=60).returncode == 1
+
+
+def test_a_ledger_is_explained(tmp_path):
+    server = subprocess.Popen(
+        [verbatim.command(), "run", "--", "ibv_rc_pingpong", "-g", "0", "-p", "18611"], stdout=subprocess.DEVNULL
+    )
+    try:
+        ledger = None
+        for _ in range(50):
+            try:
+                ledger = verbatim.ledger(
+                    ["ibv_rc_pingpong", "-g", "0", "-p", "18611", "127.0.0.1"], timeout=60, stderr=subprocess.DEVNULL
+                )
+                break
+            except subprocess.CalledProcessError:
+                # The server is not there yet.
+                server.poll()
+        assert ledger is not None and server.wait(60) == 0
+    finally:
+        server.kill()
+    assert ledger.provider == "softnic" and len(ledger.processes) == 1
+    ledger.save(tmp_path / "l.json")
+    explanation = verbatim.explain(tmp_path / "l.json", nic="cx3")
+    assert explanation == ledger.explain("cx3")
+    (process,) = explanation.processes
+    assert process.posted == 1000 and process.predicted_mops > 0
+    assert process.kinds[0]["what"].startswith("RC SEND")
+    assert "<table>" in explanation._repr_html_() and "<table>" in ledger._repr_html_()
+    with pytest.raises(verbatim.CommandError, match="no_such_nic"):
+        verbatim.explain(ledger, nic="no_such_nic")
+
+
+def test_simulations_are_columns():
+    columns = verbatim.simulate("sequencer", design="spec-s0", workers=[1, 2], clients=20, duration="100us")
+    assert columns.rows == 2
+    assert columns["workers"].tolist() == [1, 2]
+    rate = columns["rate_mops"]
+    assert rate.dtype == np.float64 and rate[1] > rate[0] > 0
+    assert columns["verified"].all() and columns["time_s"].tolist() == [1e-4, 1e-4]
+    assert "<td>spec-s0</td>" in columns._repr_html_()
+    with pytest.raises(ValueError, match="sequencer"):
+        verbatim.simulate("raft")
+    with pytest.raises(verbatim.CommandError, match="--no-such-option"):
+        verbatim.simulate("sequencer", no_such_option=1)
+
+
+def test_the_example_runs(capsys):
+    runpy.run_path(str(EXAMPLES / "workbench.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "weights arrived" in said and "M/s" in said
