@@ -1,6 +1,7 @@
 //! This process, and peers that it is connected to.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
@@ -10,6 +11,9 @@ use tensor::{Config, Name};
 use crate::buffer::{Buffer, PyDType, Registration, meta};
 use crate::errors::{closed, of_argument, of_operation, of_system};
 use crate::operation::{Operation, wait};
+
+/// Between two attempts to connect.
+const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Something that can be closed before Python drops it.
 struct Closable<T: Send + Sync>(Mutex<Option<Arc<T>>>);
@@ -124,12 +128,22 @@ impl Peer {
         Ok((h.tensors, h.stored_bytes, h.evicted))
     }
 
-    /// Connects to a peer that listens.
-    fn connect(&self, py: Python<'_>, address: &str) -> PyResult<Remote> {
+    /// Connects to a peer, which may begin to listen within `timeout` seconds.
+    fn connect(&self, py: Python<'_>, address: &str, timeout: f64) -> PyResult<Remote> {
         let peer = self.0.get()?;
-        let remote = py.detach(|| peer.connect(address));
-        let remote = remote.map_err(|e| PyConnectionError::new_err(e.to_string()))?;
-        Ok(Remote(Closable::new(remote)))
+        let timeout = Duration::try_from_secs_f64(timeout).unwrap_or_default();
+        let begun = Instant::now();
+        loop {
+            let error = match py.detach(|| peer.connect(address)) {
+                Ok(remote) => return Ok(Remote(Closable::new(remote))),
+                Err(error) => error,
+            };
+            if error.is_hopeless() || begun.elapsed() >= timeout {
+                return Err(PyConnectionError::new_err(error.to_string()));
+            }
+            py.check_signals()?;
+            py.detach(|| std::thread::sleep(CONNECT_PAUSE));
+        }
     }
 
     /// Ends it and its connections.

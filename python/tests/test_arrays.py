@@ -115,7 +115,7 @@ def test_errors_are_pythons(both):
     with pytest.raises(MemoryError, match="capacity"):
         remote.put("x", np.zeros(1))  # it is no store
     with pytest.raises(ConnectionError):
-        Peer().connect("127.0.0.1:1")
+        Peer().connect("127.0.0.1:1", timeout=0)
     remote.close()
     with pytest.raises(ConnectionError):
         remote.get("x")

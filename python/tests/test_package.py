@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -44,16 +45,14 @@ def test_programs_run_on_the_software_nic():
 
 
 def test_a_ledger_is_explained(tmp_path):
-    server = subprocess.Popen(
-        [verbatim.command(), "run", "--", "ibv_rc_pingpong", "-g", "0", "-p", "18611"], stdout=subprocess.DEVNULL
-    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        pingpong = ["ibv_rc_pingpong", "-g", "0", "-p", str(free.getsockname()[1])]
+    server = subprocess.Popen([verbatim.command(), "run", "--", *pingpong], stdout=subprocess.DEVNULL)
     try:
         ledger = None
         for _ in range(50):
             try:
-                ledger = verbatim.ledger(
-                    ["ibv_rc_pingpong", "-g", "0", "-p", "18611", "127.0.0.1"], timeout=60, stderr=subprocess.DEVNULL
-                )
+                ledger = verbatim.ledger([*pingpong, "127.0.0.1"], timeout=60, stderr=subprocess.DEVNULL)
                 break
             except subprocess.CalledProcessError:
                 # The server is not there yet.

@@ -106,7 +106,7 @@ fn summary(line: &str) -> Option<Counts> {
     let mut counts = Counts::default();
     for part in parts.split(", ") {
         let (number, what) = part.split_once(' ')?;
-        let number = number.parse().ok()?;
+        let number: u64 = number.parse().ok()?;
         match what {
             "passed" => counts.passed += number,
             "failed" | "error" | "errors" => counts.failed += number,

@@ -285,13 +285,13 @@ class Peer:
         """What it has."""
         return Holdings(*self._native.holdings())
 
-    def connect(self, address: str) -> Remote:
-        """Connects to the peer that listens at `host:port`.
+    def connect(self, address: str, *, timeout: float = 10.0) -> Remote:
+        """Connects to the peer that listens at `host:port`, or begins to within `timeout` seconds.
 
         Raises:
-            ConnectionError: it cannot be reached.
+            ConnectionError: it cannot be reached, or refuses.
         """
-        return Remote(self._arrays, self._native.connect(address))
+        return Remote(self._arrays, self._native.connect(address, timeout))
 
     def close(self) -> None:
         """Ends it and its connections."""
