@@ -29,7 +29,7 @@ with subprocess.Popen(
 assert np.array_equal(weights, np.random.default_rng(1).random((512, 512)))
 print(f"weights arrived: {weights.shape}, {weights.dtype}")
 
-# %% A sequencer on simulated Connect-IB NICs, over its worker threads
-columns = verbatim.simulate("sequencer", design="rpc-batch", workers=[1, 2, 4], duration="100us")
-for workers, rate in zip(columns["workers"], columns["rate_mops"]):
-    print(f"{workers} workers: {rate:.1f} M/s")
+# %% A sequencer on simulated Connect-IB NICs, over the cores of its server
+columns = verbatim.simulate("sequencer", design="rpc-batch", cores=[1, 2, 4], duration="100us")
+for cores, rate in zip(columns["cores"], columns["rate_mops"]):
+    print(f"{cores} cores: {rate:.1f} M/s")

@@ -73,9 +73,9 @@ def test_a_ledger_is_explained(tmp_path):
 
 
 def test_simulations_are_columns():
-    columns = verbatim.simulate("sequencer", design="spec-s0", workers=[1, 2], clients=20, duration="100us")
+    columns = verbatim.simulate("sequencer", design="spec-s0", cores=[1, 2], clients=20, duration="100us")
     assert columns.rows == 2
-    assert columns["workers"].tolist() == [1, 2]
+    assert columns["cores"].tolist() == [1, 2]
     rate = columns["rate_mops"]
     assert rate.dtype == np.float64 and rate[1] > rate[0] > 0
     assert columns["verified"].all() and columns["time_s"].tolist() == [1e-4, 1e-4]

@@ -37,13 +37,13 @@ class Columns(dict[str, np.ndarray]):
 def simulate(system: str, *, nic: str | Iterable[str] = "cib", timeout: float | None = 600, **options: Any) -> Columns:
     """Measures a system on a simulated cluster in virtual time: `verbatim sequencer --nic cib` and its like.
 
-    A sweep is an option with several values: `simulate("sequencer", design="spec-s0", workers=[1, 2, 4])` has a row each.
+    A sweep is an option with several values: `simulate("sequencer", design="spec-s0", cores=[1, 2, 4])` has a row each.
 
     Args:
         system: `sequencer`, `kv` or `btree`.
         nic: the NIC of the machines, such as `cib` or `cx3`; several for a sweep.
         timeout: seconds that each run may take.
-        options: options of the command, with `_` for `-`: `design`, `workers`, `clients`, `duration`, `window`...
+        options: options of the command, with `_` for `-`: `design`, `cores`, `clients`, `duration`, `window`...
             `True` sets a flag.
 
     Returns:
