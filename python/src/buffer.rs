@@ -138,12 +138,11 @@ impl Registration {
                 Access::LOCAL_READ
             };
             py.detach(|| {
-                let addr = addr;
                 // SAFETY: the memory stays where it is until the region has deregistered. It is exported to `kept`, which the region
                 // keeps; or it is that of `array`, whose end calls `Invalidate` before it frees the memory, and then no tensor
                 // has the region, since each keeps the array (`tensor`). It is writable if peers may write. Python and its
                 // libraries have no `&[u8]` to it.
-                unsafe { pd.register_owned(addr.0, len, access, kept) }
+                unsafe { pd.register_owned(addr.get(), len, access, kept) }
             })
         });
         let region = region.transpose().map_err(of_system)?.map(Arc::new);
@@ -203,6 +202,13 @@ fn exported(
 /// An address that goes to a function which is called detached from the interpreter, in the same thread.
 #[derive(Clone, Copy)]
 struct Address(*mut u8);
+
+impl Address {
+    /// The address. A closure that calls this captures the whole value, not the pointer in it.
+    fn get(self) -> *mut u8 {
+        self.0
+    }
+}
 
 // SAFETY: it is only a number until it is registered.
 unsafe impl Send for Address {}

@@ -228,10 +228,6 @@ impl Remote {
 
     /// Stores a tensor there.
     #[pyo3(signature = (key, step, source, timeout))]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "Python's calls name none of them"
-    )]
     fn put(
         &self,
         py: Python<'_>,
