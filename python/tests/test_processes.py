@@ -82,3 +82,33 @@ def test_a_store_holds_what_a_process_leaves_behind(process):
             remote.remove("cache/39")
             with pytest.raises(KeyError):
                 remote.remove("cache/39")
+
+
+RECEIVER = """
+import numpy as np
+from verbatim.tensor import Peer
+
+remote = Peer().connect(input())
+out = np.zeros(4 << 20)
+print("ready", flush=True)
+while True:
+    remote.get("large", out=out)
+    remote.get("large")
+"""
+
+
+def test_killed_receivers_do_not_harm_the_sender(process):
+    with Peer("127.0.0.1:0") as sender, Peer() as peer:
+        sender.publish("large", np.arange(4 << 20, dtype=np.float64))
+        for _ in range(3):
+            receiver = process(RECEIVER)
+            receiver.process.stdin.write(f"{sender.address}\n")
+            receiver.process.stdin.flush()
+            assert receiver.line() == "ready"
+            with pytest.raises(TimeoutError):
+                # Meanwhile the receiver is in the middle of transfers.
+                with peer.connect(sender.address) as remote:
+                    remote.get("never", timeout=0.1)
+            receiver.kill()
+        with peer.connect(sender.address) as remote:
+            assert remote.get("large")[-1] == (4 << 20) - 1

@@ -30,6 +30,7 @@ mod queues;
 mod rendezvous;
 mod requests;
 pub mod stripes;
+mod talk;
 mod window;
 
 pub use catalogue::{Catalogue, Holdings};

@@ -1,63 +1,18 @@
-//! A connection to a peer: what is asked and answered over its queue pairs.
-//!
-//! Either side asks. A request is outstanding until its one answer has come: all stripes, other metadata, or a refusal. So the
-//! memory of a request whose caller has gone stays until nothing can come any more, and is then free.
+//! A connection to a peer: its queue pairs and what is under way, behind a lock.
 
-use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
-use verbs::{MemoryRegion, RemoteMemory};
+use verbs::RemoteMemory;
 
-use crate::catalogue::Catalogue;
 use crate::error::Error;
-use crate::memory::{Pool, Tensor};
-use crate::message::{Message, Name, Refusal, Wanted};
+use crate::memory::Tensor;
 use crate::meta::Meta;
-use crate::operation::{Outcome, Pending};
-use crate::queues::{Arrival, Broken, Queues};
-use crate::requests::{REQUESTS_MAX, Requests};
-use crate::stripes;
-use crate::window::Window;
-
-/// Metadata that are remembered of a peer's tensors.
-const METADATA_MAX: usize = 4096;
-
-/// What all connections of a process share.
-#[derive(Debug)]
-pub(crate) struct Shelf {
-    pub(crate) catalogue: Mutex<Catalogue<Tensor, Waiting>>,
-    pub(crate) pool: Arc<Pool>,
-}
-
-impl Shelf {
-    pub(crate) fn catalogue(&self) -> MutexGuard<'_, Catalogue<Tensor, Waiting>> {
-        self.catalogue
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A peer's request for a tensor that is not there yet.
-#[derive(Debug)]
-pub(crate) struct Waiting {
-    link: Weak<Link>,
-    index: u32,
-    destination: Option<(Meta, RemoteMemory)>,
-}
-
-impl Waiting {
-    /// The tensor is there.
-    pub(crate) fn serve(self, tensor: Tensor) {
-        let Some(link) = self.link.upgrade() else {
-            return;
-        };
-        link.with_queues(|link, queues| {
-            link.answer(queues, self.index, tensor, self.destination.as_ref())
-        });
-    }
-}
+use crate::operation::Pending;
+use crate::queues::{Broken, Queues};
+use crate::requests::REQUESTS_MAX;
+use crate::talk::{Answers, Ask, Effect, Shelf, Talk};
 
 /// A connection to a peer.
 pub(crate) struct Link {
@@ -75,74 +30,14 @@ struct State {
     reason: String,
 }
 
-/// What is under way.
-#[derive(Debug, Default)]
-pub(crate) struct Talk {
-    me: Weak<Link>,
-    window: Window,
-    unsent: VecDeque<Message>,
-    outstanding: Requests<Outstanding>,
-    known: HashMap<String, Meta>,
-    /// Tensors of which stripes are being sent, by the peer's index.
-    transfers: HashMap<u32, (Tensor, usize)>,
-    /// Transfers for which the send queues have no room.
-    backlog: VecDeque<(u32, Tensor, RemoteMemory)>,
-    /// For others, once the lock is free.
-    effects: Vec<Effect>,
-}
-
-/// What is done without the lock.
-#[derive(Debug)]
-enum Effect {
-    Complete(Pending, Outcome),
-    Serve(Waiting, Tensor),
-}
-
-/// A request of this side.
-#[derive(Debug)]
-enum Outstanding {
-    Get(Get),
-    /// An offered tensor comes: the peer's index of the offer, its name, where it goes, stripes that have come.
-    Fetch(u32, Name, Tensor, u64),
-    Offer(Name, Tensor, Pending),
-    Remove(Name, Pending),
-}
-
-/// A tensor that was asked for.
-#[derive(Debug)]
-struct Get {
-    name: Name,
-    wait: bool,
-    destination: Option<Tensor>,
-    /// The destination is the caller's: it can be no other.
-    is_given: bool,
-    stripes: u64,
-    /// None once the caller has gone.
-    pending: Option<Pending>,
-}
-
-/// What a caller asks a peer for.
-#[derive(Debug)]
-pub(crate) enum Ask {
-    /// A tensor; into this memory, if there is some.
-    Get(Name, bool, Option<Tensor>),
-    /// That it stores one.
-    Put(Name, Tensor),
-    /// That it removes one.
-    Remove(Name),
-}
-
 impl Link {
     pub(crate) fn new(peer: String, queues: Queues, shelf: &Arc<Shelf>) -> Arc<Self> {
-        Arc::new_cyclic(|me| Self {
+        Arc::new_cyclic(|me: &Weak<Self>| Self {
             peer,
             shelf: Arc::clone(shelf),
             state: Mutex::new(State {
                 queues: Some(queues),
-                talk: Talk {
-                    me: me.clone(),
-                    ..Talk::default()
-                },
+                talk: Talk::new(me.clone()),
                 reason: String::new(),
             }),
             has_ended: AtomicBool::new(false),
@@ -191,7 +86,7 @@ impl Link {
     ) -> Option<R> {
         let State { queues, talk, .. } = &mut *state;
         let result = work(talk, queues.as_mut()?);
-        let effects = std::mem::take(&mut talk.effects);
+        let effects = talk.take_effects();
         let result = match result {
             Ok(result) => {
                 drop(state);
@@ -220,7 +115,7 @@ impl Link {
     /// Finds out whether the peer is there, if something is expected of it.
     pub(crate) fn probe(&self) {
         self.with_queues(|talk, queues| {
-            if talk.outstanding.is_empty() && talk.transfers.is_empty() {
+            if talk.is_idle() {
                 return Ok(());
             }
             queues.probe()
@@ -237,23 +132,11 @@ impl Link {
         drop(queues);
         reason.clone_into(&mut state.reason);
         let error = self.ended_error(reason);
-        let talk = std::mem::take(&mut state.talk);
+        let waiting = state.talk.end(&self.shelf);
         drop(state);
-        let mut outstanding = talk.outstanding;
-        for request in outstanding.drain() {
-            if let Some(pending) = request.into_pending() {
-                pending.complete(Err(error.clone()));
-            }
+        for pending in waiting {
+            pending.complete(Err(error.clone()));
         }
-        for effect in talk.effects {
-            if let Effect::Complete(pending, outcome) = effect {
-                pending.complete(outcome);
-            }
-        }
-        let me = talk.me;
-        self.shelf
-            .catalogue()
-            .forget(|waiting| waiting.link.ptr_eq(&me));
     }
 
     fn ended_error(&self, reason: &str) -> Error {
@@ -278,20 +161,12 @@ impl Link {
         Ok((index?, pending))
     }
 
-    /// The caller of a request has gone. If the destination is the caller's, it is returned while something may come into
-    /// it: then [`is_outstanding`](Self::is_outstanding) says whether that is so, and [`fence`](Self::fence) ends it.
+    /// The caller of a request has gone. Whether the destination is the caller's: then [`is_outstanding`](Self::is_outstanding)
+    /// says whether something may still come into it, and [`fence`](Self::fence) ends that.
     pub(crate) fn cancel(&self, index: u32) -> bool {
         let mut is_given = false;
         self.with_queues(|talk, _| {
-            match talk.outstanding.get(index) {
-                Some(Outstanding::Get(get)) => {
-                    get.pending = None;
-                    is_given = get.is_given;
-                    talk.unsent.push_back(Message::Cancel { index });
-                }
-                Some(Outstanding::Offer(..) | Outstanding::Remove(..) | Outstanding::Fetch(..))
-                | None => {}
-            }
+            is_given = talk.cancel(index);
             Ok(())
         });
         is_given
@@ -299,394 +174,21 @@ impl Link {
 
     /// Whether something may still come for a request.
     pub(crate) fn is_outstanding(&self, index: u32) -> bool {
-        self.state().talk.outstanding.get(index).is_some()
+        self.state().talk.is_outstanding(index)
     }
 
     /// Takes the destination of a request away, so that nothing comes into it: a peer that still WRITEs there fails, and with
     /// it the connection.
     pub(crate) fn fence(&self, index: u32) {
-        if let Some(Outstanding::Get(get)) = self.state().talk.outstanding.get(index)
-            && let Some(tensor) = get.destination.take()
-        {
-            // The caller's region, which it deregisters when this was the last use of it.
-            drop(tensor);
-        }
+        // The caller's region is deregistered when this was the last use of it.
+        drop(self.state().talk.take_destination(index));
     }
 }
 
-impl Outstanding {
-    fn into_pending(self) -> Option<Pending> {
-        match self {
-            Self::Get(get) => get.pending,
-            Self::Offer(_, _, pending) | Self::Remove(_, pending) => Some(pending),
-            Self::Fetch(..) => None,
-        }
+impl Answers for Link {
+    fn answer(&self, index: u32, tensor: Tensor, destination: Option<&(Meta, RemoteMemory)>) {
+        self.with_queues(|talk, queues| talk.answer(queues, index, tensor, destination));
     }
-}
-
-impl Talk {
-    /// Sends what the window and the send queues have room for.
-    fn flush(&mut self, queues: &mut Queues) -> Result<(), Broken> {
-        while let Some((index, tensor, remote)) = self.backlog.pop_front() {
-            match queues.write(index, &tensor, remote)? {
-                Some(stripes) => drop(self.transfers.insert(index, (tensor, stripes))),
-                None => {
-                    self.backlog.push_front((index, tensor, remote));
-                    break;
-                }
-            }
-        }
-        while self.window.has_room() && queues.takes_message() {
-            let Some(message) = self.unsent.pop_front() else {
-                break;
-            };
-            let (buffer, consumed) = self.window.send();
-            queues.send(buffer, &message.encode(consumed))?;
-        }
-        if let Some(consumed) = self.window.acknowledgement() {
-            queues.acknowledge(consumed)?;
-        }
-        Ok(())
-    }
-
-    /// A request of the caller.
-    fn ask(&mut self, shelf: &Shelf, ask: Ask, pending: Pending) -> Result<u32, Error> {
-        let busy = |_| Error::Busy(REQUESTS_MAX);
-        match ask {
-            Ask::Get(name, wait, given) => {
-                let is_given = given.is_some();
-                let destination = match (given, self.known.get(&name.key)) {
-                    (None, Some(meta)) => Some(memory(shelf, meta)?),
-                    (given, _) => given,
-                };
-                let get = Get {
-                    name: name.clone(),
-                    wait,
-                    destination: destination.clone(),
-                    is_given,
-                    stripes: 0,
-                    pending: Some(pending),
-                };
-                let index = self
-                    .outstanding
-                    .insert(Outstanding::Get(get))
-                    .map_err(busy)?;
-                self.request(index, Wanted::Named { name, wait }, destination.as_ref());
-                Ok(index)
-            }
-            Ask::Put(name, tensor) => {
-                let meta = tensor.meta().clone();
-                let offer = Outstanding::Offer(name.clone(), tensor, pending);
-                let index = self.outstanding.insert(offer).map_err(busy)?;
-                self.unsent.push_back(Message::Offer { index, name, meta });
-                Ok(index)
-            }
-            Ask::Remove(name) => {
-                let remove = Outstanding::Remove(name.clone(), pending);
-                let index = self.outstanding.insert(remove).map_err(busy)?;
-                self.unsent.push_back(Message::Remove { index, name });
-                Ok(index)
-            }
-        }
-    }
-
-    fn request(&mut self, index: u32, wanted: Wanted, destination: Option<&Tensor>) {
-        let destination = destination.map(|t| (t.meta().clone(), remote(t)));
-        self.unsent.push_back(Message::Request {
-            index,
-            wanted,
-            destination,
-        });
-    }
-
-    fn refuse(&mut self, index: u32, why: Refusal) {
-        self.unsent.push_back(Message::Refused { index, why });
-    }
-
-    fn complete(&mut self, pending: Option<Pending>, outcome: Outcome) {
-        self.effects
-            .extend(pending.map(|pending| Effect::Complete(pending, outcome)));
-    }
-
-    /// Something has come.
-    fn take(
-        &mut self,
-        shelf: &Shelf,
-        queues: &mut Queues,
-        arrival: Arrival<'_>,
-    ) -> Result<(), Broken> {
-        match arrival {
-            Arrival::Acknowledgement(consumed) => self.acknowledge(consumed),
-            Arrival::Message(bytes) => {
-                let (message, consumed) = Message::decode(bytes).map_err(|e| e.to_string())?;
-                self.window.receive();
-                self.acknowledge(consumed)?;
-                self.hear(shelf, queues, message)
-            }
-            Arrival::Data(index) => self.stripe(shelf, queues.data_count(), index),
-            Arrival::Written(index) => {
-                if let Some((_, left)) = self.transfers.get_mut(&index) {
-                    *left -= 1;
-                    if *left == 0 {
-                        self.transfers.remove(&index);
-                    }
-                }
-                Ok(())
-            }
-        }
-    }
-
-    fn acknowledge(&mut self, consumed: u32) -> Result<(), Broken> {
-        if self.window.acknowledge(consumed) {
-            return Ok(());
-        }
-        Err("the peer acknowledges messages that were not sent".to_owned())
-    }
-
-    fn hear(&mut self, shelf: &Shelf, queues: &mut Queues, message: Message) -> Result<(), Broken> {
-        match message {
-            Message::Request {
-                index,
-                wanted,
-                destination,
-            } => self.requested(shelf, queues, index, wanted, destination),
-            Message::Metadata { index, meta } => self.other_metadata(shelf, index, meta),
-            Message::Refused { index, why } => self.refused(index, why),
-            Message::Cancel { index } => {
-                let me = self.me.clone();
-                let waited = shelf
-                    .catalogue()
-                    .forget(|w| w.index == index && w.link.ptr_eq(&me));
-                if waited > 0 {
-                    self.refuse(index, Refusal::Cancelled);
-                }
-                Ok(())
-            }
-            Message::Offer { index, name, meta } => self.offered(shelf, index, name, &meta),
-            Message::Remove { index, name } => {
-                let removed = shelf.catalogue().remove(&name);
-                match removed {
-                    Some(_) => self.unsent.push_back(Message::Done { index }),
-                    None => self.refuse(index, Refusal::Missing),
-                }
-                Ok(())
-            }
-            Message::Done { index } => match self.outstanding.remove(index) {
-                Some(Outstanding::Offer(_, _, pending) | Outstanding::Remove(_, pending)) => {
-                    self.complete(Some(pending), Ok(None));
-                    Ok(())
-                }
-                _ => Err(unexpected("the end of an offer", index)),
-            },
-        }
-    }
-
-    fn requested(
-        &mut self,
-        shelf: &Shelf,
-        queues: &mut Queues,
-        index: u32,
-        wanted: Wanted,
-        destination: Option<(Meta, RemoteMemory)>,
-    ) -> Result<(), Broken> {
-        let found = match wanted {
-            Wanted::Named { name, wait: false } => shelf.catalogue().find(&name),
-            Wanted::Named { name, wait: true } => {
-                let waiting = Waiting {
-                    link: self.me.clone(),
-                    index,
-                    destination: destination.clone(),
-                };
-                let found = shelf.catalogue().find_or_wait(&name, waiting);
-                if found.is_none() {
-                    return Ok(());
-                }
-                found
-            }
-            Wanted::Offered(offer) => match self.outstanding.get(offer) {
-                Some(Outstanding::Offer(_, tensor, _)) => Some(tensor.clone()),
-                _ => None,
-            },
-        };
-        match found {
-            Some(tensor) => self.answer(queues, index, tensor, destination.as_ref()),
-            None => {
-                self.refuse(index, Refusal::Missing);
-                Ok(())
-            }
-        }
-    }
-
-    /// Sends a tensor, or what it is if the receiver takes it to be something else.
-    fn answer(
-        &mut self,
-        queues: &mut Queues,
-        index: u32,
-        tensor: Tensor,
-        destination: Option<&(Meta, RemoteMemory)>,
-    ) -> Result<(), Broken> {
-        match destination {
-            Some((meta, memory)) if meta == tensor.meta() => {
-                if memory.len < meta.bytes() {
-                    self.refuse(index, Refusal::Memory);
-                    return Ok(());
-                }
-                self.backlog.push_back((index, tensor, *memory));
-                self.flush(queues)
-            }
-            _ => {
-                let meta = tensor.meta().clone();
-                self.unsent.push_back(Message::Metadata { index, meta });
-                Ok(())
-            }
-        }
-    }
-
-    /// The tensor is something else than this side took it to be: asks again, with memory for that.
-    fn other_metadata(&mut self, shelf: &Shelf, index: u32, meta: Meta) -> Result<(), Broken> {
-        let Some(Outstanding::Get(get)) = self.outstanding.get(index) else {
-            return Err(unexpected("metadata", index));
-        };
-        let name = get.name.clone();
-        let given = get.destination.as_ref().filter(|_| get.is_given);
-        let outcome = if let Some(given) = given {
-            let given = given.meta().clone();
-            Err(Error::Other {
-                name,
-                there: meta,
-                given,
-            })
-        } else if get.pending.is_none() {
-            Err(Error::Cancelled(name))
-        } else {
-            memory(shelf, &meta)
-        };
-        match outcome {
-            Ok(tensor) => {
-                get.destination = Some(tensor.clone());
-                let wanted = Wanted::Named {
-                    name: get.name.clone(),
-                    wait: get.wait,
-                };
-                self.request(index, wanted, Some(&tensor));
-            }
-            Err(e) => {
-                let removed = self.outstanding.remove(index);
-                self.complete(removed.and_then(Outstanding::into_pending), Err(e));
-            }
-        }
-        Ok(())
-    }
-
-    /// Remembers what a tensor is, for the next request for this key.
-    fn remember(&mut self, key: String, meta: &Meta) {
-        if self.known.get(&key) == Some(meta) {
-            return;
-        }
-        if self.known.len() >= METADATA_MAX {
-            self.known.clear();
-        }
-        self.known.insert(key, meta.clone());
-    }
-
-    fn refused(&mut self, index: u32, why: Refusal) -> Result<(), Broken> {
-        let removed = self.outstanding.remove(index);
-        let (name, bytes) = match &removed {
-            Some(Outstanding::Get(get)) => (get.name.clone(), 0),
-            Some(Outstanding::Offer(name, tensor, _)) => (name.clone(), tensor.meta().bytes()),
-            Some(Outstanding::Remove(name, _)) => (name.clone(), 0),
-            // The offer was withdrawn.
-            Some(Outstanding::Fetch(..)) => return Ok(()),
-            None => return Err(unexpected("a refusal", index)),
-        };
-        let error = match why {
-            Refusal::Missing => Error::Missing(name),
-            Refusal::Cancelled => Error::Cancelled(name),
-            Refusal::TooLarge => Error::TooLarge { name, bytes },
-            Refusal::Memory => Error::PeerMemory(name),
-        };
-        self.complete(removed.and_then(Outstanding::into_pending), Err(error));
-        Ok(())
-    }
-
-    fn offered(
-        &mut self,
-        shelf: &Shelf,
-        index: u32,
-        name: Name,
-        meta: &Meta,
-    ) -> Result<(), Broken> {
-        if !shelf.catalogue().takes(meta.bytes()) {
-            self.refuse(index, Refusal::TooLarge);
-            return Ok(());
-        }
-        let Ok(tensor) = memory(shelf, meta) else {
-            self.refuse(index, Refusal::Memory);
-            return Ok(());
-        };
-        let fetch = Outstanding::Fetch(index, name, tensor.clone(), 0);
-        match self.outstanding.insert(fetch) {
-            Ok(own) => self.request(own, Wanted::Offered(index), Some(&tensor)),
-            Err(_) => self.refuse(index, Refusal::Memory),
-        }
-        Ok(())
-    }
-
-    /// A stripe has come.
-    fn stripe(&mut self, shelf: &Shelf, queue_pairs: u64, index: u32) -> Result<(), Broken> {
-        let none = || unexpected("data", index);
-        let (tensor, stripes) = match self.outstanding.get(index).ok_or_else(none)? {
-            Outstanding::Get(get) => (get.destination.as_ref(), &mut get.stripes),
-            Outstanding::Fetch(_, _, tensor, stripes) => (Some(&*tensor), stripes),
-            Outstanding::Offer(..) | Outstanding::Remove(..) => return Err(none()),
-        };
-        *stripes += 1;
-        let expected = tensor.map(|t| stripes::count(t.meta().bytes(), queue_pairs));
-        if expected.is_some_and(|expected| *stripes < expected) {
-            return Ok(());
-        }
-        match self.outstanding.remove(index) {
-            Some(Outstanding::Get(get)) => {
-                if let Some(tensor) = &get.destination {
-                    self.remember(get.name.key, tensor.meta());
-                }
-                self.complete(get.pending, Ok(get.destination));
-            }
-            Some(Outstanding::Fetch(offer, name, tensor, _)) => {
-                let bytes = tensor.meta().bytes();
-                let waiting = shelf.catalogue().store(name, tensor.clone(), bytes);
-                let serve = |w| Effect::Serve(w, tensor.clone());
-                self.effects.extend(waiting.into_iter().map(serve));
-                self.unsent.push_back(Message::Done { index: offer });
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-}
-
-fn unexpected(what: &str, index: u32) -> Broken {
-    format!("the peer sent {what} for request {index}, which is not outstanding")
-}
-
-/// Memory for a tensor that comes.
-fn memory(shelf: &Shelf, meta: &Meta) -> Result<Tensor, Error> {
-    let memory = shelf.pool.memory(meta)?;
-    Ok(Tensor::in_memory(meta.clone(), memory))
-}
-
-/// Where a tensor is, for a peer that WRITEs it.
-fn remote(tensor: &Tensor) -> RemoteMemory {
-    let nothing = RemoteMemory {
-        addr: 0,
-        len: 0,
-        rkey: verbs::RKey(0),
-    };
-    let region = tensor.memory.region().map(MemoryRegion::remote);
-    region.map_or(nothing, |memory| RemoteMemory {
-        len: tensor.meta().bytes(),
-        ..memory
-    })
 }
 
 impl fmt::Debug for Link {

@@ -15,13 +15,14 @@ use verbs::{Access, Context, ProtectionDomain};
 use crate::catalogue::{Catalogue, Holdings};
 use crate::engine::{Engine, Running, Sleeper};
 use crate::error::Error;
-use crate::link::{Ask, Link, Shelf};
+use crate::link::Link;
 use crate::memory::{POOL_BYTES, Pool, Tensor};
 use crate::message::Name;
 use crate::operation::{Outcome, Pending};
 use crate::queues::{Place, Prepared};
 use crate::rendezvous::{Accepted, Hello, Rendezvous, Welcome};
 use crate::requests::REQUESTS_MAX;
+use crate::talk::{Ask, Shelf};
 
 /// Queue pairs for data of a connection at most.
 pub const QUEUE_PAIRS_MAX: usize = 8;
