@@ -17,11 +17,12 @@ pub(crate) struct Args {
 }
 
 /// What cargo calls each library, and what programs ask the loader for.
-const LIBRARIES: [(&str, &str); 4] = [
+const LIBRARIES: [(&str, &str); 5] = [
     ("libverbatim_dropin.so", "libibverbs.so.1"),
     ("libverbatim_dropin_rdmacm.so", "librdmacm.so.1"),
     ("libverbatim_tap.so", "libverbatim_tap.so"),
     ("libverbatim_view.so", "libverbatim_view.so"),
+    ("libverbatim_sockets.so", "libverbatim_sockets.so"),
 ];
 
 /// Runs the chore.
@@ -65,6 +66,7 @@ fn build_with(profile: &str) -> Result<bool> {
                 "dropin-rdmacm",
                 "tap-preload",
                 "view-preload",
+                "sockets-preload",
             ]
             .map(|package| format!("--package={package}")),
         )

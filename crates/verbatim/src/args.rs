@@ -441,6 +441,17 @@ pub(crate) fn writable_file(path: &Path) -> Result<PathBuf> {
     Ok(path.to_owned())
 }
 
+/// The form of a fabric's name: it becomes part of a folder's.
+pub(crate) fn fabric_name(text: &str) -> Result<String, String> {
+    let sane = (1..=64).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    if sane {
+        Ok(text.to_owned())
+    } else {
+        Err("a fabric's name has 1 to 64 letters, digits or '_'".to_owned())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -29,6 +29,7 @@ mod program;
 mod run;
 mod sequencer;
 mod side_by_side;
+mod sockets;
 mod stop;
 mod tensor;
 
@@ -52,6 +53,7 @@ struct Cli {
 const EXAMPLES: &str = "\
 Examples:
   verbatim run -- ib_write_bw     a program of this machine, on the software NIC
+  verbatim sockets -- redis-server    a program whose TCP connections go by RDMA
   verbatim sequencer              every design of the networked sequencer, side by side
   verbatim kv                     every design of the key-value stores, side by side, and Redis
   verbatim btree                  every access design of the remote B+tree, side by side, and LMDB
@@ -69,6 +71,8 @@ Log messages: set VERBATIM_LOG, for example VERBATIM_LOG=debug.";
 enum Command {
     /// Run an unmodified program on the software NIC
     Run(run::Args),
+    /// Run an unmodified program with its TCP connections on RDMA
+    Sockets(sockets::Args),
     /// What is there: the software NIC and this machine's own RDMA devices
     Devices(devices::Args),
     /// A networked sequencer: every design side by side, or a server and clients by hand
@@ -99,6 +103,7 @@ fn main() -> ExitCode {
         .init();
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
+        Command::Sockets(args) => sockets::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Sequencer(args) => sequencer::run(*args),
         Command::Kv(args) => kv::run(*args),

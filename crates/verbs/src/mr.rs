@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
+use memmap2::MmapRaw;
 use softnic::PageSize;
 use verbs_abi as abi;
 
@@ -71,6 +72,8 @@ enum Memory {
     Owned(#[expect(dead_code, reason = "keeps the bytes")] Box<dyn Send + Sync>),
     /// Another region's, which lives as long.
     Again(#[expect(dead_code, reason = "keeps the bytes")] Arc<MemoryRegion>),
+    /// A file's, which other processes map too.
+    Mapped(#[expect(dead_code, reason = "keeps the bytes")] Arc<MmapRaw>),
     /// Outlives the region by the caller's closure.
     Borrowed,
 }
@@ -189,6 +192,19 @@ impl ProtectionDomain {
     ) -> Result<MemoryRegion, VerbError> {
         let memory = Memory::Owned(Box::new(owner));
         // SAFETY: the caller vouches for the memory as long as the region has the owner.
+        unsafe { MemoryRegion::register(&self.inner, addr, len, access, memory) }
+    }
+
+    /// Registers a file's mapping, which other processes may map as well: memory that outlives this process, or
+    /// that its children share. The region keeps it mapped.
+    pub fn register_mapping(
+        &self,
+        mapping: &Arc<MmapRaw>,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbError> {
+        let memory = Memory::Mapped(Arc::clone(mapping));
+        let (addr, len) = (mapping.as_mut_ptr(), mapping.len());
+        // SAFETY: mapped for reads and writes for as long as the region has it; only reached through raw pointers.
         unsafe { MemoryRegion::register(&self.inner, addr, len, access, memory) }
     }
 
@@ -508,7 +524,7 @@ impl Memory {
             Self::Pages(addr, layout) => unsafe { std::alloc::dealloc(addr, layout) },
             // SAFETY: from Box::into_raw in `register_vec`; the region was the only owner.
             Self::Boxed(buffer) => drop(unsafe { Box::from_raw(buffer) }),
-            Self::Again(_) | Self::Owned(_) | Self::Borrowed => {}
+            Self::Again(_) | Self::Owned(_) | Self::Mapped(_) | Self::Borrowed => {}
         }
     }
 }

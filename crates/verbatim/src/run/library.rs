@@ -17,6 +17,8 @@ const LIBRARIES: [(&str, &str); 2] = [
 const TAP: &str = "libverbatim_tap.so";
 /// The library that shows the files of the device to programs whose user may not mount them.
 const VIEW: &str = "libverbatim_view.so";
+/// The library that carries TCP connections.
+const SOCKETS: &str = "libverbatim_sockets.so";
 /// Where an installation has them, from the folder of this program.
 const INSTALLED: &str = "../lib/verbatim";
 /// Where a build gets links with these names, in the folder of this program.
@@ -35,6 +37,12 @@ pub(super) fn find_tap() -> Result<PathBuf> {
 /// The library that shows the files of the device.
 pub(super) fn find_view() -> Result<PathBuf> {
     find_preload(&own_folder()?, VIEW).context("the library that shows files is not there")
+}
+
+/// The library that carries TCP connections.
+pub(crate) fn find_sockets() -> Result<PathBuf> {
+    find_preload(&own_folder()?, SOCKETS)
+        .context("the library that carries connections is not there")
 }
 
 /// The folder of this program.

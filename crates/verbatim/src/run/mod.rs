@@ -16,6 +16,8 @@ mod library;
 mod namespace;
 mod view;
 
+pub(crate) use library::find_sockets;
+
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -26,7 +28,7 @@ use anyhow::{Context, Result, bail};
 use softnic::SysfsFile;
 
 use crate::Outcome;
-use crate::args::{self, LinkLayerArgs, Provider};
+use crate::args::{self, LinkLayerArgs, Provider, fabric_name};
 use crate::capture::CaptureArgs;
 use crate::fault::{self, FaultArgs};
 use crate::ledger::{self, LedgerArgs};
@@ -229,7 +231,7 @@ fn prepare_system(args: &Args, command: &mut Command) -> Result<()> {
 }
 
 /// What the loader is to load before all else: `library`, and what was asked for before.
-fn preload(library: &Path) -> Result<OsString> {
+pub(crate) fn preload(library: &Path) -> Result<OsString> {
     // ld.so(8): "The items of the list can be separated by spaces or colons, and there is no support for escaping".
     if library
         .as_os_str()
@@ -289,17 +291,6 @@ fn library_path(folder: &Path) -> Result<OsString> {
         path.push(before);
     }
     Ok(path)
-}
-
-/// The form of a fabric's name: it becomes part of a folder's.
-fn fabric_name(text: &str) -> Result<String, String> {
-    let sane = (1..=64).contains(&text.len())
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
-    if sane {
-        Ok(text.to_owned())
-    } else {
-        Err("a fabric's name has 1 to 64 letters, digits or '_'".to_owned())
-    }
 }
 
 #[cfg(test)]

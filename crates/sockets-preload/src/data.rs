@@ -1,0 +1,248 @@
+//! Functions that move bytes.
+
+use std::ffi::{c_int, c_void};
+
+use libc::{iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
+use sockets::buffers::Buffers;
+use sockets::{calls, real};
+
+use crate::returned;
+
+/// One buffer as a vector.
+fn one(base: *const c_void, len: size_t) -> [iovec; 1] {
+    [iovec {
+        iov_base: base.cast_mut(),
+        iov_len: len,
+    }]
+}
+
+/// A program's vector; nothing where it is none.
+///
+/// # Safety
+/// `iov` points at `count` parts, or is NULL.
+unsafe fn parts<'a>(iov: *const iovec, count: usize) -> &'a [iovec] {
+    if iov.is_null() || count > 1024 {
+        return &[];
+    }
+    // SAFETY: contract of this function.
+    unsafe { std::slice::from_raw_parts(iov, count) }
+}
+
+/// Exports receiving functions, and their kin for `_FORTIFY_SOURCE`.
+macro_rules! export {
+    ($( $(#[$doc:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) -> $ret:ty = $ours:expr, else $real:expr; )*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// That of the C library's function of this name.
+            // SAFETY: the name is the C library's own, and so are the arguments and the behaviour.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($( $arg: $type ),*) -> $ret {
+                // SAFETY: what the caller promises of its buffers.
+                unsafe {
+                    match $ours {
+                        Some(result) => returned(result),
+                        None => $real,
+                    }
+                }
+            }
+        )*
+    };
+}
+
+export! {
+    /// `read(2)`
+    fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t =
+        calls::recv(fd, Buffers::new(&one(to, len)), 0), else real::read(fd, to, len);
+    /// `read(2)`, with the size of the buffer
+    fn __read_chk(fd: c_int, to: *mut c_void, len: size_t, _size: size_t) -> ssize_t =
+        calls::recv(fd, Buffers::new(&one(to, len)), 0), else real::read(fd, to, len);
+    /// `read(2)`
+    fn __read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t =
+        calls::recv(fd, Buffers::new(&one(to, len)), 0), else real::read(fd, to, len);
+    /// `readv(2)`
+    fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t =
+        calls::recv(fd, Buffers::new(parts(iov, usize::try_from(count).unwrap_or(0))), 0), else real::readv(fd, iov, count);
+    /// `recv(2)`
+    fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t =
+        calls::recv(fd, Buffers::new(&one(to, len)), flags), else real::recv(fd, to, len, flags);
+    /// `recv(2)`
+    fn __recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t =
+        calls::recv(fd, Buffers::new(&one(to, len)), flags), else real::recv(fd, to, len, flags);
+    /// `recv(2)`, with the size of the buffer
+    fn __recv_chk(fd: c_int, to: *mut c_void, len: size_t, _size: size_t, flags: c_int) -> ssize_t =
+        calls::recv(fd, Buffers::new(&one(to, len)), flags), else real::recv(fd, to, len, flags);
+    /// `write(2)`
+    fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t =
+        calls::send(fd, Buffers::new(&one(from, len)), 0), else real::write(fd, from, len);
+    /// `write(2)`
+    fn __write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t =
+        calls::send(fd, Buffers::new(&one(from, len)), 0), else real::write(fd, from, len);
+    /// `writev(2)`
+    fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t =
+        calls::send(fd, Buffers::new(parts(iov, usize::try_from(count).unwrap_or(0))), 0), else real::writev(fd, iov, count);
+    /// `send(2)`
+    fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t =
+        calls::send(fd, Buffers::new(&one(from, len)), flags), else real::send(fd, from, len, flags);
+    /// `send(2)`
+    fn __send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t =
+        calls::send(fd, Buffers::new(&one(from, len)), flags), else real::send(fd, from, len, flags);
+    /// `recvfrom(2)`
+    fn recvfrom(fd: c_int, to: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr, addr_len: *mut socklen_t) -> ssize_t =
+        received_from(fd, to, len, flags, addr_len), else real::recvfrom(fd, to, len, flags, addr, addr_len);
+    /// `recvfrom(2)`, with the size of the buffer
+    fn __recvfrom_chk(fd: c_int, to: *mut c_void, len: size_t, _size: size_t, flags: c_int, addr: *mut sockaddr, addr_len: *mut socklen_t) -> ssize_t =
+        received_from(fd, to, len, flags, addr_len), else real::recvfrom(fd, to, len, flags, addr, addr_len);
+    /// `sendto(2)`
+    fn sendto(fd: c_int, from: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, addr_len: socklen_t) -> ssize_t =
+        sent_to(fd, from, len, flags, addr), else real::sendto(fd, from, len, flags, addr, addr_len);
+    /// `recvmsg(2)`
+    fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t =
+        received(fd, msg, flags), else real::recvmsg(fd, msg, flags);
+    /// `sendmsg(2)`
+    fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t =
+        sent(fd, msg, flags), else real::sendmsg(fd, msg, flags);
+    /// `sendfile(2)`
+    fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t =
+        send_file(out, from, offset, count), else real::sendfile(out, from, offset, count);
+    /// `sendfile(2)`
+    fn sendfile64(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t =
+        send_file(out, from, offset, count), else real::sendfile(out, from, offset, count);
+    /// `splice(2)`
+    fn splice(from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, len: size_t, flags: u32) -> ssize_t =
+        by_kernel(from, to), else real::splice(from, from_at, to, to_at, len, flags);
+}
+
+type Outcome = Option<std::io::Result<usize>>;
+
+/// Takes both descriptors back to TCP.
+fn by_kernel(from: c_int, to: c_int) -> Outcome {
+    calls::demote(from);
+    calls::demote(to);
+    None
+}
+
+/// # Safety
+/// That of `recvfrom(2)`.
+unsafe fn received_from(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    addr_len: *mut socklen_t,
+) -> Outcome {
+    // SAFETY: contract of this function.
+    let got = unsafe { calls::recv(fd, Buffers::new(&one(to, len)), flags) }?;
+    if !addr_len.is_null() {
+        // SAFETY: contract of this function. A stream has no address (`recv(2)`).
+        unsafe { *addr_len = 0 };
+    }
+    Some(got)
+}
+
+/// # Safety
+/// That of `sendto(2)`.
+unsafe fn sent_to(
+    fd: c_int,
+    from: *const c_void,
+    len: size_t,
+    flags: c_int,
+    addr: *const sockaddr,
+) -> Outcome {
+    if !addr.is_null() && flags & libc::MSG_FASTOPEN != 0 {
+        calls::demote(fd);
+        return None;
+    }
+    // SAFETY: contract of this function.
+    unsafe { calls::send(fd, Buffers::new(&one(from, len)), flags) }
+}
+
+/// # Safety
+/// That of `recvmsg(2)`.
+unsafe fn received(fd: c_int, msg: *mut msghdr, flags: c_int) -> Outcome {
+    // SAFETY: contract of this function.
+    let header = unsafe { msg.as_mut() }?;
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return None;
+    }
+    // SAFETY: contract of this function.
+    let to = unsafe { Buffers::new(parts(header.msg_iov, header.msg_iovlen)) };
+    let got = calls::recv(fd, to, flags)?;
+    if got.is_ok() {
+        (header.msg_namelen, header.msg_controllen, header.msg_flags) = (0, 0, 0);
+    }
+    Some(got)
+}
+
+/// # Safety
+/// That of `sendmsg(2)`.
+unsafe fn sent(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
+    // SAFETY: contract of this function.
+    let header = unsafe { msg.as_ref() }?;
+    if header.msg_controllen > 0 || flags & libc::MSG_FASTOPEN != 0 {
+        calls::demote(fd);
+        return None;
+    }
+    // SAFETY: contract of this function.
+    let from = unsafe { Buffers::new(parts(header.msg_iov, header.msg_iovlen)) };
+    calls::send(fd, from, flags)
+}
+
+/// Copies a file into a connection that is on RDMA.
+///
+/// # Safety
+/// That of `sendfile(2)`.
+unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> Outcome {
+    if !calls::is_carried(out) {
+        // A call that moves bytes, of which the count must be kept: the kernel's goes past it.
+        calls::demote(out);
+        return None;
+    }
+    let mut bytes = [0u8; 32 * 1024];
+    let mut done = 0;
+    // SAFETY: NULL, or the caller's.
+    let start = match unsafe { offset.as_ref() } {
+        Some(at) => *at,
+        // SAFETY: asks where the file is read.
+        None => unsafe { libc::lseek(from, 0, libc::SEEK_CUR) },
+    };
+    if start < 0 {
+        // Not a file with offsets, which could not be put back if the connection is full.
+        calls::demote(out);
+        return None;
+    }
+    let result = loop {
+        let want = (count - done).min(bytes.len());
+        let at = start + off_t::try_from(done).unwrap_or(0);
+        // SAFETY: room for so many bytes.
+        let n = unsafe { libc::pread(from, bytes.as_mut_ptr().cast(), want, at) };
+        let Ok(n) = usize::try_from(n) else {
+            break Err(std::io::Error::last_os_error());
+        };
+        if n == 0 {
+            break Ok(done);
+        }
+        // SAFETY: so many bytes were read.
+        let sent = unsafe { calls::send(out, Buffers::new(&one(bytes.as_ptr().cast(), n)), 0) };
+        match sent {
+            Some(Ok(sent)) => done += sent,
+            Some(Err(err)) => break if done > 0 { Ok(done) } else { Err(err) },
+            None => break Ok(done),
+        }
+        let is_short = matches!(sent, Some(Ok(sent)) if sent < n);
+        if done == count || is_short {
+            break Ok(done);
+        }
+    };
+    let end = start + off_t::try_from(done).unwrap_or(0);
+    // SAFETY: NULL, or the caller's.
+    match unsafe { offset.as_mut() } {
+        Some(at) => *at = end,
+        // SAFETY: puts the file where the kernel's function would.
+        None => unsafe {
+            libc::lseek(from, end, libc::SEEK_SET);
+        },
+    }
+    Some(result)
+}

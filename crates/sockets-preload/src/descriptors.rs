@@ -1,0 +1,147 @@
+//! Functions that make, copy and close descriptors.
+
+use std::ffi::{c_char, c_int, c_ulong};
+
+use libc::{sockaddr, socklen_t};
+use sockets::{calls, real};
+
+use crate::FAILED;
+
+macro_rules! export {
+    ($( $(#[$doc:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) -> c_int $body:block )*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// That of the C library's function of this name.
+            // SAFETY: the name is the C library's own, and so are the arguments and the behaviour.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($( $arg: $type ),*) -> c_int {
+                // SAFETY: the arguments are the caller's, as the C library's function wants them.
+                unsafe { $body }
+            }
+        )*
+    };
+}
+
+export! {
+    /// `socket(2)`
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+        let fd = real::socket(domain, kind, protocol);
+        calls::socket_made(fd, domain, kind);
+        fd
+    }
+    /// `accept(2)`
+    fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        let new = real::accept(fd, addr, len);
+        calls::accepted(fd, new);
+        new
+    }
+    /// `accept4(2)`
+    fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+        let new = real::accept4(fd, addr, len, flags);
+        calls::accepted(fd, new);
+        new
+    }
+    /// `connect(2)`
+    fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+        calls::connecting(fd);
+        real::connect(fd, addr, len)
+    }
+    /// `shutdown(2)`
+    fn shutdown(fd: c_int, how: c_int) -> c_int {
+        calls::shutting_down(fd);
+        real::shutdown(fd, how)
+    }
+    /// `close(2)`
+    fn close(fd: c_int) -> c_int {
+        calls::closing(fd);
+        real::close(fd)
+    }
+    /// `close(2)`
+    fn __close(fd: c_int) -> c_int {
+        calls::closing(fd);
+        real::close(fd)
+    }
+    /// `close_range(2)`
+    fn close_range(first: u32, last: u32, flags: c_int) -> c_int {
+        if flags & c_int::try_from(libc::CLOSE_RANGE_CLOEXEC).unwrap_or(0) == 0 {
+            calls::closing_range(first, last);
+        }
+        real::close_range(first, last, flags)
+    }
+    /// `dup(2)`
+    fn dup(fd: c_int) -> c_int {
+        let new = real::dup(fd);
+        calls::copied(fd, new);
+        new
+    }
+    /// `dup2(2)`
+    fn dup2(fd: c_int, to: c_int) -> c_int {
+        if fd != to {
+            calls::closing(to);
+        }
+        let new = real::dup2(fd, to);
+        calls::copied(fd, new);
+        new
+    }
+    /// `dup3(2)`
+    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+        if fd != to {
+            calls::closing(to);
+        }
+        let new = real::dup3(fd, to, flags);
+        calls::copied(fd, new);
+        new
+    }
+    /// `fcntl(2)`: the argument is there for some commands only, and then in this register.
+    fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
+        let result = real::fcntl(fd, command, arg);
+        if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+            calls::copied(fd, result);
+        }
+        result
+    }
+    /// `fcntl(2)`
+    fn fcntl64(fd: c_int, command: c_int, arg: c_ulong) -> c_int {
+        let result = real::fcntl64(fd, command, arg);
+        if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+            calls::copied(fd, result);
+        }
+        result
+    }
+    /// `ioctl(2)`: the argument as above.
+    fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int {
+        let unread = if request == libc::FIONREAD { calls::unread(fd) } else { None };
+        if let Some(unread) = unread {
+            let to: *mut c_int = std::ptr::with_exposed_provenance_mut(usize::try_from(arg).unwrap_or(0));
+            if to.is_null() {
+                real::set_errno(libc::EFAULT);
+                return FAILED;
+            }
+            *to = c_int::try_from(unread).unwrap_or(c_int::MAX);
+            return 0;
+        }
+        real::ioctl(fd, request, arg)
+    }
+    /// `execve(2)`
+    fn execve(path: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int {
+        calls::executing();
+        real::execve(path, argv, env)
+    }
+    /// `execv(3)`
+    fn execv(path: *const c_char, argv: *const *const c_char) -> c_int {
+        calls::executing();
+        real::execv(path, argv)
+    }
+    /// `execvp(3)`
+    fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int {
+        calls::executing();
+        real::execvp(file, argv)
+    }
+    /// `execvpe(3)`
+    fn execvpe(file: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int {
+        calls::executing();
+        real::execvpe(file, argv, env)
+    }
+}

@@ -1,0 +1,43 @@
+//! The C library's socket functions in front of crate `sockets`: `verbatim sockets` puts this library into `LD_PRELOAD`.
+//!
+//! Each function does what the C library's does; the only difference is how the bytes of a connection go.
+#![allow(unsafe_code)]
+
+pub mod data;
+pub mod descriptors;
+pub mod waiting;
+
+use std::ffi::c_int;
+use std::io;
+
+use libc::ssize_t;
+use sockets::real;
+
+/// What a C function returns for a result.
+fn returned(result: io::Result<usize>) -> ssize_t {
+    match result {
+        Ok(n) => ssize_t::try_from(n).unwrap_or(ssize_t::MAX),
+        Err(err) => {
+            real::set_errno(err.raw_os_error().unwrap_or(libc::EIO));
+            -1
+        }
+    }
+}
+
+extern "C" fn child() {
+    sockets::calls::forked();
+}
+
+extern "C" fn load() {
+    // SAFETY: a function that is there as long as the process.
+    unsafe { libc::pthread_atfork(None, None, Some(child)) };
+}
+
+/// Called by the loader.
+// SAFETY: the section holds pointers to functions that are called once, before `main`.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOAD: extern "C" fn() = load;
+
+/// A plain integer of the C library that says no.
+const FAILED: c_int = -1;

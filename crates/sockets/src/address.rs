@@ -1,0 +1,45 @@
+//! The two addresses of a connection.
+
+use std::ffi::c_int;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use libc::{sockaddr_storage, socklen_t};
+
+/// Own and peer's address of a connected socket.
+pub(crate) fn of(fd: c_int) -> Option<(SocketAddr, SocketAddr)> {
+    Some((ask(fd, libc::getsockname)?, ask(fd, libc::getpeername)?))
+}
+
+/// Whether a peer with this address is on this host, as far as the addresses tell.
+pub(crate) fn is_this_host(own: SocketAddr, peer: SocketAddr) -> bool {
+    peer.ip().is_loopback() || own.ip() == peer.ip()
+}
+
+type Ask = unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut socklen_t) -> c_int;
+
+fn ask(fd: c_int, ask: Ask) -> Option<SocketAddr> {
+    // SAFETY: any bytes are a valid value.
+    let mut raw: sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut len = socklen_t::try_from(size_of::<sockaddr_storage>()).ok()?;
+    // SAFETY: room for any address.
+    if unsafe { ask(fd, (&raw mut raw).cast(), &raw mut len) } != 0 {
+        return None;
+    }
+    match c_int::from(raw.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says which structure it is.
+            let v4 = unsafe { &*(&raw const raw).cast::<libc::sockaddr_in>() };
+            let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+            Some(SocketAddr::new(ip.into(), u16::from_be(v4.sin_port)))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let v6 = unsafe { &*(&raw const raw).cast::<libc::sockaddr_in6>() };
+            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            // The peer of a socket for both families may have one for IPv4.
+            let ip = ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4);
+            Some(SocketAddr::new(ip, u16::from_be(v6.sin6_port)))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,181 @@
+//! The calls of programs, as the preloaded library passes them on.
+//!
+//! A function returns `None` where the call is the kernel's alone.
+
+use std::io;
+use std::time::Instant;
+
+use libc::{c_int, epoll_event, pollfd};
+
+use crate::buffers::Buffers;
+use crate::poll::Sets;
+use crate::reason::Reason;
+use crate::{nic, poll, real, table};
+
+/// A socket was made by `socket(2)`.
+pub fn socket_made(fd: c_int, domain: c_int, kind: c_int) {
+    let is_stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
+    if fd >= 0 && is_stream && matches!(domain, libc::AF_INET | libc::AF_INET6) {
+        table::add_conn(fd);
+    }
+}
+
+/// A connection was accepted at `listener`.
+pub fn accepted(listener: c_int, fd: c_int) {
+    if fd < 0 {
+        return;
+    }
+    let domain = real::option(listener, libc::SOL_SOCKET, libc::SO_DOMAIN).unwrap_or(0);
+    let kind = real::option(listener, libc::SOL_SOCKET, libc::SO_TYPE).unwrap_or(0);
+    socket_made(fd, domain, kind);
+}
+
+/// A socket connects.
+pub fn connecting(fd: c_int) {
+    if let Some(conn) = table::conn(fd) {
+        conn.is_active
+            .store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+/// `recvmsg(2)` and its kin.
+#[inline]
+#[must_use]
+pub fn recv(fd: c_int, to: Buffers<'_>, flags: c_int) -> Option<io::Result<usize>> {
+    Some(table::conn(fd)?.recv(fd, to, flags))
+}
+
+/// `sendmsg(2)` and its kin.
+#[inline]
+#[must_use]
+pub fn send(fd: c_int, from: Buffers<'_>, flags: c_int) -> Option<io::Result<usize>> {
+    Some(table::conn(fd)?.send(fd, from, flags))
+}
+
+/// Whether a descriptor is a connection of which the kernel does not know all.
+#[must_use]
+pub fn is_carried(fd: c_int) -> bool {
+    table::conn(fd).is_some_and(|conn| !conn.is_plain())
+}
+
+/// Takes a connection back to TCP, for a call that only the kernel can do.
+pub fn demote(fd: c_int) {
+    if let Some(conn) = table::conn(fd) {
+        conn.demote(fd, Reason::Unsupported);
+    }
+}
+
+/// `shutdown(2)` is about to be called.
+pub fn shutting_down(fd: c_int) {
+    if let Some(conn) = table::conn(fd) {
+        conn.demote(fd, Reason::Shutdown);
+    }
+}
+
+/// A descriptor is about to be closed.
+pub fn closing(fd: c_int) {
+    if table::find(fd).is_some() && is_own_process() {
+        table::remove(fd);
+    }
+}
+
+/// Descriptors are about to be closed.
+pub fn closing_range(first: u32, last: u32) {
+    if is_own_process() {
+        for fd in table::range(first, last) {
+            table::remove(fd);
+        }
+    }
+}
+
+/// `to` was made the same as `from`.
+pub fn copied(from: c_int, to: c_int) {
+    if to >= 0 && (table::find(from).is_some() || table::find(to).is_some()) && is_own_process() {
+        table::copy(from, to);
+    }
+}
+
+/// Bytes that can be read at once, where the kernel does not know.
+#[must_use]
+pub fn unread(fd: c_int) -> Option<u64> {
+    table::conn(fd)?.unread()
+}
+
+/// An epoll instance was made.
+pub fn epoll_made(fd: c_int) {
+    if fd >= 0 {
+        table::add_epoll(fd);
+    }
+}
+
+/// `epoll_ctl(2)`.
+#[must_use]
+pub fn epoll_control(
+    epoll: c_int,
+    op: c_int,
+    fd: c_int,
+    event: Option<epoll_event>,
+) -> Option<c_int> {
+    table::epoll(epoll)?.control(epoll, op, fd, event)
+}
+
+/// `epoll_wait(2)`; `sleep` is the kernel's function with a timeout in milliseconds.
+pub fn epoll_wait(
+    epoll: c_int,
+    events: &mut [epoll_event],
+    deadline: Option<Instant>,
+    sleep: impl FnMut(&mut [epoll_event], c_int) -> c_int,
+) -> Option<c_int> {
+    Some(table::epoll(epoll)?.wait(epoll, events, deadline, sleep))
+}
+
+/// `poll(2)`; `sleep` is the kernel's function with a timeout in milliseconds.
+pub fn poll_wait(
+    fds: &mut [pollfd],
+    deadline: Option<Instant>,
+    sleep: impl FnMut(&mut [pollfd], c_int) -> c_int,
+) -> c_int {
+    poll::poll(fds, deadline, sleep)
+}
+
+/// `select(2)`; `sleep` is `poll(2)` with a timeout in milliseconds.
+pub fn select_wait(
+    sets: &mut Sets<'_>,
+    deadline: Option<Instant>,
+    sleep: impl FnMut(&mut [pollfd], c_int) -> c_int,
+) -> Option<c_int> {
+    let mut fds = sets.to_poll()?;
+    let n = poll::poll(&mut fds, deadline, sleep);
+    Some(if n < 0 { n } else { sets.from_poll(&fds) })
+}
+
+/// A program is about to take the place of this one.
+pub fn executing() {
+    if is_own_process() {
+        for (fd, conn) in table::all_conns() {
+            if !conn.is_plain() {
+                conn.demote(fd, Reason::OtherProcess);
+            }
+        }
+    }
+}
+
+/// In a forked child.
+pub fn forked() {
+    nic::forget();
+    OWN_PID.store(real::getpid(), std::sync::atomic::Ordering::Relaxed);
+    for (_, conn) in table::all_conns() {
+        conn.forked();
+    }
+}
+
+static OWN_PID: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(0);
+
+/// Whether this process has the table: a child of `vfork(2)` only borrows its parent's memory.
+fn is_own_process() -> bool {
+    use std::sync::atomic::Ordering::Relaxed;
+    let pid = real::getpid();
+    OWN_PID
+        .compare_exchange(0, pid, Relaxed, Relaxed)
+        .map_or_else(|known| known == pid, |_| true)
+}

@@ -1,0 +1,478 @@
+//! `epoll(7)` over connections of which only a part of the events is the kernel's.
+//!
+//! The kernel's instance has every descriptor, too: it wakes the thread, by a wake byte at the latest. A connection's events
+//! come with a token in the place of the program's data, so that they can be told apart and looked at.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::Instant;
+
+use libc::{
+    EPOLLERR, EPOLLET, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLRDHUP, EPOLLRDNORM,
+    EPOLLWRNORM, c_int, epoll_event,
+};
+
+use crate::conn::Conn;
+use crate::nic::lock;
+use crate::spin::Spin;
+use crate::{real, table};
+
+const IN: u32 = (EPOLLIN | EPOLLRDNORM) as u32;
+const OUT: u32 = (EPOLLOUT | EPOLLWRNORM) as u32;
+const ONESHOT: u32 = EPOLLONESHOT as u32;
+const EDGE: u32 = EPOLLET as u32;
+const ALWAYS: u32 = (EPOLLERR | EPOLLHUP) as u32;
+const ENDED: u32 = (EPOLLERR | EPOLLHUP | EPOLLRDHUP) as u32;
+
+/// While connections are ready, the kernel is asked about the rest every so many calls.
+const KERNEL_EVERY: u32 = 16;
+
+/// What an epoll instance watches of ours.
+#[derive(Default)]
+pub(crate) struct Epoll {
+    refs: AtomicU32,
+    calls: AtomicU32,
+    watched: Mutex<Watched>,
+    /// Connections that are watched.
+    count: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Watched {
+    list: Vec<Watch>,
+    by_fd: HashMap<c_int, usize>,
+    /// Where the next look begins, so that each gets its turn.
+    next: usize,
+}
+
+struct Watch {
+    fd: c_int,
+    conn: &'static Conn,
+    generation: u32,
+    events: u32,
+    data: u64,
+    /// What the kernel was told to watch.
+    kernel: u32,
+    /// A one-shot watch that has reported.
+    is_done: bool,
+    /// Bytes that had come when `EPOLLIN` was reported; `None` before.
+    reported_tail: Option<u64>,
+}
+
+/// Upper half of a token: no pointer of a program and no small number has it.
+fn mark() -> u64 {
+    static MARK: OnceLock<u64> = OnceLock::new();
+    *MARK.get_or_init(|| {
+        use std::hash::{BuildHasher, Hasher};
+        let random = std::collections::hash_map::RandomState::new()
+            .build_hasher()
+            .finish();
+        (0x8f00_0000 | random & 0xff_ffff) << 32
+    })
+}
+
+fn token(fd: c_int) -> u64 {
+    mark() | u64::from(fd.unsigned_abs())
+}
+
+fn fd_of(data: u64) -> Option<c_int> {
+    let is_token = data & 0xffff_ffff_0000_0000 == mark();
+    if is_token {
+        c_int::try_from(data & 0xffff_ffff).ok()
+    } else {
+        None
+    }
+}
+
+impl Epoll {
+    pub(crate) fn renew(&self) {
+        self.refs.store(1, Ordering::Relaxed);
+        *lock(&self.watched) = Watched::default();
+        self.count.store(0, Ordering::Relaxed);
+    }
+
+    pub(crate) fn refs(&self) -> &AtomicU32 {
+        &self.refs
+    }
+
+    /// Whether a wait would find an event of ours.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > 0 && lock(&self.watched).any_ready()
+    }
+
+    /// Whether it watches connections that are not the kernel's alone.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > 0
+            && lock(&self.watched)
+                .list
+                .iter()
+                .any(|watch| !watch.conn.is_plain())
+    }
+
+    /// Asks the peers of all connections for wake bytes.
+    pub(crate) fn arm_all(&self) -> bool {
+        lock(&self.watched).arm()
+    }
+
+    /// `epoll_ctl(2)`; `None` where it is the kernel's alone.
+    pub(crate) fn control(
+        &self,
+        epoll: c_int,
+        op: c_int,
+        fd: c_int,
+        event: Option<epoll_event>,
+    ) -> Option<c_int> {
+        let mut watched = lock(&self.watched);
+        let known = watched.by_fd.get(&fd).copied();
+        let conn = table::conn(fd);
+        match (op, event) {
+            (libc::EPOLL_CTL_DEL, _) => {
+                watched.remove(known?);
+                self.count.store(watched.list.len(), Ordering::Relaxed);
+                None
+            }
+            (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event)) => {
+                let conn = conn?;
+                if op == libc::EPOLL_CTL_MOD && known.is_none() {
+                    return None;
+                }
+                let mut watch = Watch {
+                    fd,
+                    conn,
+                    generation: conn.generation(),
+                    events: event.events,
+                    data: event.u64,
+                    kernel: event.events,
+                    is_done: false,
+                    reported_tail: None,
+                };
+                watch.kernel = watch.wanted();
+                let done = watch.tell(epoll, op);
+                if done == 0 {
+                    watched.put(watch);
+                    self.count.store(watched.list.len(), Ordering::Relaxed);
+                }
+                Some(done)
+            }
+            _ => None,
+        }
+    }
+
+    /// `epoll_wait(2)`, where `sleep` is the kernel's function with a timeout in milliseconds or -1.
+    pub(crate) fn wait(
+        &self,
+        epoll: c_int,
+        events: &mut [epoll_event],
+        deadline: Option<Instant>,
+        mut sleep: impl FnMut(&mut [epoll_event], c_int) -> c_int,
+    ) -> c_int {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return sleep(events, remaining_ms(deadline));
+        }
+        loop {
+            let found = lock(&self.watched).collect(epoll, events);
+            if found > 0 {
+                return self.with_kernel(epoll, events, found);
+            }
+            // Once for all others, then sleeping.
+            let n = sleep(events, 0);
+            let n = if n > 0 {
+                self.translate(epoll, events, n)
+            } else {
+                n
+            };
+            if n != 0 || deadline.is_some_and(|end| Instant::now() >= end) {
+                return n;
+            }
+            let ready = || lock(&self.watched).any_ready();
+            if Spin::begin().until(ready) {
+                continue;
+            }
+            if lock(&self.watched).arm() {
+                lock(&self.watched).disarm();
+                continue;
+            }
+            let n = sleep(events, remaining_ms(deadline));
+            let woken_errno = real::errno();
+            lock(&self.watched).disarm();
+            if n < 0 {
+                real::set_errno(woken_errno);
+                return n;
+            }
+            let n = if n > 0 {
+                self.translate(epoll, events, n)
+            } else {
+                n
+            };
+            if n > 0 || deadline.is_some_and(|end| Instant::now() >= end) {
+                return n;
+            }
+        }
+    }
+
+    /// Adds what the kernel has beside what was found, from time to time.
+    fn with_kernel(&self, epoll: c_int, events: &mut [epoll_event], found: usize) -> c_int {
+        let mut total = c_int::try_from(found).unwrap_or(0);
+        let is_turn = self
+            .calls
+            .fetch_add(1, Ordering::Relaxed)
+            .is_multiple_of(KERNEL_EVERY);
+        if is_turn && let Some(rest) = events.get_mut(found..).filter(|rest| !rest.is_empty()) {
+            let max = c_int::try_from(rest.len()).unwrap_or(c_int::MAX);
+            // SAFETY: room for so many events.
+            let n = unsafe { real::epoll_wait(epoll, rest.as_mut_ptr(), max, 0) };
+            if n > 0 {
+                let mut others = self.translate_others(epoll, events, found, n);
+                total += std::mem::take(&mut others);
+            }
+        }
+        total
+    }
+
+    /// The same for events behind those that were found: a connection that is among those already is left out.
+    fn translate_others(
+        &self,
+        epoll: c_int,
+        events: &mut [epoll_event],
+        found: usize,
+        n: c_int,
+    ) -> c_int {
+        let mut watched = lock(&self.watched);
+        let mut kept = found;
+        for i in found..found + usize::try_from(n).unwrap_or(0) {
+            let Some(event) = events.get(i).copied() else {
+                break;
+            };
+            let data = event.u64;
+            let event = match fd_of(data) {
+                None => Some(event),
+                // What is left of it comes with a later call: its events are levels, or kept as new edges.
+                Some(fd) => watched.translate(epoll, fd, event.events).filter(|new| {
+                    let data = new.u64;
+                    !events[..found].iter().any(|old| {
+                        let known = old.u64;
+                        known == data
+                    })
+                }),
+            };
+            if let Some(event) = event {
+                events[kept] = event;
+                kept += 1;
+            }
+        }
+        c_int::try_from(kept - found).unwrap_or(0)
+    }
+
+    /// Turns the kernel's `n` events into the program's; how many those are.
+    fn translate(&self, epoll: c_int, events: &mut [epoll_event], n: c_int) -> c_int {
+        let mut watched = lock(&self.watched);
+        let mut kept = 0;
+        for i in 0..usize::try_from(n).unwrap_or(0).min(events.len()) {
+            let event = events[i];
+            let translated = match fd_of(event.u64) {
+                None => Some(event),
+                Some(fd) => watched.translate(epoll, fd, event.events),
+            };
+            if let Some(event) = translated {
+                events[kept] = event;
+                kept += 1;
+            }
+        }
+        c_int::try_from(kept).unwrap_or(0)
+    }
+}
+
+/// Milliseconds until then, rounded up; -1 for ever.
+pub(crate) fn remaining_ms(deadline: Option<Instant>) -> c_int {
+    let Some(end) = deadline else { return -1 };
+    let left = end.saturating_duration_since(Instant::now());
+    c_int::try_from(left.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)
+}
+
+impl Watched {
+    fn put(&mut self, watch: Watch) {
+        match self.by_fd.get(&watch.fd).copied() {
+            Some(at) => self.list[at] = watch,
+            None => {
+                self.by_fd.insert(watch.fd, self.list.len());
+                self.list.push(watch);
+            }
+        }
+    }
+
+    fn remove(&mut self, at: usize) {
+        let gone = self.list.swap_remove(at);
+        self.by_fd.remove(&gone.fd);
+        if let Some(moved) = self.list.get(at) {
+            self.by_fd.insert(moved.fd, at);
+        }
+    }
+
+    /// The events of connections, without asking the kernel.
+    fn collect(&mut self, epoll: c_int, events: &mut [epoll_event]) -> usize {
+        let mut found = 0;
+        let mut looked = 0;
+        while looked < self.list.len() && found < events.len() {
+            let at = (self.next + looked) % self.list.len();
+            looked += 1;
+            let watch = &mut self.list[at];
+            if watch.is_closed() {
+                self.remove(at);
+                continue;
+            }
+            if watch.conn.is_plain() && watch.kernel == watch.wanted() {
+                continue;
+            }
+            let wanted = watch.wanted();
+            if watch.kernel != wanted {
+                watch.kernel = wanted;
+                watch.tell(epoll, libc::EPOLL_CTL_MOD);
+            }
+            let ready = watch.ready(0);
+            if ready != 0 {
+                events[found] = watch.report(epoll, ready);
+                found += 1;
+            }
+        }
+        self.next = self.next.wrapping_add(looked);
+        found
+    }
+
+    fn any_ready(&self) -> bool {
+        self.list
+            .iter()
+            .any(|watch| !watch.conn.is_plain() && !watch.is_closed() && watch.ready(0) != 0)
+    }
+
+    fn arm(&self) -> bool {
+        let mut ready = false;
+        for watch in &self.list {
+            if !watch.conn.is_plain() && !watch.is_done {
+                let (data, room) = (watch.events & IN != 0, watch.events & OUT != 0);
+                watch.conn.arm(data, room);
+                ready |= watch.ready(0) != 0;
+            }
+        }
+        ready
+    }
+
+    fn disarm(&self) {
+        for watch in &self.list {
+            if !watch.conn.is_plain() {
+                watch.conn.disarm();
+            }
+        }
+    }
+
+    /// The program's event for one of the kernel's.
+    fn translate(&mut self, epoll: c_int, fd: c_int, kernel: u32) -> Option<epoll_event> {
+        let at = *self.by_fd.get(&fd)?;
+        let watch = self.list.get_mut(at)?;
+        if watch.is_closed() {
+            self.remove(at);
+            return None;
+        }
+        if watch.conn.is_plain() {
+            watch.is_done = watch.events & ONESHOT != 0;
+            return Some(epoll_event {
+                events: kernel,
+                u64: watch.data,
+            });
+        }
+        if kernel & IN != 0 {
+            watch.conn.look(fd);
+        }
+        let ready = watch.ready(kernel);
+        if ready == 0 {
+            // The kernel has disarmed what reports once.
+            if watch.events & ONESHOT != 0 {
+                watch.tell(epoll, libc::EPOLL_CTL_MOD);
+            }
+            return None;
+        }
+        Some(watch.report(epoll, ready))
+    }
+}
+
+impl Watch {
+    fn is_closed(&self) -> bool {
+        self.conn.generation() != self.generation || self.conn.refs().load(Ordering::Relaxed) == 0
+    }
+
+    /// What the kernel is to watch: room is none of its business while data goes by RDMA.
+    fn wanted(&self) -> u32 {
+        if self.is_done {
+            return ONESHOT;
+        }
+        if self.conn.is_plain() || self.conn.readiness().ask_kernel_out {
+            self.events
+        } else {
+            self.events & !OUT
+        }
+    }
+
+    fn tell(&self, epoll: c_int, op: c_int) -> c_int {
+        let mut event = epoll_event {
+            events: self.kernel,
+            u64: token(self.fd),
+        };
+        // SAFETY: an event.
+        unsafe { real::epoll_ctl(epoll, op, self.fd, &raw mut event) }
+    }
+
+    /// The events that are to be reported, given those of the kernel.
+    fn ready(&self, kernel: u32) -> u32 {
+        if self.is_done {
+            return 0;
+        }
+        let is = self.conn.readiness();
+        let is_edge = self.events & EDGE != 0;
+        let mut ready = kernel & ENDED;
+        let is_new = !is_edge || self.reported_tail != Some(is.tail);
+        if is.readable && is_new {
+            ready |= IN;
+        }
+        if kernel & IN != 0
+            && (is.ask_kernel_in && !is.readable || kernel & ENDED != 0 || has_unread(self.fd))
+        {
+            ready |= IN;
+        }
+        if is.ask_kernel_out {
+            ready |= kernel & OUT;
+        } else if is.writable
+            && (!is_edge
+                || self.conn.was_full.load(Ordering::SeqCst)
+                || self.reported_tail.is_none())
+        {
+            ready |= OUT;
+        }
+        ready & (self.events | ALWAYS)
+    }
+
+    fn report(&mut self, epoll: c_int, ready: u32) -> epoll_event {
+        let is = self.conn.readiness();
+        // What cannot be read yet has not been reported: no connection gets so many bytes.
+        self.reported_tail = Some(if is.readable { is.tail } else { u64::MAX });
+        if ready & OUT != 0 {
+            self.conn.was_full.store(false, Ordering::SeqCst);
+        }
+        if self.events & ONESHOT != 0 {
+            self.is_done = true;
+            self.kernel = ONESHOT;
+            self.tell(epoll, libc::EPOLL_CTL_MOD);
+        }
+        epoll_event {
+            events: ready,
+            u64: self.data,
+        }
+    }
+}
+
+/// Whether the kernel's stream has a byte still, or has ended: after wake bytes were taken.
+fn has_unread(fd: c_int) -> bool {
+    let before = real::errno();
+    let has = real::peek(fd, libc::MSG_DONTWAIT) >= 0;
+    real::set_errno(before);
+    has
+}

@@ -1,0 +1,29 @@
+//! TCP sockets of unmodified programs over RDMA.
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+mod address;
+#[allow(unsafe_code)]
+pub mod buffers;
+pub mod calls;
+mod conn;
+#[allow(unsafe_code)]
+mod epoll;
+#[allow(unsafe_code)]
+mod nic;
+#[allow(unsafe_code)]
+mod page;
+#[allow(unsafe_code)]
+mod poll;
+pub use poll::Sets;
+#[allow(unsafe_code)]
+pub mod real;
+mod reason;
+#[allow(unsafe_code)]
+mod ring;
+mod spin;
+mod stale;
+pub mod stat;
+#[allow(unsafe_code)]
+mod stream;
+mod table;

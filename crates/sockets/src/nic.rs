@@ -1,0 +1,319 @@
+//! The NIC of this process, its rings, and queue pairs.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use verbs::{
+    Access, CompletionQueue, Context, Inline, MemoryRegion, Postlist, PreparedQp, ProtectionDomain,
+    Provider, QpEndpoint, QueuePair, Rc, RemoteMemory, WcBuffer,
+};
+
+use crate::buffers::Buffers;
+use crate::ring::{self, HEAD, RING, Ring, SLOT, SLOTS};
+
+/// Bytes that are copied at once into registered memory, and published.
+const STAGE: usize = 32 * 1024;
+/// Payload that goes inline, where the device takes it.
+const INLINE: u32 = 512;
+/// Each so many posts one is signaled, so that the send queue empties.
+const SIGNAL_EVERY: u32 = 16;
+const SEND_WRS: u32 = 128;
+
+/// Takes a lock; a thread that panicked while it held it left nothing half done that matters.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// The NIC of this process.
+pub(crate) struct Nic {
+    _context: Context,
+    pd: ProtectionDomain,
+    pub(crate) dir: PathBuf,
+    pub(crate) pid: u64,
+    pub(crate) start: u64,
+    slots: Mutex<Slots>,
+    /// Registered memory from which large payload goes.
+    stages: Mutex<Vec<MemoryRegion>>,
+}
+
+#[derive(Default)]
+struct Slots {
+    arenas: Vec<MemoryRegion>,
+    maps: Vec<Arc<memmap2::MmapRaw>>,
+    /// Arena and offset.
+    free: Vec<(usize, usize)>,
+}
+
+/// Never freed: a forked child leaves its parent's as it is, and makes its own.
+static NIC: AtomicPtr<Nic> = AtomicPtr::new(std::ptr::null_mut());
+static MAKING: Mutex<()> = Mutex::new(());
+
+/// The folder of connections in the fabric's, which belongs to this user alone.
+pub(crate) fn folder() -> io::Result<PathBuf> {
+    let fabric = softnic::fabric_dir().map_err(io::Error::other)?;
+    Ok(fabric.join("tcp"))
+}
+
+/// The NIC of this process, made at the first call.
+pub(crate) fn get() -> io::Result<&'static Nic> {
+    let known = || {
+        // SAFETY: a leaked box, or null.
+        unsafe { NIC.load(Ordering::Acquire).as_ref() }
+    };
+    if let Some(nic) = known() {
+        return Ok(nic);
+    }
+    let _making = lock(&MAKING);
+    if let Some(nic) = known() {
+        return Ok(nic);
+    }
+    let nic = Box::new(Nic::new()?);
+    NIC.store(Box::into_raw(nic), Ordering::Release);
+    known().ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// The NIC, if there is one yet.
+pub(crate) fn existing() -> Option<&'static Nic> {
+    // SAFETY: a leaked box, or null.
+    unsafe { NIC.load(Ordering::Acquire).as_ref() }
+}
+
+/// In a forked child: the NIC is the parent's.
+pub(crate) fn forget() {
+    NIC.store(std::ptr::null_mut(), Ordering::Release);
+}
+
+impl Nic {
+    fn new() -> io::Result<Self> {
+        let context = Provider::softnic().device(None)?.open()?;
+        let pd = context.alloc_pd()?;
+        let dir = folder()?;
+        std::fs::create_dir_all(&dir)?;
+        let pid = u64::from(std::process::id());
+        let start = liveness::start_time(pid)?.ok_or(io::ErrorKind::NotFound)?;
+        crate::stale::remove(&dir);
+        Ok(Self {
+            _context: context,
+            pd,
+            dir,
+            pid,
+            start,
+            slots: Mutex::default(),
+            stages: Mutex::default(),
+        })
+    }
+
+    /// A ring that nobody uses, what peers need to write to it, and the number of its arena.
+    pub(crate) fn take_ring(&self) -> io::Result<(Ring, RemoteMemory, usize)> {
+        let mut slots = lock(&self.slots);
+        if slots.free.is_empty() {
+            let number = slots.arenas.len();
+            let path = ring::arena_path(&self.dir, self.pid, self.start, number as u64);
+            let map = ring::make_arena(&path)?;
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+            slots.arenas.push(self.pd.register_mapping(&map, access)?);
+            slots.maps.push(map);
+            slots
+                .free
+                .extend((0..SLOTS).rev().map(|i| (number, i * SLOT)));
+        }
+        let taken = slots.free.pop().and_then(|(number, offset)| {
+            let remote = slots.arenas.get(number)?.remote().at(offset as u64)?;
+            let ring = Ring::at(Arc::clone(slots.maps.get(number)?), offset)?;
+            Some((ring, remote, number))
+        });
+        let (ring, remote, number) = taken.ok_or(io::ErrorKind::NotFound)?;
+        ring.reset();
+        let remote = RemoteMemory {
+            len: SLOT as u64,
+            ..remote
+        };
+        Ok((ring, remote, number))
+    }
+
+    /// Gives a ring back, which nobody writes to or reads any more.
+    pub(crate) fn give_ring(&self, arena: usize, offset: usize) {
+        lock(&self.slots).free.push((arena, offset));
+    }
+
+    /// A queue pair that can be connected.
+    pub(crate) fn prepare(&self) -> io::Result<Prepared> {
+        let cq = self._context.create_cq(SEND_WRS)?;
+        let qp = self
+            .pd
+            .qp::<Rc>(&cq, &cq)
+            .max_send_wr(SEND_WRS)
+            .max_recv_wr(1)
+            .inline_up_to(INLINE)
+            .build()?;
+        Ok(Prepared { qp, cq })
+    }
+
+    fn take_stage(&self) -> io::Result<MemoryRegion> {
+        match lock(&self.stages).pop() {
+            Some(stage) => Ok(stage),
+            None => Ok(self.pd.alloc(STAGE, Access::LOCAL_WRITE)?),
+        }
+    }
+}
+
+/// A queue pair before it is connected.
+pub(crate) struct Prepared {
+    qp: PreparedQp<Rc>,
+    cq: CompletionQueue,
+}
+
+impl Prepared {
+    pub(crate) fn endpoint(&self) -> QpEndpoint {
+        self.qp.endpoint()
+    }
+
+    /// Connects it to a peer that takes data in `ring`.
+    pub(crate) fn connect(self, peer: &QpEndpoint, ring: RemoteMemory) -> io::Result<Sender> {
+        let qp = self.qp.connect(peer)?;
+        let list = qp.postlist(4);
+        Ok(Sender {
+            inline: qp.max_inline_data(),
+            qp,
+            cq: self.cq,
+            list,
+            ring,
+            unsignaled: 0,
+        })
+    }
+}
+
+/// WRITEs into the ring of a peer.
+pub(crate) struct Sender {
+    qp: QueuePair<Rc>,
+    cq: CompletionQueue,
+    list: Postlist<Rc>,
+    ring: RemoteMemory,
+    inline: usize,
+    /// WRs since the last one that was signaled.
+    unsignaled: u32,
+}
+
+impl Sender {
+    /// WRITEs `len` bytes of the program's buffers, of which the first is the connection's byte `sent`, and how many there
+    /// are then. There is room for them. Returns when the peer has them.
+    pub(crate) fn write(
+        &mut self,
+        nic: &Nic,
+        from: Buffers<'_>,
+        len: usize,
+        sent: u64,
+    ) -> io::Result<()> {
+        if len <= self.inline.min(INLINE as usize) {
+            let mut bytes = [0; INLINE as usize];
+            from.copy_to(0, &mut bytes[..len]);
+            self.list.clear();
+            for (at, part) in parts(sent, len) {
+                let remote = self.at(at)?;
+                let (start, end) = part;
+                self.list.rdma_write(Inline(&bytes[start..end]), remote);
+            }
+            return self.publish(sent + len as u64, false);
+        }
+        let stage = nic.take_stage()?;
+        let result = self.write_staged(&stage, from, len, sent);
+        lock(&nic.stages).push(stage);
+        result
+    }
+
+    fn write_staged(
+        &mut self,
+        stage: &MemoryRegion,
+        from: Buffers<'_>,
+        len: usize,
+        sent: u64,
+    ) -> io::Result<()> {
+        let mut done = 0;
+        while done < len {
+            let n = (len - done).min(STAGE);
+            let mut at = 0;
+            for (piece, piece_len) in from.pieces(done, n) {
+                // SAFETY: the program's buffer and the stage, which is this call's alone, have so many bytes; no WR that
+                // names the stage is outstanding.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(piece, stage.as_mut_ptr().add(at), piece_len)
+                };
+                at += piece_len;
+            }
+            self.list.clear();
+            let cursor = sent + done as u64;
+            for (to, (start, end)) in parts(cursor, n) {
+                let remote = self.at(to)?;
+                self.list.rdma_write(stage.slice(start..end)?, remote);
+            }
+            done += n;
+            // The stage is used again when the WRs have completed.
+            self.publish(sent + done as u64, true)?;
+        }
+        Ok(())
+    }
+
+    fn at(&self, offset: usize) -> io::Result<RemoteMemory> {
+        let offset = (HEAD + offset) as u64;
+        self.ring
+            .at(offset)
+            .ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Posts the list, and behind it how many bytes there are.
+    fn publish(&mut self, tail: u64, wait: bool) -> io::Result<()> {
+        self.list.rdma_write(Inline(&tail.to_ne_bytes()), self.ring);
+        let last = self.list.len() - 1;
+        self.unsignaled += u32::try_from(self.list.len()).unwrap_or(SIGNAL_EVERY);
+        let signaled = wait || self.unsignaled >= SIGNAL_EVERY;
+        self.list.set_signaled(last, signaled);
+        self.qp
+            .post_send(&mut self.list)
+            .map_err(io::Error::other)?;
+        if signaled {
+            self.unsignaled = 0;
+            self.complete()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the completion of the one signaled WR.
+    fn complete(&self) -> io::Result<()> {
+        let mut buffer = WcBuffer::<4>::new();
+        // The NIC completes every WR in the end: with an error if the peer has died.
+        loop {
+            if let Some(wc) = self.cq.poll(&mut buffer)?.next() {
+                return wc
+                    .map(|_| ())
+                    .map_err(|failed| io::Error::other(failed.to_string()));
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// The one or two parts of the ring that `len` bytes from a cursor on take: offset in the ring, and range of the bytes.
+fn parts(cursor: u64, len: usize) -> impl Iterator<Item = (usize, (usize, usize))> {
+    let at = usize::try_from(cursor % RING as u64).unwrap_or(0);
+    let first = len.min(RING - at);
+    [(at, (0, first)), (0, (first, len))]
+        .into_iter()
+        .filter(|(_, (start, end))| end > start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_wrap_at_the_end_of_the_ring() {
+        let of = |cursor, len| parts(cursor, len).collect::<Vec<_>>();
+        assert_eq!(of(5, 10), [(5, (0, 10))]);
+        assert_eq!(of(RING as u64 - 4, 10), [(RING - 4, (0, 4)), (0, (4, 10))]);
+        assert_eq!(of(RING as u64 * 3 - 10, 10), [(RING - 10, (0, 10))]);
+    }
+}

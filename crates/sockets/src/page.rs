@@ -1,0 +1,246 @@
+//! The page that both ends of a connection map: who they are, and the state of each direction.
+//!
+//! It is a file of the fabric's folder, named by the two addresses. All words are atomics; cursors count bytes from the
+//! beginning of the connection. Data, and how much of it there is, go by RDMA WRITE instead ([`crate::ring`]).
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use memmap2::{MmapOptions, MmapRaw};
+
+const WORDS: usize = 512;
+const BYTES: usize = WORDS * 8;
+
+/// Stages of a side.
+pub(crate) mod stage {
+    /// It has found the page.
+    pub(crate) const HERE: u64 = 1;
+    /// Its queue pair can be connected to.
+    pub(crate) const ENDPOINT: u64 = 2;
+    /// Its queue pair is connected, and it takes what the peer WRITEs.
+    pub(crate) const READY: u64 = 3;
+    /// It stays on TCP, or has closed the socket.
+    pub(crate) const GONE: u64 = 9;
+}
+
+/// States of a direction.
+pub(crate) mod state {
+    /// By TCP, and may change to RDMA.
+    pub(crate) const TCP: u64 = 0;
+    /// By RDMA, after the bytes that [`Dir::switch_at`](super::Dir) counts.
+    pub(crate) const RDMA: u64 = 1;
+    /// By TCP again, after the bytes by RDMA and the wake bytes.
+    pub(crate) const DEMOTED: u64 = 2;
+    /// By TCP, and stays there.
+    pub(crate) const NEVER: u64 = 3;
+}
+
+/// A mapped page.
+pub(crate) struct Page {
+    map: MmapRaw,
+    inode: u64,
+    pub(crate) path: PathBuf,
+}
+
+/// A side's words.
+#[derive(Clone, Copy)]
+pub(crate) struct Side<'p> {
+    pub(crate) pid: &'p AtomicU64,
+    pub(crate) start: &'p AtomicU64,
+    pub(crate) cookie: &'p AtomicU64,
+    pub(crate) stage: &'p AtomicU64,
+    /// Where the ring is: the number of the arena among those of the process, and the offset.
+    pub(crate) arena: &'p AtomicU64,
+    pub(crate) offset: &'p AtomicU64,
+    text: &'p [AtomicU64],
+}
+
+/// A direction's words, each group of them written by one side.
+#[derive(Clone, Copy)]
+pub(crate) struct Dir<'p> {
+    lock: &'p AtomicU64,
+    pub(crate) state: &'p AtomicU64,
+    /// Bytes that went by TCP before the first by RDMA.
+    pub(crate) switch_at: &'p AtomicU64,
+    /// Wake bytes sent by TCP.
+    pub(crate) wakes: &'p AtomicU64,
+    /// Bytes sent by RDMA.
+    pub(crate) sent: &'p AtomicU64,
+    /// The receiver sleeps until there is data.
+    pub(crate) rx_armed: &'p AtomicU64,
+    /// The sender sleeps until there is room.
+    pub(crate) tx_armed: &'p AtomicU64,
+    rx_lock: &'p AtomicU64,
+    /// Bytes received by RDMA, by TCP before them, and wake bytes.
+    pub(crate) head: &'p AtomicU64,
+    pub(crate) by_tcp: &'p AtomicU64,
+    pub(crate) wakes_read: &'p AtomicU64,
+}
+
+impl Page {
+    /// Maps the page at `path`, made if it is not there and `make` says so.
+    pub(crate) fn open(path: &Path, make: bool) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(make).mode(0o600);
+        let file = options.open(path)?;
+        if make && file.metadata()?.len() < BYTES as u64 {
+            // Both ends may do this: it grows with zeroes, or stays as it is.
+            file.set_len(BYTES as u64)?;
+        }
+        let found = file.metadata()?;
+        if found.len() != BYTES as u64 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(Self {
+            map: MmapOptions::new().len(BYTES).map_raw(&file)?,
+            inode: found.ino(),
+            path: path.to_owned(),
+        })
+    }
+
+    /// Whether the page is still what its path names.
+    pub(crate) fn is_current(&self) -> bool {
+        fs::metadata(&self.path).is_ok_and(|named| named.ino() == self.inode)
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: mapped as long as `self`, aligned to a page, and only ever accessed as atomics.
+        unsafe { std::slice::from_raw_parts(self.map.as_mut_ptr().cast::<AtomicU64>(), WORDS) }
+    }
+
+    /// Side 0 or 1.
+    pub(crate) fn side(&self, side: usize) -> Side<'_> {
+        let words = &self.words()[8 + (side & 1) * 80..];
+        Side {
+            pid: &words[0],
+            start: &words[1],
+            cookie: &words[2],
+            stage: &words[3],
+            arena: &words[4],
+            offset: &words[5],
+            text: &words[8..80],
+        }
+    }
+
+    /// The direction in which side 0 or 1 sends.
+    pub(crate) fn dir(&self, sender: usize) -> Dir<'_> {
+        let words = &self.words()[168 + (sender & 1) * 64..];
+        Dir {
+            lock: &words[0],
+            state: &words[1],
+            switch_at: &words[2],
+            wakes: &words[3],
+            sent: &words[4],
+            rx_armed: &words[16],
+            tx_armed: &words[24],
+            rx_lock: &words[32],
+            head: &words[33],
+            by_tcp: &words[34],
+            wakes_read: &words[35],
+        }
+    }
+
+    /// Room for why the connection is not on RDMA: a number of [`crate::reason`].
+    pub(crate) fn reason(&self) -> &AtomicU64 {
+        &self.words()[1]
+    }
+}
+
+impl Side<'_> {
+    /// Writes what the peer must know; before the stage says that it is there.
+    pub(crate) fn set_text(&self, text: &[u8]) -> bool {
+        let (room, _) = self.text.split_at(self.text.len());
+        if text.len() > (room.len() - 1) * 8 {
+            return false;
+        }
+        room[0].store(text.len() as u64, Ordering::Relaxed);
+        for (word, bytes) in room[1..].iter().zip(text.chunks(8)) {
+            let mut eight = [0; 8];
+            eight[..bytes.len()].copy_from_slice(bytes);
+            word.store(u64::from_ne_bytes(eight), Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// What the peer wrote.
+    pub(crate) fn text(&self) -> Vec<u8> {
+        let words = self.text[1..].iter();
+        let mut bytes: Vec<u8> = words
+            .flat_map(|w| w.load(Ordering::Relaxed).to_ne_bytes())
+            .collect();
+        let len = usize::try_from(self.text[0].load(Ordering::Relaxed)).unwrap_or(0);
+        bytes.truncate(len);
+        bytes
+    }
+
+    /// Whether a process has this side and has ended.
+    pub(crate) fn is_dead(&self) -> bool {
+        let (pid, start) = (
+            self.pid.load(Ordering::Acquire),
+            self.start.load(Ordering::Acquire),
+        );
+        pid != 0 && start != 0 && !liveness::is_alive(pid, start)
+    }
+}
+
+/// A lock in the page, held until it is dropped.
+pub(crate) struct Held<'p>(&'p AtomicU64);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+impl<'p> Dir<'p> {
+    /// Keeps others from sending in this direction, and from changing its state.
+    #[inline]
+    pub(crate) fn lock_sending(&self) -> Held<'p> {
+        hold(self.lock)
+    }
+
+    /// Keeps others from receiving in this direction.
+    #[inline]
+    pub(crate) fn lock_receiving(&self) -> Held<'p> {
+        hold(self.rx_lock)
+    }
+}
+
+#[inline]
+fn hold(lock: &AtomicU64) -> Held<'_> {
+    let me = u64::from(std::process::id());
+    if lock
+        .compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
+        .is_err()
+    {
+        hold_slowly(lock, me);
+    }
+    Held(lock)
+}
+
+/// Waits for a lock; takes it from a process that was killed while it held it. Whoever holds it is between two system
+/// calls.
+#[cold]
+fn hold_slowly(lock: &AtomicU64, me: u64) {
+    for turn in 0u64.. {
+        let holder = lock.load(Ordering::Relaxed);
+        let is_free =
+            holder == 0 || turn % 1024 == 1023 && matches!(liveness::start_time(holder), Ok(None));
+        if is_free
+            && lock
+                .compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
+        {
+            return;
+        }
+        if turn < 4096 {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}

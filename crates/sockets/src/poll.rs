@@ -1,0 +1,219 @@
+//! `poll(2)` and `select(2)` over connections and other descriptors.
+
+use std::time::Instant;
+
+use libc::{
+    POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM, c_int, fd_set, pollfd,
+};
+
+use crate::conn::Conn;
+use crate::epoll::{Epoll, remaining_ms};
+use crate::real;
+use crate::spin::Spin;
+use crate::table::{self, Entry};
+
+const IN: i16 = POLLIN | POLLRDNORM;
+const OUT: i16 = POLLOUT | POLLWRNORM;
+const ENDED: i16 = POLLERR | POLLHUP | POLLRDHUP;
+
+/// A descriptor of which the kernel does not know all.
+enum Ours {
+    Conn(usize, &'static Conn),
+    Epoll(usize, &'static Epoll),
+}
+
+fn ours(fds: &[pollfd]) -> Vec<Ours> {
+    let one = |(i, one): (usize, &pollfd)| match table::find(one.fd)? {
+        Entry::Conn(conn, _) => (!conn.is_plain()).then_some(Ours::Conn(i, conn)),
+        Entry::Epoll(epoll, _) => epoll.is_ours().then_some(Ours::Epoll(i, epoll)),
+    };
+    fds.iter().enumerate().filter_map(one).collect()
+}
+
+/// `poll(2)`, where `sleep` is the kernel's function with a timeout in milliseconds or -1.
+pub(crate) fn poll(
+    fds: &mut [pollfd],
+    deadline: Option<Instant>,
+    mut sleep: impl FnMut(&mut [pollfd], c_int) -> c_int,
+) -> c_int {
+    let ours = ours(fds);
+    if ours.is_empty() {
+        return sleep(fds, remaining_ms(deadline));
+    }
+    let asked: Vec<i16> = fds.iter().map(|one| one.events).collect();
+    loop {
+        let n = attempt(fds, &ours, &asked, 0, &mut sleep);
+        if n != 0 || deadline.is_some_and(|end| Instant::now() >= end) {
+            return n;
+        }
+        if Spin::begin().until(|| ours.iter().any(|one| one.events(&asked) != 0))
+            || arm(&ours, &asked)
+        {
+            continue;
+        }
+        let n = attempt(fds, &ours, &asked, remaining_ms(deadline), &mut sleep);
+        let errno = real::errno();
+        for one in &ours {
+            if let Ours::Conn(_, conn) = one {
+                conn.disarm();
+            }
+        }
+        if n != 0 {
+            real::set_errno(errno);
+            return n;
+        }
+    }
+}
+
+/// Asks the kernel, and adds what it does not know.
+fn attempt(
+    fds: &mut [pollfd],
+    ours: &[Ours],
+    asked: &[i16],
+    timeout_ms: c_int,
+    sleep: &mut impl FnMut(&mut [pollfd], c_int) -> c_int,
+) -> c_int {
+    for one in ours {
+        if let Ours::Conn(i, conn) = one
+            && !conn.readiness().ask_kernel_out
+        {
+            fds[*i].events = asked[*i] & !OUT;
+        }
+    }
+    let n = sleep(fds, timeout_ms);
+    for (one, events) in fds.iter_mut().zip(asked) {
+        one.events = *events;
+    }
+    if n < 0 {
+        return n;
+    }
+    for one in ours {
+        let i = one.index();
+        fds[i].revents = one.all_events(fds[i].fd, asked[i], fds[i].revents);
+    }
+    let ready = fds.iter().filter(|one| one.revents != 0).count();
+    c_int::try_from(ready).unwrap_or(c_int::MAX)
+}
+
+fn arm(ours: &[Ours], asked: &[i16]) -> bool {
+    let mut ready = false;
+    for one in ours {
+        ready |= match one {
+            Ours::Conn(i, conn) => conn.arm(asked[*i] & IN != 0, asked[*i] & OUT != 0),
+            Ours::Epoll(_, epoll) => epoll.arm_all(),
+        };
+    }
+    ready
+}
+
+impl Ours {
+    fn index(&self) -> usize {
+        match self {
+            Self::Conn(i, _) | Self::Epoll(i, _) => *i,
+        }
+    }
+
+    /// Events that the kernel does not know.
+    fn events(&self, asked: &[i16]) -> i16 {
+        match self {
+            Self::Conn(i, conn) => {
+                let is = conn.readiness();
+                let mut events = 0;
+                if is.readable {
+                    events |= IN;
+                }
+                if is.writable {
+                    events |= OUT;
+                }
+                events & asked[*i]
+            }
+            Self::Epoll(i, epoll) => {
+                if epoll.is_ready() {
+                    asked[*i] & IN
+                } else {
+                    0
+                }
+            }
+        }
+    }
+
+    /// All events, given those of the kernel.
+    fn all_events(&self, fd: c_int, asked: i16, kernel: i16) -> i16 {
+        let conn = match self {
+            Self::Conn(_, conn) => conn,
+            Self::Epoll(_, epoll) => return kernel | if epoll.is_ready() { asked & IN } else { 0 },
+        };
+        let mut events = kernel & ENDED;
+        if kernel & IN != 0 {
+            conn.look(fd);
+        }
+        let is = conn.readiness();
+        let before = real::errno();
+        if is.readable || kernel & IN != 0 && real::peek(fd, libc::MSG_DONTWAIT) >= 0 {
+            events |= IN;
+        }
+        real::set_errno(before);
+        if is.writable || is.ask_kernel_out && kernel & OUT != 0 {
+            events |= OUT;
+        }
+        events & (asked | POLLERR | POLLHUP)
+    }
+}
+
+/// The sets of `select(2)`.
+pub struct Sets<'s> {
+    /// Read, write, except: the program's.
+    pub sets: [Option<&'s mut fd_set>; 3],
+    /// Descriptors below this count.
+    pub count: c_int,
+}
+
+impl Sets<'_> {
+    /// The descriptors as `poll(2)` has them, if the kernel does not know all of one.
+    pub(crate) fn to_poll(&self) -> Option<Vec<pollfd>> {
+        let is_in = |set: &Option<&mut fd_set>, fd| {
+            // SAFETY: a live set; `fd` is below its size.
+            set.as_ref()
+                .is_some_and(|set| unsafe { libc::FD_ISSET(fd, std::ptr::from_ref::<fd_set>(set)) })
+        };
+        let count = self
+            .count
+            .clamp(0, c_int::try_from(libc::FD_SETSIZE).unwrap_or(0));
+        let fds: Vec<pollfd> = (0..count)
+            .filter_map(|fd| {
+                let mut events = 0;
+                for (set, event) in self.sets.iter().zip([POLLIN, POLLOUT, libc::POLLPRI]) {
+                    if is_in(set, fd) {
+                        events |= event;
+                    }
+                }
+                (events != 0).then_some(pollfd {
+                    fd,
+                    events,
+                    revents: 0,
+                })
+            })
+            .collect();
+        (!ours(&fds).is_empty()).then_some(fds)
+    }
+
+    /// Writes what is ready into the sets; how many bits there are.
+    pub(crate) fn from_poll(&mut self, fds: &[pollfd]) -> c_int {
+        let masks = [IN | POLLHUP | POLLERR, OUT | POLLERR, libc::POLLPRI];
+        let mut bits = 0;
+        for (i, set) in self.sets.iter_mut().enumerate() {
+            let Some(set) = set else { continue };
+            // SAFETY: a live set.
+            unsafe { libc::FD_ZERO(std::ptr::from_mut::<fd_set>(set)) };
+            for one in fds {
+                let asked = [POLLIN, POLLOUT, libc::POLLPRI][i];
+                if one.events & asked != 0 && one.revents & masks[i] != 0 {
+                    // SAFETY: a live set; the descriptor came from one.
+                    unsafe { libc::FD_SET(one.fd, std::ptr::from_mut::<fd_set>(set)) };
+                    bits += 1;
+                }
+            }
+        }
+        bits
+    }
+}

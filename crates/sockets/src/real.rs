@@ -1,0 +1,212 @@
+//! The C library's own functions, which the preloaded library's stand in front of.
+
+use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::mem::transmute;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{
+    epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pid_t, pollfd, sigset_t, size_t, sockaddr,
+    socklen_t, ssize_t, timespec, timeval,
+};
+
+/// Finds the next library's function of a name.
+fn find(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
+    let mut found = known.load(Ordering::Relaxed);
+    if found.is_null() {
+        // SAFETY: a string as its argument.
+        found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+        known.store(found, Ordering::Relaxed);
+    }
+    found
+}
+
+macro_rules! real {
+    ($( fn $name:ident($( $arg:ident: $type:ty ),*) -> $ret:ty; )*) => {
+        $(
+            /// The C library's function of this name; where it has none, the call fails with `ENOSYS`.
+            ///
+            /// # Safety
+            /// That of the C library's function of this name.
+            pub unsafe fn $name($( $arg: $type ),*) -> $ret {
+                type Function = unsafe extern "C" fn($( $type ),*) -> $ret;
+                static KNOWN: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+                let name = concat!(stringify!($name), "\0").as_bytes();
+                let function = find(&KNOWN, CStr::from_bytes_with_nul(name).unwrap_or_default());
+                if function.is_null() {
+                    set_errno(libc::ENOSYS);
+                    return -1;
+                }
+                // SAFETY: the C library's function of this name is of this type; the arguments are the caller's.
+                unsafe { transmute::<*mut c_void, Function>(function)($( $arg ),*) }
+            }
+        )*
+    };
+}
+
+real! {
+    fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t;
+    fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t;
+    fn readv(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t;
+    fn writev(fd: c_int, iov: *const iovec, count: c_int) -> ssize_t;
+    fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
+    fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+    fn recvfrom(fd: c_int, to: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr, addr_len: *mut socklen_t) -> ssize_t;
+    fn sendto(fd: c_int, from: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, addr_len: socklen_t) -> ssize_t;
+    fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t;
+    fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t;
+    fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+    fn splice(from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, len: size_t, flags: u32) -> ssize_t;
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
+    fn shutdown(fd: c_int, how: c_int) -> c_int;
+    fn close(fd: c_int) -> c_int;
+    fn close_range(first: u32, last: u32, flags: c_int) -> c_int;
+    fn dup(fd: c_int) -> c_int;
+    fn dup2(fd: c_int, to: c_int) -> c_int;
+    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int;
+    fn fcntl(fd: c_int, command: c_int, arg: c_ulong) -> c_int;
+    fn fcntl64(fd: c_int, command: c_int, arg: c_ulong) -> c_int;
+    fn ioctl(fd: c_int, request: c_ulong, arg: c_ulong) -> c_int;
+    fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
+    fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    fn select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int;
+    fn pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    fn epoll_create(size: c_int) -> c_int;
+    fn epoll_create1(flags: c_int) -> c_int;
+    fn epoll_ctl(epoll: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    fn epoll_wait(epoll: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int;
+    fn epoll_pwait(epoll: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
+    fn epoll_pwait2(epoll: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    fn execve(path: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int;
+    fn execv(path: *const c_char, argv: *const *const c_char) -> c_int;
+    fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int;
+    fn execvpe(file: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int;
+}
+
+/// Sets this thread's `errno`.
+pub fn set_errno(errno: c_int) {
+    // SAFETY: the errno of this thread.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// This thread's `errno`.
+pub fn errno() -> c_int {
+    // SAFETY: the errno of this thread.
+    unsafe { *libc::__errno_location() }
+}
+
+/// The number of this process by a system call: a child of `vfork(2)` shares what its parent remembers.
+pub(crate) fn getpid() -> pid_t {
+    // SAFETY: no arguments.
+    unsafe { libc::getpid() }
+}
+
+/// Receives without waiting into nothing: drops up to `len` bytes (at most 64) of the stream.
+pub(crate) fn discard(fd: c_int, len: u64) -> ssize_t {
+    let mut bytes = [0u8; 64];
+    let len = usize::try_from(len).unwrap_or(bytes.len()).min(bytes.len());
+    // SAFETY: room for so many bytes.
+    unsafe { recv(fd, bytes.as_mut_ptr().cast(), len, libc::MSG_DONTWAIT) }
+}
+
+/// Looks at the next byte of the stream: 0 at its end, -1 with `errno`.
+pub(crate) fn peek(fd: c_int, flags: c_int) -> ssize_t {
+    let mut byte = 0u8;
+    // SAFETY: room for one byte.
+    unsafe { recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK | flags) }
+}
+
+/// Sends one byte without waiting; false if it could not go.
+pub(crate) fn send_byte(fd: c_int) -> bool {
+    let byte = 0u8;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let before = errno();
+    // SAFETY: one byte to send.
+    let sent = unsafe { send(fd, (&raw const byte).cast(), 1, flags) } == 1;
+    set_errno(before);
+    sent
+}
+
+/// Waits for one descriptor; what `poll(2)` returns, and the events.
+pub(crate) fn poll_one(fd: c_int, events: i16, timeout_ms: c_int) -> (c_int, i16) {
+    let mut one = pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    // SAFETY: one entry.
+    let n = unsafe { poll(&raw mut one, 1, timeout_ms) };
+    (n, one.revents)
+}
+
+/// Whether operations on the descriptor do not wait (`O_NONBLOCK`).
+pub(crate) fn is_nonblocking(fd: c_int) -> bool {
+    // SAFETY: a command without argument.
+    let flags = unsafe { fcntl(fd, libc::F_GETFL, 0) };
+    flags >= 0 && flags & libc::O_NONBLOCK != 0
+}
+
+/// An integer option of a socket.
+pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
+    let mut value: c_int = 0;
+    fixed_option(fd, level, name, &mut value)?;
+    Some(value)
+}
+
+/// The number that the kernel gives a socket, and no other until it is started again (`SO_COOKIE`).
+pub(crate) fn cookie(fd: c_int) -> Option<u64> {
+    let mut value = 0u64;
+    fixed_option(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut value)?;
+    Some(value)
+}
+
+/// How long a send may wait (`SO_SNDTIMEO`), in milliseconds; `None` for ever.
+pub(crate) fn send_timeout_ms(fd: c_int) -> Option<u64> {
+    let mut value = timeval {
+        tv_sec: 0,
+        tv_usec: 0,
+    };
+    fixed_option(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, &mut value)?;
+    let ms = value.tv_sec.unsigned_abs() * 1000 + value.tv_usec.unsigned_abs().div_ceil(1000);
+    (ms > 0).then_some(ms)
+}
+
+/// Bytes that the kernel has seen of a connection: sent by this side, and taken by it (`tcp(7)`, `TCP_INFO`).
+/// The first may count the SYN of the side that connected.
+pub(crate) fn bytes_by_kernel(fd: c_int) -> Option<(u64, u64)> {
+    // `struct tcp_info` of linux/tcp.h: tcpi_bytes_acked and tcpi_bytes_received are the words from byte 120 on.
+    let mut info = [0u64; 17];
+    fixed_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)?;
+    let (mut in_queue, mut out_queue): (c_int, c_int) = (0, 0);
+    // SAFETY: both write an integer.
+    let failed = unsafe {
+        ioctl(
+            fd,
+            libc::FIONREAD,
+            (&raw mut in_queue).expose_provenance() as c_ulong,
+        ) < 0
+            || ioctl(
+                fd,
+                libc::TIOCOUTQ,
+                (&raw mut out_queue).expose_provenance() as c_ulong,
+            ) < 0
+    };
+    if failed {
+        return None;
+    }
+    let (in_queue, out_queue) = (
+        u64::try_from(in_queue).ok()?,
+        u64::try_from(out_queue).ok()?,
+    );
+    Some((info[15] + out_queue, info[16].checked_sub(in_queue)?))
+}
+
+fn fixed_option<T>(fd: c_int, level: c_int, name: c_int, value: &mut T) -> Option<()> {
+    let mut len = socklen_t::try_from(size_of::<T>()).ok()?;
+    let to: *mut c_void = std::ptr::from_mut(value).cast();
+    // SAFETY: writes at most `len` bytes of a plain value, for which any bytes are valid (integers, structures of such).
+    let got = unsafe { libc::getsockopt(fd, level, name, to, &raw mut len) };
+    (got == 0 && len as usize == size_of::<T>()).then_some(())
+}

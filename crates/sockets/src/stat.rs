@@ -1,0 +1,102 @@
+//! What is known of the connections of all processes: the pages of both ends.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::page::{Page, state};
+use crate::reason::Reason;
+use crate::{nic, stale};
+
+/// A connection.
+pub struct Connection {
+    /// Both directions.
+    pub ways: [Way; 2],
+    /// Why it is not on RDMA, or `-`.
+    pub reason: &'static str,
+}
+
+/// A direction of a connection.
+pub struct Way {
+    /// Address of the sender.
+    pub from: String,
+    /// Address of the receiver.
+    pub to: String,
+    /// Process of the sender; 0 if none has found the other yet.
+    pub sender: u64,
+    /// Process of the receiver.
+    pub receiver: u64,
+    /// `rdma`, `tcp`, or `back`: on TCP again after RDMA.
+    pub path: &'static str,
+    /// Bytes that went by RDMA.
+    pub bytes: u64,
+    /// Times that a sleeping peer was woken.
+    pub wakes: u64,
+}
+
+/// The connections of this user's processes in a fabric, by default in the one that this process would join.
+///
+/// # Errors
+/// Where the folder cannot be read. One that is not there has no connections.
+pub fn connections(fabric: Option<&str>) -> io::Result<Vec<Connection>> {
+    let mut folder = nic::folder()?;
+    if let Some(name) = fabric {
+        folder = named(folder, name);
+    }
+    let entries = match std::fs::read_dir(folder) {
+        Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(name) = name.to_str().and_then(|name| name.strip_prefix("c-")) else {
+            continue;
+        };
+        // One that is closed meanwhile is none.
+        let Ok(page) = Page::open(&entry.path(), false) else {
+            continue;
+        };
+        if !stale::has_ended(&page) {
+            found.extend(connection(name, &page));
+        }
+    }
+    Ok(found)
+}
+
+/// The folder of the fabric with this name, beside that of another.
+fn named(folder: PathBuf, name: &str) -> PathBuf {
+    let fabric = folder
+        .parent()
+        .map(|fabric| fabric.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let plain = fabric.split('@').next().unwrap_or_default();
+    PathBuf::from(format!("{plain}@{name}")).join("tcp")
+}
+
+fn connection(name: &str, page: &Page) -> Option<Connection> {
+    let mut parts = name.split('_').skip(1);
+    let addresses = [parts.next()?, parts.next()?];
+    let pids = [0, 1].map(|side| page.side(side).pid.load(Relaxed));
+    let way = |side: usize| {
+        let dir = page.dir(side);
+        Way {
+            from: addresses[side].to_owned(),
+            to: addresses[1 - side].to_owned(),
+            sender: pids[side],
+            receiver: pids[1 - side],
+            path: match dir.state.load(Relaxed) {
+                state::RDMA => "rdma",
+                state::DEMOTED => "back",
+                _ => "tcp",
+            },
+            bytes: dir.sent.load(Relaxed),
+            wakes: dir.wakes.load(Relaxed),
+        }
+    };
+    Some(Connection {
+        ways: [way(0), way(1)],
+        reason: Reason::text(page.reason().load(Relaxed)),
+    })
+}

@@ -1,0 +1,606 @@
+//! Sending and receiving.
+
+use std::io;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use libc::{c_int, iovec, ssize_t};
+
+use crate::buffers::Buffers;
+use crate::conn::{Conn, Link, Phase, PlainCall, Rx, Tx, send_wake};
+use crate::nic::lock;
+use crate::page::{stage, state};
+use crate::real;
+use crate::reason::Reason;
+use crate::ring::{RING, Ring};
+use crate::spin::Spin;
+
+/// How long a sender sleeps at most before it looks for room again: another thread may have taken its wake byte.
+const NAP_MS: u64 = 10;
+
+/// What came of an attempt to send.
+enum Sent<'c> {
+    Bytes(usize),
+    /// The direction is on TCP, and stays there for as long as the call is counted.
+    Plain(PlainCall<'c>),
+    Full,
+}
+
+/// What came of an attempt to receive.
+enum Got {
+    Bytes(usize),
+    End,
+    Failed(c_int),
+    Nothing,
+    /// The direction is on TCP for good.
+    Plain,
+    /// The connection is not ready after all.
+    Retry,
+}
+
+/// What is ready on a connection that is not plain.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Readiness {
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    /// What came by RDMA so far: a new edge when it has grown.
+    pub(crate) tail: u64,
+    /// Only the kernel knows whether there is something to read, or room.
+    pub(crate) ask_kernel_in: bool,
+    pub(crate) ask_kernel_out: bool,
+}
+
+fn result(returned: ssize_t) -> io::Result<usize> {
+    usize::try_from(returned).map_err(|_| io::Error::from_raw_os_error(real::errno()))
+}
+
+fn fail(errno: c_int) -> io::Error {
+    io::Error::from_raw_os_error(errno)
+}
+
+impl Conn {
+    /// Sends; what `sendmsg(2)` does with these flags.
+    ///
+    /// # Errors
+    /// Those of `sendmsg(2)`.
+    pub(crate) fn send(&self, fd: c_int, from: Buffers<'_>, flags: c_int) -> io::Result<usize> {
+        if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0 {
+            self.demote(fd, Reason::Unsupported);
+        }
+        if self.begin_call(fd) != Phase::Ready || from.is_empty() {
+            self.plain_writers.fetch_add(1, Ordering::SeqCst);
+            let call = PlainCall::counted(&self.plain_writers);
+            // Counted first: nobody changes to RDMA from here on.
+            if from.is_empty() || self.phase() != Phase::Ready {
+                return self.send_plain(fd, from, flags, &call);
+            }
+        }
+        let mut done = 0;
+        let mut deadline = None;
+        loop {
+            match self.try_send(fd, from, done) {
+                Sent::Bytes(n) => done += n,
+                Sent::Plain(call) if done == 0 => return self.send_plain(fd, from, flags, &call),
+                // The rest is the next call's.
+                Sent::Plain(_) => return Ok(done),
+                Sent::Full => {
+                    if flags & libc::MSG_DONTWAIT != 0 || real::is_nonblocking(fd) {
+                        self.was_full.store(true, Ordering::SeqCst);
+                        return if done > 0 {
+                            Ok(done)
+                        } else {
+                            Err(fail(libc::EAGAIN))
+                        };
+                    }
+                    match self.wait_for_room(fd, &mut deadline) {
+                        Err(_) if done > 0 => return Ok(done),
+                        waited => waited?,
+                    }
+                }
+            }
+            if done == from.len() {
+                return Ok(done);
+            }
+        }
+    }
+
+    fn send_plain(
+        &self,
+        fd: c_int,
+        from: Buffers<'_>,
+        flags: c_int,
+        _: &PlainCall<'_>,
+    ) -> io::Result<usize> {
+        let sent = send_by_kernel(fd, &from.vector(0, from.len()), flags)?;
+        self.bytes_out.fetch_add(sent as u64, Ordering::SeqCst);
+        Ok(sent)
+    }
+
+    fn try_send(&self, fd: c_int, from: Buffers<'_>, skip: usize) -> Sent<'_> {
+        let mut tx = lock(&self.tx);
+        // Counted under the lock under which the direction changes to RDMA.
+        let plain = || {
+            self.plain_writers.fetch_add(1, Ordering::SeqCst);
+            Sent::Plain(PlainCall::counted(&self.plain_writers))
+        };
+        let Tx {
+            link: Some(link),
+            sender,
+            nic,
+        } = &mut *tx
+        else {
+            return plain();
+        };
+        let dir = link.page.dir(link.side);
+        let _held = dir.lock_sending();
+        if !link.is_on_rdma(self) {
+            return plain();
+        }
+        let (Some(sender), Some(nic)) = (sender, *nic) else {
+            return plain();
+        };
+        let sent = dir.sent.load(Ordering::Relaxed);
+        let room = RING as u64 - (sent - dir.head.load(Ordering::Acquire).min(sent));
+        let n = (from.len() - skip)
+            .min(usize::try_from(room).unwrap_or(RING))
+            .min(RING);
+        if n == 0 {
+            return Sent::Full;
+        }
+        if sender.write(nic, from.from(skip), n, sent).is_err() {
+            // The peer has died: what the kernel says is true of it.
+            dir.state.store(state::DEMOTED, Ordering::Release);
+            link.page
+                .reason()
+                .store(Reason::WriteFailed as u64, Ordering::Relaxed);
+            return plain();
+        }
+        dir.sent.store(sent + n as u64, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if dir.rx_armed.load(Ordering::Relaxed) != 0 && dir.rx_armed.swap(0, Ordering::SeqCst) != 0
+        {
+            send_wake(dir.wakes, fd);
+        }
+        Sent::Bytes(n)
+    }
+
+    fn wait_for_room(&self, fd: c_int, deadline: &mut Option<Instant>) -> io::Result<()> {
+        let link = lock(&self.tx).link.clone();
+        let Some(link) = link else { return Ok(()) };
+        let dir = link.page.dir(link.side);
+        let sent = dir.sent.load(Ordering::Relaxed);
+        let full = || {
+            sent - dir.head.load(Ordering::Acquire).min(sent) == RING as u64
+                && dir.state.load(Ordering::Acquire) == state::RDMA
+        };
+        if Spin::begin().until(|| !full()) {
+            return Ok(());
+        }
+        dir.tx_armed.store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if !full() {
+            return Ok(());
+        }
+        let timeout = real::send_timeout_ms(fd);
+        if deadline.is_none() {
+            *deadline = timeout.map(|ms| Instant::now() + Duration::from_millis(ms));
+        }
+        // A thread that reads would take the byte that wakes this one, and the other way round.
+        let events = if self.sleeping_readers.load(Ordering::Relaxed) > 0 {
+            0
+        } else {
+            libc::POLLIN
+        };
+        let (n, revents) = real::poll_one(fd, events, c_int::try_from(NAP_MS).unwrap_or(10));
+        if n < 0 {
+            return Err(fail(real::errno()));
+        }
+        if revents & libc::POLLIN != 0 {
+            self.look(fd);
+            if full() {
+                // Plain bytes, or the end of the stream, that a reader has to take.
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        if revents & (libc::POLLERR | libc::POLLHUP) != 0 {
+            // The connection is gone: the kernel says how.
+            dir.state.store(state::DEMOTED, Ordering::Release);
+        }
+        match *deadline {
+            Some(end) if Instant::now() >= end => Err(fail(libc::EAGAIN)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Receives; what `recvmsg(2)` does with these flags.
+    ///
+    /// # Errors
+    /// Those of `recvmsg(2)`.
+    pub(crate) fn recv(&self, fd: c_int, to: Buffers<'_>, flags: c_int) -> io::Result<usize> {
+        if flags & (libc::MSG_OOB | libc::MSG_TRUNC) != 0 {
+            self.demote(fd, Reason::Unsupported);
+        }
+        if self.begin_call(fd) != Phase::Ready || flags & libc::MSG_ERRQUEUE != 0 {
+            if let Some(_call) = self.enter_plain_read() {
+                return self.recv_plain(fd, to, flags);
+            }
+        }
+        let mut done = 0;
+        loop {
+            match self.try_recv(fd, to, done, flags & libc::MSG_PEEK) {
+                Got::Bytes(n) => {
+                    done += n;
+                    let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
+                    if done == to.len() || !all {
+                        return Ok(done);
+                    }
+                }
+                Got::Retry => match self.enter_plain_read() {
+                    Some(_call) => return self.recv_plain(fd, to, flags),
+                    None => std::thread::yield_now(),
+                },
+                Got::End => return Ok(done),
+                Got::Failed(_) if done > 0 => return Ok(done),
+                Got::Failed(errno) => return Err(fail(errno)),
+                Got::Plain if done == 0 => return self.recv_plain(fd, to, flags),
+                Got::Plain => {
+                    let parts = to.vector(done, to.len() - done);
+                    return Ok(done + recv_by_kernel(fd, &parts, flags).unwrap_or(0));
+                }
+                Got::Nothing => match self.wait_for_data(fd, flags) {
+                    Err(_) if done > 0 => return Ok(done),
+                    waited => waited?,
+                },
+            }
+        }
+    }
+
+    fn recv_plain(&self, fd: c_int, to: Buffers<'_>, flags: c_int) -> io::Result<usize> {
+        let got = recv_by_kernel(fd, &to.vector(0, to.len()), flags)?;
+        if flags & libc::MSG_PEEK == 0 {
+            self.bytes_in.fetch_add(got as u64, Ordering::SeqCst);
+        }
+        Ok(got)
+    }
+
+    fn try_recv(&self, fd: c_int, to: Buffers<'_>, skip: usize, peek: c_int) -> Got {
+        let mut rx = lock(&self.rx);
+        let Rx {
+            link: Some(link),
+            ring,
+        } = &mut *rx
+        else {
+            return Got::Retry;
+        };
+        let dir = link.page.dir(1 - link.side);
+        let _held = dir.lock_receiving();
+        let len = to.len() - skip;
+        loop {
+            let now = dir.state.load(Ordering::Acquire);
+            match now {
+                state::NEVER => {
+                    self.set_plain_if_demoted();
+                    return Got::Plain;
+                }
+                state::TCP => match self.recv_before(fd, link, to.from(skip), peek) {
+                    Some(got) => return got,
+                    None => continue,
+                },
+                _ => {}
+            }
+            let by_tcp = dir.by_tcp.load(Ordering::Relaxed);
+            let first = dir.switch_at.load(Ordering::Acquire).saturating_sub(by_tcp);
+            if first > 0 {
+                let n = len.min(usize::try_from(first).unwrap_or(len));
+                return self.recv_some(fd, link, to, skip, n, peek);
+            }
+            if let Some(ring) = ring
+                && let Some(n) = self.recv_ring(fd, link, ring, to, skip, peek)
+            {
+                return Got::Bytes(n);
+            }
+            if len == 0 {
+                return Got::Bytes(0);
+            }
+            match self.recv_kernel_side(fd, link, now) {
+                // Written before the peer closed, seen after.
+                Got::End | Got::Failed(_) if has_data(ring.as_ref(), link) => {}
+                Got::Nothing if dir.state.load(Ordering::Acquire) != now => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// While the peer may change to RDMA at any moment: looks first, and takes only what was there when it had not.
+    fn recv_before(&self, fd: c_int, link: &Link, to: Buffers<'_>, peek: c_int) -> Option<Got> {
+        let parts = to.vector(0, to.len());
+        let dir = link.page.dir(1 - link.side);
+        let there = recv_by_kernel(fd, &parts, libc::MSG_PEEK | libc::MSG_DONTWAIT);
+        if dir.state.load(Ordering::Acquire) != state::TCP {
+            return None;
+        }
+        Some(match there {
+            Ok(0) if !to.is_empty() => Got::End,
+            Ok(n) if peek != 0 => Got::Bytes(n),
+            Ok(n) => self.recv_some(fd, link, to, 0, n, 0),
+            Err(err) => from_error(&err),
+        })
+    }
+
+    /// Plain bytes that are counted: before the change to RDMA.
+    fn recv_some(
+        &self,
+        fd: c_int,
+        link: &Link,
+        to: Buffers<'_>,
+        skip: usize,
+        len: usize,
+        peek: c_int,
+    ) -> Got {
+        let parts = to.vector(skip, len);
+        match recv_by_kernel(fd, &parts, libc::MSG_DONTWAIT | peek) {
+            Ok(0) if len > 0 => Got::End,
+            Ok(n) => {
+                if peek == 0 {
+                    link.page
+                        .dir(1 - link.side)
+                        .by_tcp
+                        .fetch_add(n as u64, Ordering::Relaxed);
+                }
+                Got::Bytes(n)
+            }
+            Err(err) => from_error(&err),
+        }
+    }
+
+    fn recv_ring(
+        &self,
+        fd: c_int,
+        link: &Link,
+        ring: &Ring,
+        to: Buffers<'_>,
+        skip: usize,
+        peek: c_int,
+    ) -> Option<usize> {
+        let dir = link.page.dir(1 - link.side);
+        let head = dir.head.load(Ordering::Relaxed);
+        let there = usize::try_from(ring.tail().wrapping_sub(head))
+            .ok()
+            .filter(|n| *n <= RING)?;
+        let n = there.min(to.len() - skip);
+        if n == 0 {
+            return None;
+        }
+        ring.copy_out(head, to, skip, n);
+        if peek == 0 {
+            dir.head.store(head + n as u64, Ordering::Release);
+            fence(Ordering::SeqCst);
+            let is_roomy = there - n <= RING / 2;
+            if is_roomy
+                && dir.tx_armed.load(Ordering::Relaxed) != 0
+                && dir.tx_armed.swap(0, Ordering::SeqCst) != 0
+            {
+                self.wake_sender(fd);
+            }
+        }
+        Some(n)
+    }
+
+    /// Wakes a peer that waits for room.
+    fn wake_sender(&self, fd: c_int) {
+        let tx = lock(&self.tx);
+        let Some(link) = &tx.link else { return };
+        let dir = link.page.dir(link.side);
+        let _held = dir.lock_sending();
+        if link.is_on_rdma(self) {
+            send_wake(dir.wakes, fd);
+        }
+    }
+
+    /// Nothing is in the ring: takes wake bytes, and asks whether the stream has ended.
+    fn recv_kernel_side(&self, fd: c_int, link: &Link, now: u64) -> Got {
+        let dir = link.page.dir(1 - link.side);
+        let mut read = dir.wakes_read.load(Ordering::Relaxed);
+        while read < dir.wakes.load(Ordering::Acquire) {
+            let n = real::discard(fd, dir.wakes.load(Ordering::Acquire) - read);
+            match u64::try_from(n) {
+                Ok(0) => return Got::End,
+                Ok(n) => read += n,
+                Err(_) => return from_error(&io::Error::from_raw_os_error(real::errno())),
+            }
+            dir.wakes_read.store(read, Ordering::Relaxed);
+        }
+        if now == state::DEMOTED {
+            self.set_plain_if_demoted();
+            return Got::Plain;
+        }
+        match real::peek(fd, libc::MSG_DONTWAIT) {
+            0 => Got::End,
+            1.. => Got::Nothing,
+            _ => from_error(&io::Error::from_raw_os_error(real::errno())),
+        }
+    }
+
+    fn wait_for_data(&self, fd: c_int, flags: c_int) -> io::Result<()> {
+        if flags & libc::MSG_DONTWAIT != 0 || real::is_nonblocking(fd) {
+            return Err(fail(libc::EAGAIN));
+        }
+        let (link, ring) = {
+            let rx = lock(&self.rx);
+            (rx.link.clone(), rx.ring.clone())
+        };
+        let Some(link) = link else { return Ok(()) };
+        let dir = link.page.dir(1 - link.side);
+        let before = dir.state.load(Ordering::Acquire);
+        let ready =
+            || has_data(ring.as_ref(), &link) || dir.state.load(Ordering::Acquire) != before;
+        if Spin::begin().until(ready) {
+            return Ok(());
+        }
+        self.sleeping_readers.fetch_add(1, Ordering::SeqCst);
+        dir.rx_armed.store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        // A plain look for a byte: the kernel's own timeouts and signals end it as they end a read.
+        let slept = if ready() { 1 } else { real::peek(fd, 0) };
+        self.sleeping_readers.fetch_sub(1, Ordering::SeqCst);
+        dir.rx_armed.store(0, Ordering::Relaxed);
+        result(slept).map(|_| ())
+    }
+
+    /// Takes wake bytes that are there.
+    pub(crate) fn look(&self, fd: c_int) {
+        let before = real::errno();
+        let rx = lock(&self.rx);
+        if let Some(link) = &rx.link {
+            let dir = link.page.dir(1 - link.side);
+            let _held = dir.lock_receiving();
+            let after_tcp =
+                dir.by_tcp.load(Ordering::Relaxed) >= dir.switch_at.load(Ordering::Acquire);
+            if after_tcp
+                && matches!(
+                    dir.state.load(Ordering::Acquire),
+                    state::RDMA | state::DEMOTED
+                )
+            {
+                let read = dir.wakes_read.load(Ordering::Relaxed);
+                let left = dir.wakes.load(Ordering::Acquire) - read;
+                if left > 0
+                    && let Ok(n) = u64::try_from(real::discard(fd, left))
+                {
+                    dir.wakes_read.store(read + n, Ordering::Relaxed);
+                }
+            }
+        }
+        real::set_errno(before);
+    }
+
+    /// What is ready; without a system call.
+    pub(crate) fn readiness(&self) -> Readiness {
+        let mut is = Readiness::default();
+        {
+            let rx = lock(&self.rx);
+            let Some(link) = &rx.link else {
+                (is.ask_kernel_in, is.ask_kernel_out) = (true, true);
+                return is;
+            };
+            let dir = link.page.dir(1 - link.side);
+            let now = dir.state.load(Ordering::Acquire);
+            let before = dir.by_tcp.load(Ordering::Relaxed) < dir.switch_at.load(Ordering::Acquire);
+            is.tail = rx.ring.as_ref().map_or(0, Ring::tail);
+            is.readable = has_data(rx.ring.as_ref(), link);
+            is.ask_kernel_in = before || now != state::RDMA;
+            if before && now != state::TCP {
+                is.readable = false;
+            }
+        }
+        let tx = lock(&self.tx);
+        if let Some(link) = &tx.link {
+            let dir = link.page.dir(link.side);
+            let sent = dir.sent.load(Ordering::Relaxed);
+            is.ask_kernel_out = dir.state.load(Ordering::Acquire) != state::RDMA;
+            is.writable = !is.ask_kernel_out
+                && sent - dir.head.load(Ordering::Acquire).min(sent) < RING as u64;
+        }
+        is
+    }
+
+    /// Asks the peer to send a wake byte for data, and for room if none is there; whether something is ready by now.
+    pub(crate) fn arm(&self, for_data: bool, for_room: bool) -> bool {
+        let links = {
+            let rx = lock(&self.rx);
+            rx.link.clone()
+        };
+        let Some(link) = links else { return false };
+        if for_data {
+            link.page
+                .dir(1 - link.side)
+                .rx_armed
+                .store(1, Ordering::SeqCst);
+        }
+        let mut is = self.readiness();
+        if for_room && !is.writable && !is.ask_kernel_out {
+            link.page.dir(link.side).tx_armed.store(1, Ordering::SeqCst);
+        }
+        fence(Ordering::SeqCst);
+        is = self.readiness();
+        for_data && is.readable || for_room && is.writable
+    }
+
+    /// The program is awake: no wake byte is needed.
+    pub(crate) fn disarm(&self) {
+        let rx = lock(&self.rx);
+        if let Some(link) = &rx.link {
+            let dir = link.page.dir(1 - link.side);
+            if dir.rx_armed.load(Ordering::Relaxed) != 0 {
+                dir.rx_armed.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Bytes that a read would get at once (`FIONREAD`), if the kernel does not know.
+    pub(crate) fn unread(&self) -> Option<u64> {
+        let rx = lock(&self.rx);
+        let (link, ring) = (rx.link.as_ref()?, rx.ring.as_ref()?);
+        let dir = link.page.dir(1 - link.side);
+        let before = dir
+            .switch_at
+            .load(Ordering::Acquire)
+            .saturating_sub(dir.by_tcp.load(Ordering::Relaxed));
+        let is_rdma = matches!(
+            dir.state.load(Ordering::Acquire),
+            state::RDMA | state::DEMOTED
+        );
+        let there = ring.tail().wrapping_sub(dir.head.load(Ordering::Relaxed));
+        (is_rdma && before + there > 0).then_some(before + there)
+    }
+}
+
+impl Link {
+    /// Whether this side sends by RDMA; changes to it where both are ready. The caller holds the lock of sending.
+    fn is_on_rdma(&self, conn: &Conn) -> bool {
+        let dir = self.page.dir(self.side);
+        match dir.state.load(Ordering::Relaxed) {
+            state::RDMA => true,
+            state::TCP => {
+                let is_ready = self.page.side(1 - self.side).stage.load(Ordering::Acquire)
+                    == stage::READY
+                    && conn.plain_writers.load(Ordering::SeqCst) == 0;
+                if is_ready {
+                    dir.switch_at
+                        .store(conn.bytes_out.load(Ordering::SeqCst), Ordering::Relaxed);
+                    dir.state.store(state::RDMA, Ordering::Release);
+                }
+                is_ready
+            }
+            _ => false,
+        }
+    }
+}
+
+fn has_data(ring: Option<&Ring>, link: &Link) -> bool {
+    let head = link.page.dir(1 - link.side).head.load(Ordering::Relaxed);
+    ring.is_some_and(|ring| ring.tail() != head)
+}
+
+fn from_error(err: &io::Error) -> Got {
+    match err.raw_os_error() {
+        Some(libc::EAGAIN) => Got::Nothing,
+        errno => Got::Failed(errno.unwrap_or(libc::EIO)),
+    }
+}
+
+fn recv_by_kernel(fd: c_int, parts: &[iovec], flags: c_int) -> io::Result<usize> {
+    // SAFETY: any bytes are valid; NULL pointers without lengths.
+    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+    (msg.msg_iov, msg.msg_iovlen) = (parts.as_ptr().cast_mut(), parts.len());
+    // SAFETY: the parts are a program's buffers to receive into (`Buffers::new`).
+    result(unsafe { real::recvmsg(fd, &raw mut msg, flags) })
+}
+
+fn send_by_kernel(fd: c_int, parts: &[iovec], flags: c_int) -> io::Result<usize> {
+    // SAFETY: any bytes are valid; NULL pointers without lengths.
+    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+    (msg.msg_iov, msg.msg_iovlen) = (parts.as_ptr().cast_mut(), parts.len());
+    // SAFETY: the parts are a program's buffers to send from (`Buffers::new`).
+    result(unsafe { real::sendmsg(fd, &raw const msg, flags) })
+}

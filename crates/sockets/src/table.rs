@@ -1,0 +1,173 @@
+//! What each descriptor of the process is.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+use crate::conn::Conn;
+use crate::epoll::Epoll;
+use crate::nic::lock;
+
+const CHUNK: usize = 1024;
+const CHUNKS: usize = 1024;
+
+/// Numbers of connections and epoll instances: 0 is neither, odd is an epoll instance.
+static FDS: [OnceLock<Box<[AtomicU32; CHUNK]>>; CHUNKS] = [const { OnceLock::new() }; CHUNKS];
+static CONNS: Pool<Conn> = Pool::new();
+static EPOLLS: Pool<Epoll> = Pool::new();
+
+/// Objects that are never freed, only used again: whoever finds one by a descriptor that is closed at the same time finds
+/// an object still.
+struct Pool<T> {
+    chunks: [OnceLock<Box<[T]>>; CHUNKS],
+    free: Mutex<(Vec<u32>, u32)>,
+}
+
+impl<T: Default> Pool<T> {
+    const fn new() -> Self {
+        Self {
+            chunks: [const { OnceLock::new() }; CHUNKS],
+            free: Mutex::new((Vec::new(), 0)),
+        }
+    }
+
+    fn get(&self, index: u32) -> Option<&T> {
+        let index = index as usize;
+        self.chunks.get(index / CHUNK)?.get()?.get(index % CHUNK)
+    }
+
+    fn take(&self) -> Option<u32> {
+        let mut free = lock(&self.free);
+        if let Some(index) = free.0.pop() {
+            return Some(index);
+        }
+        let index = free.1;
+        let chunk = self.chunks.get(index as usize / CHUNK)?;
+        chunk.get_or_init(|| (0..CHUNK).map(|_| T::default()).collect());
+        free.1 += 1;
+        Some(index)
+    }
+
+    fn give(&self, index: u32) {
+        lock(&self.free).0.push(index);
+    }
+}
+
+/// What a descriptor is.
+#[derive(Clone, Copy)]
+pub(crate) enum Entry {
+    Conn(&'static Conn, u32),
+    Epoll(&'static Epoll, u32),
+}
+
+fn slot(fd: i32) -> Option<&'static AtomicU32> {
+    let fd = usize::try_from(fd).ok()?;
+    FDS.get(fd / CHUNK)?.get()?.get(fd % CHUNK)
+}
+
+fn slot_made(fd: i32) -> Option<&'static AtomicU32> {
+    let fd = usize::try_from(fd).ok()?;
+    let chunk = FDS.get(fd / CHUNK)?;
+    chunk
+        .get_or_init(|| Box::new([const { AtomicU32::new(0) }; CHUNK]))
+        .get(fd % CHUNK)
+}
+
+fn entry(value: u32) -> Option<Entry> {
+    let index = (value >> 1).checked_sub(1)?;
+    if value & 1 == 0 {
+        CONNS.get(index).map(|conn| Entry::Conn(conn, index))
+    } else {
+        EPOLLS.get(index).map(|epoll| Entry::Epoll(epoll, index))
+    }
+}
+
+/// What a descriptor is, if it is anything of ours.
+pub(crate) fn find(fd: i32) -> Option<Entry> {
+    entry(slot(fd)?.load(Ordering::Acquire))
+}
+
+/// The connection of a descriptor.
+#[inline]
+pub(crate) fn conn(fd: i32) -> Option<&'static Conn> {
+    match find(fd)? {
+        Entry::Conn(conn, _) => Some(conn),
+        Entry::Epoll(..) => None,
+    }
+}
+
+/// The epoll instance of a descriptor.
+pub(crate) fn epoll(fd: i32) -> Option<&'static Epoll> {
+    match find(fd)? {
+        Entry::Epoll(epoll, _) => Some(epoll),
+        Entry::Conn(..) => None,
+    }
+}
+
+/// Makes a descriptor a connection.
+pub(crate) fn add_conn(fd: i32) -> Option<&'static Conn> {
+    remove(fd);
+    let (slot, index) = (slot_made(fd)?, CONNS.take()?);
+    let conn = CONNS.get(index)?;
+    conn.renew();
+    slot.store((index + 1) << 1, Ordering::Release);
+    Some(conn)
+}
+
+/// Makes a descriptor an epoll instance.
+pub(crate) fn add_epoll(fd: i32) -> Option<()> {
+    remove(fd);
+    let (slot, index) = (slot_made(fd)?, EPOLLS.take()?);
+    EPOLLS.get(index)?.renew();
+    slot.store((index + 1) << 1 | 1, Ordering::Release);
+    Some(())
+}
+
+/// Makes `to` what `from` is.
+pub(crate) fn copy(from: i32, to: i32) {
+    if from == to {
+        return;
+    }
+    remove(to);
+    let Some(found) = find(from) else { return };
+    let Some(slot) = slot_made(to) else { return };
+    let (refs, value) = match found {
+        Entry::Conn(conn, index) => (conn.refs(), (index + 1) << 1),
+        Entry::Epoll(epoll, index) => (epoll.refs(), (index + 1) << 1 | 1),
+    };
+    refs.fetch_add(1, Ordering::Relaxed);
+    slot.store(value, Ordering::Release);
+}
+
+/// A descriptor is about to be closed, or is something else already.
+pub(crate) fn remove(fd: i32) {
+    let Some(slot) = slot(fd) else { return };
+    if slot.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    match entry(slot.swap(0, Ordering::AcqRel)) {
+        Some(Entry::Conn(conn, index)) if conn.refs().fetch_sub(1, Ordering::AcqRel) == 1 => {
+            conn.release(fd);
+            CONNS.give(index);
+        }
+        Some(Entry::Epoll(epoll, index)) if epoll.refs().fetch_sub(1, Ordering::AcqRel) == 1 => {
+            EPOLLS.give(index);
+        }
+        _ => {}
+    }
+}
+
+/// Every descriptor that is a connection.
+pub(crate) fn all_conns() -> impl Iterator<Item = (i32, &'static Conn)> {
+    range(0, u32::MAX).filter_map(|fd| Some((fd, conn(fd)?)))
+}
+
+/// Descriptors from `first` to `last` that are anything of ours.
+pub(crate) fn range(first: u32, last: u32) -> impl Iterator<Item = i32> {
+    let (first, last) = (first as usize, last as usize);
+    FDS.iter()
+        .enumerate()
+        .filter_map(|(i, chunk)| Some((i, chunk.get()?)))
+        .flat_map(|(i, chunk)| (0..).map(move |j| i * CHUNK + j).zip(chunk.iter()))
+        .filter(move |(fd, slot)| (first..=last).contains(fd) && slot.load(Ordering::Relaxed) != 0)
+        .filter_map(|(fd, _)| i32::try_from(fd).ok())
+}

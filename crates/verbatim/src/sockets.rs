@@ -1,0 +1,67 @@
+//! `verbatim sockets`: TCP connections of unmodified programs, carried over RDMA.
+
+mod stat;
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::Outcome;
+use crate::args::fabric_name;
+use crate::run::{find_sockets, preload};
+
+/// Arguments of `verbatim sockets`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Only programs that were run with this name carry each other's connections [default: all of this user's]
+    #[arg(long, value_name = "NAME", value_parser = fabric_name)]
+    fabric: Option<String>,
+    /// Print the connections of this user's processes: which are on RDMA, how much they carried, and why others are not
+    #[arg(long)]
+    stat: bool,
+    /// The program and its arguments; `--` before it keeps its own flags apart
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    command: Vec<OsString>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  verbatim sockets -- redis-server --port 7000      and in another terminal:
+  verbatim sockets -- redis-benchmark -p 7000 -t get,set
+  verbatim sockets --stat                           which connections are on RDMA
+
+A connection is carried when both of its ends run under this command, as the same user on the same host. All others \
+stay on TCP, as does what only TCP can do.
+
+Exit status: the program's; 2 when it could not be run.";
+
+/// Names the fabric that the software NIC joins.
+const FABRIC: &str = "VERBATIM_FABRIC";
+
+/// Runs the program, which takes the place of this process.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    if args.stat {
+        if !args.command.is_empty() {
+            bail!("--stat runs no program; leave one of both out");
+        }
+        return stat::print(args.fabric.as_deref());
+    }
+    let [program, rest @ ..] = &args.command[..] else {
+        bail!("name the program to run, such as: verbatim sockets -- redis-server");
+    };
+    let mut command = Command::new(program);
+    command
+        .args(rest)
+        .env("LD_PRELOAD", preload(&find_sockets()?)?);
+    if let Some(name) = &args.fabric {
+        command.env(FABRIC, name);
+    }
+    Err(command.exec()).with_context(|| format!("cannot run {}", program.display()))
+}
