@@ -99,7 +99,7 @@ export! {
         sent_to(fd, from, len, flags, addr), else real::sendto(fd, from, len, flags, addr, addr_len);
     /// `recvmsg(2)`
     fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t =
-        received(fd, msg, flags), else real::recvmsg(fd, msg, flags);
+        received(fd, msg, flags), else with_sockets(real::recvmsg(fd, msg, flags), msg);
     /// `sendmsg(2)`
     fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t =
         sent(fd, msg, flags), else real::sendmsg(fd, msg, flags);
@@ -156,6 +156,32 @@ unsafe fn sent_to(
     }
     // SAFETY: contract of this function.
     unsafe { calls::send(fd, Buffers::new(&one(from, len)), flags) }
+}
+
+/// Adopts the sockets that came with a message.
+///
+/// # Safety
+/// What `recvmsg(2)` has returned, and the message.
+unsafe fn with_sockets(got: ssize_t, msg: *const msghdr) -> ssize_t {
+    // SAFETY: contract of this function: the kernel has written the control messages.
+    unsafe {
+        let mut next = if got >= 0 {
+            libc::CMSG_FIRSTHDR(msg)
+        } else {
+            std::ptr::null_mut()
+        };
+        while let Some(header) = next.as_ref() {
+            if (header.cmsg_level, header.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let data: *const c_int = libc::CMSG_DATA(next).cast();
+                let bytes = (next.addr() + header.cmsg_len).saturating_sub(data.addr());
+                for i in 0..bytes / size_of::<c_int>() {
+                    calls::adopted(data.add(i).read_unaligned());
+                }
+            }
+            next = libc::CMSG_NXTHDR(msg, next);
+        }
+    }
+    got
 }
 
 /// # Safety

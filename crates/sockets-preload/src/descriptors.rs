@@ -1,6 +1,6 @@
 //! Functions that make, copy and close descriptors.
 
-use std::ffi::{c_char, c_int, c_ulong};
+use std::ffi::{c_char, c_int, c_long, c_ulong};
 
 use libc::{sockaddr, socklen_t};
 use sockets::{calls, real};
@@ -22,6 +22,42 @@ macro_rules! export {
             }
         )*
     };
+}
+
+/// `fdopen(3)`: the C library's streams move bytes without calling `read` or `write` of this library.
+///
+/// # Safety
+/// That of the C library's function of this name.
+// SAFETY: the name is the C library's own, and so are the arguments and the behaviour.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
+    calls::demote(fd);
+    // SAFETY: as the caller calls it.
+    unsafe { real::fdopen(fd, mode) }
+}
+
+/// `syscall(2)`: there is no `io_uring`, which would move bytes past this library. The arguments are there as far as the
+/// system call has some; the others are what lies in their registers.
+///
+/// # Safety
+/// That of the C library's function of this name.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn syscall(
+    number: c_long,
+    a: c_long,
+    b: c_long,
+    c: c_long,
+    d: c_long,
+    e: c_long,
+    f: c_long,
+) -> c_long {
+    if number == libc::SYS_io_uring_setup {
+        real::set_errno(libc::ENOSYS);
+        return FAILED.into();
+    }
+    // SAFETY: as the caller calls it.
+    unsafe { real::syscall(number, a, b, c, d, e, f) }
 }
 
 export! {

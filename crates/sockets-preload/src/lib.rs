@@ -28,9 +28,14 @@ extern "C" fn child() {
     sockets::calls::forked();
 }
 
+extern "C" fn parent() {
+    sockets::calls::has_forked();
+}
+
 extern "C" fn load() {
-    // SAFETY: a function that is there as long as the process.
-    unsafe { libc::pthread_atfork(None, None, Some(child)) };
+    // SAFETY: functions that are there as long as the process.
+    unsafe { libc::pthread_atfork(None, Some(parent), Some(child)) };
+    sockets::calls::begun();
 }
 
 /// Called by the loader.

@@ -160,9 +160,39 @@ pub fn executing() {
     }
 }
 
+/// In the parent of a child that was forked: both have the connections now.
+pub fn has_forked() {
+    for (_, conn) in table::all_conns() {
+        conn.share();
+    }
+}
+
+/// A socket came from another process, by a message or by `exec`: what it has on RDMA goes back to TCP.
+pub fn adopted(fd: c_int) {
+    let domain = real::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN).unwrap_or(0);
+    let kind = real::option(fd, libc::SOL_SOCKET, libc::SO_TYPE).unwrap_or(0);
+    let listens = real::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Some(1);
+    if listens {
+        return;
+    }
+    socket_made(fd, domain, kind);
+    if let Some(conn) = table::conn(fd) {
+        conn.share();
+        conn.begin_call(fd);
+    }
+}
+
+/// This process has begun: adopts the sockets that a program before it, in the same process, had on RDMA.
+pub fn begun() {
+    if let Ok(fds) = nic::inherited() {
+        fds.into_iter().for_each(adopted);
+    }
+}
+
 /// In a forked child.
 pub fn forked() {
     nic::forget();
+    crate::page::forget_pid();
     OWN_PID.store(real::getpid(), std::sync::atomic::Ordering::Relaxed);
     for (_, conn) in table::all_conns() {
         conn.forked();

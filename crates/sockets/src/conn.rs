@@ -10,15 +10,15 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use verbs::{QpEndpoint, RemoteMemory};
 
 use crate::nic::{self, Nic, Prepared, Sender, lock};
 use crate::page::{Page, stage, state};
 use crate::reason::Reason;
-use crate::ring::Ring;
-use crate::{address, real, ring};
+use crate::ring::{Arena, Ring};
+use crate::{address, real};
 
 /// Calls that move bytes before a connection looks for its page: connections of one request stay on TCP.
 const CALLS_BEFORE: u32 = 3;
@@ -72,6 +72,9 @@ pub(crate) struct Conn {
     pub(crate) was_full: AtomicBool,
     /// Threads that sleep in a read.
     pub(crate) sleeping_readers: AtomicU32,
+    /// Threads that wait for room while another one, which sleeps in a read, gets the wake byte.
+    pub(crate) napping: Mutex<()>,
+    pub(crate) woken: Condvar,
     setup: Mutex<Setup>,
     pub(crate) rx: Mutex<Rx>,
     pub(crate) tx: Mutex<Tx>,
@@ -99,6 +102,11 @@ pub(crate) struct Tx {
     pub(crate) link: Option<Link>,
     pub(crate) sender: Option<Sender>,
     pub(crate) nic: Option<&'static Nic>,
+    /// The program has not asked for `TCP_NODELAY`.
+    had_delay: bool,
+    /// Sends in a row after which the receiver had taken nothing, and how much it had taken.
+    pub(crate) unanswered: u32,
+    pub(crate) last_head: u64,
 }
 
 /// The page, and which side of it this is.
@@ -122,6 +130,8 @@ impl Default for Conn {
             bytes_out: AtomicU64::new(0),
             was_full: AtomicBool::new(false),
             sleeping_readers: AtomicU32::new(0),
+            napping: Mutex::default(),
+            woken: Condvar::new(),
             setup: Mutex::default(),
             rx: Mutex::default(),
             tx: Mutex::default(),
@@ -172,12 +182,18 @@ impl Conn {
         match phase {
             Phase::Plain | Phase::Ready => phase,
             Phase::Fresh if self.calls.fetch_add(1, Ordering::Relaxed) < CALLS_BEFORE => phase,
-            Phase::Foreign => {
-                self.demote(fd, Reason::OtherProcess);
+            Phase::Fresh | Phase::Waiting | Phase::Foreign => {
+                if self.proceed(fd) == Phase::Foreign {
+                    self.demote(fd, Reason::OtherProcess);
+                }
                 self.phase()
             }
-            Phase::Fresh | Phase::Waiting => self.proceed(fd),
         }
+    }
+
+    /// Another process may use the connection: the page is looked for at the first call.
+    pub(crate) fn share(&self) {
+        self.calls.fetch_max(CALLS_BEFORE, Ordering::Relaxed);
     }
 
     #[cold]
@@ -186,7 +202,7 @@ impl Conn {
         if let Ok(mut setup) = self.setup.try_lock() {
             let result = match self.phase() {
                 Phase::Fresh => self.find_page(fd, &mut setup),
-                Phase::Waiting => self.meet(&mut setup),
+                Phase::Waiting => self.meet(fd, &mut setup),
                 _ => Ok(()),
             };
             if let Err(reason) = result {
@@ -224,21 +240,27 @@ impl Conn {
         if !address::is_this_host(own, peer) {
             return Err(Reason::PeerSilent);
         }
-        self.check_counts(fd)?;
         let nic = nic::get().map_err(unsupported)?;
         let cookie = real::cookie(fd).ok_or(Reason::Unsupported)?;
         setup.side = usize::from(own > peer);
         let path = nic.dir.join(page_name(own, peer).map_err(unsupported)?);
+        if let Ok(page) = Page::open(&path, false)
+            && page.side(setup.side).cookie.load(Ordering::Acquire) == cookie
+        {
+            self.adopt(page, setup.side);
+            return Ok(());
+        }
+        self.check_counts(fd)?;
         for _ in 0..8 {
             let page = Page::open(&path, true).map_err(unsupported)?;
             match claim(&page, setup.side, nic, cookie) {
                 Claim::Mine => {
                     setup.page = Some(Arc::new(page));
                     self.set_phase(Phase::Waiting);
-                    return self.meet(setup);
+                    return self.meet(fd, setup);
                 }
                 Claim::OtherProcess => {
-                    self.adopt(page, setup.side, nic);
+                    self.adopt(page, setup.side);
                     return Ok(());
                 }
                 Claim::Stale => {
@@ -266,20 +288,15 @@ impl Conn {
     }
 
     /// Another process of this side has the page: everything that is in it will be read, and the rest goes by TCP.
-    fn adopt(&self, page: Page, side: usize, nic: &Nic) {
+    fn adopt(&self, page: Page, side: usize) {
         let owner = page.side(side);
-        let number = owner.arena.load(Ordering::Acquire);
-        let (pid, start) = (
-            owner.pid.load(Ordering::Acquire),
-            owner.start.load(Ordering::Acquire),
-        );
-        let path = ring::arena_path(&nic.dir, pid, start, number);
+        let id = i32::try_from(owner.arena.load(Ordering::Acquire)).unwrap_or(-1);
         let offset = usize::try_from(owner.offset.load(Ordering::Acquire)).unwrap_or(usize::MAX);
         let ring = match owner.stage.load(Ordering::Acquire) {
             0 | stage::HERE => None,
-            _ => ring::open_arena(&path)
+            _ => Arena::attach(id)
                 .ok()
-                .and_then(|map| Ring::at(map, offset)),
+                .and_then(|arena| Ring::at(arena, offset)),
         };
         let link = Link {
             page: Arc::new(page),
@@ -292,7 +309,7 @@ impl Conn {
     }
 
     /// Goes as far towards RDMA as the peer has come.
-    fn meet(&self, setup: &mut Setup) -> Result<(), Reason> {
+    fn meet(&self, fd: i32, setup: &mut Setup) -> Result<(), Reason> {
         let page = setup.page.clone().ok_or(Reason::NoResources)?;
         let (own, peer) = (page.side(setup.side), page.side(1 - setup.side));
         let there = peer.stage.load(Ordering::Acquire);
@@ -315,20 +332,21 @@ impl Conn {
         if there == stage::HERE || own.stage.load(Ordering::Relaxed) != stage::ENDPOINT {
             return Ok(());
         }
-        self.connect(nic, setup, &page)
+        self.connect(fd, nic, setup, &page)
     }
 
     /// Makes the queue pair and the ring, and tells the peer.
     fn prepare(&self, nic: &Nic, setup: &mut Setup, page: &Page) -> io::Result<()> {
-        let (ring, remote, arena) = nic.take_ring()?;
-        (setup.arena, setup.ring) = (arena, Some(ring.clone()));
+        let (ring, remote, place) = nic.take_ring()?;
+        (setup.arena, setup.ring) = (place.number, Some(ring.clone()));
         let prepared = nic.prepare()?;
         let side = page.side(setup.side);
         let text = serde_json::to_vec(&(prepared.endpoint(), remote))?;
         if !side.set_text(&text) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        side.arena.store(arena as u64, Ordering::Relaxed);
+        let id = u64::from(place.id.unsigned_abs());
+        side.arena.store(id, Ordering::Relaxed);
         side.offset.store(ring.offset() as u64, Ordering::Relaxed);
         side.stage.store(stage::ENDPOINT, Ordering::Release);
         setup.prepared = Some(prepared);
@@ -338,6 +356,7 @@ impl Conn {
     /// Connects the queue pair, and takes what the peer WRITEs from now on.
     fn connect(
         &self,
+        fd: i32,
         nic: &'static Nic,
         setup: &mut Setup,
         page: &Arc<Page>,
@@ -361,6 +380,9 @@ impl Conn {
             page: Arc::clone(page),
             side: setup.side,
         };
+        // A wake byte must not wait for the acknowledgement of the one before (RFC 896).
+        tx.had_delay = real::option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) == Some(0);
+        real::set_nodelay(fd, true);
         (tx.link, tx.sender, tx.nic) = (Some(link.clone()), Some(sender), Some(nic));
         (rx.link, rx.ring) = (Some(link), setup.ring.clone());
         let incoming = page.dir(1 - setup.side);
@@ -395,6 +417,9 @@ impl Conn {
         let mut tx = lock(&self.tx);
         let Some(link) = tx.link.clone() else { return };
         demote_page(&link, fd, reason);
+        if std::mem::take(&mut tx.had_delay) {
+            real::set_nodelay(fd, false);
+        }
         tx.sender = None;
         if self.phase() == Phase::Foreign {
             self.set_phase(Phase::Ready);
@@ -419,10 +444,11 @@ impl Conn {
         let mut rx = lock(&self.rx);
         let mut tx = lock(&self.tx);
         if let Some(link) = tx.link.take() {
-            let is_owner = link.page.side(link.side).pid.load(Ordering::Relaxed)
-                == u64::from(std::process::id());
-            if is_owner {
-                self.leave(fd, &link, &mut setup, rx.ring.take());
+            // What another process has made is that one's to leave, unless this is the same process after `exec`.
+            let owner = link.page.side(link.side).pid.load(Ordering::Relaxed);
+            if owner == u64::from(std::process::id()) {
+                let ring = rx.ring.take().filter(|_| setup.page.is_some());
+                self.leave(fd, &link, &setup, ring);
             }
         }
         *rx = Rx::default();
@@ -433,7 +459,7 @@ impl Conn {
     }
 
     /// Closes this side.
-    fn leave(&self, fd: i32, link: &Link, setup: &mut Setup, ring: Option<Ring>) {
+    fn leave(&self, fd: i32, link: &Link, setup: &Setup, ring: Option<Ring>) {
         demote_page(link, fd, Reason::Shutdown);
         let incoming = link.page.dir(1 - link.side);
         // Wake bytes that nobody has taken would have the kernel reset the connection.
@@ -471,6 +497,7 @@ impl Conn {
             self.set_phase(Phase::Plain);
             return;
         };
+        self.share();
         std::mem::forget(tx.sender.take());
         std::mem::forget(setup.prepared.take());
         tx.nic = None;

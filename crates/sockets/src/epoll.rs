@@ -193,7 +193,8 @@ impl Epoll {
                 lock(&self.watched).disarm();
                 continue;
             }
-            let n = sleep(events, remaining_ms(deadline));
+            let ms = lock(&self.watched).sleep_ms(deadline);
+            let n = sleep(events, ms);
             let woken_errno = real::errno();
             lock(&self.watched).disarm();
             if n < 0 {
@@ -283,6 +284,17 @@ impl Epoll {
     }
 }
 
+/// How long a wait for room lasts at most before the peer is looked at.
+const LOOK_AT_PEER_MS: c_int = 100;
+
+/// The time that is left, or less of it where a peer has to be looked at: a connection waits for room.
+pub(crate) fn capped_ms(deadline: Option<Instant>, waits_for_room: bool) -> c_int {
+    match remaining_ms(deadline) {
+        ms if waits_for_room && !(0..LOOK_AT_PEER_MS).contains(&ms) => LOOK_AT_PEER_MS,
+        ms => ms,
+    }
+}
+
 /// Milliseconds until then, rounded up; -1 for ever.
 pub(crate) fn remaining_ms(deadline: Option<Instant>) -> c_int {
     let Some(end) = deadline else { return -1 };
@@ -337,6 +349,13 @@ impl Watched {
         }
         self.next = self.next.wrapping_add(looked);
         found
+    }
+
+    fn sleep_ms(&self, deadline: Option<Instant>) -> c_int {
+        let waits = |watch: &Watch| {
+            watch.events & OUT != 0 && !watch.conn.is_plain() && watch.conn.check_full()
+        };
+        capped_ms(deadline, self.list.iter().any(waits))
     }
 
     fn any_ready(&self) -> bool {
@@ -407,8 +426,11 @@ impl Watch {
         }
         if self.conn.is_plain() || self.conn.readiness().ask_kernel_out {
             self.events
+        } else if self.events & OUT != 0 {
+            // What wakes a sender that waits for room is a byte that can be read.
+            self.events & !OUT | IN
         } else {
-            self.events & !OUT
+            self.events
         }
     }
 

@@ -11,7 +11,7 @@ use verbs::{
 };
 
 use crate::buffers::Buffers;
-use crate::ring::{self, HEAD, RING, Ring, SLOT, SLOTS};
+use crate::ring::{Arena, HEAD, RING, Ring, SLOT, SLOTS};
 
 /// Bytes that are copied at once into registered memory, and published.
 const STAGE: usize = 32 * 1024;
@@ -42,10 +42,15 @@ pub(crate) struct Nic {
 
 #[derive(Default)]
 struct Slots {
-    arenas: Vec<MemoryRegion>,
-    maps: Vec<Arc<memmap2::MmapRaw>>,
+    arenas: Vec<Arc<MemoryRegion>>,
     /// Arena and offset.
     free: Vec<(usize, usize)>,
+}
+
+/// Which arena of this process a ring is in, and the number of its segment.
+pub(crate) struct Place {
+    pub(crate) number: usize,
+    pub(crate) id: i32,
 }
 
 /// Never freed: a forked child leaves its parent's as it is, and makes its own.
@@ -87,6 +92,34 @@ pub(crate) fn forget() {
     NIC.store(std::ptr::null_mut(), Ordering::Release);
 }
 
+/// Descriptors of connections that a program before this one, in the same process, had brought onto RDMA.
+pub(crate) fn inherited() -> io::Result<Vec<i32>> {
+    let pid = u64::from(std::process::id());
+    let mut cookies = Vec::new();
+    for entry in std::fs::read_dir(folder()?)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with("c-")
+            && let Ok(page) = crate::page::Page::open(&entry.path(), false)
+        {
+            let sides = [page.side(0), page.side(1)];
+            let own = sides
+                .iter()
+                .filter(|side| side.pid.load(Ordering::Acquire) == pid);
+            cookies.extend(own.map(|side| side.cookie.load(Ordering::Acquire)));
+        }
+    }
+    if cookies.is_empty() {
+        return Ok(Vec::new());
+    }
+    let fds = std::fs::read_dir("/proc/self/fd")?.flatten();
+    let fds: Vec<i32> = fds
+        .filter_map(|e| e.file_name().to_str()?.parse().ok())
+        .collect();
+    let is_one =
+        |fd: &i32| crate::real::cookie(*fd).is_some_and(|cookie| cookies.contains(&cookie));
+    Ok(fds.into_iter().filter(is_one).collect())
+}
+
 impl Nic {
     fn new() -> io::Result<Self> {
         let context = Provider::softnic().device(None)?.open()?;
@@ -107,32 +140,28 @@ impl Nic {
         })
     }
 
-    /// A ring that nobody uses, what peers need to write to it, and the number of its arena.
-    pub(crate) fn take_ring(&self) -> io::Result<(Ring, RemoteMemory, usize)> {
+    /// A ring that nobody uses, what peers need to write to it, and which arena it is in.
+    pub(crate) fn take_ring(&self) -> io::Result<(Ring, RemoteMemory, Place)> {
         let mut slots = lock(&self.slots);
         if slots.free.is_empty() {
             let number = slots.arenas.len();
-            let path = ring::arena_path(&self.dir, self.pid, self.start, number as u64);
-            let map = ring::make_arena(&path)?;
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-            slots.arenas.push(self.pd.register_mapping(&map, access)?);
-            slots.maps.push(map);
-            slots
-                .free
-                .extend((0..SLOTS).rev().map(|i| (number, i * SLOT)));
+            let arena = self.pd.alloc_sysv(SLOT * SLOTS, access)?;
+            slots.arenas.push(Arc::new(arena));
+            let free = (0..SLOTS).rev().map(|i| (number, i * SLOT));
+            slots.free.extend(free);
         }
         let taken = slots.free.pop().and_then(|(number, offset)| {
-            let remote = slots.arenas.get(number)?.remote().at(offset as u64)?;
-            let ring = Ring::at(Arc::clone(slots.maps.get(number)?), offset)?;
-            Some((ring, remote, number))
+            let arena = slots.arenas.get(number)?;
+            let remote = arena.remote().at(offset as u64)?;
+            let id = arena.sysv_id()?;
+            let ring = Ring::at(Arena::Own(Arc::clone(arena)), offset)?;
+            Some((ring, remote, Place { number, id }))
         });
-        let (ring, remote, number) = taken.ok_or(io::ErrorKind::NotFound)?;
+        let (ring, remote, place) = taken.ok_or(io::ErrorKind::NotFound)?;
         ring.reset();
-        let remote = RemoteMemory {
-            len: SLOT as u64,
-            ..remote
-        };
-        Ok((ring, remote, number))
+        let len = SLOT as u64;
+        Ok((ring, RemoteMemory { len, ..remote }, place))
     }
 
     /// Gives a ring back, which nobody writes to or reads any more.

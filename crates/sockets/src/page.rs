@@ -210,9 +210,28 @@ impl<'p> Dir<'p> {
     }
 }
 
+/// The number of this process, without a system call for each.
+fn own_pid() -> u64 {
+    match OWN_PID.load(Ordering::Relaxed) {
+        0 => {
+            let pid = u64::from(std::process::id());
+            OWN_PID.store(pid, Ordering::Relaxed);
+            pid
+        }
+        pid => pid,
+    }
+}
+
+/// In a forked child.
+pub(crate) fn forget_pid() {
+    OWN_PID.store(0, Ordering::Relaxed);
+}
+
+static OWN_PID: AtomicU64 = AtomicU64::new(0);
+
 #[inline]
 fn hold(lock: &AtomicU64) -> Held<'_> {
-    let me = u64::from(std::process::id());
+    let me = own_pid();
     if lock
         .compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
         .is_err()

@@ -7,7 +7,7 @@ use libc::{
 };
 
 use crate::conn::Conn;
-use crate::epoll::{Epoll, remaining_ms};
+use crate::epoll::{Epoll, capped_ms, remaining_ms};
 use crate::real;
 use crate::spin::Spin;
 use crate::table::{self, Entry};
@@ -51,7 +51,12 @@ pub(crate) fn poll(
         {
             continue;
         }
-        let n = attempt(fds, &ours, &asked, remaining_ms(deadline), &mut sleep);
+        let waits = |one: &Ours| match one {
+            Ours::Conn(i, conn) => asked[*i] & OUT != 0 && conn.check_full(),
+            Ours::Epoll(..) => false,
+        };
+        let ms = capped_ms(deadline, ours.iter().any(waits));
+        let n = attempt(fds, &ours, &asked, ms, &mut sleep);
         let errno = real::errno();
         for one in &ours {
             if let Ours::Conn(_, conn) = one {
@@ -77,7 +82,9 @@ fn attempt(
         if let Ours::Conn(i, conn) = one
             && !conn.readiness().ask_kernel_out
         {
-            fds[*i].events = asked[*i] & !OUT;
+            // What wakes a sender that waits for room is a byte that can be read.
+            let waker = if asked[*i] & OUT != 0 { POLLIN } else { 0 };
+            fds[*i].events = asked[*i] & !OUT | waker;
         }
     }
     let n = sleep(fds, timeout_ms);

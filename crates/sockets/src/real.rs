@@ -1,6 +1,6 @@
 //! The C library's own functions, which the preloaded library's stand in front of.
 
-use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_ulong, c_void};
 use std::mem::transmute;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -20,6 +20,23 @@ fn find(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     found
 }
 
+/// What a function returns that the C library does not have.
+trait Failure {
+    const FAILED: Self;
+}
+
+impl Failure for c_int {
+    const FAILED: Self = -1;
+}
+
+impl Failure for ssize_t {
+    const FAILED: Self = -1;
+}
+
+impl Failure for *mut libc::FILE {
+    const FAILED: Self = std::ptr::null_mut();
+}
+
 macro_rules! real {
     ($( fn $name:ident($( $arg:ident: $type:ty ),*) -> $ret:ty; )*) => {
         $(
@@ -34,7 +51,7 @@ macro_rules! real {
                 let function = find(&KNOWN, CStr::from_bytes_with_nul(name).unwrap_or_default());
                 if function.is_null() {
                     set_errno(libc::ENOSYS);
-                    return -1;
+                    return Failure::FAILED;
                 }
                 // SAFETY: the C library's function of this name is of this type; the arguments are the caller's.
                 unsafe { transmute::<*mut c_void, Function>(function)($( $arg ),*) }
@@ -79,6 +96,8 @@ real! {
     fn epoll_wait(epoll: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int;
     fn epoll_pwait(epoll: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     fn epoll_pwait2(epoll: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
+    fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
     fn execve(path: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int;
     fn execv(path: *const c_char, argv: *const *const c_char) -> c_int;
     fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int;
@@ -153,6 +172,15 @@ pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     let mut value: c_int = 0;
     fixed_option(fd, level, name, &mut value)?;
     Some(value)
+}
+
+/// Has small segments sent at once (`TCP_NODELAY`), or not.
+pub(crate) fn set_nodelay(fd: c_int, on: bool) {
+    let value = c_int::from(on);
+    let len = socklen_t::try_from(size_of::<c_int>()).unwrap_or(4);
+    let from = (&raw const value).cast();
+    // SAFETY: an integer.
+    unsafe { libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, from, len) };
 }
 
 /// The number that the kernel gives a socket, and no other until it is started again (`SO_COOKIE`).

@@ -1,15 +1,12 @@
-//! Rings that peers WRITE into, in files that other processes of this user can map.
+//! Rings that peers WRITE into, in SysV segments to which other processes of this user can attach.
 //!
 //! A slot is a page, whose first word is the number of bytes that the peer has written, and the ring behind it.
 
-use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memmap2::{MmapOptions, MmapRaw};
+use verbs::MemoryRegion;
 
 use crate::buffers::Buffers;
 
@@ -22,44 +19,67 @@ pub(crate) const SLOT: usize = HEAD + RING;
 /// Slots of an arena.
 pub(crate) const SLOTS: usize = 16;
 
-/// Where the `number`th arena of a process is.
-pub(crate) fn arena_path(dir: &Path, pid: u64, start: u64, number: u64) -> PathBuf {
-    dir.join(format!("a-{pid}-{start}-{number}"))
+/// The memory of rings.
+#[derive(Clone)]
+pub(crate) enum Arena {
+    /// Of this process.
+    Own(Arc<MemoryRegion>),
+    /// Of another one.
+    Attached(Arc<Attached>),
 }
 
-/// Makes an arena.
-pub(crate) fn make_arena(path: &Path) -> io::Result<Arc<MmapRaw>> {
-    let mut options = OpenOptions::new();
-    let file = options
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
-    file.set_len((SLOT * SLOTS) as u64)?;
-    Ok(Arc::new(MmapOptions::new().map_raw(&file)?))
-}
+/// A SysV segment of another process.
+pub(crate) struct Attached(*mut u8);
 
-/// Maps another process's arena.
-pub(crate) fn open_arena(path: &Path) -> io::Result<Arc<MmapRaw>> {
-    let file = OpenOptions::new().read(true).write(true).open(path)?;
-    if fs::metadata(path)?.len() != (SLOT * SLOTS) as u64 {
-        return Err(io::ErrorKind::InvalidData.into());
+// SAFETY: an address that stays attached, and is only read through raw pointers and atomics.
+unsafe impl Send for Attached {}
+// SAFETY: as for Send.
+unsafe impl Sync for Attached {}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        // SAFETY: attached by `Arena::attach`; no ring uses it any more.
+        unsafe { libc::shmdt(self.0.cast()) };
     }
-    Ok(Arc::new(MmapOptions::new().map_raw(&file)?))
+}
+
+impl Arena {
+    /// Attaches to another process's arena.
+    pub(crate) fn attach(id: i32) -> io::Result<Self> {
+        // SAFETY: any bytes are a valid value; the kernel writes it.
+        let mut about: libc::shmid_ds = unsafe { std::mem::zeroed() };
+        // SAFETY: room for what it writes.
+        let found = unsafe { libc::shmctl(id, libc::IPC_STAT, &raw mut about) };
+        if found < 0 || about.shm_segsz != SLOT * SLOTS {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        // SAFETY: attached where the kernel likes.
+        let start = unsafe { libc::shmat(id, std::ptr::null(), 0) };
+        if start.addr() == usize::MAX {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self::Attached(Arc::new(Attached(start.cast()))))
+    }
+
+    fn start(&self) -> *mut u8 {
+        match self {
+            Self::Own(region) => region.as_mut_ptr(),
+            Self::Attached(segment) => segment.0,
+        }
+    }
 }
 
 /// One slot.
 #[derive(Clone)]
 pub(crate) struct Ring {
-    arena: Arc<MmapRaw>,
+    arena: Arena,
     offset: usize,
 }
 
 impl Ring {
     /// The slot at `offset`, if there is one.
-    pub(crate) fn at(arena: Arc<MmapRaw>, offset: usize) -> Option<Self> {
-        let fits = offset.is_multiple_of(SLOT) && offset.checked_add(SLOT)? <= arena.len();
+    pub(crate) fn at(arena: Arena, offset: usize) -> Option<Self> {
+        let fits = offset.is_multiple_of(SLOT) && offset.checked_add(SLOT)? <= SLOT * SLOTS;
         fits.then_some(Self { arena, offset })
     }
 
@@ -82,13 +102,7 @@ impl Ring {
     #[inline]
     fn tail_word(&self) -> &AtomicU64 {
         // SAFETY: within the mapping (`at`), aligned to a page, and only accessed as an atomic.
-        unsafe { &*self.arena.as_mut_ptr().add(self.offset).cast::<AtomicU64>() }
-    }
-
-    /// The address of the word that counts, to look at from time to time while the arena is mapped, which is for ever in
-    /// its own process.
-    pub(crate) fn tail_address(&self) -> *const AtomicU64 {
-        std::ptr::from_ref(self.tail_word())
+        unsafe { &*self.arena.start().add(self.offset).cast::<AtomicU64>() }
     }
 
     /// Copies `len` bytes, at most a ring's, from cursor `from` on into a program's buffers, from `skip` on.
@@ -100,7 +114,7 @@ impl Ring {
                 // SAFETY: within the ring; the peer has written these bytes and writes no more there until they are
                 // consumed. A peer that breaks this changes bytes that it could have sent.
                 unsafe {
-                    let ring = self.arena.as_mut_ptr().add(self.offset + HEAD);
+                    let ring = self.arena.start().add(self.offset + HEAD);
                     std::ptr::copy_nonoverlapping(ring.add(at), to, part);
                     to = to.add(part);
                 }

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a look lasts at most. A peer that is woken by the kernel answers within some 10 µs to 30 µs.
-const LONGEST: Duration = Duration::from_micros(40);
+const LONGEST: Duration = Duration::from_micros(25);
 /// Spins in a row that found nothing, after which most are left out.
-const PATIENCE: u32 = 8;
+const PATIENCE: u32 = 4;
 /// Of those that are left out, every so many one is tried.
-const RETRY: u32 = 16;
+const RETRY: u32 = 32;
 
 static MISSES: AtomicU32 = AtomicU32::new(0);
 
@@ -46,8 +46,7 @@ impl Spin {
                     return true;
                 }
             }
-            // Whoever else wants this processor gets it: the peer, perhaps.
-            std::thread::yield_now();
+            // No `sched_yield(2)`: on a busy machine it costs a time slice, and a sleeper that is woken none.
             if start.elapsed() > LONGEST {
                 MISSES.fetch_add(1, Ordering::Relaxed);
                 return ready();

@@ -18,6 +18,9 @@ use crate::spin::Spin;
 /// How long a sender sleeps at most before it looks for room again: another thread may have taken its wake byte.
 const NAP_MS: u64 = 10;
 
+/// Sends without progress of the receiver after which the kernel is asked whether it is there still.
+const ASK_KERNEL_AFTER: u32 = 16;
+
 /// What came of an attempt to send.
 enum Sent<'c> {
     Bytes(usize),
@@ -127,6 +130,9 @@ impl Conn {
             link: Some(link),
             sender,
             nic,
+            unanswered,
+            last_head,
+            ..
         } = &mut *tx
         else {
             return plain();
@@ -156,6 +162,20 @@ impl Conn {
             return plain();
         }
         dir.sent.store(sent + n as u64, Ordering::Release);
+        // A peer that takes nothing may have closed its socket: TCP would say so at the second send.
+        let head = dir.head.load(Ordering::Relaxed);
+        *unanswered = if head == *last_head {
+            *unanswered + 1
+        } else {
+            0
+        };
+        *last_head = head;
+        if *unanswered >= ASK_KERNEL_AFTER {
+            *unanswered = 0;
+            if link.has_peer_ended(fd) {
+                dir.state.store(state::DEMOTED, Ordering::Release);
+            }
+        }
         fence(Ordering::SeqCst);
         if dir.rx_armed.load(Ordering::Relaxed) != 0 && dir.rx_armed.swap(0, Ordering::SeqCst) != 0
         {
@@ -185,13 +205,26 @@ impl Conn {
         if deadline.is_none() {
             *deadline = timeout.map(|ms| Instant::now() + Duration::from_millis(ms));
         }
-        // A thread that reads would take the byte that wakes this one, and the other way round.
-        let events = if self.sleeping_readers.load(Ordering::Relaxed) > 0 {
-            0
+        if self.sleeping_readers.load(Ordering::SeqCst) > 0 {
+            // The thread that reads takes the byte that would wake this one, and passes it on.
+            let nap = Duration::from_millis(NAP_MS);
+            let napping = lock(&self.napping);
+            if full() {
+                drop(self.woken.wait_timeout(napping, nap));
+            }
         } else {
-            libc::POLLIN
-        };
-        let (n, revents) = real::poll_one(fd, events, c_int::try_from(NAP_MS).unwrap_or(10));
+            self.sleep_for_room(fd, full)?;
+        }
+        self.check_peer(&link);
+        match *deadline {
+            Some(end) if Instant::now() >= end => Err(fail(libc::EAGAIN)),
+            _ => Ok(()),
+        }
+    }
+
+    fn sleep_for_room(&self, fd: c_int, full: impl Fn() -> bool) -> io::Result<()> {
+        let nap = c_int::try_from(NAP_MS).unwrap_or(c_int::MAX);
+        let (n, revents) = real::poll_one(fd, libc::POLLIN, nap);
         if n < 0 {
             return Err(fail(real::errno()));
         }
@@ -202,14 +235,30 @@ impl Conn {
                 std::thread::sleep(Duration::from_micros(200));
             }
         }
-        if revents & (libc::POLLERR | libc::POLLHUP) != 0 {
-            // The connection is gone: the kernel says how.
-            dir.state.store(state::DEMOTED, Ordering::Release);
+        Ok(())
+    }
+
+    /// Goes back to TCP if the peer takes nothing any more: the kernel knows what that means to a sender.
+    fn check_peer(&self, link: &Link) {
+        let peer = link.page.side(1 - link.side);
+        if peer.stage.load(Ordering::Acquire) == stage::GONE || peer.is_dead() {
+            let dir = link.page.dir(link.side);
+            let _held = dir.lock_sending();
+            if dir.state.load(Ordering::Relaxed) == state::RDMA {
+                dir.state.store(state::DEMOTED, Ordering::Release);
+            }
         }
-        match *deadline {
-            Some(end) if Instant::now() >= end => Err(fail(libc::EAGAIN)),
-            _ => Ok(()),
+    }
+
+    /// The same for a connection whose ring is full; whether it was.
+    pub(crate) fn check_full(&self) -> bool {
+        let is = self.readiness();
+        let is_full = !is.writable && !is.ask_kernel_out;
+        let link = lock(&self.tx).link.clone();
+        if let (true, Some(link)) = (is_full, link) {
+            self.check_peer(&link);
         }
+        is_full
     }
 
     /// Receives; what `recvmsg(2)` does with these flags.
@@ -409,6 +458,7 @@ impl Conn {
                 Err(_) => return from_error(&io::Error::from_raw_os_error(real::errno())),
             }
             dir.wakes_read.store(read, Ordering::Relaxed);
+            self.wake_writers();
         }
         if now == state::DEMOTED {
             self.set_plain_if_demoted();
@@ -444,7 +494,14 @@ impl Conn {
         let slept = if ready() { 1 } else { real::peek(fd, 0) };
         self.sleeping_readers.fetch_sub(1, Ordering::SeqCst);
         dir.rx_armed.store(0, Ordering::Relaxed);
+        self.wake_writers();
         result(slept).map(|_| ())
+    }
+
+    /// Wakes threads that wait for room, after a wake byte was taken that may have been theirs.
+    fn wake_writers(&self) {
+        drop(lock(&self.napping));
+        self.woken.notify_all();
     }
 
     /// Takes wake bytes that are there.
@@ -556,6 +613,16 @@ impl Conn {
 }
 
 impl Link {
+    /// Whether the peer has closed its socket, or has ended.
+    fn has_peer_ended(&self, fd: c_int) -> bool {
+        let ended = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+        let (n, revents) = real::poll_one(fd, libc::POLLRDHUP, 0);
+        let peer = self.page.side(1 - self.side);
+        n > 0
+            && revents & ended != 0
+            && (peer.stage.load(Ordering::Acquire) == stage::GONE || peer.is_dead())
+    }
+
     /// Whether this side sends by RDMA; changes to it where both are ready. The caller holds the lock of sending.
     fn is_on_rdma(&self, conn: &Conn) -> bool {
         let dir = self.page.dir(self.side);

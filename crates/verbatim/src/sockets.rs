@@ -1,5 +1,6 @@
 //! `verbatim sockets`: TCP connections of unmodified programs, carried over RDMA.
 
+mod measure;
 mod stat;
 
 use std::ffi::OsString;
@@ -22,6 +23,13 @@ pub(crate) struct Args {
     /// Print the connections of this user's processes: which are on RDMA, how much they carried, and why others are not
     #[arg(long)]
     stat: bool,
+    /// Measure programs of this machine over TCP loopback and over RDMA, in turns: redis, qperf, iperf3 and nginx, as far as
+    /// they are installed
+    #[arg(long, conflicts_with = "stat")]
+    measure: bool,
+    /// How often each is measured; the median counts
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "measure", value_parser = clap::value_parser!(u32).range(1..=99))]
+    rounds: u32,
     /// The program and its arguments; `--` before it keeps its own flags apart
     #[arg(
         trailing_var_arg = true,
@@ -36,6 +44,7 @@ Examples:
   verbatim sockets -- redis-server --port 7000      and in another terminal:
   verbatim sockets -- redis-benchmark -p 7000 -t get,set
   verbatim sockets --stat                           which connections are on RDMA
+  verbatim sockets --measure                        programs over TCP and over RDMA, side by side
 
 A connection is carried when both of its ends run under this command, as the same user on the same host. All others \
 stay on TCP, as does what only TCP can do.
@@ -47,10 +56,13 @@ const FABRIC: &str = "VERBATIM_FABRIC";
 
 /// Runs the program, which takes the place of this process.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    if (args.stat || args.measure) && !args.command.is_empty() {
+        bail!("--stat and --measure run no program of yours; leave it out");
+    }
+    if args.measure {
+        return measure::run(args.rounds);
+    }
     if args.stat {
-        if !args.command.is_empty() {
-            bail!("--stat runs no program; leave one of both out");
-        }
         return stat::print(args.fabric.as_deref());
     }
     let [program, rest @ ..] = &args.command[..] else {

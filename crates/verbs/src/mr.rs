@@ -27,7 +27,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
-use memmap2::MmapRaw;
 use softnic::PageSize;
 use verbs_abi as abi;
 
@@ -72,8 +71,8 @@ enum Memory {
     Owned(#[expect(dead_code, reason = "keeps the bytes")] Box<dyn Send + Sync>),
     /// Another region's, which lives as long.
     Again(#[expect(dead_code, reason = "keeps the bytes")] Arc<MemoryRegion>),
-    /// A file's, which other processes map too.
-    Mapped(#[expect(dead_code, reason = "keeps the bytes")] Arc<MmapRaw>),
+    /// A SysV segment, and its number.
+    Sysv(*mut u8, i32),
     /// Outlives the region by the caller's closure.
     Borrowed,
 }
@@ -195,17 +194,36 @@ impl ProtectionDomain {
         unsafe { MemoryRegion::register(&self.inner, addr, len, access, memory) }
     }
 
-    /// Registers a file's mapping, which other processes may map as well: memory that outlives this process, or
-    /// that its children share. The region keeps it mapped.
-    pub fn register_mapping(
-        &self,
-        mapping: &Arc<MmapRaw>,
-        access: Access,
-    ) -> Result<MemoryRegion, VerbError> {
-        let memory = Memory::Mapped(Arc::clone(mapping));
-        let (addr, len) = (mapping.as_mut_ptr(), mapping.len());
-        // SAFETY: mapped for reads and writes for as long as the region has it; only reached through raw pointers.
-        unsafe { MemoryRegion::register(&self.inner, addr, len, access, memory) }
+    /// Allocates and registers `len` zeroed bytes of a SysV segment, to which other processes can attach by its
+    /// [number](MemoryRegion::sysv_id), and which forked children share. It goes when nobody is attached any more.
+    ///
+    /// ```
+    /// # let pd = verbs::Provider::softnic().device(None)?.open()?.alloc_pd()?;
+    /// let mr = pd.alloc_sysv(4096, verbs::Access::ALL)?;
+    /// assert!(mr.sysv_id().is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Also where the kernel has no segments left, or none so long (`shmget(2)`).
+    pub fn alloc_sysv(&self, len: usize, access: Access) -> Result<MemoryRegion, VerbError> {
+        // SAFETY: a new segment, attached where the kernel likes. It is marked for destruction at once: attaching to it
+        // stays possible until it is gone (`shmctl(2)`, IPC_RMID, on Linux).
+        let (id, addr) = unsafe {
+            let id = libc::shmget(libc::IPC_PRIVATE, len, libc::IPC_CREAT | 0o600);
+            if id < 0 {
+                return Err(VerbError::last("shmget"));
+            }
+            let addr = libc::shmat(id, std::ptr::null(), 0);
+            let failed = (addr.addr() == usize::MAX).then(|| VerbError::last("shmat"));
+            libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut());
+            if let Some(failed) = failed {
+                return Err(failed);
+            }
+            (id, addr.cast::<u8>())
+        };
+        // SAFETY: the segment is writable and is moved into the region, which deregisters before it detaches.
+        unsafe { MemoryRegion::register(&self.inner, addr, len, access, Memory::Sysv(addr, id)) }
     }
 
     /// Registers a borrowed buffer for as long as `work` runs.
@@ -324,6 +342,14 @@ impl MemoryRegion {
     /// peers may write here (a region with [`Access::REMOTE_READ`] alone).
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.addr
+    }
+
+    /// The number of the SysV segment that it is, from [`alloc_sysv`](ProtectionDomain::alloc_sysv).
+    pub fn sysv_id(&self) -> Option<i32> {
+        match self.memory {
+            Memory::Sysv(_, id) => Some(id),
+            _ => None,
+        }
     }
 
     /// The L_Key, for this process's own WRs.
@@ -524,7 +550,9 @@ impl Memory {
             Self::Pages(addr, layout) => unsafe { std::alloc::dealloc(addr, layout) },
             // SAFETY: from Box::into_raw in `register_vec`; the region was the only owner.
             Self::Boxed(buffer) => drop(unsafe { Box::from_raw(buffer) }),
-            Self::Again(_) | Self::Owned(_) | Self::Mapped(_) | Self::Borrowed => {}
+            // SAFETY: attached by `alloc_sysv`; the region was the only owner.
+            Self::Sysv(addr, _) => drop(unsafe { libc::shmdt(addr.cast()) }),
+            Self::Again(_) | Self::Owned(_) | Self::Borrowed => {}
         }
     }
 }

@@ -58,8 +58,14 @@ pub fn build_libraries() {
             .args(["build", "--quiet", "--target-dir"])
             .arg(profile.parent().expect("target"))
             .args(
-                ["dropin", "dropin-rdmacm", "tap-preload", "view-preload"]
-                    .map(|name| format!("--package={name}")),
+                [
+                    "dropin",
+                    "dropin-rdmacm",
+                    "tap-preload",
+                    "view-preload",
+                    "sockets-preload",
+                ]
+                .map(|name| format!("--package={name}")),
             );
         if profile.ends_with("release") {
             cargo.arg("--release");

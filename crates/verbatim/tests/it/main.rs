@@ -29,5 +29,6 @@ mod program;
 mod resp;
 mod run;
 mod sequencer;
+mod sockets;
 mod valkey;
 mod why;

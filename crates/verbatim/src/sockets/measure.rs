@@ -1,0 +1,261 @@
+//! Unmodified programs over TCP loopback and over RDMA, in turns.
+
+use std::io::Write as _;
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use bench::peers::KillOnDrop;
+
+use crate::Outcome;
+use crate::output;
+
+/// How long a server may take until it listens, and a client until it ends.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A program, and what is read of what it prints.
+struct Row {
+    what: &'static str,
+    server: &'static str,
+    client: &'static str,
+    /// The figure: of the first line with this word, the number before or behind it.
+    read: fn(&str) -> Option<f64>,
+    unit: &'static str,
+}
+
+const ROWS: [Row; 6] = [
+    Row {
+        what: "redis-benchmark -P 1, 50 connections, GET",
+        server: "redis-server --port PORT --save --appendonly no",
+        client: "redis-benchmark -p PORT -P 1 -c 50 -n 100000 -t get --csv",
+        read: |text| field(text.lines().find(|l| l.starts_with("\"GET\""))?, ',', 1),
+        unit: "1/s",
+    },
+    Row {
+        what: "the same, SET",
+        server: "redis-server --port PORT --save --appendonly no",
+        client: "redis-benchmark -p PORT -P 1 -c 50 -n 100000 -t set --csv",
+        read: |text| field(text.lines().find(|l| l.starts_with("\"SET\""))?, ',', 1),
+        unit: "1/s",
+    },
+    Row {
+        what: "request and response of 1 byte (qperf tcp_lat, one way)",
+        server: "qperf -lp PORT",
+        client: "qperf -lp PORT -t 1 -m 1 127.0.0.1 tcp_lat",
+        read: |text| after(text.lines().find(|l| l.contains("latency"))?, "="),
+        unit: "µs",
+    },
+    Row {
+        what: "one stream (iperf3)",
+        server: "iperf3 -s -1 -p PORT",
+        client: "iperf3 -c 127.0.0.1 -p PORT -t 2 -f g",
+        read: |text| before(text.lines().find(|l| l.contains("receiver"))?, "Gbits/sec"),
+        unit: "Gbit/s",
+    },
+    Row {
+        what: "nginx, 1 KB, keep-alive, 16 connections (ab)",
+        server: "nginx -c FOLDER/nginx.conf",
+        client: "ab -q -k -c 16 -n 40000 http://127.0.0.1:PORT/index.html",
+        read: |text| {
+            after(
+                text.lines()
+                    .find(|l| l.starts_with("Requests per second"))?,
+                ":",
+            )
+        },
+        unit: "1/s",
+    },
+    Row {
+        what: "redis-benchmark -P 16, 50 connections, GET",
+        server: "redis-server --port PORT --save --appendonly no",
+        client: "redis-benchmark -p PORT -P 16 -c 50 -n 400000 -t get --csv",
+        read: |text| field(text.lines().find(|l| l.starts_with("\"GET\""))?, ',', 1),
+        unit: "1/s",
+    },
+];
+
+fn field(line: &str, separator: char, at: usize) -> Option<f64> {
+    line.split(separator)
+        .nth(at)?
+        .trim_matches('"')
+        .parse()
+        .ok()
+}
+
+fn after(line: &str, word: &str) -> Option<f64> {
+    line.split_once(word)?
+        .1
+        .split_whitespace()
+        .next()?
+        .parse()
+        .ok()
+}
+
+fn before(line: &str, word: &str) -> Option<f64> {
+    line.split_once(word)?
+        .0
+        .split_whitespace()
+        .last()?
+        .parse()
+        .ok()
+}
+
+/// Measures what is installed, and prints the table.
+pub(super) fn run(rounds: u32) -> Result<Outcome> {
+    let mut table = output::table(["what", "unit", "TCP", "RDMA", "ratio"], &[2, 3, 4]);
+    for row in &ROWS {
+        let missing = [row.server, row.client]
+            .into_iter()
+            .find(|words| !is_there(words));
+        if let Some(words) = missing {
+            eprintln!("note: left out: {}; it needs {}", row.what, first(words));
+            continue;
+        }
+        let mut found = [Vec::new(), Vec::new()];
+        for _ in 0..rounds {
+            for (carried, figures) in [false, true].into_iter().zip(&mut found) {
+                figures.push(once(row, carried).with_context(|| row.what)?);
+            }
+        }
+        let [tcp, rdma] = found.map(median);
+        table.add_row([
+            row.what.to_owned(),
+            row.unit.to_owned(),
+            output::figure(tcp),
+            output::figure(rdma),
+            format!("{:.2} x", rdma / tcp),
+        ]);
+    }
+    output::print(format!("{table}\n"))?;
+    Ok(Outcome::Done)
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn first(words: &str) -> &str {
+    words.split(' ').next().unwrap_or_default()
+}
+
+fn is_there(words: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into()])
+        .any(|dir| dir.join(first(words)).exists())
+}
+
+/// One server and one client; the figure.
+fn once(row: &Row, carried: bool) -> Result<f64> {
+    let folder = tempfile::tempdir()?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let port = listener.local_addr()?.port();
+    drop(listener);
+    write_files(folder.path(), port)?;
+    let mut server = KillOnDrop(start(row.server, port, folder.path(), carried)?);
+    let end = Instant::now() + PATIENCE;
+    // A server of one connection must not be asked whether it is there.
+    if row.server.contains(" -1 ") {
+        std::thread::sleep(Duration::from_millis(500));
+    } else {
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            if Instant::now() > end || server.0.try_wait()?.is_some() {
+                bail!("{} does not listen", first(row.server));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    let client = start(row.client, port, folder.path(), carried)?;
+    let out = client.wait_with_output()?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    if row.server.starts_with("nginx") {
+        // Its workers end with it only when it is asked.
+        rustix::process::kill_process(
+            rustix::process::Pid::from_child(&server.0),
+            rustix::process::Signal::TERM,
+        )?;
+        server.0.wait()?;
+    }
+    (row.read)(&text).with_context(|| format!("{} printed no figure: {text}", first(row.client)))
+}
+
+fn start(words: &str, port: u16, folder: &Path, carried: bool) -> Result<Child> {
+    let words = words.replace("PORT", &port.to_string());
+    let words = words.replace("FOLDER", &folder.display().to_string());
+    // `--save` is followed by an empty word: no snapshots.
+    let words = words.split(' ').flat_map(|word| {
+        if word == "--save" {
+            vec![word, ""]
+        } else {
+            vec![word]
+        }
+    });
+    let words: Vec<&str> = words.collect();
+    let mut command = if carried {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["sockets", "--"]).args(&words);
+        command
+    } else {
+        let mut command = Command::new(words.first().copied().unwrap_or_default());
+        command.args(&words[1..]);
+        command
+    };
+    let path = std::env::var("PATH").unwrap_or_default();
+    command
+        .env("PATH", format!("{path}:/usr/sbin"))
+        .current_dir(folder);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    command
+        .spawn()
+        .with_context(|| format!("cannot start {}", words.join(" ")))
+}
+
+/// What nginx needs.
+fn write_files(folder: &Path, port: u16) -> Result<()> {
+    let at = folder.display();
+    let user = if rustix::process::geteuid().is_root() {
+        "user root;"
+    } else {
+        ""
+    };
+    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|name| format!("{name}_temp_path {at}/{name};"))
+        .concat();
+    let mut file = std::fs::File::create(folder.join("nginx.conf"))?;
+    write!(
+        file,
+        "{user} worker_processes 1; daemon off; pid {at}/pid; error_log {at}/errors;\n\
+         events {{ worker_connections 256; }}\n\
+         http {{ access_log off; keepalive_requests 1000000; {temporary}\n\
+         server {{ listen 127.0.0.1:{port}; root {at}; }} }}\n"
+    )?;
+    std::fs::write(folder.join("index.html"), "0123456789abcde\n".repeat(64))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_read_from_what_the_programs_print() {
+        let redis = "\"test\",\"rps\"\n\"GET\",\"29291.15\",\"1.167\"\n";
+        assert_eq!((ROWS[0].read)(redis), Some(29_291.15));
+        assert_eq!(
+            (ROWS[2].read)("tcp_lat:\n    latency  =  12.3 us\n"),
+            Some(12.3)
+        );
+        let iperf =
+            "[  5]   0.00-2.00   sec  4.1 GBytes  17.5 Gbits/sec                  receiver\n";
+        assert_eq!((ROWS[3].read)(iperf), Some(17.5));
+        let ab = "Requests per second:    12809.12 [#/sec] (mean)\n";
+        assert_eq!((ROWS[4].read)(ab), Some(12_809.12));
+        assert_eq!((ROWS[4].read)("apr_socket_recv: Connection refused"), None);
+    }
+}

@@ -1,0 +1,73 @@
+//! `verbatim sockets` as programs see it: what TCP brings, RDMA brings. The programs are in Python, and know nothing of it.
+
+use std::process::Command;
+
+use crate::common;
+
+const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/sockets.py");
+
+/// Runs a scenario of two processes in a fabric of its own.
+#[track_caller]
+fn brings(scenario: &str) {
+    common::build_libraries();
+    let verbatim = env!("CARGO_BIN_EXE_verbatim");
+    let fabric = format!("sockets_{scenario}_{}", std::process::id());
+    let mut command = Command::new("timeout");
+    command.args(["100", verbatim, "sockets", "--fabric", &fabric, "--"]);
+    command.args(["/usr/bin/python3", PROGRAM, scenario]);
+    command.env(
+        "STAT",
+        format!("{verbatim} sockets --stat --fabric {fabric}"),
+    );
+    let out = command.output().expect("timeout(1) starts");
+    let err = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{scenario}: {}\n{err}", out.status);
+    assert_eq!(out.stdout, b"as TCP\n", "{err}");
+}
+
+#[test]
+fn both_directions_at_once_bring_every_byte() {
+    brings("stream");
+}
+
+#[test]
+fn an_event_driven_program_gets_its_edges() {
+    brings("events");
+}
+
+#[test]
+fn poll_select_timeouts_and_half_close() {
+    brings("polled");
+}
+
+#[test]
+fn a_killed_sender_leaves_a_prefix_and_an_end() {
+    brings("killed");
+}
+
+#[test]
+fn a_killed_receiver_fails_its_sender() {
+    brings("deaf");
+}
+
+#[test]
+fn a_forked_child_takes_over() {
+    brings("forked");
+}
+
+#[test]
+fn a_descriptor_goes_to_another_process() {
+    brings("rights");
+}
+
+#[test]
+fn a_program_goes_on_after_exec() {
+    brings("executed");
+}
+
+#[test]
+fn the_commands_of_the_guide_run() {
+    common::build_libraries();
+    let folder = tempfile::tempdir().expect("a folder");
+    assert!(common::run_the_guide("sockets.md", folder.path()) >= 4);
+}
