@@ -146,7 +146,7 @@ pub fn select_wait(
 ) -> Option<c_int> {
     let mut fds = sets.to_poll()?;
     let n = poll::poll(&mut fds, deadline, sleep);
-    Some(if n < 0 { n } else { sets.from_poll(&fds) })
+    Some(if n < 0 { n } else { sets.take_ready(&fds) })
 }
 
 /// A program is about to take the place of this one.

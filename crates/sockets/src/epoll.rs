@@ -18,12 +18,12 @@ use crate::nic::lock;
 use crate::spin::Spin;
 use crate::{real, table};
 
-const IN: u32 = (EPOLLIN | EPOLLRDNORM) as u32;
-const OUT: u32 = (EPOLLOUT | EPOLLWRNORM) as u32;
-const ONESHOT: u32 = EPOLLONESHOT as u32;
-const EDGE: u32 = EPOLLET as u32;
-const ALWAYS: u32 = (EPOLLERR | EPOLLHUP) as u32;
-const ENDED: u32 = (EPOLLERR | EPOLLHUP | EPOLLRDHUP) as u32;
+const IN: u32 = (EPOLLIN | EPOLLRDNORM).cast_unsigned();
+const OUT: u32 = (EPOLLOUT | EPOLLWRNORM).cast_unsigned();
+const ONESHOT: u32 = EPOLLONESHOT.cast_unsigned();
+const EDGE: u32 = EPOLLET.cast_unsigned();
+const ALWAYS: u32 = (EPOLLERR | EPOLLHUP).cast_unsigned();
+const ENDED: u32 = (EPOLLERR | EPOLLHUP | EPOLLRDHUP).cast_unsigned();
 
 /// While connections are ready, the kernel is asked about the rest every so many calls.
 const KERNEL_EVERY: u32 = 16;

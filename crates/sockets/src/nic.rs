@@ -92,20 +92,15 @@ pub(crate) fn forget() {
     NIC.store(std::ptr::null_mut(), Ordering::Release);
 }
 
-/// Descriptors of connections that a program before this one, in the same process, had brought onto RDMA.
+/// Descriptors that this program got from the one before it, of connections that some process had brought onto RDMA.
 pub(crate) fn inherited() -> io::Result<Vec<i32>> {
-    let pid = u64::from(std::process::id());
     let mut cookies = Vec::new();
     for entry in std::fs::read_dir(folder()?)? {
         let entry = entry?;
         if entry.file_name().to_string_lossy().starts_with("c-")
             && let Ok(page) = crate::page::Page::open(&entry.path(), false)
         {
-            let sides = [page.side(0), page.side(1)];
-            let own = sides
-                .iter()
-                .filter(|side| side.pid.load(Ordering::Acquire) == pid);
-            cookies.extend(own.map(|side| side.cookie.load(Ordering::Acquire)));
+            cookies.extend([0, 1].map(|side| page.side(side).cookie.load(Ordering::Acquire)));
         }
     }
     if cookies.is_empty() {
@@ -113,7 +108,7 @@ pub(crate) fn inherited() -> io::Result<Vec<i32>> {
     }
     let fds = std::fs::read_dir("/proc/self/fd")?.flatten();
     let fds: Vec<i32> = fds
-        .filter_map(|e| e.file_name().to_str()?.parse().ok())
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect();
     let is_one =
         |fd: &i32| crate::real::cookie(*fd).is_some_and(|cookie| cookies.contains(&cookie));

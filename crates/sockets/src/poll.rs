@@ -205,7 +205,7 @@ impl Sets<'_> {
     }
 
     /// Writes what is ready into the sets; how many bits there are.
-    pub(crate) fn from_poll(&mut self, fds: &[pollfd]) -> c_int {
+    pub(crate) fn take_ready(&mut self, fds: &[pollfd]) -> c_int {
         let masks = [IN | POLLHUP | POLLERR, OUT | POLLERR, libc::POLLPRI];
         let mut bits = 0;
         for (i, set) in self.sets.iter_mut().enumerate() {

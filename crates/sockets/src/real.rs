@@ -33,6 +33,10 @@ impl Failure for ssize_t {
     const FAILED: Self = -1;
 }
 
+impl Failure for c_long {
+    const FAILED: Self = -1;
+}
+
 impl Failure for *mut libc::FILE {
     const FAILED: Self = std::ptr::null_mut();
 }

@@ -9,7 +9,7 @@ use libc::{c_int, iovec, ssize_t};
 use crate::buffers::Buffers;
 use crate::conn::{Conn, Link, Phase, PlainCall, Rx, Tx, send_wake};
 use crate::nic::lock;
-use crate::page::{stage, state};
+use crate::page::{Dir, stage, state};
 use crate::real;
 use crate::reason::Reason;
 use crate::ring::{RING, Ring};
@@ -269,10 +269,9 @@ impl Conn {
         if flags & (libc::MSG_OOB | libc::MSG_TRUNC) != 0 {
             self.demote(fd, Reason::Unsupported);
         }
-        if self.begin_call(fd) != Phase::Ready || flags & libc::MSG_ERRQUEUE != 0 {
-            if let Some(_call) = self.enter_plain_read() {
-                return self.recv_plain(fd, to, flags);
-            }
+        let is_plain = self.begin_call(fd) != Phase::Ready || flags & libc::MSG_ERRQUEUE != 0;
+        if is_plain && let Some(_call) = self.enter_plain_read() {
+            return self.recv_plain(fd, to, flags);
         }
         let mut done = 0;
         loop {
@@ -413,7 +412,7 @@ impl Conn {
     ) -> Option<usize> {
         let dir = link.page.dir(1 - link.side);
         let head = dir.head.load(Ordering::Relaxed);
-        let there = usize::try_from(ring.tail().wrapping_sub(head))
+        let there = usize::try_from(tail(ring, &dir).wrapping_sub(head))
             .ok()
             .filter(|n| *n <= RING)?;
         let n = there.min(to.len() - skip);
@@ -543,7 +542,7 @@ impl Conn {
             let dir = link.page.dir(1 - link.side);
             let now = dir.state.load(Ordering::Acquire);
             let before = dir.by_tcp.load(Ordering::Relaxed) < dir.switch_at.load(Ordering::Acquire);
-            is.tail = rx.ring.as_ref().map_or(0, Ring::tail);
+            is.tail = rx.ring.as_ref().map_or(0, |ring| tail(ring, &dir));
             is.readable = has_data(rx.ring.as_ref(), link);
             is.ask_kernel_in = before || now != state::RDMA;
             if before && now != state::TCP {
@@ -607,7 +606,7 @@ impl Conn {
             dir.state.load(Ordering::Acquire),
             state::RDMA | state::DEMOTED
         );
-        let there = ring.tail().wrapping_sub(dir.head.load(Ordering::Relaxed));
+        let there = tail(ring, &dir).wrapping_sub(dir.head.load(Ordering::Relaxed));
         (is_rdma && before + there > 0).then_some(before + there)
     }
 }
@@ -645,8 +644,17 @@ impl Link {
 }
 
 fn has_data(ring: Option<&Ring>, link: &Link) -> bool {
-    let head = link.page.dir(1 - link.side).head.load(Ordering::Relaxed);
-    ring.is_some_and(|ring| ring.tail() != head)
+    let dir = link.page.dir(1 - link.side);
+    ring.is_some_and(|ring| tail(ring, &dir) != dir.head.load(Ordering::Relaxed))
+}
+
+/// How much has come by RDMA. A direction that was demoted gets no more, and its ring may be another connection's by now.
+fn tail(ring: &Ring, dir: &Dir<'_>) -> u64 {
+    if dir.state.load(Ordering::Acquire) == state::DEMOTED {
+        dir.sent.load(Ordering::Acquire)
+    } else {
+        ring.tail()
+    }
 }
 
 fn from_error(err: &io::Error) -> Got {
