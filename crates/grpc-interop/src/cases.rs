@@ -1,0 +1,275 @@
+//! The cases of the suite's clients.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataValue;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status};
+
+use crate::messages::{
+    EchoStatus, Empty, Payload, ResponseParameters, SimpleRequest, StreamingInputCallRequest,
+    StreamingOutputCallRequest,
+};
+use crate::rpc::test::test_service_client::TestServiceClient;
+use crate::rpc::unimplemented::unimplemented_service_client::UnimplementedServiceClient;
+use crate::service::{ECHO_INITIAL, ECHO_TRAILING, MAX_MESSAGE_BYTES};
+
+/// A client of the service.
+pub type Client = TestServiceClient<Channel>;
+
+/// Why a case fails.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+type Done = Result<(), Failure>;
+
+const REQUESTS: [usize; 4] = [27182, 8, 1828, 45904];
+const RESPONSES: [i32; 4] = [31415, 9, 2653, 58979];
+
+/// A client that takes messages as long as the service sends.
+pub fn client(channel: Channel) -> Client {
+    TestServiceClient::new(channel)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES)
+}
+
+/// Runs every case on a channel; the names of those that pass.
+///
+/// # Errors
+/// The first case that fails, with its name.
+pub async fn run(channel: Channel) -> Result<Vec<&'static str>, Failure> {
+    let mut passed = Vec::new();
+    macro_rules! cases {
+        ($($case:ident),* $(,)?) => {$(
+            let name = stringify!($case);
+            $case(&mut client(channel.clone())).await.map_err(|e| format!("{name}: {e}"))?;
+            passed.push(name);
+        )*};
+    }
+    cases!(
+        empty_unary,
+        large_unary,
+        larger_unary,
+        client_streaming,
+        server_streaming,
+        ping_pong,
+        empty_stream,
+        status_code_and_message,
+        special_status_message,
+        custom_metadata,
+        unimplemented_method,
+        deadline,
+        cancel_after_begin,
+        cancel_after_first_response,
+    );
+    let name = "unimplemented_service";
+    unimplemented_service(channel.clone())
+        .await
+        .map_err(|e| format!("{name}: {e}"))?;
+    passed.push(name);
+    Ok(passed)
+}
+
+fn check(holds: bool, what: &str) -> Done {
+    if holds { Ok(()) } else { Err(what.into()) }
+}
+
+fn check_status<T>(result: Result<T, Status>, code: Code, message: Option<&str>) -> Done {
+    match result {
+        Err(status) if status.code() == code => match message {
+            Some(message) if status.message() != message => {
+                Err(format!("the message is {:?}", status.message()).into())
+            }
+            _ => Ok(()),
+        },
+        Err(status) => Err(format!("{status} instead of {code:?}").into()),
+        Ok(_) => Err(format!("it succeeds, and {code:?} was to come").into()),
+    }
+}
+
+async fn empty_unary(client: &mut Client) -> Done {
+    client.empty_call(Empty {}).await?;
+    Ok(())
+}
+
+async fn unary(client: &mut Client, request: usize, response: i32) -> Done {
+    let asks = SimpleRequest {
+        response_size: response,
+        payload: Some(Payload::zeros(request)),
+        ..SimpleRequest::default()
+    };
+    let got = client.unary_call(asks).await?.into_inner();
+    let body = got.payload.unwrap_or_default().body;
+    check(i32::try_from(body.len()) == Ok(response), "a wrong length")?;
+    check(body.iter().all(|&b| b == 0), "bytes that are not 0")
+}
+
+async fn large_unary(client: &mut Client) -> Done {
+    unary(client, 271_828, 314_159).await
+}
+
+/// Not of the suite: beyond every window of HTTP/2 and of the stream.
+async fn larger_unary(client: &mut Client) -> Done {
+    unary(client, 8 << 20, 8 << 20).await
+}
+
+async fn client_streaming(client: &mut Client) -> Done {
+    let requests = REQUESTS.map(|len| StreamingInputCallRequest {
+        payload: Some(Payload::zeros(len)),
+    });
+    let got = client
+        .streaming_input_call(tokio_stream::iter(requests))
+        .await?;
+    let total = got.into_inner().aggregated_payload_size;
+    check(total == 74922, "a wrong total")
+}
+
+fn wanted(size: i32) -> ResponseParameters {
+    ResponseParameters {
+        size,
+        interval_us: 0,
+    }
+}
+
+async fn server_streaming(client: &mut Client) -> Done {
+    let asks = StreamingOutputCallRequest {
+        response_parameters: RESPONSES.map(wanted).to_vec(),
+        ..StreamingOutputCallRequest::default()
+    };
+    let mut responses = client.streaming_output_call(asks).await?.into_inner();
+    for size in RESPONSES {
+        let got = responses.message().await?.ok_or("a response is missing")?;
+        let len = got.payload.unwrap_or_default().body.len();
+        check(i32::try_from(len) == Ok(size), "a wrong length")?;
+    }
+    check(responses.message().await?.is_none(), "too many responses")
+}
+
+fn ping(request: usize, response: i32) -> StreamingOutputCallRequest {
+    StreamingOutputCallRequest {
+        response_parameters: vec![wanted(response)],
+        payload: Some(Payload::zeros(request)),
+        ..StreamingOutputCallRequest::default()
+    }
+}
+
+async fn ping_pong(client: &mut Client) -> Done {
+    let (to, requests) = mpsc::channel(1);
+    let call = client.full_duplex_call(ReceiverStream::new(requests));
+    to.send(ping(REQUESTS[0], RESPONSES[0])).await?;
+    let mut responses = call.await?.into_inner();
+    for i in 0..4 {
+        let got = responses.message().await?.ok_or("a response is missing")?;
+        let len = got.payload.unwrap_or_default().body.len();
+        check(i32::try_from(len) == Ok(RESPONSES[i]), "a wrong length")?;
+        if let (Some(&request), Some(&response)) = (REQUESTS.get(i + 1), RESPONSES.get(i + 1)) {
+            to.send(ping(request, response)).await?;
+        }
+    }
+    drop(to);
+    check(responses.message().await?.is_none(), "too many responses")
+}
+
+async fn empty_stream(client: &mut Client) -> Done {
+    let call = client.full_duplex_call(tokio_stream::empty());
+    let mut responses = call.await?.into_inner();
+    check(responses.message().await?.is_none(), "a response")
+}
+
+async fn status_of(client: &mut Client, message: &str) -> Done {
+    let status = Some(EchoStatus {
+        code: 2,
+        message: message.to_owned(),
+    });
+    let asks = SimpleRequest {
+        response_status: status.clone(),
+        ..SimpleRequest::default()
+    };
+    let unary = client.unary_call(asks).await;
+    check_status(unary, Code::Unknown, Some(message))?;
+    let asks = StreamingOutputCallRequest {
+        response_status: status,
+        ..StreamingOutputCallRequest::default()
+    };
+    let call = client.full_duplex_call(tokio_stream::iter([asks]));
+    let mut responses = call.await?.into_inner();
+    let end = responses.message().await;
+    check_status(end, Code::Unknown, Some(message))
+}
+
+async fn status_code_and_message(client: &mut Client) -> Done {
+    status_of(client, "test status message").await
+}
+
+async fn special_status_message(client: &mut Client) -> Done {
+    status_of(
+        client,
+        "\t\ntest with whitespace\r\nand Unicode BMP ☺ and non-BMP 😈\t\n",
+    )
+    .await
+}
+
+async fn custom_metadata(client: &mut Client) -> Done {
+    let initial = MetadataValue::from_static("test_initial_metadata_value");
+    let trailing = MetadataValue::from_bytes(&[0xab; 3]);
+    let mut asks = Request::new(tokio_stream::iter([ping(1, 1)]));
+    asks.metadata_mut().insert(ECHO_INITIAL, initial.clone());
+    asks.metadata_mut()
+        .insert_bin(ECHO_TRAILING, trailing.clone());
+    let response = client.full_duplex_call(asks).await?;
+    let got = response.metadata().get(ECHO_INITIAL);
+    check(got == Some(&initial), "no initial metadata")?;
+    let mut responses = response.into_inner();
+    while responses.message().await?.is_some() {}
+    let trailers = responses.trailers().await?.unwrap_or_default();
+    let got = trailers.get_bin(ECHO_TRAILING);
+    check(got == Some(&trailing), "no trailing metadata")
+}
+
+async fn unimplemented_method(client: &mut Client) -> Done {
+    let called = client.unimplemented_call(Empty {}).await;
+    check_status(called, Code::Unimplemented, None)
+}
+
+async fn unimplemented_service(channel: Channel) -> Done {
+    let mut client = UnimplementedServiceClient::new(channel);
+    let called = client.unimplemented_call(Empty {}).await;
+    check_status(called, Code::Unimplemented, None)
+}
+
+/// Not of the suite, whose case sets a deadline for a stream: tonic's ends with the first response. Here the server waits for
+/// requests that do not come.
+async fn deadline(client: &mut Client) -> Done {
+    let (to, requests) = mpsc::channel::<StreamingInputCallRequest>(1);
+    let mut asks = Request::new(ReceiverStream::new(requests));
+    asks.set_timeout(Duration::from_millis(10));
+    let ended = client.streaming_input_call(asks).await;
+    drop(to);
+    // The timer of either side may be the one that ends the call, and tonic's says "cancelled".
+    match ended {
+        Err(s) if matches!(s.code(), Code::DeadlineExceeded | Code::Cancelled) => Ok(()),
+        other => check_status(other, Code::DeadlineExceeded, None),
+    }
+}
+
+async fn cancel_after_begin(client: &mut Client) -> Done {
+    let (to, requests) = mpsc::channel::<StreamingInputCallRequest>(1);
+    let call = client.streaming_input_call(ReceiverStream::new(requests));
+    // Dropped before any request: the server sees a cancelled call, and the connection is fine.
+    let ended = tokio::time::timeout(Duration::from_millis(20), call).await;
+    check(ended.is_err(), "a response to an unfinished stream")?;
+    drop(to);
+    empty_unary(client).await
+}
+
+async fn cancel_after_first_response(client: &mut Client) -> Done {
+    let (to, requests) = mpsc::channel(1);
+    to.send(ping(REQUESTS[0], RESPONSES[0])).await?;
+    let call = client.full_duplex_call(ReceiverStream::new(requests));
+    let mut responses = call.await?.into_inner();
+    responses.message().await?.ok_or("no first response")?;
+    drop(responses);
+    drop(to);
+    empty_unary(client).await
+}

@@ -1,0 +1,67 @@
+//! The suite over TCP, over the stream by RDMA, and where a stream falls back.
+
+use std::future::Future;
+use std::time::Duration;
+
+use grpc_interop::{cases, server};
+use stream::tonic::{Connect, Incoming};
+use stream::{Config, Connector, Listener, Policy};
+use tokio::sync::oneshot;
+use tonic::transport::{Endpoint, Server};
+
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        tokio::time::timeout(Duration::from_secs(100), test)
+            .await
+            .expect("the test hangs");
+    });
+}
+
+/// Every case over a client and a server with these policies.
+async fn all(client: Policy, of_server: Policy) {
+    let with = |policy| Config {
+        policy,
+        ..Config::default()
+    };
+    let any = "127.0.0.1:0".parse().expect("an address");
+    let listener = Listener::with_config(any, with(of_server)).await;
+    let listener = listener.expect("listens");
+    let address = listener.local_addr().expect("an address");
+    let (stop, stopped) = oneshot::channel::<()>();
+    let serving = tokio::spawn(
+        Server::builder()
+            .add_service(server())
+            .serve_with_incoming_shutdown(Incoming::new(listener), async {
+                let _ = stopped.await;
+            }),
+    );
+    let connector = Connector::new(with(client)).expect("a device");
+    let channel = Endpoint::from_shared(format!("http://{address}"))
+        .expect("a URI")
+        .connect_with_connector(Connect::new(connector))
+        .await
+        .expect("connects");
+    let passed = cases::run(channel.clone()).await.expect("every case");
+    assert_eq!(passed.len(), 15);
+    drop(channel);
+    stop.send(()).expect("the server runs");
+    serving.await.expect("the server").expect("ends well");
+}
+
+#[test]
+fn the_cases_pass_over_rdma() {
+    run(all(Policy::RdmaOnly, Policy::RdmaOnly));
+}
+
+#[test]
+fn the_cases_pass_where_a_side_has_tcp_only() {
+    run(async {
+        all(Policy::TcpOnly, Policy::FallBack).await;
+        all(Policy::FallBack, Policy::TcpOnly).await;
+    });
+}

@@ -1,0 +1,120 @@
+//! Making streams: the client's handshake.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::error::SetupError;
+use crate::handshake::{Answer, Client, HandshakeError, ack};
+use crate::nic::{Config, Policy, Setup};
+use crate::rdma::Rdma;
+use crate::stream::Stream;
+
+/// Makes streams to servers. Clones share the device and its pool.
+#[derive(Debug, Clone)]
+pub struct Connector {
+    setup: Arc<Setup>,
+}
+
+impl Connector {
+    /// A connector with a device of its own.
+    ///
+    /// # Errors
+    /// A value of the configuration is wrong, or the device cannot be opened and RDMA is required.
+    pub fn new(config: Config) -> Result<Self, SetupError> {
+        Ok(Self {
+            setup: Arc::new(Setup::new(config)?),
+        })
+    }
+
+    /// The default connector of the process: the software NIC, or TCP where a server has no RDMA.
+    ///
+    /// # Errors
+    /// The device cannot be opened.
+    pub fn shared() -> io::Result<Self> {
+        static SHARED: OnceLock<Connector> = OnceLock::new();
+        if let Some(shared) = SHARED.get() {
+            return Ok(shared.clone());
+        }
+        let new = Self::new(Config::default())?;
+        Ok(SHARED.get_or_init(|| new).clone())
+    }
+
+    /// Connects to a server: TCP first, then the handshake. A server that speaks another protocol is connected to once more
+    /// by plain TCP, unless RDMA is required.
+    ///
+    /// # Errors
+    /// Nobody listens there, the handshake fails, or RDMA is required and not there.
+    pub async fn connect(&self, address: SocketAddr) -> io::Result<Stream> {
+        let config = &self.setup.config;
+        let Some(nic) = &self.setup.nic else {
+            return Ok(Stream::tcp(connect_tcp(address).await?, Vec::new()));
+        };
+        let prepared = nic.prepare()?;
+        let tcp = connect_tcp(address).await?;
+        let shaking = shake(tcp, prepared, &self.setup, address);
+        let shaken = tokio::time::timeout(config.handshake_timeout, shaking).await;
+        match shaken.unwrap_or(Err(SetupError::TimedOut(address))) {
+            Err(SetupError::Handshake(HandshakeError::Magic(_)))
+                if config.policy == Policy::FallBack =>
+            {
+                tracing::debug!(%address, "no hello from the server: plain TCP");
+                Ok(Stream::tcp(connect_tcp(address).await?, Vec::new()))
+            }
+            other => Ok(other?),
+        }
+    }
+}
+
+async fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
+    let tcp = TcpStream::connect(address).await?;
+    tcp.set_nodelay(true)?;
+    Ok(tcp)
+}
+
+async fn shake(
+    mut tcp: TcpStream,
+    prepared: crate::nic::Prepared,
+    setup: &Setup,
+    address: SocketAddr,
+) -> Result<Stream, SetupError> {
+    let (mut client, hello) = Client::new(setup.config.version, &prepared.hello());
+    tcp.write_all(&hello).await?;
+    let answer = loop {
+        let bytes = read_some(&mut tcp, client.wants()).await?;
+        if let Some(answer) = client.receive(&bytes)? {
+            break answer;
+        }
+    };
+    // Connected before the acknowledgement: the server may send from then on.
+    let connected = match answer {
+        Answer::Rdma(hello) => prepared
+            .connect(&hello)
+            .inspect_err(|why| tracing::warn!(%why, %address, "the stream goes by TCP"))
+            .ok(),
+        Answer::Tcp => None,
+    };
+    tcp.write_all(&ack(connected.is_some())).await?;
+    match connected {
+        Some(connection) => Ok(Stream::rdma(Rdma::new(tcp, connection, setup.config.spin)?)),
+        None if setup.config.policy == Policy::RdmaOnly => Err(SetupError::TcpOnly(address)),
+        None => Ok(Stream::tcp(tcp, Vec::new())),
+    }
+}
+
+/// Reads the next bytes of a handshake, `wants` at most.
+pub(crate) async fn read_some(tcp: &mut TcpStream, wants: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; wants];
+    let read = tcp.read(&mut bytes).await?;
+    if read == 0 {
+        return Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "the peer has closed the connection in the handshake",
+        ));
+    }
+    bytes.truncate(read);
+    Ok(bytes)
+}

@@ -1,0 +1,151 @@
+//! The server's side.
+
+use super::hello::{Hello, Progress, Said, Version, parse};
+use super::{HandshakeError, MAGIC_BYTES, v2, v3};
+
+/// The server's side: it reads the client's hello, [answers](Self::answer), and reads the acknowledgement.
+#[derive(Debug, Default)]
+pub struct Server {
+    state: State,
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Not four bytes yet.
+    #[default]
+    Magic,
+    Hello {
+        version: Version,
+        wants: usize,
+    },
+    /// The hello is complete.
+    Answering(Version),
+    Ack {
+        offered: bool,
+    },
+}
+
+/// What a client said first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// Something else: these bytes belong to the protocol that the client speaks over plain TCP.
+    Plain(Vec<u8>),
+    /// It can use RDMA: connect a queue pair to this one, then [answer](Server::answer).
+    Rdma(Hello),
+    /// It says hello in a way that this side cannot serve by RDMA: [decline](Server::answer).
+    Tcp,
+}
+
+impl Server {
+    /// A server that has read nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many bytes to read at most before the next [`receive`](Self::receive) or [`receive_ack`](Self::receive_ack).
+    pub fn wants(&self) -> usize {
+        match self.state {
+            State::Magic | State::Ack { .. } => MAGIC_BYTES - self.bytes.len(),
+            State::Hello { wants, .. } => wants,
+            State::Answering(_) => 0,
+        }
+    }
+
+    /// Takes bytes from the client, [`wants`](Self::wants) at most at a time; the request once it is complete. Nothing more
+    /// may be taken then before the [answer](Self::answer).
+    ///
+    /// # Errors
+    /// A hello that cannot be understood.
+    pub fn receive(&mut self, bytes: &[u8]) -> Result<Option<Request>, HandshakeError> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(self.wants().min(rest.len()));
+            self.bytes.extend_from_slice(now);
+            rest = later;
+            let version = match &mut self.state {
+                State::Magic => match self.magic() {
+                    Magic::Other => {
+                        self.bytes.extend_from_slice(rest);
+                        return Ok(Some(Request::Plain(std::mem::take(&mut self.bytes))));
+                    }
+                    Magic::Short => continue,
+                    Magic::Is(version) => version,
+                },
+                State::Hello { version, wants } => {
+                    *wants -= now.len();
+                    if *wants > 0 {
+                        break;
+                    }
+                    *version
+                }
+                State::Answering(_) | State::Ack { .. } => break,
+            };
+            match parse(version, &self.bytes)? {
+                Progress::Wants(wants) => self.state = State::Hello { version, wants },
+                Progress::Done(said) => {
+                    self.state = State::Answering(version);
+                    self.bytes.clear();
+                    return Ok(Some(match said {
+                        Said::Rdma(hello) => Request::Rdma(hello),
+                        Said::Declined => Request::Tcp,
+                    }));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn magic(&self) -> Magic {
+        for version in [Version::V2, Version::V3] {
+            if self.bytes == version.magic() {
+                return Magic::Is(version);
+            }
+        }
+        let begins = |version: Version| version.magic().starts_with(&self.bytes);
+        if begins(Version::V2) || begins(Version::V3) {
+            Magic::Short
+        } else {
+            Magic::Other
+        }
+    }
+
+    /// The bytes of the answer: with a hello the server offers RDMA, and its queue pair must be ready; without one it
+    /// declines.
+    pub fn answer(&mut self, own: Option<&Hello>) -> Vec<u8> {
+        let version = match self.state {
+            State::Answering(version) => version,
+            _ => Version::V2,
+        };
+        self.state = State::Ack {
+            offered: own.is_some(),
+        };
+        match (version, own) {
+            (Version::V2, own) => v2::encode(own),
+            (Version::V3, own) => v3::encode(own.unwrap_or(&Hello::DECLINED)),
+        }
+    }
+
+    /// Takes bytes of the acknowledgement; once it is complete, whether RDMA is used from here on.
+    ///
+    /// # Errors
+    /// The client wants RDMA after the server has declined.
+    pub fn receive_ack(&mut self, bytes: &[u8]) -> Result<Option<bool>, HandshakeError> {
+        self.bytes.extend_from_slice(bytes);
+        let Some(ack) = self.bytes.first_chunk() else {
+            return Ok(None);
+        };
+        let wanted = u32::from_be_bytes(*ack) & 1 == 1;
+        match self.state {
+            State::Ack { offered: true } => Ok(Some(wanted)),
+            _ if wanted => Err(HandshakeError::AckAfterDecline),
+            _ => Ok(Some(false)),
+        }
+    }
+}
+
+enum Magic {
+    Short,
+    Is(Version),
+    Other,
+}

@@ -1,0 +1,207 @@
+//! Hellos byte by byte, and both sides together. The bytes were written down from the protocol, not printed by this code.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 7];
+
+const HELLO: Hello = Hello {
+    block_bytes: 8192,
+    sq_size: 128,
+    rq_size: 256,
+    lid: 5,
+    gid: GID,
+    qpn: 0x0001_2345,
+};
+
+/// Version 2, as a capture would show it.
+const V2: [u8; 40] = [
+    b'R', b'D', b'M', b'A', // magic
+    0, 40, // msg_len
+    0, 2, // hello_ver
+    0, 1, // impl_ver
+    0, 0, 0x20, 0, // block_size
+    0, 128, // sq_size
+    1, 0, // rq_size
+    0, 5, // lid
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 7, // gid
+    0, 1, 0x23, 0x45, // qpn
+];
+
+/// Version 3.
+const V3: [u8; 45] = [
+    b'R', b'D', b'M', b'3', // magic
+    0, 0, 0, 37, // size
+    0x08, 0x80, 0x40, // 1: block_size
+    0x10, 0x80, 0x01, // 2: sq_size
+    0x18, 0x80, 0x02, // 3: rq_size
+    0x20, 0x05, // 4: lid
+    0x2a, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 7, // 5: gid
+    0x30, 0xc5, 0xc6, 0x04, // 6: qp_num
+    0x3a, 2, 0x08, 0x01, // 7: ece { vendor_id: 1 }, which this side skips
+];
+
+/// Everything is given to the server byte by byte.
+fn request(bytes: &[u8]) -> Result<Option<Request>, HandshakeError> {
+    let mut server = Server::new();
+    let mut last = None;
+    for byte in bytes {
+        assert!(last.is_none(), "the request was complete before its end");
+        last = server.receive(&[*byte])?;
+    }
+    Ok(last)
+}
+
+#[test]
+fn hellos_are_the_bytes_that_the_protocol_has() {
+    assert_eq!(HELLO.encode(Version::V2), V2);
+    let own = HELLO.encode(Version::V3);
+    assert_eq!(own[8..], V3[8..41], "all but the optional field");
+    assert_eq!(own[..8], *b"RDM3\0\0\0\x21");
+    assert_eq!(request(&V2), Ok(Some(Request::Rdma(HELLO))));
+    assert_eq!(request(&V3), Ok(Some(Request::Rdma(HELLO))));
+}
+
+#[test]
+fn a_longer_hello_of_version_2_is_read_to_its_end() {
+    let mut bytes = V2.to_vec();
+    bytes[5] = 44;
+    bytes.extend_from_slice(b"more");
+    assert_eq!(request(&bytes), Ok(Some(Request::Rdma(HELLO))));
+}
+
+#[test]
+fn wrong_hellos_are_refused_and_other_versions_declined() {
+    let with = |at: usize, bytes: &[u8]| {
+        let mut hello = V2;
+        hello[at..at + bytes.len()].copy_from_slice(bytes);
+        hello
+    };
+    assert_eq!(request(&with(6, &[0, 3])), Ok(Some(Request::Tcp)));
+    assert_eq!(request(&with(8, &[0, 2])), Ok(Some(Request::Tcp)));
+    let field = |name: &str, said: Result<Option<Request>, HandshakeError>| match said {
+        Err(HandshakeError::Field { field, .. }) => assert_eq!(field, name),
+        other => panic!("{name}: {other:?}"),
+    };
+    field("block_size", request(&with(10, &[0, 0, 3, 255])));
+    field("sq_size", request(&with(14, &[0, 15])));
+    field("rq_size", request(&with(16, &[0, 15])));
+    field("qp_num", request(&with(36, &[1, 0, 0, 0])));
+    let short = Server::new().receive(&with(4, &[0, 39])[..6]);
+    assert!(matches!(short, Err(HandshakeError::Length { len: 39, .. })));
+    let long = Server::new().receive(&with(4, &[0x10, 1])[..6]);
+    assert!(matches!(
+        long,
+        Err(HandshakeError::Length { len: 4097, .. })
+    ));
+}
+
+#[test]
+fn wrong_messages_of_version_3_are_refused() {
+    let with = |message: &[u8]| {
+        let mut bytes = b"RDM3\0\0".to_vec();
+        bytes.extend_from_slice(&u16::try_from(message.len()).expect("short").to_be_bytes());
+        bytes.extend_from_slice(message);
+        request(&bytes)
+    };
+    assert_eq!(with(&V3[8..41]), Ok(Some(Request::Rdma(HELLO))));
+    assert_eq!(
+        with(&V3[8..37]),
+        Err(HandshakeError::Missing("qp_num")),
+        "without the last field"
+    );
+    assert!(matches!(with(&V3[8..36]), Err(HandshakeError::Message(_))));
+    let mut sizes = V3[8..41].to_vec();
+    sizes.splice(3..6, [0x10, 0x80, 0x80, 0x04]); // sq_size = 65536
+    assert!(matches!(
+        with(&sizes),
+        Err(HandshakeError::Field {
+            field: "sq_size",
+            value: 65536,
+            ..
+        })
+    ));
+    let empty = Server::new().receive(b"RDM3\0\0\0\0");
+    assert!(matches!(empty, Err(HandshakeError::Length { len: 0, .. })));
+    let long = Server::new().receive(b"RDM3\0\0\x20\x01");
+    assert!(matches!(
+        long,
+        Err(HandshakeError::Length { len: 8193, .. })
+    ));
+}
+
+#[test]
+fn clients_of_other_protocols_lose_no_byte() {
+    let mut server = Server::new();
+    assert_eq!(server.receive(b"R"), Ok(None));
+    assert_eq!(
+        server.receive(b"PC"),
+        Ok(Some(Request::Plain(b"RPC".to_vec())))
+    );
+    let http = Server::new().receive(b"PRI * HTTP/2.0\r\n");
+    assert_eq!(
+        http,
+        Ok(Some(Request::Plain(b"PRI * HTTP/2.0\r\n".to_vec())))
+    );
+}
+
+#[test]
+fn declining_and_acknowledging() {
+    for version in [Version::V2, Version::V3] {
+        let (mut client, hello) = Client::new(version, &HELLO);
+        let mut server = Server::new();
+        assert_eq!(server.receive(&hello), Ok(Some(Request::Rdma(HELLO))));
+        assert_eq!(server.wants(), 0);
+        let answer = server.answer(None);
+        assert_eq!(client.receive(&answer), Ok(Some(Answer::Tcp)));
+        assert_eq!(server.receive_ack(&ack(false)[..3]), Ok(None));
+        assert_eq!(server.wants(), 1);
+        assert_eq!(server.receive_ack(&ack(false)[3..]), Ok(Some(false)));
+    }
+    let mut server = Server::new();
+    let _ = server.receive(&V2);
+    assert_eq!(server.answer(None), {
+        let mut declined = [0; 40];
+        declined[..6].copy_from_slice(b"RDMA\0\x28");
+        declined
+    });
+    assert_eq!(
+        server.receive_ack(&ack(true)),
+        Err(HandshakeError::AckAfterDecline)
+    );
+}
+
+#[test]
+fn a_server_of_another_protocol_is_named() {
+    let (mut client, _) = Client::new(Version::V2, &HELLO);
+    let said = client.receive(b"HTTP").expect_err("no hello");
+    assert!(said.to_string().contains("\"HTTP\""), "{said}");
+}
+
+proptest! {
+    /// Both sides, whatever the cuts.
+    #[test]
+    fn any_hello_arrives_in_any_pieces(
+        sizes in (1024u32.., 16u16.., 16u16.., any::<u16>(), any::<[u8; 16]>(), 1u32..1 << 24),
+        v3 in any::<bool>(),
+        cut in 1usize..9,
+    ) {
+        let (block_bytes, sq_size, rq_size, lid, gid, qpn) = sizes;
+        let hello = Hello { block_bytes, sq_size, rq_size, lid, gid, qpn };
+        let version = if v3 { Version::V3 } else { Version::V2 };
+        let (mut client, bytes) = Client::new(version, &hello);
+        let mut server = Server::new();
+        let mut said = None;
+        for part in bytes.chunks(cut) {
+            said = server.receive(part).expect("a good hello");
+        }
+        prop_assert_eq!(said, Some(Request::Rdma(hello)));
+        let mut said = None;
+        for part in server.answer(Some(&hello)).chunks(cut) {
+            said = client.receive(part).expect("a good hello");
+        }
+        prop_assert_eq!(said, Some(Answer::Rdma(hello)));
+        prop_assert_eq!(server.receive_ack(&ack(true)), Ok(Some(true)));
+    }
+}

@@ -1,0 +1,78 @@
+//! The second version: a structure of 40 bytes.
+
+use super::hello::{Hello, Progress, Said, Version};
+use super::{HandshakeError, MAGIC_BYTES};
+
+/// Bytes of a hello.
+const HELLO_BYTES: usize = 40;
+/// A later client may say more than this side knows; so much of it is read and forgotten.
+const MOST_BYTES: u32 = 4096;
+const HELLO_VERSION: u16 = 2;
+const IMPL_VERSION: u16 = 1;
+
+/// The bytes of a hello; without one, of the answer that declines.
+pub(super) fn encode(hello: Option<&Hello>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(HELLO_BYTES);
+    let (hello_version, impl_version) = match hello {
+        Some(_) => (HELLO_VERSION, IMPL_VERSION),
+        None => (0, 0),
+    };
+    let hello = hello.unwrap_or(&Hello::DECLINED);
+    out.extend_from_slice(Version::V2.magic());
+    out.extend_from_slice(&40u16.to_be_bytes());
+    out.extend_from_slice(&hello_version.to_be_bytes());
+    out.extend_from_slice(&impl_version.to_be_bytes());
+    out.extend_from_slice(&hello.block_bytes.to_be_bytes());
+    out.extend_from_slice(&hello.sq_size.to_be_bytes());
+    out.extend_from_slice(&hello.rq_size.to_be_bytes());
+    out.extend_from_slice(&hello.lid.to_be_bytes());
+    out.extend_from_slice(&hello.gid);
+    out.extend_from_slice(&hello.qpn.to_be_bytes());
+    out
+}
+
+/// Reads what has come.
+pub(super) fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
+    const LEN: usize = MAGIC_BYTES + 2;
+    if bytes.len() < LEN {
+        return Ok(Progress::Wants(LEN - bytes.len()));
+    }
+    let mut rest = &bytes[MAGIC_BYTES..];
+    let len = u16::from_be_bytes(take(&mut rest));
+    if !(40..=MOST_BYTES).contains(&len.into()) {
+        return Err(HandshakeError::Length {
+            version: Version::V2,
+            len: len.into(),
+            min: 40,
+            max: MOST_BYTES,
+        });
+    }
+    if bytes.len() < usize::from(len) {
+        return Ok(Progress::Wants(usize::from(len) - bytes.len()));
+    }
+    let versions: [u16; 2] = [
+        u16::from_be_bytes(take(&mut rest)),
+        u16::from_be_bytes(take(&mut rest)),
+    ];
+    if versions != [HELLO_VERSION, IMPL_VERSION] {
+        return Ok(Progress::Done(Said::Declined));
+    }
+    let hello = Hello {
+        block_bytes: u32::from_be_bytes(take(&mut rest)),
+        sq_size: u16::from_be_bytes(take(&mut rest)),
+        rq_size: u16::from_be_bytes(take(&mut rest)),
+        lid: u16::from_be_bytes(take(&mut rest)),
+        gid: take(&mut rest),
+        qpn: u32::from_be_bytes(take(&mut rest)),
+    };
+    hello
+        .checked()
+        .map(|hello| Progress::Done(Said::Rdma(hello)))
+}
+
+/// The next bytes, of which there are enough.
+fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
+    let (first, after) = rest.split_first_chunk().expect("the length was checked");
+    *rest = after;
+    *first
+}

@@ -1,0 +1,63 @@
+//! Byte streams by brpc's RDMA protocol.
+//!
+//! A client connects by TCP, and both sides agree on RDMA on that connection, or stay with TCP where one of them cannot. From
+//! then on bytes go as SENDs with immediate into blocks that the peer has posted; the immediates carry the credits of flow
+//! control. The TCP connection stays open and silent, and its end is the stream's.
+//!
+//! - [`handshake`], [`window`]: the protocol, pure.
+//! - [`Stream`], [`Connector`], [`Listener`]: for tokio, with `AsyncRead` and `AsyncWrite`.
+#![cfg_attr(
+    feature = "tonic",
+    doc = "- [`tonic`]: what a gRPC client or server needs to use them."
+)]
+//!
+//! ```
+//! use stream::{Listener, Stream};
+//! use tokio::io::{AsyncReadExt, AsyncWriteExt};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> std::io::Result<()> {
+//! let mut listener = Listener::bind("127.0.0.1:0".parse().unwrap()).await?;
+//! let address = listener.local_addr()?;
+//! let client = tokio::spawn(async move {
+//!     let mut stream = Stream::connect(address).await?;
+//!     stream.write_all(b"hello").await?;
+//!     stream.shutdown().await
+//! });
+//! let mut stream = listener.accept().await?;
+//! assert!(stream.is_rdma());
+//! let mut got = Vec::new();
+//! stream.read_to_end(&mut got).await?;
+//! assert_eq!(got, b"hello");
+//! client.await.unwrap()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Source: `brpc:src/brpc/rdma/`.
+
+#![deny(unsafe_code)]
+
+mod connection;
+mod connector;
+mod error;
+mod gather;
+pub mod handshake;
+mod listener;
+mod nic;
+#[allow(unsafe_code)]
+mod pool;
+mod rdma;
+#[allow(unsafe_code)]
+mod reactor;
+mod stream;
+#[cfg(feature = "tonic")]
+pub mod tonic;
+pub mod window;
+
+pub use connector::Connector;
+pub use error::{SetupError, StreamError};
+pub use listener::Listener;
+pub use nic::{Config, Policy};
+pub use pool::{BLOCK_BYTES, Block, Pool};
+pub use stream::Stream;

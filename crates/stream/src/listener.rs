@@ -1,0 +1,146 @@
+//! Taking streams from clients: the server's handshake.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use crate::connector::read_some;
+use crate::error::SetupError;
+use crate::handshake::{Request, Server};
+use crate::nic::{Config, Policy, Setup};
+use crate::rdma::Rdma;
+use crate::stream::Stream;
+
+/// Handshakes that are under way at once.
+const HANDSHAKES: usize = 1024;
+
+/// Takes connections on a TCP port, by RDMA and by plain TCP alike.
+///
+/// The first bytes of a client say which it is, so clients must speak first, as those of HTTP, gRPC and Redis do. One that
+/// says nothing within [`handshake_timeout`](Config::handshake_timeout) is disconnected.
+#[derive(Debug)]
+pub struct Listener {
+    tcp: TcpListener,
+    setup: Arc<Setup>,
+    /// A slow client keeps nobody waiting.
+    shaking: JoinSet<Result<Stream, SetupError>>,
+}
+
+impl Listener {
+    /// Listens at `address` on the software NIC, with the defaults of [`Config`].
+    ///
+    /// # Errors
+    /// The address cannot be used, or the device cannot be opened.
+    pub async fn bind(address: SocketAddr) -> io::Result<Self> {
+        Self::with_config(address, Config::default()).await
+    }
+
+    /// Listens at `address`.
+    ///
+    /// # Errors
+    /// The address cannot be used, a value of the configuration is wrong, or the device cannot be opened and RDMA is required.
+    pub async fn with_config(address: SocketAddr, config: Config) -> io::Result<Self> {
+        let setup = Setup::new(config)?;
+        Ok(Self {
+            tcp: TcpListener::bind(address).await?,
+            setup: Arc::new(setup),
+            shaking: JoinSet::new(),
+        })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// The system does not tell it.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.tcp.local_addr()
+    }
+
+    /// The next stream whose handshake is complete. Clients that fail theirs are disconnected, and the log says why.
+    ///
+    /// # Errors
+    /// The system takes no more connections, for example for want of descriptors; the listener can be used further.
+    pub async fn accept(&mut self) -> io::Result<Stream> {
+        std::future::poll_fn(|cx| self.poll_accept(cx)).await
+    }
+
+    /// The same for a task.
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept).
+    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Stream>> {
+        loop {
+            if let Poll::Ready(Some(shaken)) = self.shaking.poll_join_next(cx) {
+                match shaken {
+                    Ok(Ok(stream)) => return Poll::Ready(Ok(stream)),
+                    Ok(Err(why)) => tracing::info!(%why, "a client is disconnected"),
+                    Err(why) => tracing::error!(%why, "a handshake was given up"),
+                }
+                continue;
+            }
+            if self.shaking.len() >= HANDSHAKES {
+                return Poll::Pending;
+            }
+            let (tcp, client) = ready!(self.tcp.poll_accept(cx))?;
+            let setup = Arc::clone(&self.setup);
+            self.shaking.spawn(async move {
+                let limit = setup.config.handshake_timeout;
+                let shaken = tokio::time::timeout(limit, shake(tcp, &setup, client)).await;
+                shaken.unwrap_or(Err(SetupError::TimedOut(client)))
+            });
+        }
+    }
+}
+
+async fn shake(
+    mut tcp: TcpStream,
+    setup: &Setup,
+    client: SocketAddr,
+) -> Result<Stream, SetupError> {
+    tcp.set_nodelay(true)?;
+    let mut server = Server::new();
+    let request = loop {
+        let bytes = read_some(&mut tcp, server.wants()).await?;
+        if let Some(request) = server.receive(&bytes)? {
+            break request;
+        }
+    };
+    let required = setup.config.policy == Policy::RdmaOnly;
+    let hello = match request {
+        Request::Plain(_) if required => return Err(SetupError::TcpOnly(client)),
+        Request::Plain(first) => return Ok(Stream::tcp(tcp, first)),
+        Request::Rdma(hello) => Some(hello),
+        Request::Tcp => None,
+    };
+    // Connected before the answer: the client may send as soon as it has it.
+    let connected = hello.and_then(|hello| {
+        let nic = setup.nic.as_ref()?;
+        let connected = nic.prepare().and_then(|prepared| {
+            let own = prepared.hello();
+            Ok((prepared.connect(&hello)?, own))
+        });
+        connected
+            .inspect_err(|why| tracing::warn!(%why, %client, "a stream goes by TCP"))
+            .ok()
+    });
+    let answer = server.answer(connected.as_ref().map(|(_, own)| own));
+    tcp.write_all(&answer).await?;
+    let wanted = loop {
+        let bytes = read_some(&mut tcp, server.wants()).await?;
+        if let Some(wanted) = server.receive_ack(&bytes)? {
+            break wanted;
+        }
+    };
+    match connected {
+        Some((connection, _)) if wanted => {
+            Ok(Stream::rdma(Rdma::new(tcp, connection, setup.config.spin)?))
+        }
+        _ if required => Err(SetupError::TcpOnly(client)),
+        _ => Ok(Stream::tcp(tcp, Vec::new())),
+    }
+}

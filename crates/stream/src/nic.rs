@@ -1,0 +1,219 @@
+//! The device that streams use, and queue pairs that are ready to be connected.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use verbs::{
+    Access, CompletionChannel, CompletionQueue, Context, Gid, Lid, Mtu, PreparedQp,
+    ProtectionDomain, Psn, QpEndpoint, Qpn, Rc,
+};
+
+use crate::connection::Connection;
+use crate::error::SetupError;
+use crate::handshake::{Hello, Version};
+use crate::pool::{BLOCK_BYTES, Block, Pool};
+use crate::window::Window;
+
+/// Payload up to here is carried by the WR itself.
+pub(crate) const INLINE_BYTES: u32 = 256;
+/// Scatter/gather elements of a message at most.
+const MAX_SGE: u32 = 16;
+
+/// When a stream goes by TCP instead of RDMA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Policy {
+    /// Where one of the sides cannot use RDMA.
+    #[default]
+    FallBack,
+    /// Never: connecting fails instead.
+    RdmaOnly,
+    /// Always: no hello is sent, and offers are declined.
+    TcpOnly,
+}
+
+/// How streams are made.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Bytes of a block, and so of a message to this side: 8,192 unless set; one of [`BLOCK_BYTES`]. A connection has
+    /// [`queue_size`](Self::queue_size) of them posted.
+    pub block_bytes: u32,
+    /// WRs of the send queue and of the receive queue, 16 to 4,096; 128 unless set.
+    pub queue_size: u16,
+    /// The handshake that clients speak; servers understand all.
+    pub version: Version,
+    /// When TCP is used.
+    pub policy: Policy,
+    /// How long the handshake may take, 5 s unless set.
+    pub handshake_timeout: Duration,
+    /// How long a read or write polls before it sleeps on the completion channel; 50 µs unless set.
+    pub spin: Duration,
+    /// Whose NIC: "softnic" unless set, or "system".
+    pub provider: String,
+    /// The device; the provider's first unless set.
+    pub device: Option<String>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            block_bytes: BLOCK_BYTES[0],
+            queue_size: 128,
+            version: Version::V2,
+            policy: Policy::FallBack,
+            handshake_timeout: Duration::from_secs(5),
+            spin: Duration::from_micros(50),
+            provider: "softnic".to_owned(),
+            device: None,
+        }
+    }
+}
+
+impl Config {
+    fn check(&self) -> Result<(), SetupError> {
+        if !BLOCK_BYTES.contains(&self.block_bytes) {
+            return Err(SetupError::BlockBytes(self.block_bytes));
+        }
+        if !(16..=4096).contains(&self.queue_size) {
+            return Err(SetupError::QueueSize(self.queue_size));
+        }
+        Ok(())
+    }
+}
+
+/// An open device with the pool of its streams.
+#[derive(Debug)]
+pub(crate) struct Nic {
+    context: Context,
+    pd: ProtectionDomain,
+    pub(crate) pool: Pool,
+    queue_size: u16,
+    max_sge: u32,
+}
+
+/// What this side's streams are made with: a device, or why there is none.
+#[derive(Debug)]
+pub(crate) struct Setup {
+    pub(crate) config: Config,
+    pub(crate) nic: Option<Nic>,
+}
+
+impl Setup {
+    /// Opens the device; where TCP may be used instead, a missing device is no error.
+    pub(crate) fn new(config: Config) -> Result<Self, SetupError> {
+        config.check()?;
+        let nic = match config.policy {
+            Policy::TcpOnly => None,
+            Policy::RdmaOnly => Some(Nic::open(&config)?),
+            Policy::FallBack => Nic::open(&config)
+                .inspect_err(|why| tracing::warn!(%why, "streams go by TCP"))
+                .ok(),
+        };
+        Ok(Self { config, nic })
+    }
+}
+
+impl Nic {
+    fn open(config: &Config) -> Result<Self, SetupError> {
+        let provider = verbs::Provider::by_name(&config.provider)
+            .map_err(|e| SetupError::Device(e.to_string()))?;
+        let context = provider.device(config.device.as_deref())?.open()?;
+        let pd = context.alloc_pd()?;
+        let pool = Pool::new(&pd, config.block_bytes);
+        let max_sge = context.query_device()?.max_sge.clamp(1, MAX_SGE);
+        Ok(Self {
+            context,
+            pd,
+            pool,
+            queue_size: config.queue_size,
+            max_sge,
+        })
+    }
+
+    /// A queue pair in INIT with all its receives posted.
+    pub(crate) fn prepare(&self) -> Result<Prepared, SetupError> {
+        let channel = self.context.create_comp_channel()?;
+        let flags = fcntl_getfl(&channel).map_err(std::io::Error::from)?;
+        fcntl_setfl(&channel, flags | OFlags::NONBLOCK).map_err(std::io::Error::from)?;
+        let size = u32::from(self.queue_size);
+        let send_cq = self.context.create_cq_with_channel(size, &channel)?;
+        let recv_cq = self.context.create_cq_with_channel(size, &channel)?;
+        let qp = self
+            .pd
+            .qp::<Rc>(&send_cq, &recv_cq)
+            .max_send_wr(size)
+            .max_recv_wr(size)
+            .max_send_sge(self.max_sge)
+            .inline_up_to(INLINE_BYTES)
+            .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+            .psn(Psn(0))
+            .path_mtu(Mtu::Mtu1024)
+            .max_rd_atomic(0)
+            .min_rnr_timer(0)
+            .rnr_retry(0)
+            .build()?;
+        let mut posted = VecDeque::with_capacity(self.queue_size.into());
+        let mut list = qp.recv_list(self.queue_size.into());
+        for _ in 0..self.queue_size {
+            let block = self.pool.block()?;
+            list.recv(block.slice(), 0);
+            posted.push_back(block);
+        }
+        let prepared = Prepared {
+            qp,
+            send_cq,
+            recv_cq,
+            channel,
+            pool: self.pool.clone(),
+            posted,
+            queue_size: self.queue_size,
+            max_sge: self.max_sge as usize,
+        };
+        prepared.qp.post_recv(&mut list)?;
+        Ok(prepared)
+    }
+}
+
+/// A queue pair that is not connected yet.
+pub(crate) struct Prepared {
+    // Before the blocks: the NIC must be done with them when they go back to the pool.
+    pub(crate) qp: PreparedQp<Rc>,
+    pub(crate) send_cq: CompletionQueue,
+    pub(crate) recv_cq: CompletionQueue,
+    pub(crate) channel: CompletionChannel,
+    pub(crate) pool: Pool,
+    pub(crate) posted: VecDeque<Block>,
+    queue_size: u16,
+    pub(crate) max_sge: usize,
+}
+
+impl Prepared {
+    /// What the peer is to know.
+    pub(crate) fn hello(&self) -> Hello {
+        let own = self.qp.endpoint();
+        Hello {
+            block_bytes: u32::try_from(self.pool.block_bytes()).unwrap_or(u32::MAX),
+            sq_size: self.queue_size,
+            rq_size: self.queue_size,
+            lid: own.lid.0,
+            gid: own.gid.0,
+            qpn: own.qpn.0,
+        }
+    }
+
+    /// Takes the queue pair to RTS.
+    pub(crate) fn connect(self, peer: &Hello) -> Result<Connection, SetupError> {
+        let endpoint = QpEndpoint {
+            qpn: Qpn(peer.qpn),
+            psn: Psn(0),
+            lid: Lid(peer.lid),
+            gid: Gid(peer.gid),
+            mtu: Mtu::Mtu1024,
+            qkey: None,
+        };
+        let size = self.queue_size;
+        let window = Window::new(size, size, peer.sq_size, peer.rq_size);
+        let peer_block = usize::try_from(peer.block_bytes).unwrap_or(usize::MAX);
+        Connection::new(self, &endpoint, window, peer_block)
+    }
+}

@@ -1,0 +1,236 @@
+//! The pool of registered blocks that messages are received into and sent from.
+
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use bytes::Bytes;
+use verbs::{Access, MemoryRegion, MrSlice, ProtectionDomain, VerbError};
+
+/// Bytes that are registered at once.
+const SLAB_BYTES: usize = 2 << 20;
+
+/// The sizes that blocks may have, in bytes: brpc's three.
+pub const BLOCK_BYTES: [u32; 3] = [8 << 10, 64 << 10, 2 << 20];
+
+/// A pool of registered blocks of one size. Clones are the same pool.
+///
+/// It grows when it is empty and never shrinks: memory that was registered once is used again.
+#[derive(Clone)]
+pub struct Pool {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    pd: ProtectionDomain,
+    block_bytes: u32,
+    free: Mutex<Vec<Free>>,
+    /// In the order of their addresses. Regions are added only, so blocks stay valid as long as the pool.
+    slabs: RwLock<Vec<MemoryRegion>>,
+}
+
+/// A block that nobody uses.
+struct Free {
+    ptr: *mut u8,
+    slice: MrSlice,
+}
+
+// SAFETY: the pointer leads into a region of the pool, which the holder of a `Free` keeps; the block has one holder.
+unsafe impl Send for Free {}
+// SAFETY: `&Free` gives no access to the bytes.
+unsafe impl Sync for Free {}
+
+/// A block of registered memory, for this holder alone. Dropping it gives it back to its pool.
+///
+/// Fill it and [freeze](Self::freeze) it: a [`Stream`](crate::Stream) sends those bytes without copying them.
+pub struct Block {
+    free: Option<Free>,
+    pool: Arc<Inner>,
+}
+
+impl Pool {
+    /// A pool of blocks of `block_bytes`, one of [`BLOCK_BYTES`].
+    pub(crate) fn new(pd: &ProtectionDomain, block_bytes: u32) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                pd: pd.clone(),
+                block_bytes,
+                free: Mutex::new(Vec::new()),
+                slabs: RwLock::new(Vec::new()),
+            }),
+        }
+    }
+
+    /// Bytes of a block.
+    pub fn block_bytes(&self) -> usize {
+        usize::try_from(self.inner.block_bytes).unwrap_or(usize::MAX)
+    }
+
+    /// Bytes that are registered now.
+    pub fn registered_bytes(&self) -> usize {
+        let slabs = self.inner.slabs.read();
+        let slabs = slabs.unwrap_or_else(PoisonError::into_inner);
+        slabs.iter().map(MemoryRegion::len).sum()
+    }
+
+    /// Takes a block. Its content is whatever it was used for last.
+    ///
+    /// # Errors
+    /// Memory cannot be allocated or registered.
+    pub fn block(&self) -> Result<Block, VerbError> {
+        let mut free = self.inner.free();
+        if free.is_empty() {
+            self.grow(&mut free)?;
+        }
+        Ok(Block {
+            free: free.pop(),
+            pool: Arc::clone(&self.inner),
+        })
+    }
+
+    fn grow(&self, free: &mut Vec<Free>) -> Result<(), VerbError> {
+        let block = self.block_bytes();
+        let region = self
+            .inner
+            .pd
+            .alloc(SLAB_BYTES.max(block), Access::LOCAL_WRITE)?;
+        for offset in (0..region.len()).step_by(block) {
+            let slice = region
+                .slice(offset..offset + block)
+                .expect("a block of the region");
+            // SAFETY: the offset is inside of the region.
+            let ptr = unsafe { region.as_mut_ptr().add(offset) };
+            free.push(Free { ptr, slice });
+        }
+        let slabs = self.inner.slabs.write();
+        let mut slabs = slabs.unwrap_or_else(PoisonError::into_inner);
+        let at = slabs.partition_point(|slab| slab.addr() < region.addr());
+        slabs.insert(at, region);
+        Ok(())
+    }
+
+    /// The scatter/gather element of bytes that are in this pool's memory; nothing if they are not.
+    pub(crate) fn find(&self, bytes: &[u8]) -> Option<MrSlice> {
+        let addr = bytes.as_ptr().addr() as u64;
+        let slabs = self.inner.slabs.read();
+        let slabs = slabs.unwrap_or_else(PoisonError::into_inner);
+        let after = slabs.partition_point(|slab| slab.addr() <= addr);
+        let slab = slabs.get(after.checked_sub(1)?)?;
+        let start = usize::try_from(addr - slab.addr()).ok()?;
+        slab.slice(start..start.checked_add(bytes.len())?).ok()
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (block, all) = (self.block_bytes(), self.registered_bytes());
+        write!(f, "Pool(blocks of {block} bytes, {all} bytes registered)")
+    }
+}
+
+impl Inner {
+    fn free(&self) -> MutexGuard<'_, Vec<Free>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Block {
+    fn of(&self) -> &Free {
+        self.free.as_ref().expect("a block until it is dropped")
+    }
+
+    /// The whole block, as WRs name it.
+    pub(crate) fn slice(&self) -> MrSlice {
+        self.of().slice
+    }
+
+    /// The bytes. No receive may be posted for this block.
+    fn bytes(&self) -> &[u8] {
+        let free = self.of();
+        // SAFETY: live, zeroed at first and so initialised, and nothing writes there: the block's one holder is borrowed, no
+        // peer may write (the region has `LOCAL_WRITE` alone), and the NIC writes only while a receive is posted.
+        // `Connection` shows a block only between its receive's completion and the next post. A block that was dropped while
+        // a receive is posted was dropped after its queue pair (`Connection::drop`), which ends the receive.
+        unsafe { std::slice::from_raw_parts(free.ptr, free.slice.len() as usize) }
+    }
+
+    /// The bytes of the block, all that it has room for.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        let free = self.of();
+        // SAFETY: as in `bytes`, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(free.ptr, free.slice.len() as usize) }
+    }
+
+    /// The first `len` bytes, to be sent or kept; the block goes back to its pool when the last clone is dropped.
+    ///
+    /// # Panics
+    /// The block is shorter.
+    pub fn freeze(self, len: usize) -> Bytes {
+        self.freeze_range(0..len)
+    }
+
+    /// The same for any part.
+    pub(crate) fn freeze_range(self, range: Range<usize>) -> Bytes {
+        Bytes::from_owner(self).slice(range)
+    }
+}
+
+impl AsRef<[u8]> for Block {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if let Some(free) = self.free.take() {
+            self.pool.free().push(free);
+        }
+    }
+}
+
+impl std::fmt::Debug for Block {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Block({} bytes)", self.slice().len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(block_bytes: u32) -> Pool {
+        let device = verbs::Provider::softnic().device(None).expect("a device");
+        let pd = device.open().and_then(|c| c.alloc_pd());
+        Pool::new(&pd.expect("a domain"), block_bytes)
+    }
+
+    #[test]
+    fn blocks_are_used_again_after_the_last_clone() {
+        let pool = pool(8 << 10);
+        let mut block = pool.block().expect("memory");
+        block.as_mut_slice()[..5].copy_from_slice(b"hello");
+        let bytes = block.freeze(5);
+        let (at, part) = (bytes.as_ptr(), bytes.slice(1..3));
+        drop(bytes);
+        assert_ne!(pool.block().expect("memory").as_ref().as_ptr(), at);
+        assert_eq!(&part[..], b"el");
+        drop(part);
+        assert_eq!(pool.block().expect("memory").as_ref().as_ptr(), at);
+    }
+
+    #[test]
+    fn memory_of_the_pool_is_recognised() {
+        let pool = pool(64 << 10);
+        let held: Vec<_> = (0..40).map(|_| pool.block().expect("memory")).collect();
+        assert_eq!(pool.registered_bytes(), 2 * SLAB_BYTES);
+        for block in held {
+            let whole = block.slice();
+            let bytes = block.freeze(1000).slice(10..);
+            let found = pool.find(&bytes).expect("registered");
+            assert_eq!(Some(found), whole.part(10, 990));
+        }
+        assert_eq!(pool.find(b"not registered"), None);
+    }
+}

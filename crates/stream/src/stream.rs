@@ -1,0 +1,254 @@
+//! The stream as a user of tokio sees it.
+
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+use crate::pool::{Block, Pool};
+use crate::rdma::Rdma;
+
+/// A byte stream to a peer, by RDMA or, where a side cannot, by TCP.
+///
+/// It is used as a `TcpStream` is. Beside that, [`send`](Self::send) and [`receive`](Self::receive) move
+/// [`Bytes`] without copying them.
+///
+/// - *Back-pressure*: a peer that does not read leaves its blocks occupied, and writes wait.
+/// - *Close*: `shutdown` waits until the peer's NIC has taken everything; then the peer reads the rest and the end of file. The
+///   protocol has no half close: after `shutdown` nothing more is to be expected from the peer. A stream that is dropped goes
+///   on for up to 5 s with what it has sent.
+/// - *Two halves* (`tokio::io::split`) may be used by two tasks.
+#[derive(Debug)]
+pub struct Stream {
+    kind: Kind,
+}
+
+enum Kind {
+    /// `None` while it is dropped.
+    Rdma(Option<Box<Rdma>>),
+    Tcp(Tcp),
+}
+
+/// A plain connection, with what was read of it before it was known to be one.
+struct Tcp {
+    tcp: TcpStream,
+    first: Bytes,
+}
+
+impl std::fmt::Debug for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Rdma(Some(rdma)) => write!(f, "{:?}", rdma.connection()),
+            Self::Rdma(None) => f.write_str("closed"),
+            Self::Tcp(tcp) => write!(f, "{:?}", tcp.tcp),
+        }
+    }
+}
+
+impl Stream {
+    pub(crate) fn rdma(rdma: Rdma) -> Self {
+        Self {
+            kind: Kind::Rdma(Some(Box::new(rdma))),
+        }
+    }
+
+    pub(crate) fn tcp(tcp: TcpStream, first: Vec<u8>) -> Self {
+        let first = first.into();
+        Self {
+            kind: Kind::Tcp(Tcp { tcp, first }),
+        }
+    }
+
+    /// Connects by the process's default [`Connector`](crate::Connector), on the software NIC.
+    ///
+    /// # Errors
+    /// Nobody listens there, or the handshake fails.
+    pub async fn connect(address: SocketAddr) -> io::Result<Self> {
+        crate::Connector::shared()?.connect(address).await
+    }
+
+    fn tcp_stream(&self) -> &TcpStream {
+        match &self.kind {
+            Kind::Rdma(Some(rdma)) => rdma.tcp(),
+            Kind::Rdma(None) => unreachable!("a dropped stream is not used"),
+            Kind::Tcp(tcp) => &tcp.tcp,
+        }
+    }
+
+    /// Whether bytes go by RDMA.
+    pub fn is_rdma(&self) -> bool {
+        matches!(self.kind, Kind::Rdma(_))
+    }
+
+    /// The peer's address.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.tcp_stream().peer_addr()
+    }
+
+    /// This side's address.
+    ///
+    /// # Errors
+    /// The system does not tell it.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.tcp_stream().local_addr()
+    }
+
+    /// The pool whose blocks are sent without a copy; nothing when the stream goes by TCP.
+    pub fn pool(&self) -> Option<&Pool> {
+        match &self.kind {
+            Kind::Rdma(Some(rdma)) => Some(rdma.connection().pool()),
+            _ => None,
+        }
+    }
+
+    /// A block of the pool to fill, freeze and send; nothing when the stream goes by TCP.
+    ///
+    /// # Errors
+    /// Memory cannot be registered.
+    pub fn block(&self) -> io::Result<Option<Block>> {
+        Ok(self.pool().map(Pool::block).transpose()?)
+    }
+
+    /// Sends all of `bytes`, without a copy if they lie in [blocks](Self::block) of the pool (also in received ones).
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub async fn send(&mut self, mut bytes: Bytes) -> io::Result<()> {
+        while !bytes.is_empty() {
+            std::future::poll_fn(|cx| self.poll_send(cx, &mut bytes)).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends what there is room for, and takes it off the front of `bytes`; how much that was.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        bytes: &mut Bytes,
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.kind {
+            Kind::Rdma(Some(rdma)) => rdma.poll_write_bytes(cx, bytes),
+            Kind::Rdma(None) => Poll::Ready(Ok(0)),
+            Kind::Tcp(tcp) => Pin::new(&mut tcp.tcp)
+                .poll_write(cx, bytes)
+                .map_ok(|written| {
+                    bytes.advance(written);
+                    written
+                }),
+        }
+    }
+
+    /// The next bytes, as they came: of 512 bytes on without a copy. They hold a block of the pool until they are dropped.
+    /// Nothing at the end of the stream.
+    ///
+    /// # Errors
+    /// The connection has ended before its end.
+    pub async fn receive(&mut self) -> io::Result<Option<Bytes>> {
+        std::future::poll_fn(|cx| self.poll_receive(cx)).await
+    }
+
+    /// The same for a task.
+    ///
+    /// # Errors
+    /// The connection has ended before its end.
+    pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        match &mut self.kind {
+            Kind::Rdma(Some(rdma)) => rdma.poll_read_bytes(cx),
+            Kind::Rdma(None) => Poll::Ready(Ok(None)),
+            Kind::Tcp(tcp) => {
+                let mut room = vec![0; 16 << 10];
+                let mut buf = ReadBuf::new(&mut room);
+                let read = tcp.poll_read(cx, &mut buf);
+                let len = buf.filled().len();
+                read.map_ok(|()| {
+                    room.truncate(len);
+                    (len > 0).then(|| Bytes::from(room))
+                })
+            }
+        }
+    }
+}
+
+impl Tcp {
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.first.is_empty() {
+            return Pin::new(&mut self.tcp).poll_read(cx, buf);
+        }
+        let now = self.first.len().min(buf.remaining());
+        buf.put_slice(&self.first.split_to(now));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut self.kind {
+            Kind::Rdma(Some(rdma)) => rdma.poll_read(cx, buf),
+            Kind::Rdma(None) => Poll::Ready(Ok(())),
+            Kind::Tcp(tcp) => tcp.poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.kind {
+            Kind::Rdma(Some(rdma)) => rdma.poll_write(cx, parts),
+            Kind::Rdma(None) => Poll::Ready(Ok(0)),
+            Kind::Tcp(tcp) => Pin::new(&mut tcp.tcp).poll_write_vectored(cx, parts),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // What was written is posted, or in the socket.
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.kind {
+            Kind::Rdma(Some(rdma)) => rdma.poll_shutdown(cx),
+            Kind::Rdma(None) => Poll::Ready(Ok(())),
+            Kind::Tcp(tcp) => Pin::new(&mut tcp.tcp).poll_shutdown(cx),
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let Kind::Rdma(rdma) = &mut self.kind
+            && let Some(rdma) = rdma.take()
+        {
+            rdma.linger();
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Single rules, and two windows back to back under every order of events.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn windows_keep_three_wrs_for_acknowledgements() {
+    let mut w = Window::new(128, 64, 256, 32);
+    assert_eq!(w.room(), 29, "the peer's receives, less three");
+    assert_eq!(w.remote, 61, "the own receives, less three");
+    while w.send(10, true).is_some() {}
+    assert_eq!(w.under_way(), 29);
+}
+
+#[test]
+fn every_quarter_of_the_window_is_signaled_with_what_it_frees() {
+    let mut w = Window::new(16, 16, 16, 16); // 13 messages
+    let ids: Vec<_> = (0..13)
+        .map(|_| w.send(1, true).expect("room").signaled)
+        .collect();
+    let third = |i: usize| (i % 3 == 2).then_some(3);
+    assert_eq!(ids, (0..13).map(third).collect::<Vec<_>>());
+    assert_eq!(w.completed(3), 3);
+    assert_eq!(w.room(), 0, "the peer has given no credit");
+    w.received(2).expect("two are missing");
+    assert_eq!(w.room(), 2);
+    assert_eq!(
+        w.received(12),
+        Err(TooManyCredits {
+            given: 12,
+            missing: 11
+        })
+    );
+}
+
+#[test]
+fn solicited_is_what_the_receiver_must_wake_for() {
+    let mut w = Window::new(19, 19, 19, 19); // 16 messages
+    let mut next = |bytes, last| w.send(bytes, last).expect("room").solicited;
+    assert!(next(1, true), "the last of a write");
+    let four: Vec<_> = (0..5).map(|_| next(1, false)).collect();
+    assert_eq!(
+        four,
+        [false, false, false, false, true],
+        "more than a quarter"
+    );
+    assert!(!next(1 << 20, false));
+    assert!(next(1, false), "more than 1 MiB");
+    w.reposted(5);
+    assert!(w.send(1, false).expect("room").solicited, "many credits");
+    let rest: Vec<_> = std::iter::from_fn(|| w.send(1, false).map(|m| m.solicited)).collect();
+    assert!(rest[rest.len() - 1], "the window is full");
+}
+
+#[test]
+fn more_than_half_a_window_of_credits_is_acknowledged() {
+    let mut w = Window::new(19, 19, 19, 19);
+    w.reposted(8);
+    assert_eq!(w.ack(), None);
+    w.reposted(1);
+    let ack = w.ack().expect("due");
+    assert_eq!((ack.imm, ack.signaled, ack.solicited), (9, Some(ACK), true));
+    w.reposted(9);
+    assert!(w.ack().is_some());
+    w.reposted(9);
+    assert!(w.ack().is_some());
+    w.reposted(9);
+    assert_eq!(w.ack(), None, "three are under way");
+    assert!(w.lacks_slots());
+    assert_eq!(w.completed(ACK), 0);
+    assert!(w.ack().is_some());
+}
+
+#[test]
+fn a_marker_completes_what_is_before_it() {
+    let mut w = Window::new(128, 128, 128, 128);
+    assert!(w.is_idle());
+    for _ in 0..5 {
+        assert_eq!(w.send(1, true).expect("room").signaled, None);
+    }
+    let marker = w.force_ack().and_then(|mark| mark.signaled);
+    assert!(!w.is_idle());
+    assert_eq!(w.completed(marker.expect("signaled")), 5);
+    assert!(w.is_idle());
+}
+
+/// One side, with its queues.
+struct Side {
+    window: Window,
+    /// Posted receives.
+    receives: usize,
+    /// Messages that have come, and that the program has not seen: credits and bytes.
+    arrived: VecDeque<(u32, usize)>,
+    /// Messages that the program has seen, and whose receives are not posted again.
+    unread: u16,
+    /// Send completions that have not been polled.
+    completions: VecDeque<u64>,
+    sq_size: usize,
+    /// Occupied slots of the send queue: how many each signaled WR frees there.
+    sq: VecDeque<usize>,
+    sq_used: usize,
+    sq_unsignaled: usize,
+    sent: u64,
+    got: u64,
+}
+
+impl Side {
+    fn new(sq: u16, rq: u16, peer: (u16, u16)) -> Self {
+        Self {
+            window: Window::new(sq, rq, peer.0, peer.1),
+            receives: rq.into(),
+            arrived: VecDeque::new(),
+            unread: 0,
+            completions: VecDeque::new(),
+            sq_size: sq.into(),
+            sq: VecDeque::new(),
+            sq_used: 0,
+            sq_unsignaled: 0,
+            sent: 0,
+            got: 0,
+        }
+    }
+
+    /// The NICs carry a message out at once: completion here, receive there.
+    fn post(&mut self, peer: &mut Side, mark: Mark, bytes: usize) {
+        self.sq_used += 1;
+        self.sq_unsignaled += 1;
+        assert!(self.sq_used <= self.sq_size, "the send queue overflows");
+        if let Some(id) = mark.signaled {
+            self.sq.push_back(std::mem::take(&mut self.sq_unsignaled));
+            self.completions.push_back(id);
+        }
+        assert!(peer.receives > 0, "receiver not ready");
+        peer.receives -= 1;
+        peer.arrived.push_back((mark.imm, bytes));
+        self.sent += u64::from(bytes > 0);
+    }
+
+    fn write(&mut self, peer: &mut Side) {
+        if let Some(mark) = self.window.send(1, true) {
+            self.post(peer, mark, 1);
+        }
+    }
+
+    fn poll_sends(&mut self) {
+        if let Some(id) = self.completions.pop_front() {
+            self.sq_used -= self.sq.pop_front().expect("a signaled WR");
+            self.window.completed(id);
+        }
+    }
+
+    fn poll_receives(&mut self) {
+        if let Some((imm, bytes)) = self.arrived.pop_front() {
+            self.window.received(imm).expect("an honest peer");
+            if bytes > 0 {
+                self.unread += 1;
+                self.got += 1;
+            } else {
+                self.receives += 1;
+            }
+        }
+    }
+
+    fn read(&mut self, peer: &mut Side, count: u16) {
+        let count = count.min(self.unread);
+        self.unread -= count;
+        self.receives += usize::from(count);
+        self.window.reposted(count);
+        if let Some(mark) = self.window.ack() {
+            self.post(peer, mark, 0);
+        }
+    }
+
+    fn act(&mut self, peer: &mut Side, action: u8, count: u16) {
+        match action {
+            0 => (0..count).for_each(|_| self.write(peer)),
+            1 => (0..count).for_each(|_| self.poll_sends()),
+            2 => (0..count).for_each(|_| self.poll_receives()),
+            _ => self.read(peer, count),
+        }
+    }
+}
+
+proptest! {
+    /// No receiver is ever not ready, no queue overflows, and after any history both sides can still send.
+    #[test]
+    fn two_windows_neither_overrun_nor_deadlock(
+        sizes in (16u16..80, 16u16..80, 16u16..80, 16u16..80),
+        actions in prop::collection::vec((any::<bool>(), 0u8..4, 0u16..40), 0..300),
+    ) {
+        let (a_sq, a_rq, b_sq, b_rq) = sizes;
+        let mut a = Side::new(a_sq, a_rq, (b_sq, b_rq));
+        let mut b = Side::new(b_sq, b_rq, (a_sq, a_rq));
+        for (first, action, count) in actions {
+            let (one, other) = if first { (&mut a, &mut b) } else { (&mut b, &mut a) };
+            one.act(other, action, count);
+        }
+        // Now both programs read what is there: each can send as many messages as it likes.
+        let goals = (a.sent + 500, b.sent + 500);
+        for _ in 0..2_000 {
+            for action in 0..4 {
+                a.act(&mut b, action, 7);
+                b.act(&mut a, action, 7);
+            }
+        }
+        prop_assert!(a.sent >= goals.0 && b.sent >= goals.1, "{} {} {:?}", a.sent, b.sent, goals);
+        for _ in 0..200 {
+            a.act(&mut b, 2, 7);
+            b.act(&mut a, 2, 7);
+        }
+        prop_assert_eq!((a.sent, b.sent), (b.got, a.got));
+    }
+}

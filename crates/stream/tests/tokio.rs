@@ -1,0 +1,163 @@
+//! Streams of tokio, both ends in one process.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use stream::{Config, Connector, Listener, Policy, Stream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// Runs a test that must end.
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        tokio::time::timeout(Duration::from_secs(20), test)
+            .await
+            .expect("the test hangs");
+    });
+}
+
+fn any() -> SocketAddr {
+    "127.0.0.1:0".parse().expect("an address")
+}
+
+async fn pair_of(client: Config, server: Config) -> (Stream, Stream) {
+    let mut listener = Listener::with_config(any(), server).await.expect("listens");
+    let address = listener.local_addr().expect("an address");
+    let connector = Connector::new(client).expect("a device");
+    let (client, server) = tokio::join!(connector.connect(address), listener.accept());
+    (client.expect("connects"), server.expect("accepts"))
+}
+
+async fn pair() -> (Stream, Stream) {
+    let (client, server) = pair_of(Config::default(), Config::default()).await;
+    assert!(client.is_rdma() && server.is_rdma());
+    (client, server)
+}
+
+fn noise(len: usize) -> Vec<u8> {
+    let mut x = 0x9e37_79b9_u32;
+    (0..len)
+        .map(|_| {
+            x ^= x << 13;
+            x ^= x >> 17;
+            x ^= x << 5;
+            x.to_le_bytes()[0]
+        })
+        .collect()
+}
+
+async fn echo(mut server: Stream) {
+    let mut room = vec![0; 10_000];
+    loop {
+        let read = server.read(&mut room).await.expect("reads");
+        if read == 0 {
+            break;
+        }
+        server.write_all(&room[..read]).await.expect("writes");
+    }
+}
+
+#[test]
+fn an_echo_of_every_length() {
+    run(async {
+        let (mut client, server) = pair().await;
+        let server = tokio::spawn(echo(server));
+        for len in [1, 255, 256, 257, 8191, 8192, 8193, 100_000] {
+            let sent = noise(len);
+            client.write_all(&sent).await.expect("writes");
+            let mut got = vec![0; len];
+            client.read_exact(&mut got).await.expect("reads");
+            assert!(got == sent, "{len} bytes");
+        }
+        client.shutdown().await.expect("ends");
+        server.await.expect("the server");
+    });
+}
+
+#[test]
+fn a_close_right_after_a_long_write_loses_nothing() {
+    run(async {
+        let sent = noise(3_000_000);
+        for by_drop in [false, true] {
+            let (mut client, mut server) = pair().await;
+            let sent = sent.clone();
+            let all = sent.clone();
+            let writing = tokio::spawn(async move {
+                client.write_all(&all).await.expect("writes");
+                if !by_drop {
+                    client.shutdown().await.expect("ends");
+                }
+            });
+            let mut got = Vec::new();
+            server.read_to_end(&mut got).await.expect("reads");
+            assert!(got == sent, "{} of {} bytes", got.len(), sent.len());
+            writing.await.expect("the client");
+            let refused = server.write_all(b"too late").await.expect_err("closed");
+            assert_eq!(refused.kind(), std::io::ErrorKind::BrokenPipe);
+        }
+    });
+}
+
+#[test]
+fn bytes_go_and_come_without_a_copy() {
+    run(async {
+        let (mut client, mut server) = pair().await;
+        let mut block = client.block().expect("memory").expect("by RDMA");
+        let sent = noise(8000);
+        block.as_mut_slice()[..8000].copy_from_slice(&sent);
+        client.send(block.freeze(8000)).await.expect("sends");
+        let got = server.receive().await.expect("receives").expect("bytes");
+        assert!(got == sent);
+        // A received block is sent on from where it is.
+        server.send(got.clone()).await.expect("sends");
+        let back = client.receive().await.expect("receives").expect("bytes");
+        assert!(back == sent);
+        client
+            .send(Bytes::from_static(b"elsewhere"))
+            .await
+            .expect("sends");
+        let got = server.receive().await.expect("receives").expect("bytes");
+        assert_eq!(got, b"elsewhere"[..]);
+        drop(client);
+        assert_eq!(server.receive().await.expect("the end"), None);
+    });
+}
+
+#[test]
+fn where_one_side_has_no_rdma_tcp_is_used() {
+    run(async {
+        let tcp = || Config {
+            policy: Policy::TcpOnly,
+            ..Config::default()
+        };
+        for (client, server) in [
+            (tcp(), Config::default()),
+            (Config::default(), tcp()),
+            (tcp(), tcp()),
+        ] {
+            let mut listener = Listener::with_config(any(), server).await.expect("listens");
+            let address = listener.local_addr().expect("an address");
+            // A plain client is accepted after its first bytes.
+            let server = tokio::spawn(async move {
+                let stream = listener.accept().await.expect("accepts");
+                assert!(!stream.is_rdma());
+                echo(stream).await;
+            });
+            let connector = Connector::new(client).expect("a device");
+            let mut client = connector.connect(address).await.expect("connects");
+            assert!(!client.is_rdma());
+            client.write_all(b"by TCP").await.expect("writes");
+            let mut got = [0; 6];
+            client.read_exact(&mut got).await.expect("reads");
+            assert_eq!(&got, b"by TCP");
+            drop(client);
+            server.await.expect("the server");
+        }
+    });
+}
