@@ -52,6 +52,10 @@ pub struct Config {
     pub provider: String,
     /// The device; the provider's first unless set.
     pub device: Option<String>,
+    /// The port of the device, from 1; 1 unless set.
+    pub port_num: u8,
+    /// The entry of the port's GID table; [`Context::default_gid_index`] unless set.
+    pub gid_index: Option<u8>,
 }
 
 impl Default for Config {
@@ -65,6 +69,8 @@ impl Default for Config {
             spin: Duration::from_micros(50),
             provider: "softnic".to_owned(),
             device: None,
+            port_num: 1,
+            gid_index: None,
         }
     }
 }
@@ -87,6 +93,8 @@ pub(crate) struct Nic {
     context: Context,
     pd: ProtectionDomain,
     pub(crate) pool: Pool,
+    port_num: u8,
+    gid_index: u8,
     queue_size: u16,
     max_sge: u32,
 }
@@ -121,10 +129,16 @@ impl Nic {
         let pd = context.alloc_pd()?;
         let pool = Pool::new(&pd, config.block_bytes);
         let max_sge = context.query_device()?.max_sge.clamp(1, MAX_SGE);
+        let gid_index = match config.gid_index {
+            Some(index) => index,
+            None => context.default_gid_index(config.port_num)?,
+        };
         Ok(Self {
             context,
             pd,
             pool,
+            port_num: config.port_num,
+            gid_index,
             queue_size: config.queue_size,
             max_sge,
         })
@@ -146,11 +160,13 @@ impl Nic {
             .max_send_sge(self.max_sge)
             .inline_up_to(INLINE_BYTES)
             .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+            .port_num(self.port_num)
             .psn(Psn(0))
             .path_mtu(Mtu::Mtu1024)
             .max_rd_atomic(0)
             .min_rnr_timer(0)
             .rnr_retry(0)
+            .gid_index(self.gid_index)
             .build()?;
         let mut posted = VecDeque::with_capacity(self.queue_size.into());
         let mut list = qp.recv_list(self.queue_size.into());

@@ -16,6 +16,7 @@ mod collective;
 mod devices;
 mod explain;
 mod fault;
+mod grpc;
 mod history_check;
 mod kv;
 mod ledger;
@@ -59,6 +60,7 @@ Examples:
   verbatim btree                  every access design of the remote B+tree, side by side, and LMDB
   verbatim collective             an all-reduce over the transport of NCCL's plugin
   verbatim tensor serve           a store of tensors, for Python (verbatim.tensor)
+  verbatim grpc                   calls by tonic over RDMA and over TCP, side by side
   verbatim devices                the software NIC, and RDMA devices of this machine
   verbatim bench peers            the software NIC beside UCX, Redis and plain copies
   verbatim model                  what verbs cost on a NIC that you need not have
@@ -85,6 +87,8 @@ enum Command {
     Collective(Box<collective::Args>),
     /// Tensors between processes: a store of them
     Tensor(tensor::Args),
+    /// gRPC over RDMA and over TCP side by side, or a server and a client by hand
+    Grpc(Box<grpc::Args>),
     /// Verbs microbenchmarks
     Bench(Box<bench::Args>),
     /// What verbs cost on a NIC, how fast they can go there, and what stops them
@@ -110,6 +114,7 @@ fn main() -> ExitCode {
         Command::Btree(args) => btree::run(*args),
         Command::Collective(args) => collective::run(&args),
         Command::Tensor(args) => tensor::run(&args),
+        Command::Grpc(args) => grpc::run(*args),
         Command::Bench(args) => bench::run(*args),
         Command::Model(args) => model::run(&args),
         Command::Explain(args) => explain::run(&args),

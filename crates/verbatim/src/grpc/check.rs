@@ -1,0 +1,81 @@
+//! `verbatim grpc check`: the cases of the interoperability suite.
+
+use std::net::SocketAddr;
+
+use anyhow::{Result, anyhow};
+use serde::Serialize;
+use stream::Policy;
+
+use crate::Outcome;
+use crate::args::{NicArgs, PortArgs};
+use crate::output::{print, print_json};
+
+/// Arguments of `verbatim grpc check`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// The server
+    #[arg(value_name = "IP:PORT", value_parser = super::address)]
+    server: SocketAddr,
+    /// Use TCP, as clients without RDMA do
+    #[arg(long)]
+    tcp: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  verbatim grpc check 127.0.0.1:50051
+  verbatim grpc check 127.0.0.1:50051 --tcp";
+
+#[derive(Serialize)]
+struct Checked {
+    transport: &'static str,
+    passed: Vec<&'static str>,
+    failure: Option<String>,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    let (policy, transport) = if args.tcp {
+        (Policy::TcpOnly, "TCP")
+    } else {
+        (Policy::RdmaOnly, "RDMA")
+    };
+    let config = super::config(&args.nic, &args.port, policy)?;
+    let cases = super::runtime()?.block_on(async {
+        let channel = super::connect(args.server, config).await?;
+        Ok::<_, anyhow::Error>(grpc_interop::cases::run(channel).await)
+    })?;
+    let checked = match cases {
+        Ok(passed) => Checked {
+            transport,
+            passed,
+            failure: None,
+        },
+        Err(failure) => Checked {
+            transport,
+            passed: Vec::new(),
+            failure: Some(failure.to_string()),
+        },
+    };
+    if args.json {
+        print_json(&checked)?;
+    } else if let Some(failure) = &checked.failure {
+        return Err(anyhow!("over {transport}: {failure}"));
+    } else {
+        let (count, names) = (checked.passed.len(), checked.passed.join(", "));
+        print(format_args!("over {transport} {count} cases pass: {names}"))?;
+    }
+    Ok(if checked.failure.is_none() {
+        Outcome::Done
+    } else {
+        Outcome::No
+    })
+}

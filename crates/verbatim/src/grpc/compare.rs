@@ -1,0 +1,276 @@
+//! `verbatim grpc`: the same server over RDMA and over TCP, in turn.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use bench::pin::pin;
+use bench::stats::Spread;
+use bench::usage::Usage;
+use serde::{Deserialize, Serialize};
+use stream::Policy;
+use tokio::runtime::Runtime;
+use tonic::transport::Channel;
+
+use super::load::{self, Measured};
+use super::serve::Listening;
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::children::{part_of, start};
+use crate::output::{self, figure, print, print_typed, time};
+use crate::side_by_side::{interleaved, place, spread};
+
+/// Arguments of the comparison.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Calls that are outstanding on the connection (may be given several times) [default: 1 and 64]
+    #[arg(long, value_name = "N", value_parser = args::number("a count of calls", 1..=4096usize))]
+    outstanding: Vec<usize>,
+    /// Bytes of payload in each request and each response
+    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = super::payload())]
+    payload: usize,
+    /// How often everything runs, in turn
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    rounds: u32,
+    /// How long each measurement runs
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = args::duration)]
+    duration: Duration,
+    /// Print one JSON object per line: round, row
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+/// What a transport did in a round.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Figures {
+    calls_per_s: f64,
+    ns_p50: f64,
+    ns_p99: f64,
+    /// CPU time of both processes for each call.
+    cpu_ns_per_call: f64,
+    /// Responses, each of which was checked.
+    verified: u64,
+}
+
+/// One round of one row.
+#[derive(Debug, Serialize)]
+struct Round {
+    round: u32,
+    outstanding: usize,
+    tcp: Figures,
+    rdma: Figures,
+}
+
+/// A transport in a row: medians of the rounds.
+#[derive(Debug, Serialize)]
+struct Side {
+    calls_per_s: Spread,
+    ns_p50: f64,
+    ns_p99: f64,
+    cpu_ns_per_call: f64,
+}
+
+/// A row of the table.
+#[derive(Debug, Serialize)]
+struct Row {
+    kind: &'static str,
+    outstanding: usize,
+    payload_bytes: usize,
+    tcp: Side,
+    rdma: Side,
+    /// Of the rates of each round.
+    ratio: Spread,
+    verified: u64,
+    /// How long a cache line takes between both cores, one way.
+    bounce_ns: Option<f64>,
+}
+
+/// What the server prints.
+#[derive(Deserialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+enum Line {
+    Listening(Listening),
+}
+
+struct Setup<'a> {
+    args: &'a Args,
+    runtime: Runtime,
+    /// TCP, then RDMA.
+    channels: [Channel; 2],
+    server_pid: u32,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    let placement = place(1, 1, 1, "the client")?;
+    let bounce_ns = placement.bounce_ns()?;
+    let mut command = part_of("grpc", "serve", &args.nic, &args.port)?;
+    command
+        .args(["--listen", "127.0.0.1:0", "--until-eof"])
+        .stdin(Stdio::piped());
+    let (server, mut said) = start::<Line>(command, &placement.server, "server")?;
+    let Line::Listening(Listening { address }) = said.expect()?;
+    if let [core] = placement.clients[0][..] {
+        pin(core)?;
+    }
+    let runtime = super::runtime()?;
+    let setup = Setup {
+        channels: runtime.block_on(channels(args, address))?,
+        args,
+        runtime,
+        server_pid: server.0.id(),
+    };
+    let outstanding = match &args.outstanding[..] {
+        [] => &[1, 64],
+        given => given,
+    };
+    let name = |outstanding| format!("{outstanding} outstanding");
+    let rounds = interleaved(args.rounds, outstanding, args.json, name, |round, o| {
+        setup.round(round, o)
+    })?;
+    let rows = outstanding
+        .iter()
+        .map(|&outstanding| row(args, outstanding, bounce_ns, &rounds));
+    let rows = rows.collect::<Result<Vec<_>>>()?;
+    if args.json {
+        rows.iter().try_for_each(|row| print_typed("row", row))?;
+    } else {
+        print(table(&rows))?;
+    }
+    Ok(Outcome::Done)
+}
+
+async fn channels(args: &Args, address: SocketAddr) -> Result<[Channel; 2]> {
+    let config = |policy| super::config(&args.nic, &args.port, policy);
+    Ok([
+        super::connect(address, config(Policy::TcpOnly)?).await?,
+        super::connect(address, config(Policy::RdmaOnly)?).await?,
+    ])
+}
+
+impl Setup<'_> {
+    fn round(&self, round: u32, outstanding: usize) -> Result<Round> {
+        // Which is first changes, for the sake of what the first leaves behind.
+        let (tcp, rdma);
+        if round.is_multiple_of(2) {
+            tcp = self.one(0, outstanding)?;
+            rdma = self.one(1, outstanding)?;
+        } else {
+            rdma = self.one(1, outstanding)?;
+            tcp = self.one(0, outstanding)?;
+        }
+        Ok(Round {
+            round,
+            outstanding,
+            tcp,
+            rdma,
+        })
+    }
+
+    fn one(&self, side: usize, outstanding: usize) -> Result<Figures> {
+        let cpu = || -> Result<u64> {
+            let own = Usage::of(std::process::id())?.cpu_ns;
+            Ok(own + Usage::of(self.server_pid)?.cpu_ns)
+        };
+        let before = cpu()?;
+        let args = self.args;
+        let calls = load::run(
+            &self.channels[side],
+            outstanding,
+            args.payload,
+            args.duration,
+        );
+        let Measured {
+            calls_per_s,
+            ns_p50,
+            ns_p99,
+            verified,
+        } = self.runtime.block_on(calls)?;
+        let used = cpu()?.saturating_sub(before);
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+        let cpu_ns_per_call = used as f64 / verified as f64;
+        Ok(Figures {
+            calls_per_s,
+            ns_p50,
+            ns_p99,
+            cpu_ns_per_call,
+            verified,
+        })
+    }
+}
+
+fn row(args: &Args, outstanding: usize, bounce_ns: Option<f64>, rounds: &[Round]) -> Result<Row> {
+    let of: Vec<&Round> = rounds
+        .iter()
+        .filter(|r| r.outstanding == outstanding)
+        .collect();
+    let side = |pick: fn(&Round) -> Figures| -> Result<Side> {
+        let median = |value: fn(Figures) -> f64| {
+            let all: Vec<f64> = of.iter().map(|r| value(pick(r))).collect();
+            bench::stats::median(&all).context("nothing was measured")
+        };
+        Ok(Side {
+            calls_per_s: spread(of.iter().map(|r| pick(r).calls_per_s))?,
+            ns_p50: median(|f| f.ns_p50)?,
+            ns_p99: median(|f| f.ns_p99)?,
+            cpu_ns_per_call: median(|f| f.cpu_ns_per_call)?,
+        })
+    };
+    Ok(Row {
+        kind: args.nic.provider.kind(),
+        outstanding,
+        payload_bytes: args.payload,
+        tcp: side(|r| r.tcp)?,
+        rdma: side(|r| r.rdma)?,
+        ratio: spread(of.iter().map(|r| r.rdma.calls_per_s / r.tcp.calls_per_s))?,
+        verified: of.iter().map(|r| r.tcp.verified + r.rdma.verified).sum(),
+        bounce_ns,
+    })
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut table = output::table(
+        [
+            "outstanding",
+            "TCP calls/s",
+            "RDMA calls/s",
+            "ratio",
+            "TCP p50, p99",
+            "RDMA p50, p99",
+            "TCP CPU/call",
+            "RDMA CPU/call",
+        ],
+        &[0, 1, 2, 3, 4, 5, 6, 7],
+    );
+    for row in rows {
+        let ratio = row.ratio;
+        let latency = |side: &Side| format!("{}, {}", time(side.ns_p50), time(side.ns_p99));
+        table.add_row([
+            row.outstanding.to_string(),
+            figure(row.tcp.calls_per_s.median),
+            figure(row.rdma.calls_per_s.median),
+            format!(
+                "{} x ({}..{})",
+                figure(ratio.median),
+                figure(ratio.min),
+                figure(ratio.max)
+            ),
+            latency(&row.tcp),
+            latency(&row.rdma),
+            time(row.tcp.cpu_ns_per_call),
+            time(row.rdma.cpu_ns_per_call),
+        ]);
+    }
+    let bounce = rows.first().and_then(|row| row.bounce_ns);
+    let cores = match bounce {
+        Some(ns) => format!("cores {} apart", time(ns)),
+        None => "one core".to_owned(),
+    };
+    let verified: u64 = rows.iter().map(|row| row.verified).sum();
+    format!("{table}\n{verified} responses, each checked; {cores}")
+}

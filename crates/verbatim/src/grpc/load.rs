@@ -1,0 +1,80 @@
+//! Unary calls, as many at a time as are asked for, each checked.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use grpc_interop::cases::client;
+use grpc_interop::messages::{Payload, SimpleRequest};
+use tokio::task::JoinSet;
+use tonic::transport::Channel;
+
+/// What a run of calls came to.
+#[derive(Debug)]
+pub(super) struct Measured {
+    pub(super) calls_per_s: f64,
+    pub(super) ns_p50: f64,
+    pub(super) ns_p99: f64,
+    /// Responses, each of which was checked.
+    pub(super) verified: u64,
+}
+
+/// Calls for `duration`, `outstanding` at a time, with `payload` bytes each way.
+pub(super) async fn run(
+    channel: &Channel,
+    outstanding: usize,
+    payload: usize,
+    duration: Duration,
+) -> Result<Measured> {
+    let begun = Instant::now();
+    let until = begun + duration;
+    let mut callers = JoinSet::new();
+    for _ in 0..outstanding {
+        callers.spawn(calls(channel.clone(), payload, until));
+    }
+    let mut latencies = Vec::new();
+    while let Some(caller) = callers.join_next().await {
+        latencies.extend(caller.context("a caller ended early")??);
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    latencies.sort_unstable();
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let at = |share: usize| {
+        let index = (latencies.len() * share / 100).min(latencies.len().saturating_sub(1));
+        latencies.get(index).map(|&ns| ns as f64)
+    };
+    let verified = u64::try_from(latencies.len())?;
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let calls_per_s = verified as f64 / seconds;
+    Ok(Measured {
+        calls_per_s,
+        ns_p50: at(50).context("no call was answered")?,
+        ns_p99: at(99).context("no call was answered")?,
+        verified,
+    })
+}
+
+/// One call after the other; how long each took, in ns.
+async fn calls(channel: Channel, payload: usize, until: Instant) -> Result<Vec<u64>> {
+    let mut client = client(channel);
+    let request = SimpleRequest {
+        response_size: i32::try_from(payload)?,
+        payload: Some(Payload::zeros(payload)),
+        ..SimpleRequest::default()
+    };
+    let mut latencies = Vec::new();
+    let mut begun = Instant::now();
+    while begun < until {
+        let response = client.unary_call(request.clone()).await?.into_inner();
+        let body = response.payload.unwrap_or_default().body;
+        if body.len() != payload || body.iter().any(|&b| b != 0) {
+            bail!(
+                "a response of {} bytes, and {payload} bytes 0 were to come",
+                body.len()
+            );
+        }
+        let now = Instant::now();
+        latencies.push(u64::try_from((now - begun).as_nanos())?);
+        begun = now;
+    }
+    Ok(latencies)
+}

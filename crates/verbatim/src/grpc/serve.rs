@@ -1,0 +1,85 @@
+//! `verbatim grpc serve`: the test service until it is told to stop.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use stream::tonic::Incoming;
+use stream::{Listener, Policy};
+use tonic::transport::Server;
+
+use crate::Outcome;
+use crate::args::{NicArgs, PortArgs};
+use crate::output::{print, print_typed};
+use crate::stop::stop_signals;
+
+/// Arguments of `verbatim grpc serve`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Where to listen; port 0 takes a free one
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:50051", value_parser = super::address)]
+    listen: SocketAddr,
+    /// Decline RDMA: clients fall back to TCP
+    #[arg(long)]
+    tcp_only: bool,
+    /// Stop at the end of standard input, too
+    #[arg(long)]
+    until_eof: bool,
+    /// Print a JSON object when it listens
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+const EXAMPLES: &str = "\
+Whoever can connect can call it: listen at a loopback address, or in a network that you trust.
+
+Examples:
+  verbatim grpc serve
+  verbatim grpc serve --listen 10.0.0.7:50051";
+
+/// What it prints when it listens.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Listening {
+    pub(super) address: SocketAddr,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    let policy = if args.tcp_only {
+        Policy::TcpOnly
+    } else {
+        Policy::FallBack
+    };
+    let config = super::config(&args.nic, &args.port, policy)?;
+    let stop = stop_signals(args.until_eof)?;
+    let runtime = super::runtime()?;
+    let (tell, stopped) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        // Both ends of either channel mean that the server is to end.
+        let _ = stop.recv();
+        let _ = tell.send(());
+    });
+    runtime.block_on(async {
+        let listener = Listener::with_config(args.listen, config).await;
+        let listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
+        let address = listener.local_addr()?;
+        if args.json {
+            print_typed("listening", &Listening { address })?;
+        } else {
+            print(format_args!("gRPC at {address}, by RDMA and by TCP"))?;
+        }
+        // Clients may keep their connections for ever: the server does not wait for them.
+        tokio::select! {
+            served = Server::builder()
+                .add_service(grpc_interop::server())
+                .serve_with_incoming(Incoming::new(listener)) => served?,
+            _ = stopped => {}
+        }
+        Ok(Outcome::Done)
+    })
+}
