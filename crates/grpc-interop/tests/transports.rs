@@ -65,3 +65,11 @@ fn the_cases_pass_where_a_side_has_tcp_only() {
         all(Policy::FallBack, Policy::TcpOnly).await;
     });
 }
+
+#[path = "../examples/move_over.rs"]
+mod move_over;
+
+#[test]
+fn the_example_runs() {
+    move_over::main().expect("it runs");
+}

@@ -6,6 +6,7 @@
 //!
 //! - [`handshake`], [`window`]: the protocol, pure.
 //! - [`Stream`], [`Connector`], [`Listener`]: for tokio, with `AsyncRead` and `AsyncWrite`.
+//! - [`blocking`]: the same without a runtime, with `Read` and `Write`.
 #![cfg_attr(
     feature = "tonic",
     doc = "- [`tonic`]: what a gRPC client or server needs to use them."
@@ -38,9 +39,12 @@
 
 #![deny(unsafe_code)]
 
+pub mod blocking;
 mod connection;
 mod connector;
 mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod gather;
 pub mod handshake;
 mod listener;

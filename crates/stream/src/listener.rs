@@ -118,16 +118,7 @@ async fn shake(
         Request::Tcp => None,
     };
     // Connected before the answer: the client may send as soon as it has it.
-    let connected = hello.and_then(|hello| {
-        let nic = setup.nic.as_ref()?;
-        let connected = nic.prepare().and_then(|prepared| {
-            let own = prepared.hello();
-            Ok((prepared.connect(&hello)?, own))
-        });
-        connected
-            .inspect_err(|why| tracing::warn!(%why, %client, "a stream goes by TCP"))
-            .ok()
-    });
+    let connected = hello.and_then(|hello| setup.answer(&hello));
     let answer = server.answer(connected.as_ref().map(|(_, own)| own));
     tcp.write_all(&answer).await?;
     let wanted = loop {

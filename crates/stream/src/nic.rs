@@ -119,6 +119,18 @@ impl Setup {
         };
         Ok(Self { config, nic })
     }
+
+    /// What a server answers to a client's hello: its own, with the connection; nothing when it has to decline.
+    pub(crate) fn answer(&self, peer: &Hello) -> Option<(Connection, Hello)> {
+        let nic = self.nic.as_ref()?;
+        let connected = nic.prepare().and_then(|prepared| {
+            let own = prepared.hello();
+            Ok((prepared.connect(peer)?, own))
+        });
+        connected
+            .inspect_err(|why| tracing::warn!(%why, "a stream goes by TCP"))
+            .ok()
+    }
 }
 
 impl Nic {

@@ -33,6 +33,7 @@ mod side_by_side;
 mod sockets;
 mod stop;
 mod tensor;
+mod stream_command;
 
 use std::process::ExitCode;
 
@@ -61,6 +62,7 @@ Examples:
   verbatim collective             an all-reduce over the transport of NCCL's plugin
   verbatim tensor serve           a store of tensors, for Python (verbatim.tensor)
   verbatim grpc                   calls by tonic over RDMA and over TCP, side by side
+  verbatim stream                 byte streams over RDMA, TCP and Unix sockets, side by side
   verbatim devices                the software NIC, and RDMA devices of this machine
   verbatim bench peers            the software NIC beside UCX, Redis and plain copies
   verbatim model                  what verbs cost on a NIC that you need not have
@@ -89,6 +91,8 @@ enum Command {
     Tensor(tensor::Args),
     /// gRPC over RDMA and over TCP side by side, or a server and a client by hand
     Grpc(Box<grpc::Args>),
+    /// Byte streams over RDMA, TCP and Unix sockets side by side, or a server and a client by hand
+    Stream(Box<stream_command::Args>),
     /// Verbs microbenchmarks
     Bench(Box<bench::Args>),
     /// What verbs cost on a NIC, how fast they can go there, and what stops them
@@ -115,6 +119,7 @@ fn main() -> ExitCode {
         Command::Collective(args) => collective::run(&args),
         Command::Tensor(args) => tensor::run(&args),
         Command::Grpc(args) => grpc::run(*args),
+        Command::Stream(args) => stream_command::run(*args),
         Command::Bench(args) => bench::run(*args),
         Command::Model(args) => model::run(&args),
         Command::Explain(args) => explain::run(&args),

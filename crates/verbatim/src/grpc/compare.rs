@@ -23,6 +23,7 @@ use crate::side_by_side::{interleaved, place, spread};
 
 /// Arguments of the comparison.
 #[derive(clap::Args)]
+#[group(skip)]
 pub(super) struct Args {
     /// Calls that are outstanding on the connection (may be given several times) [default: 1 and 64]
     #[arg(long, value_name = "N", value_parser = args::number("a count of calls", 1..=4096usize))]

@@ -81,7 +81,7 @@ async fn connect(address: SocketAddr, config: Config) -> Result<tonic::transport
 }
 
 /// A socket address on the command line.
-fn address(text: &str) -> Result<SocketAddr, String> {
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         format!("{text:?} is no address: write IP:PORT, such as 127.0.0.1:50051 or [::1]:50051")
     })

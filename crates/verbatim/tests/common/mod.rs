@@ -195,8 +195,8 @@ pub fn ask_with(address: &str, count: &str, more: &[&str]) -> (Value, Value) {
 }
 
 /// Runs the commands of the first block of shell commands in a page of `docs`, in a folder; how many there are. A command that
-/// ends in `&` runs in the background until all are done, the next one once it has printed a line. Redis's port, 6379, is
-/// another one here, which is free.
+/// ends in `&` runs in the background until all are done, the next one once it has printed a line. The ports of Redis and gRPC, 6379
+/// and 50051, are another one here, which is free.
 #[track_caller]
 pub fn run_the_guide(page: &str, folder: &Path) -> usize {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
@@ -206,7 +206,7 @@ pub fn run_the_guide(page: &str, folder: &Path) -> usize {
     let port = free_port().to_string();
     let mut servers = Vec::new();
     for command in commands.lines() {
-        let words = command.replace("6379", &port);
+        let words = command.replace("6379", &port).replace("50051", &port);
         let (words, in_background) = match words.strip_suffix('&') {
             Some(words) => (words, true),
             None => (words.as_str(), false),

@@ -30,5 +30,6 @@ mod resp;
 mod run;
 mod sequencer;
 mod sockets;
+mod stream;
 mod valkey;
 mod why;

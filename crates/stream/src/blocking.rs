@@ -1,0 +1,434 @@
+//! The same streams without a runtime: calls that wait, with timeouts.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::connection::Connection;
+use crate::error::{SetupError, StreamError};
+use crate::handshake::{Answer, Client, Request, Server, ack};
+use crate::nic::{Config, Policy, Setup};
+use crate::pool::Pool;
+
+/// How long a stream that is dropped waits for what it has sent.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Makes blocking streams to servers. Clones share the device and its pool.
+#[derive(Debug, Clone)]
+pub struct Connector {
+    setup: Arc<Setup>,
+}
+
+impl Connector {
+    /// A connector with a device of its own.
+    ///
+    /// # Errors
+    /// A value of the configuration is wrong, or the device cannot be opened and RDMA is required.
+    pub fn new(config: Config) -> Result<Self, SetupError> {
+        Ok(Self {
+            setup: Arc::new(Setup::new(config)?),
+        })
+    }
+
+    /// Connects to a server that speaks the handshake.
+    ///
+    /// # Errors
+    /// Nobody listens there, the handshake fails, or RDMA is required and not there.
+    pub fn connect(&self, address: SocketAddr) -> io::Result<Stream> {
+        let tcp = TcpStream::connect(address)?;
+        tcp.set_nodelay(true)?;
+        Ok(connect(tcp, &self.setup, address)?)
+    }
+}
+
+/// Takes blocking streams on a TCP port, by RDMA and by plain TCP alike.
+#[derive(Debug)]
+pub struct Listener {
+    tcp: TcpListener,
+    setup: Arc<Setup>,
+}
+
+impl Listener {
+    /// Listens at `address`.
+    ///
+    /// # Errors
+    /// The address cannot be used, a value of the configuration is wrong, or the device cannot be opened and RDMA is required.
+    pub fn bind(address: SocketAddr, config: Config) -> io::Result<Self> {
+        let setup = Arc::new(Setup::new(config)?);
+        Ok(Self {
+            tcp: TcpListener::bind(address)?,
+            setup,
+        })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// The system does not tell it.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.tcp.local_addr()
+    }
+
+    /// Waits for a client and its handshake. Others wait meanwhile: a program with many clients takes the listener for tokio.
+    ///
+    /// # Errors
+    /// The client's handshake fails; the listener can be used further.
+    pub fn accept(&self) -> io::Result<Stream> {
+        let (tcp, client) = self.tcp.accept()?;
+        tcp.set_nodelay(true)?;
+        Ok(accept(tcp, &self.setup, client)?)
+    }
+}
+
+/// Reads the next bytes of a handshake, `wants` at most.
+fn read_some(tcp: &mut TcpStream, wants: usize, until: Instant) -> io::Result<Vec<u8>> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    tcp.set_read_timeout(Some(left))?;
+    let mut bytes = vec![0; wants];
+    match tcp.read(&mut bytes) {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(read) => {
+            bytes.truncate(read);
+            Ok(bytes)
+        }
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Err(io::ErrorKind::TimedOut.into()),
+        Err(e) => Err(e),
+    }
+}
+
+fn connect(mut tcp: TcpStream, setup: &Setup, address: SocketAddr) -> Result<Stream, SetupError> {
+    let Some(nic) = &setup.nic else {
+        return Ok(Stream::tcp(tcp, Vec::new()));
+    };
+    let until = Instant::now() + setup.config.handshake_timeout;
+    let prepared = nic.prepare()?;
+    let (mut client, hello) = Client::new(setup.config.version, &prepared.hello());
+    tcp.write_all(&hello)?;
+    let answer = loop {
+        if let Some(answer) = client.receive(&read_some(&mut tcp, client.wants(), until)?)? {
+            break answer;
+        }
+    };
+    // Connected before the acknowledgement: the server may send from then on.
+    let connected = match answer {
+        Answer::Rdma(hello) => prepared.connect(&hello).ok(),
+        Answer::Tcp => None,
+    };
+    tcp.write_all(&ack(connected.is_some()))?;
+    match connected {
+        Some(connection) => Stream::rdma(tcp, connection, setup.config.spin),
+        None if setup.config.policy == Policy::RdmaOnly => Err(SetupError::TcpOnly(address)),
+        None => Ok(Stream::tcp(tcp, Vec::new())),
+    }
+}
+
+fn accept(mut tcp: TcpStream, setup: &Setup, client: SocketAddr) -> Result<Stream, SetupError> {
+    let until = Instant::now() + setup.config.handshake_timeout;
+    let mut server = Server::new();
+    let request = loop {
+        let bytes = read_some(&mut tcp, server.wants(), until)?;
+        if let Some(request) = server.receive(&bytes)? {
+            break request;
+        }
+    };
+    let required = setup.config.policy == Policy::RdmaOnly;
+    let hello = match request {
+        Request::Plain(_) if required => return Err(SetupError::TcpOnly(client)),
+        Request::Plain(first) => return Ok(Stream::tcp(tcp, first)),
+        Request::Rdma(hello) => Some(hello),
+        Request::Tcp => None,
+    };
+    // Connected before the answer: the client may send as soon as it has it.
+    let connected = hello.and_then(|hello| setup.answer(&hello));
+    tcp.write_all(&server.answer(connected.as_ref().map(|(_, own)| own)))?;
+    let wanted = loop {
+        let bytes = read_some(&mut tcp, server.wants(), until)?;
+        if let Some(wanted) = server.receive_ack(&bytes)? {
+            break wanted;
+        }
+    };
+    match connected {
+        Some((connection, _)) if wanted => Stream::rdma(tcp, connection, setup.config.spin),
+        _ if required => Err(SetupError::TcpOnly(client)),
+        _ => Ok(Stream::tcp(tcp, Vec::new())),
+    }
+}
+
+/// A byte stream to a peer whose calls wait.
+///
+/// [`Read`] and [`Write`] do what those of a `TcpStream` do. [`close`](Self::close) waits until the peer's NIC has taken
+/// everything; a stream that is dropped waits for that, too, for 1 s at most.
+#[derive(Debug)]
+pub struct Stream {
+    tcp: TcpStream,
+    /// What was read before it was known that this connection stays with TCP.
+    first: Bytes,
+    rdma: Option<Box<Connection>>,
+    spin: Duration,
+    timeout: Option<Duration>,
+}
+
+impl Stream {
+    fn tcp(tcp: TcpStream, first: Vec<u8>) -> Self {
+        Self {
+            tcp,
+            first: first.into(),
+            rdma: None,
+            spin: Duration::ZERO,
+            timeout: None,
+        }
+    }
+
+    fn rdma(tcp: TcpStream, connection: Connection, spin: Duration) -> Result<Self, SetupError> {
+        tcp.set_nonblocking(true)?;
+        let mut stream = Self::tcp(tcp, Vec::new());
+        (stream.rdma, stream.spin) = (Some(Box::new(connection)), spin);
+        Ok(stream)
+    }
+
+    /// Whether bytes go by RDMA.
+    pub fn is_rdma(&self) -> bool {
+        self.rdma.is_some()
+    }
+
+    /// The peer's address.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.tcp.peer_addr()
+    }
+
+    /// The pool whose blocks are sent without a copy; nothing when the stream goes by TCP.
+    pub fn pool(&self) -> Option<&Pool> {
+        self.rdma.as_ref().map(|connection| connection.pool())
+    }
+
+    /// How long a read or a write may wait; for ever without a timeout, which is the default. Then it fails with
+    /// `TimedOut` (by RDMA) or `WouldBlock` (by TCP).
+    ///
+    /// # Errors
+    /// The timeout is zero.
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.timeout = timeout;
+        self.tcp.set_read_timeout(timeout)?;
+        self.tcp.set_write_timeout(timeout)
+    }
+
+    /// Calls `step` until it gives something: polls for a while, then sleeps.
+    fn wait<T>(
+        &mut self,
+        sends: bool,
+        timeout: Option<Duration>,
+        mut step: impl FnMut(&mut Connection) -> Option<T>,
+    ) -> io::Result<T> {
+        let connection = self.rdma.as_mut().expect("a stream by RDMA");
+        let begun = Instant::now();
+        loop {
+            if let Some(done) = step(connection) {
+                return Ok(done);
+            }
+            if connection.progress() {
+                continue;
+            }
+            let waited = begun.elapsed();
+            if waited < self.spin {
+                std::hint::spin_loop();
+                continue;
+            }
+            let left = timeout.map(|timeout| timeout.saturating_sub(waited));
+            if left == Some(Duration::ZERO) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            connection.arm(sends);
+            // What came before arming makes no event.
+            if !connection.progress() && connection.failure().is_none() {
+                sleep(&self.tcp, connection, left)?;
+            }
+        }
+    }
+
+    /// Why the stream has ended. A work request may fail because the peer has closed: then that is why.
+    fn failure(tcp: &TcpStream, connection: &Connection) -> Option<StreamError> {
+        let failure = connection.failure()?;
+        let closed =
+            matches!(failure, StreamError::Failed(_)) && matches!((&*tcp).read(&mut [0; 1]), Ok(0));
+        Some(if closed {
+            StreamError::Closed
+        } else {
+            failure.clone()
+        })
+    }
+
+    /// Waits until received bytes are there; false at the end of the stream.
+    fn wait_unread(&mut self) -> io::Result<bool> {
+        let unread = self.wait(false, self.timeout, |connection| {
+            (connection.has_unread() || connection.failure().is_some())
+                .then(|| connection.has_unread())
+        })?;
+        let connection = self.rdma.as_ref().expect("a stream by RDMA");
+        match Self::failure(&self.tcp, connection) {
+            _ if unread => Ok(true),
+            None | Some(StreamError::Closed) => Ok(false),
+            Some(e) => Err(e.into()),
+        }
+    }
+
+    /// Waits until the peer's NIC has taken everything, then closes the connection.
+    ///
+    /// # Errors
+    /// The connection has failed before, or the timeout is over.
+    pub fn close(mut self) -> io::Result<()> {
+        let timeout = self.timeout;
+        self.flush_out(timeout)
+    }
+
+    fn flush_out(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        if self.rdma.is_none() {
+            return Ok(());
+        }
+        let mut marked = false;
+        self.wait(true, timeout, |connection| {
+            marked = marked || connection.post_marker();
+            (marked && connection.is_flushed()).then_some(())
+        })?;
+        let connection = self.rdma.as_ref().expect("a stream by RDMA");
+        match Self::failure(&self.tcp, connection) {
+            None | Some(StreamError::Closed) => Ok(()),
+            Some(e) => Err(e.into()),
+        }
+    }
+
+    /// The next bytes, as they came: of 512 bytes on without a copy. Nothing at the end of the stream.
+    ///
+    /// # Errors
+    /// The connection has ended before its end, or the timeout is over.
+    pub fn receive(&mut self) -> io::Result<Option<Bytes>> {
+        if self.rdma.is_none() {
+            let mut room = vec![0; 16 << 10];
+            let read = self.read(&mut room)?;
+            room.truncate(read);
+            return Ok((read > 0).then(|| room.into()));
+        }
+        let unread = self.wait_unread()?;
+        let connection = self.rdma.as_mut().filter(|_| unread);
+        Ok(connection.and_then(|connection| connection.read_bytes()))
+    }
+
+    /// Sends all of `bytes`, without a copy if they lie in blocks of the [pool](Self::pool).
+    ///
+    /// # Errors
+    /// The connection has ended, or the timeout is over.
+    pub fn send(&mut self, mut bytes: Bytes) -> io::Result<()> {
+        if self.rdma.is_none() {
+            return self.tcp.write_all(&bytes);
+        }
+        while !bytes.is_empty() {
+            self.post(|connection| connection.write_bytes(&mut bytes))?;
+        }
+        Ok(())
+    }
+
+    fn post(
+        &mut self,
+        mut write: impl FnMut(&mut Connection) -> Result<usize, StreamError>,
+    ) -> io::Result<usize> {
+        let timeout = self.timeout;
+        let posted = self.wait(false, timeout, |connection| match write(connection) {
+            Ok(0) => None,
+            other => Some(other),
+        })?;
+        let connection = self.rdma.as_ref().expect("a stream by RDMA");
+        posted.map_err(|e| Self::failure(&self.tcp, connection).unwrap_or(e).into())
+    }
+}
+
+/// Sleeps until something comes on the completion channel or the TCP connection.
+fn sleep(tcp: &TcpStream, connection: &mut Connection, left: Option<Duration>) -> io::Result<()> {
+    let [channel, silent] = {
+        let mut fds = [
+            PollFd::new(connection.channel(), PollFlags::IN),
+            PollFd::new(tcp, PollFlags::IN),
+        ];
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut fds, left.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+        fds.map(|fd| !fd.revents().is_empty())
+    };
+    if channel {
+        connection.take_events();
+    }
+    if silent {
+        match (&*tcp).read(&mut [0; 1]) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Ok(1..) => connection.close(StreamError::NotSilent),
+            Ok(0) | Err(_) => connection.close(StreamError::Closed),
+        }
+    }
+    Ok(())
+}
+
+impl Read for Stream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.rdma.is_none() {
+            if self.first.is_empty() {
+                return self.tcp.read(into);
+            }
+            let now = self.first.len().min(into.len());
+            into[..now].copy_from_slice(&self.first.split_to(now));
+            return Ok(now);
+        }
+        if into.is_empty() || !self.wait_unread()? {
+            return Ok(0);
+        }
+        let connection = self.rdma.as_mut().expect("a stream by RDMA");
+        let mut filled = 0;
+        Ok(connection.read(|bytes| {
+            let now = bytes.len().min(into.len() - filled);
+            into[filled..filled + now].copy_from_slice(&bytes[..now]);
+            filled += now;
+            now
+        }))
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        if self.rdma.is_none() {
+            return self.tcp.write_vectored(parts);
+        }
+        if parts.iter().all(|part| part.is_empty()) {
+            return Ok(0);
+        }
+        self.post(|connection| connection.write(parts))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        // What was written is posted, or in the socket.
+        Ok(())
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // Nobody is left to be told.
+        let _ = self.flush_out(Some(LINGER));
+        if self.is_rdma() {
+            // Before the queue pair ends: the peer looks here when its work requests fail.
+            let _ = self.tcp.shutdown(std::net::Shutdown::Both);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What the fuzz target of this crate runs, and the replay of its corpus.
+
+use crate::handshake::{Answer, Client, Hello, Request, Server, Version};
+
+/// Either side of the handshake against any peer, in pieces of any length. The first byte says which side, and how long the
+/// pieces are.
+///
+/// # Panics
+/// If a side takes more than it wants, accepts a hello that no queue pair can be connected to, or loses bytes of another
+/// protocol.
+pub fn handshake(bytes: &[u8]) {
+    let Some((&how, bytes)) = bytes.split_first() else {
+        return;
+    };
+    let cut = usize::from(how >> 2) + 1;
+    match how & 3 {
+        0 => client(Version::V2, bytes, cut),
+        1 => client(Version::V3, bytes, cut),
+        _ => server(bytes, cut),
+    }
+}
+
+fn client(version: Version, mut bytes: &[u8], cut: usize) {
+    let own = Hello {
+        block_bytes: 8192,
+        sq_size: 128,
+        rq_size: 128,
+        lid: 0,
+        gid: [1; 16],
+        qpn: 1,
+    };
+    let (mut client, _) = Client::new(version, &own);
+    while !bytes.is_empty() {
+        let wants = client.wants();
+        assert!((1..=8192).contains(&wants), "wants {wants} bytes");
+        let (now, later) = bytes.split_at(wants.min(cut).min(bytes.len()));
+        bytes = later;
+        match client.receive(now) {
+            Ok(None) => {}
+            Ok(Some(Answer::Rdma(hello))) => return sound(&hello),
+            Ok(Some(Answer::Tcp)) | Err(_) => return,
+        }
+    }
+}
+
+fn server(all: &[u8], cut: usize) {
+    let mut server = Server::new();
+    let mut bytes = all;
+    while !bytes.is_empty() {
+        let wants = server.wants();
+        assert!((1..=8192).contains(&wants), "wants {wants} bytes");
+        let (now, later) = bytes.split_at(wants.min(cut).min(bytes.len()));
+        bytes = later;
+        let own = match server.receive(now) {
+            Ok(None) => continue,
+            Ok(Some(Request::Plain(first))) => {
+                assert!(all.starts_with(&first) && first.len() + bytes.len() == all.len());
+                return;
+            }
+            Ok(Some(Request::Rdma(hello))) => {
+                sound(&hello);
+                Some(hello)
+            }
+            Ok(Some(Request::Tcp)) => None,
+            Err(_) => return,
+        };
+        let _ = server.answer(own.as_ref());
+        let ack = server.receive_ack(&bytes[..bytes.len().min(4)]);
+        assert!(
+            own.is_some() || ack != Ok(Some(true)),
+            "RDMA that was declined"
+        );
+        return;
+    }
+}
+
+/// Both versions say what was understood.
+fn sound(hello: &Hello) {
+    assert!(hello.block_bytes >= 1024 && hello.sq_size >= 16 && hello.rq_size >= 16);
+    assert!((1..1 << 24).contains(&hello.qpn));
+    for version in [Version::V2, Version::V3] {
+        let said = Server::new().receive(&hello.encode(version));
+        assert_eq!(said, Ok(Some(Request::Rdma(*hello))));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_corpus_of_handshakes_is_replayed() {
+        corpus::replay("brpc_handshake", super::handshake);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_follows_a_magic_is_refused_or_understood(
+            how in any::<u8>(),
+            v3 in any::<bool>(),
+            rest in prop::collection::vec(any::<u8>(), 0..80),
+        ) {
+            let magic: &[u8] = if v3 { b"RDM3\0\0\0" } else { b"RDMA\0\x28\0\x02\0\x01" };
+            super::handshake(&[&[how], magic, &rest].concat());
+        }
+    }
+}

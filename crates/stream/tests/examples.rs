@@ -1,0 +1,9 @@
+//! The examples run.
+
+#[path = "../examples/http.rs"]
+mod http;
+
+#[test]
+fn http() {
+    http::main().expect("it runs");
+}

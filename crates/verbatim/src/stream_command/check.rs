@@ -1,0 +1,118 @@
+//! `verbatim stream check`: bytes to an echo server and back, by the blocking interface.
+
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use stream::Policy;
+use stream::blocking::Connector;
+use stream::handshake::Version;
+
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::grpc::{address, config};
+use crate::output::{print, print_json};
+
+/// How long one read or write may take.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Arguments of `verbatim stream check`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// The server
+    #[arg(value_name = "IP:PORT", value_parser = address)]
+    server: SocketAddr,
+    /// How many bytes to send
+    #[arg(long, value_name = "N", default_value = "1000000", value_parser = args::number("a count of bytes", 0..=1u64 << 40))]
+    bytes: u64,
+    /// How many of them to send before reading them back
+    #[arg(long, value_name = "N", default_value = "10000", value_parser = args::number("a count of bytes", 1..=100_000usize))]
+    message: usize,
+    /// Use TCP where the server has no RDMA
+    #[arg(long)]
+    fall_back: bool,
+    /// Speak version 3 of the handshake
+    #[arg(long)]
+    v3: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  verbatim stream check 127.0.0.1:8002
+  verbatim stream check 127.0.0.1:8002 --bytes 100_000_000 --message 64_000";
+
+#[derive(Serialize)]
+struct Checked {
+    transport: &'static str,
+    bytes: u64,
+    same: bool,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    let policy = if args.fall_back {
+        Policy::FallBack
+    } else {
+        Policy::RdmaOnly
+    };
+    let mut config = config(&args.nic, &args.port, policy)?;
+    if args.v3 {
+        config.version = Version::V3;
+    }
+    let stream = Connector::new(config)?.connect(args.server);
+    let mut stream = stream.with_context(|| format!("cannot connect to {}", args.server))?;
+    stream.set_timeout(Some(TIMEOUT))?;
+    let transport = if stream.is_rdma() { "RDMA" } else { "TCP" };
+    let (mut noise, mut done, mut same) = (Noise(1), 0, true);
+    let (mut sent, mut got) = (vec![0; args.message], vec![0; args.message]);
+    while done < args.bytes && same {
+        let left = usize::try_from(args.bytes - done).unwrap_or(usize::MAX);
+        let now = left.min(args.message);
+        noise.fill(&mut sent[..now]);
+        stream.write_all(&sent[..now])?;
+        stream.read_exact(&mut got[..now])?;
+        same = got[..now] == sent[..now];
+        done += u64::try_from(now)?;
+    }
+    stream.close()?;
+    let checked = Checked {
+        transport,
+        bytes: done,
+        same,
+    };
+    if args.json {
+        print_json(&checked)?;
+    } else {
+        let what = if same {
+            "came back"
+        } else {
+            "were sent, and others came back"
+        };
+        print(format_args!("{done} bytes {what} by {transport}"))?;
+    }
+    Ok(if same { Outcome::Done } else { Outcome::No })
+}
+
+/// Bytes that no mistake reproduces (xorshift).
+pub(super) struct Noise(pub(super) u64);
+
+impl Noise {
+    pub(super) fn fill(&mut self, into: &mut [u8]) {
+        for chunk in into.chunks_mut(8) {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            chunk.copy_from_slice(&self.0.to_le_bytes()[..chunk.len()]);
+        }
+    }
+}

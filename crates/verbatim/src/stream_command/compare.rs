@@ -1,0 +1,282 @@
+//! `verbatim stream`: one echo server by RDMA, TCP and a Unix socket, in turn.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use bench::pin::pin;
+use bench::stats::{Spread, median};
+use bench::usage::Usage;
+use serde::{Deserialize, Serialize};
+use stream::{Connector, Policy};
+use tokio::runtime::Runtime;
+
+use super::load::{self, Carrier, Target};
+use super::serve::Listening;
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::children::{part_of, start};
+use crate::output::{self, figure, print, print_typed, time};
+use crate::side_by_side::{interleaved, place, spread};
+
+/// Arguments of the comparison.
+#[derive(clap::Args)]
+#[group(skip)]
+pub(super) struct Args {
+    /// Connections, each with one message under way (may be given several times) [default: 1 and 16]
+    #[arg(long, value_name = "N", value_parser = args::number("a count of connections", 1..=1000usize))]
+    connections: Vec<usize>,
+    /// Bytes of a message (may be given several times) [default: 64 and 100000]
+    #[arg(long, value_name = "BYTES", value_parser = args::number("a length of messages", 1..=16_777_216usize))]
+    message: Vec<usize>,
+    /// WRs of each queue of each connection
+    #[arg(long, value_name = "N", default_value = "128", value_parser = args::number("a count of WRs", 16..=4096u16))]
+    queue: u16,
+    /// How often everything runs, in turn
+    #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
+    rounds: u32,
+    /// How long each measurement runs
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = args::duration)]
+    duration: Duration,
+    /// Print one JSON object per line: round, row
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Point {
+    message: usize,
+    connections: usize,
+    carrier: Carrier,
+}
+
+/// One round of one row.
+#[derive(Debug, Serialize)]
+struct Round {
+    round: u32,
+    carrier: Carrier,
+    message_bytes: usize,
+    connections: usize,
+    messages_per_s: f64,
+    ns_p50: f64,
+    ns_p99: f64,
+    /// CPU time of both processes for each byte, there and back.
+    cpu_ns_per_byte: f64,
+    /// Messages, each of which was compared.
+    verified: u64,
+}
+
+/// A row of the table: medians of the rounds.
+#[derive(Debug, Serialize)]
+struct Row {
+    kind: &'static str,
+    carrier: Carrier,
+    message_bytes: usize,
+    connections: usize,
+    messages_per_s: Spread,
+    /// Of the rates of each round, beside TCP.
+    ratio: Spread,
+    ns_p50: f64,
+    ns_p99: f64,
+    cpu_ns_per_byte: f64,
+    verified: u64,
+}
+
+/// What the server prints.
+#[derive(Deserialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+enum Line {
+    Listening(Listening),
+}
+
+struct Setup<'a> {
+    args: &'a Args,
+    runtime: Runtime,
+    connector: Connector,
+    server_pid: u32,
+    listening: Listening,
+    unix: PathBuf,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    let placement = place(1, 1, 1, "the client")?;
+    let bounce_ns = placement.bounce_ns()?;
+    let folder = tempfile::tempdir().context("cannot make a folder for the Unix socket")?;
+    let unix = folder.path().join("socket");
+    let mut command = part_of("stream", "serve", &args.nic, &args.port)?;
+    command
+        .args(["--listen", "127.0.0.1:0", "--until-eof", "--unix"])
+        .arg(&unix)
+        .args(["--queue", &args.queue.to_string()])
+        .stdin(Stdio::piped());
+    let (server, mut said) = start::<Line>(command, &placement.server, "server")?;
+    let Line::Listening(listening) = said.expect()?;
+    if let [core] = placement.clients[0][..] {
+        pin(core)?;
+    }
+    let mut config = crate::grpc::config(&args.nic, &args.port, Policy::RdmaOnly)?;
+    config.queue_size = args.queue;
+    let setup = Setup {
+        args,
+        runtime: crate::grpc::runtime()?,
+        connector: Connector::new(config)?,
+        server_pid: server.0.id(),
+        listening,
+        unix,
+    };
+    let points = points(args);
+    let name = |p: Point| format!("{} bytes by {}", p.message, p.carrier.name());
+    let rounds = interleaved(args.rounds, &points, args.json, name, |round, point| {
+        setup.round(round, point)
+    })?;
+    let rows = points.iter().map(|&point| row(args, point, &rounds));
+    let rows = rows.collect::<Result<Vec<_>>>()?;
+    if args.json {
+        rows.iter().try_for_each(|row| print_typed("row", row))?;
+    } else {
+        print(table(&rows, bounce_ns))?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn points(args: &Args) -> Vec<Point> {
+    let given = |asked: &[usize], otherwise: [usize; 2]| {
+        if asked.is_empty() {
+            otherwise.to_vec()
+        } else {
+            asked.to_vec()
+        }
+    };
+    let mut points = Vec::new();
+    for &message in &given(&args.message, [64, 100_000]) {
+        for &connections in &given(&args.connections, [1, 16]) {
+            points.extend(Carrier::ALL.map(|carrier| Point {
+                message,
+                connections,
+                carrier,
+            }));
+        }
+    }
+    points
+}
+
+impl Setup<'_> {
+    fn round(&self, round: u32, point: Point) -> Result<Round> {
+        let cpu = || -> Result<u64> {
+            let own = Usage::of(std::process::id())?.cpu_ns;
+            Ok(own + Usage::of(self.server_pid)?.cpu_ns)
+        };
+        let target = Target {
+            address: self.listening.address,
+            unix: &self.unix,
+            connector: &self.connector,
+        };
+        let before = cpu()?;
+        let run = load::run(
+            &target,
+            point.carrier,
+            point.connections,
+            point.message,
+            self.args.duration,
+        );
+        let measured = self.runtime.block_on(run)?;
+        let used = cpu()?.saturating_sub(before);
+        let latency = |share: usize| {
+            let all = &measured.latencies;
+            let index = (all.len() * share / 100).min(all.len().saturating_sub(1));
+            all.get(index).copied().unwrap_or(0)
+        };
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+        Ok(Round {
+            round,
+            carrier: point.carrier,
+            message_bytes: point.message,
+            connections: point.connections,
+            messages_per_s: measured.messages as f64 / measured.seconds,
+            ns_p50: latency(50) as f64,
+            ns_p99: latency(99) as f64,
+            cpu_ns_per_byte: used as f64 / (2.0 * measured.messages as f64 * point.message as f64),
+            verified: measured.messages,
+        })
+    }
+}
+
+fn row(args: &Args, point: Point, rounds: &[Round]) -> Result<Row> {
+    let by = |carrier: Carrier| {
+        rounds.iter().filter(move |r| {
+            (r.message_bytes, r.connections, r.carrier)
+                == (point.message, point.connections, carrier)
+        })
+    };
+    let of: Vec<&Round> = by(point.carrier).collect();
+    let middle = |value: fn(&Round) -> f64| {
+        let all: Vec<f64> = of.iter().map(|r| value(r)).collect();
+        median(&all).context("nothing was measured")
+    };
+    let tcp = by(Carrier::Tcp);
+    Ok(Row {
+        kind: args.nic.provider.kind(),
+        carrier: point.carrier,
+        message_bytes: point.message,
+        connections: point.connections,
+        messages_per_s: spread(of.iter().map(|r| r.messages_per_s))?,
+        ratio: spread(
+            of.iter()
+                .zip(tcp)
+                .map(|(r, tcp)| r.messages_per_s / tcp.messages_per_s),
+        )?,
+        ns_p50: middle(|r| r.ns_p50)?,
+        ns_p99: middle(|r| r.ns_p99)?,
+        cpu_ns_per_byte: middle(|r| r.cpu_ns_per_byte)?,
+        verified: of.iter().map(|r| r.verified).sum(),
+    })
+}
+
+fn table(rows: &[Row], bounce_ns: Option<f64>) -> String {
+    let mut table = output::table(
+        [
+            "bytes",
+            "connections",
+            "by",
+            "messages/s",
+            "beside TCP",
+            "p50, p99",
+            "MB/s each way",
+            "CPU/byte",
+        ],
+        &[0, 1, 3, 4, 5, 6, 7],
+    );
+    for row in rows {
+        let (rate, ratio) = (row.messages_per_s.median, row.ratio);
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+        let mb_per_s = rate * row.message_bytes as f64 / 1e6;
+        table.add_row([
+            row.message_bytes.to_string(),
+            row.connections.to_string(),
+            row.carrier.name().to_owned(),
+            figure(rate),
+            format!(
+                "{} x ({}..{})",
+                figure(ratio.median),
+                figure(ratio.min),
+                figure(ratio.max)
+            ),
+            format!("{}, {}", time(row.ns_p50), time(row.ns_p99)),
+            figure(mb_per_s),
+            time(row.cpu_ns_per_byte),
+        ]);
+    }
+    let cores = match bounce_ns {
+        Some(ns) => format!("cores {} apart", time(ns)),
+        None => "one core".to_owned(),
+    };
+    let verified: u64 = rows.iter().map(|row| row.verified).sum();
+    format!("{table}\n{verified} messages, each compared; {cores}")
+}

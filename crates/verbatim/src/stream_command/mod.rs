@@ -1,0 +1,46 @@
+//! `verbatim stream`: the byte stream of the crate `stream`, beside TCP and Unix sockets.
+
+mod check;
+mod compare;
+mod load;
+mod serve;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+use crate::Outcome;
+
+/// Arguments of `verbatim stream`.
+#[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    compare: compare::Args,
+}
+
+const EXAMPLES: &str = "\
+Starts an echo server on a core of its own, and has a client on another core send to it by RDMA, by TCP and by a Unix socket in \
+turn: small messages back and forth, then large ones. Every byte is checked.
+
+Examples:
+  verbatim stream
+  verbatim stream --connections 1 --connections 64 --connections 500 --duration 200ms --json";
+
+#[derive(Subcommand)]
+enum Command {
+    /// An echo server, by RDMA and by TCP on one port, until a signal
+    Serve(serve::Args),
+    /// Send bytes to an echo server and compare what comes back
+    Check(check::Args),
+}
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> Result<Outcome> {
+    match args.command {
+        None => compare::run(&args.compare),
+        Some(Command::Serve(args)) => serve::run(&args),
+        Some(Command::Check(args)) => check::run(&args),
+    }
+}

@@ -1,0 +1,128 @@
+//! `verbatim stream serve`: an echo server until it is told to stop.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use stream::{Listener, Policy};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::UnixListener;
+
+use crate::Outcome;
+use crate::args::{self, NicArgs, PortArgs};
+use crate::grpc::{address, config, runtime};
+use crate::output::{print, print_typed};
+use crate::stop::stop_signals;
+
+/// Bytes that are read at once.
+const ROOM: usize = 64 << 10;
+
+/// Arguments of `verbatim stream serve`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    /// Where to listen; port 0 takes a free one
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:8002", value_parser = address)]
+    listen: SocketAddr,
+    /// Listen at this Unix socket, too
+    #[arg(long, value_name = "FILE")]
+    unix: Option<PathBuf>,
+    /// Decline RDMA: clients fall back to TCP
+    #[arg(long)]
+    tcp_only: bool,
+    /// WRs of each queue, and so blocks of 8 KiB that a connection has posted
+    #[arg(long, value_name = "N", default_value = "128", value_parser = args::number("a count of WRs", 16..=4096u16))]
+    queue: u16,
+    /// Stop at the end of standard input, too
+    #[arg(long)]
+    until_eof: bool,
+    /// Print a JSON object when it listens
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    nic: NicArgs,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  verbatim stream serve
+  verbatim stream serve --listen 10.0.0.7:8002";
+
+/// What it prints when it listens.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Listening {
+    pub(super) address: SocketAddr,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    let policy = if args.tcp_only {
+        Policy::TcpOnly
+    } else {
+        Policy::FallBack
+    };
+    let mut config = config(&args.nic, &args.port, policy)?;
+    config.queue_size = args.queue;
+    let stop = stop_signals(args.until_eof)?;
+    let (tell, stopped) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        // Both ends of either channel mean that the server is to end.
+        let _ = stop.recv();
+        let _ = tell.send(());
+    });
+    runtime()?.block_on(async {
+        let listener = Listener::with_config(args.listen, config).await;
+        let mut listener = listener.with_context(|| format!("cannot listen at {}", args.listen))?;
+        if let Some(path) = &args.unix {
+            let unix = UnixListener::bind(path);
+            let unix = unix.with_context(|| format!("cannot listen at {}", path.display()))?;
+            tokio::spawn(serve_unix(unix));
+        }
+        let address = listener.local_addr()?;
+        if args.json {
+            print_typed("listening", &Listening { address })?;
+        } else {
+            print(format_args!("echo at {address}, by RDMA and by TCP"))?;
+        }
+        let serving = async {
+            loop {
+                match listener.accept().await {
+                    Ok(stream) => drop(tokio::spawn(echo(stream))),
+                    // Out of descriptors, perhaps: others end meanwhile.
+                    Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+                }
+            }
+        };
+        tokio::select! {
+            () = serving => {}
+            _ = stopped => {}
+        }
+        Ok(Outcome::Done)
+    })
+}
+
+async fn serve_unix(listener: UnixListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => drop(tokio::spawn(echo(stream))),
+            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+/// Sends back what comes, until the client is done.
+async fn echo(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
+    let mut room = vec![0; ROOM];
+    loop {
+        let read = stream.read(&mut room).await?;
+        if read == 0 {
+            return stream.shutdown().await;
+        }
+        stream.write_all(&room[..read]).await?;
+    }
+}
