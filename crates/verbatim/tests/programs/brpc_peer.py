@@ -111,8 +111,10 @@ class End:
         self.next_slot = 0
         for slot in range(rq):
             self.post_recv(slot)
-        gid = self.context.query_gid(1, 0)
-        self.gid = ipaddress.ip_address(str(gid).strip()).packed
+        # Both ends need a GID of the same family: an IPv4 address, mapped.
+        gids = [ipaddress.ip_address(str(self.context.query_gid(1, index)).strip()) for index in range(8)]
+        self.gid_index = next(index for index, gid in enumerate(gids) if gid.ipv4_mapped)
+        self.gid = gids[self.gid_index].packed
         self.data, self.received = bytearray(), 0
 
     def hello(self, version):
@@ -127,7 +129,7 @@ class End:
         attr = QPAttr(port_num=1)
         attr.dest_qp_num, attr.path_mtu, attr.rq_psn = qpn, e.IBV_MTU_1024, 0
         attr.max_dest_rd_atomic, attr.min_rnr_timer = 0, 0
-        route = GlobalRoute(dgid=GID(val=str(ipaddress.IPv6Address(gid).exploded)), sgid_index=0, hop_limit=16)
+        route = GlobalRoute(dgid=GID(val=str(ipaddress.IPv6Address(gid).exploded)), sgid_index=self.gid_index, hop_limit=16)
         attr.ah_attr = AHAttr(gr=route, is_global=1, port_num=1)
         attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.sq_psn, attr.max_rd_atomic = 14, 7, 0, 0, 0
         self.qp.to_rts(attr)
@@ -139,8 +141,9 @@ class End:
         """One message with the credits that are owed."""
         imm, self.owed = self.owed, 0
         at = self.sent % self.sq * self.block
-        sge = [SGE(self.outbox.buf + at, size, self.outbox.lkey)] if size else []
-        wr = SendWR(opcode=e.IBV_WR_SEND_WITH_IMM, num_sge=len(sge), sg=sge, imm_data=socket.htonl(imm))
+        # pyverbs takes no WR without an SGE; one of no bytes makes the same message.
+        sge = SGE(self.outbox.buf + at, size, self.outbox.lkey)
+        wr = SendWR(opcode=e.IBV_WR_SEND_WITH_IMM, num_sge=1, sg=[sge], imm_data=socket.htonl(imm))
         wr.wr_id, wr.send_flags = wr_id, e.IBV_SEND_SIGNALED | e.IBV_SEND_SOLICITED
         self.qp.post_send(wr)
 
@@ -291,7 +294,10 @@ def noisy(host, port):
             end.owed = 7
             end.post(0, ACK)
         else:
-            end.qp.post_send(SendWR(opcode=e.IBV_WR_SEND, num_sge=0, sg=[]))
+            sge = SGE(end.outbox.buf, 4, end.outbox.lkey)
+            wr = SendWR(opcode=e.IBV_WR_SEND, num_sge=1, sg=[sge])
+            wr.send_flags = e.IBV_SEND_SOLICITED
+            end.qp.post_send(wr)
         assert is_closed(tcp)
     exchange(good, noise(10_000, 2))
 
