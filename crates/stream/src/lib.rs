@@ -49,10 +49,8 @@ mod gather;
 pub mod handshake;
 mod listener;
 mod nic;
-#[allow(unsafe_code)]
 mod pool;
 mod rdma;
-#[allow(unsafe_code)]
 mod reactor;
 mod stream;
 #[cfg(feature = "tonic")]

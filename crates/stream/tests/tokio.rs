@@ -161,3 +161,68 @@ fn where_one_side_has_no_rdma_tcp_is_used() {
         }
     });
 }
+
+#[test]
+fn a_server_of_another_protocol_is_reached_by_plain_tcp() {
+    run(async {
+        let listener = tokio::net::TcpListener::bind(any()).await.expect("listens");
+        let address = listener.local_addr().expect("an address");
+        tokio::spawn(async move {
+            loop {
+                let (mut tcp, _) = listener.accept().await.expect("accepts");
+                let mut first = [0; 4];
+                tcp.read_exact(&mut first).await.expect("reads");
+                let answer: &[u8] = match &first {
+                    b"ping" => b"pong",
+                    _ => b"-ERR unknown command\r\n",
+                };
+                tcp.write_all(answer).await.expect("writes");
+            }
+        });
+        let mut client = Stream::connect(address).await.expect("connects");
+        assert!(!client.is_rdma());
+        client.write_all(b"ping").await.expect("writes");
+        let mut got = [0; 4];
+        client.read_exact(&mut got).await.expect("reads");
+        assert_eq!(&got, b"pong");
+        let required = Connector::new(Config {
+            policy: Policy::RdmaOnly,
+            ..Config::default()
+        });
+        let refused = required.expect("a device").connect(address).await;
+        let why = refused.expect_err("it has no RDMA").to_string();
+        assert!(why.contains("-ERR"), "{why}");
+    });
+}
+
+#[test]
+fn silent_and_slow_clients_are_disconnected_and_keep_nobody_waiting() {
+    run(async {
+        let config = Config {
+            handshake_timeout: Duration::from_millis(100),
+            ..Config::default()
+        };
+        let mut listener = Listener::with_config(any(), config).await.expect("listens");
+        let address = listener.local_addr().expect("an address");
+        let mut silent = tokio::net::TcpStream::connect(address)
+            .await
+            .expect("connects");
+        let mut slow = tokio::net::TcpStream::connect(address)
+            .await
+            .expect("connects");
+        slow.write_all(b"RDMA\0").await.expect("writes");
+        let serving = tokio::spawn(async move {
+            loop {
+                tokio::spawn(echo(listener.accept().await.expect("accepts")));
+            }
+        });
+        let mut client = Stream::connect(address).await.expect("connects");
+        client.write_all(b"here").await.expect("writes");
+        let mut got = [0; 4];
+        client.read_exact(&mut got).await.expect("reads");
+        for refused in [&mut silent, &mut slow] {
+            assert!(!matches!(refused.read(&mut [0; 1]).await, Ok(1..)));
+        }
+        serving.abort();
+    });
+}
