@@ -159,10 +159,10 @@ async fn ping_pong(client: &mut Client) -> Done {
     let call = client.full_duplex_call(ReceiverStream::new(requests));
     to.send(ping(REQUESTS[0], RESPONSES[0])).await?;
     let mut responses = call.await?.into_inner();
-    for i in 0..4 {
+    for (i, size) in RESPONSES.into_iter().enumerate() {
         let got = responses.message().await?.ok_or("a response is missing")?;
         let len = got.payload.unwrap_or_default().body.len();
-        check(i32::try_from(len) == Ok(RESPONSES[i]), "a wrong length")?;
+        check(i32::try_from(len) == Ok(size), "a wrong length")?;
         if let (Some(&request), Some(&response)) = (REQUESTS.get(i + 1), RESPONSES.get(i + 1)) {
             to.send(ping(request, response)).await?;
         }

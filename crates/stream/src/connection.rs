@@ -6,14 +6,15 @@ use std::ops::Range;
 
 use bytes::{Buf, Bytes};
 use verbs::{
-    CompletionChannel, CompletionQueue, HeaderOnly, Inline, MrSlice, Postlist, QpEndpoint,
-    QueuePair, Rc, RecvList, WcBuffer,
+    CompletionChannel, CompletionQueue, Gid, HeaderOnly, Inline, Lid, MrSlice, Mtu, Postlist, Psn,
+    QpEndpoint, Qpn, QueuePair, Rc, RecvList, WcBuffer,
 };
 
 use crate::error::{SetupError, StreamError};
 use crate::gather::Gather;
-use crate::nic::{INLINE_BYTES, Prepared};
+use crate::handshake::Hello;
 use crate::pool::{Block, Pool};
+use crate::prepared::{INLINE_BYTES, Prepared};
 use crate::window::{Mark, Window};
 
 /// Completions taken at once.
@@ -63,6 +64,24 @@ pub(crate) struct Connection {
     completions: WcBuffer<POLL>,
     /// Why nothing can be sent or received any more.
     failure: Option<StreamError>,
+}
+
+impl Prepared {
+    /// Takes the queue pair to RTS.
+    pub(crate) fn connect(self, peer: &Hello) -> Result<Connection, SetupError> {
+        let endpoint = QpEndpoint {
+            qpn: Qpn(peer.qpn),
+            psn: Psn(0),
+            lid: Lid(peer.lid),
+            gid: Gid(peer.gid),
+            mtu: Mtu::Mtu1024,
+            qkey: None,
+        };
+        let size = self.queue_size;
+        let window = Window::new(size, size, peer.sq_size, peer.rq_size);
+        let peer_block = usize::try_from(peer.block_bytes).unwrap_or(usize::MAX);
+        Connection::new(self, &endpoint, window, peer_block)
+    }
 }
 
 impl Connection {

@@ -69,6 +69,16 @@ impl Connector {
     }
 }
 
+impl Stream {
+    /// Connects by the process's default [`Connector`], on the software NIC.
+    ///
+    /// # Errors
+    /// Nobody listens there, or the handshake fails.
+    pub async fn connect(address: SocketAddr) -> io::Result<Self> {
+        Connector::shared()?.connect(address).await
+    }
+}
+
 async fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
     let tcp = TcpStream::connect(address).await?;
     tcp.set_nodelay(true)?;
@@ -77,7 +87,7 @@ async fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
 
 async fn shake(
     mut tcp: TcpStream,
-    prepared: crate::nic::Prepared,
+    prepared: crate::prepared::Prepared,
     setup: &Setup,
     address: SocketAddr,
 ) -> Result<Stream, SetupError> {

@@ -50,6 +50,7 @@ pub mod handshake;
 mod listener;
 mod nic;
 mod pool;
+mod prepared;
 mod rdma;
 mod reactor;
 mod stream;

@@ -4,19 +4,14 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use verbs::{
-    Access, CompletionChannel, CompletionQueue, Context, Gid, Lid, Mtu, PreparedQp,
-    ProtectionDomain, Psn, QpEndpoint, Qpn, Rc,
-};
+use verbs::{Access, Context, Mtu, ProtectionDomain, Psn, Rc};
 
 use crate::connection::Connection;
 use crate::error::SetupError;
 use crate::handshake::{Hello, Version};
-use crate::pool::{BLOCK_BYTES, Block, Pool};
-use crate::window::Window;
+use crate::pool::{BLOCK_BYTES, Pool};
+use crate::prepared::{INLINE_BYTES, Prepared};
 
-/// Payload up to here is carried by the WR itself.
-pub(crate) const INLINE_BYTES: u32 = 256;
 /// Scatter/gather elements of a message at most.
 const MAX_SGE: u32 = 16;
 
@@ -199,49 +194,5 @@ impl Nic {
         };
         prepared.qp.post_recv(&mut list)?;
         Ok(prepared)
-    }
-}
-
-/// A queue pair that is not connected yet.
-pub(crate) struct Prepared {
-    // Before the blocks: the NIC must be done with them when they go back to the pool.
-    pub(crate) qp: PreparedQp<Rc>,
-    pub(crate) send_cq: CompletionQueue,
-    pub(crate) recv_cq: CompletionQueue,
-    pub(crate) channel: CompletionChannel,
-    pub(crate) pool: Pool,
-    pub(crate) posted: VecDeque<Block>,
-    queue_size: u16,
-    pub(crate) max_sge: usize,
-}
-
-impl Prepared {
-    /// What the peer is to know.
-    pub(crate) fn hello(&self) -> Hello {
-        let own = self.qp.endpoint();
-        Hello {
-            block_bytes: u32::try_from(self.pool.block_bytes()).unwrap_or(u32::MAX),
-            sq_size: self.queue_size,
-            rq_size: self.queue_size,
-            lid: own.lid.0,
-            gid: own.gid.0,
-            qpn: own.qpn.0,
-        }
-    }
-
-    /// Takes the queue pair to RTS.
-    pub(crate) fn connect(self, peer: &Hello) -> Result<Connection, SetupError> {
-        let endpoint = QpEndpoint {
-            qpn: Qpn(peer.qpn),
-            psn: Psn(0),
-            lid: Lid(peer.lid),
-            gid: Gid(peer.gid),
-            mtu: Mtu::Mtu1024,
-            qkey: None,
-        };
-        let size = self.queue_size;
-        let window = Window::new(size, size, peer.sq_size, peer.rq_size);
-        let peer_block = usize::try_from(peer.block_bytes).unwrap_or(usize::MAX);
-        Connection::new(self, &endpoint, window, peer_block)
     }
 }

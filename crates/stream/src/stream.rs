@@ -63,14 +63,6 @@ impl Stream {
         }
     }
 
-    /// Connects by the process's default [`Connector`](crate::Connector), on the software NIC.
-    ///
-    /// # Errors
-    /// Nobody listens there, or the handshake fails.
-    pub async fn connect(address: SocketAddr) -> io::Result<Self> {
-        crate::Connector::shared()?.connect(address).await
-    }
-
     fn tcp_stream(&self) -> &TcpStream {
         match &self.kind {
             Kind::Rdma(Some(rdma)) => rdma.tcp(),

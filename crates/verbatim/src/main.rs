@@ -34,6 +34,7 @@ mod sockets;
 mod stop;
 mod tensor;
 mod stream_command;
+mod streams;
 
 use std::process::ExitCode;
 

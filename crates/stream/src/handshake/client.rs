@@ -1,7 +1,9 @@
 //! The client's side.
 
-use super::hello::{Hello, Progress, Said, Version, parse};
-use super::{HandshakeError, MAGIC_BYTES, Shown};
+use super::codec::parse;
+use super::error::{HandshakeError, Shown};
+use super::hello::{Hello, Progress, Said};
+use super::version::{MAGIC_BYTES, Version};
 
 /// The client's side: it has said hello and reads the server's.
 ///

@@ -1,8 +1,6 @@
 //! What a side tells of itself.
 
-use std::fmt;
-
-use super::{HandshakeError, v2, v3};
+use super::error::HandshakeError;
 
 /// The least room of a block that brpc accepts.
 pub(crate) const MIN_BLOCK: u32 = 1024;
@@ -10,35 +8,6 @@ pub(crate) const MIN_BLOCK: u32 = 1024;
 pub(crate) const MIN_QUEUE: u16 = 16;
 /// Queue pair numbers have 24 bits.
 const MAX_QPN: u32 = 0xff_ffff;
-
-/// A version of the handshake.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Version {
-    /// "RDMA": 40 bytes; what every brpc with RDMA understands.
-    #[default]
-    V2,
-    /// "RDM3": a Protocol Buffers message; servers of older releases take it for another protocol.
-    V3,
-}
-
-impl Version {
-    /// The first bytes of its hellos.
-    pub const fn magic(self) -> &'static [u8; super::MAGIC_BYTES] {
-        match self {
-            Self::V2 => b"RDMA",
-            Self::V3 => b"RDM3",
-        }
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::V2 => "2",
-            Self::V3 => "3",
-        })
-    }
-}
 
 /// What a side tells of itself: its queue pair, and what the peer may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,14 +36,6 @@ impl Hello {
         gid: [0; 16],
         qpn: 0,
     };
-
-    /// The bytes of this hello.
-    pub fn encode(&self, version: Version) -> Vec<u8> {
-        match version {
-            Version::V2 => v2::encode(Some(self)),
-            Version::V3 => v3::encode(self),
-        }
-    }
 
     /// Refuses numbers that no queue pair can be connected with.
     pub(crate) fn checked(self) -> Result<Self, HandshakeError> {
@@ -111,12 +72,4 @@ pub(crate) enum Said {
 pub(crate) enum Progress {
     Wants(usize),
     Done(Said),
-}
-
-/// Reads what has come of a hello, which begins with the magic of `version`.
-pub(crate) fn parse(version: Version, bytes: &[u8]) -> Result<Progress, HandshakeError> {
-    match version {
-        Version::V2 => v2::parse(bytes),
-        Version::V3 => v3::parse(bytes),
-    }
 }

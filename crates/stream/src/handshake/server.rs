@@ -1,7 +1,10 @@
 //! The server's side.
 
-use super::hello::{Hello, Progress, Said, Version, parse};
-use super::{HandshakeError, MAGIC_BYTES, v2, v3};
+use super::codec::parse;
+use super::error::HandshakeError;
+use super::hello::{Hello, Progress, Said};
+use super::version::{MAGIC_BYTES, Version};
+use super::{v2, v3};
 
 /// The server's side: it reads the client's hello, [answers](Self::answer), and reads the acknowledgement.
 #[derive(Debug, Default)]

@@ -1,7 +1,8 @@
 //! The second version: a structure of 40 bytes.
 
-use super::hello::{Hello, Progress, Said, Version};
-use super::{HandshakeError, MAGIC_BYTES};
+use super::error::HandshakeError;
+use super::hello::{Hello, Progress, Said};
+use super::version::{MAGIC_BYTES, Version};
 
 /// Bytes of a hello.
 const HELLO_BYTES: usize = 40;

@@ -2,8 +2,9 @@
 
 use prost::Message;
 
-use super::hello::{Hello, Progress, Said, Version};
-use super::{HandshakeError, MAGIC_BYTES};
+use super::error::HandshakeError;
+use super::hello::{Hello, Progress, Said};
+use super::version::{MAGIC_BYTES, Version};
 
 /// The longest message.
 const MOST_BYTES: u32 = 8192;

@@ -15,7 +15,7 @@ use crate::output::{print, print_json};
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// The server
-    #[arg(value_name = "IP:PORT", value_parser = super::address)]
+    #[arg(value_name = "IP:PORT", value_parser = crate::streams::address)]
     server: SocketAddr,
     /// Use TCP, as clients without RDMA do
     #[arg(long)]
@@ -48,9 +48,9 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     } else {
         (Policy::RdmaOnly, "RDMA")
     };
-    let config = super::config(&args.nic, &args.port, policy)?;
-    let cases = super::runtime()?.block_on(async {
-        let channel = super::connect(args.server, config).await?;
+    let config = crate::streams::config(&args.nic, &args.port, policy)?;
+    let cases = crate::streams::runtime()?.block_on(async {
+        let channel = crate::streams::connect(args.server, config).await?;
         Ok::<_, anyhow::Error>(grpc_interop::cases::run(channel).await)
     })?;
     let checked = match cases {

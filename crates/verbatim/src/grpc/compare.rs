@@ -29,7 +29,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", value_parser = args::number("a count of calls", 1..=4096usize))]
     outstanding: Vec<usize>,
     /// Bytes of payload in each request and each response
-    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = super::payload())]
+    #[arg(long, value_name = "BYTES", default_value = "32", value_parser = crate::streams::payload())]
     payload: usize,
     /// How often everything runs, in turn
     #[arg(long, value_name = "N", default_value = "5", value_parser = args::number("a count of rounds", 1..=1000u32))]
@@ -119,7 +119,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     if let [core] = placement.clients[0][..] {
         pin(core)?;
     }
-    let runtime = super::runtime()?;
+    let runtime = crate::streams::runtime()?;
     let setup = Setup {
         channels: runtime.block_on(channels(args, address))?,
         args,
@@ -147,10 +147,10 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
 }
 
 async fn channels(args: &Args, address: SocketAddr) -> Result<[Channel; 2]> {
-    let config = |policy| super::config(&args.nic, &args.port, policy);
+    let config = |policy| crate::streams::config(&args.nic, &args.port, policy);
     Ok([
-        super::connect(address, config(Policy::TcpOnly)?).await?,
-        super::connect(address, config(Policy::RdmaOnly)?).await?,
+        crate::streams::connect(address, config(Policy::TcpOnly)?).await?,
+        crate::streams::connect(address, config(Policy::RdmaOnly)?).await?,
     ])
 }
 

@@ -18,7 +18,7 @@ use crate::stop::stop_signals;
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// Where to listen; port 0 takes a free one
-    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:50051", value_parser = super::address)]
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:50051", value_parser = crate::streams::address)]
     listen: SocketAddr,
     /// Decline RDMA: clients fall back to TCP
     #[arg(long)]
@@ -55,9 +55,9 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     } else {
         Policy::FallBack
     };
-    let config = super::config(&args.nic, &args.port, policy)?;
+    let config = crate::streams::config(&args.nic, &args.port, policy)?;
     let stop = stop_signals(args.until_eof)?;
-    let runtime = super::runtime()?;
+    let runtime = crate::streams::runtime()?;
     let (tell, stopped) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
         // Both ends of either channel mean that the server is to end.

@@ -12,8 +12,8 @@ use stream::handshake::Version;
 
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::grpc::{address, config};
 use crate::output::{print, print_json};
+use crate::streams::{address, config};
 
 /// How long one read or write may take.
 const TIMEOUT: Duration = Duration::from_secs(30);

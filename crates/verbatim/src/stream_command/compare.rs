@@ -121,11 +121,11 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     if let [core] = placement.clients[0][..] {
         pin(core)?;
     }
-    let mut config = crate::grpc::config(&args.nic, &args.port, Policy::RdmaOnly)?;
+    let mut config = crate::streams::config(&args.nic, &args.port, Policy::RdmaOnly)?;
     config.queue_size = args.queue;
     let setup = Setup {
         args,
-        runtime: crate::grpc::runtime()?,
+        runtime: crate::streams::runtime()?,
         connector: Connector::new(config)?,
         server_pid: server.0.id(),
         listening,

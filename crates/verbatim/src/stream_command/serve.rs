@@ -13,9 +13,9 @@ use tokio::net::UnixListener;
 
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::grpc::{address, config, runtime};
 use crate::output::{print, print_typed};
 use crate::stop::stop_signals;
+use crate::streams::{address, config, runtime};
 
 /// Bytes that are read at once.
 const ROOM: usize = 64 << 10;

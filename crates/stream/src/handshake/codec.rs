@@ -1,0 +1,24 @@
+//! Hellos as bytes, whatever their version.
+
+use super::error::HandshakeError;
+use super::hello::{Hello, Progress};
+use super::version::Version;
+use super::{v2, v3};
+
+impl Hello {
+    /// The bytes of this hello.
+    pub fn encode(&self, version: Version) -> Vec<u8> {
+        match version {
+            Version::V2 => v2::encode(Some(self)),
+            Version::V3 => v3::encode(self),
+        }
+    }
+}
+
+/// Reads what has come of a hello, which begins with the magic of `version`.
+pub(crate) fn parse(version: Version, bytes: &[u8]) -> Result<Progress, HandshakeError> {
+    match version {
+        Version::V2 => v2::parse(bytes),
+        Version::V3 => v3::parse(bytes),
+    }
+}

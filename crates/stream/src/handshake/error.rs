@@ -1,0 +1,63 @@
+//! What goes wrong in a handshake.
+
+use std::fmt;
+
+use super::version::{MAGIC_BYTES, Version};
+
+/// What a peer said that the handshake does not have. It ends the connection.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandshakeError {
+    /// The server's first bytes are not those of a hello of this version.
+    #[error("the peer answers {0} instead of a hello: it does not speak brpc's RDMA handshake")]
+    Magic(Shown),
+    /// A hello that says it is shorter or longer than one may be.
+    #[error("a hello of {len} bytes: version {version} has {min} to {max}")]
+    Length {
+        /// The version of the handshake.
+        version: Version,
+        /// What the hello says.
+        len: u32,
+        /// The least.
+        min: u32,
+        /// The most.
+        max: u32,
+    },
+    /// The Protocol Buffers message of a hello cannot be decoded.
+    #[error("the RdmaHello message cannot be decoded: {0}")]
+    Message(String),
+    /// A field of the hello is missing.
+    #[error("the RdmaHello message has no {0}, which is required")]
+    Missing(&'static str),
+    /// A number in a hello is too large or too small.
+    #[error("the hello says {field} = {value}: {least} to {most} are allowed")]
+    Field {
+        /// The field, as brpc names it.
+        field: &'static str,
+        /// Its value.
+        value: u32,
+        /// The least that is allowed.
+        least: u32,
+        /// The most that is allowed.
+        most: u32,
+    },
+    /// The client asks for RDMA after the server has said that it cannot.
+    #[error("the client acknowledges RDMA, which this server has declined")]
+    AckAfterDecline,
+}
+
+/// The first bytes of something that is no hello, shown as text.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Shown(pub [u8; MAGIC_BYTES]);
+
+impl fmt::Debug for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\"", self.0.escape_ascii())
+    }
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}

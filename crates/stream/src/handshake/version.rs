@@ -1,0 +1,35 @@
+//! The versions of the handshake.
+
+use std::fmt;
+
+/// Bytes by which a connection is recognised: those of the magic.
+pub const MAGIC_BYTES: usize = 4;
+
+/// A version of the handshake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Version {
+    /// "RDMA": 40 bytes; what every brpc with RDMA understands.
+    #[default]
+    V2,
+    /// "RDM3": a Protocol Buffers message; servers of older releases take it for another protocol.
+    V3,
+}
+
+impl Version {
+    /// The first bytes of its hellos.
+    pub const fn magic(self) -> &'static [u8; MAGIC_BYTES] {
+        match self {
+            Self::V2 => b"RDMA",
+            Self::V3 => b"RDM3",
+        }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V2 => "2",
+            Self::V3 => "3",
+        })
+    }
+}
