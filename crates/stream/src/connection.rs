@@ -369,7 +369,7 @@ impl Connection {
     fn push_blocks(&mut self, sent: &Sent, len: usize, mark: Mark) {
         let part = |block: &Block, len: usize| {
             let len = u32::try_from(len).unwrap_or(u32::MAX);
-            block.slice().part(0, len).expect("the block was filled")
+            block.slice().part(0..len).expect("the block was filled")
         };
         match sent {
             Sent::One(block) => marked(&mut self.list, part(block, len), mark),
@@ -417,7 +417,9 @@ impl Connection {
         while !bytes.is_empty() && !self.list.is_full() && self.window.room() > 0 {
             let len = bytes.len().min(self.message_bytes);
             let piece = u32::try_from(len).unwrap_or(u32::MAX);
-            let part = whole.part(offset, piece).expect("a part of the bytes");
+            let part = whole
+                .part(offset..offset + piece)
+                .expect("a part of the bytes");
             offset += piece;
             let mark = self.window.send(len, len == bytes.len());
             marked(&mut self.list, part, mark.expect("there is room"));

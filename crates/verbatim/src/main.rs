@@ -32,9 +32,9 @@ mod sequencer;
 mod side_by_side;
 mod sockets;
 mod stop;
-mod tensor;
 mod stream_command;
 mod streams;
+mod tensor;
 
 use std::process::ExitCode;
 
