@@ -155,6 +155,15 @@ pub struct QueuePair {
     pub posted: Option<Span>,
 }
 
+/// Postlists that reach the NIC in one way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lists {
+    /// Work requests in a list, on average.
+    pub postlist: f64,
+    /// Their share of all work requests, 0 to 1.
+    pub share: f64,
+}
+
 /// Postlists of similar length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -396,16 +405,17 @@ impl OperationProfile {
         let queue_pairs = self.even_queue_pairs();
         let mut loads = Vec::new();
         for qp in &self.queue_pairs {
-            let postlist = qp.mean_postlist();
-            for counted in qp.sent.iter().filter(|counted| counted.count > 0) {
-                loads.push(Load {
-                    method: Method::of_postlist(postlist),
-                    postlist,
-                    queue_pairs: Some(queue_pairs),
-                    lock_slots: qp.effective_slots(),
-                    per_request: real(counted.count) / real(total),
-                    ..Load::new(counted.operation, Role::Requester)
-                });
+            for lists in qp.lists() {
+                for counted in qp.sent.iter().filter(|counted| counted.count > 0) {
+                    loads.push(Load {
+                        method: Method::of_postlist(lists.postlist),
+                        postlist: lists.postlist,
+                        queue_pairs: Some(queue_pairs),
+                        lock_slots: qp.effective_slots(),
+                        per_request: lists.share * real(counted.count) / real(total),
+                        ..Load::new(counted.operation, Role::Requester)
+                    });
+                }
             }
             for counted in qp.received.iter().filter(|counted| counted.count > 0) {
                 let received = Load::new(counted.operation, Role::Responder);
@@ -509,6 +519,38 @@ impl QueuePair {
     /// Operations in a postlist, on average; 1 if there was none.
     pub fn mean_postlist(&self) -> f64 {
         (real(self.operations()) / real(self.postlists.max(1))).max(1.0)
+    }
+
+    /// Its postlists by the way they reach the NIC: single work requests, which go by MMIO, and longer lists, which go by
+    /// doorbell and DMA. Their mean is no list that it posted: one list of two among many single work requests would turn all of
+    /// them into lists.
+    ///
+    /// One entry where the lengths are not known, or are not those of [`postlists`](Self::postlists).
+    pub fn lists(&self) -> Vec<Lists> {
+        let operations = real(self.operations());
+        let all = vec![Lists {
+            postlist: self.mean_postlist(),
+            share: 1.0,
+        }];
+        let known = total(self.postlist_lengths.iter().map(|lengths| lengths.count));
+        let of_one = self.postlist_lengths.iter().find(|l| l.at_most == 1);
+        let singles = of_one.map_or(0, |lengths| lengths.count);
+        let longer = known.saturating_sub(singles);
+        let differs = known.abs_diff(self.postlists) > self.postlist_lengths.len() as u64;
+        let in_longer = operations - real(singles);
+        if differs || singles == 0 || longer == 0 || in_longer < 2.0 * real(longer) {
+            return all;
+        }
+        vec![
+            Lists {
+                postlist: 1.0,
+                share: real(singles) / operations,
+            },
+            Lists {
+                postlist: in_longer / real(longer),
+                share: in_longer / operations,
+            },
+        ]
     }
 
     /// Operations that could have been one postlist, on average; 1 if there was none.
@@ -646,6 +688,37 @@ mod tests {
         );
         let nothing = OperationProfile::default();
         assert_eq!(nothing.predict(cib), Ok(None));
+    }
+
+    /// Each length has its own way to the NIC: a few lists among single work requests cost what a few lists cost.
+    #[test]
+    fn lengths_of_lists_are_not_averaged() {
+        let cib = builtin("cib").expect("built in");
+        let rate = |profile: OperationProfile| {
+            let prediction = profile.predict(cib).expect("possible").expect("sent");
+            prediction.rate_mops
+        };
+        let singles = rate(sends(60, 100_000, 100_000));
+        let mut one_list = sends(60, 100_000, 99_999);
+        let lengths = [(1, 99_998), (2, 1)];
+        one_list.queue_pairs[0].postlist_lengths = lengths
+            .map(|(at_most, count)| Lengths { at_most, count })
+            .to_vec();
+        assert!((rate(one_list) / singles - 1.0).abs() < 0.001);
+        // Half of them in lists of 16.
+        let mut mixed = sends(60, 3200, 1700);
+        let lengths = [(1, 1600), (16, 100)];
+        mixed.queue_pairs[0].postlist_lengths = lengths
+            .map(|(at_most, count)| Lengths { at_most, count })
+            .to_vec();
+        let lists: Vec<_> = mixed.queue_pairs[0].lists();
+        assert_eq!(
+            lists,
+            [(1.0, 0.5), (16.0, 0.5)].map(|(postlist, share)| Lists { postlist, share })
+        );
+        // A profile that was changed has no lists of these lengths any more.
+        mixed.queue_pairs[0].postlists = 200;
+        assert_eq!(mixed.queue_pairs[0].lists().len(), 1);
     }
 
     #[test]

@@ -101,6 +101,9 @@ pub(super) fn spread(observed: &OperationProfile, times: u32) -> OperationProfil
             };
             let counts = one.sent.iter_mut().chain(&mut one.received);
             counts.for_each(|counted| counted.count = share(counted.count));
+            one.postlist_lengths
+                .iter_mut()
+                .for_each(|lengths| lengths.count = share(lengths.count));
             one.atomic_slots
                 .iter_mut()
                 .for_each(|slot| slot.count = share(slot.count));

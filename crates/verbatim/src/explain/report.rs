@@ -2,7 +2,7 @@
 
 use nicmodel::bounds::{Bounds, Resource, Role};
 use nicmodel::guidelines::{self, Advice, WORTHWHILE};
-use nicmodel::op_profile::{OperationProfile, Prediction};
+use nicmodel::op_profile::{Lists, OperationProfile, Prediction, QueuePair};
 use nicmodel::pcie::Kind;
 use nicmodel::profile::Profile;
 use nicmodel::{Footprint, Method, Operation, OperationError, Side, wqe};
@@ -45,6 +45,10 @@ pub(super) struct Process {
     pub(super) complete: bool,
     pub(super) posted: u64,
     pub(super) received: u64,
+    /// Completions in error, flushed ones among them.
+    pub(super) failed: u64,
+    /// Work requests that were refused when they were posted.
+    pub(super) refused: u64,
     pub(super) queue_pairs: usize,
     /// Those that posted, as many as did at a time.
     pub(super) concurrent_queue_pairs: u32,
@@ -303,6 +307,8 @@ impl Process {
             complete: observed.complete,
             posted,
             received,
+            failed: sum_of(observed, |qp| qp.failed),
+            refused: sum_of(observed, |qp| qp.refused),
             queue_pairs: observed.queue_pairs.len(),
             concurrent_queue_pairs: observed.concurrent_queue_pairs(),
             threads: u32::try_from(observed.threads.len()).unwrap_or(u32::MAX),
@@ -357,6 +363,14 @@ impl Process {
     }
 }
 
+fn sum_of(observed: &OperationProfile, of: fn(&QueuePair) -> u64) -> u64 {
+    observed
+        .queue_pairs
+        .iter()
+        .map(of)
+        .fold(0, u64::saturating_add)
+}
+
 fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
@@ -370,12 +384,23 @@ pub(super) fn real(count: u64) -> f64 {
 fn kinds(observed: &OperationProfile, profile: &Profile) -> Result<Vec<KindCost>, OperationError> {
     let mut kinds: Vec<KindCost> = Vec::new();
     for qp in &observed.queue_pairs {
-        let postlist = qp.mean_postlist();
-        let sides = [(Role::Requester, &qp.sent), (Role::Responder, &qp.received)];
-        for (role, counted) in sides
-            .iter()
-            .flat_map(|(role, all)| all.iter().map(move |c| (*role, c)))
-        {
+        let received = qp.received.iter().map(|counted| {
+            let any = Lists {
+                postlist: 1.0,
+                share: 1.0,
+            };
+            (Role::Responder, counted, any)
+        });
+        let sent = qp.lists().into_iter().flat_map(|lists| {
+            let sent = qp.sent.iter();
+            sent.map(move |counted| (Role::Requester, counted, lists))
+        });
+        for (role, counted, lists) in sent.chain(received) {
+            let Lists { postlist, share } = lists;
+            let count = share_of(counted.count, share);
+            if count == 0 {
+                continue;
+            }
             let operation = &counted.operation;
             let what = words(operation);
             let same = |kind: &&mut KindCost| {
@@ -385,7 +410,7 @@ fn kinds(observed: &OperationProfile, profile: &Profile) -> Result<Vec<KindCost>
                     && (role == Role::Responder || (kind.postlist - postlist).abs() < 0.5)
             };
             if let Some(kind) = kinds.iter_mut().find(same) {
-                kind.count = kind.count.saturating_add(counted.count);
+                kind.count = kind.count.saturating_add(count);
                 continue;
             }
             let one =
@@ -398,7 +423,7 @@ fn kinds(observed: &OperationProfile, profile: &Profile) -> Result<Vec<KindCost>
             kinds.push(KindCost {
                 what,
                 role,
-                count: counted.count,
+                count,
                 postlist,
                 wqe_bytes: bytes,
                 wqe_lines: wqe::lines(bytes),
@@ -412,6 +437,16 @@ fn kinds(observed: &OperationProfile, profile: &Profile) -> Result<Vec<KindCost>
     }
     kinds.sort_by_key(|kind| std::cmp::Reverse(kind.count));
     Ok(kinds)
+}
+
+/// So many of `count`, as a whole number.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a share of a count is no larger than the count"
+)]
+fn share_of(count: u64, share: f64) -> u64 {
+    (real(count) * share).round() as u64
 }
 
 /// An operation in words.

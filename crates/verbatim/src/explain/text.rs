@@ -142,6 +142,13 @@ pub(super) fn heading(process: &Process) -> Vec<String> {
         let s = if count == 1 { "" } else { "s" };
         format!("{count} {word}{s}")
     };
+    if process.failed > 0 {
+        lines.push(format!(
+            "FAILED: {} of its completions are in error, flushed ones among them; `verbatim run --why` says which check failed. \
+             What follows counts failed operations as if the NIC had carried them out.",
+            process.failed
+        ));
+    }
     let mut work = format!(
         "{} posted, {} received; {}, {}, {}",
         process.posted,
