@@ -116,7 +116,7 @@ pub fn epoll_control(
     fd: c_int,
     event: Option<epoll_event>,
 ) -> Option<c_int> {
-    table::epoll(epoll)?.control(epoll, op, fd, event)
+    table::epoll(epoll)?.control(epoll, op, fd, table::conn(fd), event)
 }
 
 /// `epoll_wait(2)`; `sleep` is the kernel's function with a timeout in milliseconds.

@@ -15,8 +15,8 @@ use libc::{
 
 use crate::conn::Conn;
 use crate::nic::lock;
+use crate::real;
 use crate::spin::Spin;
-use crate::{real, table};
 
 const IN: u32 = (EPOLLIN | EPOLLRDNORM).cast_unsigned();
 const OUT: u32 = (EPOLLOUT | EPOLLWRNORM).cast_unsigned();
@@ -115,17 +115,17 @@ impl Epoll {
         lock(&self.watched).arm()
     }
 
-    /// `epoll_ctl(2)`; `None` where it is the kernel's alone.
+    /// `epoll_ctl(2)` of a descriptor, which is `conn` or no connection; `None` where it is the kernel's alone.
     pub(crate) fn control(
         &self,
         epoll: c_int,
         op: c_int,
         fd: c_int,
+        conn: Option<&'static Conn>,
         event: Option<epoll_event>,
     ) -> Option<c_int> {
         let mut watched = lock(&self.watched);
         let known = watched.by_fd.get(&fd).copied();
-        let conn = table::conn(fd);
         match (op, event) {
             (libc::EPOLL_CTL_DEL, _) => {
                 watched.remove(known?);
