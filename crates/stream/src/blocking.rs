@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::connection::Connection;
 use crate::error::{SetupError, StreamError};
-use crate::handshake::{Answer, Client, Request, Server, ack};
+use crate::handshake::{Answer, Client, HandshakeError, Request, Server, ack};
 use crate::nic::{Config, Policy, Setup};
 use crate::pool::Pool;
 
@@ -34,15 +34,28 @@ impl Connector {
         })
     }
 
-    /// Connects to a server that speaks the handshake.
+    /// Connects to a server: TCP first, then the handshake. A server that speaks another protocol is connected to once more
+    /// by plain TCP, unless RDMA is required.
     ///
     /// # Errors
     /// Nobody listens there, the handshake fails, or RDMA is required and not there.
     pub fn connect(&self, address: SocketAddr) -> io::Result<Stream> {
-        let tcp = TcpStream::connect(address)?;
-        tcp.set_nodelay(true)?;
-        Ok(connect(tcp, &self.setup, address)?)
+        match connect(connect_tcp(address)?, &self.setup, address) {
+            Err(SetupError::Handshake(HandshakeError::Magic(_)))
+                if self.setup.config.policy == Policy::FallBack =>
+            {
+                tracing::debug!(%address, "no hello from the server: plain TCP");
+                Ok(Stream::tcp(connect_tcp(address)?, Vec::new()))
+            }
+            other => Ok(other?),
+        }
     }
+}
+
+fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
+    let tcp = TcpStream::connect(address)?;
+    tcp.set_nodelay(true)?;
+    Ok(tcp)
 }
 
 /// Takes blocking streams on a TCP port, by RDMA and by plain TCP alike.
@@ -92,7 +105,10 @@ fn read_some(tcp: &mut TcpStream, wants: usize, until: Instant) -> io::Result<Ve
     }
     tcp.set_read_timeout(Some(left))?;
     let mut bytes = vec![0; wants];
-    match tcp.read(&mut bytes) {
+    let read = tcp.read(&mut bytes);
+    // It is the handshake's: the stream begins without one.
+    tcp.set_read_timeout(None)?;
+    match read {
         Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
         Ok(read) => {
             bytes.truncate(read);

@@ -1,11 +1,11 @@
 //! Blocking streams, both ends in one process.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use stream::blocking::{Connector, Listener, Stream};
-use stream::{BLOCK_BYTES, Config};
+use stream::{BLOCK_BYTES, Config, Policy};
 
 fn any() -> SocketAddr {
     "127.0.0.1:0".parse().expect("an address")
@@ -109,7 +109,12 @@ fn reads_and_writes_end_at_their_timeout() {
 #[test]
 fn plain_clients_lose_no_byte() {
     watched(|| {
-        let listener = Listener::bind(any(), Config::default()).expect("listens");
+        let config = Config {
+            handshake_timeout: Duration::from_millis(500),
+            ..Config::default()
+        };
+        let limit = config.handshake_timeout;
+        let listener = Listener::bind(any(), config).expect("listens");
         let mut plain = TcpStream::connect(listener.local_addr().expect("one")).expect("connects");
         plain.write_all(b"RDX, not a hello").expect("writes");
         let mut server = listener.accept().expect("accepts");
@@ -117,5 +122,103 @@ fn plain_clients_lose_no_byte() {
         let mut got = [0; 16];
         server.read_exact(&mut got).expect("reads");
         assert_eq!(&got, b"RDX, not a hello");
+        // The limit of the handshake is none of the stream.
+        let later = std::thread::spawn(move || {
+            std::thread::sleep(2 * limit);
+            plain.write_all(b"later").expect("writes");
+        });
+        server.read_exact(&mut got[..5]).expect("reads");
+        assert_eq!(&got[..5], b"later");
+        later.join().expect("the client");
+    });
+}
+
+#[test]
+fn a_server_of_another_protocol_is_reached_by_plain_tcp() {
+    watched(|| {
+        let listener = TcpListener::bind(any()).expect("listens");
+        let address = listener.local_addr().expect("an address");
+        std::thread::spawn(move || {
+            for tcp in listener.incoming() {
+                let mut tcp = tcp.expect("accepts");
+                let mut first = [0; 4];
+                tcp.read_exact(&mut first).expect("reads");
+                let answer: &[u8] = match &first {
+                    b"ping" => b"pong",
+                    _ => b"-ERR unknown command\r\n",
+                };
+                tcp.write_all(answer).expect("writes");
+            }
+        });
+        let connect = |policy| {
+            let config = Config {
+                policy,
+                ..Config::default()
+            };
+            let connector = Connector::new(config).expect("a device");
+            connector.connect(address)
+        };
+        let mut client = connect(Policy::FallBack).expect("connects");
+        assert!(!client.is_rdma());
+        client.write_all(b"ping").expect("writes");
+        let mut got = [0; 4];
+        client.read_exact(&mut got).expect("reads");
+        assert_eq!(&got, b"pong");
+        let why = connect(Policy::RdmaOnly).expect_err("it has no RDMA");
+        assert!(why.to_string().contains("-ERR"), "{why}");
+    });
+}
+
+/// FNV-1a over what has passed so far.
+fn add_to_checksum(sum: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(sum, |sum, &byte| {
+        (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[test]
+fn a_slow_reader_gets_everything_and_bounds_the_memory_of_both_sides() {
+    const BYTES: usize = 8 << 20;
+    watched(|| {
+        let (mut client, mut server) = pair(&Config::default());
+        let writing = std::thread::spawn(move || {
+            let (mut sum, mut state) = (0, 1u64);
+            let mut part = vec![0; 50_000];
+            let mut left = BYTES;
+            while left > 0 {
+                for byte in &mut part {
+                    state = state
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1);
+                    *byte = state.to_be_bytes()[0];
+                }
+                let now = part.len().min(left);
+                client.write_all(&part[..now]).expect("writes");
+                sum = add_to_checksum(sum, &part[..now]);
+                left -= now;
+            }
+            let registered = client.pool().expect("by RDMA").registered_bytes();
+            client.close().expect("closes");
+            (sum, registered)
+        });
+        let (mut sum, mut read, mut room) = (0, 0, [0; 10_001]);
+        loop {
+            let now = server.read(&mut room).expect("reads");
+            if now == 0 {
+                break;
+            }
+            read += now;
+            sum = add_to_checksum(sum, &room[..now]);
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let (sent_sum, of_client) = writing.join().expect("the client");
+        assert_eq!((read, sum), (BYTES, sent_sum));
+        // A queue of receives and one of sends: 1 MiB each, registered by 2 MiB.
+        for registered in [
+            of_client,
+            server.pool().expect("by RDMA").registered_bytes(),
+        ] {
+            assert!(registered <= 4 << 20, "{registered} bytes");
+        }
     });
 }

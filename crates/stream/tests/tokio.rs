@@ -226,3 +226,37 @@ fn silent_and_slow_clients_are_disconnected_and_keep_nobody_waiting() {
         serving.abort();
     });
 }
+
+#[test]
+fn an_idle_stream_is_not_polled() {
+    run(async {
+        let (mut client, mut server) = pair().await;
+        client.write_all(b"awake").await.expect("writes");
+        let mut got = [0; 5];
+        server.read_exact(&mut got).await.expect("reads");
+        // In the first window both sides poll for `Config::spin`; in the second they have slept since.
+        for (window, may_poll) in [("first", None), ("second", Some(4))] {
+            let idle = [&mut client, &mut server].map(|stream| async move {
+                let (mut polls, mut room) = (0u32, [0; 1]);
+                let read = std::future::poll_fn(|cx| {
+                    polls += 1;
+                    std::pin::pin!(stream.read(&mut room)).poll(cx)
+                });
+                let waited = tokio::time::timeout(Duration::from_millis(250), read).await;
+                assert!(waited.is_err(), "nothing is sent");
+                polls
+            });
+            let [of_client, of_server] = idle;
+            let (of_client, of_server) = tokio::join!(of_client, of_server);
+            for polls in [of_client, of_server] {
+                assert!(
+                    may_poll.is_none_or(|most| polls <= most),
+                    "{polls} polls in the {window}"
+                );
+            }
+        }
+        server.write_all(b"again").await.expect("writes");
+        client.read_exact(&mut got).await.expect("reads");
+        assert_eq!(&got, b"again");
+    });
+}
