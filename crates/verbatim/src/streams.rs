@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use stream::{Config, Policy};
 
 use crate::args::{self, NicArgs, PortArgs};
@@ -19,6 +20,16 @@ pub(crate) fn config(nic: &NicArgs, port: &PortArgs, policy: Policy) -> Result<C
         gid_index: port.gid_index,
         ..Config::default()
     })
+}
+
+/// Lets this process open as many descriptors as it may: a stream needs three, and shells often allow 1,024.
+pub(crate) fn raise_descriptor_limit() -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).context("cannot raise the limit of open descriptors")
 }
 
 /// A runtime of one thread, as each side of a measurement has it.

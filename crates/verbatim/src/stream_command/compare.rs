@@ -106,6 +106,7 @@ struct Setup<'a> {
 
 /// Runs the command.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
+    crate::streams::raise_descriptor_limit()?;
     let placement = place(1, 1, 1, "the client")?;
     let bounce_ns = placement.bounce_ns()?;
     let folder = tempfile::tempdir().context("cannot make a folder for the Unix socket")?;

@@ -15,7 +15,7 @@ use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{print, print_typed};
 use crate::stop::stop_signals;
-use crate::streams::{address, config, runtime};
+use crate::streams::{address, config, raise_descriptor_limit, runtime};
 
 /// Bytes that are read at once.
 const ROOM: usize = 64 << 10;
@@ -68,6 +68,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     };
     let mut config = config(&args.nic, &args.port, policy)?;
     config.queue_size = args.queue;
+    raise_descriptor_limit()?;
     let stop = stop_signals(args.until_eof)?;
     let (tell, stopped) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
