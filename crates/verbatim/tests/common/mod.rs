@@ -104,8 +104,20 @@ pub struct Server {
 impl Server {
     /// `verbatim SYSTEM serve` at an address.
     pub fn start(system: &str, listen: &str, args: &[&str]) -> Server {
+        Self::start_with(system, listen, args, |_| {})
+    }
+
+    /// The same in another environment.
+    pub fn start_with(
+        system: &str,
+        listen: &str,
+        args: &[&str],
+        prepare: impl FnOnce(&mut Command),
+    ) -> Server {
         let serve = [system, "serve", "--json", "--until-eof", "--listen", listen];
-        let mut child = verbatim(&[&serve, args].concat())
+        let mut command = verbatim(&[&serve, args].concat());
+        prepare(&mut command);
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -110,6 +110,27 @@ fn killed_clients_and_servers_end_their_streams() {
 }
 
 #[test]
+fn packets_that_are_lost_are_sent_again_and_the_bytes_stay_the_same() {
+    let lossy = |command: &mut Command| {
+        command
+            .env("VERBATIM_PATH", "packets")
+            .env("VERBATIM_FAULT", "drop,p=0.01")
+            .env("VERBATIM_FAULT_SEED", "1");
+    };
+    let server = Server::start_with("stream", ANYWHERE, &[], lossy);
+    let mut check = common::verbatim(&["stream", "check", &server.address, "--json"]);
+    lossy(&mut check);
+    let out = check.args(["--bytes", "3000000"]).output();
+    let out = out.expect("the program starts");
+    let err = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{err}");
+    let checked = &common::json_lines(&out)[0];
+    assert_eq!(checked["transport"], "RDMA");
+    assert_eq!(checked["same"], true);
+    assert_eq!(checked["bytes"], 3_000_000);
+}
+
+#[test]
 fn streams_and_calls_are_measured_side_by_side() {
     let _alone = common::alone();
     let args = "stream --json --rounds 2 --duration 20ms --connections 1 --connections 3 --message 300 --message 70000";
