@@ -6,6 +6,7 @@
 //! their own. So results belong to sections, and a section's result must account for exactly the
 //! tests that the section announced.
 
+use std::collections::HashMap;
 use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
@@ -60,18 +61,41 @@ pub(crate) struct Parser {
     counts: Counts,
     section: Option<Section>,
     findings: Findings,
+    /// What tests printed, by their names.
+    outputs: HashMap<String, Vec<String>>,
+    /// The test whose output is being read.
+    printing: Option<String>,
 }
 
 /// Tests to tell of, by name.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Findings {
     /// Tests that failed.
-    pub(crate) failed: Vec<String>,
+    pub(crate) failed: Vec<Failure>,
     /// Tests that passed although that is not known of them.
     pub(crate) better: Vec<String>,
     /// Programs that announced tests and never accounted for them.
     pub(crate) crashed: Vec<String>,
 }
+
+/// A test that failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Failure {
+    pub(crate) name: String,
+    /// The first lines that it printed.
+    pub(crate) output: Vec<String>,
+}
+
+/// The line after the output of a test, where nothing else ends it.
+pub(crate) const OUTPUT_ENDS: &str = "----";
+
+/// The line before the output of the test `name`.
+pub(crate) fn output_begins(name: &str) -> String {
+    format!("---- {name} stdout ----")
+}
+
+/// How many lines of a failed test's output are kept.
+const KEPT: usize = 40;
 
 #[derive(Debug)]
 struct Section {
@@ -87,6 +111,7 @@ struct Section {
 impl Parser {
     /// Takes one line, without its end.
     pub(crate) fn line(&mut self, line: &str) {
+        self.keep(line);
         let text = line.trim_start();
         if line.starts_with(' ') {
             let begun = if let Some(name) = text.strip_prefix("Running ") {
@@ -111,7 +136,10 @@ impl Parser {
             return;
         };
         if let Some(name) = failed(line) {
-            self.findings.failed.push(name.to_owned());
+            self.findings.failed.push(Failure {
+                name: name.to_owned(),
+                output: Vec::new(),
+            });
         } else if let Some(name) = better(line) {
             self.findings.better.push(name.to_owned());
         } else if let Some(n) = announced(line) {
@@ -120,6 +148,22 @@ impl Parser {
         } else if let Some(result) = result(line) {
             section.result = Some(result);
             section.sum += result;
+        }
+    }
+
+    /// Keeps `line` if it is of a test's output. libtest prints it for each test that failed, under its name.
+    fn keep(&mut self, line: &str) {
+        if let Some(name) = output_of(line) {
+            self.printing = Some(name.to_owned());
+        } else if line == OUTPUT_ENDS || line == "failures:" || result(line).is_some() {
+            self.printing = None;
+        } else if let Some(name) = &self.printing
+            && !line.is_empty()
+        {
+            let lines = self.outputs.entry(name.clone()).or_default();
+            if lines.len() < KEPT {
+                lines.push(line.to_owned());
+            }
         }
     }
 
@@ -148,6 +192,9 @@ impl Parser {
     /// tests counts as one failure.
     pub(crate) fn finish(mut self) -> (Counts, Findings) {
         self.close();
+        for failure in &mut self.findings.failed {
+            failure.output = self.outputs.remove(&failure.name).unwrap_or_default();
+        }
         (self.counts, self.findings)
     }
 }
@@ -155,6 +202,11 @@ impl Parser {
 /// `test a::b ... FAILED` → `a::b`.
 fn failed(line: &str) -> Option<&str> {
     line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
+}
+
+/// `---- a::b stdout ----` → `a::b`.
+fn output_of(line: &str) -> Option<&str> {
+    line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }
 
 /// `test a::b ... ok, better: …` → `a::b`, as `cargo xtask conformance --check` prints it.
@@ -243,8 +295,34 @@ mod tests {
                     0 filtered out; finished in 0.01s\n";
         let (counted, findings) = parse_all(text);
         assert_eq!(counted, counts(1, 1, 0));
-        assert_eq!(findings.failed, ["a::bad"]);
+        assert_eq!(findings.failed.len(), 1);
+        assert_eq!(findings.failed[0].name, "a::bad");
         assert!(findings.crashed.is_empty());
+    }
+
+    #[test]
+    fn a_failure_keeps_what_its_test_printed() {
+        let text = "     Running tests/x.rs (target/debug/deps/x-1)\nrunning 2 tests\n\
+                    test a::bad ... FAILED\ntest b ... FAILED\n\nfailures:\n\n\
+                    ---- a::bad stdout ----\none\ntwo\n\n---- b stdout ----\nthree\n\n\n\
+                    failures:\n    a::bad\n    b\n\n\
+                    test result: FAILED. 0 passed; 2 failed; 0 ignored; 0 measured; \
+                    0 filtered out; finished in 0.01s\n";
+        let (_, findings) = parse_all(text);
+        let told: Vec<_> = findings.failed.iter().map(|f| f.output.join(" ")).collect();
+        assert_eq!(told, ["one two", "three"]);
+    }
+
+    #[test]
+    fn a_cases_output_may_come_before_its_verdict() {
+        let text = format!(
+            "{}\nclient: said no\n{OUTPUT_ENDS}\nelsewhere\n     Running conformance on x\nrunning 1 tests\n\
+             test a b ... FAILED\n  not as recorded\n\
+             test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out\n",
+            output_begins("a b")
+        );
+        let (_, findings) = parse_all(&text);
+        assert_eq!(findings.failed[0].output, ["client: said no"]);
     }
 
     #[test]

@@ -80,6 +80,7 @@ pub(crate) fn run_step(step: &Step, printing: Printing) -> Result<Outcome> {
         counts,
         elapsed_s: begin.elapsed().as_secs_f64(),
         note,
+        failures: findings.failed,
     })
 }
 
@@ -105,7 +106,8 @@ fn judge(
         ));
     }
     if !findings.failed.is_empty() {
-        notes.push(format!("failed: {}", findings.failed.join(", ")));
+        let names: Vec<&str> = findings.failed.iter().map(|f| f.name.as_str()).collect();
+        notes.push(format!("failed: {}", names.join(", ")));
     }
     if !findings.crashed.is_empty() {
         notes.push(format!(

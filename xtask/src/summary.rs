@@ -7,7 +7,7 @@ use anyhow::Result;
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use serde::Serialize;
 
-use crate::cargo_output::Counts;
+use crate::cargo_output::{Counts, Failure};
 
 /// What came of one step.
 #[derive(Debug, Serialize)]
@@ -20,6 +20,8 @@ pub(crate) struct Outcome {
     pub(crate) elapsed_s: f64,
     /// Why it failed, when the tests' own output does not say, and other things to know.
     pub(crate) note: Option<String>,
+    /// The tests that failed, with what they printed.
+    pub(crate) failures: Vec<Failure>,
 }
 
 /// One line of `--json`.
@@ -86,6 +88,12 @@ fn print_table(outcomes: &[Outcome], elapsed: Duration, total: Counts) -> Result
     for outcome in outcomes {
         if let Some(note) = &outcome.note {
             writeln!(out, "{}: {note}", outcome.step)?;
+        }
+        for failure in &outcome.failures {
+            writeln!(out, "{}: {}:", outcome.step, failure.name)?;
+            for line in &failure.output {
+                writeln!(out, "    {line}")?;
+            }
         }
     }
     writeln!(out, "all in {}", time(elapsed.as_secs_f64()))?;

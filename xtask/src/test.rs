@@ -137,6 +137,7 @@ fn not_run(step: &Step) -> Outcome {
         counts: Counts::FAIL,
         elapsed_s: 0.0,
         note: Some("not run: packages are missing".to_owned()),
+        failures: Vec::new(),
     }
 }
 
@@ -157,6 +158,7 @@ fn install(needed: Vec<&Package>) -> Outcome {
         counts: if ok { Counts::PASS } else { Counts::FAIL },
         elapsed_s: begin.elapsed().as_secs_f64(),
         note,
+        failures: Vec::new(),
     }
 }
 

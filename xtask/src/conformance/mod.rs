@@ -32,7 +32,7 @@ use comfy_table::{CellAlignment, Table, TableComponent, presets};
 
 pub(crate) use args::Args;
 
-use crate::cargo_output::Counts;
+use crate::cargo_output::{Counts, OUTPUT_ENDS, output_begins};
 use judge::Outcome;
 use line::{CaseLine, Line};
 use record::{CaseResult, Comparison, Environment, Record};
@@ -191,8 +191,19 @@ fn progress(case: &CaseLine, with_output: bool) {
         case.elapsed_s
     );
     if let (Outcome::Failed { .. }, Some(output), true) = (outcome, &case.output, with_output) {
-        eprintln!("{}", output.trim_end());
+        let name = test_name(&case.target, &case.result);
+        let output = output.trim_end();
+        eprintln!(
+            "{}\n{}\n{output}\n{OUTPUT_ENDS}",
+            output_begins(&name),
+            why.trim_start()
+        );
     }
+}
+
+/// The name of a case as that of a test.
+fn test_name(target: &str, result: &CaseResult) -> String {
+    format!("{target}::{}::{}", result.suite, result.case)
 }
 
 /// Prints the comparison as libtest prints tests, so that whoever counts tests can count cases.
@@ -202,7 +213,7 @@ fn print_check(target: &str, compared: &[(CaseResult, Comparison)]) -> Result<bo
     writeln!(out, "     Running conformance on {target}")?;
     writeln!(out, "running {} tests", compared.len())?;
     for (result, comparison) in compared {
-        let name = format!("{target}::{}::{}", result.suite, result.case);
+        let name = test_name(target, result);
         match comparison {
             Comparison::Good => {
                 counts += Counts::PASS;
