@@ -15,6 +15,7 @@
 //! - `madvise(MADV_DONTNEED)` leaves the contents of shared pages, where allocators expect zeros: nothing is shared
 //!   unless `malloc` is that of the GNU C library, which expects none.
 
+use std::ffi::{CStr, c_void};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
@@ -91,19 +92,60 @@ fn allowed() -> bool {
     })
 }
 
-/// Is `malloc` the C library's own, and not one that was linked or preloaded?
+/// Is the allocator the C library's own, and not one that was linked or preloaded?
+///
+/// An allocator that replaces the C library's defines all of the three functions that are asked for here.
 fn malloc_is_glibc() -> bool {
-    // SAFETY: looks a symbol up, and the object that it lies in; the name is the loader's and stays.
-    let name = unsafe {
-        let malloc = libc::dlsym(libc::RTLD_DEFAULT, c"malloc".as_ptr());
-        let mut info: libc::Dl_info = std::mem::zeroed();
-        if malloc.is_null() || libc::dladdr(malloc, &raw mut info) == 0 || info.dli_fname.is_null()
-        {
-            return false;
-        }
-        std::ffi::CStr::from_ptr(info.dli_fname)
+    let found = [c"malloc", c"calloc", c"realloc"].map(definition);
+    found.contains(&Definition::Glibc) && !found.contains(&Definition::Other)
+}
+
+/// The object that defines a function of the allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Definition {
+    Glibc,
+    Other,
+    /// The lookup ended at an entry of a procedure linkage table. A program that is not position-independent and
+    /// takes a function's address, such as Debian's python3, has the function's address there.
+    Unknown,
+}
+
+/// Asks `dladdr1` for the entry of the symbol table, as `dlfcn.h` of the GNU C library has it.
+const RTLD_DL_SYMENT: libc::c_int = 1;
+
+/// The object that defines the function `name` for this process.
+fn definition(name: &CStr) -> Definition {
+    let mut info: libc::Dl_info = libc::Dl_info {
+        dli_fname: std::ptr::null(),
+        dli_fbase: std::ptr::null_mut(),
+        dli_sname: std::ptr::null(),
+        dli_saddr: std::ptr::null_mut(),
     };
-    name.to_bytes().rsplit(|&b| b == b'/').next() == Some(b"libc.so.6")
+    let mut entry: *mut c_void = std::ptr::null_mut();
+    // SAFETY: `dlsym` looks `name` up by the loader's default search. `dladdr1` fills `info`, and `entry` with the
+    // address of the entry of a symbol table.
+    let found = unsafe {
+        let function = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
+        !function.is_null()
+            && libc::dladdr1(function, &raw mut info, &raw mut entry, RTLD_DL_SYMENT) != 0
+    };
+    if !found || info.dli_fname.is_null() {
+        return Definition::Other;
+    }
+    // SAFETY: the loader's entries and names stay as long as the object is loaded; nothing unloads the C library or
+    // the program, and of another object neither is used after this function.
+    let (undefined, object) = unsafe {
+        let entry = entry.cast::<libc::Elf64_Sym>();
+        (
+            entry.as_ref().is_some_and(|entry| entry.st_shndx == 0),
+            CStr::from_ptr(info.dli_fname),
+        )
+    };
+    match object.to_bytes().rsplit(|&b| b == b'/').next() {
+        _ if undefined => Definition::Unknown,
+        Some(b"libc.so.6") => Definition::Glibc,
+        _ => Definition::Other,
+    }
 }
 
 fn refused(why: &'static str) -> io::Error {

@@ -20,6 +20,7 @@ mod devices;
 mod explain;
 mod fault;
 mod guide_hosts;
+mod heap;
 mod kv;
 mod ledger;
 mod lost_hosts;

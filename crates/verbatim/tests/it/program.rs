@@ -27,9 +27,15 @@ pub(crate) struct Ran {
 
 impl Program {
     pub(crate) fn compiled(source: &Path, name: &'static str) -> Self {
+        Self::compiled_with(source, name, &[])
+    }
+
+    fn compiled_with(source: &Path, name: &'static str, flags: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let status = Command::new("cc")
-            .args(["-std=gnu11", "-Wall", "-Werror", "-o"])
+            .args(["-std=gnu11", "-Wall", "-Werror"])
+            .args(flags)
+            .arg("-o")
             .arg(folder.path().join(name))
             .arg(source)
             .arg("-libverbs")
@@ -40,8 +46,13 @@ impl Program {
 
     /// The program of that name in `tests/programs`.
     pub(crate) fn of_the_tests(name: &'static str) -> Self {
+        Self::of_the_tests_with(name, &[])
+    }
+
+    /// The same, compiled with these flags.
+    pub(crate) fn of_the_tests_with(name: &'static str, flags: &[&str]) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
-        Self::compiled(&folder.join(name).with_extension("c"), name)
+        Self::compiled_with(&folder.join(name).with_extension("c"), name, flags)
     }
 
     pub(crate) fn path(&self) -> PathBuf {

@@ -14,7 +14,7 @@
 	} while (0)
 
 /* `access` is what the queue pair allows requesters. */
-static void connect_to_itself(struct ibv_qp *qp, int access)
+__attribute__((unused)) static void connect_to_itself(struct ibv_qp *qp, int access)
 {
 	struct ibv_port_attr port;
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = access };
