@@ -8,6 +8,7 @@
 //!   cleaning up.
 //! - [`mem`]: what lies behind registered memory, how peers reach it, every copy, remote atomics.
 //! - [`keys`]: L_Keys and R_Keys, memory windows, and how a region stays registered while it is accessed.
+//! - [`environment`]: what this machine allows of all that.
 //! - [`barrier`], [`sync`], [`clock`], [`shortage`]: small tools of the above.
 //!
 //! The crate knows neither work requests nor completions.
@@ -24,6 +25,9 @@ compile_error!("the software NIC maps segments of 4 GiB: it needs a 64-bit targe
 pub mod barrier;
 #[cfg(not(loom))]
 pub mod clock;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+pub mod environment;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 pub mod fabric;
@@ -43,6 +47,9 @@ mod lock;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 pub mod mem;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+mod process_memory;
 #[cfg(not(loom))]
 pub mod shortage;
 #[allow(unsafe_code)]

@@ -19,7 +19,6 @@ mod mappings;
 mod page;
 mod peer_file;
 mod present;
-mod process_vm;
 mod region;
 mod replace;
 mod share;
@@ -38,6 +37,11 @@ pub use region::{BOUNCE, Region};
 pub use share::this_thread_is_the_engine;
 pub use shared_memory::{PageSize, SharedMemory, alloc_shared, alloc_shared_in};
 pub use word::AtomicOp;
+
+/// Can pages be replaced while a program runs? The error is that of `userfaultfd(2)`.
+pub(crate) fn replaces_pages() -> std::io::Result<()> {
+    replace::is_possible()
+}
 
 /// Lets accesses to what a program has unmapped be errors.
 pub fn survive_faults() {

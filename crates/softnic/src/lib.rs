@@ -100,6 +100,7 @@ pub use faults::{
 };
 pub use identity::{BadDevice, BadIdentity, DEVICE_VAR, Identity};
 pub use path::PCAP_VAR;
+pub use shm::environment;
 pub use shm::fabric::FabricError;
 /// How far a QP number is shifted right to tell the process that has the queue pair.
 pub const PROCESS_SHIFT: u32 = shm::fabric::layout::QP_BITS;

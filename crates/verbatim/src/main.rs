@@ -14,6 +14,7 @@ mod chart;
 mod children;
 mod collective;
 mod devices;
+mod doctor;
 mod explain;
 mod fault;
 mod grpc;
@@ -65,6 +66,7 @@ Examples:
   verbatim grpc                   calls by tonic over RDMA and over TCP, side by side
   verbatim stream                 byte streams over RDMA, TCP and Unix sockets, side by side
   verbatim devices                the software NIC, and RDMA devices of this machine
+  verbatim doctor                 what this environment allows, and what to change
   verbatim bench peers            the software NIC beside UCX, Redis and plain copies
   verbatim model                  what verbs cost on a NIC that you need not have
   verbatim explain l.json         what a program's verbs cost on a NIC, and what to change
@@ -80,6 +82,8 @@ enum Command {
     Sockets(sockets::Args),
     /// What is there: the software NIC and this machine's own RDMA devices
     Devices(devices::Args),
+    /// What this environment allows, what is slower for it, and what to change
+    Doctor(doctor::Args),
     /// A networked sequencer: every design side by side, or a server and clients by hand
     Sequencer(Box<sequencer::Args>),
     /// Key-value stores: every design side by side, or a server and clients by hand
@@ -114,6 +118,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Sockets(args) => sockets::run(&args),
         Command::Devices(args) => devices::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Sequencer(args) => sequencer::run(*args),
         Command::Kv(args) => kv::run(*args),
         Command::Btree(args) => btree::run(*args),

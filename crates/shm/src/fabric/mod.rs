@@ -50,6 +50,7 @@ use peer::open_pidfd;
 use segment::{Arena, DirectoryMap, Segment};
 
 use crate::lock::lock;
+use crate::process_memory::{ProcessMemory, let_peers_reach};
 use crate::shortage::shortage;
 
 pub use error::FabricError;
@@ -132,6 +133,7 @@ impl Fabric {
             pid,
             start_time,
             segment,
+            memory: ProcessMemory::new(pid).map(Arc::new),
             is_self: true,
             dead: AtomicBool::new(false),
             died_ns: AtomicU64::new(0),
@@ -144,6 +146,7 @@ impl Fabric {
         entry.incarnation.store(incarnation, Ordering::Release);
         std::mem::forget(files);
         drop(held);
+        let_peers_reach();
         Ok(Self {
             dir: dir.to_owned(),
             directory,
@@ -264,6 +267,7 @@ impl Fabric {
             pid,
             start_time: start,
             segment,
+            memory: ProcessMemory::new(pid).map(Arc::new),
             is_self: false,
             dead: AtomicBool::new(false),
             died_ns: AtomicU64::new(0),

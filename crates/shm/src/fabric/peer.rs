@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::process::{PidfdFlags, pidfd_open};
@@ -10,6 +11,7 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use super::channel::{Doorbell, PeerChannels};
 use super::name::Name;
 use super::segment::Segment;
+use crate::process_memory::ProcessMemory;
 
 /// How long after a process has ended its peers' reliable queue pairs give up.
 const GIVE_UP_NS: u64 = 50_000_000;
@@ -25,6 +27,8 @@ pub struct Peer {
     pub(super) start_time: u64,
     /// Its segment, mapped here.
     pub segment: Segment,
+    /// Its memory, for what cannot be mapped; `None` where its number is no process's.
+    pub(crate) memory: Option<Arc<ProcessMemory>>,
     /// It is this process.
     pub is_self: bool,
     pub(super) dead: AtomicBool,
@@ -33,7 +37,7 @@ pub struct Peer {
     pub(super) wake: File,
     pub(super) channels: PeerChannels,
     /// Becomes readable when the process ends; not there where the system has no such descriptors (Linux before 5.3,
-    /// programs under valgrind).
+    /// programs under valgrind, seccomp filters).
     pub pidfd: Option<OwnedFd>,
 }
 
@@ -116,7 +120,7 @@ pub(super) fn open_pidfd(pid: u64) -> io::Result<Option<OwnedFd>> {
     let pid = liveness::to_pid(pid).ok_or(io::ErrorKind::NotFound)?;
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(pidfd) => Ok(Some(pidfd)),
-        Err(rustix::io::Errno::NOSYS) => Ok(None),
+        Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM) => Ok(None),
         Err(e) => Err(e.into()),
     }
 }

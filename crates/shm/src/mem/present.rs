@@ -6,7 +6,6 @@ use rustix::mm::{Advice, madvise};
 
 use super::areas::{area_of, areas};
 use super::page::PAGE;
-use super::process_vm::ProcessVmCall;
 
 /// Fetches the pages of a range of this process's memory, as an access on demand does. False where they are not
 /// mapped, or not writable.
@@ -54,6 +53,16 @@ pub fn is_readable(at: *const u8, len: usize) -> bool {
 pub fn is_writable(at: *mut u8, len: usize) -> bool {
     is_accessible(at, len, libc::process_vm_writev)
 }
+
+/// `process_vm_readv(2)` or `process_vm_writev(2)`.
+type ProcessVmCall = unsafe extern "C" fn(
+    libc::pid_t,
+    *const libc::iovec,
+    libc::c_ulong,
+    *const libc::iovec,
+    libc::c_ulong,
+    libc::c_ulong,
+) -> libc::ssize_t;
 
 fn is_accessible(at: *mut u8, len: usize, call: ProcessVmCall) -> bool {
     let first = at.addr() % PAGE;

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use nic_core::rights::{self, Owner, Permitted};
 
 use super::atomic_lock::HeldAtomicLock;
-use super::copy::copy;
+use super::copy::{LAST, copy};
 use super::fault::Fault;
 use super::mappings::{Mappings, PeerMapping};
-use super::process_vm::{ProcessVmCall, transfer};
 use super::word::{self, AtomicOp};
 use crate::fabric::Peer;
 use crate::fabric::layout::*;
+use crate::process_memory::{Direction, ProcessMemory};
 
 /// How the bytes of a memory region are reached.
 #[derive(Clone)]
@@ -22,8 +22,8 @@ enum Reach {
         *mut u8,
         #[allow(dead_code, reason = "keeps the mapping")] Option<Arc<PeerMapping>>,
     ),
-    /// By system call, in that process.
-    ProcessVm(libc::pid_t),
+    /// By system calls that copy between processes.
+    BySystemCall(Arc<ProcessMemory>),
     /// There are none: writes are dropped, and reads give zeros.
     Null,
 }
@@ -78,8 +78,8 @@ impl Region {
         let backing = mr.backing.load(Ordering::Relaxed);
         let base = mr.base.load(Ordering::Relaxed);
         let by_system_call = || {
-            let pid = libc::pid_t::try_from(peer.pid).map_err(|_| Fault)?;
-            Ok(Reach::ProcessVm(pid))
+            let memory = peer.memory.as_ref().ok_or(Fault)?;
+            Ok(Reach::BySystemCall(Arc::clone(memory)))
         };
         let reach = if backing == BACKING_NULL {
             Reach::Null
@@ -125,7 +125,7 @@ impl Region {
     pub fn direct(&self, at: Permitted) -> Option<*mut u8> {
         match self.reach {
             Reach::Direct(first, _) => Some(first.wrapping_add(at.offset() as usize)),
-            Reach::ProcessVm(_) | Reach::Null => None,
+            Reach::BySystemCall(_) | Reach::Null => None,
         }
     }
 
@@ -145,7 +145,7 @@ impl Region {
             // SAFETY: contract of this function; the pin keeps peers' memory mapped, and programs may unmap their own.
             Some(dst) => unsafe { copy(dst, src, at.len() as usize)? },
             None if self.is_null() => {}
-            None => self.by_system_call(at, src.cast_mut(), libc::process_vm_writev)?,
+            None => self.by_system_call(at, src.cast_mut(), Direction::Write)?,
         }
         Ok(())
     }
@@ -166,7 +166,7 @@ impl Region {
                     unsafe { copy(dst.wrapping_add(done), ZEROS.as_ptr(), n)? };
                 }
             }
-            None => self.by_system_call(at, dst, libc::process_vm_readv)?,
+            None => self.by_system_call(at, dst, Direction::Read)?,
         }
         Ok(())
     }
@@ -176,14 +176,15 @@ impl Region {
         &self,
         at: Permitted,
         local: *mut u8,
-        call: ProcessVmCall,
+        direction: Direction,
     ) -> Result<(), Fault> {
-        let Reach::ProcessVm(pid) = self.reach else {
+        let Reach::BySystemCall(memory) = &self.reach else {
             return Err(Fault);
         };
         let remote = self.base.wrapping_add(at.offset()) as usize;
         // SAFETY: `local` is valid for `at.len()` bytes (contract of the callers).
-        unsafe { transfer(call, local, (pid, remote), at.len() as usize) }
+        unsafe { memory.transfer(direction, local, remote, (at.len() as usize, LAST)) }
+            .map_err(|_| Fault)
     }
 
     /// Reads the 8 bytes `at`, stores what `change` makes of them, and returns what was there, in one

@@ -145,6 +145,12 @@ impl WriteGuard {
     }
 }
 
+/// Can this process hold threads that write?
+pub(super) fn is_possible() -> std::io::Result<()> {
+    WriteGuard::new()?;
+    Ok(())
+}
+
 /// Keeps signal handlers from this thread: one that wrote to a protected page would wait for ever.
 struct NoSignals(libc::sigset_t);
 

@@ -218,7 +218,7 @@ impl Display for Cause {
             ),
             Self::Memory { side: Side::Remote } => f.write_str(
                 "the remote memory is registered and cannot be reached: its process has unmapped it, or the kernel refuses \
-                 process_vm_readv and process_vm_writev (seccomp, Yama's ptrace_scope)",
+                 copies between processes (verbatim doctor says what to change)",
             ),
             Self::TooLong { len, max } => {
                 write!(f, "the message has {len} bytes, and {max} are allowed")

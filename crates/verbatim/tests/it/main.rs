@@ -28,6 +28,7 @@ mod model;
 mod pcap;
 mod program;
 mod resp;
+mod restricted;
 mod run;
 mod sequencer;
 mod sockets;

@@ -1,0 +1,52 @@
+//! What this environment allows processes to do with each other's memory: `verbatim doctor` asks.
+
+use std::io;
+use std::mem::MaybeUninit;
+
+use crate::mem;
+use crate::process_memory::{Direction, ProcessMemory, let_peers_reach};
+
+/// Lets other processes of this user reach the memory of this one, as a member of a fabric does when it joins.
+pub fn be_reachable() {
+    let_peers_reach();
+}
+
+/// A system call by which one process reads the memory of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// `process_vm_readv(2)`.
+    ProcessVm,
+    /// `pread(2)` of `/proc/PID/mem`.
+    ProcFile,
+}
+
+/// Reads `N` bytes at `address` of the process `pid`.
+///
+/// # Errors
+/// That of the system call, such as `EPERM`.
+pub fn read_memory<const N: usize>(call: Call, pid: u64, address: u64) -> io::Result<[u8; N]> {
+    let memory = ProcessMemory::new(pid).ok_or(io::ErrorKind::NotFound)?;
+    let remote = usize::try_from(address).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut bytes = MaybeUninit::<[u8; N]>::uninit();
+    let into = bytes.as_mut_ptr().cast();
+    // SAFETY: `bytes` has room for `N` bytes.
+    let read = unsafe {
+        match call {
+            Call::ProcessVm => memory.copy(Direction::Read, into, remote, (N, N)),
+            Call::ProcFile => memory.copy_by_file(Direction::Read, into, remote, N),
+        }
+    };
+    if read? < N {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    // SAFETY: all of its bytes have been written.
+    Ok(unsafe { bytes.assume_init() })
+}
+
+/// Can the pages of registered memory be replaced while the program runs, so that peers can map them?
+///
+/// # Errors
+/// That of `userfaultfd(2)`.
+pub fn replaces_pages() -> io::Result<()> {
+    mem::replaces_pages()
+}

@@ -1,0 +1,211 @@
+//! Copies between processes by system call.
+//!
+//! `process_vm_readv(2)` and `process_vm_writev(2)` copy, and where a seccomp filter refuses them, `pread(2)` and
+//! `pwrite(2)` on `/proc/PID/mem`. The kernel asks for the same permission in both cases: that of `ptrace(2)`.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::OnceLock;
+
+/// The memory of another process.
+#[derive(Debug)]
+pub(crate) struct ProcessMemory {
+    pid: libc::pid_t,
+    /// `/proc/PID/mem`, opened when the first copy by the other calls was refused.
+    file: OnceLock<File>,
+}
+
+/// The direction of a copy, seen from this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// From the other process.
+    Read,
+    /// To the other process.
+    Write,
+}
+
+impl ProcessMemory {
+    /// The memory of the process `pid`; `None` for a number that no process has.
+    pub(crate) fn new(pid: u64) -> Option<Self> {
+        let pid = libc::pid_t::try_from(pid).ok()?;
+        Some(Self {
+            pid,
+            file: OnceLock::new(),
+        })
+    }
+
+    /// Copies `len` bytes between `local` and the address `remote` of the process. The last `apart` of them are copied after
+    /// the others: the kernel takes one piece after the other.
+    ///
+    /// # Errors
+    /// Where some of the bytes are not there on either side, the process has ended, or the kernel refuses the access.
+    ///
+    /// # Safety
+    /// `local` is valid for `len` bytes, which are read or written as `direction` says.
+    pub(crate) unsafe fn transfer(
+        &self,
+        direction: Direction,
+        local: *mut u8,
+        remote: usize,
+        (len, apart): (usize, usize),
+    ) -> io::Result<()> {
+        let rest = len.saturating_sub(apart);
+        let mut done = 0;
+        while done < len {
+            let piece = if done < rest { rest - done } else { len - done };
+            let (local, remote) = (local.wrapping_add(done), remote.wrapping_add(done));
+            // SAFETY: `local` is valid for the `len - done` bytes (contract of this function).
+            let n = match unsafe { self.copy(direction, local, remote, (piece, len - done)) } {
+                Err(e) if is_refusal(&e) => {
+                    // SAFETY: as above.
+                    unsafe { self.copy_by_file(direction, local, remote, piece) }
+                }
+                copied => copied,
+            };
+            match n? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                n => done += n,
+            }
+        }
+        Ok(())
+    }
+
+    /// One call of `process_vm_readv(2)` or `process_vm_writev(2)`: the first `piece` of `len` bytes, then the others.
+    ///
+    /// # Errors
+    /// That of the call.
+    ///
+    /// # Safety
+    /// As for [`Self::transfer`].
+    pub(crate) unsafe fn copy(
+        &self,
+        direction: Direction,
+        local: *mut u8,
+        remote: usize,
+        (piece, len): (usize, usize),
+    ) -> io::Result<usize> {
+        let pieces = |base: *mut u8| {
+            [(base, piece), (base.wrapping_add(piece), len - piece)].map(|(base, iov_len)| {
+                libc::iovec {
+                    iov_base: base.cast(),
+                    iov_len,
+                }
+            })
+        };
+        let local = pieces(local);
+        let remote = pieces(std::ptr::without_provenance_mut(remote));
+        let call = match direction {
+            Direction::Read => libc::process_vm_readv,
+            Direction::Write => libc::process_vm_writev,
+        };
+        // SAFETY: two iovecs each; `local` is valid for `len` bytes (contract of this function), and the
+        // kernel checks the remote addresses.
+        let n = unsafe { call(self.pid, local.as_ptr(), 2, remote.as_ptr(), 2, 0) };
+        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// One call of `pread(2)` or `pwrite(2)` on the process's `/proc/PID/mem`.
+    ///
+    /// # Errors
+    /// That of the call, or of opening the file.
+    ///
+    /// # Safety
+    /// As for [`Self::transfer`].
+    #[cold]
+    pub(crate) unsafe fn copy_by_file(
+        &self,
+        direction: Direction,
+        local: *mut u8,
+        remote: usize,
+        len: usize,
+    ) -> io::Result<usize> {
+        let fd = self.file()?.as_raw_fd();
+        let offset = libc::off_t::try_from(remote).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: `local` is valid for `len` bytes (contract of this function); the descriptor is open.
+        let n = unsafe {
+            match direction {
+                Direction::Read => libc::pread(fd, local.cast(), len, offset),
+                Direction::Write => libc::pwrite(fd, local.cast(), len, offset),
+            }
+        };
+        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+
+    fn file(&self) -> io::Result<&File> {
+        if let Some(file) = self.file.get() {
+            return Ok(file);
+        }
+        let _hold_off = cancellation::HoldOff::new();
+        let path = format!("/proc/{}/mem", self.pid);
+        let file = File::options().read(true).write(true).open(path)?;
+        Ok(self.file.get_or_init(|| file))
+    }
+}
+
+/// Did the kernel refuse the system call itself, rather than an address?
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EPERM | libc::EACCES | libc::ENOSYS)
+    )
+}
+
+/// Lets the other processes of this user reach the memory of this one, where Yama lets only ancestors do so.
+///
+/// Under `kernel.yama.ptrace_scope` 1, the default of Ubuntu, a process names who may attach to it (`PR_SET_PTRACER`). The
+/// checks of users and capabilities stay. Nothing changes where Yama is not there.
+pub(crate) fn let_peers_reach() {
+    // SAFETY: sets an attribute of this process; no pointer is passed.
+    let set = unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) };
+    if set != 0 {
+        tracing::debug!("PR_SET_PTRACER: {}", io::Error::last_os_error());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads and writes this process's own memory as if it were another's.
+    #[test]
+    fn a_file_is_as_good_as_the_system_calls() {
+        let memory = ProcessMemory::new(u64::from(std::process::id())).expect("a process");
+        let mut target = *b"0123456789abcdef";
+        let address = target.as_mut_ptr().expose_provenance();
+        let mut source = *b"ABCDEFGHIJKLMNOP";
+        // SAFETY: both arrays have 16 bytes, and no reference to them is used meanwhile.
+        unsafe {
+            let source = source.as_mut_ptr();
+            let n = memory.copy_by_file(Direction::Write, source, address, 10);
+            assert_eq!(n.expect("it writes"), 10);
+            memory
+                .transfer(Direction::Write, source.add(10), address + 10, (3, 2))
+                .expect("it writes");
+            std::ptr::write_bytes(source, 0, 16);
+            let n = memory.copy_by_file(Direction::Read, source, address, 8);
+            assert_eq!(n.expect("it reads"), 8);
+            memory
+                .transfer(Direction::Read, source.add(8), address + 8, (8, 8))
+                .expect("it reads");
+        }
+        assert_eq!(&source, b"ABCDEFGHIJKLMdef");
+    }
+
+    #[test]
+    fn an_address_that_is_not_there_is_a_fault() {
+        let memory = ProcessMemory::new(u64::from(std::process::id())).expect("a process");
+        let mut byte = 0u8;
+        // SAFETY: one byte is valid; the kernel checks the other address.
+        let read = unsafe { memory.transfer(Direction::Read, &raw mut byte, 8, (1, 8)) };
+        assert!(read.is_err());
+    }
+
+    #[test]
+    fn a_refusal_is_told_from_a_bad_address() {
+        assert!(is_refusal(&io::Error::from_raw_os_error(libc::EPERM)));
+        assert!(is_refusal(&io::Error::from_raw_os_error(libc::ENOSYS)));
+        assert!(!is_refusal(&io::Error::from_raw_os_error(libc::EFAULT)));
+        assert!(!is_refusal(&io::Error::from_raw_os_error(libc::ESRCH)));
+    }
+}

@@ -1,0 +1,263 @@
+//! The checks, each with what it means and what to change.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open};
+use softnic::UdpPort;
+use softnic::environment;
+
+use super::peers::{self, Reached};
+use super::{Check, State};
+
+/// Bytes that /dev/shm should have free. A process takes some MiB, and 100 queue pairs with full queues tens of MiB.
+const ROOM_BYTES: u64 = 256 << 20;
+
+/// Descriptors that a process should be allowed.
+const DESCRIPTORS: u64 = 1024;
+
+/// Makes all checks.
+///
+/// # Errors
+/// When the fabric's folder has no name, or this program cannot be started a second time.
+pub(super) fn all() -> Result<Vec<Check>> {
+    let reached = peers::reach()?;
+    Ok(vec![
+        shared_folder()?,
+        mapping(&reached),
+        copying(&reached),
+        replacing(),
+        deaths(),
+        device_files()?,
+        packets(),
+        descriptors(),
+        processors(),
+    ])
+}
+
+fn shared_folder() -> Result<Check> {
+    const WHAT: &str = "meet other processes in shared memory";
+    let folder = softnic::fabric_dir()?;
+    let parent = folder.parent().unwrap_or(Path::new("/"));
+    let shown = folder.display();
+    let stat = match rustix::fs::statvfs(parent) {
+        Ok(stat) => stat,
+        Err(e) => {
+            return Ok(Check::not_ok(
+                WHAT,
+                State::Fails,
+                format!("{shown}: {}: {e}", parent.display()),
+                (
+                    "the software NIC cannot be opened",
+                    "mount a tmpfs at /dev/shm, or name another folder of shared memory in VERBATIM_FABRIC_DIR",
+                ),
+            ));
+        }
+    };
+    let writable = tempfile::Builder::new()
+        .prefix(".verbatim-doctor")
+        .tempdir_in(parent);
+    if let Err(e) = writable {
+        return Ok(Check::not_ok(
+            WHAT,
+            State::Fails,
+            format!("{shown}: {e}"),
+            (
+                "the software NIC cannot be opened",
+                "let this user write there, or name another folder of shared memory in VERBATIM_FABRIC_DIR",
+            ),
+        ));
+    }
+    let free = stat.f_bavail * stat.f_frsize;
+    let found = format!("{shown}, {} MiB free", free >> 20);
+    if free < ROOM_BYTES {
+        return Ok(Check::not_ok(
+            WHAT,
+            State::Fails,
+            found,
+            (
+                "ibv_modify_qp and ibv_create_qp end with ENOMEM once the folder is full",
+                "make it larger: docker run --shm-size 1g, in Kubernetes an emptyDir with medium: Memory at /dev/shm",
+            ),
+        ));
+    }
+    Ok(Check::ok(WHAT, found))
+}
+
+fn mapping(reached: &Reached) -> Check {
+    const WHAT: &str = "map a peer's shared memory";
+    match &reached.by_descriptor {
+        None => Check::ok(WHAT, "/proc/PID/fd can be opened"),
+        Some(e) => Check::not_ok(
+            WHAT,
+            State::Slow,
+            format!("/proc/PID/fd: {e}"),
+            (
+                "each access takes a system call, 0.7 to 1.5 µs instead of 3 ns",
+                "run both programs as the same user, in one PID namespace and one user namespace (docker run --pid)",
+            ),
+        ),
+    }
+}
+
+fn copying(reached: &Reached) -> Check {
+    const WHAT: &str = "copy private memory of a peer";
+    match (&reached.by_call, &reached.by_proc_file) {
+        (None, _) => Check::ok(WHAT, "process_vm_readv works"),
+        (Some(call), None) => Check::not_ok(
+            WHAT,
+            State::Slow,
+            format!("process_vm_readv: {call}; /proc/PID/mem works"),
+            (
+                "copies of memory that cannot be mapped take two system calls more",
+                "allow process_vm_readv and process_vm_writev in the seccomp profile (docker run --cap-add SYS_PTRACE does it)",
+            ),
+        ),
+        (Some(call), Some(file)) => Check::not_ok(
+            WHAT,
+            State::Fails,
+            format!("process_vm_readv: {call}; /proc/PID/mem: {file}{}", yama()),
+            (
+                "work requests on memory that cannot be mapped (over 64 MiB, stacks) end with remote access errors",
+                "set kernel.yama.ptrace_scope to 0 or 1, or run with verbatim run --path packets, which needs neither",
+            ),
+        ),
+    }
+}
+
+/// What Yama says, if it is there.
+fn yama() -> String {
+    fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").map_or_else(
+        |_| String::new(),
+        |scope| format!("; kernel.yama.ptrace_scope is {}", scope.trim()),
+    )
+}
+
+fn replacing() -> Check {
+    const WHAT: &str = "map private memory of programs";
+    match environment::replaces_pages() {
+        Ok(()) => Check::ok(WHAT, "userfaultfd works"),
+        Err(e) => Check::not_ok(
+            WHAT,
+            State::Slow,
+            format!("userfaultfd: {e}"),
+            (
+                "memory of malloc and mmap is copied by system calls, 0.7 to 1.5 µs a message instead of 3 ns",
+                "use Linux 5.19 or newer, and allow userfaultfd in the seccomp profile (docker run --cap-add SYS_PTRACE does it)",
+            ),
+        ),
+    }
+}
+
+fn deaths() -> Check {
+    const WHAT: &str = "notice that a peer has died";
+    match pidfd_open(Pid::INIT, PidfdFlags::empty()).or_else(|_| {
+        let own = rustix::process::getpid();
+        pidfd_open(own, PidfdFlags::empty())
+    }) {
+        Ok(_) => Check::ok(WHAT, "pidfd_open works"),
+        Err(e) => Check::not_ok(
+            WHAT,
+            State::Slow,
+            format!("pidfd_open: {e}"),
+            (
+                "the engine looks for dead peers ten times a second instead of being woken",
+                "allow pidfd_open in the seccomp profile",
+            ),
+        ),
+    }
+}
+
+fn device_files() -> Result<Check> {
+    const WHAT: &str = "show programs the device's files";
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let out = Command::new(program)
+        .args(["run", "--", "true"])
+        .output()
+        .context("cannot start verbatim run")?;
+    let notes = String::from_utf8_lossy(&out.stderr);
+    Ok(match notes.lines().next() {
+        None if out.status.success() => {
+            Check::ok(WHAT, "/sys and /dev are mounts of the program's own")
+        }
+        first => Check::not_ok(
+            WHAT,
+            if out.status.success() {
+                State::Slow
+            } else {
+                State::Fails
+            },
+            first.unwrap_or("verbatim run fails").to_owned(),
+            (
+                "a preloaded library shows them; statically linked programs and programs with the set-user-ID bit see none",
+                "allow user namespaces: kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0, \
+                 or docker run --cap-add SYS_ADMIN",
+            ),
+        ),
+    })
+}
+
+fn packets() -> Check {
+    const WHAT: &str = "reach other hosts by packets";
+    let effect = (
+        "queue pairs reach those of this host only",
+        "give the environment a network interface with an address whose UDP port 4791 is free",
+    );
+    let report = match softnic::packet_report() {
+        Ok(report) => report,
+        Err(e) => return Check::not_ok(WHAT, State::Fails, e.to_string(), effect),
+    };
+    let mut usable = Vec::new();
+    let mut refused = Vec::new();
+    for address in &report.addresses {
+        match &address.udp_port {
+            UdpPort::Unavailable(why) => refused.push(format!("{}: {why}", address.ip)),
+            UdpPort::Free | UdpPort::Shared(_) => usable.push(address.ip.to_string()),
+        }
+    }
+    if usable.is_empty() {
+        let found = if refused.is_empty() {
+            "the port has no address".to_owned()
+        } else {
+            refused.join("; ")
+        };
+        return Check::not_ok(WHAT, State::Slow, found, effect);
+    }
+    Check::ok(WHAT, format!("UDP port 4791 of {}", usable.join(", ")))
+}
+
+fn descriptors() -> Check {
+    const WHAT: &str = "have many descriptors";
+    match getrlimit(Resource::Nofile).current {
+        Some(limit) if limit < DESCRIPTORS => Check::not_ok(
+            WHAT,
+            State::Slow,
+            format!("{limit} are allowed"),
+            (
+                "a process needs three for each peer, and one for each completion channel",
+                "raise the limit: ulimit -n 65536",
+            ),
+        ),
+        Some(limit) => Check::ok(WHAT, format!("{limit} are allowed")),
+        None => Check::ok(WHAT, "no limit"),
+    }
+}
+
+fn processors() -> Check {
+    const WHAT: &str = "poll on processors of their own";
+    let count = std::thread::available_parallelism().map_or(1, usize::from);
+    if count == 1 {
+        return Check::not_ok(
+            WHAT,
+            State::Slow,
+            "1 processor",
+            (
+                "two programs that poll take turns: a round trip takes tens of microseconds instead of one",
+                "give the environment two processors (docker run --cpus 2), or wait for completion events",
+            ),
+        );
+    }
+    Check::ok(WHAT, format!("{count} processors"))
+}

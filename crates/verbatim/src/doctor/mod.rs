@@ -1,0 +1,122 @@
+//! `verbatim doctor`: what this environment allows the software NIC, what is slower or fails for it, and what to change.
+
+mod checks;
+mod peers;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::Outcome;
+use crate::output::{print, print_typed};
+use peers::Address;
+
+/// Arguments of `verbatim doctor`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Print one JSON object per line: check
+    #[arg(long)]
+    json: bool,
+    /// Be the process whose memory is looked at
+    #[arg(long, hide = true)]
+    hold: bool,
+    /// Look at the memory of the process that prints this
+    #[arg(long, hide = true, value_name = "ADDRESS")]
+    reach: Option<Address>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  verbatim doctor
+  docker run --rm --shm-size 1g IMAGE verbatim doctor      in the container where the programs will run
+  verbatim doctor --json
+
+Exit status 1 when something fails; what is only slower is no failure.";
+
+/// What came of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Ok,
+    /// It works, another way.
+    Slow,
+    Fails,
+}
+
+/// One thing that the software NIC asks of its environment.
+#[derive(Debug, Serialize)]
+struct Check {
+    /// What it wants to do.
+    what: &'static str,
+    state: State,
+    /// What was found.
+    found: String,
+    /// What that means for programs; null where all is well.
+    effect: Option<&'static str>,
+    /// What to change; null where all is well.
+    change: Option<&'static str>,
+}
+
+impl Check {
+    fn ok(what: &'static str, found: impl Into<String>) -> Self {
+        Self {
+            what,
+            state: State::Ok,
+            found: found.into(),
+            effect: None,
+            change: None,
+        }
+    }
+
+    fn not_ok(
+        what: &'static str,
+        state: State,
+        found: impl Into<String>,
+        (effect, change): (&'static str, &'static str),
+    ) -> Self {
+        Self {
+            what,
+            state,
+            found: found.into(),
+            effect: Some(effect),
+            change: Some(change),
+        }
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    if args.hold {
+        peers::hold()?;
+        return Ok(Outcome::Done);
+    }
+    if let Some(address) = args.reach {
+        print_typed("reached", &peers::look(address))?;
+        return Ok(Outcome::Done);
+    }
+    let checks = checks::all()?;
+    for check in &checks {
+        if args.json {
+            print_typed("check", check)?;
+        } else {
+            print(text(check))?;
+        }
+    }
+    let fails = checks.iter().any(|check| check.state == State::Fails);
+    Ok(if fails { Outcome::No } else { Outcome::Done })
+}
+
+fn text(check: &Check) -> String {
+    let state = match check.state {
+        State::Ok => "ok",
+        State::Slow => "slow",
+        State::Fails => "fails",
+    };
+    let mut text = format!("{state:<6}{}: {}", check.what, check.found);
+    for (title, line) in [("effect", check.effect), ("change", check.change)] {
+        if let Some(line) = line {
+            text += &format!("\n      {title}: {line}");
+        }
+    }
+    text
+}

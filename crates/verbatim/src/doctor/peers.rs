@@ -1,0 +1,153 @@
+//! What one process of this user can do with the memory of another. Two processes are started for it, of which neither
+//! is the other's parent: parents are allowed more.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::process::{Child, Command, Stdio};
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde::{Deserialize, Serialize};
+use softnic::environment::{self, Call};
+
+/// What the memory that is looked at holds.
+const PATTERN: [u8; 16] = *b"verbatim doctor\n";
+
+/// Where a process has its [`PATTERN`]: in private memory, and in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Address {
+    pid: u64,
+    address: u64,
+    fd: u32,
+}
+
+impl FromStr for Address {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parsed = || {
+            let mut parts = text.trim().split(':');
+            let pid = parts.next()?.parse().ok()?;
+            let address = parts.next()?.parse().ok()?;
+            let fd = parts.next()?.parse().ok()?;
+            Some(Self { pid, address, fd })
+        };
+        parsed().ok_or("not PID:ADDRESS:DESCRIPTOR")
+    }
+}
+
+/// What worked; otherwise the system's message.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Reached {
+    /// `process_vm_readv(2)`.
+    pub(super) by_call: Option<String>,
+    /// Reading `/proc/PID/mem`.
+    pub(super) by_proc_file: Option<String>,
+    /// Opening `/proc/PID/fd/N`, to map it.
+    pub(super) by_descriptor: Option<String>,
+}
+
+/// Has the pattern in its memory until standard input ends.
+pub(super) fn hold() -> Result<()> {
+    environment::be_reachable();
+    let private = Box::new(PATTERN);
+    let mut file = File::from(memfd_create("verbatim-doctor", MemfdFlags::CLOEXEC)?);
+    file.write_all(&PATTERN)?;
+    println!(
+        "{}:{}:{}",
+        std::process::id(),
+        private.as_ptr().expose_provenance(),
+        file.as_raw_fd()
+    );
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    // Not before: the optimiser must not take the memory for unused.
+    std::hint::black_box(&private);
+    Ok(())
+}
+
+/// Looks at the memory of the process with that address.
+pub(super) fn look(at: Address) -> Reached {
+    let read = |call| match environment::read_memory(call, at.pid, at.address) {
+        Ok(PATTERN) => None,
+        Ok(_) => Some("other bytes are there".to_owned()),
+        Err(e) => Some(e.to_string()),
+    };
+    let by_descriptor = File::options()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/{}/fd/{}", at.pid, at.fd))
+        .err()
+        .map(|e| e.to_string());
+    Reached {
+        by_call: read(Call::ProcessVm),
+        by_proc_file: read(Call::ProcFile),
+        by_descriptor,
+    }
+}
+
+/// Starts two processes, and lets one look at the memory of the other.
+///
+/// # Errors
+/// When one cannot be started.
+pub(super) fn reach() -> Result<Reached> {
+    let mut holder = Holder(start(&["--hold"], Stdio::piped())?);
+    let mut address = String::new();
+    let stdout = holder.0.stdout.take().context("no output")?;
+    BufReader::new(stdout).read_line(&mut address)?;
+    let looking = start(&["--reach", address.trim()], Stdio::null())?;
+    let said = looking.wait_with_output()?;
+    let Line { data } = serde_json::from_slice(&said.stdout)
+        .with_context(|| format!("the process that looks ended with {}", said.status))?;
+    Ok(data)
+}
+
+/// What the second process prints.
+#[derive(Deserialize)]
+struct Line {
+    data: Reached,
+}
+
+/// The first process, which ends with this.
+struct Holder(Child);
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        // There is nobody left to tell.
+        let _ = self.0.wait();
+    }
+}
+
+fn start(args: &[&str], stdin: Stdio) -> Result<Child> {
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let child = Command::new(program)
+        .arg("doctor")
+        .args(args)
+        .stdin(stdin)
+        .stdout(Stdio::piped())
+        .spawn();
+    match child {
+        Ok(child) => Ok(child),
+        Err(e) => bail!("cannot start a second process: {e}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_three_numbers() {
+        let address = Address {
+            pid: 1,
+            address: 4096,
+            fd: 3,
+        };
+        assert_eq!("1:4096:3\n".parse(), Ok(address));
+        for bad in ["", "1", "1:2", "1:2:x", "-1:2:3"] {
+            assert!(bad.parse::<Address>().is_err(), "{bad}");
+        }
+    }
+}
