@@ -36,6 +36,7 @@ mod stop;
 mod stream_command;
 mod streams;
 mod tensor;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -70,6 +71,7 @@ Examples:
   verbatim bench peers            the software NIC beside UCX, Redis and plain copies
   verbatim model                  what verbs cost on a NIC that you need not have
   verbatim explain l.json         what a program's verbs cost on a NIC, and what to change
+  verbatim trace t.txt            how long each verb of a traced program took
   verbatim paper                  every published number beside ours
 
 Log messages: set VERBATIM_LOG, for example VERBATIM_LOG=debug.";
@@ -98,6 +100,8 @@ enum Command {
     Grpc(Box<grpc::Args>),
     /// Byte streams over RDMA, TCP and Unix sockets side by side, or a server and a client by hand
     Stream(Box<stream_command::Args>),
+    /// What a trace of `verbatim run` says: how long each verb took, or the trace for Perfetto
+    Trace(trace::Args),
     /// Verbs microbenchmarks
     Bench(Box<bench::Args>),
     /// What verbs cost on a NIC, how fast they can go there, and what stops them
@@ -126,6 +130,7 @@ fn main() -> ExitCode {
         Command::Tensor(args) => tensor::run(&args),
         Command::Grpc(args) => grpc::run(*args),
         Command::Stream(args) => stream_command::run(*args),
+        Command::Trace(args) => trace::run(&args),
         Command::Bench(args) => bench::run(*args),
         Command::Model(args) => model::run(&args),
         Command::Explain(args) => explain::run(&args),

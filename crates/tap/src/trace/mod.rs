@@ -5,6 +5,7 @@
 //! - `names`: short names for handles, and the names that the headers give to numbers;
 //! - `value`: how an argument or a result reads; `pointee`: how what it points to does; `call`: a line about a call;
 //! - `control`, `operations`: the functions of the verbs outside the data path, each calling the next layer first;
+//! - `line`: what a line says, for those that read a trace;
 //! - `data`: lines about work requests and completions, for the functions that count them.
 #![allow(
     clippy::macro_metavars_in_unsafe,
@@ -17,6 +18,7 @@ mod data;
 mod errno;
 mod file;
 mod legend;
+mod line;
 mod names;
 mod operations;
 mod pointee;
@@ -26,6 +28,7 @@ pub use call::{Call, note};
 pub(crate) use control::{later_symbols, symbols};
 pub(crate) use data::{Poll, built, empty_poll, found, one_found, posted, recvs_posted, started};
 pub use file::{VARIABLE, create, is_on};
+pub use line::{Completion, Event, Line, PostRecv, PostSend};
 pub use names::{Kind, NumberOf, number_of, numbers_from};
 pub(crate) use operations::install;
 pub use value::{Outcome, Returned, Value};

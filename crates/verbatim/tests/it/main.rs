@@ -33,5 +33,6 @@ mod run;
 mod sequencer;
 mod sockets;
 mod stream;
+mod trace;
 mod valkey;
 mod why;

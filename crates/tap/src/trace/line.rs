@@ -1,0 +1,410 @@
+//! The way back: what a line of a trace says.
+
+use serde::Serialize;
+
+/// A line of a trace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Line {
+    /// Nanoseconds of `CLOCK_MONOTONIC`: when the verb returned; of posts, when they began.
+    pub at_ns: u64,
+    /// The process.
+    pub pid: u32,
+    /// The thread.
+    pub tid: u32,
+    /// What happened.
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// What a line tells of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// A work request was handed to a queue pair's send queue.
+    PostSend(PostSend),
+    /// A work request was handed to a receive queue.
+    PostRecv(PostRecv),
+    /// A poll found a completion.
+    Completion(Completion),
+    /// Polls of a completion queue found nothing so many times in a row.
+    EmptyPolls {
+        /// The completion queue, such as `cq1`.
+        cq: String,
+        /// Polls in a row.
+        count: u64,
+    },
+    /// Any other verb.
+    Call {
+        /// The function.
+        verb: String,
+        /// Its arguments, as they are in the trace.
+        arguments: String,
+        /// What it returned and gave; null for a function that returns nothing.
+        result: Option<String>,
+    },
+    /// A line without a verb, such as that of a fault that was injected.
+    Note {
+        /// The line.
+        text: String,
+    },
+}
+
+/// A work request of a send queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PostSend {
+    /// The queue pair, such as `qp1`; numbered by process.
+    pub qp: String,
+    /// Its place in the list that was posted, from 1.
+    pub index: u32,
+    /// Work requests of the list.
+    pub list: u32,
+    /// The program's number for it.
+    pub wr_id: u64,
+    /// Such as `RDMA_WRITE`.
+    pub opcode: String,
+    /// Its payload.
+    pub bytes: u64,
+    /// Of `IBV_SEND_…`, such as `SIGNALED`.
+    pub flags: Vec<String>,
+    /// Why it was not posted.
+    pub refused: Option<String>,
+}
+
+/// A work request of a receive queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PostRecv {
+    /// The queue pair or the shared receive queue, such as `srq1`.
+    pub queue: String,
+    /// Its place in the list that was posted, from 1.
+    pub index: u32,
+    /// Work requests of the list.
+    pub list: u32,
+    /// The program's number for it.
+    pub wr_id: u64,
+    /// Its room.
+    pub bytes: u64,
+    /// Why it was not posted.
+    pub refused: Option<String>,
+}
+
+/// A completion.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Completion {
+    /// The completion queue, such as `cq1`.
+    pub cq: String,
+    /// Its place among those that the poll found, from 1.
+    pub index: u32,
+    /// Completions that the poll found.
+    pub list: u32,
+    /// The program's number of the work request.
+    pub wr_id: u64,
+    /// Such as `SUCCESS`.
+    pub status: String,
+    /// Such as `RECV`; null where it is not valid or was not asked for.
+    pub opcode: Option<String>,
+    /// Bytes received or read.
+    pub bytes: Option<u64>,
+    /// The number of the queue pair; null where it was not asked for.
+    pub qpn: Option<u32>,
+    /// Of a failed one.
+    pub vendor_err: Option<u32>,
+    /// Polls that found nothing before.
+    pub empty_polls: u64,
+}
+
+impl Line {
+    /// What a line of a trace says; `None` for comments and for what is no line of a trace.
+    #[must_use]
+    pub fn parse(line: &str) -> Option<Self> {
+        let (seconds, rest) = line.trim_end().split_once(' ')?;
+        let (process, text) = rest.split_once(' ')?;
+        let (pid, tid) = process.split_once('/')?;
+        Some(Self {
+            at_ns: nanoseconds(seconds)?,
+            pid: pid.parse().ok()?,
+            tid: tid.parse().ok()?,
+            event: Event::parse(text),
+        })
+    }
+}
+
+fn nanoseconds(seconds: &str) -> Option<u64> {
+    let (whole, fraction) = seconds.split_once('.')?;
+    if fraction.len() != 9 {
+        return None;
+    }
+    let whole: u64 = whole.parse().ok()?;
+    whole
+        .checked_mul(1_000_000_000)?
+        .checked_add(fraction.parse().ok()?)
+}
+
+impl Event {
+    fn parse(text: &str) -> Self {
+        let words: Vec<&str> = text.split_ascii_whitespace().collect();
+        let of_the_data_path = match words.as_slice() {
+            ["post_send" | "wr_complete", ..] => PostSend::parse(&words).map(Self::PostSend),
+            ["post_recv" | "post_srq_recv", ..] => PostRecv::parse(&words).map(Self::PostRecv),
+            [_, cq, "has", "found", "nothing", count, "times"] => {
+                count.parse().ok().map(|count| Self::EmptyPolls {
+                    cq: (*cq).to_owned(),
+                    count,
+                })
+            }
+            [_, cq, ..] if cq.starts_with("cq") => Completion::parse(&words).map(Self::Completion),
+            _ => None,
+        };
+        of_the_data_path.unwrap_or_else(|| Self::call(text))
+    }
+
+    fn call(text: &str) -> Self {
+        let parts = text.split_once('(').filter(|(verb, _)| {
+            !verb.is_empty() && verb.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+        });
+        let Some((verb, rest)) = parts else {
+            return Self::Note {
+                text: text.to_owned(),
+            };
+        };
+        let (arguments, result) = match rest.rsplit_once(") = ") {
+            Some((arguments, result)) => (arguments, Some(result.to_owned())),
+            None => (rest.strip_suffix(')').unwrap_or(rest), None),
+        };
+        Self::Call {
+            verb: verb.to_owned(),
+            arguments: arguments.to_owned(),
+            result,
+        }
+    }
+}
+
+/// `2/16` → (2, 16).
+fn place(word: &str) -> Option<(u32, u32)> {
+    let (index, list) = word.split_once('/')?;
+    Some((index.parse().ok()?, list.parse().ok()?))
+}
+
+/// What comes before all else of a work request or a completion: queue, place, list and `wr_id`.
+fn head<'a>(words: &[&'a str]) -> Option<(&'a str, (u32, u32), u64)> {
+    let [_, queue, at, wr_id, ..] = words else {
+        return None;
+    };
+    let wr_id = wr_id.strip_prefix("wr_id=")?.parse().ok()?;
+    Some((queue, place(at)?, wr_id))
+}
+
+/// The words behind `refused:`.
+fn refusal(words: &[&str]) -> Option<String> {
+    let at = words.iter().position(|word| *word == "refused:")?;
+    Some(words.get(at + 1..)?.join(" "))
+}
+
+/// The number before the word `B`.
+fn bytes(words: &[&str]) -> Option<u64> {
+    let at = words.iter().position(|word| *word == "B")?;
+    words.get(at.checked_sub(1)?)?.parse().ok()
+}
+
+/// The number behind a word, in hexadecimal digits.
+fn hexadecimal(words: &[&str], name: &str) -> Option<u32> {
+    let at = words.iter().position(|word| *word == name)?;
+    u32::from_str_radix(words.get(at + 1)?.strip_prefix("0x")?, 16).ok()
+}
+
+impl PostSend {
+    fn parse(words: &[&str]) -> Option<Self> {
+        let (qp, (index, list), wr_id) = head(words)?;
+        // Flags follow the payload and its SGEs, before where it goes.
+        let flags = match words.get(7..10) {
+            Some(["in", _, "SGEs"]) => words.get(10),
+            _ => words.get(7),
+        };
+        let is_flags = |word: &&str| {
+            word.bytes()
+                .all(|b| b.is_ascii_uppercase() || matches!(b, b'|' | b'_'))
+        };
+        Some(Self {
+            qp: qp.to_owned(),
+            index,
+            list,
+            wr_id,
+            opcode: (*words.get(4)?).to_owned(),
+            bytes: bytes(words)?,
+            flags: flags
+                .filter(|word| is_flags(word))
+                .map(|word| word.split('|').map(str::to_owned).collect())
+                .unwrap_or_default(),
+            refused: refusal(words),
+        })
+    }
+}
+
+impl PostRecv {
+    fn parse(words: &[&str]) -> Option<Self> {
+        let (queue, (index, list), wr_id) = head(words)?;
+        Some(Self {
+            queue: queue.to_owned(),
+            index,
+            list,
+            wr_id,
+            bytes: bytes(words)?,
+            refused: refusal(words),
+        })
+    }
+}
+
+impl Completion {
+    fn parse(words: &[&str]) -> Option<Self> {
+        let (cq, (index, list), wr_id) = head(words)?;
+        let status = (*words.get(4)?).to_owned();
+        let opcode = words
+            .get(5)
+            .filter(|word| status == "SUCCESS" && !matches!(**word, "QPN" | "after"));
+        let empty_polls = match words {
+            [.., "after", count, "empty", "polls"] => count.parse().ok()?,
+            _ => 0,
+        };
+        Some(Self {
+            cq: cq.to_owned(),
+            index,
+            list,
+            wr_id,
+            opcode: opcode.map(|word| (*word).to_owned()),
+            status,
+            bytes: bytes(words),
+            qpn: hexadecimal(words, "QPN"),
+            vendor_err: hexadecimal(words, "vendor_err"),
+            empty_polls,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn event(text: &str) -> Event {
+        let line = Line::parse(&format!("21377.540164916 17724/17725 {text}")).expect("a line");
+        assert_eq!(line.at_ns, 21_377_540_164_916);
+        assert_eq!((line.pid, line.tid), (17724, 17725));
+        line.event
+    }
+
+    #[test]
+    fn work_requests() {
+        let text = "post_send qp1 2/16 wr_id=7 RDMA_WRITE 64 B INLINE|SIGNALED to 0x7f00 rkey 0x1";
+        let post = PostSend {
+            qp: "qp1".to_owned(),
+            index: 2,
+            list: 16,
+            wr_id: 7,
+            opcode: "RDMA_WRITE".to_owned(),
+            bytes: 64,
+            flags: vec!["INLINE".to_owned(), "SIGNALED".to_owned()],
+            refused: None,
+        };
+        assert_eq!(event(text), Event::PostSend(post.clone()));
+        let text = "wr_complete qp1 2/16 wr_id=7 RDMA_WRITE 64 B in 3 SGEs to 0x7f00 rkey 0x1 \
+                    refused: ENOMEM (Cannot allocate memory)";
+        let refused = PostSend {
+            flags: Vec::new(),
+            refused: Some("ENOMEM (Cannot allocate memory)".to_owned()),
+            ..post.clone()
+        };
+        assert_eq!(event(text), Event::PostSend(refused));
+        let text = "post_send qp1 2/16 wr_id=7 RDMA_WRITE 64 B in 3 SGEs INLINE|SIGNALED";
+        assert_eq!(event(text), Event::PostSend(post));
+        let text = "post_srq_recv srq1 1/1 wr_id=1 4096 B in 1 SGEs";
+        let recv = PostRecv {
+            queue: "srq1".to_owned(),
+            index: 1,
+            list: 1,
+            wr_id: 1,
+            bytes: 4096,
+            refused: None,
+        };
+        assert_eq!(event(text), Event::PostRecv(recv));
+    }
+
+    #[test]
+    fn completions() {
+        let text =
+            "poll_cq cq1 1/2 wr_id=1 SUCCESS RECV 4096 B QPN 0x31c000 after 4632 empty polls";
+        let found = Completion {
+            cq: "cq1".to_owned(),
+            index: 1,
+            list: 2,
+            wr_id: 1,
+            status: "SUCCESS".to_owned(),
+            opcode: Some("RECV".to_owned()),
+            bytes: Some(4096),
+            qpn: Some(0x31_c000),
+            vendor_err: None,
+            empty_polls: 4632,
+        };
+        assert_eq!(event(text), Event::Completion(found));
+        let text = "poll_cq cq1 1/1 wr_id=9 RETRY_EXC_ERR QPN 0x8000 vendor_err 0x22";
+        let failed = Completion {
+            cq: "cq1".to_owned(),
+            index: 1,
+            list: 1,
+            wr_id: 9,
+            status: "RETRY_EXC_ERR".to_owned(),
+            qpn: Some(0x8000),
+            vendor_err: Some(0x22),
+            ..Completion::default()
+        };
+        assert_eq!(event(text), Event::Completion(failed));
+        let empty = Event::EmptyPolls {
+            cq: "cq1".to_owned(),
+            count: 1000,
+        };
+        assert_eq!(event("poll_cq cq1 has found nothing 1000 times"), empty);
+    }
+
+    #[test]
+    fn other_verbs() {
+        let call = |verb: &str, arguments: &str, result: Option<&str>| Event::Call {
+            verb: verb.to_owned(),
+            arguments: arguments.to_owned(),
+            result: result.map(str::to_owned),
+        };
+        assert_eq!(
+            event("ibv_destroy_qp(qp=qp1) = 0"),
+            call("ibv_destroy_qp", "qp=qp1", Some("0"))
+        );
+        assert_eq!(
+            event("ibv_ack_cq_events(cq=cq1, nevents=0)"),
+            call("ibv_ack_cq_events", "cq=cq1, nevents=0", None)
+        );
+        let text = "fault 1 (drop 1% of packets): a packet of qp1";
+        let note = Event::Note {
+            text: text.to_owned(),
+        };
+        assert_eq!(event(text), note);
+    }
+
+    #[test]
+    fn what_is_no_line() {
+        for line in [
+            "",
+            "# a comment",
+            "1.5 3/4 x",
+            "1.000000000 3 x",
+            "a.000000000 3/4 x",
+        ] {
+            assert_eq!(Line::parse(line), None, "{line}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_is_too_much(text in "[ -~]{0,80}", verb in "post_send|poll_cq|post_recv|wr_complete|") {
+            let _ = Line::parse(&text);
+            let _ = Line::parse(&format!("1.000000000 1/1 {verb} {text}"));
+            let _ = Line::parse(&format!("1.000000000 1/1 {verb} cq1 1/1 wr_id=1 {text}"));
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Which lines of a trace are wanted.
+
+use std::collections::HashMap;
+
+use tap::trace::{Event, Line};
+
+/// Flags that choose lines.
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct Filter {
+    /// Lines of this process only
+    #[arg(long)]
+    pid: Option<u32>,
+    /// Work requests and completions of this queue pair only: its number (0x8000), or its name in the trace (qp1)
+    #[arg(long, value_name = "QPN|NAME")]
+    qp: Option<String>,
+    /// This verb only: a function (post_send), or an operation (RDMA_WRITE); completions have the operation's name
+    #[arg(long, value_name = "NAME")]
+    verb: Option<String>,
+}
+
+/// The numbers of the queue pairs, which completions have, by their names, which posts have.
+#[derive(Debug, Default)]
+pub(super) struct Queues {
+    numbers: HashMap<(u32, String), u32>,
+    names: HashMap<(u32, u32), String>,
+}
+
+impl Queues {
+    /// Notes the queue pair that a line tells of.
+    pub(super) fn note(&mut self, line: &Line) {
+        let Event::Call {
+            result: Some(result),
+            ..
+        } = &line.event
+        else {
+            return;
+        };
+        // `qp1, QPN 0x8000`
+        let mut words = result.split([',', ' ']).filter(|word| !word.is_empty());
+        let (Some(name), Some("QPN"), Some(number)) = (words.next(), words.next(), words.next())
+        else {
+            return;
+        };
+        if let Some(number) = parse_number(number).filter(|_| name.starts_with("qp")) {
+            self.numbers.insert((line.pid, name.to_owned()), number);
+            self.names.insert((line.pid, number), name.to_owned());
+        }
+    }
+
+    pub(super) fn number(&self, pid: u32, name: &str) -> Option<u32> {
+        self.numbers.get(&(pid, name.to_owned())).copied()
+    }
+
+    pub(super) fn name(&self, pid: u32, number: u32) -> Option<&str> {
+        self.names.get(&(pid, number)).map(String::as_str)
+    }
+}
+
+fn parse_number(text: &str) -> Option<u32> {
+    u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
+}
+
+impl Filter {
+    /// Is the line wanted? Notes the queue pair that it tells of.
+    pub(super) fn admits(&self, line: &Line, queues: &mut Queues) -> bool {
+        queues.note(line);
+        self.pid.is_none_or(|pid| pid == line.pid)
+            && self.qp.as_ref().is_none_or(|qp| is_of(line, qp, queues))
+            && self.verb.as_ref().is_none_or(|verb| is_verb(line, verb))
+    }
+}
+
+fn is_of(line: &Line, qp: &str, queues: &Queues) -> bool {
+    let wanted = parse_number(qp);
+    let is_named =
+        |name: &str| name == qp || wanted.is_some() && queues.number(line.pid, name) == wanted;
+    match &line.event {
+        Event::PostSend(post) => is_named(&post.qp),
+        Event::PostRecv(post) => is_named(&post.queue),
+        Event::Completion(found) => found.qpn.is_some_and(|qpn| {
+            wanted == Some(qpn) || queues.name(line.pid, qpn).is_some_and(|name| name == qp)
+        }),
+        Event::EmptyPolls { .. } | Event::Call { .. } | Event::Note { .. } => false,
+    }
+}
+
+fn is_verb(line: &Line, verb: &str) -> bool {
+    match &line.event {
+        Event::PostSend(post) => verb == "post_send" || post.opcode == verb,
+        Event::PostRecv(_) => verb == "post_recv" || verb == "RECV",
+        // What failed does not say what it was.
+        Event::Completion(found) => {
+            verb == "poll_cq" || found.opcode.as_deref().is_none_or(|opcode| opcode == verb)
+        }
+        Event::EmptyPolls { .. } => verb == "poll_cq",
+        Event::Call { verb: called, .. } => called == verb,
+        Event::Note { .. } => false,
+    }
+}

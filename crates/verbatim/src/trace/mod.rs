@@ -1,0 +1,196 @@
+//! `verbatim trace`: what a trace of `verbatim run --trace` says, as statistics or in another form.
+
+mod filter;
+mod perfetto;
+mod statistics;
+mod work;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use tap::trace::Line;
+
+use crate::Outcome;
+use crate::output::{StdoutClosed, print, print_typed};
+use filter::Filter;
+use statistics::Statistics;
+use work::Pairing;
+
+/// Arguments of `verbatim trace`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The trace that `verbatim run --trace FILE` wrote
+    file: PathBuf,
+    /// Turn the trace into this form instead of statistics
+    #[arg(long, value_enum)]
+    to: Option<Form>,
+    /// Write there [default: standard output]
+    #[arg(long, short, requires = "to", value_name = "FILE")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    filter: Filter,
+    /// A row for each queue pair and verb, not for each process and verb
+    #[arg(long, conflicts_with = "to")]
+    by_qp: bool,
+    /// Print one JSON object per line: verb, polls
+    #[arg(long, conflicts_with = "to")]
+    json: bool,
+}
+
+/// What a trace can be turned into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Form {
+    /// A JSON object a line of the trace
+    JsonLines,
+    /// The trace event format of Chrome, which ui.perfetto.dev opens: a track for each queue pair
+    Perfetto,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  verbatim run --trace t.txt -- ib_write_bw     a trace
+  verbatim trace t.txt                          how long each verb took from post to completion
+  verbatim trace t.txt --by-qp --verb RDMA_READ
+  verbatim trace t.txt --to perfetto -o t.json  for ui.perfetto.dev
+  verbatim trace t.txt --to json-lines --qp 0x8000 | jq .
+
+Times include what the trace itself takes, a few microseconds a line.";
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    let mut lines = Lines::open(&args.file)?;
+    match args.to {
+        Some(form) => {
+            let mut out = output(args.output.as_deref())?;
+            let written = convert(form, &mut lines, &args.filter, &mut out);
+            written.and_then(|()| Ok(out.flush()?)).map_err(closed)?;
+        }
+        None => summarize(&mut lines, args)?,
+    }
+    if lines.strange > 0 {
+        eprintln!(
+            "note: {} lines of {} are no lines of a trace, such as the last one of a full disk",
+            lines.strange,
+            args.file.display()
+        );
+    }
+    if lines.read == 0 {
+        bail!(
+            "{} has no line of a trace; verbatim run --trace FILE writes one",
+            args.file.display()
+        );
+    }
+    Ok(Outcome::Done)
+}
+
+/// Whoever read the output has enough of it.
+fn closed(err: anyhow::Error) -> anyhow::Error {
+    let pipe = err.downcast_ref::<std::io::Error>();
+    if pipe.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe) {
+        return StdoutClosed.into();
+    }
+    err
+}
+
+fn output(file: Option<&Path>) -> Result<Box<dyn Write>> {
+    Ok(match file {
+        None => Box::new(BufWriter::new(std::io::stdout())),
+        Some(file) => {
+            let cannot = || format!("cannot write {}", file.display());
+            Box::new(BufWriter::new(File::create(file).with_context(cannot)?))
+        }
+    })
+}
+
+fn convert(form: Form, lines: &mut Lines, filter: &Filter, out: &mut impl Write) -> Result<()> {
+    match form {
+        Form::JsonLines => {
+            let mut queues = filter::Queues::default();
+            while let Some(line) = lines.next()? {
+                if filter.admits(&line, &mut queues) {
+                    serde_json::to_writer(&mut *out, &line)?;
+                    out.write_all(b"\n")?;
+                }
+            }
+            Ok(())
+        }
+        Form::Perfetto => perfetto::write(lines, filter, out),
+    }
+}
+
+fn summarize(lines: &mut Lines, args: &Args) -> Result<()> {
+    let mut pairing = Pairing::default();
+    let mut statistics = Statistics::new(args.by_qp);
+    let mut queues = filter::Queues::default();
+    while let Some(line) = lines.next()? {
+        if !args.filter.admits(&line, &mut queues) {
+            continue;
+        }
+        statistics.take_polls(&line);
+        for work in pairing.take(&line) {
+            statistics.take(&work);
+        }
+    }
+    for work in pairing.finish() {
+        statistics.take(&work);
+    }
+    if args.json {
+        for row in statistics.rows() {
+            print_typed("verb", &row)?;
+        }
+        for polls in statistics.polls() {
+            print_typed("polls", &polls)?;
+        }
+        return Ok(());
+    }
+    print(statistics.text())
+}
+
+/// The lines of a trace.
+struct Lines {
+    file: BufReader<File>,
+    path: PathBuf,
+    buffer: Vec<u8>,
+    /// Lines of a trace so far.
+    read: u64,
+    /// Lines that are neither that nor comments.
+    strange: u64,
+}
+
+impl Lines {
+    fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(Self {
+            file: BufReader::new(file),
+            path: path.to_owned(),
+            buffer: Vec::new(),
+            read: 0,
+            strange: 0,
+        })
+    }
+
+    /// The next line that says something.
+    fn next(&mut self) -> Result<Option<Line>> {
+        loop {
+            self.buffer.clear();
+            let read = self.file.read_until(b'\n', &mut self.buffer);
+            if read.with_context(|| format!("cannot read {}", self.path.display()))? == 0 {
+                return Ok(None);
+            }
+            let text = String::from_utf8_lossy(&self.buffer);
+            if text.starts_with('#') || text.trim().is_empty() {
+                continue;
+            }
+            match Line::parse(&text) {
+                Some(line) => {
+                    self.read += 1;
+                    return Ok(Some(line));
+                }
+                None => self.strange += 1,
+            }
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! A trace in the trace event format of Chrome, which Perfetto opens: each work request is a slice on a track of its
+//! queue pair, as long as it was outstanding, and each other verb an instant on the track of its thread.
+//!
+//! Slices of one track must not overlap unless one lies within the other, and work requests of a queue pair do. So a
+//! queue pair has as many tracks as it had work requests outstanding at once.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io::Write;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+use tap::trace::{Event, Line};
+
+use super::Lines;
+use super::filter::{Filter, Queues};
+use super::work::{Pairing, RECV, Work};
+
+/// Turns the lines that `filter` admits into trace events.
+///
+/// # Errors
+/// When the trace cannot be read, or `out` not be written.
+pub(super) fn write(lines: &mut Lines, filter: &Filter, out: &mut impl Write) -> Result<()> {
+    let mut events = Events::new(out)?;
+    let mut pairing = Pairing::default();
+    let mut queues = Queues::default();
+    let mut works = Vec::new();
+    let mut last_ns = 0;
+    while let Some(line) = lines.next()? {
+        if !filter.admits(&line, &mut queues) {
+            continue;
+        }
+        last_ns = last_ns.max(line.at_ns);
+        events.instant(&line)?;
+        works.extend(pairing.take(&line));
+    }
+    works.extend(pairing.finish());
+    // A RECV waits for its message; only what this side asked for is work under way.
+    works.retain(|work| work.verb != RECV);
+    works.sort_by_key(|work| work.posted_ns);
+    for work in &works {
+        events.slice(work, last_ns)?;
+    }
+    events.end()
+}
+
+/// Track numbers of queue pairs start here, above all thread ids (`PID_MAX_LIMIT` of Linux is 2^22).
+const FIRST_TRACK: u64 = 1 << 23;
+
+struct Events<'a, W> {
+    out: &'a mut W,
+    first: bool,
+    tracks: HashMap<(u32, String), Tracks>,
+    next_track: u64,
+}
+
+/// Tracks of a queue pair: the number of each, by when it is free.
+#[derive(Default)]
+struct Tracks {
+    by_end: BTreeSet<(u64, u64)>,
+    count: u64,
+}
+
+impl<'a, W: Write> Events<'a, W> {
+    fn new(out: &'a mut W) -> Result<Self> {
+        out.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n")?;
+        Ok(Self {
+            out,
+            first: true,
+            tracks: HashMap::new(),
+            next_track: FIRST_TRACK,
+        })
+    }
+
+    fn event(&mut self, event: &Value) -> Result<()> {
+        if !std::mem::take(&mut self.first) {
+            self.out.write_all(b",\n")?;
+        }
+        Ok(serde_json::to_writer(&mut *self.out, event)?)
+    }
+
+    fn instant(&mut self, line: &Line) -> Result<()> {
+        let (name, args) = match &line.event {
+            Event::Call {
+                verb,
+                arguments,
+                result,
+            } => (
+                verb.clone(),
+                json!({"arguments": arguments, "result": result}),
+            ),
+            Event::Completion(found) => (
+                found.opcode.clone().unwrap_or_else(|| found.status.clone()),
+                serde_json::to_value(found)?,
+            ),
+            Event::Note { text } => (text.clone(), json!({})),
+            Event::PostSend(_) | Event::PostRecv(_) | Event::EmptyPolls { .. } => return Ok(()),
+        };
+        self.event(&json!({
+            "name": name, "ph": "i", "s": "t", "ts": microseconds(line.at_ns),
+            "pid": line.pid, "tid": line.tid, "args": args,
+        }))
+    }
+
+    /// A work request; one that is not known to be complete lasts until the end of the trace.
+    fn slice(&mut self, work: &Work, last_ns: u64) -> Result<()> {
+        let end = work.completed_ns.unwrap_or(last_ns).max(work.posted_ns);
+        let track = self.track(work, end)?;
+        let mut slice = json!({
+            "name": format!("{} {} B", work.verb, work.bytes), "ph": "X", "cat": "work request",
+            "ts": microseconds(work.posted_ns), "dur": microseconds(end - work.posted_ns),
+            "pid": work.pid, "tid": track,
+            "args": {
+                "wr_id": work.wr_id, "signaled": work.signaled, "status": work.status,
+                "completed": work.completed_ns.is_some(),
+            },
+        });
+        if work
+            .status
+            .as_deref()
+            .is_some_and(|status| status != "SUCCESS")
+        {
+            slice["cname"] = json!("terrible");
+        }
+        self.event(&slice)
+    }
+
+    /// A track of the queue pair that is free when the work request is posted.
+    fn track(&mut self, work: &Work, end: u64) -> Result<u64> {
+        let tracks = self
+            .tracks
+            .entry((work.pid, work.queue.clone()))
+            .or_default();
+        let free = tracks.by_end.first().copied();
+        if let Some((free_ns, track)) = free.filter(|(free_ns, _)| *free_ns <= work.posted_ns) {
+            tracks.by_end.remove(&(free_ns, track));
+            tracks.by_end.insert((end, track));
+            return Ok(track);
+        }
+        let track = self.next_track;
+        self.next_track += 1;
+        tracks.count += 1;
+        tracks.by_end.insert((end, track));
+        let number = tracks.count;
+        let qpn = work
+            .qpn
+            .map_or_else(String::new, |qpn| format!(" {qpn:#x}"));
+        let name = format!("{}{qpn} · {number}", work.queue);
+        self.event(&json!({
+            "name": "thread_name", "ph": "M", "pid": work.pid, "tid": track, "args": {"name": name},
+        }))?;
+        Ok(track)
+    }
+
+    fn end(self) -> Result<()> {
+        self.out.write_all(b"\n]}\n")?;
+        Ok(())
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // 53 bits are microseconds of centuries
+fn microseconds(ns: u64) -> f64 {
+    ns as f64 / 1000.0
+}

@@ -1,0 +1,252 @@
+//! How long work requests took, by verb.
+
+use std::collections::BTreeMap;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+use tap::trace::{Event, Line};
+
+use super::work::Work;
+use crate::output::{figure, table, time};
+
+/// Counts by process and verb, and by queue pair if that is wanted.
+pub(super) struct Statistics {
+    by_qp: bool,
+    rows: BTreeMap<Key, Counted>,
+    polls: BTreeMap<(u32, String), Polls>,
+}
+
+/// A process, a queue pair by its number and name, and a verb.
+type Key = (u32, Option<(u32, String)>, String);
+
+struct Counted {
+    requests: u64,
+    bytes: u64,
+    lists: u64,
+    failed: u64,
+    unsignaled: u64,
+    /// Not known to be complete at the end of the trace.
+    pending: u64,
+    times_ns: Histogram<u64>,
+}
+
+/// A line of the result.
+#[derive(Serialize)]
+pub(super) struct Row {
+    pid: u32,
+    /// Null where the queue pairs of a process are counted together.
+    qp: Option<String>,
+    qpn: Option<u32>,
+    verb: String,
+    requests: u64,
+    bytes: u64,
+    /// Lists that were posted: doorbells.
+    lists: u64,
+    failed: u64,
+    unsignaled: u64,
+    pending: u64,
+    /// From post to completion; null where nothing completed.
+    time_ns: Option<Times>,
+}
+
+#[derive(Serialize)]
+struct Times {
+    p50: u64,
+    p90: u64,
+    p99: u64,
+    max: u64,
+    /// Upper bounds in nanoseconds, powers of two, and how many took at most so long and longer than the bound before.
+    histogram: Vec<(u64, u64)>,
+}
+
+/// What polls of a completion queue found.
+#[derive(Clone, Default, Serialize)]
+pub(super) struct Polls {
+    pid: u32,
+    cq: String,
+    completions: u64,
+    /// Polls that found some.
+    polls: u64,
+    /// Polls that found none, as far as a completion came after them.
+    empty: u64,
+}
+
+impl Statistics {
+    pub(super) fn new(by_qp: bool) -> Self {
+        Self {
+            by_qp,
+            rows: BTreeMap::new(),
+            polls: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn take(&mut self, work: &Work) {
+        let qp = self
+            .by_qp
+            .then(|| (work.qpn.unwrap_or(0), work.queue.clone()));
+        let counted = self
+            .rows
+            .entry((work.pid, qp, work.verb.clone()))
+            .or_insert_with(Counted::new);
+        counted.requests += 1;
+        counted.bytes += work.bytes;
+        counted.lists += u64::from(work.is_first);
+        counted.unsignaled += u64::from(!work.signaled);
+        let status = work.status.as_deref();
+        counted.failed += u64::from(status.is_some_and(|status| status != "SUCCESS"));
+        match work.completed_ns {
+            Some(at) => {
+                let took = at.saturating_sub(work.posted_ns);
+                // Beyond an hour all are alike.
+                counted.times_ns.saturating_record(took);
+            }
+            None => counted.pending += 1,
+        }
+    }
+
+    /// Counts what a poll found.
+    pub(super) fn take_polls(&mut self, line: &Line) {
+        if let Event::Completion(found) = &line.event {
+            let key = (line.pid, found.cq.clone());
+            let polls = self.polls.entry(key).or_insert_with(|| Polls {
+                pid: line.pid,
+                cq: found.cq.clone(),
+                ..Polls::default()
+            });
+            polls.completions += 1;
+            polls.polls += u64::from(found.index == 1);
+            polls.empty += found.empty_polls;
+        }
+    }
+
+    pub(super) fn rows(&self) -> Vec<Row> {
+        let rows = self.rows.iter().map(|((pid, qp, verb), counted)| Row {
+            pid: *pid,
+            qp: qp.as_ref().map(|(_, name)| name.clone()),
+            qpn: qp.as_ref().map(|(number, _)| *number),
+            verb: verb.clone(),
+            requests: counted.requests,
+            bytes: counted.bytes,
+            lists: counted.lists,
+            failed: counted.failed,
+            unsignaled: counted.unsignaled,
+            pending: counted.pending,
+            time_ns: counted.times(),
+        });
+        rows.collect()
+    }
+
+    pub(super) fn polls(&self) -> Vec<Polls> {
+        self.polls.values().cloned().collect()
+    }
+
+    /// For people.
+    pub(super) fn text(&self) -> String {
+        let mut rows = table(
+            [
+                "process",
+                "queue pair",
+                "verb",
+                "requests",
+                "bytes",
+                "per list",
+                "failed",
+                "unsignaled",
+                "pending",
+                "p50",
+                "p90",
+                "p99",
+                "max",
+            ],
+            &[3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
+        );
+        for row in self.rows() {
+            let shown = |ns: fn(&Times) -> u64| {
+                let times = row.time_ns.as_ref();
+                times.map_or_else(|| "–".to_owned(), |times| in_units(ns(times)))
+            };
+            let qp = row.qp.as_ref().zip(row.qpn);
+            rows.add_row([
+                row.pid.to_string(),
+                qp.map_or_else(|| "all".to_owned(), |(qp, qpn)| format!("{qp} {qpn:#x}")),
+                row.verb.clone(),
+                row.requests.to_string(),
+                row.bytes.to_string(),
+                ratio(row.requests, row.lists),
+                row.failed.to_string(),
+                row.unsignaled.to_string(),
+                row.pending.to_string(),
+                shown(|t| t.p50),
+                shown(|t| t.p90),
+                shown(|t| t.p99),
+                shown(|t| t.max),
+            ]);
+        }
+        let mut text =
+            format!("From post to completion; of a RECV, until a message was there\n\n{rows}\n");
+        for polls in self.polls() {
+            text += &format!(
+                "\nprocess {} {}: {} completions, {} a poll; {} empty polls before them",
+                polls.pid,
+                polls.cq,
+                polls.completions,
+                ratio(polls.completions, polls.polls),
+                polls.empty
+            );
+        }
+        text
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // figures for people
+fn ratio(of: u64, to: u64) -> String {
+    figure(of as f64 / to.max(1) as f64)
+}
+
+#[allow(clippy::cast_precision_loss)] // figures for people
+fn in_units(ns: u64) -> String {
+    time(ns as f64)
+}
+
+/// Times up to an hour are told apart.
+const MOST_NS: u64 = 3_600_000_000_000;
+
+impl Counted {
+    fn new() -> Self {
+        Self {
+            requests: 0,
+            bytes: 0,
+            lists: 0,
+            failed: 0,
+            unsignaled: 0,
+            pending: 0,
+            times_ns: Histogram::new_with_max(MOST_NS, 2).expect("the bounds are in range"),
+        }
+    }
+
+    fn times(&self) -> Option<Times> {
+        let times = &self.times_ns;
+        if times.is_empty() {
+            return None;
+        }
+        let mut histogram = Vec::new();
+        let mut bound = 1;
+        for value in times.iter_recorded() {
+            let at = value.value_iterated_to();
+            bound = at.next_power_of_two().max(bound);
+            match histogram.last_mut() {
+                Some((last, count)) if *last == bound => {
+                    *count += value.count_since_last_iteration()
+                }
+                _ => histogram.push((bound, value.count_since_last_iteration())),
+            }
+        }
+        Some(Times {
+            p50: times.value_at_quantile(0.5),
+            p90: times.value_at_quantile(0.9),
+            p99: times.value_at_quantile(0.99),
+            max: times.max(),
+            histogram,
+        })
+    }
+}

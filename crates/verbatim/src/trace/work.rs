@@ -1,0 +1,187 @@
+//! Work requests from post to completion.
+
+use std::collections::{HashMap, VecDeque};
+
+use tap::trace::{Completion, Event, Line};
+
+use super::filter::Queues;
+
+/// A work request, and what came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Work {
+    pub(super) pid: u32,
+    /// The queue pair or the shared receive queue, such as `qp1`.
+    pub(super) queue: String,
+    pub(super) qpn: Option<u32>,
+    pub(super) wr_id: u64,
+    /// Such as `RDMA_WRITE`; of receive queues, `RECV`.
+    pub(super) verb: String,
+    pub(super) bytes: u64,
+    /// It began a list: a doorbell.
+    pub(super) is_first: bool,
+    pub(super) signaled: bool,
+    pub(super) posted_ns: u64,
+    /// When the program learned of it: by its own completion, or where it has none, by that of a later one.
+    pub(super) completed_ns: Option<u64>,
+    /// Of its completion, such as `SUCCESS`.
+    pub(super) status: Option<String>,
+}
+
+/// The name of an operation on receive queues.
+pub(super) const RECV: &str = "RECV";
+
+/// Pairs posts with completions.
+#[derive(Debug, Default)]
+pub(super) struct Pairing {
+    queues: Queues,
+    sends: HashMap<(u32, String), VecDeque<Work>>,
+    recvs: HashMap<(u32, String), VecDeque<Work>>,
+}
+
+impl Pairing {
+    /// Takes a line, and gives the work requests that are complete by it.
+    pub(super) fn take(&mut self, line: &Line) -> Vec<Work> {
+        self.queues.note(line);
+        let key = |queue: &str| (line.pid, queue.to_owned());
+        match &line.event {
+            Event::PostSend(post) if post.refused.is_none() => {
+                let work = Work {
+                    pid: line.pid,
+                    queue: post.qp.clone(),
+                    qpn: self.queues.number(line.pid, &post.qp),
+                    wr_id: post.wr_id,
+                    verb: post.opcode.clone(),
+                    bytes: post.bytes,
+                    is_first: post.index == 1,
+                    signaled: post.flags.iter().any(|flag| flag == "SIGNALED"),
+                    posted_ns: line.at_ns,
+                    completed_ns: None,
+                    status: None,
+                };
+                self.sends.entry(key(&post.qp)).or_default().push_back(work);
+                Vec::new()
+            }
+            Event::PostRecv(post) if post.refused.is_none() => {
+                let work = Work {
+                    pid: line.pid,
+                    queue: post.queue.clone(),
+                    qpn: self.queues.number(line.pid, &post.queue),
+                    wr_id: post.wr_id,
+                    verb: RECV.to_owned(),
+                    bytes: post.bytes,
+                    is_first: post.index == 1,
+                    signaled: true,
+                    posted_ns: line.at_ns,
+                    completed_ns: None,
+                    status: None,
+                };
+                let queue = self.recvs.entry(key(&post.queue)).or_default();
+                queue.push_back(work);
+                Vec::new()
+            }
+            Event::Completion(found) => self.complete(line, found),
+            _ => Vec::new(),
+        }
+    }
+
+    fn complete(&mut self, line: &Line, found: &Completion) -> Vec<Work> {
+        let name = found
+            .qpn
+            .and_then(|qpn| self.queues.name(line.pid, qpn))
+            .map(str::to_owned);
+        let is_recv = found
+            .opcode
+            .as_deref()
+            .is_some_and(|opcode| opcode.starts_with(RECV));
+        if let Some(name) = name.as_ref().filter(|_| !is_recv)
+            && let Some(queue) = self.sends.get_mut(&(line.pid, name.clone()))
+            && let Some(at) = queue.iter().position(|work| work.wr_id == found.wr_id)
+        {
+            // Those before it have no completion of their own.
+            return queue
+                .drain(..=at)
+                .enumerate()
+                .map(|(n, work)| Work {
+                    completed_ns: Some(line.at_ns),
+                    status: (n == at).then(|| found.status.clone()),
+                    ..work
+                })
+                .collect();
+        }
+        self.received(line, found, name).into_iter().collect()
+    }
+
+    /// The RECV that a completion is of: one of the queue pair, or of a shared receive queue of its process.
+    fn received(&mut self, line: &Line, found: &Completion, qp: Option<String>) -> Option<Work> {
+        let is_it = |work: &Work| work.wr_id == found.wr_id;
+        let own = qp.clone().map(|name| (line.pid, name));
+        let key = own.filter(|key| self.recvs.get(key).is_some_and(|q| q.iter().any(is_it)));
+        let key = key.or_else(|| {
+            let mut shared = self.recvs.iter().filter(|((pid, name), queue)| {
+                *pid == line.pid && name.starts_with("srq") && queue.iter().any(is_it)
+            });
+            shared.next().map(|(key, _)| key.clone())
+        })?;
+        let queue = self.recvs.get_mut(&key)?;
+        let at = queue.iter().position(is_it)?;
+        let work = queue.remove(at)?;
+        Some(Work {
+            bytes: found.bytes.unwrap_or(0),
+            queue: qp.unwrap_or(work.queue),
+            qpn: found.qpn.or(work.qpn),
+            completed_ns: Some(line.at_ns),
+            status: Some(found.status.clone()),
+            ..work
+        })
+    }
+
+    /// What was posted and is not known to be complete, but for RECVs: some always wait.
+    pub(super) fn finish(self) -> Vec<Work> {
+        self.sends.into_values().flatten().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paired(lines: &[&str]) -> (Vec<Work>, Vec<Work>) {
+        let mut pairing = Pairing::default();
+        let mut done = Vec::new();
+        for (n, line) in lines.iter().enumerate() {
+            let line = Line::parse(&format!("1.{n:09} 7/7 {line}")).expect("a line");
+            done.extend(pairing.take(&line));
+        }
+        (done, pairing.finish())
+    }
+
+    #[test]
+    fn a_completion_ends_those_before_it() {
+        let (done, left) = paired(&[
+            "ibv_create_qp(pd=pd1) = qp1, QPN 0x8000",
+            "post_send qp1 1/2 wr_id=1 RDMA_WRITE 8 B",
+            "post_send qp1 2/2 wr_id=2 RDMA_WRITE 8 B SIGNALED",
+            "post_send qp1 1/1 wr_id=2 SEND 8 B",
+            "poll_cq cq1 1/1 wr_id=2 SUCCESS RDMA_WRITE QPN 0x8000",
+        ]);
+        let times: Vec<_> = done.iter().map(|w| (w.wr_id, w.completed_ns)).collect();
+        assert_eq!(times, [(1, Some(1_000_000_004)), (2, Some(1_000_000_004))]);
+        assert_eq!(done[0].status, None);
+        assert_eq!(done[1].status.as_deref(), Some("SUCCESS"));
+        assert_eq!((left.len(), left[0].verb.as_str()), (1, "SEND"));
+    }
+
+    #[test]
+    fn a_receive_is_found_in_its_queue_or_a_shared_one() {
+        let (done, _) = paired(&[
+            "ibv_create_qp(pd=pd1) = qp1, QPN 0x8000",
+            "post_recv qp1 1/1 wr_id=1 4096 B in 1 SGEs",
+            "post_srq_recv srq1 1/1 wr_id=2 4096 B in 1 SGEs",
+            "poll_cq cq1 1/2 wr_id=1 SUCCESS RECV 64 B QPN 0x8000",
+            "poll_cq cq1 2/2 wr_id=2 SUCCESS RECV 32 B QPN 0x8000",
+        ]);
+        let received: Vec<_> = done.iter().map(|w| (w.wr_id, w.bytes)).collect();
+        assert_eq!(received, [(1, 64), (2, 32)]);
+        assert!(done.iter().all(|work| work.queue == "qp1"));
+    }
+}
