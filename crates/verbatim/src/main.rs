@@ -30,6 +30,7 @@ mod pcie_counters;
 mod program;
 mod run;
 mod sequencer;
+mod shell;
 mod side_by_side;
 mod sockets;
 mod stop;
@@ -40,7 +41,7 @@ mod trace;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use outcome::Outcome;
 use tracing_subscriber::EnvFilter;
@@ -73,6 +74,7 @@ Examples:
   verbatim explain l.json         what a program's verbs cost on a NIC, and what to change
   verbatim trace t.txt            how long each verb of a traced program took
   verbatim paper                  every published number beside ours
+  verbatim completions bash       completions of a shell: bash, zsh, fish, elvish, powershell
 
 Log messages: set VERBATIM_LOG, for example VERBATIM_LOG=debug.";
 
@@ -110,6 +112,14 @@ enum Command {
     Explain(explain::Args),
     /// Every published number beside ours, with the error
     Paper(paper::Args),
+    /// Print the completions of a shell
+    Completions(shell::CompletionsArgs),
+    /// Write a man page for each command
+    #[command(hide = true)]
+    Man(shell::ManArgs),
+    /// Print the reference of all commands, as Markdown
+    #[command(hide = true)]
+    Reference,
 }
 
 fn main() -> ExitCode {
@@ -135,6 +145,9 @@ fn main() -> ExitCode {
         Command::Model(args) => model::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Paper(args) => paper::run(&args),
+        Command::Completions(args) => shell::completions(Cli::command(), &args),
+        Command::Man(args) => shell::man(Cli::command(), &args),
+        Command::Reference => shell::reference(Cli::command()),
     };
     match outcome {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
@@ -151,8 +164,6 @@ fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
