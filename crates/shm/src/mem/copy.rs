@@ -185,7 +185,7 @@ mod moves {
     const WIDE: usize = 160;
 
     /// [`WIDE`] bytes and more, in no order, on a processor with AVX: as fast as the C library's `memcpy` or faster, of any
-    /// length (ARCHITECTURE.md).
+    /// length (`docs/design/dropin.md`).
     ///
     /// # Safety
     /// As for [`copy`](super::copy).
