@@ -184,20 +184,20 @@ pub(crate) fn counts<'a>(results: impl IntoIterator<Item = &'a CaseResult>) -> C
     counts
 }
 
-/// Writes `RESULTS.md` and the totals in the repository's README from the records of all targets.
+/// Writes `RESULTS.md` and the totals in `docs/conformance.md` from the records of all targets.
 ///
 /// # Errors
 /// When a record cannot be read, or a table cannot be written.
 pub(crate) fn write_table(folder: &Path, conformance: &Conformance) -> Result<()> {
     write(&folder.join(TABLE), &table(folder, conformance)?)?;
-    let readme = folder.join(README);
-    write(&readme, &with_totals(&readme, folder, conformance)?)
+    let page = folder.join(PAGE);
+    write(&page, &with_totals(&page, folder, conformance)?)
 }
 
-/// The text of the file `readme` with the totals as the records have them.
-fn with_totals(readme: &Path, folder: &Path, conformance: &Conformance) -> Result<String> {
-    let name = readme.display();
-    let text = std::fs::read_to_string(readme).with_context(|| format!("cannot read {name}"))?;
+/// The text of the file `page` with the totals as the records have them.
+fn with_totals(page: &Path, folder: &Path, conformance: &Conformance) -> Result<String> {
+    let name = page.display();
+    let text = std::fs::read_to_string(page).with_context(|| format!("cannot read {name}"))?;
     let parts = text.split_once(TOTALS_BEGIN).and_then(|(before, rest)| {
         let (_, after) = rest.split_once(TOTALS_END)?;
         Some((before, after))
@@ -369,9 +369,9 @@ fn cause(suite: &Suite, reason: &str) -> Option<usize> {
 }
 
 const TABLE: &str = "RESULTS.md";
-/// From the folder of the suites.
-const README: &str = "../README.md";
-/// Around the totals in the README.
+/// The page of the book with the totals, from the folder of the suites.
+const PAGE: &str = "../docs/conformance.md";
+/// Around the totals in that page.
 const TOTALS_BEGIN: &str = "<!-- written by cargo xtask conformance --write -->";
 const TOTALS_END: &str = "<!-- end of what it writes -->";
 
@@ -686,11 +686,11 @@ mod tests {
             "conformance/RESULTS.md is not what conformance/results says: \
              cargo xtask conformance --write"
         );
-        let readme = folder.join(README);
-        let written = std::fs::read_to_string(&readme).unwrap();
+        let page = folder.join(PAGE);
+        let written = std::fs::read_to_string(&page).unwrap();
         assert!(
-            written == with_totals(&readme, &folder, &conformance).unwrap(),
-            "the totals in README.md are not what conformance/results says: \
+            written == with_totals(&page, &folder, &conformance).unwrap(),
+            "the totals in docs/conformance.md are not what conformance/results says: \
              cargo xtask conformance --write"
         );
         for target in &conformance.targets {
