@@ -1,7 +1,7 @@
 //! The repository's own chores.
 //!
 //! `cargo xtask test` is everything that a change must pass, for a developer and for CI alike;
-//! `cargo xtask modules` checks that imports go one way;
+//! `cargo xtask modules` checks that imports go one way; `cargo xtask book` builds the book of `docs/`;
 //! `cargo xtask bench` measures the software NIC beside its peers; `cargo xtask rxe` runs a command
 //! in a virtual machine that has the kernel's Soft-RoCE; `cargo xtask conformance` runs other
 //! people's programs there; `cargo xtask wheel` builds the Python wheel, `cargo xtask python` tests it.
@@ -9,9 +9,11 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod book;
 mod cargo_output;
 mod conformance;
 mod dropin;
+mod man;
 mod modules;
 mod packages;
 mod paths;
@@ -44,6 +46,10 @@ enum Chore {
     Modules(modules::Args),
     /// The software NIC beside its peers (`verbatim bench peers`, built for release)
     Bench(bench::Args),
+    /// The book of docs/, and checks of its links and its prose
+    Book(book::Args),
+    /// The man pages of `verbatim`
+    Man(man::Args),
     /// A command in a virtual machine that has the kernel's Soft-RoCE (device rxe0)
     Rxe(rxe::Args),
     /// Builds `verbatim` and the libraries that it gives to programs, and installs them if asked
@@ -62,6 +68,8 @@ fn main() -> ExitCode {
         Chore::Check(args) => test::check(&args).map(exit_code),
         Chore::Modules(args) => modules::run(&args).map(exit_code),
         Chore::Bench(args) => bench::run(&args).map(exit_code),
+        Chore::Book(args) => book::run(&args).map(exit_code),
+        Chore::Man(args) => man::run(&args).map(exit_code),
         Chore::Rxe(args) => rxe::run(args),
         Chore::Dropin(args) => dropin::run(&args).map(exit_code),
         Chore::Conformance(args) => conformance::run(&args).map(exit_code),

@@ -72,6 +72,16 @@ pub(crate) const STEPS: &[Step] = &[
         target: None,
     },
     Step {
+        name: "book",
+        what: "the book of docs/, its links and its prose",
+        kind: Kind::Lint,
+        lane: Lane::First,
+        args: &["xtask", "book"],
+        env: &[],
+        rxe: false,
+        target: None,
+    },
+    Step {
         name: "clippy",
         what: "lints",
         kind: Kind::Lint,

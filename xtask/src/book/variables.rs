@@ -1,0 +1,107 @@
+//! The reference of environment variables names every variable of the code, and no other.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use regex::Regex;
+
+use super::{Finding, files};
+
+const REFERENCE: &str = "docs/reference/environment.md";
+
+/// Where code names environment variables, and how its files end.
+const CODE: &[(&str, &str)] = &[
+    ("crates", "rs"),
+    ("crates", "c"),
+    ("python/package", "py"),
+    ("xtask/src", "rs"),
+];
+
+/// Variables of single test programs, which their own comments describe.
+const OF_ONE_TEST: &[&str] = &[
+    "VERBATIM_KILLS",
+    "VERBATIM_SEED",
+    "VERBATIM_TEST_ANSWER_MS",
+    "VERBATIM_TEST_SENDER",
+];
+
+/// Variables that the reference lacks, and variables that only the reference has.
+///
+/// # Errors
+/// When a file cannot be read.
+pub(super) fn check(root: &Path) -> Result<Vec<Finding>> {
+    let mut used: BTreeMap<String, (PathBuf, usize)> = BTreeMap::new();
+    for (folder, extension) in CODE {
+        for path in files(root, Path::new(folder), extension)? {
+            for (line, name) in named(&read(root, &path)?)? {
+                used.entry(name).or_insert_with(|| (path.clone(), line));
+            }
+        }
+    }
+    used.retain(|name, _| !OF_ONE_TEST.contains(&name.as_str()));
+    let reference = PathBuf::from(REFERENCE);
+    let described = named(&read(root, &reference)?)?;
+    Ok(differences(&used, &reference, &described))
+}
+
+fn differences(
+    used: &BTreeMap<String, (PathBuf, usize)>,
+    reference: &Path,
+    described: &[(usize, String)],
+) -> Vec<Finding> {
+    let is_missing = |name: &String| !described.iter().any(|(_, had)| had == name);
+    let missing = used.iter().filter(|(name, _)| is_missing(name));
+    let missing = missing.map(|(name, (path, line))| Finding {
+        path: path.clone(),
+        line: *line,
+        what: format!("{} does not describe {name}", reference.display()),
+    });
+    let stale = described
+        .iter()
+        .filter(|(_, name)| !used.contains_key(name));
+    let stale = stale.map(|(line, name)| Finding {
+        path: reference.to_path_buf(),
+        line: *line,
+        what: format!("no code uses {name}"),
+    });
+    missing.chain(stale).collect()
+}
+
+fn read(root: &Path, path: &Path) -> Result<String> {
+    let name = path.display();
+    std::fs::read_to_string(root.join(path)).with_context(|| format!("cannot read {name}"))
+}
+
+/// The variables that a text names, with their lines.
+fn named(text: &str) -> Result<Vec<(usize, String)>> {
+    let name = Regex::new(r"\bVERBATIM_[A-Z][A-Z_]*[A-Z]\b")?;
+    let mut found = Vec::new();
+    for (at, line) in text.lines().enumerate() {
+        let names = name.find_iter(line);
+        found.extend(names.map(|name| (at + 1, name.as_str().to_owned())));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_found() {
+        let code = named("let a = \"VERBATIM_PATH\"; // VERBATIM_WHY\n").unwrap();
+        let code = code
+            .into_iter()
+            .map(|(line, name)| (name, ("a.rs".into(), line)));
+        let used: BTreeMap<String, (PathBuf, usize)> = code.collect();
+        let described = named("| `VERBATIM_WHY` |\n| `VERBATIM_LOG`, VERBATIM_x |\n").unwrap();
+        let found = differences(&used, Path::new("r.md"), &described);
+        let found: Vec<_> = found.iter().map(ToString::to_string).collect();
+        let expected = [
+            "a.rs:1: r.md does not describe VERBATIM_PATH",
+            "r.md:2: no code uses VERBATIM_LOG",
+        ];
+        assert_eq!(found, expected);
+    }
+}
