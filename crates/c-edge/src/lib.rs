@@ -18,10 +18,9 @@ pub trait Arg {
     /// What C passes.
     type C;
 
-    /// # Safety
-    /// What the man page of the function says of this argument holds until the function returns: a pointer is NULL or leads to an
-    /// aligned place of its type, which can be read (for [`Out`]: written; for [`InOut`]: both) and which no other thread
-    /// changes meanwhile.
+    /// # Safety The man page's conditions for this argument hold until the function returns. A pointer is NULL or leads
+    /// to an aligned place of its type. That place can be read (for [`Out`]: written; for [`InOut`]: both), and no
+    /// other thread changes it meanwhile.
     unsafe fn from_c(c: Self::C) -> Self;
 
     /// The address of a handle, for a plan of faults; 0 of anything else.
@@ -36,7 +35,7 @@ pub trait Ret {
     /// What C gets.
     type C;
 
-    /// What the program gets of it; sets errno where that belongs to it.
+    /// The value that the program gets; sets errno where that is part of the result.
     fn into_c(self) -> Self::C;
 
     /// A call that is refused with `errno`; `None` where its result can say nothing of the kind.
@@ -54,7 +53,7 @@ pub trait Ret {
     }
 }
 
-/// What C passes or gets as it is.
+/// Types that C passes or gets without a conversion.
 macro_rules! as_it_is {
     ($($type:ty),+) => {$(
         impl Arg for $type {
@@ -96,7 +95,7 @@ pub struct In<'a, T>(Option<&'a T>);
 #[derive(Debug)]
 pub struct InConst<'a, T>(Option<&'a T>);
 
-/// What the function reads and changes.
+/// An argument that the function reads and changes.
 #[derive(Debug)]
 pub struct InOut<'a, T>(Option<&'a mut T>);
 
@@ -151,7 +150,7 @@ impl<'a, T> In<'a, T> {
         self.0.ok_or(libc::EINVAL)
     }
 
-    /// What C passed; `None` for NULL.
+    /// The argument that C passed; `None` for NULL.
     #[inline]
     #[must_use]
     pub fn optional(self) -> Option<&'a T> {
@@ -169,7 +168,7 @@ impl<'a, T> InConst<'a, T> {
         self.0.ok_or(libc::EINVAL)
     }
 
-    /// What C passed; `None` for NULL.
+    /// The argument that C passed; `None` for NULL.
     #[inline]
     #[must_use]
     pub fn optional(self) -> Option<&'a T> {
@@ -178,7 +177,7 @@ impl<'a, T> InConst<'a, T> {
 }
 
 impl<'a, T> InOut<'a, T> {
-    /// What C passed; `None` for NULL.
+    /// The argument that C passed; `None` for NULL.
     #[inline]
     #[must_use]
     pub fn optional(self) -> Option<&'a mut T> {

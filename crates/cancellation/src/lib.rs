@@ -1,9 +1,9 @@
-//! What the verbs make of `pthread_cancel(3)`.
+//! Cancellation of threads inside verbs (`pthread_cancel(3)`).
 //!
 //! Programs cancel threads that wait for events: `ibv_get_cq_event`, `ibv_get_async_event` and `rdma_get_cm_event` are
 //! cancellation points in rdma-core, since each is a read(2). A thread that is cancelled unwinds from within the C
-//! library, and neither the state of these libraries nor Rust allows that in the middle of a verb: frames of
-//! `extern "C"` functions end the process. So
+//! library. In the middle of a verb neither the state of these libraries nor Rust allows that, and frames of `extern
+//! "C"` functions end the process. So
 //!
 //! - verbs hold cancellation off while they run ([`HoldOff`]): one that was asked for takes effect at the program's next
 //!   cancellation point. The data path does without, and calls nothing in the C library that is one;
@@ -61,7 +61,7 @@ fn set_state(state: c_int) -> c_int {
     before
 }
 
-/// Who waits where there is no event.
+/// The function that waits when there is no event.
 #[derive(Clone, Copy)]
 enum Waits {
     /// Whoever looks for it.
@@ -76,8 +76,8 @@ thread_local! {
     static WAITS: Cell<Waits> = const { Cell::new(Waits::Looking) };
 }
 
-/// To be asked by who looks for an event and would wait for one on `fd`: whether to leave that to [`take_or_wait`], in
-/// which the calling thread is, and to say `EAGAIN`.
+/// Whether a function that would wait for an event on `fd` returns `EAGAIN` instead, because the calling thread is in
+/// [`take_or_wait`], which waits for it.
 #[must_use]
 pub fn waits_outside(fd: c_int) -> bool {
     let outside = !matches!(WAITS.get(), Waits::Looking);

@@ -17,7 +17,7 @@ pub struct Datagram<'a> {
     pub traffic_class: u8,
     /// TTL of IPv4 or hop limit of IPv6.
     pub hop_limit: u8,
-    /// What follows the UDP header: BTH to ICRC.
+    /// The bytes behind the UDP header: BTH to ICRC.
     pub payload: &'a [u8],
 }
 

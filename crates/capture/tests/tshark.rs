@@ -57,7 +57,7 @@ impl Wire {
     }
 }
 
-/// What tshark says of each packet: the fields, one column each. `None`: there is no tshark.
+/// The fields of each packet as tshark prints them, one column each. `None`: there is no tshark.
 fn decoded(path: &Path, fields: &[&str]) -> Option<Vec<Vec<String>>> {
     let mut tshark = Command::new("tshark");
     tshark.arg("-r").arg(path).args([
@@ -352,7 +352,8 @@ fn tshark_reads_messages_of_communication_management() {
     check(6, "infiniband.cm.drsp", &ids);
 }
 
-/// What tshark reads in the REQ. tshark 4.0 reads flow label and packet rate at other bits than the specification has.
+/// The fields of the REQ in tshark. tshark 4.0 reads flow label and packet rate at other bits than the specification
+/// has.
 const REQ_FIELDS: &[(&str, &str)] = &[
     ("serviceid", "0x0000000001061d2f"),
     ("serviceid.dport", "0x1d2f"),
@@ -381,7 +382,7 @@ const REQ_FIELDS: &[(&str, &str)] = &[
     ("ip_cm.dip4", "192.0.2.2"),
 ];
 
-/// What tshark reads in the REP.
+/// The fields of the REP in tshark.
 const REP_FIELDS: &[(&str, &str)] = &[
     ("remotecommid", "0x11223344"),
     ("localqpn", "0x12abcd"),
@@ -396,7 +397,7 @@ const REP_FIELDS: &[(&str, &str)] = &[
     ("localcaguid", "0x0807060504030201"),
 ];
 
-/// What tshark reads in the REJ.
+/// The fields of the REJ in tshark.
 const REJ_FIELDS: &[(&str, &str)] = &[
     ("msgrej", "0x01"),
     ("rejinfolen", "0x09"),

@@ -105,7 +105,7 @@ macro_rules! define_later_loader {
             }
         }
 
-        /// What stands for functions that the library lacks.
+        /// Replacements of functions that the library lacks.
         mod missing {
             $(
                 pub(super) unsafe extern "C" fn $name($( _: $type ),*) $(-> $ret)? {

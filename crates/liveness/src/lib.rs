@@ -6,8 +6,8 @@ use std::{fs, io};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
-/// Start time of process `pid` (field 22 of `/proc/PID/stat`, clock ticks after boot), or `None` if there
-/// is no such process or it is dead already (a zombie or being taken down).
+/// Start time of process `pid`: field 22 of `/proc/PID/stat`, in clock ticks after boot. `None` if there is no such
+/// process, or if it is dead already (a zombie or being taken down).
 ///
 /// # Errors
 /// Where there is no telling: this process has no more descriptors.

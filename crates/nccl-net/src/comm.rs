@@ -1,4 +1,4 @@
-//! What NCCL's opaque pointers point to.
+//! The objects behind NCCL's opaque pointers.
 
 use std::collections::HashMap;
 use std::ffi::c_void;

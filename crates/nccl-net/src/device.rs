@@ -27,7 +27,7 @@ pub(crate) struct Device {
     pub(crate) config: Config,
     /// Where receivers listen.
     pub(crate) addr: IpAddr,
-    /// What stands for a buffer that NCCL does not name: of a receive of nothing.
+    /// The buffer of a receive of no bytes, for which NCCL names none.
     pub(crate) nothing: MemoryRegion,
 }
 

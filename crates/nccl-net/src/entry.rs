@@ -1,7 +1,7 @@
 //! The functions that NCCL calls.
 //!
-//! Pointers are checked for NULL. Beyond that NCCL's documentation is relied on: a comm, mhandle or request is one that was
-//! made here and not given back, and arrays have the lengths that are passed with them.
+//! Pointers are checked for NULL. Beyond that the functions rely on NCCL's documentation. A comm, mhandle or request
+//! was made here and not given back, and arrays have the lengths that are passed with them.
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,7 +33,7 @@ fn guard(name: &str, body: impl FnOnce() -> Result<(), Failure>) -> NcclResult {
     failure.code
 }
 
-/// What a pointer argument points to.
+/// The object that a pointer argument points to.
 ///
 /// # Safety
 /// It is NULL or points to a live `T` that nobody changes.

@@ -15,7 +15,7 @@ pub(crate) fn set(logger: Logger) {
     }
 }
 
-/// What is wrong, and why.
+/// Logs an error and its cause.
 pub(crate) fn warn(text: &str) {
     log(LOG_WARN, text);
 }

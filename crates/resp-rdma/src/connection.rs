@@ -22,7 +22,7 @@ enum Phase {
     /// Granted; the peer is not ready.
     Accepting,
     Open,
-    /// The peer has gone. What came before is still to be read.
+    /// The peer has gone. Bytes that came before can still be read.
     Ended,
     /// The peer broke the protocol, or a WR failed.
     Failed(ErrorKind),

@@ -1,11 +1,11 @@
-//! What goes wrong: with a peer, and with setting a connection up.
+//! Errors: of a peer, and of setting a connection up.
 
 use std::io;
 use std::net::SocketAddr;
 
 use verbs::VerbError;
 
-/// What a peer did that the protocol does not have. It ends the connection to this peer.
+/// A violation of the protocol by the peer. It ends the connection to this peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {

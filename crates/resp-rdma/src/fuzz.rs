@@ -1,8 +1,8 @@
-//! What the fuzz target of this crate runs, the replay of its corpus, and two streams that speak to each other.
+//! The fuzz target of this crate, the replay of its corpus, and two streams that speak to each other.
 
 use crate::{Buffer, Command, Stream};
 
-/// One stream against any peer: the first bytes say what happens, the rest are messages and numbers. Whatever a peer does,
+/// One stream against any peer: the first bytes say what happens, the rest are messages and numbers. For any peer,
 /// bytes are read inside of the own buffer and written inside of the peer's.
 ///
 /// # Panics
@@ -93,7 +93,7 @@ mod tests {
         corpus::replay("valkey_stream", super::stream);
     }
 
-    /// What travels from one end to the other, in order.
+    /// A message from one end to the other, in order.
     enum Message {
         Command([u8; 32]),
         Write { at: usize, bytes: Vec<u8> },

@@ -53,7 +53,7 @@ pub(crate) struct Prepared {
     parts: Parts,
 }
 
-/// What a queue pair works with.
+/// The objects that a queue pair works with.
 struct Parts {
     cq: CompletionQueue,
     channel: CompletionChannel,

@@ -160,8 +160,7 @@ unsafe fn sent_to(
 
 /// Adopts the sockets that came with a message.
 ///
-/// # Safety
-/// What `recvmsg(2)` has returned, and the message.
+/// # Safety `got` is the result of `recvmsg(2)`, and `msg` its message.
 unsafe fn with_sockets(got: ssize_t, msg: *const msghdr) -> ssize_t {
     // SAFETY: contract of this function: the kernel has written the control messages.
     unsafe {

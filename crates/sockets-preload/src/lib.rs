@@ -13,7 +13,7 @@ use std::io;
 use libc::ssize_t;
 use sockets::real;
 
-/// What a C function returns for a result.
+/// The return value of a C function for a result; sets errno on an error.
 fn returned(result: io::Result<usize>) -> ssize_t {
     match result {
         Ok(n) => ssize_t::try_from(n).unwrap_or(ssize_t::MAX),

@@ -1,10 +1,10 @@
 //! The tap in front of the machine's own libibverbs: `verbatim run --provider system` puts this library into
 //! `LD_PRELOAD`, so that what unmodified programs do on a real NIC is counted and traced.
 //!
-//! It has a function under each name that libibverbs exports to programs; the loader finds these first, whatever
-//! version a program asks for, since they have none. They call the library's own through the tap, which also puts its
-//! functions into the operations of each device that is opened. libibverbs itself and its provider libraries call each
-//! other under private names, which stay theirs.
+//! It has a function under each name that libibverbs exports to programs. These have no version, so the loader finds
+//! them first for every version that a program asks for. They call the library's own functions through the tap, which
+//! also puts its functions into the operations of each device that is opened. The library and its provider libraries
+//! call each other under private names, which this library does not replace.
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;

@@ -144,7 +144,7 @@ c_types! {
         abi_compat: *mut c_void,
     }
 
-    /// What `ibv_query_rt_values_ex` fills; `raw_clock` is the NIC's clock in its own cycles.
+    /// The result of `ibv_query_rt_values_ex`; `raw_clock` is the NIC's clock in its own cycles.
     #[derive(Clone, Copy, Debug)]
     struct ibv_values_ex {
         comp_mask: u32,

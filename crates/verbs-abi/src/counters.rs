@@ -3,7 +3,7 @@
 use crate::context::ibv_context;
 
 c_consts! {
-    /// What a counter counts: [`ibv_counter_attach_attr::counter_desc`].
+    /// The quantity that a counter counts: [`ibv_counter_attach_attr::counter_desc`].
     enum ibv_counter_description: u32 {
         IBV_COUNTER_PACKETS = 0,
         IBV_COUNTER_BYTES = 1,

@@ -289,10 +289,9 @@ c_types! {
 
 /// An [`ibv_device`] with the room behind it that libibverbs and its provider libraries expect.
 ///
-/// They keep their own fields there (`struct verbs_device` of rdma-core's `libibverbs/driver.h`: the
-/// provider's operations, a reference count, a list link, what sysfs said), and libraries such as
-/// libmlx5 read `ops` of any device they are shown, to see whether it is theirs. A device of another
-/// provider must therefore have readable zeroes there.
+/// They keep their own fields there: `struct verbs_device` of rdma-core's `libibverbs/driver.h` has the provider's
+/// operations, a reference count, a list link and sysfs data. Libraries such as libmlx5 read `ops` of any device they
+/// are shown, to see whether it is theirs. A device of another provider must therefore have readable zeroes there.
 #[repr(C)]
 pub struct verbs_device {
     /// What programs see.

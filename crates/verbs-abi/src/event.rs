@@ -34,7 +34,7 @@ c_consts! {
 }
 
 c_types! {
-    /// What an async event is about; `event_type` says which member counts.
+    /// The object of an async event; `event_type` says which member is valid.
     #[derive(Clone, Copy)]
     union ibv_async_event_element as "typeof(((struct ibv_async_event *)0)->element)" {
         cq: *mut ibv_cq,

@@ -230,7 +230,7 @@ c_types! {
         counters: *mut ibv_counters,
     }
 
-    /// What all flow specifications start with.
+    /// The common beginning of all flow specifications.
     #[derive(Clone, Copy, Debug)]
     struct ibv_flow_spec_spec_hdr as "typeof(((struct ibv_flow_spec *)0)->hdr)" {
         r#type: ibv_flow_spec_type,

@@ -40,7 +40,7 @@ c_types! {
         ndev_ifindex: u32,
     }
 
-    /// What goes into the global route header (for RoCEv2 the IP header) of outgoing packets.
+    /// Fields of the global route header of outgoing packets; for RoCEv2 of the IP header.
     #[derive(Clone, Copy)]
     struct ibv_global_route {
         dgid: ibv_gid,

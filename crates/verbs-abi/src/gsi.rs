@@ -5,8 +5,8 @@ use std::ffi::c_int;
 
 /// The way by packets for management datagrams: C functions of whoever has the NIC.
 ///
-/// A GID is 16 bytes in network order. What comes to QP1 is not received by these functions: it arrives at a socket of
-/// the fabric's folder.
+/// A GID is 16 bytes in network order. These functions do not receive. Datagrams for QP1 arrive at a socket of the
+/// fabric's folder.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Gsi {

@@ -8,7 +8,7 @@ use crate::{
     ibv_wc, verbs_context,
 };
 
-/// What a context without an operation that the ABI requires dies of.
+/// Panics because a context lacks an operation that the ABI requires.
 #[cold]
 #[inline(never)]
 fn missing(op: &str) -> ! {

@@ -1,4 +1,4 @@
-//! What `<infiniband/verbs.h>` has since rdma-core 45: FLUSH (IBTA vol. 1, annex A19).
+//! Additions to `<infiniband/verbs.h>` since rdma-core 45: FLUSH (IBTA vol. 1, annex A19).
 //!
 //! The headers that the test `layout` compares with do not know it, so nothing here is in its tables. The values are
 //! the kernel's, of `linux:include/uapi/rdma/ib_user_verbs.h` and `ib_user_ioctl_verbs.h`, which cannot change.

@@ -1,4 +1,4 @@
-//! What this crate claims about the C layout, for comparison with the installed headers.
+//! This crate's claims about the C layout, for comparison with the installed headers.
 //!
 //! The tables are filled by the same macros that declare the types and constants.
 

@@ -1,11 +1,10 @@
 //! The C ABI of libibverbs and librdmacm as Rust types.
 //!
-//! Names are C's, so that `man 3 ibv_post_send`, the specification and any RDMA program read the same
-//! as this crate. There is no behaviour here, and nothing is linked: a *provider* (the software NIC, or
-//! the machine's own libibverbs opened at run time) is a filled [`Symbols`] table, and every object it
-//! hands out (`ibv_context`, `ibv_qp` …) has the layout that `<infiniband/verbs.h>` of rdma-core 44 gives
-//! it. The one exception are the functions that are inline in that header ([`ibv_post_send`],
-//! [`ibv_poll_cq`] …): they go through the object's own table of operations, here as there.
+//! Names are C's, so that `man 3 ibv_post_send`, the specification and any RDMA program read the same as this crate.
+//! There is no behaviour here, and nothing is linked. A *provider* is a filled [`Symbols`] table: the software NIC, or
+//! the machine's own libibverbs opened at run time. Every object that it hands out (`ibv_context`, `ibv_qp` …) has the
+//! layout of `<infiniband/verbs.h>` of rdma-core 44. The one exception are the functions that are inline in that header
+//! ([`ibv_post_send`], [`ibv_poll_cq`] …). They go through the object's own table of operations, here as there.
 //!
 //! C enums are aliases of integers with constants: a value that is not named here is carried, never
 //! undefined behaviour. Every type has `zeroed()`. The test `layout` compiles a C program against the

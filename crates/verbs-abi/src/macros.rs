@@ -1,7 +1,7 @@
 //! The two macros that every type and constant of the ABI is declared with.
 //!
-//! Each declaration also enters a table of its module ([`crate::layout`]), so that a type, field or
-//! constant cannot be declared and yet be missing from the comparison with the C headers.
+//! Each declaration also enters a table of its module ([`crate::layout`]). So no declared type, field or constant can
+//! be missing from the comparison with the C headers.
 
 /// Declares structs and unions with C layout, in C spelling.
 ///

@@ -32,9 +32,8 @@ c_consts! {
         IBV_REREG_MR_FLAGS_SUPPORTED = (IBV_REREG_MR_CHANGE_ACCESS << 1) - 1,
     }
 
-    /// What `ibv_rereg_mr(3)` returns when it fails. Up to [`IBV_REREG_MR_ERR_DONT_FORK_NEW`] the
-    /// old region stands, with [`IBV_REREG_MR_ERR_DO_FORK_OLD`] the new one; after the others
-    /// neither may be used.
+    /// Errors of `ibv_rereg_mr(3)`. Up to [`IBV_REREG_MR_ERR_DONT_FORK_NEW`] the old region stands, with
+    /// [`IBV_REREG_MR_ERR_DO_FORK_OLD`] the new one; after the others neither may be used.
     enum ibv_rereg_mr_err_code: c_int {
         IBV_REREG_MR_ERR_INPUT = -1,
         IBV_REREG_MR_ERR_DONT_FORK_NEW = -2,

@@ -188,7 +188,7 @@ c_types! {
         reserved: [u8; 6],
     }
 
-    /// What the option [`RDMA_OPTION_IB_PATH`] takes.
+    /// The value of the option [`RDMA_OPTION_IB_PATH`].
     #[derive(Clone, Copy)]
     struct ibv_path_data {
         flags: u32,

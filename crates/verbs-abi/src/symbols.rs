@@ -185,11 +185,11 @@ macro_rules! declare_symbols {
     ($( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
         /// A provider: the entry points of libibverbs, each under its name.
         ///
-        /// Every provider is such a table. The software NIC fills it with its own functions; the system
-        /// provider with what `dlsym` finds in the machine's libibverbs. Whoever holds a table calls the
-        /// functions exactly as C code calls libibverbs, under the rules of the man page named like the
-        /// field; objects of one table must not be handed to another. What is inline in the C header
-        /// ([`ibv_post_send`](crate::ibv_post_send) …) is not in the table: it goes through the object.
+        /// Every provider is such a table. The software NIC fills it with its own functions, and the system provider
+        /// with the results of `dlsym` in the machine's libibverbs. Callers use the functions exactly as C code calls
+        /// libibverbs, under the rules of the man page named like the field. Objects of one table must not be handed to
+        /// another. Functions that are inline in the C header ([`ibv_post_send`](crate::ibv_post_send) …) are not in
+        /// the table: they go through the object.
         ///
         /// Where nothing else is said, functions that return `int` return 0 or an errno.
         ///

@@ -47,7 +47,7 @@ fn run(command: &mut Command) -> Output {
 /// One line of the C program's output: what is compared, and the value.
 type Facts = BTreeMap<String, i128>;
 
-/// What Rust says, and the C program that says the same of the headers.
+/// Rust's layout, and the C program that prints the layout of the headers.
 fn claims() -> (Facts, String) {
     let mut rust = Facts::new();
     let mut c = String::from(HEADERS);

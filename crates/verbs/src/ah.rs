@@ -37,7 +37,7 @@ impl Drop for AhInner {
     }
 }
 
-/// Where a datagram goes: a port, a queue pair there, and the Q_Key that it asks for.
+/// Destination of a datagram: a port, a queue pair there, and its Q_Key.
 #[derive(Clone, Debug)]
 pub struct UdDestination {
     /// The way to the port.

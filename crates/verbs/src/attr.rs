@@ -1,4 +1,4 @@
-//! What devices and ports say of themselves.
+//! Attributes of devices and ports.
 
 use serde::Serialize;
 use verbs_abi as abi;
@@ -111,7 +111,7 @@ impl PortAttr {
         })
     }
 
-    /// What a lane signals, in Gbit/s (SDR is 2.5), if the code is one of `ibv_query_port(3)`'s.
+    /// The signalling rate of a lane in Gbit/s (SDR is 2.5); `None` for a code that `ibv_query_port(3)` does not list.
     pub fn lane_gbps(&self) -> Option<f32> {
         Some(match self.active_speed {
             1 => 2.5,

@@ -13,7 +13,7 @@ use crate::error::VerbError;
 use crate::provider::Provider;
 use crate::types::{AtomicCap, Gid, GidType, Lid, LinkLayer, Mtu, PKey, PortState};
 
-/// What an object of the API hangs on: an open device of a provider.
+/// An open device of a provider, which every object of the API keeps open.
 pub(crate) struct ContextInner {
     pub(crate) provider: Provider,
     pub(crate) symbols: &'static abi::Symbols,
@@ -176,10 +176,10 @@ impl Context {
 
     /// The GID index to use on a port when nobody chose one.
     ///
-    /// On Ethernet, of the entries that are set: RoCE v2 before v1, then IPv4 before IPv6, then an address
-    /// that routers forward before a link-local one, then the lowest; so a network whose switches know
-    /// ECN and routes is used as its operator set it up (UCX chooses by the same order). On
-    /// InfiniBand 0, which every subnet manager fills; LIDs do the addressing there.
+    /// On Ethernet the order among the entries that are set is: RoCE v2 before v1, then IPv4 before IPv6, then routable
+    /// before link-local addresses, then the lowest index. So a network whose switches know ECN and routes is used as
+    /// its operator set it up. UCX chooses by the same order. On InfiniBand the index is 0, which every subnet manager
+    /// fills, and LIDs do the addressing.
     pub fn default_gid_index(&self, port_num: u8) -> Result<u8, VerbError> {
         let port = self.query_port(port_num)?;
         if port.link_layer != LinkLayer::Ethernet {
@@ -199,8 +199,8 @@ impl Context {
         Ok(best.1)
     }
 
-    /// What kind of address an entry of the GID table is, where that is known: the software NIC says it of
-    /// itself, and the kernel of the system's devices (in sysfs, from Linux 4.5 on).
+    /// The type of an entry of the GID table; `None` where it is not known. The software NIC knows its own. For the
+    /// system's devices the kernel has it in sysfs, from Linux 4.5 on.
     pub fn gid_type(&self, port_num: u8, index: u32) -> Option<GidType> {
         let ethernet = || {
             let port = self.query_port(port_num);
@@ -228,7 +228,7 @@ impl Context {
         std::fs::read_to_string(self.sysfs_path(file)?).ok()
     }
 
-    /// Where that file is.
+    /// Path of a file of the device in sysfs; `None` for other providers.
     pub(crate) fn sysfs_path(&self, file: &str) -> Option<std::path::PathBuf> {
         let folder = std::path::Path::new("/sys/class/infiniband").join(&self.inner.name);
         (self.inner.provider.name() == "system").then(|| folder.join(file))
@@ -246,7 +246,7 @@ impl fmt::Debug for Context {
     }
 }
 
-/// How good an entry of the GID table is for systems that nobody told which to use; 0 if it is not set.
+/// Rank of an entry of the GID table, for systems that have no configured index; 0 if the entry is not set.
 fn gid_rank(gid: Gid, gid_type: Option<GidType>) -> u8 {
     if gid.is_zero() {
         return 0;

@@ -146,7 +146,7 @@ impl CompletionQueue {
         self.inner.id
     }
 
-    /// How many completions it holds.
+    /// Number of completions that the queue holds at most.
     pub fn capacity(&self) -> u32 {
         // SAFETY: live CQ; `cqe` only changes by ibv_resize_cq, which this API does not call.
         u32::try_from(unsafe { (*self.inner.raw).cqe }).unwrap_or(0)
@@ -327,13 +327,13 @@ pub struct Completions<'b> {
 }
 
 impl<'b> Completions<'b> {
-    /// How many are left.
+    /// Number of completions that are left.
     #[inline]
     pub fn len(&self) -> usize {
         self.wcs.len()
     }
 
-    /// Whether there are none.
+    /// Whether no completion is left.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.wcs.is_empty()
@@ -386,7 +386,7 @@ impl WorkCompletion<'_> {
         WcOpcode::from_raw(self.wc.opcode)
     }
 
-    /// Whether it is a receive.
+    /// Whether this is the completion of a receive.
     #[inline]
     pub fn is_recv(&self) -> bool {
         self.wc.opcode & abi::IBV_WC_RECV != 0
@@ -464,7 +464,7 @@ impl FailedCompletion<'_> {
         Qpn(self.wc.qp_num)
     }
 
-    /// What the vendor has to say.
+    /// The vendor's error code.
     pub fn vendor_err(&self) -> u32 {
         self.wc.vendor_err
     }
@@ -496,7 +496,7 @@ impl fmt::Display for FailedCompletion<'_> {
 impl std::error::Error for FailedCompletion<'_> {}
 
 c_enum! {
-    /// What a successful completion completes.
+    /// The operation that a successful completion completes.
     WcOpcode {
         /// A SEND.
         Send = abi::IBV_WC_SEND, "SEND";

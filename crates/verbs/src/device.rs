@@ -96,12 +96,12 @@ impl Device {
         self.guid
     }
 
-    /// What kind of node it is.
+    /// The kind of node.
     pub fn node_type(&self) -> NodeType {
         self.node_type
     }
 
-    /// What carries its messages: the transport as `ibv_devinfo` calls it.
+    /// The transport that carries its messages, as `ibv_devinfo` calls it.
     pub fn transport_type(&self) -> TransportType {
         self.transport_type
     }

@@ -1,10 +1,10 @@
-//! What peers tell each other of their queue pairs.
+//! The data that peers exchange about their queue pairs.
 
 use serde::{Deserialize, Serialize};
 
 use crate::types::{Gid, Lid, Mtu, Psn, QKey, Qpn};
 
-/// What a peer needs to know of a queue pair: exchange it by any means.
+/// The data of a queue pair that its peer needs. Exchange it by any means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpEndpoint {
     /// The queue pair number.

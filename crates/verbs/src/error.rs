@@ -1,4 +1,4 @@
-//! What a failed call of the verbs API says.
+//! The error of a failed call of the verbs API.
 
 use std::io;
 

@@ -63,7 +63,7 @@ impl AsRawFd for Context {
     }
 }
 
-/// What happened to an object or port outside of any completion (`ibv_get_async_event(3)`).
+/// An event of an object or port outside of any completion (`ibv_get_async_event(3)`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AsyncEvent {
@@ -84,7 +84,7 @@ pub enum AsyncEvent {
 }
 
 c_enum! {
-    /// What happened to a queue pair.
+    /// The kind of an event of a queue pair.
     QpEvent {
         /// A fatal error.
         Fatal = abi::IBV_EVENT_QP_FATAL, "local work queue catastrophic error";
@@ -106,7 +106,7 @@ c_enum! {
 }
 
 c_enum! {
-    /// What happened to a port.
+    /// The kind of an event of a port.
     PortEvent {
         /// It is active.
         Active = abi::IBV_EVENT_PORT_ACTIVE, "port active";

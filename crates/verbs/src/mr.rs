@@ -2,16 +2,15 @@
 //!
 //! # Why dropping a region is memory-safe while work requests are outstanding
 //!
-//! A work request names memory by address and key, not by a Rust borrow, so a region may be dropped while
-//! the NIC still has requests that name it. What keeps that safe is the order in `Drop`: first
-//! `ibv_dereg_mr`, then the memory. When `ibv_dereg_mr` has returned, the L_Key and R_Key are invalid and
-//! no access through them happens any more (IBTA vol. 1, 10.6.7.5; hardware waits for DMA in flight
-//! before it acknowledges the deregistration; softnic waits for copies in flight). A request that is
-//! executed later fails with a local protection or remote access error and touches nothing. Where a
-//! provider refuses to deregister, the memory is leaked instead of freed.
+//! A work request names memory by address and key, not by a Rust borrow, so a region may be dropped while the NIC still
+//! has requests that name it. The order in `Drop` keeps that safe: first `ibv_dereg_mr`, then the memory. When
+//! `ibv_dereg_mr` has returned, the L_Key and R_Key are invalid and no access through them happens any more (IBTA vol.
+//! 1, 10.6.7.5). Hardware waits for DMA in flight before it acknowledges the deregistration, and softnic for copies in
+//! flight. A request that is executed later fails with a local protection or remote access error and touches nothing.
+//! Where a provider refuses to deregister, the memory is leaked instead of freed.
 //!
-//! Inline payload, which the CPU reads at post time without looking at a key, can for the same reason
-//! never come from a region: a [`Postlist`](crate::Postlist) copies it into memory of its own.
+//! For the same reason inline payload never comes from a region. The CPU reads it at post time without a check of a
+//! key, so a [`Postlist`](crate::Postlist) copies it into memory of its own.
 //!
 //! # Why there is no `&[u8]`
 //!
@@ -61,7 +60,7 @@ pub struct MemoryRegion {
     memory: Memory,
 }
 
-/// Who owns the bytes.
+/// The owner of a region's bytes.
 enum Memory {
     Shared(softnic::SharedMemory),
     Boxed(*mut [u8]),
@@ -306,8 +305,8 @@ impl MemoryRegion {
         unsafe { Self::register(&pd.inner, addr, len, access, Memory::Borrowed) }
     }
 
-    /// Registers the same memory once more, with keys of its own: dropping the result takes that access away again, and
-    /// returns when no access by those keys is under way any more.
+    /// Registers the same memory once more, with keys of its own. Dropping the result revokes the access by those keys,
+    /// and returns when no such access is in flight any more.
     ///
     /// ```
     /// # let pd = verbs::Provider::softnic().device(None)?.open()?.alloc_pd()?;
@@ -338,8 +337,8 @@ impl MemoryRegion {
         self.addr.addr() as u64
     }
 
-    /// The first byte. Whoever reads or writes through it must keep to atomics as this type does, unless neither NIC nor
-    /// peers may write here (a region with [`Access::REMOTE_READ`] alone).
+    /// The first byte. Reads and writes through it must be atomic as those of this type, unless neither NIC nor peers
+    /// may write here (a region with [`Access::REMOTE_READ`] alone).
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.addr
     }
@@ -362,7 +361,7 @@ impl MemoryRegion {
         RKey(self.rkey)
     }
 
-    /// What a peer needs to reach this region.
+    /// Address and R_Key, which a peer needs to reach this region.
     pub fn remote(&self) -> RemoteMemory {
         RemoteMemory {
             addr: self.addr(),

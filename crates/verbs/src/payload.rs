@@ -1,4 +1,4 @@
-//! What work requests carry, or fill.
+//! Payload of work requests, and the buffers that they fill.
 
 use verbs_abi as abi;
 
@@ -12,7 +12,7 @@ pub struct HeaderOnly;
 #[derive(Debug, Clone, Copy)]
 pub struct Inline<'a>(pub &'a [u8]);
 
-/// What a SEND or RDMA WRITE carries: [`HeaderOnly`], [`Inline`] bytes, an [`MrSlice`] or several of them.
+/// The payload of a SEND or RDMA WRITE: [`HeaderOnly`], [`Inline`] bytes, an [`MrSlice`] or several of them.
 pub trait Payload: sealed::Payload {}
 
 /// Parts of memory regions: what a READ or RECV fills.

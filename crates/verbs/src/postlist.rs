@@ -47,7 +47,7 @@ struct SendSlot(abi::ibv_send_wr);
 /// # Ok(()) }
 /// ```
 ///
-/// What a transport cannot do (Table 1 of the paper) does not compile:
+/// An operation that a transport lacks (Table 1 of the paper) does not compile:
 ///
 /// ```compile_fail,E0599
 /// fn uc_has_no_read(list: &mut verbs::Postlist<verbs::Uc>, mr: verbs::MrSlice, remote: verbs::RemoteMemory) {
@@ -134,25 +134,25 @@ impl<T: Transport> Postlist<T> {
         }
     }
 
-    /// How many WRs it has room for.
+    /// Number of WRs that the list has room for.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.wrs.len
     }
 
-    /// How many WRs it holds.
+    /// Number of WRs in the list.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it holds no WR.
+    /// Whether the list is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether there is no room for another WR.
+    /// Whether the list has no room for another WR.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.len == self.wrs.len

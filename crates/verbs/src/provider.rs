@@ -1,4 +1,4 @@
-//! Which NIC: a table of libibverbs entry points and its name.
+//! Providers: each NIC is a table of libibverbs entry points and a name.
 //!
 //! Every provider is the same kind of thing, so there is one code path above this module.
 
@@ -49,7 +49,7 @@ impl Provider {
 
     /// The software NIC inside this process: always there, the default.
     ///
-    /// What is done with it is counted if the [tap](tap::is_on) is on, as with every provider.
+    /// Its verbs are counted if the [tap](tap::is_on) is on, as with every provider.
     pub fn softnic() -> Self {
         static TAPPED: OnceLock<Symbols> = OnceLock::new();
         Self {
@@ -77,7 +77,7 @@ impl Provider {
         }
     }
 
-    /// Whether its machines are simulated: other processes never see their memory.
+    /// Whether the provider's machines are simulated. Other processes never see their memory.
     pub(crate) fn is_simulated(&self) -> bool {
         self.name == SIMNIC
     }

@@ -21,8 +21,8 @@ use crate::srq::SharedReceiveQueue;
 use crate::transport::Transport;
 use crate::types::{LinkLayer, Mtu, QpState, Qpn};
 
-/// What posting needs is here, the rest elsewhere: objects that hold hundreds of queue pairs stay small, and so does
-/// what of them is in a processor's caches.
+/// Only the fields that posting needs. So objects that hold hundreds of queue pairs stay small, and take little room in
+/// a processor's caches.
 pub(crate) struct QpInner {
     pub(crate) raw: *mut abi::ibv_qp,
     pub(crate) context: ContextRef,
@@ -106,7 +106,7 @@ impl QpInner {
     }
 }
 
-/// What a queue pair is like now (`ibv_query_qp(3)`).
+/// Current attributes of a queue pair (`ibv_query_qp(3)`).
 #[derive(Debug, Clone)]
 #[expect(
     missing_docs,
@@ -143,7 +143,7 @@ impl<T: Transport> QueuePair<T> {
         self.qp.endpoint.qpn
     }
 
-    /// What peers need to know.
+    /// The data that peers need, with the current P_Key and Q_Key.
     pub fn endpoint(&self) -> QpEndpoint {
         self.qp.endpoint
     }
@@ -262,7 +262,7 @@ impl<T: Transport> QueuePair<T> {
         self.qp.query().map(|a| a.state)
     }
 
-    /// What it is like now.
+    /// The queue pair's current attributes.
     pub fn query(&self) -> Result<QpAttr, VerbError> {
         self.qp.query()
     }

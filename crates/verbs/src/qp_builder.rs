@@ -20,7 +20,7 @@ use crate::srq::SharedReceiveQueue;
 use crate::transport::{Connected, Transport, Ud};
 use crate::types::{Access, Mtu, Psn, QKey, Qpn};
 
-/// How a queue pair is made; [`build`](QpBuilder::build) makes it.
+/// Attributes of a new queue pair; [`build`](QpBuilder::build) makes it.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct QpBuilder<T> {
@@ -115,7 +115,7 @@ impl<T: Transport> QpBuilder<T> {
         gid_index: u8;
         /// The entry of the P_Key table; 0 unless set.
         pkey_index: u16;
-        /// What the peer may do with this side's memory; everything unless set (regions have flags of their own).
+        /// The peer's access to this side's memory; all kinds unless set. Regions have flags of their own.
         access: Access;
         /// The first PSN; random unless set.
         psn: Psn;
@@ -369,7 +369,7 @@ pub struct PreparedQp<T: Connected> {
 }
 
 impl<T: Connected> PreparedQp<T> {
-    /// What the peer needs to know.
+    /// The data of this queue pair that the peer needs.
     pub fn endpoint(&self) -> QpEndpoint {
         self.qp.endpoint
     }

@@ -1,4 +1,4 @@
-//! What lies under the safe objects, for test suites that have to do what the safe API forbids.
+//! The C objects under the safe ones, for test suites that must break the rules of the safe API.
 //!
 //! The functions here are safe: they only show pointers and the table. Using those is not: the rules of
 //! the man pages hold, and besides
@@ -23,9 +23,8 @@ pub fn symbols(provider: &Provider) -> &'static Symbols {
 /// A provider over a table that the caller filled: a layer over another provider, say, that takes something
 /// away or counts calls.
 ///
-/// # Safety
-/// Every function of the table keeps the rules of the man page of its name, and objects of one are good for
-/// all others of the table (and their `context->ops`), from any thread.
+/// # Safety Every function of the table keeps the rules of the man page of its name. An object made by one function is
+/// valid for all others of the table and their `context->ops`, from any thread.
 #[allow(unsafe_code)]
 pub unsafe fn provider(name: &'static str, symbols: &'static Symbols) -> Provider {
     Provider::new(name, symbols)

@@ -119,19 +119,19 @@ impl RecvList {
         self.filled = self.filled.max(self.len);
     }
 
-    /// How many WRs it has room for.
+    /// Number of WRs that the list has room for.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.wrs.len
     }
 
-    /// How many WRs it holds.
+    /// Number of WRs in the list.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it holds no WR.
+    /// Whether the list is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0

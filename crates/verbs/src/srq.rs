@@ -74,7 +74,7 @@ impl SharedReceiveQueue {
         self.inner.id
     }
 
-    /// How many RECVs it holds.
+    /// Number of RECVs that the shared receive queue holds at most.
     pub fn max_wr(&self) -> u32 {
         self.inner.max_wr
     }

@@ -16,7 +16,7 @@ pub fn now() -> Instant {
     }
 }
 
-/// Where virtual time begins.
+/// The origin of virtual time.
 fn origin() -> Instant {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
     *ORIGIN.get_or_init(Instant::now)
@@ -70,9 +70,9 @@ pub fn add_to_shared(word: &AtomicU64) {
 /// The calling core walks data structures: `overlapped` chains at a time, each of `lines` cache lines touched one after the
 /// other at random places of a working set of `working_set_bytes`.
 ///
-/// - `working_set_bytes`: all lines that are touched as often as these or more often, since they compete for the cache. For
-///   level k of a tree these are the levels from the root to k. A binary search has hot lines of its own: step j touches
-///   one of 2^j lines of a node, so a step at a time is more exact than a node at a time.
+/// - `working_set_bytes`: all lines that are touched as often as these or more often, since they compete for the cache.
+///   For level k of a tree these are the levels from the root to k. A binary search has hot lines of its own. Its step
+///   j touches one of 2^j lines of a node, so a step at a time is more exact than a node at a time.
 /// - `overlapped`: chains that the program interleaves with prefetches, so that their misses overlap; 0 counts as 1.
 ///   The call accounts for all of them.
 /// - Cost: virtual time on a simulated NIC, by the caches and the memory latency of the core; nothing elsewhere.

@@ -95,7 +95,7 @@ impl Gid {
     }
 }
 
-/// What a GID is on the wire.
+/// Wire format of the packets for a GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[non_exhaustive]
 pub enum GidType {
@@ -146,7 +146,7 @@ impl<'de> Deserialize<'de> for Gid {
     }
 }
 
-/// What may be done with a memory region or a queue pair (`IBV_ACCESS_*`).
+/// Access rights of a memory region or a queue pair (`IBV_ACCESS_*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Access(pub(crate) i32);
 
@@ -266,7 +266,7 @@ c_enum! {
 }
 
 c_enum! {
-    /// How far atomics are atomic.
+    /// Scope in which atomics are atomic.
     AtomicCap {
         /// There are no atomics.
         None = abi::IBV_ATOMIC_NONE, "none";

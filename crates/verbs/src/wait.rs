@@ -14,7 +14,7 @@ use nic_core::yielding::Yielding;
 use crate::time::{now, now_ns};
 
 thread_local! {
-    /// What the calling thread has found when it yielded.
+    /// The calling thread's experience with earlier yields.
     static YIELDING: Cell<Yielding> = const { Cell::new(Yielding::new()) };
 }
 
@@ -26,7 +26,7 @@ const YIELDS_PER_SLEEP: u32 = 512;
 
 /// Paces a polling loop: spins at first, then yields the core now and then, then sleeps for growing times.
 ///
-/// How often it yields depends on what earlier yields of the thread have met: nobody, others that wait too and give the
+/// Earlier yields of the thread decide how often it yields. They met no other thread, or others that wait and give the
 /// core back soon, or a thread that computes for a time slice.
 ///
 /// ```
@@ -100,7 +100,7 @@ impl Waiter {
         self.waits_since_ns = 0;
     }
 
-    /// How often in a row there was nothing.
+    /// Number of consecutive looks that found nothing.
     #[inline]
     pub fn misses(&self) -> u32 {
         self.misses
@@ -126,9 +126,8 @@ impl Waiter {
         }
     }
 
-    /// The same as [`idle`](Self::idle) for a loop that polls one completion queue and does nothing else until there is
-    /// something, or until a time, as [`now_ns`](crate::time::now_ns) says it: a simulated NIC goes on polling for it where
-    /// there is nothing.
+    /// The same as [`idle`](Self::idle) for a loop that only polls one completion queue, until there is a completion or
+    /// until a time of [`now_ns`](crate::time::now_ns). A simulated NIC polls in the loop's place while there is none.
     #[inline]
     pub fn idle_polling(&mut self, until_ns: u64) {
         if simnic::is_simulated() {
@@ -177,10 +176,10 @@ impl Waiter {
 
     /// Yields the core if it is time to; else lets as long pass as a yield to nobody takes.
     ///
-    /// Threads that poll and yield are always "cache-hot" to the Linux scheduler: two that wait for each other on one core
-    /// stay there together though others are idle, at a tenth of the speed (3 instead of 12 million requests a second).
-    /// One that sleeps, however shortly, is placed on an idle core when it wakes. So whoever finds its core shared sleeps
-    /// now and then.
+    /// Threads that poll and yield are always "cache-hot" to the Linux scheduler. Two that wait for each other on one
+    /// core stay there together though other cores are idle. They run at a tenth of the speed (3 instead of 12 million
+    /// requests a second). A thread that sleeps, however shortly, is placed on an idle core when it wakes. So a thread
+    /// that finds its core shared sleeps now and then.
     fn yield_in_time(&mut self) {
         let now = now_ns();
         let mut yielding = YIELDING.get();

@@ -1,4 +1,4 @@
-//! What is found out about devices that lack something, and queue pairs on devices without inline payload.
+//! Capabilities of devices that lack some, and queue pairs on devices without inline payload.
 
 mod limited;
 

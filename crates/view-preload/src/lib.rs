@@ -6,8 +6,7 @@
 //! that `VERBATIM_VIEW` names; all others go on as they are.
 //! Paths relative to a folder that was opened so need nothing.
 //!
-//! What is not seen: programs that make system calls themselves, and what the C library does within itself (`glob`,
-//! `ftw`).
+//! Limits: programs that make system calls themselves, and calls within the C library (`glob`, `ftw`).
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -16,7 +15,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// Names the folder of the files.
 const VARIABLE: &CStr = c"VERBATIM_VIEW";
 
-/// What is looked for there instead.
+/// The folders that are redirected there.
 const FOLDERS: [&[u8]; 3] = [
     b"/sys/class/infiniband",
     b"/sys/class/infiniband_verbs",
@@ -80,7 +79,7 @@ fn next(known: &AtomicPtr<c_void>, name: &CStr) -> Option<*mut c_void> {
     (!found.is_null()).then_some(found)
 }
 
-/// What a function returns that the C library does not have.
+/// The error value of a function that the C library does not have.
 trait Failure {
     const FAILED: Self;
 }

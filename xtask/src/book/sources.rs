@@ -8,7 +8,21 @@ use super::page::Page;
 use super::{Finding, files, prose};
 
 /// Folders whose doc comments are checked. Further ones are added as their comments are rewritten.
-const FOLDERS: &[&str] = &["xtask/src/book"];
+const FOLDERS: &[&str] = &[
+    "crates/c-edge",
+    "crates/cancellation",
+    "crates/capture",
+    "crates/libibverbs",
+    "crates/liveness",
+    "crates/nccl-net",
+    "crates/resp-rdma",
+    "crates/sockets-preload",
+    "crates/tap-preload",
+    "crates/verbs",
+    "crates/verbs-abi",
+    "crates/view-preload",
+    "xtask/src/book",
+];
 
 /// Places in doc comments that break a rule.
 ///

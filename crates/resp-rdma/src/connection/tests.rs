@@ -188,7 +188,7 @@ fn meet(client: &mut Connection, server: &mut Connection) {
     met.expect("told");
 }
 
-/// What a client does wrong, and the error that the server's connection ends with.
+/// Lets a client break the protocol, and checks the error with which the server's connection ends.
 fn wrong(what: impl FnOnce(&mut Connection), kind: ErrorKind) {
     let (mut listener, address) = listener(64 << 10);
     let clients = thread::spawn(move || {

@@ -12,8 +12,8 @@ use crate::transport::{Rc, Transport, Uc, Ud};
 use crate::types::AtomicCap;
 
 impl Context {
-    /// What the device can do. Asked once, by creating and destroying small objects (some dozens of queue
-    /// pairs, most of which the driver refuses at a glance); after that it is known.
+    /// The capabilities of the device. They are determined once, by creating and destroying small objects: some dozens
+    /// of queue pairs, most of which the driver refuses at once. Later calls return the same result.
     ///
     /// ```
     /// use verbs::{Capability, Provider};
@@ -75,7 +75,7 @@ fn find_out(context: &Context) -> Result<Capabilities, VerbError> {
     })
 }
 
-/// What a device said of itself and answered to probes.
+/// The device's attributes, and its answers to probes.
 struct Answers {
     attr: DeviceAttr,
     transport_type: TransportType,
@@ -157,7 +157,7 @@ fn events(context: &Context) -> Result<(), VerbError> {
     cq.req_notify(false)
 }
 
-/// What a refusal says of the device; an error if it says nothing of it.
+/// The reason of a refusal that is the device's; an error if the refusal has another reason.
 fn refusal(result: Result<(), VerbError>) -> Result<Option<String>, VerbError> {
     const SHORTAGES: [i32; 8] = [
         libc::ENOMEM,

@@ -1,4 +1,4 @@
-//! What a device can do, and what it lacks.
+//! Capabilities of a device, and the ones that it lacks.
 
 use std::fmt;
 
@@ -54,7 +54,7 @@ impl Capability {
         Self::SendQueueDrain,
     ];
 
-    /// What the field calls it.
+    /// Name of the capability, as the specification has it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rc => "RC",
@@ -82,9 +82,9 @@ impl fmt::Display for Capability {
 /// A capability that a device does not have, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Lack {
-    /// What it does not have.
+    /// The capability that the device lacks.
     pub capability: Capability,
-    /// What was asked and what came back, in words.
+    /// The question to the device and its answer, in words.
     pub why: String,
 }
 
@@ -100,7 +100,7 @@ pub struct InlineBytes {
     pub ud: u32,
 }
 
-/// What an open device can do: [`Context::capabilities`](crate::Context::capabilities).
+/// Capabilities of an open device: [`Context::capabilities`](crate::Context::capabilities).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Capabilities {
     /// The provider.
@@ -109,9 +109,9 @@ pub struct Capabilities {
     pub device: String,
     /// The kernel's driver (`mlx5_core`, `rdma_rxe`), where sysfs tells it; none for the software NIC.
     pub driver: Option<String>,
-    /// What it does not have.
+    /// Capabilities that the device lacks.
     pub lacks: Vec<Lack>,
-    /// How much payload may travel in a work request.
+    /// Largest inline payload of a work request.
     pub inline_bytes: InlineBytes,
     /// READs and atomics outstanding that a queue pair may have as requester.
     pub max_rd_atomic: u32,
@@ -120,7 +120,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Whether it has that.
+    /// Whether the device has a capability.
     pub fn has(&self, capability: Capability) -> bool {
         self.why_not(capability).is_none()
     }

@@ -10,7 +10,7 @@ struct Known {
     what: &'static str,
     /// The test of `verbs-conformance` that shows it.
     shown_by: &'static str,
-    /// Where it was seen.
+    /// The device and kernel on which the deviation was seen.
     seen_on: &'static str,
 }
 
@@ -48,7 +48,7 @@ const KNOWN: [Known; 4] = [
     },
 ];
 
-/// What the driver is known to lack.
+/// Capabilities that a driver is known to lack.
 pub(super) fn lacks(driver: Option<&str>) -> Vec<Lack> {
     KNOWN
         .iter()
