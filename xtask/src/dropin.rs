@@ -16,7 +16,7 @@ pub(crate) struct Args {
     install: Option<PathBuf>,
 }
 
-/// What cargo calls each library, and what programs ask the loader for.
+/// Each library's file name in cargo's folder, and its SONAME.
 const LIBRARIES: [(&str, &str); 5] = [
     ("libverbatim_dropin.so", "libibverbs.so.1"),
     ("libverbatim_dropin_rdmacm.so", "librdmacm.so.1"),

@@ -1,10 +1,10 @@
 //! The repository's own chores.
 //!
-//! `cargo xtask test` is everything that a change must pass, for a developer and for CI alike;
-//! `cargo xtask modules` checks that imports go one way; `cargo xtask book` builds the book of `docs/`;
-//! `cargo xtask bench` measures the software NIC beside its peers; `cargo xtask rxe` runs a command
-//! in a virtual machine that has the kernel's Soft-RoCE; `cargo xtask conformance` runs other
-//! people's programs there; `cargo xtask wheel` builds the Python wheel, `cargo xtask python` tests it.
+//! `cargo xtask test` is everything that a change must pass, for a developer and for CI alike. `cargo xtask modules`
+//! checks that imports go one way. `cargo xtask book` builds the book of `docs/`, `cargo xtask man` the man pages.
+//! `cargo xtask bench` measures the software NIC beside its peers. `cargo xtask rxe` runs a command in a virtual
+//! machine that has the kernel's Soft-RoCE. `cargo xtask conformance` runs programs and suites of other projects.
+//! `cargo xtask wheel` builds the Python wheel, and `cargo xtask python` tests it.
 
 #![forbid(unsafe_code)]
 
@@ -40,7 +40,7 @@ struct Cli {
 enum Chore {
     /// Format, lints, docs and every test; ends with "N passed, N failed, N skipped"
     Test(test::Args),
-    /// What to run while working: format, lints, unit tests, and the verbs suite on one link layer
+    /// The checks to run while working: format, lints, unit tests, and the verbs suite on one link layer
     Check(test::CheckArgs),
     /// Circles of imports within each crate, and upward imports between the crates
     Modules(modules::Args),
@@ -54,7 +54,7 @@ enum Chore {
     Rxe(rxe::Args),
     /// Builds `verbatim` and the libraries that it gives to programs, and installs them if asked
     Dropin(dropin::Args),
-    /// Other people's programs and suites, counted as passed, failed, skipped
+    /// RDMA programs and suites of other projects, counted as passed, failed, skipped
     Conformance(conformance::Args),
     /// Builds the Python wheel: the command, its libraries and the module
     Wheel(wheel::Args),

@@ -203,7 +203,7 @@ pub(crate) const LIBRPMA_DEV: Package = Package {
     present: Present::File("/usr/include/librpma.h"),
 };
 
-/// What the data files of `conformance/` may ask for.
+/// Packages that the data files of `conformance/` may ask for.
 pub(crate) const FOR_CONFORMANCE: &[Package] = &[
     IPROUTE2,
     IBVERBS_PROVIDERS,
@@ -333,7 +333,7 @@ pub(crate) fn update_lists() -> Result<()> {
     apt_get(as_root()?, &["update", "-q"])
 }
 
-/// What to put before a command that needs root.
+/// The words before a command that needs root.
 fn as_root() -> Result<&'static [&'static str]> {
     if is_root()? {
         Ok(&[])

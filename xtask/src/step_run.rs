@@ -84,7 +84,7 @@ pub(crate) fn run_step(step: &Step, printing: Printing) -> Result<Outcome> {
     })
 }
 
-/// What a finished command counts as, and what to say about it.
+/// The counts of a finished command, and the words about it.
 fn judge(
     kind: Kind,
     success: bool,

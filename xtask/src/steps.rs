@@ -18,7 +18,7 @@ pub(crate) enum Lane {
     Here,
     /// In the virtual machine, which computes on one processor and waits for itself on the other.
     Machine,
-    /// What builds in a folder of its own.
+    /// Steps that build in a folder of their own.
     Apart,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Step {
 }
 
 /// The step that builds what all test steps run. Cargo chooses the features of a dependency for the packages that are
-/// selected, so each step that runs tests selects the workspace: for one package, half of it would be built again.
+/// selected. So each step that runs tests selects the workspace: for one package, half of it would be built again.
 pub(crate) const BUILD: &str = "build";
 
 /// Every step of `cargo xtask test`, in the order of its table.
@@ -174,7 +174,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "programs",
-        what: "other people's programs on the drop-in, both link layers, as recorded",
+        what: "programs and suites of other projects on the drop-in, both link layers, as recorded",
         kind: Kind::Tests,
         lane: Lane::Here,
         args: &[
@@ -228,7 +228,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
     Step {
         name: "rxe-programs",
-        what: "other people's programs on the kernel's Soft-RoCE, as recorded",
+        what: "programs and suites of other projects on the kernel's Soft-RoCE, as recorded",
         kind: Kind::Tests,
         lane: Lane::Machine,
         // Boots the machine itself.
@@ -269,7 +269,7 @@ pub(crate) const STEPS: &[Step] = &[
 /// The steps of `cargo xtask check` that `cargo xtask test` has as well.
 pub(crate) const OF_CHECK: &[&str] = &["fmt", "clippy"];
 
-/// What `cargo xtask check` runs of the tests.
+/// The tests that `cargo xtask check` runs.
 pub(crate) const CHECK_STEPS: &[Step] = &[
     Step {
         name: "unit",

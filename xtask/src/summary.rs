@@ -1,4 +1,4 @@
-//! What came of the steps, as a table or as JSON.
+//! The outcomes of the steps, as a table or as JSON.
 
 use std::io::Write;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::cargo_output::{Counts, Failure};
 
-/// What came of one step.
+/// The outcome of one step.
 #[derive(Debug, Serialize)]
 pub(crate) struct Outcome {
     pub(crate) step: &'static str,

@@ -30,7 +30,7 @@ pub(crate) struct TestArgs {
     pytest: Vec<String>,
 }
 
-/// What tests and builds need of PyPI.
+/// Packages of PyPI that tests and builds need.
 const PYPI: &[&str] = &["maturin", "ml_dtypes", "numpy", "pytest"];
 
 /// Runs `cargo xtask wheel`.

@@ -12,14 +12,14 @@ use crate::error::Error;
 use crate::watch::{Watch, Watched};
 use crate::wire::{RECORD_BYTES, SLOT_BYTES, SLOTS};
 
-/// What a `Hello` of this protocol begins with.
+/// The version with which a `Hello` of this protocol begins.
 const VERSION: u32 = 1;
 
-/// What an end tells its peer: exchange it by any means.
+/// The data that an end needs of its peer. Exchange it by any means.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Hello {
     version: u32,
-    /// What the listener gave to those who may connect.
+    /// The token that the listener gave to permitted peers.
     pub(crate) token: u64,
     lanes: Vec<QpEndpoint>,
     /// A sender's FIFO, or a receiver's completion records.
@@ -150,7 +150,7 @@ impl PreparedSender {
         })
     }
 
-    /// What the receiver needs to know.
+    /// The data of this end that the receiver needs.
     pub fn hello(&self, token: u64) -> Hello {
         Hello::new(token, &self.end.qps, &self.end.memory)
     }
@@ -210,7 +210,7 @@ impl PreparedReceiver {
         })
     }
 
-    /// What the sender needs to know.
+    /// The data of this end that the sender needs.
     pub fn hello(&self, token: u64) -> Hello {
         Hello::new(token, &self.end.qps, &self.end.memory)
     }

@@ -1,4 +1,4 @@
-//! What can go wrong with a connection.
+//! Errors of a connection.
 
 use verbs::WcStatus;
 

@@ -1,8 +1,8 @@
 //! A receiver-driven transport for collectives, and ring collectives over it.
 //!
-//! The receiver posts first: it WRITEs clear-to-send entries (address, R_Key, tag) into a FIFO in the sender's memory. The
-//! sender then WRITEs its bytes straight to where they belong, divided among queue pairs, and ends each with a
-//! WRITE_WITH_IMM: so there is no copy, no unexpected message, and no receive that is too small. NCCL's own InfiniBand
+//! The receiver posts first: it WRITEs clear-to-send entries (address, R_Key, tag) into a FIFO in the sender's memory.
+//! The sender then WRITEs its bytes straight to their destination, divided among queue pairs, and ends each with a
+//! WRITE_WITH_IMM. So there is no copy, no unexpected message, and no receive that is too small. NCCL's own InfiniBand
 //! transport works this way; `libnccl-net-verbatim.so` puts this crate behind NCCL's plugin interface.
 //!
 //! - [`Sending`], [`Receiving`]: the protocol as state machines, without verbs.

@@ -39,7 +39,7 @@ struct State {
     came: Option<Sizes>,
 }
 
-/// What an immediate has told.
+/// The meaning of an immediate that has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
     /// Other lanes still carry bytes of the group.

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::end::{Hello, PreparedReceiver, PreparedSender};
 use crate::error::Error;
 
-/// What a handle begins with.
+/// The first bytes of a handle.
 const MAGIC: [u8; 8] = *b"VBCOLL01";
 /// Bytes of a message, at most: a hello of 16 queue pairs has about 3,000.
 const MAX_MESSAGE: usize = 16 << 10;
@@ -217,7 +217,7 @@ impl Connecting {
     }
 }
 
-/// What a sender says when it is connected.
+/// The byte that a sender sends when it is connected.
 const READY: u8 = 1;
 
 /// Begins to connect.
@@ -283,7 +283,7 @@ impl Listener {
         })
     }
 
-    /// What the sender needs to connect.
+    /// The handle that the sender needs to connect.
     pub fn handle(&self) -> Handle {
         self.handle
     }

@@ -27,7 +27,7 @@ pub struct Group<P> {
     pub parts: Vec<Part<P>>,
 }
 
-/// What became of a send.
+/// The state of a send.
 #[derive(Debug)]
 pub enum Claim<P> {
     /// No receive of the group has the tag, or there is no room for another request: try again.

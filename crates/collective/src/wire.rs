@@ -1,4 +1,4 @@
-//! What the two ends write into each other's memory: clear-to-send entries and completion records.
+//! The layout of memory that the two ends write at each other: clear-to-send entries and completion records.
 
 use std::ops::Range;
 
@@ -46,7 +46,7 @@ impl ClearToSend {
         bytes
     }
 
-    /// The entry in these bytes. Whoever reads them has seen the group's number in the slot's last word.
+    /// The entry in these bytes. The reader has seen the group's number in the slot's last word.
     pub(crate) fn decode(bytes: &[u8; ENTRY_BYTES]) -> Self {
         let word = |at: usize| {
             let (mut w, from) = ([0; 4], at..at + 4);
@@ -77,8 +77,8 @@ pub(crate) fn slot_of(group: u64) -> usize {
     slot
 }
 
-/// Where entry `part` of a slot is. A group ends where its slot ends, the first entry last: so the last eight bytes of the
-/// WRITE that brings a group are the same word for every size of group. Those come last on every adapter that lets
+/// Where entry `part` of a slot is. A group ends where its slot ends, the first entry last. So the last eight bytes of
+/// the WRITE that brings a group are the same word for every size of group. Those come last on every adapter that lets
 /// programs poll on the last byte of a WRITE.
 pub(crate) fn entry_offset(slot: usize, part: usize) -> usize {
     (slot + 1) * SLOT_BYTES - (part + 1) * ENTRY_BYTES

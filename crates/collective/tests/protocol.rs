@@ -7,7 +7,7 @@ use collective::{
 };
 use proptest::prelude::*;
 
-/// What a test does next.
+/// The next action of a test.
 #[derive(Debug, Clone)]
 enum Step {
     /// Posts a group: room and tag of each receive.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use collective::{Config, DataType, Reduction, Ring, ring_of};
 use verbs::{Access, MemoryRegion, ProtectionDomain, Provider};
 
-/// What every rank does in a test.
+/// The work of every rank in a test.
 type Work = fn(&mut Ring, &ProtectionDomain);
 
 /// Runs it on threads, over the software NIC.

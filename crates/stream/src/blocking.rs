@@ -184,7 +184,7 @@ fn accept(mut tcp: TcpStream, setup: &Setup, client: SocketAddr) -> Result<Strea
 #[derive(Debug)]
 pub struct Stream {
     tcp: TcpStream,
-    /// What was read before it was known that this connection stays with TCP.
+    /// Bytes that were read before the connection was known to stay with TCP.
     first: Bytes,
     rdma: Option<Box<Connection>>,
     spin: Duration,

@@ -24,7 +24,7 @@ const POSTLIST: usize = 16;
 /// Received payload below this is copied out of its block, which is posted again at once (`rdma_zerocopy_min_size` of brpc).
 const ZERO_COPY_MIN: usize = 512;
 
-/// What a message that is under way was sent from.
+/// The source of a message in flight.
 enum Sent {
     /// The WR itself carried it.
     Inline,
@@ -225,7 +225,7 @@ impl Connection {
         }
     }
 
-    /// Ends the connection for a reason, the first of which stays. What was received can still be read.
+    /// Ends the connection for a reason, the first of which stays. Received bytes can still be read.
     pub(crate) fn close(&mut self, why: StreamError) {
         if matches!(why, StreamError::Closed) {
             // The peer's messages are in the completion queue before its end of file is in the socket.
@@ -393,8 +393,8 @@ impl Connection {
         Ok(self.qp.post_send(&mut self.list)?)
     }
 
-    /// Posts messages straight from `bytes` if they are in blocks of the [pool](Self::pool), and copies them otherwise. What
-    /// was posted is taken off the front of `bytes`; nothing is when the window is full.
+    /// Posts messages straight from `bytes` if they are in blocks of the [pool](Self::pool), and copies them otherwise.
+    /// Posted bytes are removed from the front of `bytes`; none are when the window is full.
     ///
     /// # Errors
     /// The connection has ended.
@@ -453,7 +453,7 @@ impl Connection {
         self.window.is_idle() || self.failure.is_some()
     }
 
-    /// Has the [channel](Self::channel) become readable when something comes. What came before makes no event: make
+    /// Makes the [channel](Self::channel) become readable when a message comes. Earlier messages make no event: make
     /// [progress](Self::progress) once more. `sends`: also when a send completes.
     pub(crate) fn arm(&mut self, sends: bool) {
         let armed = self.recv_cq.req_notify(true).and_then(|()| {

@@ -1,4 +1,4 @@
-//! What goes wrong: with a peer, and with setting a stream up.
+//! Errors: of a peer, and of setting a stream up.
 
 use std::io;
 use std::net::SocketAddr;

@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 
-/// What is left of the buffers of a vectored write.
+/// The rest of the buffers of a vectored write.
 pub(crate) struct Gather<'p, 'b> {
     parts: &'p [IoSlice<'b>],
     /// Bytes of the first part that were taken.

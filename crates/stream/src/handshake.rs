@@ -3,7 +3,7 @@
 //! On the TCP connection the client says hello, the server says hello, and the client acknowledges with four bytes. A side
 //! that cannot use RDMA says so in its hello or in the acknowledgement, and both go on with TCP.
 //!
-//! Whoever drives a side reads at most [`wants`](Client::wants) bytes, so that bytes behind the handshake stay in the socket.
+//! The caller reads at most [`wants`](Client::wants) bytes, so that bytes behind the handshake stay in the socket.
 //!
 //! Source: `brpc:src/brpc/rdma/rdma_endpoint.cpp`, `brpc:src/brpc/rdma/rdma_handshake.proto`.
 

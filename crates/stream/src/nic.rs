@@ -94,7 +94,7 @@ pub(crate) struct Nic {
     max_sge: u32,
 }
 
-/// What this side's streams are made with: a device, or why there is none.
+/// The device of this side's streams, or the reason why there is none.
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) config: Config,
@@ -115,7 +115,7 @@ impl Setup {
         Ok(Self { config, nic })
     }
 
-    /// What a server answers to a client's hello: its own, with the connection; nothing when it has to decline.
+    /// A server's answer to a client's hello: its own hello, with the connection. `None` when it has to decline.
     pub(crate) fn answer(&self, peer: &Hello) -> Option<(Connection, Hello)> {
         let nic = self.nic.as_ref()?;
         let connected = nic.prepare().and_then(|prepared| {

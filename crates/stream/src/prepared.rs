@@ -24,7 +24,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// What the peer is to know.
+    /// The hello for the peer.
     pub(crate) fn hello(&self) -> Hello {
         let own = self.qp.endpoint();
         Hello {

@@ -282,7 +282,7 @@ impl Rdma {
         }
     }
 
-    /// What a dropped stream does with messages that are under way: it keeps the queue pair until they have arrived.
+    /// Keeps the queue pair of a dropped stream until its messages in flight have arrived.
     pub(crate) fn linger(mut self: Box<Self>) {
         if self.connection.is_flushed() {
             return;

@@ -121,7 +121,7 @@ impl tokio_stream::Stream for Incoming {
     }
 }
 
-/// What a service learns of a connection: `request.extensions().get::<ConnectInfo>()`.
+/// Facts about a connection for a service: `request.extensions().get::<ConnectInfo>()`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectInfo {
     /// The client's address.

@@ -1,7 +1,7 @@
 //! The tensors that a process has for others, by name, and who waits for one; pure.
 //!
-//! What the process has published itself stays until it is withdrawn. What others have stored there stays until it is
-//! removed, or until more is stored than the capacity allows: then the tensors that were used longest ago go first.
+//! Tensors that the process has published itself stay until they are withdrawn. Tensors that others have stored stay
+//! until they are removed, or until the capacity is exceeded. Then the least recently used ones go first.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -57,13 +57,14 @@ impl<T: Clone, W> Catalogue<T, W> {
         bytes <= self.capacity_bytes
     }
 
-    /// Publishes a tensor in place of any other of that name. Who has waited for it.
+    /// Publishes a tensor in place of any other of that name, and returns those that have waited for it.
     #[must_use]
     pub fn publish(&mut self, name: Name, tensor: T) -> Vec<W> {
         self.insert(name, tensor, None)
     }
 
-    /// Stores a tensor in place of any other of that name; others go if they must. Who has waited for it.
+    /// Stores a tensor in place of any other of that name, and returns those that have waited for it. Other tensors go
+    /// if the capacity requires it.
     #[must_use]
     pub fn store(&mut self, name: Name, tensor: T, bytes: u64) -> Vec<W> {
         self.clock += 1;

@@ -1,4 +1,4 @@
-//! Who takes what has come: callers that wait, else a thread.
+//! Progress: callers that wait take what has come, else a thread does.
 //!
 //! A caller that waits polls its connection itself for a while, so that short answers cost no wake-up. Then it sleeps, and the
 //! thread of the process wakes it. That thread polls while something comes, and sleeps on the completion channel when nothing

@@ -1,8 +1,8 @@
-//! What is done with inputs of anybody: called by property tests and by fuzzers.
+//! Functions over untrusted input, called by property tests and by fuzzers.
 
 use crate::message::Message;
 
-/// Decodes a message. What was decoded is encoded to the same bytes.
+/// Decodes a message, and checks that it is encoded to the same bytes.
 ///
 /// # Panics
 /// When it is not.

@@ -1,7 +1,7 @@
 //! The messages between two peers, each in a fixed buffer of [`MESSAGE_BYTES`]; pure.
 //!
-//! Numbers are little-endian. A message is a byte for its kind, the count of messages that its sender has consumed so far
-//! ([`Window`](crate::window::Window)), the index of a request, and what the kind has besides.
+//! Numbers are little-endian. A message begins with a byte for its kind. The count of messages that its sender has
+//! consumed so far ([`Window`](crate::window::Window)), the index of a request, and the fields of the kind follow.
 
 use verbs::{RKey, RemoteMemory};
 
@@ -79,7 +79,7 @@ pub enum Message {
         index: u32,
         /// Which.
         wanted: Wanted,
-        /// What the receiver takes it to be, and where it is to go; nothing if the receiver knows nothing of it.
+        /// The metadata that the receiver expects, and the destination; `None` if the receiver knows neither.
         destination: Option<(Meta, RemoteMemory)>,
     },
     /// The sender answers: it is something else. The receiver may ask again.
@@ -89,7 +89,7 @@ pub enum Message {
         /// What it is.
         meta: Meta,
     },
-    /// What was asked for is not done.
+    /// The request is refused.
     Refused {
         /// That of the request or offer.
         index: u32,
@@ -117,7 +117,7 @@ pub enum Message {
         /// Its name.
         name: Name,
     },
-    /// What was offered is stored, what was to go is gone.
+    /// The offered tensor is stored, or the named one is removed.
     Done {
         /// That of the offer.
         index: u32,

@@ -1,4 +1,4 @@
-//! What a tensor is besides its bytes: the type of its elements, and its shape.
+//! Metadata of a tensor: the type of its elements, and its shape.
 
 use std::fmt;
 

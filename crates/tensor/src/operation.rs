@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::error::Error;
 use crate::memory::Tensor;
 
-/// What an operation gives: the tensor that was asked for, or nothing where there is none to give.
+/// The result of an operation: the requested tensor, or `None` for an operation that gives none.
 pub type Outcome = Result<Option<Tensor>, Error>;
 
 /// Called once with the outcome, in the thread that finds it.

@@ -106,7 +106,7 @@ pub struct Peer {
     base: Arc<Base>,
 }
 
-/// What server and clients of a process share.
+/// The state that server and clients of a process share.
 #[derive(Debug)]
 struct Base {
     place: Place,
@@ -262,7 +262,7 @@ impl Remote {
         self.begin(name.clone(), Ask::Remove(name))
     }
 
-    /// What peers must be allowed to do with memory that a tensor comes into.
+    /// Access rights that peers need to the destination of a tensor.
     pub fn destination_access() -> Access {
         Access::LOCAL_WRITE | Access::REMOTE_WRITE
     }

@@ -26,7 +26,7 @@ const SIGNALED_EVERY: usize = 16;
 /// Send WRs of a queue pair for data.
 const DATA_SENDS: usize = 128;
 
-/// What a completion is of: the upper 32 bits of a `wr_id`.
+/// The operation of a completion: the upper 32 bits of a `wr_id`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum Kind {

@@ -8,7 +8,7 @@ use verbs::QpEndpoint;
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Rendezvous {}
 
-/// What who listens says first.
+/// The first message of the listener.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Welcome {
     protocol: String,
@@ -17,7 +17,7 @@ pub(crate) struct Welcome {
     pub(crate) max_queue_pairs: usize,
 }
 
-/// Who connects, and its queue pairs: the first is for messages.
+/// The first message of the connecting side, with its queue pairs. The first one is for messages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     version: u32,

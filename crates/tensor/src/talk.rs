@@ -1,4 +1,4 @@
-//! What is asked and answered over a connection.
+//! Requests and answers over a connection.
 //!
 //! Either side asks. A request is outstanding until its one answer has come: all stripes, other metadata, or a refusal. So the
 //! memory of a request whose caller has gone stays until nothing can come any more, and is then free.
@@ -23,7 +23,7 @@ use crate::window::Window;
 /// Metadata that are remembered of a peer's tensors.
 const METADATA_MAX: usize = 4096;
 
-/// What all connections of a process share.
+/// The state that all connections of a process share.
 #[derive(Debug)]
 pub(crate) struct Shelf {
     pub(crate) catalogue: Mutex<Catalogue<Tensor, Waiting>>,
@@ -82,7 +82,7 @@ pub(crate) struct Talk {
     effects: Vec<Effect>,
 }
 
-/// What is done without the lock.
+/// An action to take without the lock.
 #[derive(Debug)]
 pub(crate) enum Effect {
     Complete(Pending, Outcome),
@@ -112,7 +112,7 @@ struct Get {
     pending: Option<Pending>,
 }
 
-/// What a caller asks a peer for.
+/// A caller's request to a peer.
 #[derive(Debug)]
 pub(crate) enum Ask {
     /// A tensor; into this memory, if there is some.
@@ -153,7 +153,7 @@ impl Talk {
         self.outstanding.is_empty() && self.transfers.is_empty()
     }
 
-    /// What is to be done without the lock.
+    /// The actions to take without the lock.
     pub(crate) fn take_effects(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.effects)
     }

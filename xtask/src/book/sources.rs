@@ -12,16 +12,19 @@ const FOLDERS: &[&str] = &[
     "crates/c-edge",
     "crates/cancellation",
     "crates/capture",
+    "crates/collective",
     "crates/libibverbs",
     "crates/liveness",
     "crates/nccl-net",
     "crates/resp-rdma",
     "crates/sockets-preload",
+    "crates/stream",
     "crates/tap-preload",
+    "crates/tensor",
     "crates/verbs",
     "crates/verbs-abi",
     "crates/view-preload",
-    "xtask/src/book",
+    "xtask/src",
 ];
 
 /// Places in doc comments that break a rule.

@@ -9,8 +9,8 @@ use regex::Regex;
 #[derive(clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
-    /// What the programs run on, one of conformance/targets.toml (may be given several times)
-    /// [default: the drop-in, on both link layers]
+    /// Target that the programs run on, one of conformance/targets.toml (may be given several times) [default: the
+    /// drop-in, on both link layers]
     #[arg(long, value_name = "TARGET")]
     pub(super) on: Vec<String>,
     /// Run this suite only (may be given several times)

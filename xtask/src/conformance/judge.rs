@@ -1,9 +1,9 @@
-//! What came of a case.
+//! The outcome of a case.
 
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-/// What came of one case.
+/// The outcome of one case.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "lowercase")]
 pub(crate) enum Outcome {

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// A span of time from now on, which is longer while the machine has more to do than it has processors for: what is
-/// slow on a loaded machine is not wrong.
+/// A time limit from now on. It grows while the machine has more load than processors, because a slow program on a
+/// loaded machine is not wrong.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
     begin: Instant,

@@ -1,4 +1,4 @@
-//! What is said of the cases, one line each: by `--json`, and by the half of the chore in the virtual machine.
+//! Lines about the cases, one each: of `--json`, and of the half of the chore in the virtual machine.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,13 +11,13 @@ use crate::cargo_output::Counts;
 pub(crate) enum Line {
     /// Versions of what takes part.
     Environment(Environment),
-    /// What came of a case.
+    /// The outcome of a case.
     Case(CaseLine),
     /// All cases.
     Total(Counts),
 }
 
-/// What came of one case, and how long it took.
+/// The outcome of one case, and its duration.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct CaseLine {
     pub(crate) target: String,

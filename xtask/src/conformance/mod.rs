@@ -1,7 +1,6 @@
-//! `cargo xtask conformance`: other people's programs and suites, each run as its users run it.
+//! `cargo xtask conformance`: RDMA programs and suites of other projects, each run as its users run it.
 //!
-//! What is run stands in the data files of `conformance/`; its README says how to read and extend
-//! them.
+//! The data files of `conformance/` list the cases. The README there says how to read and extend them.
 //!
 //! - [`suite`]: the data files;
 //! - [`process`], [`ready`], [`limit`]: a program, when a server is ready for its client, and how long it may take;

@@ -1,7 +1,7 @@
 //! Runs the cases of several suites, several at a time.
 //!
-//! A worker runs one case after the other. It has a folder of its own for each suite, and so a fabric
-//! of its own: cases beside each other are as far apart as programs of one host can be.
+//! A worker runs one case after the other. It has a folder of its own for each suite, and so a fabric of its own. Cases
+//! beside each other share nothing but the host.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
@@ -64,7 +64,7 @@ pub(crate) fn run(
 /// A suite whose `setup` was run.
 struct Prepared<'a> {
     suite: &'a Suite,
-    /// What `setup` left, if there is one.
+    /// The files that `setup` left, if there is one.
     folder: Option<TempDir>,
     /// Names of the tests, if it is one of `unittest`.
     tests: Vec<String>,
@@ -115,7 +115,7 @@ impl<'a> Prepared<'a> {
     }
 }
 
-/// What one worker runs, one after the other.
+/// The cases that one worker runs, one after the other.
 #[derive(Debug)]
 enum Unit<'a> {
     /// Cases, each with its suite and its place there.

@@ -31,7 +31,7 @@ pub(crate) struct Program {
     marks: Receiver<()>,
 }
 
-/// What a program leaves behind.
+/// The result of a program that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
@@ -78,7 +78,7 @@ impl Program {
         Ok(status.is_some())
     }
 
-    /// What it has printed so far.
+    /// The output so far.
     pub(crate) fn output(&self) -> String {
         let bytes = self.output.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&bytes).replace("\r\n", "\n")
@@ -112,8 +112,8 @@ impl Program {
         self.end()
     }
 
-    /// Waits until all is collected that has been printed so far. Who has left its group may print
-    /// more; it is not waited for.
+    /// Waits until all output so far is collected. It does not wait for processes that have left the group, which may
+    /// print more.
     pub(crate) fn wait_for_output(&self) {
         // What is behind the last byte comes behind it, however late who reads gets a processor.
         // Neither fails but when reading has: then there is nothing to wait for.

@@ -11,8 +11,8 @@ use super::judge::Outcome;
 use super::suite::{Conformance, Suite, Target};
 use crate::cargo_output::Counts;
 
-/// What came of the cases on one target: `conformance/results/TARGET.jsonl`, an environment and
-/// then a result a line.
+/// The outcomes of the cases on one target: `conformance/results/TARGET.jsonl`, an environment and then a result a
+/// line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) environment: Environment,
@@ -22,7 +22,7 @@ pub(crate) struct Record {
 /// Versions of what took part, by package; the kernel's is that of `linux`.
 pub(crate) type Environment = BTreeMap<String, String>;
 
-/// What came of one case.
+/// The outcome of one case.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CaseResult {
     pub(crate) suite: String,
@@ -337,7 +337,7 @@ fn names(columns: &[(&Target, Record)]) -> String {
     names.join(" | ")
 }
 
-/// What is between heads and lines.
+/// The rule between heads and lines.
 fn rule(columns: &[(&Target, Record)]) -> String {
     "|---".repeat(columns.len() + 1)
 }
@@ -376,7 +376,7 @@ const TOTALS_BEGIN: &str = "<!-- written by cargo xtask conformance --write -->"
 const TOTALS_END: &str = "<!-- end of what it writes -->";
 
 const HEAD: &str = "\
-# Other people's programs on each target
+# Programs and suites of other projects on each target
 
 Written by `cargo xtask conformance --write` from `results/`; [README.md](README.md) says what it means.
 
@@ -395,7 +395,7 @@ fn cells(counts: Counts) -> String {
     format!("{} / {} / {}", counts.passed, counts.failed, counts.skipped)
 }
 
-/// What a cell of a Markdown table may not hold.
+/// Escapes characters that a cell of a Markdown table may not hold.
 fn escape(text: &str) -> String {
     let mut safe = String::new();
     for c in text.chars() {
@@ -652,7 +652,7 @@ mod tests {
         );
     }
 
-    /// What is recorded of the targets that run here is ours: nothing fails, and every skip has a cause.
+    /// The record of the targets that run here is the project's own: no case fails, and every skip has a cause.
     #[test]
     fn the_record_of_the_drop_in_has_no_failure_and_no_unexplained_skip() {
         let folder = crate::paths::workspace().join("conformance");

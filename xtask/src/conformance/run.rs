@@ -16,7 +16,7 @@ use super::unittest::{Report, listed};
 use crate::dropin;
 use crate::paths::target_dir;
 
-/// What came of a case, and what its programs printed when it did not pass.
+/// The outcome of a case, and the output of its programs when it did not pass.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) case: String,
@@ -33,7 +33,7 @@ pub(crate) struct Runner<'a> {
     pub(crate) port: u16,
 }
 
-/// What the programs of a case have come to.
+/// The results of the programs of a case.
 struct Pair {
     /// A side, and what was wrong with it apart from its status and output.
     failure: Option<(&'static str, String)>,
@@ -207,7 +207,7 @@ impl Runner<'_> {
         }
     }
 
-    /// What is wrong with a case.
+    /// The reason why a case failed.
     fn failure(&self, case: &Case, result: &Pair) -> Option<String> {
         let stays = case.server.as_ref().is_some_and(|server| server.stays);
         let client = result.client.as_ref();
@@ -406,8 +406,8 @@ const SETUP: Duration = Duration::from_secs(120);
 const CHECK: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(5);
 
-/// What a run of a suite says of the tests that were `left`, in the order of `names` where it says
-/// nothing. `how` is how it ended. It is never empty, so that each run leaves fewer.
+/// The results that a run of a suite reports for the tests that were `left`, in the order of `names` where it reports
+/// none. `how` is how it ended. It is never empty, so that each run leaves fewer.
 fn account(
     said: &Report,
     names: &[String],

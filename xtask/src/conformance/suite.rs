@@ -19,7 +19,7 @@ pub(crate) struct Conformance {
     pub(crate) suites: Vec<Suite>,
 }
 
-/// What the programs run on: a column of the table.
+/// A target that programs run on: a column of the table.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Target {
@@ -41,7 +41,7 @@ pub(crate) struct Target {
     /// Words before each command. `{verbatim}` is the command line of this repository.
     #[serde(default)]
     pub(crate) wrap: Vec<String>,
-    /// What clients run on, where it is not what servers run on.
+    /// The clients' target, where it differs from the servers'.
     pub(crate) client: Option<Client>,
     /// Arguments of `cargo build` for what is run here.
     pub(crate) build: Option<String>,

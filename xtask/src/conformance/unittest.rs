@@ -1,10 +1,10 @@
-//! What Python's `unittest` prints with `-v`, from Python 3.11 on.
+//! The output of Python's `unittest` with `-v`, from Python 3.11 on.
 
 use std::collections::{HashMap, HashSet};
 
 use super::judge::Outcome;
 
-/// What a run has said.
+/// The results that a run has reported.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     /// Outcomes in the order in which they were printed; a whole class counts as a test

@@ -14,7 +14,7 @@ pub(super) struct Circle {
     pub(super) imports: Vec<Import>,
 }
 
-/// What one file takes from another.
+/// An import of one file from another.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Import {
     pub(super) from: PathBuf,

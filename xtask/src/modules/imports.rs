@@ -46,7 +46,7 @@ pub(super) fn between_files(tree: &Tree) -> Imports {
     imports
 }
 
-/// What a path leads to.
+/// The definition that a path leads to.
 #[derive(Debug, Clone)]
 enum Found {
     Item { file: usize, name: String },
@@ -55,8 +55,8 @@ enum Found {
 
 struct Resolver<'a> {
     tree: &'a Tree,
-    /// What names have been found to stand for. A name that is being looked up stands for nothing meanwhile, so that
-    /// imports which lead back to themselves come to an end.
+    /// Definitions of names that were looked up. A name in the middle of its look-up has none, so that circular imports
+    /// come to an end.
     known: RefCell<HashMap<(usize, String, bool), Option<Found>>>,
 }
 
@@ -109,7 +109,7 @@ impl Resolver<'_> {
         self.module(module).parent.unwrap_or(0)
     }
 
-    /// What `name` stands for in `module`: rather a module where a path goes on behind it.
+    /// The definition of `name` in `module`. A module is preferred where a path goes on behind the name.
     fn name(&self, module: usize, name: &str, goes_on: bool) -> Option<Found> {
         let key = (module, name.to_owned(), goes_on);
         if let Some(known) = self.known.borrow().get(&key) {

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// What is wrong with the dependencies of `needs` (a crate, and those that it needs), when the crates lie in `layers`,
-/// the lowest last: a crate may only need those of lower layers.
+/// Dependencies in `needs` (a crate, and the crates that it needs) that break the order of `layers`, the lowest last. A
+/// crate may only need those of lower layers.
 pub(super) fn faults(layers: &[Vec<String>], needs: &BTreeMap<&str, Vec<&str>>) -> Vec<String> {
     const LIST: &str = "workspace.metadata.layers in Cargo.toml";
     let mut faults = Vec::new();

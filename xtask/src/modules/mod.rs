@@ -79,7 +79,7 @@ enum Line<'a> {
     },
 }
 
-/// What the check has found.
+/// Findings of the check.
 #[derive(Debug, Default)]
 struct Findings {
     /// How many files were read.
@@ -224,7 +224,7 @@ fn print_circle(out: &mut impl Write, circle: &Circle, known: bool) -> Result<()
     Ok(())
 }
 
-/// What is too large, the largest first.
+/// Items that are too large, the largest first.
 fn table(sizes: &[Size]) -> Table {
     let mut sizes: Vec<&Size> = sizes.iter().collect();
     sizes.sort_by_key(|size| (size.function.is_some(), size.what, usize::MAX - size.count));

@@ -9,7 +9,7 @@ use syn::{Attribute, Item, Meta, Stmt, UseTree, Visibility};
 
 use super::cfg::is_for_tests;
 
-/// What the code of some items names.
+/// The names in the code of some items.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     pub(super) imports: Vec<Import>,
@@ -25,7 +25,7 @@ pub(super) struct Names {
 #[derive(Debug)]
 pub(super) struct Import {
     pub(super) path: Vec<String>,
-    /// What it is called here; none of all names (`*`).
+    /// The item's name here; none for an import of all names (`*`).
     pub(super) name: Option<String>,
     /// Others may import it from here.
     pub(super) reexport: bool,

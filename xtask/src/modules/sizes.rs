@@ -1,4 +1,4 @@
-//! What is longer than a reader likes.
+//! Functions and files that are longer than a reader likes.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ pub(super) struct Size {
     pub(super) limit: usize,
 }
 
-/// What is too large in `syntax`, the text of the file `path`. Functions of tests do not count.
+/// Items that are too large in `syntax`, the text of the file `path`. Functions of tests do not count.
 pub(super) fn too_large(path: &Path, syntax: &syn::File) -> Vec<Size> {
     let mut sizes = Sizes {
         path,

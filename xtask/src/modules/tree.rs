@@ -37,7 +37,7 @@ pub(super) struct Module {
     pub(super) calls: BTreeSet<String>,
 }
 
-/// What a name stands for in a module.
+/// The definition of a name in a module.
 #[derive(Debug)]
 pub(super) enum Definition {
     /// An item that is defined in this file.

@@ -1,4 +1,4 @@
-//! What the kernel of the virtual machine starts: busybox, the modules, a script and the job.
+//! The initramfs of the virtual machine: busybox, the modules, a script and the job.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;

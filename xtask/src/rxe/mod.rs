@@ -1,9 +1,9 @@
 //! `cargo xtask rxe`: a command in a virtual machine that has the kernel's Soft-RoCE.
 //!
-//! The machine is Debian's stock kernel under QEMU with software emulation, an initramfs of
-//! busybox and the modules, and the host's own file system with a writable layer over it that is
-//! gone with the machine. The command finds there an RDMA device `rxe0` on an Ethernet device with
-//! the address 192.0.2.1 (of the range for documentation, RFC 5737).
+//! The machine is Debian's stock kernel under QEMU with software emulation, and an initramfs of busybox and the
+//! modules. Its files are the host's, with a writable layer over them that is gone with the machine. The command finds
+//! there an RDMA device `rxe0` on an Ethernet device with the address 192.0.2.1 (of the range for documentation, RFC
+//! 5737).
 //!
 //! - [`kernel`]: the kernel and its modules, from the distribution's package;
 //! - [`initramfs`]: what the kernel starts;
@@ -58,7 +58,7 @@ The command runs as root, in the current folder and with this environment. It ma
 what it writes is gone when it ends. Its output and its exit status are passed through; its standard
 input is empty. Exit status 2 with a message when the machine does not start.";
 
-/// What the machine needs from the host's distribution.
+/// Packages of the host's distribution that the machine needs.
 pub(crate) const PACKAGES: &[Package] = &[
     packages::QEMU,
     packages::BUSYBOX_STATIC,

@@ -57,7 +57,7 @@ const QEMU_WORDS: &str = "qemu";
 /// The ports of the machine, in the order of their connections.
 const PORTS: [&str; 3] = ["control", "stdout", "stderr"];
 
-/// What the machine says on its control port.
+/// A message of the machine on its control port.
 #[derive(Debug, PartialEq, Eq)]
 enum Said {
     Ready,
@@ -212,7 +212,7 @@ fn copy(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
     }
 }
 
-/// What comes on the control port; the channel ends with the machine.
+/// Messages of the control port; the channel ends with the machine.
 fn listen(control: UnixStream) -> Receiver<Said> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {

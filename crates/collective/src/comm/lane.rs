@@ -15,7 +15,7 @@ pub(crate) struct Lane {
     pub(crate) room: usize,
 }
 
-/// What a failed completion says.
+/// The error of a failed completion.
 pub(super) fn failed(wc: FailedCompletion<'_>) -> Error {
     Error::Completion {
         qpn: wc.qp_num().0,

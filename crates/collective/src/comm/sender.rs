@@ -272,7 +272,7 @@ fn lane_and_group(wr_id: u64) -> (usize, u64) {
     (lane, wr_id & ((1 << GROUP_BITS) - 1))
 }
 
-/// What a lane carries of a send, and where to.
+/// The piece of a send that a lane carries, and its destination.
 fn piece(
     part: &Part<Option<MrSlice>>,
     lanes: usize,

@@ -33,7 +33,7 @@ pub(super) enum Incoming {
     Reduce(Range<usize>),
 }
 
-/// What a rank does in a collective.
+/// The steps of a rank in a collective.
 pub(super) struct Flow<'f> {
     /// Slices that are sent are here.
     pub(super) from: &'f MemoryRegion,

@@ -1,10 +1,10 @@
-//! What goes wrong in a handshake.
+//! Errors of a handshake.
 
 use std::fmt;
 
 use super::version::{MAGIC_BYTES, Version};
 
-/// What a peer said that the handshake does not have. It ends the connection.
+/// A violation of the handshake by the peer. It ends the connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {

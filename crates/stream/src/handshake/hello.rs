@@ -1,4 +1,4 @@
-//! What a side tells of itself.
+//! The hello of a side.
 
 use super::error::HandshakeError;
 
@@ -9,7 +9,7 @@ pub(crate) const MIN_QUEUE: u16 = 16;
 /// Queue pair numbers have 24 bits.
 const MAX_QPN: u32 = 0xff_ffff;
 
-/// What a side tells of itself: its queue pair, and what the peer may send.
+/// The hello of a side: its queue pair, and the messages that the peer may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
     /// Bytes that a message to this side holds at most; 1,024 at least.
@@ -59,7 +59,7 @@ impl Hello {
     }
 }
 
-/// What a hello came to.
+/// The result of reading a hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Said {
     /// The peer can use RDMA.

@@ -29,7 +29,7 @@ enum State {
     },
 }
 
-/// What a client said first.
+/// The first bytes of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     /// Something else: these bytes belong to the protocol that the client speaks over plain TCP.

@@ -1,5 +1,5 @@
-//! The commands of `docs/run-across-hosts.md` and of the README's section on hosts run as they stand there, and print what
-//! stands below them.
+//! The commands of guides that need several programs at once, and of the README's section on hosts, run as they stand
+//! there, and print the lines below them.
 //!
 //! The blocks of a section run one after the other on one [`Machine`]. A line that ends in `&`, or begins with `server$`, is a
 //! server: the next one waits until it listens. All must succeed. In what is expected, each line must come, in this order.
@@ -206,4 +206,14 @@ fn counters() {
 #[test]
 fn the_readme_has_two_hosts() {
     check("README.md", "Between hosts", 5);
+}
+
+#[test]
+fn a_program_without_hardware() {
+    check("docs/run-programs.md", "A server and a client", 2);
+}
+
+#[test]
+fn find_what_to_change() {
+    check("docs/find-what-to-change.md", "Record and ask", 3);
 }
