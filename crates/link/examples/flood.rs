@@ -1,6 +1,7 @@
 //! How many packets a second go from 127.0.20.1 to 127.0.20.2: `flood [PAYLOAD_BYTES [PACKETS_A_BATCH [SECONDS]]]`.
 //!
-//! Both sides poll. The receiver checks ICRCs. What its buffer has no room for is lost, and only what arrives counts.
+//! Both sides poll. The receiver checks ICRCs. Packets that its buffer has no room for are lost, and only packets that
+//! arrive count.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -1,9 +1,9 @@
-//! What an endpoint is made of.
+//! Configuration of an endpoint.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::path::PathBuf;
 
-/// What an endpoint is made of.
+/// Configuration of an endpoint.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Addresses of this host: those of the GID table.

@@ -151,8 +151,7 @@ impl Endpoint {
 
     /// Bytes of the largest IP packet that goes from `addresses` to their destination whole, as far as the host knows.
     ///
-    /// # Errors
-    /// What the system says: no route leads there.
+    /// # Errors The system's error if no route leads there.
     pub fn mtu_towards(&self, addresses: Addresses) -> io::Result<u32> {
         let socket = self.socket_of(addresses.src());
         let socket = socket.ok_or(io::ErrorKind::AddrNotAvailable)?;
@@ -183,7 +182,7 @@ impl Endpoint {
 
     /// The same, and gives each packet that the kernel has taken to `observe`, in the order of their way.
     ///
-    /// What processes at one address ask each other about the order of their sockets is no packet of a batch.
+    /// Questions between processes of one address about the order of their sockets are no packets of a batch.
     pub fn send_observed(&self, batch: &mut Batch, mut observe: impl FnMut(&Sent<'_>)) -> usize {
         self.send_all(batch, Some(&mut observe))
     }

@@ -1,7 +1,7 @@
 //! The groups of sockets that the processes of a fabric share, one an address.
 //!
-//! Each group has a file in the fabric's folder with its members in the order of the kernel. One lock guards the files of
-//! all groups. Whoever changes a file gives the kernel the program that fits.
+//! Each group has a file in the fabric's folder with its members in the order of the kernel. One lock guards the files
+//! of all groups. A process that changes a file gives the kernel the matching program.
 //!
 //! - A socket is bound, then the file is written. A process that dies in between leaves no socket.
 //! - A dead member is taken out by the next process that joins or that looks ([`Group::refresh`]). Until then packets
@@ -36,7 +36,7 @@ pub(crate) struct Group {
     own: Member,
 }
 
-/// What a group looks like after a change.
+/// The state of a group after a change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outcome {
     pub(crate) generation: u64,
@@ -115,7 +115,7 @@ impl Group {
         Ok(Some(outcome(&members, dead)))
     }
 
-    /// Who has the port of `address`. Nobody of the fabric takes it meanwhile.
+    /// The owner of the port of `address`. No process of the fabric takes the port meanwhile.
     pub(crate) fn port_state(&self, address: LocalAddress, config: &Config) -> PortState {
         let looked = self.lock().and_then(|lock| {
             let mut members = self.read(address.ip)?;
@@ -129,7 +129,7 @@ impl Group {
         }
     }
 
-    /// What the group looks like, as somebody sees it who doubts the order.
+    /// The state of the group for a process that doubts its order.
     pub(crate) fn doubt(&self, socket: &Socket) -> Result<Outcome, LinkError> {
         let _lock = self.lock()?;
         Ok(outcome(&self.read(socket.address.ip)?, 2))

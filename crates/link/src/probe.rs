@@ -1,4 +1,4 @@
-//! What an endpoint would get, without opening one: for those who ask whether packets can be sent.
+//! The features that an endpoint would get, without opening one. They tell whether packets can be sent.
 
 use std::os::fd::AsFd;
 
@@ -10,18 +10,18 @@ use crate::group::Group;
 use crate::socket::{Mode, PortState, Socket, port_state};
 use crate::sys::options::set_int;
 
-/// What an endpoint would get at an address.
+/// The features that an endpoint would get at an address.
 #[derive(Debug)]
 pub struct Probe {
     /// The address.
     pub address: LocalAddress,
     /// Who has the port.
     pub port: PortState,
-    /// What the kernel gives for sockets there; `None` where it gives none.
+    /// Features of sockets there; `None` where the kernel gives none.
     pub socket: Option<SocketFeatures>,
 }
 
-/// What the kernel gives for a socket.
+/// Features that the kernel gives a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketFeatures {
     /// Bytes of the receive buffer, of those that were asked for.
@@ -58,7 +58,7 @@ pub fn probe(config: &Config) -> Result<Vec<Probe>, LinkError> {
     Ok(config.addresses.iter().map(of_address).collect())
 }
 
-/// What the kernel gives for a socket at `address`, at any port.
+/// Features of a socket at `address`, at any port.
 fn features(address: LocalAddress, config: &Config) -> Option<SocketFeatures> {
     let any_port = Config {
         port: 0,

@@ -1,4 +1,4 @@
-//! What an endpoint does about the other processes of its fabric.
+//! Cooperation of an endpoint with the other processes of its fabric.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -35,7 +35,7 @@ pub(crate) struct Socket {
     pub(crate) unsegmented: AtomicBool,
 }
 
-/// Who has the port of an address.
+/// The owner of the port of an address.
 #[derive(Debug)]
 pub enum PortState {
     /// Nobody.
@@ -46,7 +46,7 @@ pub enum PortState {
     Unavailable(LinkError),
 }
 
-/// Who has the port of an address that no process of the fabric has.
+/// The owner of the port of an address that no process of the fabric has.
 pub(crate) fn port_state(address: LocalAddress, config: &Config) -> PortState {
     match Socket::open(address, config, Mode::Alone) {
         Ok(_) => PortState::Free,

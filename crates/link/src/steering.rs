@@ -1,8 +1,9 @@
 //! The program by which the kernel chooses the process that gets a packet.
 //!
 //! Sockets of several processes with one address and port are a group (`SO_REUSEPORT`). A classic BPF program, which
-//! needs no privilege, reads the destination QPN of each packet and returns the place of a socket in the group: that of
-//! the process whose slot is in the QPN. What is for nobody goes to place 0, and so does QPN 1, the GSI.
+//! needs no privilege, reads the destination QPN of each packet and returns the place of a socket in the group. The
+//! socket is that of the process whose slot is in the QPN. Packets without an owner go to place 0, and so does QPN 1,
+//! the GSI.
 
 use libc::{
     BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD, BPF_MISC,
@@ -11,8 +12,8 @@ use libc::{
 
 use crate::SLOT_SHIFT;
 
-/// QPNs from here to the end of slot 0, which no process has, are probes: the kernel gives one to the place in the group
-/// that its lower bits say, so that a process learns its place.
+/// QPNs from here to the end of slot 0, which no process has, are probes. The kernel gives one to the place in the
+/// group that its lower bits say, so that a process learns its place.
 pub(crate) const PROBE_QPN: u32 = 1 << 13;
 
 /// Slots that are compared one after the other; more are halved first.

@@ -32,7 +32,7 @@ fn packet(number: u32, len: usize) -> Vec<u8> {
     packet
 }
 
-/// What came: the packet without ICRC, the identification that its ICRC says, traffic class, hop limit.
+/// A received packet: the packet without ICRC, the identification that its ICRC says, traffic class, hop limit.
 type Arrival = (Vec<u8>, Option<u16>, u8, Option<u8>);
 
 /// Receives until `count` packets are there.

@@ -1,8 +1,8 @@
-//! What an RDMA NIC decides, apart from how it does it.
+//! The decisions of an RDMA NIC, without their execution.
 //!
-//! Everything here is a function of its arguments. There is no clock, thread, atomic, system call or C type, so the
-//! decisions of a NIC can be tested by table and by property, run under miri, and be used by a NIC in simulated time.
-//! A decision that depends on time takes `now`.
+//! Everything here is a function of its arguments. There is no clock, thread, atomic, system call or C type. So the
+//! decisions of a NIC can be tested by table and by property, run under miri, and be used by a NIC in simulated time. A
+//! decision that depends on time takes `now`.
 //!
 //! - [`flows`]: which queue pairs get a packet.
 //! - [`qp_state`]: the states of a queue pair, and which modifications are legal.

@@ -1,8 +1,8 @@
 //! The state machine of a queue pair, as data.
 //!
-//! Which `ibv_modify_qp` calls are legal: IBTA vol. 1, 10.3.1 (states) and 11.2.5.2 (attributes of each
-//! transition), `ibv_modify_qp(3)`, and where these leave room, what Linux accepts (`ib_modify_qp_is_ok`),
-//! because that is what programs were tested on.
+//! Legal calls of `ibv_modify_qp`. Sources: IBTA vol. 1, 10.3.1 (states) and 11.2.5.2 (attributes of each transition),
+//! and `ibv_modify_qp(3)`. Where these leave room, Linux decides (`ib_modify_qp_is_ok`), because programs were tested
+//! on it.
 //!
 //! Nothing here changes a queue pair: [`check_transition`] says what a call would do, or why it is refused.
 //! "If any of the modify attributes or the modify mask are invalid, none of the attributes will be

@@ -40,8 +40,9 @@ pub fn answer_patience_ns(timeout: u8, retry_cnt: u8) -> Option<u64> {
 /// How long a reliable requester with `rnr_retry` waits for a receive WR; `None`: for ever. `timer` is the responder's RNR
 /// NAK timer, coded.
 ///
-/// A requester that asks for no retry is given the time of one. On a wire, the answer to a program's message takes longer
-/// than the program needs for its next RECV, and some (fio) rely on that; a NIC in memory sees the answer at once.
+/// A requester that asks for no retry is given the time of one. On a wire, the answer to a program's message takes
+/// longer than the program needs for its next RECV, and some (fio) rely on that. A NIC in memory sees the answer at
+/// once.
 #[must_use]
 pub fn rnr_patience_ns(rnr_retry: u32, timer: u8) -> Option<u64> {
     (rnr_retry < RNR_RETRY_FOREVER).then(|| u64::from(rnr_retry.max(1)) * rnr_timer_ns(timer))

@@ -1,7 +1,7 @@
 //! May a work request touch these bytes? The one place where that is decided.
 //!
-//! Local buffers (SGEs with an L_Key, SEND placement) and remote memory (an R_Key: WRITE, READ, atomics, FLUSH) pass the
-//! same four conditions, which are those of IBTA vol. 1, 10.6.3 and 10.7.2:
+//! Local buffers (SGEs with an L_Key, SEND placement) and remote memory (an R_Key: WRITE, READ, atomics, FLUSH) pass
+//! the same four conditions. They are those of IBTA vol. 1, 10.6.3 and 10.7.2:
 //!
 //! 1. the queue pair that executes a remote request allows the access ([`Denied::QueuePairAccess`]),
 //! 2. the memory region or window allows it ([`Denied::RegionAccess`]),
@@ -37,7 +37,7 @@ pub mod flag {
     pub const FLUSH_PERSISTENT: u32 = 1 << 9;
 }
 
-/// What a work request does to memory.
+/// The kind of access of a work request to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reads a local buffer: the payload of SEND and WRITE. Every region allows it.
@@ -101,7 +101,7 @@ impl Owner {
     /// Numbers of protection domains are 1 and more, and less than this.
     pub const MAX_DOMAIN: u32 = 1 << 30;
 
-    /// What a queue pair says that is in no protection domain (an XRC target): no region and no window has it.
+    /// The domain of a queue pair that is in no protection domain (an XRC target). No region and no window has it.
     pub const NO_DOMAIN: u32 = u32::MAX;
 
     const WHOLE_SPACE: u32 = 1 << 30;
@@ -193,11 +193,11 @@ impl Owner {
 /// A registered memory region or a bound window, as far as rights depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// What work requests call its first byte.
+    /// The address by which work requests name its first byte.
     pub start: u64,
     /// Its length in bytes.
     pub len: u64,
-    /// What it allows: bits of [`flag`], among others that mean nothing here.
+    /// The access that it allows: bits of [`flag`], among others that mean nothing here.
     pub access: u32,
     /// Whom it belongs to.
     pub owner: Owner,
@@ -217,7 +217,7 @@ pub struct QueuePair {
 }
 
 impl QueuePair {
-    /// Whoever uses SGEs of protection domain `domain`.
+    /// A user of SGEs of protection domain `domain`.
     #[inline(always)]
     #[must_use]
     pub const fn local(domain: u32) -> Self {

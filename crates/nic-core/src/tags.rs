@@ -1,10 +1,10 @@
 //! Tag matching: which entry of a list a message is for (`ibv_post_srq_ops(3)`).
 //!
-//! A message to a shared receive queue of this kind begins with a tag matching header. What matches an entry of the list
-//! goes there, without the header; what matches none is unexpected and goes, with it, into the oldest receive WR. A
-//! rendezvous message only says where the payload is: it is READ, and a message of the kind FIN tells the sender. If the entry
-//! has no room for it the program goes on with the rendezvous itself (`Documentation/tag_matching.md` of rdma-core, "TM
-//! completion processing").
+//! A message to a shared receive queue of this kind begins with a tag matching header. A message that matches an entry
+//! of the list goes there, without the header. A message that matches none is unexpected and goes, with the header,
+//! into the oldest receive WR. A rendezvous message only says where the payload is. The payload is READ, and a message
+//! of the kind FIN tells the sender. If the entry has no room for it, the program continues the rendezvous itself
+//! (`Documentation/tag_matching.md` of rdma-core, "TM completion processing").
 
 /// A tag matching header (`struct ibv_tmh` of `infiniband/tm_types.h`): the operation, 3 bytes that are reserved, 4 of the
 /// application's, and the tag, in network byte order.
@@ -41,7 +41,7 @@ pub struct Entry<B> {
     tag: u64,
     mask: u64,
     active: bool,
-    /// What its completion is named by.
+    /// The `wr_id` of its completion.
     pub wr_id: u64,
     /// Where its message goes.
     pub buffer: B,
@@ -52,7 +52,7 @@ pub struct Entry<B> {
 #[error("the tag matching list is full: remove an entry, or let a message match one")]
 pub struct ListFull;
 
-/// What a rendezvous header says of the payload.
+/// The payload that a rendezvous header describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemotePayload {
     /// Its first byte in the sender's memory.
@@ -63,7 +63,7 @@ pub struct RemotePayload {
     pub len: u32,
 }
 
-/// What becomes of a message.
+/// The decision about a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// It has no tag: it goes into a receive WR.
@@ -81,16 +81,16 @@ pub struct Match {
     pub at: usize,
     /// The tag of the message.
     pub tag: u64,
-    /// What the sending application has put into the header.
+    /// The sending application's field of the header.
     pub app: u32,
-    /// What is done with it.
+    /// The delivery of the message.
     pub then: Delivery,
 }
 
-/// What is done with a message that is for an entry.
+/// The delivery of a message that is for an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// What is behind the header goes into the entry's buffer.
+    /// The bytes behind the header go into the entry's buffer.
     Eager,
     /// The payload is READ into the entry's buffer.
     Rendezvous(RemotePayload),
@@ -182,7 +182,7 @@ impl<B> TagList<B> {
         self.unexpected = self.unexpected.wrapping_add(1);
     }
 
-    /// What becomes of a message that begins with `head`: at least [`MAX_HEADER_BYTES`] of it, or all. `room` says how
+    /// Decides about a message that begins with `head`: at least [`MAX_HEADER_BYTES`] of it, or all. `room` says how
     /// many bytes a buffer has.
     pub fn decide(&self, head: &[u8], room: impl FnOnce(&B) -> u64) -> Decision {
         let needed = match head.first() {

@@ -4,17 +4,17 @@
 //! peer needs. Giving it up costs little where the others do the same. It costs a whole time slice of the scheduler where
 //! somebody computes, and nothing is gained where the core is free. Which of these it is shows in how long a yield takes.
 
-/// What a thread knows of its yields. Times are in nanoseconds.
+/// A thread's experience with its yields. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Yielding {
     spin_ns: u64,
 }
 
-/// The shortest spin, longer than the round trip of a message: threads that wait for each other on different cores should
-/// meet there for a while, and not miss each other by a yield each time.
+/// The shortest spin, longer than the round trip of a message. Threads that wait for each other on different cores
+/// should meet there for a while, and not miss each other by a yield each time.
 const SHORTEST_SPIN_NS: u64 = 4_000;
 
-/// Polls in vain before the first yield. What comes on an idle machine comes sooner.
+/// Polls in vain before the first yield. On an idle machine, completions come sooner.
 const FIRST_SPIN_NS: u64 = 50_000;
 
 /// The longest while yields find the core free: so long a newcomer on this core may have to wait.

@@ -11,8 +11,7 @@ use crate::{
     UdPortConfig,
 };
 
-/// What it needs of a device; [completion events](Capability::CompletionEvents) besides, if the port has a
-/// channel.
+/// Capabilities that it needs; [completion events](Capability::CompletionEvents) besides, if the port has a channel.
 pub const NEEDS: &[Capability] = &[Capability::Ud, Capability::Immediates];
 
 /// A server's worker: takes what came, has it handled, answers with one doorbell.
@@ -218,7 +217,7 @@ impl Client {
         })
     }
 
-    /// What the server needs to answer.
+    /// The endpoint that the server needs to answer.
     pub fn endpoint(&self) -> QpEndpoint {
         self.port.endpoint()
     }

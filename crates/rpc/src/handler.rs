@@ -1,13 +1,13 @@
-//! What a server does with requests, and the way back to clients.
+//! Handlers of a server's requests, and the way back to clients.
 
 use verbs::{HeaderOnly, Inline, Postlist, Ud, UdDestination};
 
 use crate::error::{MAX_BATCH, RpcError};
 use crate::port::UdPort;
 
-/// What a server does with requests.
+/// The handler of a server's requests.
 pub trait Handler {
-    /// What [`begin`](Self::begin) prepares for a batch.
+    /// The state that [`begin`](Self::begin) prepares for a batch.
     type Batch;
 
     /// How often [`look`](Self::look) is called for each request of a batch of several.
@@ -16,8 +16,8 @@ pub trait Handler {
     /// A batch of `requests` requests is about to be handled.
     fn begin(&mut self, requests: usize) -> Self::Batch;
 
-    /// Looks ahead: in round 0, then 1, up to [`LOOKS`](Self::LOOKS), all requests of the batch come by here before
-    /// the first is handled, so that a handler can prefetch what they need. Not called for a batch of one.
+    /// Looks ahead. In round 0, then 1, up to [`LOOKS`](Self::LOOKS), it is called for all requests of the batch before
+    /// the first is handled. So a handler can prefetch their data. Not called for a batch of one.
     #[inline]
     fn look(&mut self, batch: &mut Self::Batch, round: usize, request: Request<'_>) {
         let _ = (batch, round, request);

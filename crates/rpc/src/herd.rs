@@ -26,5 +26,5 @@ pub use client::{Client, PreparedClient};
 pub use layout::{Layout, region_of};
 pub use server::{Connected, Doorbells, Server, connect_client};
 
-/// What it needs of a device.
+/// Capabilities that HERD needs of a device.
 pub const NEEDS: &[Capability] = &[Capability::Uc, Capability::Ud, Capability::Immediates];

@@ -6,10 +6,9 @@
 //! - [`one_sided`]: no calls: READs, WRITEs and atomics on the server's memory, without the server's processor. [`Loopback`] is
 //!   for a server that competes with its clients for locks.
 //!
-//! The first two serve a [`Handler`]: it hears how many requests a batch has before it answers them, so that
-//! it can do shared work once a batch, and the answers of a batch leave with one doorbell. None knows what is
-//! called nor which NIC runs it; how endpoints reach the other side is the caller's affair, for which the
-//! crate `service` may serve.
+//! The first two serve a [`Handler`]. It learns the number of requests of a batch before it answers them, so that it
+//! can do shared work once a batch. The answers of a batch leave with one doorbell. None depends on the called
+//! functions or on the NIC. The caller exchanges endpoints, for example by the crate `service`.
 //!
 //! [`herd`] and [`datagram`] say in `NEEDS` what they need of a device. Payload that a device does not take
 //! inline leaves from registered memory.

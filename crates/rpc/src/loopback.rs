@@ -9,13 +9,13 @@ use crate::RpcError;
 
 /// A queue pair that is connected to itself, through which a server locks words of its own memory as its clients do.
 ///
-/// What a processor does atomically need not be atomic with what a NIC does (`IBV_ATOMIC_HCA` in `ibv_query_device(3)`). So a
-/// server that competes with its clients for a lock goes through the NIC.
+/// A processor's atomics need not be atomic with a NIC's (`IBV_ATOMIC_HCA` in `ibv_query_device(3)`). So a server that
+/// competes with its clients for a lock goes through the NIC.
 #[derive(Debug)]
 pub struct Loopback {
     qp: QueuePair<Rc>,
     cq: CompletionQueue,
-    /// What the word was before.
+    /// The former value of the word.
     result: MemoryRegion,
 }
 

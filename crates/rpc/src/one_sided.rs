@@ -61,7 +61,7 @@ impl Prepared {
         })
     }
 
-    /// What the server connects its queue pair to.
+    /// The endpoint that the server connects its queue pair to.
     pub fn endpoint(&self) -> QpEndpoint {
         self.qp.endpoint()
     }
@@ -113,7 +113,7 @@ pub struct OneSided {
 #[derive(Debug)]
 struct Scratch {
     completions: WcBuffer<64>,
-    /// What was READ, copied out of the NIC's reach.
+    /// The bytes that were READ, copied out of the NIC's reach.
     bytes: Vec<u8>,
 }
 
@@ -202,8 +202,8 @@ impl OneSided {
         Ok(())
     }
 
-    /// Prepares a compare-and-swap of `word`, if it is `from`, to `to`. What it was before goes to the slot's buffer, 8 bytes.
-    /// The completion of a `signaled` one covers all work requests that were prepared before it.
+    /// Prepares a compare-and-swap of `word`, if it is `from`, to `to`. Its former value goes to the slot's buffer, 8
+    /// bytes. The completion of a `signaled` one covers all work requests that were prepared before it.
     ///
     /// # Errors
     /// When `word` is `None` (outside of the server's memory), or the buffer is too short.
@@ -312,13 +312,13 @@ impl OneSided {
     }
 }
 
-/// What a system does over a queue, slot by slot.
+/// The steps of a system over a queue, slot by slot.
 pub trait Steps {
-    /// What the caller keeps of the request in a slot.
+    /// The caller's state of the request in a slot.
     type Pending;
     /// What the caller counts.
     type Stats;
-    /// What a request comes to. It may borrow what was READ.
+    /// The result of a request. It may borrow the bytes that were READ.
     type Done<'b>;
 
     /// The queue.

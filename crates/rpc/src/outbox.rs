@@ -7,11 +7,11 @@ use crate::error::{MAX_LIST, RpcError};
 
 /// The payload of the messages of one queue pair.
 ///
-/// Messages are numbered from 0 on, in the order in which they are posted. A message that does not fit
-/// inline gets the slot of its number in a ring, and the bytes there belong to the NIC until the message
-/// is complete. The ring has [`MAX_LIST`] slots more than the send queue, so that a list can be built
-/// while the queue is full: a message that is being built is at most `MAX_LIST - 1` above the number of
-/// those posted, and of these all but the last `send_depth` are complete.
+/// Messages are numbered from 0 on, in the order in which they are posted. A message that does not fit inline gets the
+/// slot of its number in a ring, and the bytes there belong to the NIC until the message is complete. The ring has
+/// [`MAX_LIST`] slots more than the send queue, so that a list can be built while the queue is full. A message that is
+/// being built is at most `MAX_LIST - 1` above the number of those posted. Of these all but the last `send_depth` are
+/// complete.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     inline: usize,

@@ -47,7 +47,7 @@ impl Default for UdPortConfig {
 /// A UD queue pair whose RECVs are posted again as they complete, and whose SENDs are signaled just often
 /// enough to know when there is room for more.
 ///
-/// What polling needs comes first: hundreds of them are in no cache of the processor.
+/// Fields for polling come first. The processor's caches do not hold hundreds of ports.
 #[derive(Debug)]
 #[repr(C)]
 pub struct UdPort {
@@ -188,7 +188,7 @@ impl UdPort {
         })
     }
 
-    /// What the other side needs to send here.
+    /// The endpoint that the other side needs to send here.
     pub fn endpoint(&self) -> QpEndpoint {
         self.qp.endpoint()
     }

@@ -25,7 +25,7 @@ const CALLS_BEFORE: u32 = 3;
 /// Calls after which it does not wait for the peer any more.
 const CALLS_WAITING: u32 = 512;
 
-/// What this process knows of a connection.
+/// The state of a connection in this process.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Phase {
@@ -404,7 +404,7 @@ impl Conn {
         self.is_plain().then_some(call)
     }
 
-    /// Goes back to TCP, in both directions. What was sent by RDMA is received before what comes by TCP.
+    /// Goes back to TCP, in both directions. Bytes sent by RDMA are received before bytes sent by TCP.
     pub(crate) fn demote(&self, fd: i32, reason: Reason) {
         let mut setup = lock(&self.setup);
         match self.phase() {

@@ -28,7 +28,7 @@ const ENDED: u32 = (EPOLLERR | EPOLLHUP | EPOLLRDHUP).cast_unsigned();
 /// While connections are ready, the kernel is asked about the rest every so many calls.
 const KERNEL_EVERY: u32 = 16;
 
-/// What an epoll instance watches of ours.
+/// The RDMA connections that an epoll instance watches.
 #[derive(Default)]
 pub(crate) struct Epoll {
     refs: AtomicU32,
@@ -52,7 +52,7 @@ struct Watch {
     generation: u32,
     events: u32,
     data: u64,
-    /// What the kernel was told to watch.
+    /// The events that the kernel was told to watch.
     kernel: u32,
     /// A one-shot watch that has reported.
     is_done: bool,
@@ -419,7 +419,7 @@ impl Watch {
         self.conn.generation() != self.generation || self.conn.refs().load(Ordering::Relaxed) == 0
     }
 
-    /// What the kernel is to watch: room is none of its business while data goes by RDMA.
+    /// The events that the kernel is to watch. It does not watch for room while data goes by RDMA.
     fn wanted(&self) -> u32 {
         if self.is_done {
             return ONESHOT;

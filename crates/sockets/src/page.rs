@@ -241,7 +241,7 @@ fn hold(lock: &AtomicU64) -> Held<'_> {
     Held(lock)
 }
 
-/// Waits for a lock; takes it from a process that was killed while it held it. Whoever holds it is between two system
+/// Waits for a lock; takes it from a process that was killed while it held it. A live holder is between two system
 /// calls.
 #[cold]
 fn hold_slowly(lock: &AtomicU64, me: u64) {

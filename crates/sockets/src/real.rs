@@ -20,7 +20,7 @@ fn find(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     found
 }
 
-/// What a function returns that the C library does not have.
+/// The error value of a function that the C library does not have.
 trait Failure {
     const FAILED: Self;
 }

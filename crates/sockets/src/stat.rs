@@ -1,4 +1,4 @@
-//! What is known of the connections of all processes: the pages of both ends.
+//! Statistics of the connections of all processes, from the pages of both ends.
 
 use std::io;
 use std::path::PathBuf;

@@ -21,7 +21,7 @@ const NAP_MS: u64 = 10;
 /// Sends without progress of the receiver after which the kernel is asked whether it is there still.
 const ASK_KERNEL_AFTER: u32 = 16;
 
-/// What came of an attempt to send.
+/// The result of an attempt to send.
 enum Sent<'c> {
     Bytes(usize),
     /// The direction is on TCP, and stays there for as long as the call is counted.
@@ -29,7 +29,7 @@ enum Sent<'c> {
     Full,
 }
 
-/// What came of an attempt to receive.
+/// The result of an attempt to receive.
 enum Got {
     Bytes(usize),
     End,
@@ -41,12 +41,12 @@ enum Got {
     Retry,
 }
 
-/// What is ready on a connection that is not plain.
+/// Readiness of a connection that is not plain TCP.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Readiness {
     pub(crate) readable: bool,
     pub(crate) writable: bool,
-    /// What came by RDMA so far: a new edge when it has grown.
+    /// Bytes received by RDMA so far: a new edge when it has grown.
     pub(crate) tail: u64,
     /// Only the kernel knows whether there is something to read, or room.
     pub(crate) ask_kernel_in: bool,
@@ -530,7 +530,7 @@ impl Conn {
         real::set_errno(before);
     }
 
-    /// What is ready; without a system call.
+    /// Readiness of the connection; without a system call.
     pub(crate) fn readiness(&self) -> Readiness {
         let mut is = Readiness::default();
         {

@@ -1,4 +1,4 @@
-//! What each descriptor of the process is.
+//! The table of the process's descriptors.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -81,7 +81,7 @@ fn entry(value: u32) -> Option<Entry> {
     }
 }
 
-/// What a descriptor is, if it is anything of ours.
+/// The connection or epoll instance of a descriptor; `None` for other descriptors.
 pub(crate) fn find(fd: i32) -> Option<Entry> {
     entry(slot(fd)?.load(Ordering::Acquire))
 }

@@ -449,7 +449,7 @@ impl PushSome for link::Batch {
     }
 }
 
-/// What both sides tell each other: `struct side` of wire_verbs.c.
+/// Exchanges the data of both sides: `struct side` of wire_verbs.c.
 fn exchange(tcp: &mut TcpStream, own: Ipv4Addr) -> Outcome<(u64, u32, u32, u32)> {
     let mut mine = Vec::new();
     mine.extend(BASE.to_le_bytes());

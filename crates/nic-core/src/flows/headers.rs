@@ -182,8 +182,8 @@ impl Headers {
         sum.add_2bytes([a, b]).add_2bytes([c, d]).add_slice(segment)
     }
 
-    /// Are the checksums of an IPv4 header and of the TCP or UDP header behind it right? What mlx5 devices report as
-    /// `IBV_WC_IP_CSUM_OK`.
+    /// Whether the checksums of an IPv4 header and of the TCP or UDP header behind it are right. The devices of mlx5
+    /// report this as `IBV_WC_IP_CSUM_OK`.
     #[must_use]
     pub fn checksums_are_right(&self, frame: &[u8]) -> bool {
         let (Some(ip), Some(transport)) = (&self.ipv4, &self.transport) else {

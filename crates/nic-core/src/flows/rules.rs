@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::headers::{HEADER_BYTES, Headers};
 
-/// What packets of a flow look like.
+/// The packets of a flow, as a value and a mask.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
     /// Layers that a packet must have: bits of [`layer`](super::layer).
@@ -102,8 +102,8 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// What rules are sorted by for [`Trap::takes`]: sniffers, flows with specifications by priority, where those that
-    /// drop come first, and defaults.
+    /// The key by which rules are sorted for [`Trap::takes`]: sniffers, flows with specifications by priority, where
+    /// those that drop come first, and defaults.
     #[must_use]
     pub const fn order(&self) -> (u8, u16, bool) {
         match self.kind {
@@ -114,10 +114,10 @@ impl Rule {
     }
 }
 
-/// What has become of a packet so far, while it is tried against the rules in their [order](Rule::order).
+/// The state of a packet while it is tried against the rules in their [order](Rule::order).
 ///
-/// Of the flows with specifications those get it that match and have the best priority; without such a flow, those with
-/// a default flow; and in any case those that sniff.
+/// Matching flows with specifications get it if they have the best priority. Without such a flow, those with a default
+/// flow get it. Sniffers get it in any case.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Trap {
     /// The priority of the flows that have trapped it, and whether they drop it.

@@ -8,7 +8,7 @@ pub const IBV_QP_STATE: i32 = 1 << 0;
 pub const IBV_QP_CUR_STATE: i32 = 1 << 1;
 /// Whether to raise an event when the send queue is drained: `IBV_QP_EN_SQD_ASYNC_NOTIFY`.
 pub const IBV_QP_EN_SQD_ASYNC_NOTIFY: i32 = 1 << 2;
-/// What requesters may do: `IBV_QP_ACCESS_FLAGS`.
+/// Access rights of requesters: `IBV_QP_ACCESS_FLAGS`.
 pub const IBV_QP_ACCESS_FLAGS: i32 = 1 << 3;
 /// Place in the table of P_Keys: `IBV_QP_PKEY_INDEX`.
 pub const IBV_QP_PKEY_INDEX: i32 = 1 << 4;

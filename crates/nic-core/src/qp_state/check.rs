@@ -103,7 +103,7 @@ fn next_states(qp_type: QpType, from: QpState) -> String {
     next.join(", ")
 }
 
-/// What is wrong with a mask, for an error message.
+/// The error in a mask, in words for a message.
 fn wrong_attrs(missing: AttrMask, not_allowed: AttrMask) -> String {
     let mut parts = Vec::new();
     if !missing.is_empty() {

@@ -3,7 +3,7 @@
 use super::attributes::*;
 use super::codes::{QpState, QpType};
 
-/// What a transition takes, apart from `IBV_QP_STATE`.
+/// The attributes of a transition, apart from `IBV_QP_STATE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransitionAttrs {
     /// Bits that must be set.
@@ -27,13 +27,13 @@ struct Transition {
 
 /// Alternate path and migration, which travel together on the connected transports.
 const MIGRATION: i32 = IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
-/// What names the port and its access rights, on the connected transports.
+/// Attributes of the port and its access rights, on the connected transports.
 pub(super) const CONNECTED_PORT: i32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
 /// The same for UD, which has a Q_Key and no remote access.
 const DATAGRAM_PORT: i32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
-/// What a connected QP must know of its peer to receive.
+/// Attributes of its peer that a connected QP needs to receive.
 const PEER: i32 = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-/// What may change on the way into RTS, and in it.
+/// Attributes that may change on the way into RTS, and in it.
 const UC_TO_RTS: i32 = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | MIGRATION;
 const RC_TO_RTS: i32 = UC_TO_RTS | IBV_QP_MIN_RNR_TIMER;
 const UD_TO_RTS: i32 = IBV_QP_CUR_STATE | IBV_QP_QKEY;
@@ -147,7 +147,7 @@ fn without((required, optional): Attrs, bits: i32) -> Attrs {
     (required & !bits, optional & !bits)
 }
 
-/// What the transition from `from` to `to` takes; `None` if there is no such transition.
+/// The attributes of the transition from `from` to `to`; `None` if there is no such transition.
 #[must_use]
 pub fn transition_attrs(qp_type: QpType, from: QpState, to: QpState) -> Option<TransitionAttrs> {
     let (required, optional) = match (from, to) {

@@ -240,7 +240,7 @@ proptest! {
         prop_assert_eq!(got.map(|p| (p.offset(), p.len())), expected);
     }
 
-    /// What is permitted is what all conditions together say.
+    /// An access is permitted if and only if all conditions hold.
     #[test]
     fn permitted_is_what_every_condition_allows(
         region_access in any::<u32>(),

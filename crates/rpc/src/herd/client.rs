@@ -105,7 +105,8 @@ impl PreparedClient {
 
 /// A client: WRITEs requests in postlists, takes answers.
 ///
-/// What taking answers needs comes first, then what sending needs: hundreds of them are in no cache of the processor.
+/// Fields for taking answers come first, then fields for sending. The processor's caches do not hold hundreds of
+/// clients.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Client {

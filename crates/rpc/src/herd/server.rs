@@ -43,7 +43,7 @@ struct Peer {
     to: UdDestination,
 }
 
-/// What a look at a client takes.
+/// The fields that a look at a client reads.
 #[derive(Debug, Clone, Copy)]
 struct Look {
     client: u32,
@@ -283,7 +283,7 @@ impl Server {
 /// A server's end of a client's connection.
 #[derive(Debug)]
 pub struct Connected {
-    /// What the client connects to.
+    /// The endpoint that the client connects to.
     pub endpoint: QpEndpoint,
     /// The UC queue pair that the client WRITEs through; it only has to exist.
     pub qp: QueuePair<Uc>,
