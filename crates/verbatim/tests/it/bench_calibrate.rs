@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::common::run;
+use crate::common::{run, run_the_guide};
 
 #[track_caller]
 fn text(args: &[&str]) -> String {
@@ -119,4 +119,10 @@ fn what_cannot_be_is_refused() {
         assert_eq!(out.status.code(), Some(2), "{message}");
         assert!(message.contains(why), "{message}");
     }
+}
+
+#[test]
+fn the_commands_of_the_guide_run() {
+    let folder = tempfile::tempdir().expect("a folder");
+    assert_eq!(run_the_guide("nic-profile.md", folder.path()), 3);
 }
