@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-/// What a rule does where it strikes.
+/// The action of a rule that applies.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Action {
     /// Something happens to a packet.
@@ -19,7 +19,7 @@ pub enum Action {
     Incident(Incident),
 }
 
-/// What happens to a packet.
+/// An action on a packet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PacketAction {
     /// It is lost.
@@ -52,7 +52,7 @@ pub struct Partition {
 /// How long a packet waits for a limited rate at most.
 pub(crate) const QUEUE_NS: u64 = 100_000_000;
 
-/// What happens to the device or the process.
+/// An action on the device or the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Incident {
     /// This `ibv_event_type` is raised.

@@ -1,4 +1,4 @@
-//! What is wrong with a plan.
+//! Errors of a plan.
 
 use crate::verdict::MAX_RULES;
 
@@ -19,7 +19,7 @@ pub enum PlanError {
         number: usize,
         /// The rule as it was given.
         text: String,
-        /// What is wrong, and what is possible.
+        /// The error, and the possible values.
         reason: String,
     },
     /// The text is not TOML of the form of a plan.

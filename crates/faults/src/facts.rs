@@ -1,4 +1,4 @@
-//! What an injector is told.
+//! The facts of an occurrence, which an injector decides about.
 
 use std::net::IpAddr;
 

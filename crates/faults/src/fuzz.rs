@@ -1,4 +1,4 @@
-//! What the fuzz target of this crate runs, and the replay of its corpus.
+//! The fuzz target of this crate, and the replay of its corpus.
 
 use std::net::{IpAddr, Ipv4Addr};
 

@@ -1,4 +1,4 @@
-//! Who is asked what goes wrong now.
+//! The injector: it decides which rule applies to an occurrence.
 
 use crate::action::{Action, Incident};
 use crate::facts::{CompletionFacts, PacketFacts, QueuePair, VerbFacts, WorkFacts};
@@ -41,7 +41,7 @@ impl Injector {
         self.states.iter().map(|state| &state.rule)
     }
 
-    /// What each rule has seen and done, in the order of the plan.
+    /// Counts of each rule, in the order of the plan.
     pub fn counts(&self) -> impl ExactSizeIterator<Item = Counts> + '_ {
         self.states.iter().map(|state| Counts {
             matched: state.matched,
@@ -49,7 +49,7 @@ impl Injector {
         })
     }
 
-    /// What becomes of a packet that leaves or arrives.
+    /// Decides about a packet that leaves or arrives.
     pub fn packet(&mut self, now_ns: u64, facts: &PacketFacts) -> Fate {
         let mut fate = Fate::default();
         for (index, state) in self.states.iter_mut().enumerate() {
@@ -59,7 +59,7 @@ impl Injector {
         fate
     }
 
-    /// What becomes of a call of a verb.
+    /// Decides about a call of a verb.
     pub fn verb(&mut self, now_ns: u64, facts: &VerbFacts) -> VerbVerdict {
         let mut verdict = VerbVerdict::default();
         let stream = of_text(facts.name) ^ u64::from(facts.queue_pair.number);
@@ -85,7 +85,7 @@ impl Injector {
         verdict
     }
 
-    /// What becomes of a work request that is posted.
+    /// Decides about a work request that is posted.
     pub fn work_request(&mut self, now_ns: u64, facts: &WorkFacts) -> WorkVerdict {
         let mut verdict = WorkVerdict::default();
         for (index, state) in self.states.iter_mut().enumerate() {
@@ -144,7 +144,7 @@ impl Injector {
         first.into_iter().chain(up).min()
     }
 
-    /// What happens by now because its time has come, each once.
+    /// Incidents that are due by now, each once.
     pub fn due(&mut self, now_ns: u64) -> (Vec<Happening>, Struck) {
         let mut happenings = Vec::new();
         let mut struck = Struck::default();

@@ -1,10 +1,10 @@
 //! Fault plans: which packets, verbs and work requests fail, by rule and seed.
 //!
-//! A [`Plan`] is a list of rules. An [`Injector`] is asked about each packet, verb, work request and completion, and says
-//! what becomes of it. It knows neither a clock nor a thread: time is an argument, and randomness is a function of the seed,
-//! the rule, the stream of occurrences (a queue pair, a verb) and the number of the occurrence in it. So the same plan, seed
-//! and occurrences give the same faults, another rule changes no draw of the rules that were there, and threads that use
-//! different queue pairs do not disturb each other's draws.
+//! A [`Plan`] is a list of rules. An [`Injector`] decides about each packet, verb, work request and completion. It has
+//! neither a clock nor a thread. Time is an argument. Randomness is a function of the seed, the rule, the stream of
+//! occurrences (a queue pair, a verb) and the number of the occurrence in it. So the same plan, seed and occurrences
+//! give the same faults. A further rule changes no draw of the others, and threads that use different queue pairs do
+//! not disturb each other's draws.
 //!
 //! # Example
 //!

@@ -1,4 +1,4 @@
-//! What is late, until its time comes.
+//! A queue of late items, until each is due.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;

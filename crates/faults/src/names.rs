@@ -9,7 +9,7 @@ macro_rules! errnos {
     ($($name:ident)*) => { &[$((stringify!($name), libc::$name)),*] };
 }
 
-/// What a verb can be refused with.
+/// Errnos with which a verb can be refused.
 pub(crate) const ERRNOS: Names<i32> = errnos! {
     EPERM ENOENT EINTR EIO ENXIO E2BIG EBADF EAGAIN ENOMEM EACCES EFAULT EBUSY EEXIST ENODEV EINVAL ENFILE EMFILE ENOSPC
     ERANGE ENOSYS EOPNOTSUPP EADDRINUSE EADDRNOTAVAIL ENETDOWN ENETUNREACH ECONNRESET ENOBUFS ETIMEDOUT ECONNREFUSED
@@ -27,7 +27,7 @@ const fn strip(name: &'static str, prefix: &str) -> &'static str {
     name.split_at(prefix.len()).1
 }
 
-/// What a work request can complete with.
+/// Statuses with which a work request can complete.
 pub(crate) const STATUSES: Names<u32> = prefixed! { "IBV_WC_":
     IBV_WC_LOC_LEN_ERR IBV_WC_LOC_QP_OP_ERR IBV_WC_LOC_PROT_ERR IBV_WC_MW_BIND_ERR
     IBV_WC_BAD_RESP_ERR IBV_WC_LOC_ACCESS_ERR IBV_WC_REM_INV_REQ_ERR IBV_WC_REM_ACCESS_ERR IBV_WC_REM_OP_ERR
@@ -35,7 +35,7 @@ pub(crate) const STATUSES: Names<u32> = prefixed! { "IBV_WC_":
     IBV_WC_GENERAL_ERR
 };
 
-/// What a RECV can complete with.
+/// Statuses with which a RECV can complete.
 pub(crate) const RECV_STATUSES: Names<u32> =
     prefixed! { "IBV_WC_": IBV_WC_LOC_LEN_ERR IBV_WC_LOC_PROT_ERR };
 
@@ -46,7 +46,7 @@ pub(crate) const EVENTS: Names<u32> = prefixed! { "IBV_EVENT_":
     IBV_EVENT_PKEY_CHANGE IBV_EVENT_SM_CHANGE IBV_EVENT_CLIENT_REREGISTER IBV_EVENT_GID_CHANGE
 };
 
-/// What work requests and packets do: the values of `opcode=`.
+/// Operations of work requests and packets: the values of `opcode=`.
 pub const OPERATIONS: &[&str] = &[
     "SEND",
     "RDMA_WRITE",

@@ -7,7 +7,7 @@ use crate::error::PlanError;
 use crate::rule::Rule;
 use crate::verdict::MAX_RULES;
 
-/// What is to go wrong.
+/// A fault plan: a list of rules.
 ///
 /// As a line, rules are separated by semicolons, and the words of a rule by commas:
 /// `verb=ibv_reg_mr,errno=ENOMEM,count=1; drop,p=0.01`. `Display` writes that line.
@@ -28,8 +28,7 @@ impl Plan {
     /// # Ok::<(), faults::PlanError>(())
     /// ```
     ///
-    /// # Errors
-    /// What is wrong, in which rule.
+    /// # Errors The error, and the rule that has it.
     pub fn from_toml(text: &str) -> Result<Self, PlanError> {
         let wrong = |reason: &str| PlanError::Toml(reason.to_owned());
         let document: toml::Table = text

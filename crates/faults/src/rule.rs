@@ -21,7 +21,7 @@ pub struct Rule {
     pub(crate) selection: Selection,
 }
 
-/// What a rule looks at.
+/// The kind of occurrences that a rule is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Occasion {
     Packet,
@@ -66,8 +66,7 @@ const FILTERS: &str =
 impl Rule {
     /// Makes a rule of words and their values.
     ///
-    /// # Errors
-    /// What is wrong, and what is possible.
+    /// # Errors The error, and the possible values.
     pub(crate) fn from_words(words: &[(String, Option<String>)]) -> Result<Self, String> {
         let mut action = None;
         let mut rest = BTreeMap::new();
@@ -350,7 +349,7 @@ fn queue_pair_number(text: &str) -> Option<u32> {
 }
 
 impl Rule {
-    /// What only the whole rule shows.
+    /// Checks that need the whole rule.
     fn check(&self) -> Result<(), String> {
         let receives = self.filter.operation == Some("RECV");
         match self.action {

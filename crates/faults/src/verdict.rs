@@ -30,18 +30,18 @@ impl Struck {
 /// Something that happens to the device or the process, and to which queue pairs: 0 is any.
 pub type Happening = (Incident, QueuePair);
 
-/// What becomes of a call of a verb.
+/// The decision about a call of a verb.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerbVerdict {
     /// It is refused.
     pub errno: Option<i32>,
-    /// What happens before it is executed.
+    /// Incidents before it is executed.
     pub incidents: Vec<Happening>,
     /// The rules that did this.
     pub struck: Struck,
 }
 
-/// What is wrong with a work request.
+/// The fault of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkFault {
     /// It is not executed and completes with this `ibv_wc_status`.
@@ -50,18 +50,18 @@ pub enum WorkFault {
     ReceiverNotReady(u64),
 }
 
-/// What becomes of a work request.
+/// The decision about a work request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkVerdict {
-    /// What is wrong with it.
+    /// The fault of the work request.
     pub fault: Option<WorkFault>,
-    /// What happens before it is executed.
+    /// Incidents before it is executed.
     pub incidents: Vec<Happening>,
     /// The rules that did this.
     pub struck: Struck,
 }
 
-/// What a rule has seen and done.
+/// Counts of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Occurrences that it is for.
@@ -70,7 +70,7 @@ pub struct Counts {
     pub struck: u64,
 }
 
-/// What becomes of a packet.
+/// The decision about a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fate {
     /// It is lost; nothing else matters then.

@@ -183,7 +183,7 @@ proptest! {
         }
     }
 
-    /// What is late comes in the order of time, and of those due at once in the order in which they came.
+    /// Late items come in the order of time, and those due at once in the order in which they were added.
     #[test]
     fn a_line_is_a_stable_sort(dues in proptest::collection::vec(0u64..20, 0..60)) {
         let mut line = Line::default();

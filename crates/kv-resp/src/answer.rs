@@ -1,4 +1,4 @@
-//! What clients send and get.
+//! Requests and answers as clients see them.
 
 use std::fmt;
 

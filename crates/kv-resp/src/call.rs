@@ -9,7 +9,7 @@ use kv::store::{Refusal, Store};
 use crate::frame::Args;
 use crate::reply::{Protocol, Replies};
 
-/// What all connections of a front share.
+/// The state that all connections of a front end share.
 #[derive(Debug)]
 pub struct Shared {
     pub(crate) store: Arc<Store>,
@@ -111,7 +111,7 @@ pub(crate) struct Call<'c> {
     pub(crate) commands: &'static [Command],
 }
 
-/// What a connection has said of itself.
+/// The state that a connection has set for itself.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) id: u64,
@@ -119,7 +119,7 @@ pub(crate) struct State {
     pub(crate) ends: bool,
 }
 
-/// What there is to know of a command. Source of the numbers: <https://redis.io/docs/latest/commands/command/>.
+/// Properties of a command. Source of the numbers: <https://redis.io/docs/latest/commands/command/>.
 pub(crate) struct Command {
     /// In lower case.
     pub(crate) name: &'static str,

@@ -22,14 +22,14 @@ const MOST_PATIENCE: Duration = Duration::from_micros(200);
 /// A client that asks as late as this is not waited for: waking costs it little beside.
 const LATE: Duration = Duration::from_millis(1);
 
-/// What is to be done with a connection after its turn.
+/// The next action on a connection after its turn.
 pub(crate) enum Turn {
     Wait,
     Again,
     Over,
 }
 
-/// What polling a connection found.
+/// The result of polling a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Look {
     Ready,

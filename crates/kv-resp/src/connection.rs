@@ -131,7 +131,7 @@ impl Address {
     }
 }
 
-/// Removes a socket that a process left behind which was killed. Whatever else is there makes `bind` fail.
+/// Removes a socket that a process left behind which was killed. Any other file there makes `bind` fail.
 fn remove_stale(path: &Path) {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
     let refused = || {

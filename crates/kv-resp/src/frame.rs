@@ -1,4 +1,4 @@
-//! What clients say: commands out of the bytes of a stream, which come in any pieces.
+//! Commands of clients, decoded from the bytes of a stream, which come in any pieces.
 //!
 //! A command is an array of bulk strings, `*2\r\n$3\r\nGET\r\n$1\r\nk\r\n`, or an inline command, `GET k\r\n`, with
 //! Redis's quoting. Source: the Redis serialization protocol specification, and `networking.c` of Redis 7.0, whose
@@ -20,7 +20,7 @@ const MAX_COUNT_BYTES: usize = 32;
 /// A buffer that has become larger is given back once it is empty.
 pub(crate) const KEPT_BYTES: usize = 1 << 20;
 
-/// What is wrong with a frame: where the next one begins cannot be known.
+/// The error in a frame. The beginning of the next frame is then unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// A count of strings that is none, or above [`MAX_ARGUMENTS`].
@@ -96,7 +96,7 @@ pub struct Decoder {
     bytes: Vec<u8>,
     /// Where the command begins that is being read, or was given last.
     start: usize,
-    /// What is before this has been understood.
+    /// Everything before this position has been decoded.
     at: usize,
     /// Of an inline command: no line ends before this.
     searched: usize,
@@ -254,8 +254,8 @@ impl Decoder {
     }
 }
 
-/// Splits a line at spaces, as Redis's `sdssplitargs` does: in double quotes `\n`, `\r`, `\t`, `\b`, `\a`, `\xHH` and
-/// `\` before anything else mean what they do in C, in single quotes only `\'` does. `None`: unbalanced quotes.
+/// Splits a line at spaces, as Redis's `sdssplitargs` does. In double quotes `\n`, `\r`, `\t`, `\b`, `\a`, `\xHH` and
+/// `\` before anything else have their meaning of C. In single quotes only `\'` does. `None`: unbalanced quotes.
 fn split(line: &[u8], strings: &mut Vec<u8>, places: &mut Vec<Range<usize>>) -> Option<()> {
     let space = |b: &u8| b.is_ascii_whitespace() || *b == 0x0b;
     let mut rest = line;
@@ -289,7 +289,7 @@ fn split(line: &[u8], strings: &mut Vec<u8>, places: &mut Vec<Range<usize>>) -> 
     }
 }
 
-/// What is between quotes; gives what is behind them.
+/// Decodes the text between quotes, and returns the rest behind them.
 fn quoted<'l>(quote: u8, mut rest: &'l [u8], strings: &mut Vec<u8>) -> Option<&'l [u8]> {
     let digit = |b: u8| {
         char::from(b)

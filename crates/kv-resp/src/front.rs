@@ -18,7 +18,7 @@ use kv::store::Store;
 
 /// Connections at the same time: Redis's default of `maxclients`.
 const MAX_CONNECTIONS: usize = 10_000;
-/// What is read of a connection at once, and answered with one write.
+/// Bytes that are read of a connection at once, and answered with one write.
 const READ_BYTES: usize = 64 << 10;
 /// Replies to different connections leave one after the other once there are so many bytes of them, or nothing more to
 /// read. A client that is answered first asks first, and alone; answered together, clients ask together, and waiting for
@@ -33,8 +33,9 @@ const MAX_LISTENERS: usize = 8;
 /// ten connections.
 const POLLS_PER_LOOK: u32 = 16;
 
-/// So many connections are polled as long as any of them has something to do: a few more cost little, and having a
-/// descriptor tell costs its client a system call. Of more, each is polled for its own sake.
+/// Up to this number, all connections are polled as long as any of them is busy. A few more polls cost little, and a
+/// notification by descriptor costs the client a system call. Of more connections, each is polled only while it is busy
+/// itself.
 const MOST_POLLED_TOGETHER: usize = 128;
 
 /// Tokens: those of the listeners first.
@@ -135,7 +136,7 @@ impl Front {
         self.thread.as_ref().is_some_and(|t| !t.is_finished())
     }
 
-    /// What it did so far.
+    /// Statistics of the front end so far.
     pub fn stats(&self) -> FrontStats {
         let shared = &self.shared;
         FrontStats {

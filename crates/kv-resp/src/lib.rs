@@ -1,8 +1,8 @@
 //! The Redis protocol (RESP) in front of a [`kv::store::Store`], for clients without RDMA: `redis-cli` and `redis-benchmark` look at what RDMA
 //! clients use.
 //!
-//! Layers: [`Decoder`] and [`Replies`] are the protocol, pure; [`Session`] carries out commands on a store; [`Listener`]
-//! and [`Connection`] are how bytes come and go; [`Front`] serves many connections in one thread.
+//! Layers: [`Decoder`] and [`Replies`] are the protocol, pure. [`Session`] executes commands on a store. [`Listener`]
+//! and [`Connection`] carry the bytes. [`Front`] serves many connections in one thread.
 //!
 //! Each command is carried out under the lock of its key's partition, and is atomic as in Redis. Commands of several
 //! keys (`DEL`, `EXISTS`, `MGET`, `MSET`) are atomic for each key, not for all together. Values have at most 64 KiB.

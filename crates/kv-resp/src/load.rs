@@ -94,7 +94,7 @@ pub struct Load {
     pub seed: u64,
 }
 
-/// What came of a load.
+/// The result of a load.
 #[derive(Debug, Clone)]
 pub struct Measured {
     /// Answers, each of which was right.
@@ -134,7 +134,7 @@ pub enum LoadError {
 pub struct Loader {
     poll: Poll,
     clients: Vec<Client>,
-    /// What is read at once.
+    /// The buffer of one read.
     buffer: Vec<u8>,
 }
 

@@ -1,4 +1,4 @@
-//! What clients are told: replies in RESP2 or RESP3.
+//! Replies to clients, in RESP2 or RESP3.
 
 /// The version of the protocol that a connection speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -210,7 +210,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// What a client of RESP2 reads.
+    /// The reply as a client of RESP2 reads it.
     fn in_resp2(reply: &Reply) -> Reply {
         match reply {
             Reply::Text(text) => Reply::Bulk(text.as_bytes().to_vec()),

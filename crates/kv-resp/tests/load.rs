@@ -1,5 +1,5 @@
-//! A load in the Redis protocol as memtier_benchmark makes it, with every value checked: many connections over TCP and a
-//! Unix socket, ten GETs to a SET, pipelines of all depths, values of all lengths, beside an RDMA client.
+//! A load in the Redis protocol as memtier_benchmark makes it, with every value checked. It has many connections over
+//! TCP and a Unix socket, ten GETs to a SET, pipelines of all depths, and values of all lengths, beside an RDMA client.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -76,7 +76,7 @@ enum Asked {
     Own(Option<Vec<u8>>),
 }
 
-/// What a connection did: SETs and GETs.
+/// The counts of a connection: SETs and GETs.
 fn talk(number: u64, mut out: impl Write, replies: impl Read) -> (u64, u64) {
     let mut replies = BufReader::new(replies);
     let mut random = Random::new(number);

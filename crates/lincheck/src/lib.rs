@@ -1,9 +1,9 @@
 //! Is what concurrent clients saw of a register what one client after the other could have seen?
 //!
-//! A history is the [`Operation`]s on one register: when each was called, when it returned, and what it came to. It is
-//! *linearizable* (Herlihy and Wing, TOPLAS 1990) if each operation can be given a moment between its call and its
-//! return such that all of them, carried out at their moments, come to what they came to. Operations on different keys
-//! of a store are judged apart: a store is linearizable if each key is.
+//! A history is the [`Operation`]s on one register, each with the times of its call and its return, and its outcome. It
+//! is *linearizable* (Herlihy and Wing, TOPLAS 1990) if each operation can be given a moment between its call and its
+//! return such that execution at these moments gives the same outcomes. Operations on different keys of a store are
+//! judged apart: a store is linearizable if each key is.
 //!
 //! The register is that of a key-value store: it holds nothing, or a value with a version; every change of it has a
 //! greater version than all before. A store may tell no versions ([`Outcome::Found`], [`Outcome::Changed`]): then the
@@ -11,19 +11,19 @@
 //! happened at any time after their call, or not at all.
 //!
 //! [`check`] is Wing and Gong's search in Lowe's just-in-time order (G. Lowe, "Testing for linearizability", CCPE
-//! 2017): it walks through calls and returns, and knows all the states in which the register can be. An operation is
-//! carried out when it returns at the latest. What keeps these states few, so that histories may be long:
+//! 2017). It walks through calls and returns, and knows all the states in which the register can be. An operation is
+//! executed when it returns at the latest. These rules keep the states few, so that histories may be long:
 //!
 //! - Operations that change nothing are carried out as soon as they fit: that forecloses nothing.
 //! - Versions only grow, so a state beyond a version that somebody has yet to see is given up.
-//! - Without versions, a value stays until the last read that finds it is called; after that it is as good as any other
-//!   value, and a write over something whose value nobody finds is carried out as soon as it fits.
+//! - Without versions, a value stays until the last read that finds it is called. After that it is equivalent to any
+//!   other value. A write over a value that no read finds is executed as soon as it fits.
 //! - A write of unknown outcome whose value was found happened before the first read that found it returned.
-//! - Changes of unknown outcome whose value nobody saw are all alike, and only counted; and a state that was reached
-//!   with fewer of them, or with less useful ones, stands for one that was reached with more.
+//! - Changes of unknown outcome whose value no read found are equivalent, and only counted. A state that was reached
+//!   with fewer of them, or with less useful ones, covers one that was reached with more.
 //!
 //! Published checkers keep a bit for each operation of the history with each state that they remember, so their memory
-//! grows with its square, and have no operations without an outcome; hence this one.
+//! grows with its square. They have no operations without an outcome. So this crate has a checker of its own.
 //!
 //! ```
 //! use lincheck::{Action, Condition, End, Operation, Outcome, check};
@@ -57,13 +57,13 @@ pub use violation::{MOST_SHOWN, Reason, Violation};
 /// Something that a process did with the register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Operation {
-    /// Who did it; only for people.
+    /// The process of the operation; only for messages.
     pub process: u64,
     /// A time before it began, by a clock that all processes share.
     pub call_ns: u64,
-    /// What was to be done.
+    /// The requested action.
     pub action: Action,
-    /// What it came to, if that is known. Without one it may happen at any time after its call, or never.
+    /// The outcome, if it is known. Without one it may happen at any time after its call, or never.
     pub end: Option<End>,
 }
 
@@ -76,7 +76,7 @@ pub struct End {
     pub outcome: Outcome,
 }
 
-/// What is to be done.
+/// An action on the register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Looks what is there.
@@ -129,7 +129,7 @@ impl Condition {
     }
 }
 
-/// What an operation came to. Versions are 1 or more.
+/// The outcome of an operation. Versions are 1 or more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// A read found this.

@@ -12,7 +12,7 @@ pub(crate) enum Content {
     Unseen,
     /// This value, which no read finds any more: as good as any other.
     Past(u64),
-    /// Whatever it may be: what was before a window.
+    /// Any state: the state before a window.
     Anything,
 }
 
@@ -134,7 +134,7 @@ impl State {
         }
     }
 
-    /// What an operation of this outcome makes of the state, if it can have that outcome.
+    /// The state after an operation of this outcome; `None` if it cannot have that outcome.
     pub(crate) fn after(self, action: Action, outcome: Outcome) -> Option<Self> {
         match (action, outcome) {
             (Action::Read | Action::Scan, Outcome::Value { value, version }) => {
@@ -172,7 +172,8 @@ impl State {
         }
     }
 
-    /// What a change makes of the state that says whether there was something before, if it can say so.
+    /// The state after a change that reports whether there was a value before; `None` if the report contradicts the
+    /// state.
     fn changed(self, action: Action, found: bool) -> Option<Self> {
         let before = if found { self.present() } else { self.absent() }?;
         match action {
@@ -185,7 +186,7 @@ impl State {
         }
     }
 
-    /// What a write of unknown outcome makes of the state whose value was found later, without a version.
+    /// The state after a write of unknown outcome whose value was found later, without a version.
     pub(crate) fn after_found(self, action: Action) -> Option<Self> {
         match action {
             Action::Write { value, condition } => {
@@ -204,8 +205,8 @@ impl State {
         }
     }
 
-    /// What a change of unknown outcome makes of the state, if it happens; `seen` is the version with which its value
-    /// was found later.
+    /// The state after a change of unknown outcome, if it happens; `seen` is the version with which its value was found
+    /// later.
     pub(crate) fn after_unknown(self, action: Action, seen: Option<u64>) -> Option<Self> {
         match (action, seen) {
             (Action::Read | Action::Scan, _) => None,

@@ -127,7 +127,7 @@ pub(crate) struct Seen {
     pub(crate) found: HashMap<usize, u64>,
 }
 
-/// What an event of a walk is; at the same time they come in this order.
+/// The kinds of events of a walk; at the same time they come in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Call,
@@ -181,7 +181,7 @@ impl History<'_> {
         }
     }
 
-    /// What an operation that happens makes of a state.
+    /// The state after an operation that happens.
     fn after(&self, i: usize, state: State) -> Option<State> {
         let Operation { action, end, .. } = self.operations[i];
         match end {

@@ -1,4 +1,4 @@
-//! What is wrong with a history, as people read it.
+//! Violations in a history, in words.
 
 use std::fmt;
 
@@ -45,7 +45,7 @@ pub struct Violation {
     pub left_out: usize,
     /// With [`Reason::Order`], the one of them that fits nowhere.
     pub misfit: Option<Operation>,
-    /// What the register can have held before that one returned.
+    /// Possible values of the register before that one returned.
     pub before: Vec<String>,
     /// Changes of unknown outcome that were called before, and do not explain it either.
     pub unknown: usize,

@@ -3,10 +3,10 @@
 use lincheck::{Action, Condition, End, Operation, Outcome, check};
 use proptest::prelude::*;
 
-/// What the register holds, and the highest version so far.
+/// The register's content, and the highest version so far.
 type Register = (Option<(u64, u64)>, u64);
 
-/// What an operation comes to when it happens now, and what is there then; `version` is that of a change.
+/// The outcome of an operation that happens now, and the register after it; `version` is that of a change.
 fn happens((there, highest): Register, action: Action, version: u64) -> (Register, Outcome) {
     let now = there.map_or(0, |(_, version)| version);
     let refused = ((there, highest), Outcome::Refused { version: now });

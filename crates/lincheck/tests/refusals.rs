@@ -1,4 +1,4 @@
-//! What a store may not do, how it is told, and that long histories are judged.
+//! Violations by a store, the words about them, and long histories.
 
 use lincheck::{Action, Condition, End, Operation, Outcome, Reason, Violation, check};
 
@@ -169,7 +169,7 @@ fn what_is_unknown_may_happen_late_or_never_but_once_and_not_early() {
     assert!(check(&history(&[&[remove, remove][..], &twice].concat())).is_ok());
 }
 
-/// Whatever a file says of itself.
+/// A file may contain any claim.
 #[test]
 fn nonsense_is_judged_and_told_in_words() {
     let last = put(1, 100, 110, 1, u64::MAX);

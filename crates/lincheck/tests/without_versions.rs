@@ -1,4 +1,4 @@
-//! What a store that tells no versions may not do, and that long histories of it are judged.
+//! Violations by a store that reports no versions, and long histories of it.
 
 use lincheck::{Action, Condition, End, Operation, Outcome, Reason, Violation, check};
 
