@@ -217,3 +217,8 @@ fn a_program_without_hardware() {
 fn find_what_to_change() {
     check("docs/find-what-to-change.md", "Record and ask", 3);
 }
+
+#[test]
+fn a_job() {
+    check("docs/ci.md", "A job", 2);
+}
