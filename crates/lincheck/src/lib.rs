@@ -2,8 +2,8 @@
 //!
 //! A history is the [`Operation`]s on one register, each with the times of its call and its return, and its outcome. It
 //! is *linearizable* (Herlihy and Wing, TOPLAS 1990) if each operation can be given a moment between its call and its
-//! return such that execution at these moments gives the same outcomes. Operations on different keys of a store are
-//! judged apart: a store is linearizable if each key is.
+//! return. Executed at these moments, the operations must have the same outcomes. Operations on different keys of a store
+//! are judged apart: a store is linearizable if each key is.
 //!
 //! The register is that of a key-value store: it holds nothing, or a value with a version; every change of it has a
 //! greater version than all before. A store may tell no versions ([`Outcome::Found`], [`Outcome::Changed`]): then the

@@ -2,8 +2,14 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use super::finding::Finding;
 use super::page::{Link, Page};
-use super::{BOOK, Finding, SUMMARY};
+
+/// The folder of the book, from the root of the repository.
+pub(super) const BOOK: &str = "docs";
+
+/// The table of contents: its links decide which pages are in the book.
+const SUMMARY: &str = "docs/SUMMARY.md";
 
 /// Links of `pages` that lead nowhere, have no text, or leave the book.
 pub(super) fn check(root: &Path, pages: &[Page]) -> Vec<Finding> {

@@ -2,6 +2,8 @@
 //!
 //! The book is `docs/` itself: every page has the same path in the repository and in the book, so that links work in both.
 
+mod files;
+mod finding;
 mod links;
 mod page;
 mod prose;
@@ -14,6 +16,9 @@ use anyhow::{Context, Result};
 use mdbook_driver::MDBook;
 
 use crate::paths::{target_dir, workspace};
+use files::files;
+use finding::Finding;
+use links::BOOK;
 use page::Page;
 
 /// Arguments of `cargo xtask book`.
@@ -33,12 +38,6 @@ const OTHER_DOCUMENTS: &[&str] = &[
     "SECURITY.md",
     "conformance/README.md",
 ];
-
-/// The folder of the book, from the root of the repository.
-const BOOK: &str = "docs";
-
-/// The table of contents: its links decide which pages are in the book.
-const SUMMARY: &str = "docs/SUMMARY.md";
 
 /// Runs `cargo xtask book`; false when a document breaks a rule.
 pub(crate) fn run(args: &Args) -> Result<bool> {
@@ -81,27 +80,6 @@ fn pages(root: &Path) -> Result<Vec<Page>> {
     paths.into_iter().map(read).collect()
 }
 
-/// The files below `folder` whose names end in `.extension`, in order; paths are relative to `root`.
-fn files(root: &Path, folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    let mut folders = vec![folder.to_path_buf()];
-    while let Some(folder) = folders.pop() {
-        let entries = std::fs::read_dir(root.join(&folder))
-            .with_context(|| format!("cannot read {}", folder.display()))?;
-        for entry in entries {
-            let entry = entry?;
-            let path = folder.join(entry.file_name());
-            if entry.file_type()?.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|had| had == extension) {
-                found.push(path);
-            }
-        }
-    }
-    found.sort_unstable();
-    Ok(found)
-}
-
 /// Builds the book; the folder that it is in.
 fn build(root: &Path) -> Result<PathBuf> {
     let mut book = MDBook::load(root.join(BOOK)).context("cannot read docs/book.toml")?;
@@ -109,21 +87,6 @@ fn build(root: &Path) -> Result<PathBuf> {
     book.config.build.build_dir.clone_from(&out);
     book.build().context("cannot build the book")?;
     Ok(out)
-}
-
-/// A rule that a document breaks.
-#[derive(Debug, PartialEq, Eq)]
-struct Finding {
-    path: PathBuf,
-    /// From 1.
-    line: usize,
-    what: String,
-}
-
-impl std::fmt::Display for Finding {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}: {}", self.path.display(), self.line, self.what)
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use super::Finding;
+use super::finding::Finding;
 use super::page::{Page, Passage};
 
 /// Words of a sentence at most. The rule says 25; this leaves room for names and numbers.

@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use super::files::files;
+use super::finding::Finding;
 use super::page::Page;
-use super::{Finding, files, prose};
+use super::prose;
 
 /// Folders whose doc comments are checked. Further ones are added as their comments are rewritten.
 const FOLDERS: &[&str] = &[

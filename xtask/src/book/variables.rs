@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use regex::Regex;
 
-use super::{Finding, files};
+use super::files::files;
+use super::finding::Finding;
 
 const REFERENCE: &str = "docs/reference/environment.md";
 

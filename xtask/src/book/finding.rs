@@ -1,0 +1,18 @@
+//! A place in a document that breaks a rule.
+
+use std::path::PathBuf;
+
+/// A rule that a document breaks.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Finding {
+    pub(super) path: PathBuf,
+    /// From 1.
+    pub(super) line: usize,
+    pub(super) what: String,
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}: {}", self.path.display(), self.line, self.what)
+    }
+}
