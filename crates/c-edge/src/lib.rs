@@ -18,9 +18,10 @@ pub trait Arg {
     /// What C passes.
     type C;
 
-    /// # Safety The man page's conditions for this argument hold until the function returns. A pointer is NULL or leads
-    /// to an aligned place of its type. That place can be read (for [`Out`]: written; for [`InOut`]: both), and no
-    /// other thread changes it meanwhile.
+    /// # Safety
+    /// The man page's conditions for this argument hold until the function returns. A pointer is NULL or leads to an
+    /// aligned place of its type. That place can be read (for [`Out`]: written; for [`InOut`]: both), and no other
+    /// thread changes it meanwhile.
     unsafe fn from_c(c: Self::C) -> Self;
 
     /// The address of a handle, for a plan of faults; 0 of anything else.

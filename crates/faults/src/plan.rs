@@ -28,7 +28,8 @@ impl Plan {
     /// # Ok::<(), faults::PlanError>(())
     /// ```
     ///
-    /// # Errors The error, and the rule that has it.
+    /// # Errors
+    /// The error, and the rule that has it.
     pub fn from_toml(text: &str) -> Result<Self, PlanError> {
         let wrong = |reason: &str| PlanError::Toml(reason.to_owned());
         let document: toml::Table = text

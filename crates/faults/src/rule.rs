@@ -66,7 +66,8 @@ const FILTERS: &str =
 impl Rule {
     /// Makes a rule of words and their values.
     ///
-    /// # Errors The error, and the possible values.
+    /// # Errors
+    /// The error, and the possible values.
     pub(crate) fn from_words(words: &[(String, Option<String>)]) -> Result<Self, String> {
         let mut action = None;
         let mut rest = BTreeMap::new();

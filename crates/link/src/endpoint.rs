@@ -151,7 +151,8 @@ impl Endpoint {
 
     /// Bytes of the largest IP packet that goes from `addresses` to their destination whole, as far as the host knows.
     ///
-    /// # Errors The system's error if no route leads there.
+    /// # Errors
+    /// The system's error if no route leads there.
     pub fn mtu_towards(&self, addresses: Addresses) -> io::Result<u32> {
         let socket = self.socket_of(addresses.src());
         let socket = socket.ok_or(io::ErrorKind::AddrNotAvailable)?;

@@ -160,7 +160,8 @@ unsafe fn sent_to(
 
 /// Adopts the sockets that came with a message.
 ///
-/// # Safety `got` is the result of `recvmsg(2)`, and `msg` its message.
+/// # Safety
+/// `got` is the result of `recvmsg(2)`, and `msg` its message.
 unsafe fn with_sockets(got: ssize_t, msg: *const msghdr) -> ssize_t {
     // SAFETY: contract of this function: the kernel has written the control messages.
     unsafe {

@@ -23,8 +23,9 @@ pub fn symbols(provider: &Provider) -> &'static Symbols {
 /// A provider over a table that the caller filled: a layer over another provider, say, that takes something
 /// away or counts calls.
 ///
-/// # Safety Every function of the table keeps the rules of the man page of its name. An object made by one function is
-/// valid for all others of the table and their `context->ops`, from any thread.
+/// # Safety
+/// Every function of the table keeps the rules of the man page of its name. An object made by one function is valid for
+/// all others of the table and their `context->ops`, from any thread.
 #[allow(unsafe_code)]
 pub unsafe fn provider(name: &'static str, symbols: &'static Symbols) -> Provider {
     Provider::new(name, symbols)

@@ -53,7 +53,8 @@ impl Client {
 
     /// Takes bytes from the server, [`wants`](Self::wants) at most at a time; the answer once it is complete.
     ///
-    /// # Errors The bytes are no hello of this version.
+    /// # Errors
+    /// The bytes are no hello of this version.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<Option<Answer>, HandshakeError> {
         let mut rest = bytes;
         while !rest.is_empty() {
