@@ -214,6 +214,16 @@ fn a_program_without_hardware() {
 }
 
 #[test]
+fn a_trace() {
+    check("docs/run-programs.md", "A trace", 4);
+}
+
+#[test]
+fn what_the_environment_allows() {
+    check("docs/ci.md", "What the environment allows", 1);
+}
+
+#[test]
 fn find_what_to_change() {
     check("docs/find-what-to-change.md", "Record and ask", 3);
 }
