@@ -9,9 +9,11 @@ use crate::traced::{
     rdma_destroy_ep, rdma_destroy_event_channel, rdma_destroy_id, rdma_destroy_qp, rdma_disconnect,
     rdma_establish, rdma_get_cm_event, rdma_get_request, rdma_getaddrinfo, rdma_join_multicast,
     rdma_join_multicast_ex, rdma_leave_multicast, rdma_listen, rdma_migrate_id, rdma_notify,
-    rdma_reject, rdma_resolve_addr, rdma_resolve_route, rfcntl, rgetpeername, rgetsockname,
-    rgetsockopt, riomap, riounmap, riowrite, rlisten, rpoll, rread, rreadv, rrecv, rrecvfrom,
-    rrecvmsg, rselect, rsend, rsendmsg, rsendto, rsetsockopt, rshutdown, rsocket, rwrite, rwritev,
+    rdma_query_addrinfo, rdma_reject, rdma_resolve_addr, rdma_resolve_addrinfo, rdma_resolve_route,
+    rdma_write_cm_event, repoll_create, repoll_ctl, repoll_wait, rfcntl, rgetpeername,
+    rgetsockname, rgetsockopt, riomap, riounmap, riowrite, rlisten, rpoll, rread, rreadv, rrecv,
+    rrecvfrom, rrecvmsg, rselect, rsend, rsendmsg, rsendto, rsetsockopt, rshutdown, rsocket,
+    rwrite, rwritev,
 };
 
 include!(concat!(env!("OUT_DIR"), "/exports.rs"));

@@ -62,6 +62,9 @@ traced_if_asked_for! {
     fn rdma_join_multicast_ex(id: *mut rdma_cm_id, mc_join_attr: *mut rdma_cm_join_mc_attr_ex, context: *mut c_void) -> c_int;
     fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int;
     fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int;
+    fn rdma_write_cm_event(id: *mut rdma_cm_id, event: rdma_cm_event_type, status: c_int, arg: u64) -> c_int;
+    fn rdma_resolve_addrinfo(id: *mut rdma_cm_id, node: *const c_char, service: *const c_char, hints: *const rdma_addrinfo) -> c_int;
+    fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int;
 }
 
 mod taking {
@@ -148,3 +151,22 @@ mod streams {
     }
 }
 pub(crate) use streams::*;
+
+/// Waits for sockets, as [`rpoll`] does, but without a line: a program that waits so calls it at every turn of its loop.
+macro_rules! untraced {
+    ($( fn $name:ident($( $arg:ident: $type:ty ),*) -> $ret:ty; )*) => {
+        $(
+            pub(crate) unsafe extern "C" fn $name($( $arg: $type ),*) -> $ret {
+                let _hold_off = HoldOff::new();
+                // SAFETY: the function has the contract of the man page, which is the caller's.
+                unsafe { rsocket::abi::$name($( $arg ),*) }
+            }
+        )*
+    };
+}
+
+untraced! {
+    fn repoll_create(flags: c_int) -> c_int;
+    fn repoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut libc::epoll_event) -> c_int;
+    fn repoll_wait(set: c_int, events: *mut libc::epoll_event, max_events: c_int, timeout: c_int) -> c_int;
+}

@@ -34,6 +34,33 @@ fn threads_are_cancelled_where_they_wait_for_events_and_nowhere_else() {
     }
 }
 
+/// The program asks the loader for `RDMACM_1.5`, which only a library of that release has.
+#[test]
+fn a_c_program_of_the_newest_release_runs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = folder.path().join("newest");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/newest.c");
+    common::run(
+        Command::new("cc")
+            .args(["-std=gnu11", "-Wall", "-Werror", "-o"])
+            .arg(&program)
+            .arg(source)
+            .arg(common::library_folder().join("librdmacm.so.1"))
+            .arg(common::library())
+            .arg("-lpthread"),
+    );
+    let needs = common::run(Command::new("readelf").args(["-W", "-V"]).arg(&program));
+    let needs = String::from_utf8_lossy(&needs.stdout).into_owned();
+    for node in ["RDMACM_1.4", "RDMACM_1.5"] {
+        assert!(needs.contains(&format!("Name: {node}")), "{needs}");
+    }
+    for link_layer in ["roce", "ib"] {
+        let fabric = Fabric::new();
+        let out = Watched::start(&mut fabric.command(&program, link_layer)).finish();
+        assert_eq!(out, "ok\n", "{link_layer}");
+    }
+}
+
 #[test]
 fn what_the_system_is_short_of_is_an_errno() {
     let folder = tempfile::tempdir().expect("a folder");

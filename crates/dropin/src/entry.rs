@@ -2,6 +2,7 @@
 
 pub(crate) use crate::fabric::*;
 pub(crate) use crate::kernel::*;
+pub(crate) use crate::newest::*;
 pub(crate) use crate::nic::*;
 pub(crate) use crate::rate::*;
 pub(crate) use crate::sysfs::*;

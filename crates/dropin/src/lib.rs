@@ -7,6 +7,7 @@
 //! - `symbols.txt` says what is exported under which version; `build.rs` makes labels of it that jump to the
 //!   functions in `entry`.
 //! - `nic` hands the verbs to the software NIC, whose functions check and answer as their man pages say.
+//! - `newest` has the functions of the newest releases.
 //! - `rate`, `sysfs` and `kernel` are the functions of libibverbs that need no device.
 //! - `fabric` is for the drop-in's own `librdmacm.so.1`, which stands on this library.
 //! - `refusal` is how provider libraries are answered that expect a kernel.
@@ -21,6 +22,8 @@ mod entry;
 mod fabric;
 #[allow(unsafe_code)]
 mod kernel;
+#[allow(unsafe_code)]
+mod newest;
 #[allow(unsafe_code)]
 mod nic;
 mod rate;

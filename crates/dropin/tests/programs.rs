@@ -79,6 +79,36 @@ fn processes_share_windows_implicit_regions_and_xrc_receive_queues() {
     }
 }
 
+/// The program asks the loader for `IBVERBS_1.18`, which only a library of that release has.
+#[test]
+fn a_c_program_of_the_newest_release_runs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = folder.path().join("newest");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/newest.c");
+    common::run(
+        Command::new("cc")
+            .args(["-std=gnu11", "-Wall", "-Werror", "-o"])
+            .arg(&program)
+            .arg(source)
+            .arg(common::library()),
+    );
+    let needs = common::run(Command::new("readelf").args(["-W", "-V"]).arg(&program));
+    let needs = String::from_utf8_lossy(&needs.stdout).into_owned();
+    assert!(needs.contains("Name: IBVERBS_1.18"), "{needs}");
+    for link_layer in ["roce", "ib"] {
+        for path in ["auto", "packets"] {
+            if (link_layer, path) == ("ib", "packets") {
+                continue;
+            }
+            let fabric = Fabric::new();
+            let mut command = fabric.command(&program, link_layer);
+            command.env("VERBATIM_PATH", path);
+            let out = Watched::start(&mut command).finish();
+            assert_eq!(out, "ok\n", "{link_layer} {path}");
+        }
+    }
+}
+
 #[test]
 fn a_c_program_built_against_the_headers_runs() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -86,6 +86,90 @@ fn every_symbol_has_its_version_and_is_the_default() {
     );
 }
 
+/// What programs and provider libraries of rdma-core 57 to 65 ask for.
+#[test]
+fn the_newest_releases_find_what_they_ask_for() {
+    let library = Library::open(&common::library());
+    let counters = [
+        "create", "destroy", "set", "set_err", "inc", "inc_err", "read", "read_err",
+    ];
+    let counter = |prefix: &str| counters.map(|verb| format!("{prefix}_{verb}_comp_cntr"));
+    let mut wanted: Vec<(String, &str)> = Vec::new();
+    let mut node = |node, names: &[&str]| {
+        wanted.extend(names.iter().map(|name| ((*name).to_owned(), node)));
+    };
+    node(
+        "IBVERBS_1.15",
+        &["ibv_alloc_dmah", "ibv_dealloc_dmah", "ibv_reg_mr_ex"],
+    );
+    node(
+        "IBVERBS_1.16",
+        &["ibv_dm_export_dmabuf_fd", "ibv_query_port_speed"],
+    );
+    node(
+        "IBVERBS_1.17",
+        &["ibv_alloc_buf", "ibv_free_buf", "ibv_reg_buf_mr"],
+    );
+    node(
+        "IBVERBS_1.18",
+        &[
+            "_ibv_query_comp_cntr_caps",
+            "ibv_qp_attach_comp_cntr",
+            "ibv_export_buf_dmabuf_fd",
+        ],
+    );
+    node(
+        "IBVERBS_PRIVATE_65",
+        &[
+            "ibv_cmd_alloc_dmah",
+            "ibv_cmd_free_dmah",
+            "ibv_cmd_create_cq_ex2",
+            "ibv_cmd_export_dmabuf_fd",
+            "ibv_cmd_query_port_speed",
+            "ibv_cmd_reg_mr_ex",
+            "ibv_cmd_qp_attach_comp_cntr",
+            "ibv_cmd_query_comp_cntr_caps",
+            "ibv_dmabuf_heap_alloc",
+            "ibv_dmabuf_heap_cc_shared_init",
+            "ibv_dmabuf_heap_destroy",
+            "ibv_dmabuf_heap_free",
+            "ibv_wr_opcode_str",
+        ],
+    );
+    wanted.extend(counter("ibv").map(|name| (name, "IBVERBS_1.18")));
+    wanted.extend(counter("ibv_cmd").map(|name| (name, "IBVERBS_PRIVATE_65")));
+    for (name, node) in &wanted {
+        assert!(
+            !library.find(name, Some(node)).is_null(),
+            "{name}@{node} is missing"
+        );
+    }
+    for abi in 45..=65 {
+        let (name, node) = (
+            format!("verbs_register_driver_{abi}"),
+            format!("IBVERBS_PRIVATE_{abi}"),
+        );
+        assert!(
+            !library.find(&name, Some(&node)).is_null(),
+            "{name}@{node} is missing"
+        );
+    }
+    let cm = Library::open(&common::library_folder().join("librdmacm.so.1"));
+    for (name, node) in [
+        ("rdma_query_addrinfo", "RDMACM_1.4"),
+        ("rdma_resolve_addrinfo", "RDMACM_1.4"),
+        ("rdma_write_cm_event", "RDMACM_1.4"),
+        ("repoll_create", "RDMACM_1.5"),
+        ("repoll_ctl", "RDMACM_1.5"),
+        ("repoll_wait", "RDMACM_1.5"),
+    ] {
+        assert!(
+            !cm.find(name, Some(node)).is_null(),
+            "{name}@{node} is missing"
+        );
+    }
+}
+
 #[test]
 fn nothing_else_is_exported_and_the_name_is_right() {
     let dynamic = common::run(

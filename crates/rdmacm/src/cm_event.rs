@@ -133,6 +133,11 @@ fn convert(id: &CmId, event: Event) -> Option<Box<CmEvent>> {
                 made.set_connection(new_id, ends.remote.qpn, ends.params, &request.private_data);
             }
         }
+        Detail::Program(arg) => {
+            let param = (&raw mut made.abi.param).cast::<u64>();
+            // SAFETY: the union of a live event, which is larger and as aligned; newer headers have a member `arg` in it.
+            unsafe { param.write(arg) };
+        }
         Detail::Joined(membership) => made.set_joined(id, &membership),
     }
     match made.abi.event {

@@ -18,6 +18,7 @@ use crate::channel::Channel;
 use crate::device::{DEFAULT_PKEY, Device, PORT_NUM};
 use crate::endpoint::{Endpoint, Event};
 use crate::errno::{Errno, INVALID, Result};
+use crate::found::Found;
 use crate::lock::lock;
 use crate::multicast::Membership;
 
@@ -105,6 +106,8 @@ pub(crate) struct Extra {
     pub(crate) afonly: bool,
     pub(crate) ack_timeout: Option<u8>,
     pub(crate) ece: (u32, u32),
+    /// What `rdma_resolve_addrinfo` has found last.
+    pub(crate) addrinfo: Option<Found>,
     /// What `route.path_rec` points to.
     path: Option<Box<UnsafeCell<ibv_sa_path_rec>>>,
 }
@@ -206,6 +209,7 @@ impl CmId {
                 afonly: false,
                 ack_timeout: None,
                 ece: (0, 0),
+                addrinfo: None,
                 path: None,
             }),
         });

@@ -41,6 +41,8 @@ mod ends;
 pub mod errno;
 #[allow(unsafe_code)]
 mod fork;
+#[allow(unsafe_code)]
+mod found;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 #[allow(unsafe_code)]

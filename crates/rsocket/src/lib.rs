@@ -8,7 +8,7 @@
 //! - `session`, `session_options`: an id, and a stream once it is connected; `socket`: the calls of a socket for streams.
 //! - `pair`: a queue pair for datagrams; `datagram`: a socket for them, which has one.
 //! - `table`: the sockets by number.
-//! - `poll`: `poll(2)` over sockets and other descriptors.
+//! - `poll`: `poll(2)` over sockets and other descriptors; `epoll`: `epoll(7)` over it.
 //!
 //! The number of a socket is a descriptor of its own, so that it is no other's: of a stream's event channel, of a datagram
 //! socket's UDP socket.
@@ -22,6 +22,8 @@ pub mod abi;
 mod cq;
 #[allow(unsafe_code)]
 mod datagram;
+#[allow(unsafe_code)]
+mod epoll;
 #[allow(unsafe_code)]
 mod memory;
 mod options;

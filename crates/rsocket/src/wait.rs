@@ -100,12 +100,21 @@ impl Deadline {
         u64::try_from(timeout_ms).map_or(Self::NEVER, |ms| Self::after(Duration::from_millis(ms)))
     }
 
+    /// This one, or `duration` from now, whichever comes first.
+    pub(crate) fn sooner(self, duration: Duration) -> Self {
+        let soon = Instant::now().checked_add(duration);
+        Self(match (self.0, soon) {
+            (Some(at), Some(soon)) => Some(at.min(soon)),
+            (at, soon) => at.or(soon),
+        })
+    }
+
     pub(crate) fn has_passed(self) -> bool {
         self.0.is_some_and(|at| at <= Instant::now())
     }
 
     /// As a timeout of `poll(2)`, rounded up.
-    fn timeout_ms(self) -> i32 {
+    pub(crate) fn timeout_ms(self) -> i32 {
         match self.0 {
             None => -1,
             Some(at) => {

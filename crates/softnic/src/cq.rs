@@ -20,6 +20,7 @@ use ::faults::CompletionFacts;
 use verbs_abi::{IBV_WC_RECV, IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_wc};
 
 use crate::biased_lock::BiasedLock;
+use crate::comp_cntr;
 use crate::context::Context;
 use crate::event::Unacknowledged;
 use crate::faults;
@@ -94,6 +95,13 @@ impl<'a> WcSink<'a> {
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// The completions behind the first `before`.
+    fn since(&self, before: usize) -> &[ibv_wc] {
+        let made = self.out.get(before..self.len).unwrap_or_default();
+        // SAFETY: the first `len` places have been written (`push`, `push_words`).
+        unsafe { std::slice::from_raw_parts(made.as_ptr().cast(), made.len()) }
     }
 
     /// Completions that can still be added.
@@ -349,6 +357,9 @@ impl Cq {
         let buffered = sink.len();
         if !sink.is_full() {
             state.gather(&mut sink, SCAN);
+            if comp_cntr::in_use() {
+                comp_cntr::count(sink.since(buffered));
+            }
         }
         if state.armed != ARMED_NO && sink.len() > buffered {
             // The queue gets them here, and the next moment loses them to the caller. Another thread may wait.
@@ -462,6 +473,15 @@ impl Cq {
             state.wake_debtors();
         }
         waiting | held_back | self.settle_overrun(state, look)
+    }
+
+    /// Looks for completions, for a program that does not poll: they go to the buffer.
+    pub(crate) fn look(&self) {
+        self.nic.check_arrivals();
+        if xrc::in_use() {
+            xrc::progress(self.nic);
+        }
+        self.engine_progress(Look::Called);
     }
 
     /// Puts the event of an armed queue into its channel, if a completion that it is armed for has been added. True if
@@ -658,6 +678,9 @@ impl Cq {
             return;
         }
         state.added(1, sink.solicited);
+        if comp_cntr::in_use() {
+            comp_cntr::count(sink.since(0));
+        }
         // SAFETY: the sink has initialised its place.
         state.buffer.push_back(unsafe { out[0].assume_init_read() });
         self.report_outside_engine(&mut state);
@@ -675,6 +698,10 @@ impl Cq {
             buffer.truncate(before);
         }
         let made = buffer.len() - before;
+        if comp_cntr::in_use() {
+            let new: Vec<ibv_wc> = buffer.range(before..).copied().collect();
+            comp_cntr::count(&new);
+        }
         state.added(made, false);
         self.report_outside_engine(&mut state);
     }
@@ -827,6 +854,9 @@ impl Cq {
                 break;
             }
             state.added(n, sink.solicited);
+            if comp_cntr::in_use() {
+                comp_cntr::count(sink.since(0));
+            }
             // SAFETY: the sink has initialised the first `n` places.
             state
                 .buffer
@@ -995,6 +1025,9 @@ impl CqState {
         let waiting = self.gather(&mut sink, usize::MAX);
         let n = sink.len();
         self.added(n, sink.solicited);
+        if comp_cntr::in_use() {
+            comp_cntr::count(sink.since(0));
+        }
         // SAFETY: the sink has initialised the first `n` places.
         self.buffer
             .extend(out[..n].iter().map(|wc| unsafe { wc.assume_init_read() }));
@@ -1029,6 +1062,9 @@ impl CqState {
     fn release_late(&mut self, now_ns: u64) -> usize {
         let mut released = 0;
         while let Some((wc, solicited)) = self.late.pop_due(now_ns) {
+            if comp_cntr::in_use() {
+                comp_cntr::count(&[wc]);
+            }
             self.buffer.push_back(wc);
             self.added(1, solicited);
             released += 1;

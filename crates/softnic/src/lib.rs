@@ -14,6 +14,7 @@
 //! - `live`, `abi_cell`: the table of live handles, and the structures that they point to.
 //! - `pd`, `mw`, `dm`, `qp`, `cq`, `srq`, `ah`, `event`, `context`, `nic`: one object of the verbs each, and their common
 //!   home.
+//! - `comp_cntr`: counters that completions are counted by as they are made.
 //! - `faults`: what a plan of faults says to each question; `incidents`: what it has happen to the objects.
 //! - `why`: which check made a work request fail.
 //! - `engine`: the sleeping thread that makes the progress nobody polls for.
@@ -47,6 +48,7 @@ mod ah;
 mod at_exit;
 #[allow(unsafe_code)]
 mod biased_lock;
+mod comp_cntr;
 #[allow(unsafe_code)]
 mod context;
 #[allow(unsafe_code)]
@@ -93,6 +95,7 @@ mod why;
 mod xrc;
 
 pub use abi::gsi::gsi;
+pub use abi::newest;
 pub use abi::{later_symbols, symbols};
 pub use faults::{
     BadFaults, FAULT_COUNTS_VAR, FAULT_SEED_VAR, FAULT_VAR, FaultCounts, observe_faults,

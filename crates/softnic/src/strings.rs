@@ -145,6 +145,29 @@ pub(crate) fn port_state_str(port_state: ibv_port_state) -> &'static CStr {
     }
 }
 
+/// Name of an opcode of work requests, as the header spells it: what `ibv_wr_opcode_str` returns.
+#[must_use]
+pub(crate) fn wr_opcode_str(opcode: verbs_abi::ibv_wr_opcode) -> &'static CStr {
+    use verbs_abi::*;
+    match opcode {
+        IBV_WR_RDMA_WRITE => c"IBV_WR_RDMA_WRITE",
+        IBV_WR_RDMA_WRITE_WITH_IMM => c"IBV_WR_RDMA_WRITE_WITH_IMM",
+        IBV_WR_SEND => c"IBV_WR_SEND",
+        IBV_WR_SEND_WITH_IMM => c"IBV_WR_SEND_WITH_IMM",
+        IBV_WR_RDMA_READ => c"IBV_WR_RDMA_READ",
+        IBV_WR_ATOMIC_CMP_AND_SWP => c"IBV_WR_ATOMIC_CMP_AND_SWP",
+        IBV_WR_ATOMIC_FETCH_AND_ADD => c"IBV_WR_ATOMIC_FETCH_AND_ADD",
+        IBV_WR_LOCAL_INV => c"IBV_WR_LOCAL_INV",
+        IBV_WR_BIND_MW => c"IBV_WR_BIND_MW",
+        IBV_WR_SEND_WITH_INV => c"IBV_WR_SEND_WITH_INV",
+        IBV_WR_TSO => c"IBV_WR_TSO",
+        IBV_WR_DRIVER1 => c"IBV_WR_DRIVER1",
+        IBV_WR_FLUSH => c"IBV_WR_FLUSH",
+        IBV_WR_ATOMIC_WRITE => c"IBV_WR_ATOMIC_WRITE",
+        _ => UNKNOWN,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

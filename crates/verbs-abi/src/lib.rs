@@ -20,12 +20,14 @@ mod gsi;
 mod inline;
 mod later;
 pub mod layout;
+mod newest;
 mod symbols;
 mod tables;
 
 pub use gsi::Gsi;
 pub use inline::*;
 pub use later::*;
+pub use newest::*;
 pub use symbols::{LaterSymbols, Symbols};
 
 /// Declares the modules of the ABI, re-exports them and collects their tables.

@@ -10,9 +10,13 @@ use c_edge::{InConst, Out, c_functions};
 use libc::{addrinfo, sockaddr, socklen_t};
 use verbs_abi::*;
 
+use super::edge::Id;
 use crate::addr::{self, Addr};
+use crate::cm_event::complete;
 use crate::device::DEFAULT_PKEY;
+use crate::endpoint::Detail;
 use crate::errno::{Errno, INVALID, Result};
+use crate::found::Found;
 use crate::ib::IbAddr;
 
 c_functions! {
@@ -20,6 +24,63 @@ c_functions! {
     pub rdma_getaddrinfo => getaddrinfo,
         (node: *const c_char, service: *const c_char, hints: InConst<'_, rdma_addrinfo>,
          res: Out<'_, *mut rdma_addrinfo>) -> Result;
+
+    /// Resolves a node and a service, and says so by an event: `rdma_resolve_addrinfo(3)`. The name service is asked before
+    /// the call returns. There is no subnet administrator to be asked (`RAI_SA`): EOPNOTSUPP.
+    pub rdma_resolve_addrinfo => resolve_addrinfo,
+        (id: Id<'_>, node: *const c_char, service: *const c_char, hints: InConst<'_, rdma_addrinfo>) -> Result;
+
+    /// What the last `rdma_resolve_addrinfo` of an id has found: `rdma_query_addrinfo(3)`. The program frees it.
+    pub rdma_query_addrinfo => query_addrinfo, (id: Id<'_>, info: Out<'_, *mut rdma_addrinfo>) -> Result;
+}
+
+fn resolve_addrinfo(
+    id: Id<'_>,
+    node: *const c_char,
+    service: *const c_char,
+    hints: InConst<'_, rdma_addrinfo>,
+) -> Result {
+    let id = id.get()?;
+    let mut hints = hints.optional().copied();
+    let flags = hints.map_or(0, |hints| hints.ai_flags);
+    if flags & RAI_SA != 0 {
+        let both = flags & RAI_DNS != 0;
+        return Err(if both {
+            INVALID
+        } else {
+            Errno(libc::EOPNOTSUPP)
+        });
+    }
+    if node.is_null() && service.is_null() {
+        return Err(INVALID);
+    }
+    if let Some(hints) = &mut hints {
+        hints.ai_flags &= !RAI_DNS;
+    }
+    // SAFETY: texts and hints as the man page says.
+    let found = unsafe { resolve(node, service, hints.as_ref()) };
+    let (kind, status) = match &found {
+        Ok(_) => (RDMA_CM_EVENT_ADDRINFO_RESOLVED, 0),
+        Err(Errno(errno)) => (RDMA_CM_EVENT_ADDRINFO_ERROR, -errno),
+    };
+    let before = std::mem::replace(&mut id.extra().addrinfo, found.ok().map(keep));
+    drop(before);
+    id.endpoint.report(kind, status, Detail::Nothing);
+    complete(id)
+}
+
+/// The list, until somebody asks for it.
+fn keep(list: *mut rdma_addrinfo) -> Found {
+    // SAFETY: a list of ours that nobody else knows; the function frees such lists.
+    unsafe { Found::new(list, rdma_freeaddrinfo) }
+}
+
+fn query_addrinfo(id: Id<'_>, info: Out<'_, *mut rdma_addrinfo>) -> Result {
+    let id = id.get()?;
+    let place = info.get()?;
+    let found = id.extra().addrinfo.take().ok_or(INVALID)?;
+    place.write(found.into_list());
+    Ok(())
 }
 
 fn getaddrinfo(

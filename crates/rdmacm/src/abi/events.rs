@@ -1,15 +1,16 @@
 //! Event channels and events.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
 use std::time::Duration;
 
 use c_edge::{Out, c_functions};
 use verbs_abi::*;
 
-use super::edge::{ChannelArg, EventArg};
+use super::edge::{ChannelArg, EventArg, Id};
 use crate::cm::Cm;
 use crate::cm_event::next_event;
-use crate::errno::{Errno, Result};
+use crate::endpoint::Detail;
+use crate::errno::{Errno, INVALID, Result};
 use crate::id::ChannelHandle;
 
 /// How long `rdma_get_cm_event` waits before it refuses a channel that there is not. Programs destroy a channel that
@@ -25,6 +26,10 @@ c_functions! {
 
     /// Takes the next event: `rdma_get_cm_event(3)`.
     pub rdma_get_cm_event => get_cm_event, (channel: ChannelArg, event: Out<'_, *mut rdma_cm_event>) -> Result;
+
+    /// Puts an event of the program's own into the channel of an id: `rdma_write_cm_event(3)`.
+    pub rdma_write_cm_event => write_cm_event,
+        (id: Id<'_>, event: rdma_cm_event_type, status: c_int, arg: u64) -> Result;
 
     /// Frees an event: `rdma_ack_cm_event(3)`.
     pub rdma_ack_cm_event => EventArg::acknowledge, (event: EventArg) -> Result;
@@ -51,6 +56,16 @@ fn get_cm_event(channel: ChannelArg, event: Out<'_, *mut rdma_cm_event>) -> Resu
     Ok(())
 }
 
+fn write_cm_event(id: Id<'_>, event: rdma_cm_event_type, status: c_int, arg: u64) -> Result {
+    let id = id.get()?;
+    // "This should be set to RDMA_CM_EVENT_USER."
+    if event != RDMA_CM_EVENT_USER {
+        return Err(INVALID);
+    }
+    id.endpoint.report(event, status, Detail::Program(arg));
+    Ok(())
+}
+
 fn event_name(event: rdma_cm_event_type) -> *const c_char {
     event_str(event).as_ptr()
 }
@@ -73,6 +88,9 @@ fn event_str(event: rdma_cm_event_type) -> &'static CStr {
         RDMA_CM_EVENT_MULTICAST_ERROR => c"RDMA_CM_EVENT_MULTICAST_ERROR",
         RDMA_CM_EVENT_ADDR_CHANGE => c"RDMA_CM_EVENT_ADDR_CHANGE",
         RDMA_CM_EVENT_TIMEWAIT_EXIT => c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+        RDMA_CM_EVENT_ADDRINFO_RESOLVED => c"RDMA_CM_EVENT_ADDRINFO_RESOLVED",
+        RDMA_CM_EVENT_ADDRINFO_ERROR => c"RDMA_CM_EVENT_ADDRINFO_ERROR",
+        RDMA_CM_EVENT_USER => c"RDMA_CM_EVENT_USER",
         _ => c"UNKNOWN EVENT",
     }
 }

@@ -48,6 +48,8 @@ pub(crate) enum Detail {
         new: Arc<Endpoint>,
         request: Box<Request>,
     },
+    /// What the program says to itself: `rdma_write_cm_event`.
+    Program(u64),
     /// A multicast group was joined.
     Joined(Arc<Membership>),
 }

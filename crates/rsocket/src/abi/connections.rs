@@ -29,13 +29,20 @@ c_functions! {
     pub rshutdown => shutdown, (socket: c_int, how: c_int) -> Result;
 
     /// `close(2)`.
-    pub rclose => RSocket::close, (socket: c_int) -> Result;
+    pub rclose => close, (socket: c_int) -> Result;
 
     /// `getpeername(2)`.
     pub rgetpeername => peer_name, (socket: c_int, addr: NameRoom, addrlen: InOut<'_, socklen_t>) -> Result;
 
     /// `getsockname(2)`.
     pub rgetsockname => own_name, (socket: c_int, addr: NameRoom, addrlen: InOut<'_, socklen_t>) -> Result;
+}
+
+fn close(socket: c_int) -> Result {
+    if crate::epoll::close(socket) {
+        return Ok(());
+    }
+    RSocket::close(socket)
 }
 
 fn bind(socket: c_int, addr: Name, addrlen: socklen_t) -> Result {

@@ -4,20 +4,59 @@ use std::ffi::c_int;
 use std::time::Duration;
 
 use c_edge::{In, c_functions};
-use libc::{fd_set, nfds_t, timeval};
-use rdmacm::errno::Result;
+use libc::{epoll_event, fd_set, nfds_t, timeval};
+use rdmacm::errno::{Errno, INVALID, Result};
 
 use super::edge::PollFds;
-use crate::poll;
+use crate::{epoll, poll};
 
 c_functions! {
     /// `poll(2)`, over rsockets and other descriptors.
     pub rpoll => poll_all, (fds: PollFds, nfds: nfds_t, timeout: c_int) -> Result<c_int>;
 
+    /// Makes a set of descriptors to wait for, some of which may be rsockets: `epoll_create1(2)`.
+    pub repoll_create => epoll_create, (flags: c_int) -> Result<c_int>;
+
+    /// Changes such a set: `epoll_ctl(2)`.
+    pub repoll_ctl => epoll_ctl, (set: c_int, op: c_int, fd: c_int, event: In<'_, epoll_event>) -> Result;
+
+    /// Waits for events of such a set: `epoll_wait(2)`.
+    pub repoll_wait => epoll_wait,
+        (set: c_int, events: *mut epoll_event, max_events: c_int, timeout: c_int) -> Result<c_int>;
+
     /// `select(2)`, over rsockets and other descriptors.
     pub rselect => select,
         (nfds: c_int, readfds: *mut fd_set, writefds: *mut fd_set, exceptfds: *mut fd_set, timeout: In<'_, timeval>)
         -> Result<c_int>;
+}
+
+/// `epoll_create1(2)` over rsockets and other descriptors; `rclose` closes it.
+fn epoll_create(flags: c_int) -> Result<c_int> {
+    epoll::create(flags)
+}
+
+fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: In<'_, epoll_event>) -> Result {
+    epoll::control(set, op, fd, event.optional().copied())
+}
+
+fn epoll_wait(
+    set: c_int,
+    events: *mut epoll_event,
+    max_events: c_int,
+    timeout: c_int,
+) -> Result<c_int> {
+    let most = usize::try_from(max_events).ok().filter(|n| *n > 0);
+    let most = most.ok_or(INVALID)?;
+    if events.is_null() {
+        return Err(Errno(libc::EFAULT));
+    }
+    let found = epoll::wait(set, most, timeout)?;
+    for (i, event) in found.iter().enumerate() {
+        // SAFETY: not NULL (above), so the program's place for `max_events` of them (`epoll_wait(2)`), packed as C has them;
+        // `found` has no more.
+        unsafe { events.add(i).write_unaligned(*event) };
+    }
+    Ok(c_int::try_from(found.len()).unwrap_or(c_int::MAX))
 }
 
 fn poll_all(fds: PollFds, nfds: nfds_t, timeout: c_int) -> Result<c_int> {

@@ -27,6 +27,8 @@ mod flow;
 pub(crate) mod gsi;
 mod mr;
 mod mw;
+#[allow(unsafe_code)]
+pub mod newest;
 mod ops;
 mod qp;
 #[allow(unsafe_code)]

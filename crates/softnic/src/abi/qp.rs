@@ -11,6 +11,7 @@ use super::edge::{In, InOut, Out};
 use super::usage::busy;
 use super::xrc::XrcdHandle;
 use super::{qp_ex, wq};
+use crate::comp_cntr;
 use crate::cq::Cq;
 use crate::device::{self, LinkLayer};
 use crate::live;
@@ -347,6 +348,7 @@ pub(super) fn destroy_qp(handle: *mut ibv_qp) -> Result<(), c_int> {
         return Err(libc::EINVAL);
     }
     qp.destroy();
+    comp_cntr::detach(qp.qpn);
     if let Some(pd) = &qp.domain {
         pd.leave();
     }

@@ -484,7 +484,11 @@ pub(crate) fn failed(qp: &Qp, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
         cause,
     };
     report.report();
-    failed_for(qp, wr_id, status, why::vendor_err(cause))
+    // Beyond what the man page promises: whichever queue it is of.
+    ibv_wc {
+        opcode: IBV_WC_RECV,
+        ..failed_for(qp, wr_id, status, why::vendor_err(cause))
+    }
 }
 
 /// A completion that failed: of it only these fields are valid (`ibv_poll_cq(3)`).

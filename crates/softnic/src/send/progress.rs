@@ -49,7 +49,10 @@ fn complete(qp: &Qp, freed: &mut u64, wqe: &SendWqe, sink: &mut WcSink<'_>) {
     if wqe.status == SUCCESS {
         sink.push_sent(wqe.wr_id, wqe.opcode.into(), wqe.byte_len, qp.qpn);
     } else {
-        sink.push(failed_for(qp, wqe.wr_id, wqe.status.into(), wqe.byte_len));
+        sink.push(ibv_wc {
+            opcode: wqe.opcode.into(),
+            ..failed_for(qp, wqe.wr_id, wqe.status.into(), wqe.byte_len)
+        });
     }
 }
 

@@ -1,0 +1,107 @@
+//! The functions that libibverbs got in rdma-core 59 to 65, handed to the software NIC.
+//!
+//! Those that make a memory region go on to `ibv_reg_mr_iova`, so that a ledger and a trace have the region.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use cancellation::HoldOff;
+use softnic::newest;
+use verbs_abi::*;
+
+use crate::nic;
+
+macro_rules! hand_over {
+    ($( fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
+        $(
+            pub(crate) unsafe extern "C" fn $name($( $arg: $type ),*) $(-> $ret)? {
+                let _hold_off = HoldOff::new();
+                // SAFETY: the software NIC's function of that name has the contract of the man page, which is
+                // the caller's.
+                unsafe { newest::$name($( $arg ),*) }
+            }
+        )*
+    };
+}
+
+hand_over! {
+    fn ibv_alloc_dmah(context: *mut ibv_context, attr: *mut ibv_dmah_init_attr) -> *mut ibv_dmah;
+    fn ibv_dealloc_dmah(dmah: *mut ibv_dmah) -> c_int;
+    fn ibv_query_port_speed(context: *mut ibv_context, port_num: u32, port_speed: *mut u64) -> c_int;
+    fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void;
+    fn ibv_free_buf(buf: *mut ibv_buf);
+    fn _ibv_query_comp_cntr_caps(context: *mut ibv_context, caps: *mut ibv_comp_cntr_caps, size: usize) -> c_int;
+    fn ibv_create_comp_cntr(context: *mut ibv_context, attr: *mut ibv_comp_cntr_init_attr) -> *mut ibv_comp_cntr;
+    fn ibv_destroy_comp_cntr(counter: *mut ibv_comp_cntr) -> c_int;
+    fn ibv_qp_attach_comp_cntr(qp: *mut ibv_qp, counter: *mut ibv_comp_cntr, attr: *mut ibv_qp_attach_comp_cntr_attr) -> c_int;
+    fn ibv_set_comp_cntr(counter: *mut ibv_comp_cntr, value: u64) -> c_int;
+    fn ibv_set_err_comp_cntr(counter: *mut ibv_comp_cntr, value: u64) -> c_int;
+    fn ibv_inc_comp_cntr(counter: *mut ibv_comp_cntr, amount: u64) -> c_int;
+    fn ibv_inc_err_comp_cntr(counter: *mut ibv_comp_cntr, amount: u64) -> c_int;
+    fn ibv_read_comp_cntr(counter: *mut ibv_comp_cntr, value: *mut u64) -> c_int;
+    fn ibv_read_err_comp_cntr(counter: *mut ibv_comp_cntr, value: *mut u64) -> c_int;
+    fn ibv_wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char;
+}
+
+fn refused<T>(errno: c_int) -> *mut T {
+    // SAFETY: glibc's errno of this thread.
+    unsafe { *libc::__errno_location() = errno };
+    std::ptr::null_mut()
+}
+
+/// Registers memory of a buffer: `ibv_reg_buf_mr(3)`.
+pub(crate) unsafe extern "C" fn ibv_reg_buf_mr(
+    pd: *mut ibv_pd,
+    buf: *mut ibv_buf,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    match newest::check_buffer(pd, buf, addr, length) {
+        // SAFETY: contract of the man page; the memory is the buffer's (checked above).
+        Ok(()) => unsafe { nic::ibv_reg_mr_iova(pd, addr, length, addr.addr() as u64, access) },
+        Err(errno) => refused(errno),
+    }
+}
+
+/// Registers a memory region from a list of attributes: `ibv_reg_mr_ex(3)`. A dma-buf is refused with EOPNOTSUPP.
+pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
+    pd: *mut ibv_pd,
+    attr: *mut ibv_mr_init_attr,
+) -> *mut ibv_mr {
+    const KNOWN: u64 =
+        IBV_REG_MR_MASK_IOVA | IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_DMAH | IBV_REG_MR_MASK_BUF;
+    // SAFETY: NULL, or the program's attributes (contract of the man page).
+    let Some(a) = (unsafe { attr.as_ref() }) else {
+        return refused(libc::EINVAL);
+    };
+    let set = |bit: u64| a.comp_mask & bit != 0;
+    let with_fd = set(IBV_REG_MR_MASK_FD | IBV_REG_MR_MASK_FD_OFFSET);
+    if with_fd && set(IBV_REG_MR_MASK_BUF) {
+        return refused(libc::EINVAL);
+    }
+    if a.comp_mask & !KNOWN != 0 {
+        return refused(libc::EOPNOTSUPP);
+    }
+    if !set(IBV_REG_MR_MASK_ADDR) {
+        return refused(libc::EINVAL);
+    }
+    if set(IBV_REG_MR_MASK_DMAH)
+        && let Err(errno) = newest::check_dmah(a.dmah)
+    {
+        return refused(errno);
+    }
+    if set(IBV_REG_MR_MASK_BUF) {
+        // SAFETY: who sets the bit was compiled with the member.
+        let buf = unsafe { (*attr.cast::<ibv_mr_init_attr_with_buf>()).buf };
+        if let Err(errno) = newest::check_buffer(pd, buf, a.addr, a.length) {
+            return refused(errno);
+        }
+    }
+    let iova = if set(IBV_REG_MR_MASK_IOVA) {
+        a.iova
+    } else {
+        a.addr.addr() as u64
+    };
+    // SAFETY: contract of the man page, which is the caller's.
+    unsafe { nic::ibv_reg_mr_iova(pd, a.addr, a.length, iova, a.access) }
+}

@@ -1,0 +1,313 @@
+//! What libibverbs got in rdma-core 59 to 65, as functions of their own: the table of entry points does not have them, so
+//! that a layer over a provider need not know them.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use shm::mem::{SharedMemory, alloc_shared};
+use shm::shortage::errno_of;
+use verbs_abi::*;
+
+use super::context::{context_of, nic_of};
+use super::edge::{In, Out, c_functions};
+use super::usage::busy;
+use crate::abi_cell::AbiCell;
+use crate::comp_cntr::{self, CompCntr, Completes};
+use crate::device;
+use crate::live;
+use crate::pd::Pd;
+use crate::qp::Qp;
+use crate::qp_state::QpState;
+use crate::strings;
+
+type Made<T> = Result<*mut T, c_int>;
+type Done = Result<(), c_int>;
+
+c_functions! {
+    /// Makes a DMA handle: `ibv_alloc_dmah(3)`. A hint that this NIC has no use for.
+    pub ibv_alloc_dmah => alloc_dmah, (context: *mut ibv_context, attr: In<'_, ibv_dmah_init_attr>) -> Made<ibv_dmah>;
+    /// Frees a DMA handle; regions that were made with it stay as they are.
+    pub ibv_dealloc_dmah => dealloc_dmah, (dmah: *mut ibv_dmah) -> Done;
+
+    /// Speed of a port in units of 100 Mbit/s: `ibv_query_port_speed(3)`.
+    pub ibv_query_port_speed => query_port_speed, (context: *mut ibv_context, port_num: u32, speed: Out<'_, u64>) -> Done;
+
+    /// Allocates a buffer: `ibv_alloc_buf(3)`. It is memory that peers of this host can map.
+    pub ibv_alloc_buf => alloc_buf, (pd: *mut ibv_pd, size: usize, buf: Out<'_, *mut ibv_buf>) -> Made<c_void>;
+    /// Frees a buffer.
+    pub ibv_free_buf => free_buf, (buf: *mut ibv_buf) -> ();
+
+    /// What completion counters can do; behind the inline `ibv_query_comp_cntr_caps`. Inferred: that the size of the
+    /// structure is passed, as it is to the other functions of this form.
+    pub _ibv_query_comp_cntr_caps => query_comp_cntr_caps,
+        (context: *mut ibv_context, caps: *mut ibv_comp_cntr_caps, size: usize) -> Done;
+    /// Makes a completion counter: `ibv_create_comp_cntr(3)`.
+    pub ibv_create_comp_cntr => create_comp_cntr,
+        (context: *mut ibv_context, attr: In<'_, ibv_comp_cntr_init_attr>) -> Made<ibv_comp_cntr>;
+    /// Destroys a completion counter.
+    pub ibv_destroy_comp_cntr => destroy_comp_cntr, (counter: *mut ibv_comp_cntr) -> Done;
+    /// Attaches a completion counter: `ibv_qp_attach_comp_cntr(3)`.
+    pub ibv_qp_attach_comp_cntr => attach_comp_cntr,
+        (qp: *mut ibv_qp, counter: *mut ibv_comp_cntr, attr: In<'_, ibv_qp_attach_comp_cntr_attr>) -> Done;
+    /// Sets the count of successes.
+    pub ibv_set_comp_cntr => set_comp_cntr, (counter: *mut ibv_comp_cntr, value: u64) -> Done;
+    /// Sets the count of errors.
+    pub ibv_set_err_comp_cntr => set_err_comp_cntr, (counter: *mut ibv_comp_cntr, value: u64) -> Done;
+    /// Adds to the count of successes.
+    pub ibv_inc_comp_cntr => inc_comp_cntr, (counter: *mut ibv_comp_cntr, amount: u64) -> Done;
+    /// Adds to the count of errors.
+    pub ibv_inc_err_comp_cntr => inc_err_comp_cntr, (counter: *mut ibv_comp_cntr, amount: u64) -> Done;
+    /// The count of successes.
+    pub ibv_read_comp_cntr => read_comp_cntr, (counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> Done;
+    /// The count of errors.
+    pub ibv_read_err_comp_cntr => read_err_comp_cntr, (counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> Done;
+
+    /// Name of an opcode of work requests. Inferred: the form of the name.
+    pub ibv_wr_opcode_str => wr_opcode_str, (opcode: ibv_wr_opcode) -> *const c_char;
+}
+
+/// A DMA handle; the program's handle points to its first field.
+#[repr(C)]
+struct Dmah {
+    abi: AbiCell<ibv_dmah>,
+}
+
+live::object!(Dmah, ibv_dmah);
+
+fn alloc_dmah(context: *mut ibv_context, attr: In<'_, ibv_dmah_init_attr>) -> Made<ibv_dmah> {
+    const KNOWN: u32 = IBV_DMAH_INIT_ATTR_MASK_CPU_ID
+        | IBV_DMAH_INIT_ATTR_MASK_PH
+        | IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE;
+    /// PCIe has two bits for it.
+    const MAX_PH: u8 = 3;
+    context_of(context)?;
+    let attr = attr.get()?;
+    if attr.comp_mask & !KNOWN != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let set = |bit| attr.comp_mask & bit != 0;
+    if set(IBV_DMAH_INIT_ATTR_MASK_PH) && attr.ph > MAX_PH
+        || set(IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE) && attr.tph_mem_type > IBV_TPH_MEM_TYPE_PM
+    {
+        return Err(libc::EINVAL);
+    }
+    let abi = AbiCell::new(ibv_dmah { context });
+    Ok(live::hand_out(Arc::new(Dmah { abi })))
+}
+
+fn dealloc_dmah(dmah: *mut ibv_dmah) -> Done {
+    live::take_back::<Dmah>(dmah).ok_or(libc::EINVAL).map(drop)
+}
+
+fn query_port_speed(context: *mut ibv_context, port_num: u32, speed: Out<'_, u64>) -> Done {
+    let nic = nic_of(context)?;
+    if port_num != u32::from(device::PORT_NUM) {
+        return Err(libc::EINVAL);
+    }
+    let port = nic.port.attr();
+    // Codes of IBTA vol. 1, 14.2.5.6: lanes, and 100 Mbit/s a lane.
+    let lanes = match port.active_width {
+        1 => 1,
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => return Err(libc::EOPNOTSUPP),
+    };
+    let per_lane = match port.active_speed {
+        1 => 25,
+        2 => 50,
+        4 | 8 => 100,
+        16 => 140,
+        32 => 250,
+        64 => 500,
+        128 => 1000,
+        _ => return Err(libc::EOPNOTSUPP),
+    };
+    speed.get()?.write(lanes * per_lane);
+    Ok(())
+}
+
+/// A buffer; the program's handle points to its first field.
+#[repr(C)]
+struct Buf {
+    abi: AbiCell<usize>,
+    memory: SharedMemory,
+    pd: Arc<Pd>,
+}
+
+const _: () = assert!(std::mem::offset_of!(Buf, abi) == 0);
+const _: () = assert!(size_of::<usize>() == size_of::<ibv_buf>());
+
+impl live::Object for Buf {
+    type C = ibv_buf;
+    const KIND: &'static str = "ibv_buf";
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        self.pd.leave();
+    }
+}
+
+fn alloc_buf(pd: *mut ibv_pd, size: usize, buf: Out<'_, *mut ibv_buf>) -> Made<c_void> {
+    let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
+    let place = buf.get()?;
+    if size == 0 {
+        return Err(libc::EINVAL);
+    }
+    let memory = alloc_shared(size).map_err(|e| errno_of(&e))?;
+    let addr = memory.as_ptr().cast();
+    pd.enter();
+    let abi = AbiCell::new(size);
+    place.write(live::hand_out(Arc::new(Buf { abi, memory, pd })));
+    Ok(addr)
+}
+
+fn free_buf(buf: *mut ibv_buf) {
+    drop(live::take_back::<Buf>(buf));
+}
+
+/// Whether memory lies in a buffer that was allocated from that domain.
+///
+/// # Errors
+/// `EINVAL` where it does not, or the buffer is not live.
+pub fn check_buffer(pd: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, length: usize) -> Done {
+    let buf = live::find::<Buf>(buf).ok_or(libc::EINVAL)?;
+    let start = addr.addr().checked_sub(buf.memory.as_ptr().addr());
+    let end = start.and_then(|start| start.checked_add(length));
+    let fits = end.is_some_and(|end| end <= buf.memory.len());
+    if fits && std::ptr::eq(buf.pd.handle(), pd) {
+        Ok(())
+    } else {
+        Err(libc::EINVAL)
+    }
+}
+
+/// Whether a DMA handle is live.
+///
+/// # Errors
+/// `EINVAL` where it is not.
+pub fn check_dmah(dmah: *mut ibv_dmah) -> Done {
+    live::find::<Dmah>(dmah).ok_or(libc::EINVAL).map(drop)
+}
+
+fn query_comp_cntr_caps(
+    context: *mut ibv_context,
+    caps: *mut ibv_comp_cntr_caps,
+    size: usize,
+) -> Done {
+    nic_of(context)?;
+    if caps.is_null() {
+        return Err(libc::EINVAL);
+    }
+    let all = ibv_comp_cntr_caps {
+        max_value: u64::MAX,
+        max_counters: comp_cntr::MAX_COUNTERS,
+        supported_qp_attach_ops: comp_cntr::SUPPORTED_OPS,
+    };
+    let n = size.min(size_of::<ibv_comp_cntr_caps>());
+    // SAFETY: not NULL (above), so the program's place of `size` bytes, of which no more than `all` has are written.
+    unsafe {
+        caps.cast::<u8>()
+            .copy_from_nonoverlapping((&raw const all).cast(), n);
+    }
+    Ok(())
+}
+
+fn create_comp_cntr(
+    context: *mut ibv_context,
+    attr: In<'_, ibv_comp_cntr_init_attr>,
+) -> Made<ibv_comp_cntr> {
+    context_of(context)?;
+    let attr = attr.get()?;
+    if attr.comp_mask != 0 || attr.kind != IBV_COMP_CNTR_TYPE_WRS {
+        return Err(libc::EOPNOTSUPP);
+    }
+    // "Reserved for future use, for now must be 0."
+    if attr.flags != 0 {
+        return Err(libc::EINVAL);
+    }
+    let counter = CompCntr::new(context).ok_or(libc::ENOMEM)?;
+    Ok(live::hand_out(Arc::new(counter)))
+}
+
+fn find(counter: *mut ibv_comp_cntr) -> Result<Arc<CompCntr>, c_int> {
+    live::find::<CompCntr>(counter).ok_or(libc::EINVAL)
+}
+
+fn destroy_comp_cntr(counter: *mut ibv_comp_cntr) -> Done {
+    busy(&find(counter)?.uses)?;
+    live::take_back::<CompCntr>(counter)
+        .ok_or(libc::EINVAL)
+        .map(drop)
+}
+
+fn attach_comp_cntr(
+    qp: *mut ibv_qp,
+    counter: *mut ibv_comp_cntr,
+    attr: In<'_, ibv_qp_attach_comp_cntr_attr>,
+) -> Done {
+    let qp = live::find::<Qp>(qp).ok_or(libc::EINVAL)?;
+    let counter = find(counter)?;
+    let attr = attr.get()?;
+    if attr.comp_mask != 0 || attr.op_mask & !comp_cntr::SUPPORTED_OPS != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
+    if attr.op_mask == 0 || !matches!(qp.state(), QpState::Reset | QpState::Init) {
+        return Err(libc::EINVAL);
+    }
+    let qpn = qp.qpn;
+    let qp: Arc<dyn Completes> = qp;
+    comp_cntr::attach(qpn, Arc::downgrade(&qp), &counter, attr.op_mask)
+}
+
+impl Completes for Qp {
+    fn look(&self) {
+        self.send_cq.look();
+        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
+            self.recv_cq.look();
+        }
+    }
+}
+
+fn set_comp_cntr(counter: *mut ibv_comp_cntr, value: u64) -> Done {
+    find(counter)?.completions.store(value, Ordering::Release);
+    Ok(())
+}
+
+fn set_err_comp_cntr(counter: *mut ibv_comp_cntr, value: u64) -> Done {
+    find(counter)?.errors.store(value, Ordering::Release);
+    Ok(())
+}
+
+fn inc_comp_cntr(counter: *mut ibv_comp_cntr, amount: u64) -> Done {
+    find(counter)?
+        .completions
+        .fetch_add(amount, Ordering::Release);
+    Ok(())
+}
+
+fn inc_err_comp_cntr(counter: *mut ibv_comp_cntr, amount: u64) -> Done {
+    find(counter)?.errors.fetch_add(amount, Ordering::Release);
+    Ok(())
+}
+
+fn read_comp_cntr(counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> Done {
+    let (counter, place) = (find(counter)?, value.get()?);
+    comp_cntr::look(&counter);
+    place.write(counter.completions.load(Ordering::Acquire));
+    Ok(())
+}
+
+fn read_err_comp_cntr(counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> Done {
+    let (counter, place) = (find(counter)?, value.get()?);
+    comp_cntr::look(&counter);
+    place.write(counter.errors.load(Ordering::Acquire));
+    Ok(())
+}
+
+fn wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char {
+    strings::wr_opcode_str(opcode).as_ptr()
+}

@@ -1,0 +1,173 @@
+//! Completion counters: `ibv_create_comp_cntr(3)`.
+//!
+//! A counter counts a completion when the completion is made, which is when the program or the engine looks for it. Work
+//! requests that succeed unsignaled make none, and are not counted.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
+
+use verbs_abi::*;
+
+use crate::abi_cell::AbiCell;
+use crate::live;
+
+/// Counters that a process can have.
+pub(crate) const MAX_COUNTERS: u32 = 65_536;
+/// Operations that a counter can count.
+pub(crate) const SUPPORTED_OPS: u32 = IBV_QP_ATTACH_COMP_CNTR_OP_SEND
+    | IBV_QP_ATTACH_COMP_CNTR_OP_RECV
+    | IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ
+    | IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE;
+
+static COUNTERS: AtomicU32 = AtomicU32::new(0);
+
+/// A completion counter; the program's handle points to its first field.
+#[repr(C)]
+pub(crate) struct CompCntr {
+    abi: AbiCell<ibv_comp_cntr>,
+    /// Work requests that succeeded.
+    pub(crate) completions: AtomicU64,
+    /// Work requests that failed.
+    pub(crate) errors: AtomicU64,
+    /// Queue pairs that it is attached to, once for each call.
+    pub(crate) uses: AtomicUsize,
+}
+
+live::object!(CompCntr, ibv_comp_cntr);
+
+impl CompCntr {
+    /// `None` where there are [`MAX_COUNTERS`].
+    pub(crate) fn new(context: *mut ibv_context) -> Option<Self> {
+        let less = |n: u32| (n < MAX_COUNTERS).then_some(n + 1);
+        let number = COUNTERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        let handle = number.ok()?;
+        Some(Self {
+            abi: AbiCell::new(ibv_comp_cntr {
+                context,
+                handle,
+                comp_count_max_value: u64::MAX,
+                err_count_max_value: u64::MAX,
+            }),
+            completions: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            uses: AtomicUsize::new(0),
+        })
+    }
+}
+
+impl Drop for CompCntr {
+    fn drop(&mut self) {
+        COUNTERS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A queue pair, as far as counters know it.
+pub(crate) trait Completes: Send + Sync {
+    /// Looks for completions of both queues, for a program that does not poll.
+    fn look(&self);
+}
+
+/// What counts a queue pair's completions.
+struct Attached {
+    qp: Weak<dyn Completes>,
+    counters: Vec<(u32, Arc<CompCntr>)>,
+}
+
+/// By number of the queue pair.
+static ATTACHED: RwLock<Option<HashMap<u32, Attached>>> = RwLock::new(None);
+/// A counter was attached once.
+static IN_USE: AtomicBool = AtomicBool::new(false);
+
+/// Whether completions have to be counted: asked on the data path, so it is one load.
+#[inline(always)]
+pub(crate) fn in_use() -> bool {
+    IN_USE.load(Ordering::Relaxed)
+}
+
+/// Attaches a counter.
+///
+/// # Errors
+/// `EBUSY` where another counter has one of the operations.
+pub(crate) fn attach(
+    qpn: u32,
+    qp: Weak<dyn Completes>,
+    counter: &Arc<CompCntr>,
+    op_mask: u32,
+) -> Result<(), c_int> {
+    let mut all = ATTACHED.write().unwrap_or_else(PoisonError::into_inner);
+    let of_qp = all
+        .get_or_insert_default()
+        .entry(qpn)
+        .or_insert_with(|| Attached {
+            qp,
+            counters: Vec::new(),
+        });
+    if of_qp.counters.iter().any(|(ops, _)| ops & op_mask != 0) {
+        return Err(libc::EBUSY);
+    }
+    counter.uses.fetch_add(1, Ordering::Relaxed);
+    of_qp.counters.push((op_mask, Arc::clone(counter)));
+    IN_USE.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Detaches all counters of a queue pair that is destroyed.
+pub(crate) fn detach(qpn: u32) {
+    if !in_use() {
+        return;
+    }
+    let gone = {
+        let mut all = ATTACHED.write().unwrap_or_else(PoisonError::into_inner);
+        all.as_mut().and_then(|all| all.remove(&qpn))
+    };
+    for (_, counter) in gone.into_iter().flat_map(|gone| gone.counters) {
+        counter.uses.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The operation that a completion is of; 0 for those that no counter counts.
+fn operation(opcode: ibv_wc_opcode) -> u32 {
+    match opcode {
+        IBV_WC_SEND => IBV_QP_ATTACH_COMP_CNTR_OP_SEND,
+        IBV_WC_RDMA_WRITE => IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE,
+        IBV_WC_RDMA_READ => IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ,
+        _ if opcode & IBV_WC_RECV != 0 => IBV_QP_ATTACH_COMP_CNTR_OP_RECV,
+        _ => 0,
+    }
+}
+
+/// Counts completions that were made just now.
+#[cold]
+pub(crate) fn count(completions: &[ibv_wc]) {
+    let all = ATTACHED.read().unwrap_or_else(PoisonError::into_inner);
+    let Some(all) = &*all else { return };
+    for wc in completions {
+        let Some(of_qp) = all.get(&wc.qp_num) else {
+            continue;
+        };
+        let op = operation(wc.opcode);
+        for (_, counter) in of_qp.counters.iter().filter(|(ops, _)| ops & op != 0) {
+            let count = if wc.status == IBV_WC_SUCCESS {
+                &counter.completions
+            } else {
+                &counter.errors
+            };
+            count.fetch_add(1, Ordering::Release);
+        }
+    }
+}
+
+/// Looks for completions of the queue pairs that a counter is attached to, for a program that does not poll.
+pub(crate) fn look(counter: &Arc<CompCntr>) {
+    let queue_pairs: Vec<Arc<dyn Completes>> = {
+        let all = ATTACHED.read().unwrap_or_else(PoisonError::into_inner);
+        let all = all.iter().flat_map(HashMap::values);
+        let its = all.filter(|of_qp| of_qp.counters.iter().any(|(_, c)| Arc::ptr_eq(c, counter)));
+        its.filter_map(|of_qp| of_qp.qp.upgrade()).collect()
+    };
+    for qp in queue_pairs {
+        qp.look();
+    }
+}

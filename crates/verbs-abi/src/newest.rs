@@ -1,0 +1,166 @@
+//! What `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>` got in rdma-core 57 to 65: DMA handles, `ibv_reg_mr_ex`, buffers,
+//! completion counters, and address resolution by events.
+//!
+//! The headers that the test `layout` compares with do not know it, so nothing here is in its tables. Layouts and values
+//! are those of the man pages of rdma-core 65. Two things its public pages do not show are inferred, and say so.
+
+use std::ffi::{c_int, c_void};
+
+use crate::context::ibv_context;
+
+/// Bit of [`ibv_dmah_init_attr::comp_mask`]: `cpu_id` is set.
+pub const IBV_DMAH_INIT_ATTR_MASK_CPU_ID: u32 = 1 << 0;
+/// Bit of [`ibv_dmah_init_attr::comp_mask`]: `ph` is set.
+pub const IBV_DMAH_INIT_ATTR_MASK_PH: u32 = 1 << 1;
+/// Bit of [`ibv_dmah_init_attr::comp_mask`]: `tph_mem_type` is set.
+pub const IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE: u32 = 1 << 2;
+/// The largest `enum ibv_tph_mem_type`: persistent memory.
+pub const IBV_TPH_MEM_TYPE_PM: u8 = 1;
+
+/// Hints for the PCIe transactions of a memory region: `ibv_alloc_dmah(3)`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_dmah_init_attr {
+    /// Which fields are set.
+    pub comp_mask: u32,
+    /// The core that will read the data.
+    pub cpu_id: u32,
+    /// Processing hints (PCIe base specification 6.0, 6.17): 0 to 3.
+    pub ph: u8,
+    /// 0: volatile memory; 1: persistent memory.
+    pub tph_mem_type: u8,
+}
+
+/// A DMA handle.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_dmah {
+    /// The device that it was made with.
+    pub context: *mut ibv_context,
+}
+
+/// Bit of [`ibv_mr_init_attr::comp_mask`]: `iova` is set.
+pub const IBV_REG_MR_MASK_IOVA: u64 = 1 << 0;
+/// Bit of [`ibv_mr_init_attr::comp_mask`]: `addr` is set.
+pub const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
+/// Bit of [`ibv_mr_init_attr::comp_mask`]: `fd` is set.
+pub const IBV_REG_MR_MASK_FD: u64 = 1 << 2;
+/// Bit of [`ibv_mr_init_attr::comp_mask`]: `fd_offset` is set.
+pub const IBV_REG_MR_MASK_FD_OFFSET: u64 = 1 << 3;
+/// Bit of [`ibv_mr_init_attr::comp_mask`]: `dmah` is set.
+pub const IBV_REG_MR_MASK_DMAH: u64 = 1 << 4;
+/// Bit of [`ibv_mr_init_attr::comp_mask`]: [`ibv_mr_init_attr_with_buf::buf`] is set. Inferred: the man page names it
+/// without its value.
+pub const IBV_REG_MR_MASK_BUF: u64 = 1 << 5;
+
+/// What a memory region is made of: `ibv_reg_mr_ex(3)`, as it was before buffers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_mr_init_attr {
+    /// Bytes.
+    pub length: usize,
+    /// `ibv_access_flags`.
+    pub access: c_int,
+    /// Which fields behind it are set.
+    pub comp_mask: u64,
+    /// The address by which work requests name the first byte.
+    pub iova: u64,
+    /// The first byte.
+    pub addr: *mut c_void,
+    /// A dma-buf.
+    pub fd: c_int,
+    /// Where the region begins in the dma-buf.
+    pub fd_offset: u64,
+    /// Hints.
+    pub dmah: *mut ibv_dmah,
+}
+
+/// The same since buffers came. Inferred: that the member stands at the end.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_mr_init_attr_with_buf {
+    /// What it was before.
+    pub attr: ibv_mr_init_attr,
+    /// The buffer that `addr` lies in.
+    pub buf: *mut ibv_buf,
+}
+
+/// A buffer: `ibv_alloc_buf(3)`. Programs do not look inside.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_buf {
+    opaque: usize,
+}
+
+/// [`ibv_comp_cntr_init_attr::kind`]: count work requests.
+pub const IBV_COMP_CNTR_TYPE_WRS: u32 = 0;
+/// [`ibv_comp_cntr_init_attr::kind`]: count bytes.
+pub const IBV_COMP_CNTR_TYPE_BYTES: u32 = 1;
+
+/// How to make a completion counter: `ibv_create_comp_cntr(3)`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_comp_cntr_init_attr {
+    /// No bit is defined.
+    pub comp_mask: u32,
+    /// `type`: one of `enum ibv_comp_cntr_type`.
+    pub kind: u32,
+    /// 0.
+    pub flags: u32,
+}
+
+/// A completion counter.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_comp_cntr {
+    /// The device that it was made with.
+    pub context: *mut ibv_context,
+    /// The kernel's name of it.
+    pub handle: u32,
+    /// The largest count of successes; the next one is 0.
+    pub comp_count_max_value: u64,
+    /// The largest count of errors; the next one is 0.
+    pub err_count_max_value: u64,
+}
+
+/// What completion counters of a device can do: `ibv_query_comp_cntr_caps(3)`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_comp_cntr_caps {
+    /// The largest count.
+    pub max_value: u64,
+    /// How many there can be.
+    pub max_counters: u32,
+    /// `enum ibv_qp_attach_comp_cntr_op`.
+    pub supported_qp_attach_ops: u32,
+}
+
+/// Bit of [`ibv_qp_attach_comp_cntr_attr::op_mask`]: SENDs.
+pub const IBV_QP_ATTACH_COMP_CNTR_OP_SEND: u32 = 1 << 0;
+/// Bit of [`ibv_qp_attach_comp_cntr_attr::op_mask`]: receive work requests.
+pub const IBV_QP_ATTACH_COMP_CNTR_OP_RECV: u32 = 1 << 1;
+/// Bit of [`ibv_qp_attach_comp_cntr_attr::op_mask`]: READs.
+pub const IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ: u32 = 1 << 2;
+/// Bit of [`ibv_qp_attach_comp_cntr_attr::op_mask`]: WRITEs.
+pub const IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE: u32 = 1 << 4;
+
+/// What a counter of a queue pair counts: `ibv_qp_attach_comp_cntr(3)`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ibv_qp_attach_comp_cntr_attr {
+    /// No bit is defined.
+    pub comp_mask: u32,
+    /// Which operations.
+    pub op_mask: u32,
+}
+
+/// Event of the connection manager: `rdma_resolve_addrinfo` has succeeded.
+pub const RDMA_CM_EVENT_ADDRINFO_RESOLVED: u32 = 16;
+/// Event of the connection manager: `rdma_resolve_addrinfo` has failed.
+pub const RDMA_CM_EVENT_ADDRINFO_ERROR: u32 = 17;
+/// Event of the connection manager: `rdma_write_cm_event` was called.
+pub const RDMA_CM_EVENT_USER: u32 = 18;
+/// Bit of `ai_flags`: ask the subnet administrator.
+pub const RAI_SA: c_int = 0x10;
+/// Bit of `ai_flags`: ask the name service, as without any bit.
+pub const RAI_DNS: c_int = 0x20;
