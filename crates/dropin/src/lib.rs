@@ -7,6 +7,7 @@
 //! - `symbols.txt` says what is exported under which version; `build.rs` makes labels of it that jump to the
 //!   functions in `entry`.
 //! - `nic` hands the verbs to the software NIC, whose functions check and answer as their man pages say.
+//! - `bypass` tells of a process that was to use the software NIC and did not.
 //! - `newest` has the functions of the newest releases.
 //! - `rate`, `sysfs` and `kernel` are the functions of libibverbs that need no device.
 //! - `fabric` is for the drop-in's own `librdmacm.so.1`, which stands on this library.
@@ -16,6 +17,8 @@
 //! ends the process with a message rather than unwinding into C.
 #![deny(unsafe_code)]
 
+#[allow(unsafe_code)]
+mod bypass;
 #[allow(unsafe_code)]
 mod entry;
 #[allow(unsafe_code)]

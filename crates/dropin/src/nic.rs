@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
+use crate::bypass;
 use cancellation::{HoldOff, take_or_wait};
 use verbs_abi::{LaterSymbols, Symbols, for_each_later_symbol, for_each_symbol};
 
@@ -80,6 +81,7 @@ pub(crate) use first::*;
 pub(crate) unsafe extern "C" fn ibv_get_device_list(
     num_devices: *mut c_int,
 ) -> *mut *mut verbs_abi::ibv_device {
+    bypass::asked();
     // SAFETY: contract of the man page, which is the caller's.
     let list = unsafe { first::ibv_get_device_list(num_devices) };
     if list.is_null()
@@ -92,6 +94,18 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(
         unsafe { *libc::__errno_location() = errno };
     }
     list
+}
+
+/// Opens a device, and notes it.
+pub(crate) unsafe extern "C" fn ibv_open_device(
+    device: *mut verbs_abi::ibv_device,
+) -> *mut verbs_abi::ibv_context {
+    // SAFETY: contract of the man page, which is the caller's.
+    let context = unsafe { first::ibv_open_device(device) };
+    if !context.is_null() {
+        bypass::opened();
+    }
+    context
 }
 
 /// Takes a completion event, and waits for it where a thread can be cancelled: `ibv_get_cq_event(3)`.

@@ -109,6 +109,61 @@ fn a_c_program_of_the_newest_release_runs() {
     }
 }
 
+/// A libibverbs under another name is not found in front of: preloaded, the drop-in is, and says where it was passed by.
+#[test]
+fn a_program_with_its_own_libibverbs_is_reached_by_preloading_or_says_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
+    let own = folder.path().join("libibverbs-1de1263b.so.1.14.48.0");
+    let nodes = folder.path().join("nodes");
+    let node = "IBVERBS_1.1 { global: ibv_get_device_list; ibv_open_device; local: *; };";
+    std::fs::write(&nodes, node).expect("it is writable");
+    let cc = |command: &mut Command| {
+        common::run(command.args(["-std=gnu11", "-Wall", "-Werror"]));
+    };
+    let name = own.file_name().expect("a name").to_string_lossy();
+    let library = sources.join("wheels_library.c");
+    cc(Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(&own)
+        .arg(library)
+        .arg(format!(
+            "-Wl,-soname,{name},--version-script={}",
+            nodes.display()
+        )));
+    let program = folder.path().join("wheel");
+    cc(Command::new("cc")
+        .arg("-o")
+        .arg(&program)
+        .arg(sources.join("wheel.c"))
+        .arg(&own)
+        .arg(format!("-Wl,-rpath,{}", folder.path().display())));
+
+    let run = |preload: bool, how: &str| {
+        let fabric = Fabric::new();
+        let mut command = fabric.command(&program, "ib");
+        command.arg(how).arg(&own);
+        if preload {
+            command
+                .env("LD_PRELOAD", common::library())
+                .env("VERBATIM_PRELOADED", "1");
+        }
+        let out = common::run(&mut command);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (text(&out.stdout), text(&out.stderr))
+    };
+    assert_eq!(run(false, "linked"), ("0\n".to_owned(), String::new()));
+    assert_eq!(run(true, "linked"), ("1\n".to_owned(), String::new()));
+    let (devices, said) = run(true, "opened");
+    assert_eq!(devices, "0\n");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("(wheel) has loaded"), "{said}");
+    assert!(
+        said.contains(&*name) && said.contains("opened no device"),
+        "{said}"
+    );
+}
+
 #[test]
 fn a_c_program_built_against_the_headers_runs() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -65,6 +65,10 @@ pub(crate) struct Args {
     /// it, a process with failures prints their count and the first ones at its end (see docs/why.md)
     #[arg(long)]
     why: bool,
+    /// Load the software NIC's libibverbs before all else, for programs that bring one of their own, as Python wheels do. A
+    /// process that opens no device of it although it looked for one says so at its end
+    #[arg(long)]
+    preload: bool,
     /// Leave /sys/class and /dev as they are: no files of an RDMA device there, and no namespace
     #[arg(long)]
     no_view: bool,
@@ -89,6 +93,7 @@ Examples:
   verbatim run --ledger l.json -- ib_write_bw 127.0.0.1; verbatim explain l.json --nic cib
   verbatim run --fault 'verb=ibv_reg_mr,errno=ENOMEM,count=1,after=1' -- ib_write_bw    a verb is refused once
   verbatim run --why -- ib_write_bw 127.0.0.1     why a work request failed: the check and its numbers
+  verbatim run --preload -- python3 job.py        wheels with a libibverbs of their own
   verbatim run --pcap x.pcap -- ibv_rc_pingpong -g 0    its packets; the same for the client, then: tshark -r x.pcap
   verbatim run --provider system --ledger l.json -- ib_write_bw     on the machine's own NIC
 
@@ -103,6 +108,8 @@ Exit status: the program's; 2 when it could not be run.";
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 /// What the loader loads before the libraries of a program.
 const PRELOAD: &str = "LD_PRELOAD";
+/// Has the preloaded library say whether it was used.
+const PRELOADED: &str = "VERBATIM_PRELOADED";
 /// Names the fabric that the software NIC joins.
 const FABRIC: &str = "VERBATIM_FABRIC";
 
@@ -164,6 +171,11 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
         .env(LIBRARY_PATH, library_path(&folder)?)
         .envs(args.link_layer.capture_variable(&args.capture, port)?)
         .envs(link_layer);
+    if args.preload {
+        command
+            .env(PRELOAD, preload(&folder.join("libibverbs.so.1"))?)
+            .env(PRELOADED, "1");
+    }
     if args.why {
         command.env(softnic::WHY_VAR, "each");
     } else if std::env::var_os(softnic::WHY_VAR).is_none() {
@@ -203,7 +215,13 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
 
 /// Has a program find the files of the device by a library that is loaded into it.
 fn preload_copies(files: &[SysfsFile], command: &mut Command) -> Result<()> {
-    let library = preload(&library::find_view()?)?;
+    let mut library = preload(&library::find_view()?)?;
+    let own = command.get_envs().find(|(name, _)| *name == PRELOAD);
+    if let Some((_, Some(own))) = own {
+        // Which ends with what was asked for before, too: the loader loads a library once.
+        library.push(OsStr::new(":"));
+        library.push(own);
+    }
     command
         .env(copies::VARIABLE, copies::make(files)?)
         .env(PRELOAD, library);
@@ -217,6 +235,7 @@ fn prepare_system(args: &Args, command: &mut Command) -> Result<()> {
         (args.fabric.is_some(), "--fabric"),
         (args.nic.is_some(), "--nic"),
         (args.no_view, "--no-view"),
+        (args.preload, "--preload"),
     ] {
         if given {
             bail!("{flag} is for the software NIC; leave it out, or --provider system");
