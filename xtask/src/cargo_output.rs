@@ -61,7 +61,7 @@ pub(crate) struct Parser {
     counts: Counts,
     section: Option<Section>,
     findings: Findings,
-    /// What tests printed, by their names.
+    /// The output of tests, by their names.
     outputs: HashMap<String, Vec<String>>,
     /// The test whose output is being read.
     printing: Option<String>,

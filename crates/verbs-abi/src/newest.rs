@@ -1,4 +1,4 @@
-//! What `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>` got in rdma-core 57 to 65: DMA handles, `ibv_reg_mr_ex`, buffers,
+//! Additions to `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>` in rdma-core 57 to 65: DMA handles, `ibv_reg_mr_ex`, buffers,
 //! completion counters, and address resolution by events.
 //!
 //! The headers that the test `layout` compares with do not know it, so nothing here is in its tables. Layouts and values
@@ -53,7 +53,7 @@ pub const IBV_REG_MR_MASK_DMAH: u64 = 1 << 4;
 /// without its value.
 pub const IBV_REG_MR_MASK_BUF: u64 = 1 << 5;
 
-/// What a memory region is made of: `ibv_reg_mr_ex(3)`, as it was before buffers.
+/// The parts of a memory region: `ibv_reg_mr_ex(3)`, as it was before buffers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_mr_init_attr {
@@ -123,7 +123,7 @@ pub struct ibv_comp_cntr {
     pub err_count_max_value: u64,
 }
 
-/// What completion counters of a device can do: `ibv_query_comp_cntr_caps(3)`.
+/// Abilities of the completion counters of a device: `ibv_query_comp_cntr_caps(3)`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_comp_cntr_caps {
@@ -144,7 +144,7 @@ pub const IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ: u32 = 1 << 2;
 /// Bit of [`ibv_qp_attach_comp_cntr_attr::op_mask`]: WRITEs.
 pub const IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE: u32 = 1 << 4;
 
-/// What a counter of a queue pair counts: `ibv_qp_attach_comp_cntr(3)`.
+/// The work requests that a counter of a queue pair counts: `ibv_qp_attach_comp_cntr(3)`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_qp_attach_comp_cntr_attr {
