@@ -35,7 +35,6 @@ mod memory;
 mod message;
 mod mr;
 mod nic;
-mod port;
 mod post;
 mod prefetch;
 mod qp;

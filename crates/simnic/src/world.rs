@@ -10,7 +10,6 @@ use crate::machine::{Machine, Nic};
 use crate::memory::Payload;
 use crate::message::Messages;
 use crate::mr::Mr;
-use crate::port::Ports;
 use crate::qp::Qp;
 use crate::queue::{EventQueue, Ps};
 use crate::thread::Thread;
@@ -95,11 +94,7 @@ impl World {
                 ..Machine::default()
             }));
         }
-        let ports = profile.port.count.value as usize;
-        self.nics.resize_with(count as usize, || Nic {
-            ports: Ports::new(ports),
-            ..Nic::default()
-        });
+        self.nics.resize_with(count as usize, Nic::default);
         let ways = self.machines.iter().map(|machine| machine.costs.pcie);
         self.shortest = ways.min().unwrap_or(0);
     }
