@@ -9,8 +9,8 @@ use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open};
 use softnic::UdpPort;
 use softnic::environment;
 
+use super::check::{Check, State};
 use super::peers::{self, Reached};
-use super::{Check, State};
 
 /// Bytes that /dev/shm should have free. A process takes some MiB, and 100 queue pairs with full queues tens of MiB.
 const ROOM_BYTES: u64 = 256 << 20;

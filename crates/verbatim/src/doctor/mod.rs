@@ -1,13 +1,14 @@
 //! `verbatim doctor`: what this environment allows the software NIC, what is slower or fails for it, and what to change.
 
+mod check;
 mod checks;
 mod peers;
 
 use anyhow::Result;
-use serde::Serialize;
 
 use crate::Outcome;
 use crate::output::{print, print_typed};
+use check::{Check, State};
 use peers::Address;
 
 /// Arguments of `verbatim doctor`.
@@ -32,57 +33,6 @@ Examples:
   verbatim doctor --json
 
 Exit status 1 when something fails; what is only slower is no failure.";
-
-/// What came of a check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum State {
-    Ok,
-    /// It works, another way.
-    Slow,
-    Fails,
-}
-
-/// One thing that the software NIC asks of its environment.
-#[derive(Debug, Serialize)]
-struct Check {
-    /// What it wants to do.
-    what: &'static str,
-    state: State,
-    /// What was found.
-    found: String,
-    /// What that means for programs; null where all is well.
-    effect: Option<&'static str>,
-    /// What to change; null where all is well.
-    change: Option<&'static str>,
-}
-
-impl Check {
-    fn ok(what: &'static str, found: impl Into<String>) -> Self {
-        Self {
-            what,
-            state: State::Ok,
-            found: found.into(),
-            effect: None,
-            change: None,
-        }
-    }
-
-    fn not_ok(
-        what: &'static str,
-        state: State,
-        found: impl Into<String>,
-        (effect, change): (&'static str, &'static str),
-    ) -> Self {
-        Self {
-            what,
-            state,
-            found: found.into(),
-            effect: Some(effect),
-            change: Some(change),
-        }
-    }
-}
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {

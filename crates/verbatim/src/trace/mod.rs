@@ -1,20 +1,21 @@
 //! `verbatim trace`: what a trace of `verbatim run --trace` says, as statistics or in another form.
 
 mod filter;
+mod lines;
 mod perfetto;
 mod statistics;
 mod work;
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use tap::trace::Line;
 
 use crate::Outcome;
 use crate::output::{StdoutClosed, print, print_typed};
 use filter::Filter;
+use lines::Lines;
 use statistics::Statistics;
 use work::Pairing;
 
@@ -147,50 +148,4 @@ fn summarize(lines: &mut Lines, args: &Args) -> Result<()> {
         return Ok(());
     }
     print(statistics.text())
-}
-
-/// The lines of a trace.
-struct Lines {
-    file: BufReader<File>,
-    path: PathBuf,
-    buffer: Vec<u8>,
-    /// Lines of a trace so far.
-    read: u64,
-    /// Lines that are neither that nor comments.
-    strange: u64,
-}
-
-impl Lines {
-    fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-        Ok(Self {
-            file: BufReader::new(file),
-            path: path.to_owned(),
-            buffer: Vec::new(),
-            read: 0,
-            strange: 0,
-        })
-    }
-
-    /// The next line that says something.
-    fn next(&mut self) -> Result<Option<Line>> {
-        loop {
-            self.buffer.clear();
-            let read = self.file.read_until(b'\n', &mut self.buffer);
-            if read.with_context(|| format!("cannot read {}", self.path.display()))? == 0 {
-                return Ok(None);
-            }
-            let text = String::from_utf8_lossy(&self.buffer);
-            if text.starts_with('#') || text.trim().is_empty() {
-                continue;
-            }
-            match Line::parse(&text) {
-                Some(line) => {
-                    self.read += 1;
-                    return Ok(Some(line));
-                }
-                None => self.strange += 1,
-            }
-        }
-    }
 }

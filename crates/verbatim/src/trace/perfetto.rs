@@ -11,8 +11,8 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use tap::trace::{Event, Line};
 
-use super::Lines;
 use super::filter::{Filter, Queues};
+use super::lines::Lines;
 use super::work::{Pairing, RECV, Work};
 
 /// Turns the lines that `filter` admits into trace events.
