@@ -94,7 +94,7 @@ pub(crate) fn output_begins(name: &str) -> String {
     format!("---- {name} stdout ----")
 }
 
-/// How many lines of a failed test's output are kept.
+/// Lines of a failed test's output that are kept.
 const KEPT: usize = 40;
 
 #[derive(Debug)]

@@ -86,7 +86,7 @@ fn every_symbol_has_its_version_and_is_the_default() {
     );
 }
 
-/// What programs and provider libraries of rdma-core 57 to 65 ask for.
+/// Symbols that programs and provider libraries of rdma-core 57 to 65 need.
 #[test]
 fn the_newest_releases_find_what_they_ask_for() {
     let library = Library::open(&common::library());

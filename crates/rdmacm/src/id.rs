@@ -106,7 +106,7 @@ pub(crate) struct Extra {
     pub(crate) afonly: bool,
     pub(crate) ack_timeout: Option<u8>,
     pub(crate) ece: (u32, u32),
-    /// What `rdma_resolve_addrinfo` has found last.
+    /// The result of the last `rdma_resolve_addrinfo`.
     pub(crate) addrinfo: Option<Found>,
     /// What `route.path_rec` points to.
     path: Option<Box<UnsafeCell<ibv_sa_path_rec>>>,

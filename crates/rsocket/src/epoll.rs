@@ -16,7 +16,7 @@ use crate::poll::rpoll;
 use crate::wait::{Deadline, for_reading, lock};
 use rdmacm::errno::{Errno, INVALID, Result};
 
-/// What is waited for of one descriptor.
+/// The events of one descriptor that a set waits for.
 #[derive(Clone, Copy)]
 struct Interest {
     events: u32,

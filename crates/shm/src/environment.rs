@@ -1,4 +1,4 @@
-//! What this environment allows processes to do with each other's memory: `verbatim doctor` asks.
+//! Permissions of this environment: how processes may reach each other's memory. `verbatim doctor` asks.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -23,7 +23,7 @@ pub enum Call {
 /// Reads `N` bytes at `address` of the process `pid`.
 ///
 /// # Errors
-/// That of the system call, such as `EPERM`.
+/// The error of the system call, such as `EPERM`.
 pub fn read_memory<const N: usize>(call: Call, pid: u64, address: u64) -> io::Result<[u8; N]> {
     let memory = ProcessMemory::new(pid).ok_or(io::ErrorKind::NotFound)?;
     let remote = usize::try_from(address).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -46,7 +46,7 @@ pub fn read_memory<const N: usize>(call: Call, pid: u64, address: u64) -> io::Re
 /// Can the pages of registered memory be replaced while the program runs, so that peers can map them?
 ///
 /// # Errors
-/// That of `userfaultfd(2)`.
+/// The error of `userfaultfd(2)`.
 pub fn replaces_pages() -> io::Result<()> {
     mem::replaces_pages()
 }

@@ -74,7 +74,7 @@ impl ProcessMemory {
     /// One call of `process_vm_readv(2)` or `process_vm_writev(2)`: the first `piece` of `len` bytes, then the others.
     ///
     /// # Errors
-    /// That of the call.
+    /// The error of the call.
     ///
     /// # Safety
     /// As for [`Self::transfer`].
@@ -108,7 +108,7 @@ impl ProcessMemory {
     /// One call of `pread(2)` or `pwrite(2)` on the process's `/proc/PID/mem`.
     ///
     /// # Errors
-    /// That of the call, or of opening the file.
+    /// The error of the call, or of opening the file.
     ///
     /// # Safety
     /// As for [`Self::transfer`].

@@ -69,7 +69,7 @@ pub(crate) trait Completes: Send + Sync {
     fn look(&self);
 }
 
-/// What counts a queue pair's completions.
+/// The counters of a queue pair's completions.
 struct Attached {
     qp: Weak<dyn Completes>,
     counters: Vec<(u32, Arc<CompCntr>)>,
@@ -80,7 +80,7 @@ static ATTACHED: RwLock<Option<HashMap<u32, Attached>>> = RwLock::new(None);
 /// A counter was attached once.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
-/// Whether completions have to be counted: asked on the data path, so it is one load.
+/// True if completions have to be counted. The data path asks, so it is one load.
 #[inline(always)]
 pub(crate) fn in_use() -> bool {
     IN_USE.load(Ordering::Relaxed)

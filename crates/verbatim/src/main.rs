@@ -86,7 +86,7 @@ enum Command {
     Sockets(sockets::Args),
     /// What is there: the software NIC and this machine's own RDMA devices
     Devices(devices::Args),
-    /// What this environment allows, what is slower for it, and what to change
+    /// Check what this environment allows, and say what to change
     Doctor(doctor::Args),
     /// A networked sequencer: every design side by side, or a server and clients by hand
     Sequencer(Box<sequencer::Args>),
@@ -102,7 +102,7 @@ enum Command {
     Grpc(Box<grpc::Args>),
     /// Byte streams over RDMA, TCP and Unix sockets side by side, or a server and a client by hand
     Stream(Box<stream_command::Args>),
-    /// What a trace of `verbatim run` says: how long each verb took, or the trace for Perfetto
+    /// Summarize a trace of `verbatim run`, or turn it into JSON lines or a file for Perfetto
     Trace(trace::Args),
     /// Verbs microbenchmarks
     Bench(Box<bench::Args>),

@@ -79,7 +79,7 @@ pub struct ibv_mr_init_attr {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_mr_init_attr_with_buf {
-    /// What it was before.
+    /// Its value before.
     pub attr: ibv_mr_init_attr,
     /// The buffer that `addr` lies in.
     pub buf: *mut ibv_buf,

@@ -30,7 +30,7 @@ c_functions! {
     pub rdma_resolve_addrinfo => resolve_addrinfo,
         (id: Id<'_>, node: *const c_char, service: *const c_char, hints: InConst<'_, rdma_addrinfo>) -> Result;
 
-    /// What the last `rdma_resolve_addrinfo` of an id has found: `rdma_query_addrinfo(3)`. The program frees it.
+    /// The result of an id's last `rdma_resolve_addrinfo`: `rdma_query_addrinfo(3)`. The program frees it.
     pub rdma_query_addrinfo => query_addrinfo, (id: Id<'_>, info: Out<'_, *mut rdma_addrinfo>) -> Result;
 }
 

@@ -48,7 +48,7 @@ pub(crate) enum Detail {
         new: Arc<Endpoint>,
         request: Box<Request>,
     },
-    /// What the program says to itself: `rdma_write_cm_event`.
+    /// An event of the program itself: `rdma_write_cm_event`.
     Program(u64),
     /// A multicast group was joined.
     Joined(Arc<Membership>),

@@ -1,4 +1,4 @@
-//! What libibverbs got in rdma-core 59 to 65, as functions of their own: the table of entry points does not have them, so
+//! Functions that libibverbs got in rdma-core 59 to 65: the table of entry points does not have them, so
 //! that a layer over a provider need not know them.
 
 use std::ffi::{c_char, c_int, c_void};
@@ -38,7 +38,7 @@ c_functions! {
     /// Frees a buffer.
     pub ibv_free_buf => free_buf, (buf: *mut ibv_buf) -> ();
 
-    /// What completion counters can do; behind the inline `ibv_query_comp_cntr_caps`. Inferred: that the size of the
+    /// The abilities of completion counters; behind the inline `ibv_query_comp_cntr_caps`. Inferred: that the size of the
     /// structure is passed, as it is to the other functions of this form.
     pub _ibv_query_comp_cntr_caps => query_comp_cntr_caps,
         (context: *mut ibv_context, caps: *mut ibv_comp_cntr_caps, size: usize) -> Done;
@@ -169,7 +169,7 @@ fn free_buf(buf: *mut ibv_buf) {
     drop(live::take_back::<Buf>(buf));
 }
 
-/// Whether memory lies in a buffer that was allocated from that domain.
+/// True if memory lies in a buffer that was allocated from that domain.
 ///
 /// # Errors
 /// `EINVAL` where it does not, or the buffer is not live.
@@ -185,7 +185,7 @@ pub fn check_buffer(pd: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, lengt
     }
 }
 
-/// Whether a DMA handle is live.
+/// True if a DMA handle is live.
 ///
 /// # Errors
 /// `EINVAL` where it is not.

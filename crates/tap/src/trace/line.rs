@@ -1,4 +1,4 @@
-//! The way back: what a line of a trace says.
+//! A line of a trace, parsed.
 
 use serde::Serialize;
 
@@ -11,12 +11,12 @@ pub struct Line {
     pub pid: u32,
     /// The thread.
     pub tid: u32,
-    /// What happened.
+    /// The verb, or the note.
     #[serde(flatten)]
     pub event: Event,
 }
 
-/// What a line tells of.
+/// The content of a line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
@@ -39,7 +39,7 @@ pub enum Event {
         verb: String,
         /// Its arguments, as they are in the trace.
         arguments: String,
-        /// What it returned and gave; null for a function that returns nothing.
+        /// Its result, and the values that it gave; null for a function that returns nothing.
         result: Option<String>,
     },
     /// A line without a verb, such as that of a fault that was injected.
@@ -113,7 +113,7 @@ pub struct Completion {
 }
 
 impl Line {
-    /// What a line of a trace says; `None` for comments and for what is no line of a trace.
+    /// Parses a line of a trace; `None` for comments and for what is no line of a trace.
     #[must_use]
     pub fn parse(line: &str) -> Option<Self> {
         let (seconds, rest) = line.trim_end().split_once(' ')?;
@@ -184,7 +184,7 @@ fn place(word: &str) -> Option<(u32, u32)> {
     Some((index.parse().ok()?, list.parse().ok()?))
 }
 
-/// What comes before all else of a work request or a completion: queue, place, list and `wr_id`.
+/// The words that begin a work request or a completion: queue, place, list and `wr_id`.
 fn head<'a>(words: &[&'a str]) -> Option<(&'a str, (u32, u32), u64)> {
     let [_, queue, at, wr_id, ..] = words else {
         return None;

@@ -1,28 +1,28 @@
-//! A check, and what came of it.
+//! A check and its result.
 
 use serde::Serialize;
 
-/// What came of a check.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum State {
     Ok,
-    /// It works, another way.
-    Slow,
+    /// It works, slower or up to a bound.
+    Limited,
     Fails,
 }
 
 /// One thing that the software NIC asks of its environment.
 #[derive(Debug, Serialize)]
 pub(super) struct Check {
-    /// What it wants to do.
+    /// The purpose, such as `copy private memory of a peer`.
     pub(super) what: &'static str,
     pub(super) state: State,
-    /// What was found.
+    /// The finding: the call that works, or its error.
     pub(super) found: String,
-    /// What that means for programs; null where all is well.
+    /// The consequence for programs; null where all is well.
     pub(super) effect: Option<&'static str>,
-    /// What to change; null where all is well.
+    /// The way out; null where all is well.
     pub(super) change: Option<&'static str>,
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open};
+use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
 use softnic::UdpPort;
 use softnic::environment;
 
@@ -14,6 +14,9 @@ use super::peers::{self, Reached};
 
 /// Bytes that /dev/shm should have free. A process takes some MiB, and 100 queue pairs with full queues tens of MiB.
 const ROOM_BYTES: u64 = 256 << 20;
+
+/// Bytes without which hardly any program runs.
+const LEAST_BYTES: u64 = 16 << 20;
 
 /// Descriptors that a process should be allowed.
 const DESCRIPTORS: u64 = 1024;
@@ -75,7 +78,11 @@ fn shared_folder() -> Result<Check> {
     if free < ROOM_BYTES {
         return Ok(Check::not_ok(
             WHAT,
-            State::Fails,
+            if free < LEAST_BYTES {
+                State::Fails
+            } else {
+                State::Limited
+            },
             found,
             (
                 "ibv_modify_qp and ibv_create_qp end with ENOMEM once the folder is full",
@@ -92,7 +99,7 @@ fn mapping(reached: &Reached) -> Check {
         None => Check::ok(WHAT, "/proc/PID/fd can be opened"),
         Some(e) => Check::not_ok(
             WHAT,
-            State::Slow,
+            State::Limited,
             format!("/proc/PID/fd: {e}"),
             (
                 "each access takes a system call, 0.7 to 1.5 µs instead of 3 ns",
@@ -108,7 +115,7 @@ fn copying(reached: &Reached) -> Check {
         (None, _) => Check::ok(WHAT, "process_vm_readv works"),
         (Some(call), None) => Check::not_ok(
             WHAT,
-            State::Slow,
+            State::Limited,
             format!("process_vm_readv: {call}; /proc/PID/mem works"),
             (
                 "copies of memory that cannot be mapped take two system calls more",
@@ -127,7 +134,7 @@ fn copying(reached: &Reached) -> Check {
     }
 }
 
-/// What Yama says, if it is there.
+/// Yama's setting, if it is there.
 fn yama() -> String {
     fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").map_or_else(
         |_| String::new(),
@@ -141,7 +148,7 @@ fn replacing() -> Check {
         Ok(()) => Check::ok(WHAT, "userfaultfd works"),
         Err(e) => Check::not_ok(
             WHAT,
-            State::Slow,
+            State::Limited,
             format!("userfaultfd: {e}"),
             (
                 "memory of malloc and mmap is copied by system calls, 0.7 to 1.5 µs a message instead of 3 ns",
@@ -153,14 +160,11 @@ fn replacing() -> Check {
 
 fn deaths() -> Check {
     const WHAT: &str = "notice that a peer has died";
-    match pidfd_open(Pid::INIT, PidfdFlags::empty()).or_else(|_| {
-        let own = rustix::process::getpid();
-        pidfd_open(own, PidfdFlags::empty())
-    }) {
+    match pidfd_open(getpid(), PidfdFlags::empty()) {
         Ok(_) => Check::ok(WHAT, "pidfd_open works"),
         Err(e) => Check::not_ok(
             WHAT,
-            State::Slow,
+            State::Limited,
             format!("pidfd_open: {e}"),
             (
                 "the engine looks for dead peers ten times a second instead of being woken",
@@ -185,7 +189,7 @@ fn device_files() -> Result<Check> {
         first => Check::not_ok(
             WHAT,
             if out.status.success() {
-                State::Slow
+                State::Limited
             } else {
                 State::Fails
             },
@@ -223,7 +227,7 @@ fn packets() -> Check {
         } else {
             refused.join("; ")
         };
-        return Check::not_ok(WHAT, State::Slow, found, effect);
+        return Check::not_ok(WHAT, State::Limited, found, effect);
     }
     Check::ok(WHAT, format!("UDP port 4791 of {}", usable.join(", ")))
 }
@@ -233,7 +237,7 @@ fn descriptors() -> Check {
     match getrlimit(Resource::Nofile).current {
         Some(limit) if limit < DESCRIPTORS => Check::not_ok(
             WHAT,
-            State::Slow,
+            State::Limited,
             format!("{limit} are allowed"),
             (
                 "a process needs three for each peer, and one for each completion channel",
@@ -251,7 +255,7 @@ fn processors() -> Check {
     if count == 1 {
         return Check::not_ok(
             WHAT,
-            State::Slow,
+            State::Limited,
             "1 processor",
             (
                 "two programs that poll take turns: a round trip takes tens of microseconds instead of one",

@@ -1,4 +1,4 @@
-//! `verbatim doctor`: what this environment allows the software NIC, what is slower or fails for it, and what to change.
+//! `verbatim doctor`: what this environment allows the software NIC, what is limited or fails, and what to change.
 
 mod check;
 mod checks;
@@ -32,7 +32,7 @@ Examples:
   docker run --rm --shm-size 1g IMAGE verbatim doctor      in the container where the programs will run
   verbatim doctor --json
 
-Exit status 1 when something fails; what is only slower is no failure.";
+Exit status 1 when something fails; what is limited is no failure.";
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
@@ -59,13 +59,13 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 fn text(check: &Check) -> String {
     let state = match check.state {
         State::Ok => "ok",
-        State::Slow => "slow",
+        State::Limited => "limited",
         State::Fails => "fails",
     };
-    let mut text = format!("{state:<6}{}: {}", check.what, check.found);
+    let mut text = format!("{state:<9}{}: {}", check.what, check.found);
     for (title, line) in [("effect", check.effect), ("change", check.change)] {
         if let Some(line) = line {
-            text += &format!("\n      {title}: {line}");
+            text += &format!("\n         {title}: {line}");
         }
     }
     text

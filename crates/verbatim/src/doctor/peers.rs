@@ -1,5 +1,5 @@
-//! What one process of this user can do with the memory of another. Two processes are started for it, of which neither
-//! is the other's parent: parents are allowed more.
+//! A trial: one process of this user reads the memory of another. Neither is the other's parent, since parents are allowed
+//! more.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,7 +12,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use softnic::environment::{self, Call};
 
-/// What the memory that is looked at holds.
+/// The content of the memory that is read.
 const PATTERN: [u8; 16] = *b"verbatim doctor\n";
 
 /// Where a process has its [`PATTERN`]: in private memory, and in a file.
@@ -38,7 +38,7 @@ impl FromStr for Address {
     }
 }
 
-/// What worked; otherwise the system's message.
+/// The error of each way to read; `None` where it worked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Reached {
     /// `process_vm_readv(2)`.
@@ -103,7 +103,7 @@ pub(super) fn reach() -> Result<Reached> {
     Ok(data)
 }
 
-/// What the second process prints.
+/// The output of the second process.
 #[derive(Deserialize)]
 struct Line {
     data: Reached,

@@ -1,4 +1,4 @@
-//! Which lines of a trace are wanted.
+//! The flags that choose lines of a trace.
 
 use std::collections::HashMap;
 
@@ -61,9 +61,8 @@ fn parse_number(text: &str) -> Option<u32> {
 }
 
 impl Filter {
-    /// Is the line wanted? Notes the queue pair that it tells of.
-    pub(super) fn admits(&self, line: &Line, queues: &mut Queues) -> bool {
-        queues.note(line);
+    /// Is the line wanted?
+    pub(super) fn admits(&self, line: &Line, queues: &Queues) -> bool {
         self.pid.is_none_or(|pid| pid == line.pid)
             && self.qp.as_ref().is_none_or(|qp| is_of(line, qp, queues))
             && self.verb.as_ref().is_none_or(|verb| is_verb(line, verb))

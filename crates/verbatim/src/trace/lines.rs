@@ -1,4 +1,4 @@
-//! Reading a trace line by line.
+//! The lines of a trace that are wanted.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -7,8 +7,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use tap::trace::Line;
 
-/// The lines of a trace.
-pub(super) struct Lines {
+use super::filter::{Filter, Queues};
+
+/// The lines of a trace that a filter admits.
+pub(super) struct Lines<'a> {
+    filter: &'a Filter,
+    /// The queue pairs of all lines so far, also of those that are not wanted.
+    pub(super) queues: Queues,
     file: BufReader<File>,
     path: PathBuf,
     buffer: Vec<u8>,
@@ -18,10 +23,12 @@ pub(super) struct Lines {
     pub(super) strange: u64,
 }
 
-impl Lines {
-    pub(super) fn open(path: &Path) -> Result<Self> {
+impl<'a> Lines<'a> {
+    pub(super) fn open(path: &Path, filter: &'a Filter) -> Result<Self> {
         let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
         Ok(Self {
+            filter,
+            queues: Queues::default(),
             file: BufReader::new(file),
             path: path.to_owned(),
             buffer: Vec::new(),
@@ -30,7 +37,7 @@ impl Lines {
         })
     }
 
-    /// The next line that says something.
+    /// The next line that is wanted.
     pub(super) fn next(&mut self) -> Result<Option<Line>> {
         loop {
             self.buffer.clear();
@@ -45,7 +52,10 @@ impl Lines {
             match Line::parse(&text) {
                 Some(line) => {
                     self.read += 1;
-                    return Ok(Some(line));
+                    self.queues.note(&line);
+                    if self.filter.admits(&line, &self.queues) {
+                        return Ok(Some(line));
+                    }
                 }
                 None => self.strange += 1,
             }

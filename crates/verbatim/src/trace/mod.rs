@@ -1,4 +1,4 @@
-//! `verbatim trace`: what a trace of `verbatim run --trace` says, as statistics or in another form.
+//! `verbatim trace`: a trace of `verbatim run --trace` as statistics, or in another form.
 
 mod filter;
 mod lines;
@@ -41,7 +41,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What a trace can be turned into.
+/// The forms of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Form {
     /// A JSON object a line of the trace
@@ -62,11 +62,11 @@ Times include what the trace itself takes, a few microseconds a line.";
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
-    let mut lines = Lines::open(&args.file)?;
+    let mut lines = Lines::open(&args.file, &args.filter)?;
     match args.to {
         Some(form) => {
             let mut out = output(args.output.as_deref())?;
-            let written = convert(form, &mut lines, &args.filter, &mut out);
+            let written = convert(form, &mut lines, &mut out);
             written.and_then(|()| Ok(out.flush()?)).map_err(closed)?;
         }
         None => summarize(&mut lines, args)?,
@@ -106,32 +106,25 @@ fn output(file: Option<&Path>) -> Result<Box<dyn Write>> {
     })
 }
 
-fn convert(form: Form, lines: &mut Lines, filter: &Filter, out: &mut impl Write) -> Result<()> {
+fn convert(form: Form, lines: &mut Lines<'_>, out: &mut impl Write) -> Result<()> {
     match form {
         Form::JsonLines => {
-            let mut queues = filter::Queues::default();
             while let Some(line) = lines.next()? {
-                if filter.admits(&line, &mut queues) {
-                    serde_json::to_writer(&mut *out, &line)?;
-                    out.write_all(b"\n")?;
-                }
+                serde_json::to_writer(&mut *out, &line)?;
+                out.write_all(b"\n")?;
             }
             Ok(())
         }
-        Form::Perfetto => perfetto::write(lines, filter, out),
+        Form::Perfetto => perfetto::write(lines, out),
     }
 }
 
-fn summarize(lines: &mut Lines, args: &Args) -> Result<()> {
+fn summarize(lines: &mut Lines<'_>, args: &Args) -> Result<()> {
     let mut pairing = Pairing::default();
     let mut statistics = Statistics::new(args.by_qp);
-    let mut queues = filter::Queues::default();
     while let Some(line) = lines.next()? {
-        if !args.filter.admits(&line, &mut queues) {
-            continue;
-        }
         statistics.take_polls(&line);
-        for work in pairing.take(&line) {
+        for work in pairing.take(&line, &lines.queues) {
             statistics.take(&work);
         }
     }

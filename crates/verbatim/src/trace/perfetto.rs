@@ -11,27 +11,22 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use tap::trace::{Event, Line};
 
-use super::filter::{Filter, Queues};
 use super::lines::Lines;
 use super::work::{Pairing, RECV, Work};
 
-/// Turns the lines that `filter` admits into trace events.
+/// Turns the lines into trace events.
 ///
 /// # Errors
 /// When the trace cannot be read, or `out` not be written.
-pub(super) fn write(lines: &mut Lines, filter: &Filter, out: &mut impl Write) -> Result<()> {
+pub(super) fn write(lines: &mut Lines<'_>, out: &mut impl Write) -> Result<()> {
     let mut events = Events::new(out)?;
     let mut pairing = Pairing::default();
-    let mut queues = Queues::default();
     let mut works = Vec::new();
     let mut last_ns = 0;
     while let Some(line) = lines.next()? {
-        if !filter.admits(&line, &mut queues) {
-            continue;
-        }
         last_ns = last_ns.max(line.at_ns);
         events.instant(&line)?;
-        works.extend(pairing.take(&line));
+        works.extend(pairing.take(&line, &lines.queues));
     }
     works.extend(pairing.finish());
     // A RECV waits for its message; only what this side asked for is work under way.

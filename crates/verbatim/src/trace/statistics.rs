@@ -1,4 +1,4 @@
-//! How long work requests took, by verb.
+//! Times of work requests from post to completion, by verb.
 
 use std::collections::BTreeMap;
 
@@ -59,7 +59,7 @@ struct Times {
     histogram: Vec<(u64, u64)>,
 }
 
-/// What polls of a completion queue found.
+/// Counts of the polls of a completion queue.
 #[derive(Clone, Default, Serialize)]
 pub(super) struct Polls {
     pid: u32,

@@ -33,22 +33,20 @@ pub(super) const RECV: &str = "RECV";
 /// Pairs posts with completions.
 #[derive(Debug, Default)]
 pub(super) struct Pairing {
-    queues: Queues,
     sends: HashMap<(u32, String), VecDeque<Work>>,
     recvs: HashMap<(u32, String), VecDeque<Work>>,
 }
 
 impl Pairing {
     /// Takes a line, and gives the work requests that are complete by it.
-    pub(super) fn take(&mut self, line: &Line) -> Vec<Work> {
-        self.queues.note(line);
+    pub(super) fn take(&mut self, line: &Line, queues: &Queues) -> Vec<Work> {
         let key = |queue: &str| (line.pid, queue.to_owned());
         match &line.event {
             Event::PostSend(post) if post.refused.is_none() => {
                 let work = Work {
                     pid: line.pid,
                     queue: post.qp.clone(),
-                    qpn: self.queues.number(line.pid, &post.qp),
+                    qpn: queues.number(line.pid, &post.qp),
                     wr_id: post.wr_id,
                     verb: post.opcode.clone(),
                     bytes: post.bytes,
@@ -65,7 +63,7 @@ impl Pairing {
                 let work = Work {
                     pid: line.pid,
                     queue: post.queue.clone(),
-                    qpn: self.queues.number(line.pid, &post.queue),
+                    qpn: queues.number(line.pid, &post.queue),
                     wr_id: post.wr_id,
                     verb: RECV.to_owned(),
                     bytes: post.bytes,
@@ -79,15 +77,15 @@ impl Pairing {
                 queue.push_back(work);
                 Vec::new()
             }
-            Event::Completion(found) => self.complete(line, found),
+            Event::Completion(found) => self.complete(line, found, queues),
             _ => Vec::new(),
         }
     }
 
-    fn complete(&mut self, line: &Line, found: &Completion) -> Vec<Work> {
+    fn complete(&mut self, line: &Line, found: &Completion, queues: &Queues) -> Vec<Work> {
         let name = found
             .qpn
-            .and_then(|qpn| self.queues.name(line.pid, qpn))
+            .and_then(|qpn| queues.name(line.pid, qpn))
             .map(str::to_owned);
         let is_recv = found
             .opcode
@@ -135,7 +133,7 @@ impl Pairing {
         })
     }
 
-    /// What was posted and is not known to be complete, but for RECVs: some always wait.
+    /// The work requests that are not known to be complete. RECVs are left out: some always wait.
     pub(super) fn finish(self) -> Vec<Work> {
         self.sends.into_values().flatten().collect()
     }
@@ -147,10 +145,12 @@ mod tests {
 
     fn paired(lines: &[&str]) -> (Vec<Work>, Vec<Work>) {
         let mut pairing = Pairing::default();
+        let mut queues = Queues::default();
         let mut done = Vec::new();
         for (n, line) in lines.iter().enumerate() {
             let line = Line::parse(&format!("1.{n:09} 7/7 {line}")).expect("a line");
-            done.extend(pairing.take(&line));
+            queues.note(&line);
+            done.extend(pairing.take(&line, &queues));
         }
         (done, pairing.finish())
     }

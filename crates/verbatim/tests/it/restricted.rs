@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use crate::common;
 use crate::program::{Program, ROOT};
 
-/// What a filter may refuse of what the software NIC asks for.
+/// The system calls of the software NIC that a filter may refuse.
 const REFUSED: [&str; 5] = [
     "process_vm_readv",
     "process_vm_writev",
@@ -80,9 +80,9 @@ fn doctor(refuse: &Program, calls: &[&str]) -> Output {
 fn the_doctor_finds_what_is_refused() {
     let refuse = Program::of_the_tests("refuse");
     for (calls, line) in [
-        (&["userfaultfd"][..], "slow  map private memory"),
-        (&["process_vm_readv"][..], "slow  copy private memory"),
-        (&["pidfd_open"][..], "slow  notice that a peer has died"),
+        (&["userfaultfd"][..], "limited  map private memory"),
+        (&["process_vm_readv"][..], "limited  copy private memory"),
+        (&["pidfd_open"][..], "limited  notice that a peer has died"),
     ] {
         let out = doctor(&refuse, calls);
         let said = String::from_utf8_lossy(&out.stdout);
