@@ -44,7 +44,7 @@ const ROWS: [Row; 6] = [
         what: "request and response of 1 byte (qperf tcp_lat, one way)",
         server: "qperf -lp PORT",
         client: "qperf -lp PORT -t 1 -m 1 127.0.0.1 tcp_lat",
-        read: |text| after(text.lines().find(|l| l.contains("latency"))?, "="),
+        read: |text| microseconds(text.lines().find(|l| l.contains("latency"))?),
         unit: "µs",
     },
     Row {
@@ -91,6 +91,19 @@ fn after(line: &str, word: &str) -> Option<f64> {
         .next()?
         .parse()
         .ok()
+}
+
+/// The time of a line of qperf (`latency = 586 ns`), whose unit follows its size, in microseconds.
+fn microseconds(line: &str) -> Option<f64> {
+    let unit = line.split_whitespace().last()?;
+    let factor = match unit {
+        "ns" => 1e-3,
+        "us" => 1.0,
+        "ms" => 1e3,
+        "sec" => 1e6,
+        _ => return None,
+    };
+    Some(after(line, "=")? * factor)
 }
 
 fn before(line: &str, word: &str) -> Option<f64> {
@@ -250,6 +263,10 @@ mod tests {
         assert_eq!(
             (ROWS[2].read)("tcp_lat:\n    latency  =  12.3 us\n"),
             Some(12.3)
+        );
+        assert_eq!(
+            (ROWS[2].read)("tcp_lat:\n    latency  =  586 ns\n"),
+            Some(0.586)
         );
         let iperf =
             "[  5]   0.00-2.00   sec  4.1 GBytes  17.5 Gbits/sec                  receiver\n";
