@@ -49,25 +49,42 @@ impl LedgerArgs {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let mut command = Command::new(program);
         command.args(std::env::args_os().skip(1));
-        self.record(file, command, &words(std::env::args_os()))
+        self.record(Some(file), command, &words(std::env::args_os()), None)
             .map(Some)
     }
 
-    /// Runs a program under the tap, if that was asked for.
+    /// Runs a program under the tap, if a ledger or a summary of it was asked for. `summary` gets what was counted.
     pub(crate) fn record_program(
         &self,
         command: Command,
         words: &str,
+        summary: Option<fn(&Ledger)>,
     ) -> Result<Result<Outcome, Command>> {
-        match &self.ledger {
-            Some(file) => self.record(file, command, words).map(Ok),
-            None => Ok(Err(command)),
+        if self.ledger.is_none() && summary.is_none() {
+            return Ok(Err(command));
         }
+        self.record(self.ledger.as_deref(), command, words, summary)
+            .map(Ok)
     }
 
-    fn record(&self, file: &Path, command: Command, words: &str) -> Result<Outcome> {
+    fn record(
+        &self,
+        file: Option<&Path>,
+        command: Command,
+        words: &str,
+        summary: Option<fn(&Ledger)>,
+    ) -> Result<Outcome> {
         let counters = self.pcie_counters.then(PcieCounters::find).transpose()?;
-        record(file, command, words, counters.as_ref())
+        let (outcome, ledger) = match file {
+            Some(file) => record(file, command, words, counters.as_ref())?,
+            None => count(command, words, counters.as_ref())?,
+        };
+        if let Some(summary) = summary {
+            summary(&ledger);
+        } else if ledger.processes.is_empty() {
+            eprintln!("note: no process of it opened an RDMA device, so the ledger is empty");
+        }
+        Ok(outcome)
     }
 }
 
@@ -86,11 +103,7 @@ fn record(
     command: Command,
     words: &str,
     counters: Option<&PcieCounters>,
-) -> Result<Outcome> {
-    let mut command = match counters {
-        Some(counters) => counters.wrapped(&command),
-        None => command,
-    };
+) -> Result<(Outcome, Ledger)> {
     // Before anything runs: hours of work are not to end in a file that cannot be written.
     let place = file
         .parent()
@@ -98,15 +111,26 @@ fn record(
     // The error itself names a file that nobody has asked for.
     let writing = NamedTempFile::new_in(place.unwrap_or(Path::new(".")))
         .map_err(|err| anyhow!("cannot write {}: {}", file.display(), err.kind()))?;
+    let (outcome, ledger) = count(command, words, counters)?;
+    write(writing, file, &ledger).with_context(|| format!("cannot write {}", file.display()))?;
+    Ok((outcome, ledger))
+}
+
+/// Runs a command to its end. Comes to what the command came to, and to what its processes did.
+fn count(
+    command: Command,
+    words: &str,
+    counters: Option<&PcieCounters>,
+) -> Result<(Outcome, Ledger)> {
+    let mut command = match counters {
+        Some(counters) => counters.wrapped(&command),
+        None => command,
+    };
     let folder = shared_folder("verbatim-tap-").context("cannot make a folder for the counters")?;
     let outcome = wait_for(command.env(tap::VARIABLE, folder.path()), words)?;
     let mut ledger = Ledger::collect(folder.path(), words).context("cannot read the counters")?;
     ledger.pcie = counters.map(PcieCounters::read).transpose()?;
-    write(writing, file, &ledger).with_context(|| format!("cannot write {}", file.display()))?;
-    if ledger.processes.is_empty() {
-        eprintln!("note: no process of it opened an RDMA device, so the ledger is empty");
-    }
-    Ok(outcome)
+    Ok((outcome, ledger))
 }
 
 fn write(mut to: NamedTempFile, file: &Path, ledger: &Ledger) -> io::Result<()> {
@@ -130,7 +154,7 @@ mod tests {
         let run = |script: &str| {
             let mut command = Command::new("sh");
             command.args(["-c", script]);
-            record(&file, command, script, None).expect("it runs")
+            record(&file, command, script, None).expect("it runs").0
         };
         assert_eq!(run("exit 0"), Outcome::Done);
         assert_eq!(run("exit 7"), Outcome::Exit(7));

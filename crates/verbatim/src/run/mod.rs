@@ -6,14 +6,17 @@
 //! without this command, and the tap in front of it where something is to be counted or traced.
 //!
 //! - [`identity`]: what the device says that it is;
-//! - [`library`]: where the libraries are;
+//! - [`library`]: where the libraries are, and [`preload`]: which programs get one before all else;
 //! - [`view`]: the files, in a [`namespace`] of the program's own;
-//! - [`copies`]: the files where that is forbidden.
+//! - [`copies`]: the files where that is forbidden;
+//! - [`summary`]: whether the program used RDMA.
 
 mod copies;
 mod identity;
 mod library;
 mod namespace;
+mod preload;
+mod summary;
 mod view;
 
 pub(crate) use library::find_sockets;
@@ -26,6 +29,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use softnic::SysfsFile;
+use tap::Ledger;
 
 use crate::Outcome;
 use crate::args::{self, LinkLayerArgs, Provider, fabric_name};
@@ -65,8 +69,13 @@ pub(crate) struct Args {
     /// it, a process with failures prints their count and the first ones at its end (see docs/why.md)
     #[arg(long)]
     why: bool,
+    /// Say at the end whether the program used RDMA: devices, queue pairs, verbs and bytes, a line a process. Implies
+    /// --preload
+    #[arg(long)]
+    summary: bool,
     /// Load the software NIC's libibverbs before all else, for programs that bring one of their own, as Python wheels do. A
-    /// process that opens no device of it although it looked for one says so at its end
+    /// process that opens no device of it although it looked for one says so at its end [default: for Python and scripts
+    /// of it]
     #[arg(long)]
     preload: bool,
     /// Leave /sys/class and /dev as they are: no files of an RDMA device there, and no namespace
@@ -93,7 +102,7 @@ Examples:
   verbatim run --ledger l.json -- ib_write_bw 127.0.0.1; verbatim explain l.json --nic cib
   verbatim run --fault 'verb=ibv_reg_mr,errno=ENOMEM,count=1,after=1' -- ib_write_bw    a verb is refused once
   verbatim run --why -- ib_write_bw 127.0.0.1     why a work request failed: the check and its numbers
-  verbatim run --preload -- python3 job.py        wheels with a libibverbs of their own
+  verbatim run --summary -- python3 job.py        did this really use RDMA?
   verbatim run --pcap x.pcap -- ibv_rc_pingpong -g 0    its packets; the same for the client, then: tshark -r x.pcap
   verbatim run --provider system --ledger l.json -- ib_write_bw     on the machine's own NIC
 
@@ -108,7 +117,7 @@ Exit status: the program's; 2 when it could not be run.";
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 /// What the loader loads before the libraries of a program.
 const PRELOAD: &str = "LD_PRELOAD";
-/// Has the preloaded library say whether it was used.
+/// Has the preloaded library say that it was not used: in either case, or (`wheels`) where another one was loaded.
 const PRELOADED: &str = "VERBATIM_PRELOADED";
 /// Names the fabric that the software NIC joins.
 const FABRIC: &str = "VERBATIM_FABRIC";
@@ -132,12 +141,16 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if let Some(file) = &args.trace {
         command.env(tap::trace::VARIABLE, new_trace(file, &words)?);
     }
-    if args.ledger.is_wanted() || args.fault.is_wanted() {
+    if args.ledger.is_wanted() || args.summary || args.fault.is_wanted() {
         // It would be held for as long as the program runs.
         drop(door);
     }
     let faulty = args.fault.prepare(&mut command)?;
-    let mut command = match (args.ledger.record_program(command, &words)?, faulty) {
+    let summary: Option<fn(&Ledger)> = args
+        .summary
+        .then_some(|ledger| eprint!("{}", summary::of(ledger)));
+    let recorded = args.ledger.record_program(command, &words, summary)?;
+    let mut command = match (recorded, faulty) {
         (Ok(outcome), None) => return Ok(outcome),
         (Ok(outcome), Some(faulty)) => {
             faulty.print_summary()?;
@@ -171,10 +184,11 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
         .env(LIBRARY_PATH, library_path(&folder)?)
         .envs(args.link_layer.capture_variable(&args.capture, port)?)
         .envs(link_layer);
-    if args.preload {
+    let asked = args.preload || args.summary;
+    if asked || preload::runs_python(command.get_program()) {
         command
             .env(PRELOAD, preload(&folder.join("libibverbs.so.1"))?)
-            .env(PRELOADED, "1");
+            .env(PRELOADED, if asked { "1" } else { "wheels" });
     }
     if args.why {
         command.env(softnic::WHY_VAR, "each");
@@ -243,7 +257,7 @@ fn prepare_system(args: &Args, command: &mut Command) -> Result<()> {
     }
     fault::refuse_for_system(&args.fault)?;
     args::refuse_capture_for_system(&args.capture)?;
-    if args.ledger.is_wanted() || args.trace.is_some() {
+    if args.ledger.is_wanted() || args.summary || args.trace.is_some() {
         command.env(PRELOAD, preload(&library::find_tap()?)?);
     }
     Ok(())

@@ -214,6 +214,11 @@ fn a_program_without_hardware() {
 }
 
 #[test]
+fn whether_a_program_used_rdma() {
+    check("docs/run-programs.md", "Did it use RDMA?", 2);
+}
+
+#[test]
 fn a_trace() {
     check("docs/run-programs.md", "A trace", 4);
 }

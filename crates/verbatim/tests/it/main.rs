@@ -33,6 +33,7 @@ mod run;
 mod sequencer;
 mod sockets;
 mod stream;
+mod summary;
 mod trace;
 mod valkey;
 mod why;

@@ -1,0 +1,103 @@
+//! Which programs get the software NIC's libibverbs by `LD_PRELOAD`.
+//!
+//! Python wheels bring a libibverbs of their own under a name that no search path replaces. A library that is preloaded stands
+//! in front of it. All other programs find the software NIC by the search path, and stay without.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// Bytes of a script in which its interpreter is looked for (`linux:include/uapi/linux/binfmts.h`, `BINPRM_BUF_SIZE`).
+const FIRST_LINE: u64 = 256;
+
+/// Whether a program is an interpreter of Python, or a script for one.
+pub(super) fn runs_python(program: &OsStr) -> bool {
+    let Some(file) = find(program, std::env::var_os("PATH").as_deref()) else {
+        return false;
+    };
+    is_python(program)
+        || file
+            .canonicalize()
+            .is_ok_and(|file| is_python(file.as_os_str()))
+        || { first_line(&file).is_some_and(|line| names_python(&line)) }
+}
+
+/// Where the program is that `execvp(3)` runs.
+fn find(program: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
+    let given = Path::new(program);
+    if given.components().count() > 1 {
+        return Some(given.to_owned());
+    }
+    std::env::split_paths(path?)
+        .map(|folder| folder.join(given))
+        .find(|file| file.is_file())
+}
+
+/// `python`, `python3`, `python3.11`, `pypy3`…
+fn is_python(file: &OsStr) -> bool {
+    let name = Path::new(file).file_name().unwrap_or_default();
+    let name = name.to_string_lossy();
+    let version = name
+        .strip_prefix("python")
+        .or_else(|| name.strip_prefix("pypy"));
+    version.is_some_and(|version| version.chars().all(|c| c.is_ascii_digit() || c == '.'))
+}
+
+fn first_line(file: &Path) -> Option<String> {
+    let mut begin = Vec::new();
+    let file = File::open(file).ok()?;
+    file.take(FIRST_LINE).read_to_end(&mut begin).ok()?;
+    let line = begin.split(|byte| *byte == b'\n').next()?;
+    Some(String::from_utf8_lossy(line).into_owned())
+}
+
+/// Whether the first line of a script names Python as its interpreter, directly or by `env(1)`.
+fn names_python(line: &str) -> bool {
+    line.strip_prefix("#!").is_some_and(|words| {
+        words
+            .split_ascii_whitespace()
+            .any(|word| is_python(&OsString::from(word)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interpreters_are_told_from_other_programs() {
+        for name in ["python", "python3", "/venv/bin/python3.11", "pypy3"] {
+            assert!(is_python(OsStr::new(name)), "{name}");
+        }
+        for name in ["python3-config", "ipython3", "/opt/python/ib_write_bw", ""] {
+            assert!(!is_python(OsStr::new(name)), "{name}");
+        }
+    }
+
+    #[test]
+    fn scripts_name_their_interpreter() {
+        for line in [
+            "#!/venv/bin/python3",
+            "#!/usr/bin/env -S python3 -u",
+            "#! /usr/bin/python",
+        ] {
+            assert!(names_python(line), "{line}");
+        }
+        for line in ["#!/bin/sh", "# python3", "\u{7f}ELF", ""] {
+            assert!(!names_python(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn programs_are_found_in_the_search_path() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("job");
+        std::fs::write(&file, "#!/usr/bin/env python3\n").expect("written");
+        let path = std::env::join_paths([Path::new("/nowhere"), folder.path()]).expect("a path");
+        assert_eq!(find(OsStr::new("job"), Some(&path)), Some(file.clone()));
+        assert_eq!(find(OsStr::new("other"), Some(&path)), None);
+        assert_eq!(find(OsStr::new("job"), None), None);
+        assert!(runs_python(file.as_os_str()));
+    }
+}
