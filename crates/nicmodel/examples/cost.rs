@@ -1,0 +1,34 @@
+//! What a GET of a key-value store costs the server's NIC and PCIe link on a Connect-IB: by two READs, or by a SEND and its answer.
+//!
+//! ```sh
+//! cargo run -p nicmodel --example cost
+//! ```
+
+use nicmodel::{Footprint, Method, Operation, OperationError, Transport, Verb, profile};
+
+fn main() -> Result<(), OperationError> {
+    let cib = profile::builtin("cib").expect("this NIC is built in");
+    let read = Operation::new(Verb::RdmaRead, Transport::Rc, 32);
+    let request = Operation::new(Verb::Send, Transport::Ud, 16).inlined();
+    let answer = Operation::new(Verb::Send, Transport::Ud, 32).inlined();
+
+    let read = Footprint::of_postlist(cib, &read, Method::WqeByMmio, 1)?.responder;
+    let request = Footprint::of_postlist(cib, &request, Method::WqeByMmio, 1)?.responder;
+    let answers = Footprint::of_postlist(cib, &answer, Method::Doorbell, 16)?.requester;
+    println!(
+        "two READs of 32 bytes: {} DMA reads, {} DMA writes",
+        2.0 * read.dma_reads(),
+        2.0 * read.dma_writes()
+    );
+    println!(
+        "a SEND of 16 bytes: {} DMA reads, {} DMA writes",
+        request.dma_reads(),
+        request.dma_writes()
+    );
+    println!(
+        "sixteen answers in a postlist: {} MMIO write, {} DMA reads",
+        answers.mmio_writes(),
+        answers.dma_reads()
+    );
+    Ok(())
+}
