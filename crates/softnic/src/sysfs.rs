@@ -119,6 +119,7 @@ fn files(
         file(format!("{at}/ifindex"), &number.to_string());
     }
 
+    device_files(&mut file, &device, identity);
     port_files(&mut file, &device, port, interfaces);
 
     // Versions as `linux:drivers/infiniband/core/uverbs_main.c` has them.
@@ -129,6 +130,65 @@ fn files(
     // Of no character device: it is not opened.
     file(format!("{verbs}/dev"), "0:0");
     files
+}
+
+/// Those of the PCI device behind `device`, by which programs choose cores and NICs: the vendor and part where the identity has
+/// them, no NUMA node (`-1`), and all processors.
+fn device_files(file: &mut impl FnMut(String, &str), device: &str, identity: &Identity) {
+    let at = format!("{device}/device");
+    // The identity has the vendor's OUI. Its number among PCI devices is another one (pci.ids).
+    if identity.vendor_id == MELLANOX_OUI {
+        file(format!("{at}/vendor"), "0x15b3");
+        file(
+            format!("{at}/device"),
+            &format!("{:#06x}", identity.part_id),
+        );
+        // As `hca_type_show` of `linux:drivers/infiniband/hw/mlx5/main.c` and mlx4 have it.
+        file(
+            format!("{device}/hca_type"),
+            &format!("MT{}", identity.part_id),
+        );
+    }
+    file(format!("{at}/numa_node"), "-1");
+    let online = fs::read_to_string(ONLINE).unwrap_or_default();
+    if let Some(mask) = cpu_mask(online.trim()) {
+        file(format!("{at}/local_cpulist"), online.trim());
+        file(format!("{at}/local_cpus"), &mask);
+    }
+}
+
+/// The OUI that Mellanox' adapters report as `vendor_id` of `ibv_query_device(3)`.
+const MELLANOX_OUI: u32 = 0x02c9;
+/// The list of the machine's processors.
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+/// Processors that a mask has at most: `CONFIG_NR_CPUS` of x86-64 has no larger value.
+const MAX_CPUS: usize = 8192;
+
+/// A list of processors (`0-3,8`) as a mask in words of 32 bits, the highest first, as sysfs has it.
+fn cpu_mask(list: &str) -> Option<String> {
+    let mut words = vec![0u32];
+    for range in list.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        if last >= MAX_CPUS {
+            return None;
+        }
+        for cpu in first..=last {
+            if words.len() <= cpu / 32 {
+                words.resize(cpu / 32 + 1, 0);
+            }
+            words[cpu / 32] |= 1 << (cpu % 32);
+        }
+    }
+    let mut text = String::new();
+    for word in words.iter().rev() {
+        // Writing to a string does not fail.
+        let _ = match text.is_empty() {
+            true => write!(text, "{word:x}"),
+            false => write!(text, ",{word:08x}"),
+        };
+    }
+    Some(text)
 }
 
 /// Those of the port of `device`, given to `file` one by one.
@@ -274,6 +334,10 @@ mod tests {
             ("node_desc", "mlx4_0\n"),
             ("board_id", "MT_1100120019\n"),
             ("fw_ver", "2.42.5000\n"),
+            ("hca_type", "MT4099\n"),
+            ("device/vendor", "0x15b3\n"),
+            ("device/device", "0x1003\n"),
+            ("device/numa_node", "-1\n"),
         ] {
             assert_eq!(
                 text(&files, &format!("infiniband/mlx4_0/{name}")),
@@ -281,6 +345,21 @@ mod tests {
             );
         }
         assert!(files.iter().all(|file| !file.path.contains("softnic0")));
+    }
+
+    #[test]
+    fn lists_of_processors_become_masks() {
+        for (list, mask) in [
+            ("0", "1"),
+            ("0-1", "3"),
+            ("0-3,8", "10f"),
+            ("31-32", "1,80000000"),
+        ] {
+            assert_eq!(cpu_mask(list).as_deref(), Some(mask), "{list}");
+        }
+        for wrong in ["", "a", "1-", "0-99999"] {
+            assert_eq!(cpu_mask(wrong), None, "{wrong}");
+        }
     }
 
     #[test]
