@@ -256,6 +256,7 @@ fn systems(profile: &Profile) -> Vec<Named> {
         } else {
             add_ns(cores) / postlist
         },
+        outstanding: None,
     };
     let rpc = |cores, postlist, queue_pairs| {
         let loads = herd_rpc(8, postlist, queue_pairs * cores);
@@ -266,6 +267,7 @@ fn systems(profile: &Profile) -> Vec<Named> {
         cores: Some(cores),
         app_ns,
         shared_ns: 0.0,
+        outstanding: None,
     };
     let spec_s0 = |cores: u32| {
         let header_only = Operation::header_only(Transport::Ud);

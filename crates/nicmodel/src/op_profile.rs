@@ -371,6 +371,14 @@ impl OperationProfile {
         busy.most_even
     }
 
+    /// Queue pairs whose RECVs would be equally busy if all were like the busiest of them, at least one.
+    fn even_receiving_queue_pairs(&self) -> u32 {
+        let each = self.queue_pairs.iter();
+        let each = each.map(|qp| total(qp.received.iter().map(|counted| counted.count)));
+        let busiest = each.clone().max().unwrap_or(0).max(1);
+        whole(real(total(each)) / real(busiest)).max(1)
+    }
+
     /// Queue pairs that were in use at a time, at most.
     pub fn concurrent_queue_pairs(&self) -> u32 {
         at_most(self.active().map(|qp| qp.posted))
@@ -385,6 +393,16 @@ impl OperationProfile {
     pub fn waits_for_each(&self) -> bool {
         let mut active = self.active().peekable();
         active.peek().is_some() && active.all(|qp| qp.max_outstanding == 1)
+    }
+
+    /// Operations outstanding at a time on all queue pairs, at most; nothing if it posted none, or if that was not counted.
+    pub fn outstanding(&self) -> Option<f64> {
+        let counted = self.active().all(|qp| qp.max_outstanding > 0);
+        let all = total(self.active().map(|qp| u64::from(qp.max_outstanding)));
+        // Not all queue pairs were in use at a time.
+        let at_a_time = f64::from(self.concurrent_queue_pairs());
+        let share = at_a_time / real(self.active().count() as u64);
+        (counted && all > 0).then(|| (real(all) * share).max(1.0))
     }
 
     /// Threads that posted to send queues at a time, at least one.
@@ -403,6 +421,7 @@ impl OperationProfile {
             return None;
         }
         let queue_pairs = self.even_queue_pairs();
+        let receiving = self.even_receiving_queue_pairs();
         let mut loads = Vec::new();
         for qp in &self.queue_pairs {
             for lists in qp.lists() {
@@ -418,11 +437,17 @@ impl OperationProfile {
                 }
             }
             for counted in qp.received.iter().filter(|counted| counted.count > 0) {
-                let received = Load::new(counted.operation, Role::Responder);
-                loads.push(received.times(real(counted.count) / real(total)));
+                loads.push(Load {
+                    queue_pairs: Some(receiving),
+                    per_request: real(counted.count) / real(total),
+                    ..Load::new(counted.operation, Role::Responder)
+                });
             }
         }
-        Some(Mix::new(loads).on_cores(self.posting_threads()))
+        Some(Mix {
+            outstanding: self.outstanding(),
+            ..Mix::new(loads).on_cores(self.posting_threads())
+        })
     }
 
     /// What one of its peers does for one operation of the program.
@@ -447,6 +472,7 @@ impl OperationProfile {
             cores: work.map(|work| work.cores),
             app_ns: work.and_then(|work| work.app_ns).unwrap_or(0.0) / peers,
             shared_ns: work.map_or(0.0, |work| work.shared_ns) / peers,
+            outstanding: None,
             ..mix
         })
     }

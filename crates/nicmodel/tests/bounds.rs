@@ -146,6 +146,28 @@ fn batches_want_several_queue_pairs() {
     near(one_core(1.0, 4) / single, "ud_send_1c_nobatch_mq_gain", 0.0);
 }
 
+/// A queue pair is on one port: only two of them fill both ports of a Connect-IB, in either direction.
+#[test]
+fn a_queue_pair_has_one_port() {
+    let cib = nic("cib");
+    let port = cib.port.gbps.value / 8.0;
+    let write = Operation::new(Verb::RdmaWrite, Transport::Rc, 65536);
+    for (role, link) in [
+        (Role::Requester, Resource::LinkOut),
+        (Role::Responder, Resource::LinkIn),
+    ] {
+        for (queue_pairs, ports) in [(1, 1.0), (2, 2.0), (5, 2.0)] {
+            let load = Load::new(write, role).on_queue_pairs(queue_pairs);
+            let got = bounds(cib, &Mix::new(vec![load]));
+            let gbytes = got.rate_mops(link).expect("it uses the link") * 65.536;
+            assert!(
+                gbytes < ports * port && gbytes > 0.98 * ports * port,
+                "{role:?}, {queue_pairs}: {gbytes} GB/s of {ports} ports of {port}"
+            );
+        }
+    }
+}
+
 /// Section 4.2: more cores than the peak needs make batches smaller, and the rate falls although
 /// the bytes do not bind.
 #[test]

@@ -192,7 +192,7 @@ pub(crate) struct Shape {
     pub(crate) unit: Ps,
     /// The responder's processing, all units together.
     pub(crate) inbound: Ps,
-    /// The network to the responder, and back.
+    /// A port of the network to the responder, and back.
     pub(crate) out_wire: Ps,
     pub(crate) back_wire: Ps,
     /// Its transactions with the cores and memory of each [`Place`].
@@ -356,7 +356,7 @@ fn shape(profiles: &[Profile], receive: Receive, key: ShapeKey, opcode: u8) -> O
         .units
         .as_ref()
         .map_or(1.0, |units| f64::from(units.value));
-    let port = f64::from(profile.port.count.value) * profile.port.gbps.value / 8.0;
+    let port = profile.port.gbps.value / 8.0;
     let wire = |packets: nicmodel::wire::Packets| ps(packets.link_bytes(profile) / port);
     let lines = wqe::lines(operation.wqe_bytes(profile));
     Some(Shape {

@@ -35,6 +35,7 @@ mod memory;
 mod message;
 mod mr;
 mod nic;
+mod port;
 mod post;
 mod prefetch;
 mod qp;

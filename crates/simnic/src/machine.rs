@@ -5,6 +5,7 @@ use nicmodel::profile::Place;
 use crate::costs::SideCosts;
 use crate::fifo::Fifo;
 use crate::line::Line;
+use crate::port::Ports;
 use crate::queue::Ps;
 use crate::timetable::Timetable;
 
@@ -46,12 +47,11 @@ pub(crate) struct Machine {
     pub(crate) settles_at: Ps,
 }
 
-/// A NIC and its port.
+/// A NIC and its ports.
 #[derive(Debug, Default)]
 pub(crate) struct Nic {
     pub(crate) inbound: Fifo,
-    pub(crate) link_out: Fifo,
-    pub(crate) link_in: Fifo,
+    pub(crate) ports: Ports,
     /// Units that work, and queue pairs that wait for one.
     pub(crate) busy_units: usize,
     pub(crate) waiting: Line<u32>,

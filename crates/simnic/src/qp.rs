@@ -4,6 +4,7 @@ use verbs_abi as abi;
 
 use crate::cq::Cq;
 use crate::line::Line;
+use crate::port::OwnPort;
 use crate::prefetch::prefetch;
 use crate::queue::Ps;
 use crate::reads::Reads;
@@ -43,6 +44,7 @@ pub(crate) struct Qp {
     /// Whether it is in a state in which messages may come.
     pub(crate) receives: bool,
     pub(crate) signal_all: bool,
+    pub(crate) port: OwnPort,
     /// What was posted last, and its shape.
     pub(crate) last_posted: Option<(Kind, u16)>,
     pub(crate) state: u32,

@@ -10,6 +10,7 @@ use crate::machine::{Machine, Nic};
 use crate::memory::Payload;
 use crate::message::Messages;
 use crate::mr::Mr;
+use crate::port::Ports;
 use crate::qp::Qp;
 use crate::queue::{EventQueue, Ps};
 use crate::thread::Thread;
@@ -94,7 +95,11 @@ impl World {
                 ..Machine::default()
             }));
         }
-        self.nics.resize_with(count as usize, Nic::default);
+        let ports = profile.port.count.value as usize;
+        self.nics.resize_with(count as usize, || Nic {
+            ports: Ports::new(ports),
+            ..Nic::default()
+        });
         let ways = self.machines.iter().map(|machine| machine.costs.pcie);
         self.shortest = ways.min().unwrap_or(0);
     }

@@ -226,6 +226,71 @@ mod tests {
         assert!((atomics.rate_mops / 2.24 - 1.0).abs() < 0.03, "{atomics:?}");
     }
 
+    /// One operation at a time: the model's bound is at most a few percent above what the simulator does.
+    #[test]
+    fn a_closed_loop_is_as_fast_as_the_model_allows() {
+        use nicmodel::bounds::round_trip_ns;
+        use nicmodel::{Method, Operation, Transport, Verb as Of};
+        let cases = [
+            (Verb::RcWrite, Of::RdmaWrite, 8, true),
+            (Verb::RcWrite, Of::RdmaWrite, 4096, false),
+            (Verb::RcRead, Of::RdmaRead, 8, false),
+            (Verb::RcRead, Of::RdmaRead, 4096, false),
+            (Verb::Atomics, Of::AtomicFetchAndAdd, 8, false),
+        ];
+        for (verb, of, payload_bytes, inline) in cases {
+            let knobs = Knobs {
+                batch: Some(1),
+                window: Some(1),
+                signal_every: Some(1),
+                payload_bytes: (verb != Verb::Atomics).then_some(payload_bytes),
+                inline: (verb == Verb::RcWrite).then_some(inline),
+                ..Knobs::default()
+            };
+            let rate = stream(verb, &knobs).rate_mops;
+            #[expect(clippy::cast_possible_truncation, reason = "a few KiB")]
+            let operation = Operation {
+                inline,
+                ..Operation::new(of, Transport::Rc, payload_bytes as u32)
+            };
+            let least_ns = round_trip_ns(cib(), &operation, Method::WqeByMmio).expect("known");
+            let bound = 1e3 / least_ns;
+            assert!(
+                rate < 1.005 * bound && rate > 0.96 * bound,
+                "{verb:?}, {payload_bytes}: {rate}, {bound}"
+            );
+        }
+    }
+
+    /// A queue pair is on one of a Connect-IB's two ports, and carries what that port does; several fill both.
+    #[test]
+    fn one_queue_pair_fills_one_port() {
+        let port = cib().port.gbps.value / 8.0;
+        for (verb, direction) in [
+            (Verb::RcWrite, Direction::Outbound),
+            (Verb::RcWrite, Direction::Inbound),
+            (Verb::UcWrite, Direction::Outbound),
+            (Verb::UcWrite, Direction::Inbound),
+        ] {
+            for (queue_pairs, ports) in [(1, 1.0), (2, 2.0), (4, 2.0)] {
+                let knobs = Knobs {
+                    direction,
+                    queue_pairs: Some(queue_pairs),
+                    payload_bytes: Some(65536),
+                    window: Some(16),
+                    signal_every: Some(1),
+                    ..Knobs::default()
+                };
+                let gbytes = stream(verb, &knobs).rate_mops * 65.536;
+                let all = ports * port;
+                assert!(
+                    gbytes < 1.002 * all && gbytes > 0.9 * all,
+                    "{verb:?}, {direction:?}, {queue_pairs}: {gbytes} GB/s of {all}"
+                );
+            }
+        }
+    }
+
     /// WRITEs that a link holds up: many are under way at the end, and are not in the rate.
     #[test]
     fn no_rate_is_above_what_binds_it() {

@@ -1,6 +1,7 @@
 //! How fast a mix of operations can go, and what stops it.
 
 mod contention;
+mod round_trip;
 
 use std::fmt;
 
@@ -14,6 +15,7 @@ use crate::profile::{Profile, Sourced};
 use crate::verb::Verb;
 
 use contention::Station;
+pub use round_trip::round_trip_ns;
 
 /// On which side of an operation the machine is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,8 +41,10 @@ pub struct Load {
     pub method: Method,
     /// Operations in a postlist, on average.
     pub postlist: f64,
-    /// Queue pairs that the machine posts it on, evenly, together with the mix' other operations
-    /// that have some; with none given there are enough.
+    /// Queue pairs that the machine posts it on, or that it arrives at, evenly, together with the mix' other
+    /// operations that have some; with none given there are enough.
+    ///
+    /// Each belongs to one processing unit and to one port: fewer queue pairs than ports leave ports unused.
     pub queue_pairs: Option<u32>,
     /// Locks that atomics use, evenly; with none given all that they can reach.
     pub lock_slots: Option<u32>,
@@ -111,16 +115,29 @@ pub struct Mix {
     /// The part of `app_ns` that only one core can do at a time, such as adding to a shared
     /// counter, in ns.
     pub shared_ns: f64,
+    /// Operations that the machine has outstanding at a time, at most; with none given there are enough.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outstanding: Option<f64>,
 }
 
 impl Mix {
-    /// Operations alone, with enough cores.
+    /// Operations alone, with enough cores and enough of them outstanding.
     pub fn new(loads: Vec<Load>) -> Self {
         Self {
             loads,
             cores: None,
             app_ns: 0.0,
             shared_ns: 0.0,
+            outstanding: None,
+        }
+    }
+
+    /// The same with so many operations outstanding at most.
+    #[must_use]
+    pub fn with_outstanding(self, outstanding: f64) -> Self {
+        Self {
+            outstanding: Some(outstanding),
+            ..self
         }
     }
 
@@ -140,6 +157,8 @@ impl Mix {
 pub enum Resource {
     /// The machine's cores.
     Cpu,
+    /// The operations that it has outstanding at a time: each takes a round trip, even on an idle network.
+    RoundTrips,
     /// Something that only one core can have at a time.
     SharedLine,
     /// The PCIe link to the device, where MMIO writes take most of it.
@@ -156,16 +175,17 @@ pub enum Resource {
     NicInbound,
     /// The NIC's locks for atomics.
     AtomicLocks,
-    /// The network to the peers.
+    /// The network to the peers: the ports that the queue pairs are on.
     LinkOut,
-    /// The network from the peers.
+    /// The network from the peers: the ports that the queue pairs are on.
     LinkIn,
 }
 
 impl Resource {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Cpu,
+        Self::RoundTrips,
         Self::SharedLine,
         Self::Mmio,
         Self::DmaRead,
@@ -183,6 +203,7 @@ impl fmt::Display for Resource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Cpu => "CPU",
+            Self::RoundTrips => "round trips",
             Self::SharedLine => "shared cache line",
             Self::Mmio => "PCIe MMIO bandwidth",
             Self::DmaRead => "PCIe DMA read bandwidth",
@@ -265,6 +286,9 @@ fn check(mix: &Mix) -> Result<(), OperationError> {
     if let Some(cores) = mix.cores {
         in_range("cores", f64::from(cores), 1.0, 4096.0)?;
     }
+    if let Some(outstanding) = mix.outstanding {
+        in_range("outstanding", outstanding, 1.0, 1e12)?;
+    }
     for load in &mix.loads {
         in_range("per_request", load.per_request, 0.0, 1e6)?;
         for (name, count) in [
@@ -283,6 +307,8 @@ fn check(mix: &Mix) -> Result<(), OperationError> {
 #[derive(Debug)]
 struct Demand {
     verbs_ns: Option<f64>,
+    /// The round trips of its own operations, one after the other.
+    round_trips_ns: Option<f64>,
     mmio_bytes: f64,
     dma_read_bytes: f64,
     to_device_bytes: f64,
@@ -291,14 +317,16 @@ struct Demand {
     inbound_ns: Option<f64>,
     unit_ns: Option<f64>,
     lock_ns: Option<f64>,
-    out_bytes: f64,
-    in_bytes: f64,
+    /// Time of each port in use.
+    out_ns: f64,
+    in_ns: f64,
 }
 
 impl Default for Demand {
     fn default() -> Self {
         Self {
             verbs_ns: Some(0.0),
+            round_trips_ns: Some(0.0),
             mmio_bytes: 0.0,
             dma_read_bytes: 0.0,
             to_device_bytes: 0.0,
@@ -307,8 +335,8 @@ impl Default for Demand {
             inbound_ns: Some(0.0),
             unit_ns: Some(0.0),
             lock_ns: Some(0.0),
-            out_bytes: 0.0,
-            in_bytes: 0.0,
+            out_ns: 0.0,
+            in_ns: 0.0,
         }
     }
 }
@@ -342,11 +370,14 @@ impl Demand {
         self.dma_read_bytes += times * to_device(Kind::DmaRead);
         self.to_device_bytes += times * (side.bytes_to_device() + overhead + mmio);
         self.to_host_bytes += times * (side.bytes_to_host() + overhead);
-        self.out_bytes += times * out.link_bytes(profile);
-        self.in_bytes += times * arriving.link_bytes(profile);
+        let link = ports_bytes_per_ns(profile, load.queue_pairs);
+        self.out_ns += times * out.link_bytes(profile) / link;
+        self.in_ns += times * arriving.link_bytes(profile) / link;
         add(&mut self.verbs_ns, times, cpu_ns(profile, load, &one));
         match load.role {
             Role::Requester => {
+                let round_trip = round_trip_ns(profile, &load.operation, load.method);
+                add(&mut self.round_trips_ns, times, round_trip);
                 let outbound = outbound_ns(profile, load, &one);
                 add(&mut self.outbound_ns, times, outbound);
                 if let Some(queue_pairs) = load.queue_pairs {
@@ -373,7 +404,6 @@ impl Demand {
 
     fn bounds(&self, profile: &Profile, mix: &Mix) -> Bounds {
         let link = pcie::bandwidth_mbps(profile) * 1e-3;
-        let port = f64::from(profile.port.count.value) * profile.port.gbps.value / 8.0;
         let (mmio, dma_read) = if self.mmio_bytes > self.dma_read_bytes {
             (self.to_device_bytes, self.dma_read_bytes)
         } else {
@@ -386,8 +416,13 @@ impl Demand {
                 .map(|verbs| (verbs + mix.app_ns) / f64::from(cores)),
             None => Some(0.0),
         };
+        let round_trips = match mix.outstanding {
+            Some(outstanding) => self.round_trips_ns.map(|all| all / outstanding),
+            None => Some(0.0),
+        };
         let busy = [
             (Resource::Cpu, cpu),
+            (Resource::RoundTrips, round_trips),
             (Resource::SharedLine, Some(mix.shared_ns)),
             (Resource::Mmio, Some(mmio / link)),
             (Resource::DmaRead, Some(dma_read / link)),
@@ -397,8 +432,8 @@ impl Demand {
             // Before the inbound processing: where one lock holds up everything, it is the cause.
             (Resource::AtomicLocks, self.lock_ns),
             (Resource::NicInbound, self.inbound_ns),
-            (Resource::LinkOut, Some(self.out_bytes / port)),
-            (Resource::LinkIn, Some(self.in_bytes / port)),
+            (Resource::LinkOut, Some(self.out_ns)),
+            (Resource::LinkIn, Some(self.in_ns)),
         ];
         let known = busy.iter().filter_map(|&(resource, busy)| {
             let busy_ns = busy.filter(|busy| *busy > 0.0)?;
@@ -437,6 +472,14 @@ impl Demand {
     }
 }
 
+/// Bytes that the ports carry in a ns, in one direction, of so many queue pairs: each queue pair is on one port. Queue pairs
+/// that cannot be spread evenly, such as three on two ports, are taken as if they could.
+fn ports_bytes_per_ns(profile: &Profile, queue_pairs: Option<u32>) -> f64 {
+    let port = &profile.port;
+    let used = queue_pairs.map_or(port.count.value, |count| count.min(port.count.value));
+    f64::from(used) * port.gbps.value / 8.0
+}
+
 /// Adds `times * cost`, and remembers if a cost is not known.
 fn add(sum: &mut Option<f64>, times: f64, cost: Option<f64>) {
     *sum = sum.zip(cost).map(|(sum, cost)| sum + times * cost);
@@ -469,21 +512,7 @@ fn cpu_ns(profile: &Profile, load: &Load, one: &Footprint) -> Option<f64> {
 /// Time of the whole NIC for one operation that it sends.
 fn outbound_ns(profile: &Profile, load: &Load, one: &Footprint) -> Option<f64> {
     let processing = &profile.processing;
-    let base = match load.operation.verb {
-        Verb::Send | Verb::RdmaWrite => {
-            let further = f64::from(one.wqe_lines.saturating_sub(1));
-            let lines = if further > 0.0 {
-                further * known(&processing.wqe_line_ns)?
-            } else {
-                0.0
-            };
-            known(&processing.send_ns)? + lines
-        }
-        // To its requester an atomic or a FLUSH is what a READ is: a request and its response.
-        Verb::RdmaRead | Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd | Verb::Flush => {
-            known(&processing.read_ns)?
-        }
-    };
+    let base = sending_ns(profile, &load.operation, one.wqe_lines)?;
     // Without units there is no wait either, which the profile has checked.
     let units = processing
         .units
@@ -491,6 +520,26 @@ fn outbound_ns(profile: &Profile, load: &Load, one: &Footprint) -> Option<f64> {
         .map_or(1.0, |u| f64::from(u.value));
     let wait = known(&processing.wqe_fetch_wait_ns).unwrap_or(0.0);
     Some(base + one.requester.doorbells() * wait / units)
+}
+
+/// The same without the wait for its WQE.
+fn sending_ns(profile: &Profile, operation: &Operation, wqe_lines: u32) -> Option<f64> {
+    let processing = &profile.processing;
+    match operation.verb {
+        Verb::Send | Verb::RdmaWrite => {
+            let further = f64::from(wqe_lines.saturating_sub(1));
+            let lines = if further > 0.0 {
+                further * known(&processing.wqe_line_ns)?
+            } else {
+                0.0
+            };
+            Some(known(&processing.send_ns)? + lines)
+        }
+        // To its requester an atomic or a FLUSH is what a READ is: a request and its response.
+        Verb::RdmaRead | Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd | Verb::Flush => {
+            known(&processing.read_ns)
+        }
+    }
 }
 
 /// Time of the whole NIC for one operation that arrives, in ns; nothing if the profile does not say.

@@ -14,6 +14,7 @@ mod inlining;
 mod multi_queue;
 mod read_size;
 mod read_window;
+mod steps;
 mod unsignaled;
 mod wqe_shrinking;
 
@@ -25,6 +26,7 @@ use crate::operation::OperationError;
 use crate::profile::Profile;
 
 pub use guideline::{Finding, Guideline};
+pub use steps::{Step, steps};
 
 /// A finding with the gain that following it would bring.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -62,6 +64,9 @@ pub struct Gain {
     pub at_most: bool,
 }
 
+/// The guideline whose change is another design, and no step from the one that is there.
+pub const OTHER_DESIGN: &str = cpu_bypass::GUIDELINE.name;
+
 /// A gain below this is none: the model is not that exact.
 pub const WORTHWHILE: f64 = 0.01;
 
@@ -97,8 +102,7 @@ pub fn advise(
     let Some(now) = rate(observed, observed, profile)? else {
         return Ok(Vec::new());
     };
-    // The rate of who waits for each operation is that of round trips, which these rates say nothing of.
-    let has_rate = !observed.waits_for_each();
+    let has_rate = has_rate(observed, &now);
     // A fix that the NIC could not do would be none.
     let rate_of = |fixed: &OperationProfile| rate(fixed, observed, profile).ok().flatten();
     let mut all = Vec::new();
@@ -151,10 +155,18 @@ pub fn advise(
 }
 
 /// How fast a program that does the work of another one goes, by the count of the other's operations.
+#[derive(Clone, Copy)]
 struct Rate {
     mops: f64,
     bottleneck: Resource,
     at_most: bool,
+    /// Whether the time of its round trips is known, and is in the rate.
+    has_round_trips: bool,
+}
+
+/// Whether there is a rate for the program: that of who waits for each operation is that of round trips.
+fn has_rate(observed: &OperationProfile, now: &Rate) -> bool {
+    now.has_round_trips || !observed.waits_for_each()
 }
 
 impl Rate {
@@ -178,11 +190,13 @@ fn rate(
     let Some(prediction) = program.predict(profile)? else {
         return Ok(None);
     };
+    let round_trips = prediction.requester.rate_mops(Resource::RoundTrips);
     let unknown = [&prediction.requester, &prediction.responder];
     Ok(Some(Rate {
         mops: prediction.rate_mops * real(observed.requests()) / real(program.requests().max(1)),
         bottleneck: prediction.bottleneck,
         at_most: unknown.iter().any(|bounds| !bounds.unknown.is_empty()),
+        has_round_trips: round_trips.is_some(),
     }))
 }
 

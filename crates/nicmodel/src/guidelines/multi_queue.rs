@@ -1,6 +1,6 @@
 use super::guideline::{Finding, Guideline, plural};
 use crate::bounds::{Resource, Role};
-use crate::op_profile::{OperationProfile, QueuePair, whole};
+use crate::op_profile::{OperationProfile, QueuePair};
 use crate::profile::Profile;
 use crate::verb::Transport;
 
@@ -13,37 +13,51 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     fixed,
 };
 
-/// By how much the queue pairs are to be multiplied until something else binds; 1 if there are enough.
+/// By how much the queue pairs are to be multiplied until something else binds than the units and ports that they are on; 1
+/// if there are enough.
 pub(super) fn times(observed: &OperationProfile, profile: &Profile) -> u32 {
     let Ok(Some(now)) = observed.predict(profile) else {
         return 1;
     };
-    let units = profile.processing.units.as_ref();
-    let (Some(units), Some(bound)) = (units, now.requester.rate_mops(Resource::QueuePairUnits))
-    else {
-        return 1;
-    };
-    if now.slower != Role::Requester || now.bottleneck != Resource::QueuePairUnits {
+    let of_queue_pairs = [
+        Resource::QueuePairUnits,
+        Resource::LinkOut,
+        Resource::LinkIn,
+    ];
+    if now.slower != Role::Requester || !of_queue_pairs.contains(&now.bottleneck) {
         return 1;
     }
-    // The units' rate is in proportion to the queue pairs, and the others do not change with them.
-    let others = now.requester.bounds.iter();
-    let others = others.filter(|bound| bound.resource != Resource::QueuePairUnits);
-    let next = others
-        .map(|bound| bound.rate_mops)
-        .chain(now.responder.predicted_mops)
-        .fold(f64::INFINITY, f64::min);
-    let enough = whole((next / bound).ceil());
-    // More queue pairs than units bring nothing.
-    let most = units.value.div_ceil(observed.even_queue_pairs());
-    enough.min(most)
+    let busy = observed.even_queue_pairs();
+    // More queue pairs than units and ports bring nothing.
+    let units = profile.processing.units.as_ref().map_or(1, |u| u.value);
+    let ports = profile.port.count.value;
+    let most = units.max(ports).div_ceil(busy);
+    let used = |limit: u32, times: u32| f64::from(busy.saturating_mul(times).min(limit));
+    let rate = |times: u32| {
+        let more = |limit| used(limit, times) / used(limit, 1);
+        let bounds = now.requester.bounds.iter().map(|bound| {
+            bound.rate_mops
+                * match bound.resource {
+                    Resource::QueuePairUnits => f64::from(times),
+                    Resource::LinkOut | Resource::LinkIn => more(ports),
+                    // Each queue pair has a window of its own.
+                    Resource::RoundTrips => f64::from(times),
+                    _ => 1.0,
+                }
+        });
+        let all = bounds.chain(now.responder.predicted_mops);
+        all.fold(f64::INFINITY, f64::min)
+    };
+    let best = rate(most);
+    let enough = (1..most).find(|times| rate(*times) >= best * (1.0 - 1e-9));
+    enough.unwrap_or(most).max(1)
 }
 
 /// How many queue pairs each posting thread has then.
 pub(super) fn each(observed: &OperationProfile, profile: &Profile, times: u32) -> u32 {
     let busy = observed.concurrent_queue_pairs();
-    let units = profile.processing.units.as_ref();
-    let enough = units.map_or(u32::MAX, |units| units.value.max(busy));
+    let units = profile.processing.units.as_ref().map_or(1, |u| u.value);
+    let enough = units.max(profile.port.count.value).max(busy);
     let all = busy.saturating_mul(times).min(enough);
     all.div_ceil(observed.posting_threads())
 }
@@ -54,25 +68,37 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     if times == 1 || observed.waits_for_each() {
         return None;
     }
+    Some(finding(observed, profile, times))
+}
+
+/// That there are too few queue pairs, and so many times as many to have.
+pub(super) fn finding(observed: &OperationProfile, profile: &Profile, times: u32) -> Finding {
+    let now = observed.predict(profile).ok().flatten();
+    let bottleneck = now.map(|now| now.bottleneck);
     let busy = observed.concurrent_queue_pairs();
     let words = if observed.active().all(|qp| qp.transport == Transport::Ud) {
         "create several UD queue pairs and rotate whole postlists over them"
     } else {
         "give each thread several queue pairs to its peers and rotate whole postlists over them"
     };
-    let bound = if busy == 1 {
-        "the processing unit behind it bounds the rate"
-    } else {
-        "the processing units behind them bound the rate"
+    let bound = match (bottleneck, busy) {
+        (Some(Resource::LinkOut | Resource::LinkIn), 1) => "the port that it is on bounds the rate",
+        (Some(Resource::LinkOut | Resource::LinkIn), _) => {
+            "the ports that they are on bound the rate"
+        }
+        (Some(Resource::QueuePairUnits), 1) => "the processing unit behind it bounds the rate",
+        (Some(Resource::QueuePairUnits), _) => "the processing units behind them bound the rate",
+        (_, 1) => "the processing unit behind it is what the next steps would wait for",
+        (..) => "the processing units behind them are what the next steps would wait for",
     };
-    Some(Finding {
+    Finding {
         seen: format!(
             "{} of {}: {bound}",
             plural(busy, "queue pair"),
             plural(observed.posting_threads(), "posting thread"),
         ),
         advice: format!("{words}: {} a thread", each(observed, profile, times)),
-    })
+    }
 }
 
 fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {

@@ -398,16 +398,81 @@ fn what_never_brings_anything_is_told_from_what_brings_nothing_yet() {
     );
 }
 
+/// One operation at a time: half a microsecond of PCIe, a microsecond of network, 0.64 M/s. Neither lists nor fewer
+/// completions bring anything, and inlining saves the fetch of the payload.
 #[test]
-fn who_waits_for_each_operation_is_promised_no_rate() {
-    let mut observed = one_queue_pair(write(8).signaled(1.0)).profile();
-    observed.queue_pairs[0].max_outstanding = 1;
+fn who_waits_for_each_operation_is_bound_by_round_trips() {
+    let mut observed = one_queue_pair(write(8).inlined().signaled(1.0)).profile();
+    let window = |outstanding, observed: &mut OperationProfile| {
+        observed.queue_pairs[0].max_outstanding = outstanding;
+        let prediction = observed.predict(nic("cib")).expect("possible");
+        prediction.expect("it posts")
+    };
+    let one = window(1, &mut observed);
+    assert_eq!(one.bottleneck, Resource::RoundTrips);
+    assert!((one.rate_mops / 0.64 - 1.0).abs() < 0.02, "{one:?}");
+    let four = window(4, &mut observed);
+    assert!((four.rate_mops / one.rate_mops - 4.0).abs() < 1e-9);
+    let many = window(1000, &mut observed);
+    assert_eq!(many.bottleneck, Resource::QueuePairUnits);
+    window(1, &mut observed);
     let advice = advise(&observed, nic("cib")).expect("possible");
     assert!(!advice.is_empty());
+    for advice in advice {
+        let gain = advice.gain.expect("the round trip is known");
+        assert!(gain.relative < WORTHWHILE, "{advice:?}");
+    }
+    assert_eq!(steps(&observed, nic("cib")), Ok(Vec::new()));
+    observed.queue_pairs[0].sent[0].operation.inline = false;
+    let steps = steps(&observed, nic("cib")).expect("possible");
+    let names: Vec<_> = steps.iter().map(|step| step.guideline).collect();
+    assert_eq!(names, ["inlining"]);
+    let mut unknown = nic("cib").clone();
+    unknown.port.latency_ns = None;
+    let prediction = observed.predict(&unknown).expect("possible");
+    let unknown = prediction.expect("it posts").requester.unknown;
+    assert!(unknown.contains(&Resource::RoundTrips), "{unknown:?}");
+}
+
+/// Lists on one queue pair lose, and bring most of all on several: the queue pairs come first.
+#[test]
+fn no_step_comes_before_the_one_that_makes_it_pay() {
+    let observed = one_queue_pair(write(8)).profile();
+    let steps = steps(&observed, nic("cib")).expect("possible");
+    let names: Vec<_> = steps.iter().map(|step| step.guideline).collect();
+    assert_eq!(
+        names[..2],
+        ["multi-queue", "doorbell-batching"],
+        "{steps:?}"
+    );
+    let first = &steps[0];
+    assert!(first.finding.advice.ends_with("10 a thread"), "{first:?}");
+    assert!((first.gain.now_mops - 10.4).abs() < 0.05, "{first:?}");
+    let mut before = first.gain.now_mops;
+    for step in &steps {
+        assert!((step.gain.now_mops - before).abs() < 1e-9, "{steps:?}");
+        assert!(step.gain.relative > -1e-3, "{steps:?}");
+        before = step.gain.then_mops;
+        let cumulative = before / first.gain.now_mops - 1.0;
+        assert!((step.cumulative - cumulative).abs() < 1e-9, "{steps:?}");
+    }
+    assert!((before - 86.0).abs() < 0.5, "{steps:?}");
+    let good = Program::new(ud(60)).profile();
+    assert_eq!(super::steps(&good, nic("cib")), Ok(Vec::new()));
+}
+
+/// 64 KiB on one queue pair: a port of two.
+#[test]
+fn a_second_queue_pair_brings_a_second_port() {
+    let observed = one_queue_pair(write(65536)).profile();
+    let advice = find("multi-queue", &observed, nic("cib")).expect("a port is unused");
     assert!(
-        advice.iter().all(|advice| advice.gain.is_none()),
+        advice.finding.seen.contains("the port that it is on"),
         "{advice:?}"
     );
+    assert!(advice.finding.advice.ends_with("2 a thread"), "{advice:?}");
+    let gain = advice.gain.expect("predicted");
+    assert!(gain.relative > 0.9 && gain.relative < 1.01, "{advice:?}");
 }
 
 fn atomics(slots: u32) -> OperationProfile {

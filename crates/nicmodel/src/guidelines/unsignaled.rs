@@ -27,8 +27,10 @@ fn period(qp: &QueuePair) -> u32 {
 }
 
 fn often(qp: &QueuePair, counted: &Counted) -> bool {
-    // The result of a READ or atomic is there when it completes, so these need theirs.
+    // The result of a READ or atomic is there when it completes, so these need theirs. A loop with one operation outstanding
+    // waits for its completion.
     counted.count > 0
+        && qp.max_outstanding != 1
         && counted.operation.verb.sends_payload()
         && counted.operation.signaled > OFTEN.max(1.0 / f64::from(period(qp)))
 }

@@ -11,6 +11,7 @@ use crate::cq::Cq;
 use crate::line::Line;
 use crate::memory::Region;
 use crate::mr::Mr;
+use crate::port::OwnPort;
 use crate::post::{MAX_SGE, transport};
 use crate::qp::Qp;
 use crate::reads::Reads;
@@ -253,6 +254,7 @@ unsafe fn create_qp(
             access: 0,
             guard: 0,
             receives: false,
+            port: OwnPort::NONE,
             peer: 0,
             recvs: Recvs::default(),
             outstanding: 0,

@@ -141,7 +141,9 @@ impl World {
         let mut left = qp.lists.front().map_or(0, |list| list.len - 1);
         let home = &machines[qp.machine as usize];
         let payload_fetch = 2 * home.costs.pcie;
-        let mut link_out = nics[home.nic as usize].link_out;
+        let mut port = qp.port;
+        let mut link_out = nics[home.nic as usize].ports.of_sender(&mut port).out;
+        qp.port = port;
         // Where a connected queue pair sends to.
         let peer = (qp.transport != Transport::Ud).then_some(qp.peer);
         let (mut sent, mut next) = (0, at);
@@ -157,10 +159,10 @@ impl World {
             let message = &mut messages[id];
             let shape = shapes.get(message.shape);
             let dest = peer.unwrap_or(message.dest);
-            let target = match qps.get(dest as usize) {
+            let target = match qps.get_mut(dest as usize) {
                 Some(Some(target)) if target.transport == qp.transport && target.receives => {
                     target.fetch_for_arrival(cqs);
-                    target.machine
+                    target
                 }
                 _ => break,
             };
@@ -168,21 +170,27 @@ impl World {
                 break;
             }
             message.dest = dest;
-            let nic = machines[target as usize].nic;
+            let nic = machines[target.machine as usize].nic;
             // Between a host and its DPU nothing passes the network.
-            let passes_network = nic != home.nic || target == qp.machine;
+            let passes_network = nic != home.nic || target.machine == qp.machine;
             let to = &mut nics[nic as usize];
             let (wire, inbound) = (shape.out_wire, shape.inbound);
             let fetch = if shape.fetched { payload_fetch } else { 0 };
             // All that this message stands for; behind the last one it is the next message that takes its time.
             loop {
                 let leaves = next + fetch;
-                qp.last_completion = qp.last_completion.max(leaves);
-                let came = if passes_network {
-                    let out = link_out.take(leaves, wire);
-                    to.link_in.take(out, wire) + costs.network
+                // The message leaves when its port has sent all messages before it.
+                let out = if passes_network {
+                    link_out.take(leaves, wire)
                 } else {
                     leaves
+                };
+                qp.last_completion = qp.last_completion.max(out);
+                let came = if passes_network {
+                    let port = to.ports.of_receiver(&mut target.port);
+                    port.arriving.take(out, wire) + costs.network
+                } else {
+                    out
                 };
                 let handled = to.inbound.take(came, inbound).max(qp.last_handled);
                 qp.last_handled = handled;
@@ -214,7 +222,7 @@ impl World {
                 list.len -= sent;
             }
             let from = &mut nics[home.nic as usize];
-            from.link_out = link_out;
+            from.ports.of_sender(&mut port).out = link_out;
             from.counters.sent += u64::from(sent);
         }
         qps[index as usize] = Some(qp);
@@ -263,7 +271,7 @@ impl World {
         let target = match qps.get(dest as usize) {
             Some(Some(target)) if target.transport == transport && target.receives => {
                 target.fetch_for_arrival(cqs);
-                Some(target.machine)
+                Some((target.machine, target.port))
             }
             _ => None,
         };
@@ -278,33 +286,41 @@ impl World {
         };
         // Between a host and its DPU nothing passes the network.
         let nic_of = |machine: u32| machines[machine as usize].nic;
-        let to = target.map(|target| (nic_of(target), target == qp.machine));
-        let passes_network = to.is_none_or(|(nic, itself)| nic != home.nic || itself);
+        let to = target.map(|(target, port)| (nic_of(target), target == qp.machine, port));
+        let passes_network = to.is_none_or(|(nic, itself, _)| nic != home.nic || itself);
         let sent = &mut nics[home.nic as usize];
         sent.counters.sent += 1;
         let out = if passes_network {
-            sent.link_out.take(left, shape.out_wire)
+            let port = sent.ports.of_sender(&mut qp.port);
+            port.out.take(left, shape.out_wire)
         } else {
             left
         };
-        // That it has left is all that the requester of an unreliable message waits for.
-        let told = !reliable && !complete_silently(qp, signaled, left);
-        if let Some((to, _)) = to {
+        // An unreliable message completes when its port has sent it, and all messages before it.
+        let told = !reliable && !complete_silently(qp, signaled, out);
+        if let Some((to, _, known_port)) = to {
             let nic = &mut nics[to as usize];
+            let mut port = known_port;
             let came = if passes_network {
-                nic.link_in.take(out, shape.out_wire) + costs.network
+                let link = &mut nic.ports.of_receiver(&mut port).arriving;
+                link.take(out, shape.out_wire) + costs.network
             } else {
                 out
             };
             let handled = nic.inbound.take(came, shape.inbound).max(qp.last_handled);
             qp.last_handled = handled;
             nic.arriving.insert_by((handled, id), |(at, _)| *at);
+            if port != known_port
+                && let Some(Some(target)) = qps.get_mut(dest as usize)
+            {
+                target.port = port;
+            }
             let first = nic.handles_at.is_none_or(|next| handled < next);
             if first {
                 nic.handles_at = Some(handled);
             }
             if told {
-                self.finish(id, SUCCESS, at, left);
+                self.finish(id, SUCCESS, at, out);
             }
             if first {
                 self.events.push(handled, Event::Handle { nic: to });
@@ -313,7 +329,7 @@ impl World {
         }
         let back = out + 2 * costs.network;
         if told {
-            self.finish(id, SUCCESS, at, left);
+            self.finish(id, SUCCESS, at, out);
         }
         if reliable {
             self.messages[id].status = code(abi::IBV_WC_RETRY_EXC_ERR);

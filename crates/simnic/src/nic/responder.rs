@@ -10,6 +10,7 @@ use crate::event::Event;
 use crate::fifo::Fifo;
 use crate::memory::Payload;
 use crate::message::{SUCCESS, code};
+use crate::port::{OwnPort, Port};
 use crate::prefetch::prefetch;
 use crate::queue::Ps;
 use crate::world::World;
@@ -318,7 +319,8 @@ impl World {
     /// An answer or acknowledgement leaves the responder.
     pub(crate) fn respond(&mut self, id: u32) {
         let message = &self.messages[id];
-        let homes = self.home(message.qp).zip(self.home(message.dest));
+        let (requester, responder) = (message.qp, message.dest);
+        let homes = self.home(requester).zip(self.home(responder));
         let Some((home, machine)) = homes else {
             self.messages.free(id);
             return;
@@ -336,12 +338,21 @@ impl World {
         let (to, from) = (nic_of(home), nic_of(machine));
         // Between a host and its DPU nothing passes the network.
         let came = if to != from || home == machine {
-            let out = self.nics[from].link_out.take(now, wire);
-            self.nics[to].link_in.take(out, wire) + self.costs.network
+            let out = self.on_port(responder, from).out.take(now, wire);
+            self.on_port(requester, to).arriving.take(out, wire) + self.costs.network
         } else {
             now
         };
         self.events.push(came, Event::Return { message: id });
+    }
+
+    /// The port of a queue pair, which is there, on its NIC. A request has passed it before.
+    fn on_port(&mut self, index: u32, nic: usize) -> &mut Port {
+        let ports = &mut self.nics[nic].ports;
+        match self.qps.get_mut(index as usize) {
+            Some(Some(qp)) => ports.of_sender(&mut qp.port),
+            _ => ports.of_sender(&mut { OwnPort::NONE }),
+        }
     }
 
     /// Reads or changes the responder's memory; the old contents, or the status of the failure.

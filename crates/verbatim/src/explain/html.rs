@@ -109,36 +109,39 @@ fn add_advice(html: &mut String, process: &Process) {
         add(html, format_args!("<p>{}.</p>", escape(&capital(&words))));
         return;
     }
-    let gains: Vec<_> = process.advised(Verdict::Gains).collect();
     let mut rows = vec![Bar {
         label: "as it is".to_owned(),
         pieces: vec![(process.predicted_mops, "now")],
         value: format!("{} M/s", figure(process.predicted_mops)),
     }];
-    rows.extend(gains.iter().filter_map(|advice| {
-        let gain = advice.gain?;
-        Some(Bar {
-            label: advice.guideline.to_owned(),
-            pieces: vec![(gain.then_mops, "then")],
-            value: format!(
-                "{} M/s, {}",
-                figure(gain.then_mops),
-                percent(gain.relative, 0)
-            ),
-        })
+    // A staircase: what was reached before, and what the step adds.
+    rows.extend((1..).zip(&process.steps).map(|(number, step)| {
+        let (now, then) = (step.gain.now_mops, step.gain.then_mops);
+        Bar {
+            label: format!("{number}. {}", step.guideline),
+            pieces: vec![(now.min(then), "now"), (then - now, "then")],
+            value: format!("{} M/s, {}", figure(then), percent(step.gain.relative, 0)),
+        }
     }));
     if rows.len() > 1 {
-        html.push_str(&bars("predicted rate with each change", &rows));
+        html.push_str(&bars("predicted rate after each step", &rows));
         html.push_str("<ol>");
-        for advice in gains {
+        for step in &process.steps {
             add(
                 html,
-                format_args!("<li>{}</li>", escape(&text::line(advice))),
+                format_args!("<li>{}</li>", escape(&text::step_line(step))),
             );
         }
         html.push_str("</ol>");
     }
-    for wanted in [Verdict::Unknown, Verdict::BringsNothing] {
+    for advice in process.advised(Verdict::Instead) {
+        let words = text::line(advice);
+        add(
+            html,
+            format_args!("<p>Or another design: {}</p>", escape(&words)),
+        );
+    }
+    for wanted in text::NO_STEPS {
         let all: Vec<_> = process.advised(wanted).collect();
         if !all.is_empty() {
             let words = capital(text::no_gain(process, wanted));

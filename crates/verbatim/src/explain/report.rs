@@ -1,13 +1,16 @@
 //! What a ledger means on a NIC: everything that is printed, in one structure.
 
 use nicmodel::bounds::{Bounds, Resource, Role};
-use nicmodel::guidelines::{self, Advice, WORTHWHILE};
+use nicmodel::guidelines::{self, Advice, Step, WORTHWHILE};
 use nicmodel::op_profile::{Lists, OperationProfile, Prediction, QueuePair};
 use nicmodel::pcie::Kind;
 use nicmodel::profile::Profile;
 use nicmodel::{Footprint, Method, Operation, OperationError, Side, wqe};
 use serde::Serialize;
 use tap::Ledger;
+
+use super::spread::Alike;
+use crate::output::{figure, time};
 
 /// A ledger on a NIC.
 #[derive(Debug, Serialize)]
@@ -43,6 +46,8 @@ pub(super) struct Process {
     pub(super) pid: u32,
     pub(super) program: String,
     pub(super) complete: bool,
+    /// What other processes are like that do the same; they are explained by this one.
+    pub(super) alike: Option<Alike>,
     pub(super) posted: u64,
     pub(super) received: u64,
     /// Completions in error, flushed ones among them.
@@ -74,6 +79,8 @@ pub(super) struct Process {
     pub(super) slower: Role,
     /// It has one operation outstanding at most, so that its rate is that of round trips.
     pub(super) waits_for_each: bool,
+    /// Operations that it has outstanding at a time, at most.
+    pub(super) outstanding: Option<f64>,
     pub(super) bottleneck: Resource,
     /// Resources of the slower side that the profile does not describe.
     pub(super) unknown: Vec<Resource>,
@@ -83,6 +90,9 @@ pub(super) struct Process {
     pub(super) completions_a_poll: f64,
     pub(super) postlists: Vec<(u64, u64)>,
     pub(super) payloads: Vec<(u64, u64)>,
+    /// What to change, in the order in which to do it.
+    pub(super) steps: Vec<Step>,
+    /// Each guideline that it breaks, by itself.
     pub(super) advice: Vec<Advice>,
     pub(super) notes: Vec<String>,
 }
@@ -134,8 +144,12 @@ pub(super) struct Item {
 /// What becomes of a guideline that is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It would bring something.
-    Gains,
+    /// It is one of the steps.
+    Step,
+    /// It would bring something in place of the steps: another design.
+    Instead,
+    /// It would bring something to the program as it is, and nothing after the steps.
+    NotAfterSteps,
     /// Something else binds, or something of which the profile has no number may.
     BringsNothing,
     /// Something else binds, and does so still when every other guideline is followed.
@@ -146,9 +160,22 @@ pub(super) enum Verdict {
 
 impl Process {
     pub(super) fn verdict(&self, advice: &Advice) -> Verdict {
+        if self
+            .steps
+            .iter()
+            .any(|step| step.guideline == advice.guideline)
+        {
+            return Verdict::Step;
+        }
         match advice.gain {
             None => Verdict::Unknown,
-            Some(gain) if gain.relative >= WORTHWHILE => Verdict::Gains,
+            Some(gain) if gain.relative >= WORTHWHILE => {
+                if advice.guideline == guidelines::OTHER_DESIGN {
+                    Verdict::Instead
+                } else {
+                    Verdict::NotAfterSteps
+                }
+            }
             Some(_) if !self.unknown.is_empty() || !self.bounds.unknown.is_empty() => {
                 Verdict::BringsNothing
             }
@@ -181,11 +208,44 @@ impl Process {
 
     /// What is to be said before the rates, where they are not the program's.
     pub(super) fn round_trips(&self) -> Option<String> {
-        self.waits_for_each.then(|| {
-            "It waits for each operation before it posts the next on a queue pair: round trips bound its rate, and none \
-             of the resources does. With many operations outstanding these would allow:"
-                .to_owned()
-        })
+        let known = self
+            .bounds
+            .bounds
+            .iter()
+            .find(|bound| bound.resource == Resource::RoundTrips);
+        let Some(round_trips) = known else {
+            return self.waits_for_each.then(|| {
+                "It waits for each operation before it posts the next on a queue pair: round trips bound its rate, and \
+                 none of the resources does. With many operations outstanding these would allow:"
+                    .to_owned()
+            });
+        };
+        let outstanding = self.outstanding?;
+        if self.bottleneck != Resource::RoundTrips || self.slower != Role::Requester {
+            return None;
+        }
+        let mut words = format!(
+            "At most {} outstanding at a time: round trips bound its rate, {} each.",
+            match figure(outstanding).as_str() {
+                "1.00" => "1 operation is".to_owned(),
+                many => format!("{many} operations are"),
+            },
+            time(round_trips.busy_ns * outstanding)
+        );
+        let next = self
+            .bounds
+            .bounds
+            .iter()
+            .find(|bound| bound.resource != Resource::RoundTrips);
+        if let Some(next) = next {
+            words.push_str(&format!(
+                " With {:.0} outstanding the next limit would be reached: {}, {} M/s.",
+                (outstanding * next.rate_mops / round_trips.rate_mops).ceil(),
+                next.resource,
+                figure(next.rate_mops)
+            ));
+        }
+        Some(words)
     }
 }
 
@@ -227,8 +287,6 @@ impl Report {
                 cache_misses: real(counted.rd_cur) - rd_cur_expected,
             }
         });
-        // What did most comes first.
-        processes.sort_by_key(|process| std::cmp::Reverse(process.posted.max(process.received)));
         Ok(Self {
             nic: profile.name.clone(),
             nic_title: profile.title.clone(),
@@ -305,6 +363,7 @@ impl Process {
             pid: observed.pid,
             program: observed.program.clone(),
             complete: observed.complete,
+            alike: None,
             posted,
             received,
             failed: sum_of(observed, |qp| qp.failed),
@@ -329,6 +388,7 @@ impl Process {
             predicted_mops,
             slower,
             waits_for_each: observed.waits_for_each(),
+            outstanding: fitted.outstanding(),
             bottleneck,
             unknown,
             polls,
@@ -339,13 +399,14 @@ impl Process {
             ),
             postlists: postlists(observed),
             payloads: payloads(observed),
+            steps: guidelines::steps(&fitted, profile)?,
             advice: guidelines::advise(&fitted, profile)?,
             notes: [observed.notes.clone(), not_possible, unseen(observed)].concat(),
         }))
     }
 
     /// How many there were of what the rates count.
-    fn requests(&self) -> u64 {
+    pub(super) fn requests(&self) -> u64 {
         if self.posted > 0 {
             self.posted
         } else {

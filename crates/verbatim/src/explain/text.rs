@@ -1,10 +1,11 @@
 //! The explanation as text.
 
 use anyhow::Result;
-use nicmodel::bounds::Role;
-use nicmodel::guidelines::{Advice, Gain, WORTHWHILE};
+use nicmodel::bounds::{Resource, Role};
+use nicmodel::guidelines::{Advice, Gain, OTHER_DESIGN, Step, WORTHWHILE};
 
 use super::report::{PcieBeside, Process, Report, Verdict};
+use super::spread::{Alike, Range};
 use crate::model::{bounds_lines, percent};
 use crate::output::{figure, print, table, time};
 
@@ -142,6 +143,9 @@ pub(super) fn heading(process: &Process) -> Vec<String> {
         let s = if count == 1 { "" } else { "s" };
         format!("{count} {word}{s}")
     };
+    if let Some(alike) = &process.alike {
+        lines.push(in_common(alike));
+    }
     if process.failed > 0 {
         lines.push(format!(
             "FAILED: {} of its completions are in error, flushed ones among them; `verbatim run --why` says which check failed. \
@@ -185,15 +189,41 @@ pub(super) fn heading(process: &Process) -> Vec<String> {
     lines
 }
 
+/// How the processes are that a process stands for.
+fn in_common(alike: &Alike) -> String {
+    let count = |range: &Range| format!("{:.0} ({:.0}..{:.0})", range.median, range.min, range.max);
+    let rate = |range: &Range| {
+        let [median, min, max] = [range.median, range.min, range.max].map(figure);
+        format!("{median} ({min}..{max}) M/s")
+    };
+    let mut words = format!(
+        "one of {} processes that do the same; of them all, median (min..max): {} posted, {} received",
+        alike.processes,
+        count(&alike.posted),
+        count(&alike.received)
+    );
+    if let Some(observed) = &alike.observed_mops {
+        words.push_str(&format!(", {} where they ran", rate(observed)));
+    }
+    words.push_str(&format!(
+        "; the model allows {}",
+        rate(&alike.predicted_mops)
+    ));
+    words
+}
+
 fn show_advice(process: &Process) -> Result<()> {
-    print("\nWhat to change, the greatest gain first:\n")?;
+    print("\nWhat to change, in this order:\n")?;
     if let Some(words) = process.nothing() {
         print(format_args!("  {words}"))?;
     }
-    for (number, advice) in (1..).zip(process.advised(Verdict::Gains)) {
-        print(format_args!("{number:3}. {}", line(advice)))?;
+    for (number, step) in (1..).zip(&process.steps) {
+        print(format_args!("{number:3}. {}", step_line(step)))?;
     }
-    for wanted in [Verdict::Unknown, Verdict::BringsNothing] {
+    for advice in process.advised(Verdict::Instead) {
+        print(format_args!("or another design: {}", line(advice)))?;
+    }
+    for wanted in NO_STEPS {
         let words = no_gain(process, wanted);
         for advice in process.advised(wanted) {
             print(format_args!("   - {} ({words})", line(advice)))?;
@@ -213,7 +243,9 @@ pub(super) fn at_most(process: &Process) -> &'static str {
 
 /// Why an advice has no gain. Where a resource has no number, it may be the one that binds.
 pub(super) fn no_gain(process: &Process, verdict: Verdict) -> &'static str {
-    if process.waits_for_each {
+    if verdict == Verdict::NotAfterSteps {
+        "brings nothing more after the steps above"
+    } else if process.waits_for_each && process.bottleneck != Resource::RoundTrips {
         "it may shorten a round trip; the model has no rate for it"
     } else if verdict == Verdict::Unknown {
         "worth a try; the model has no rate for it"
@@ -224,21 +256,37 @@ pub(super) fn no_gain(process: &Process, verdict: Verdict) -> &'static str {
     }
 }
 
+/// What is said of guidelines that are no steps.
+pub(super) const NO_STEPS: [Verdict; 3] = [
+    Verdict::NotAfterSteps,
+    Verdict::Unknown,
+    Verdict::BringsNothing,
+];
+
+/// A step in one line, with what it brings after those before it.
+pub(super) fn step_line(step: &Step) -> String {
+    let own = if step.gain.relative < WORTHWHILE {
+        "nothing by itself, and the next step needs it".to_owned()
+    } else {
+        in_words(&step.gain)
+    };
+    format!(
+        "{}; {}: {own}; {} in all [{}, {}]",
+        step.finding.seen,
+        step.finding.advice,
+        percent(step.cumulative, 0),
+        step.guideline,
+        step.section
+    )
+}
+
 /// An advice in one line.
 pub(super) fn line(advice: &Advice) -> String {
     let mut line = format!("{}; {}", advice.finding.seen, advice.finding.advice);
-    if let Some(gain) = advice.gain.filter(|gain| gain.relative >= WORTHWHILE) {
-        if let Some(each) = advice.with_queue_pairs {
-            let s = if each == 1 { "" } else { "s" };
-            line.push_str(&format!(", with {each} queue pair{s} a thread"));
-        }
-        line.push_str(&format!(", {}", in_words(&gain)));
-        if let Some(alone) = advice.alone {
-            line.push_str(&format!(
-                "; on the queue pairs that it has {}",
-                in_words(&alone)
-            ));
-        }
+    if advice.guideline == OTHER_DESIGN
+        && let Some(gain) = advice.gain.filter(|gain| gain.relative >= WORTHWHILE)
+    {
+        line.push_str(&format!(": {}", in_words(&gain)));
     }
     line.push_str(&format!(" [{}, {}]", advice.guideline, advice.section));
     line

@@ -262,7 +262,7 @@ fn a_sweep_is_a_table_a_file_and_a_picture() {
         let points = lines.into_iter().filter(|line| line["type"] == "point");
         points.map(|line| line["data"].clone()).collect()
     };
-    // Simulated: long payloads are bound by the NIC's link, however long the windows.
+    // Simulated: long payloads on one queue pair are bound by its port, however long the windows.
     let simulated = points(&["uc-write", "--nic", "cib", "--values", "8,1K,64K"]);
     let values: Vec<_> = simulated
         .iter()
@@ -271,7 +271,7 @@ fn a_sweep_is_a_table_a_file_and_a_picture() {
     assert_eq!(values, [Some(8), Some(1024), Some(65536)]);
     let bandwidth = |point: &Value| point["bandwidth_gbytes_per_s"]["median"].as_f64();
     let long = bandwidth(&simulated[2]).expect("a bandwidth");
-    assert!((12.0..14.5).contains(&long), "{long} GB/s");
+    assert!((6.5..6.9).contains(&long), "{long} GB/s");
     // Measured.
     let measured = [
         "rc-send",

@@ -1,0 +1,60 @@
+//! How long an operation takes from its post to its completion on idle machines.
+
+use super::{known, sending_ns};
+use crate::footprint::Footprint;
+use crate::operation::{Method, Operation};
+use crate::pcie;
+use crate::profile::Profile;
+use crate::verb::{Transport, Verb};
+
+/// Time from the post of one operation to the poll that finds its completion, when nothing else is under way, in ns. Nothing
+/// if the profile lacks the latency of its network or of its PCIe link.
+///
+/// It is the least time: costs of cores that the profile does not have count as nothing. Messages of several packets cut through
+/// the network, which simulated NICs do not let them. The completion of a datagram and of an operation on UC says only that
+/// the message has left.
+pub fn round_trip_ns(profile: &Profile, operation: &Operation, method: Method) -> Option<f64> {
+    let one = Footprint::of_postlist(profile, operation, method, 1).ok()?;
+    let network = known(&profile.port.latency_ns)?;
+    let pcie = known(&profile.pcie.latency_ns)?;
+    let host = &profile.host;
+    let cost = |number| known(number).unwrap_or(0.0);
+    // An MMIO write holds the core while it is on its way already.
+    let core = cost(&host.post_wqe_ns) + cost(&host.poll_cqe_ns);
+    let link = pcie::bandwidth_mbps(profile) * 1e-3;
+    let payload = f64::from(operation.payload_bytes);
+    let fetch_wqe = match method {
+        Method::WqeByMmio => 0.0,
+        Method::Doorbell => known(&profile.processing.wqe_fetch_wait_ns).unwrap_or(2.0 * pcie),
+    };
+    let sends = operation.verb.sends_payload();
+    let fetch_payload = if sends && !operation.inline && payload > 0.0 {
+        (2.0 * pcie).max(payload / link)
+    } else {
+        0.0
+    };
+    let units = profile.processing.units.as_ref();
+    let units = units.map_or(1.0, |units| f64::from(units.value));
+    let unit = units * sending_ns(profile, operation, one.wqe_lines)?;
+    let to_completion = core + pcie + fetch_wqe + fetch_payload + unit + pcie;
+    if operation.transport != Transport::Rc {
+        return Some(to_completion);
+    }
+    let port = profile.port.gbps.value / 8.0;
+    // A message passes two links, of which it takes the second while it leaves the first, but for a packet.
+    let wire = |packets: crate::wire::Packets| {
+        let bytes = packets.link_bytes(profile);
+        (bytes + bytes / packets.count.max(1.0)) / port
+    };
+    let network = 2.0 * network + wire(one.network.to_responder) + wire(one.network.to_requester);
+    let responder = super::inbound_ns(profile, operation)?
+        + match operation.verb {
+            Verb::Send | Verb::RdmaWrite => 0.0,
+            Verb::RdmaRead => (2.0 * pcie).max(payload / link) + payload / link + pcie,
+            Verb::Flush => 2.0 * pcie + pcie,
+            Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd => {
+                known(&profile.atomics.lock_hold_ns)? + pcie
+            }
+        };
+    Some(to_completion + network + responder)
+}

@@ -1,0 +1,192 @@
+//! The guidelines that pay, in the order in which to follow them.
+
+use serde::Serialize;
+
+use super::guideline::{Finding, Guideline};
+use super::{ALL, Gain, OTHER_DESIGN, Rate, WORTHWHILE, has_rate, multi_queue, rate};
+use crate::op_profile::OperationProfile;
+use crate::operation::OperationError;
+use crate::profile::Profile;
+
+/// One change after those before it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Step {
+    /// The guideline's name.
+    pub guideline: &'static str,
+    /// Where it is published.
+    pub section: &'static str,
+    /// What was found.
+    #[serde(flatten)]
+    pub finding: Finding,
+    /// What it brings to the program that has taken the steps before it. Little, never a loss, where it makes the next one pay.
+    pub gain: Gain,
+    /// What it and all steps before it bring, over the program as it is, as a share.
+    pub cumulative: f64,
+}
+
+/// A step may cost so much, if it makes the next one pay: the model is not more exact.
+const NO_LOSS: f64 = 1e-3;
+
+/// The order does not change any more after so many rounds.
+const ROUNDS: usize = 4;
+
+/// What a program should change for this NIC, in the order in which to do it: each time what brings most to the program
+/// that has taken the steps before, or what makes the next step pay. Another design (cpu-bypass) is no step.
+///
+/// # Errors
+/// The NIC cannot do what the program does.
+pub fn steps(observed: &OperationProfile, profile: &Profile) -> Result<Vec<Step>, OperationError> {
+    let Some(start) = rate(observed, observed, profile)? else {
+        return Ok(Vec::new());
+    };
+    if !has_rate(observed, &start) {
+        return Ok(Vec::new());
+    }
+    let way = Way {
+        observed,
+        profile,
+        start,
+    };
+    let alone = [OTHER_DESIGN, multi_queue::GUIDELINE.name];
+    let mut used: Vec<_> = ALL.into_iter().collect();
+    used.retain(|guideline| !alone.contains(&guideline.name));
+    let mut found = Vec::new();
+    // How many queue pairs it takes depends on the other steps, and which of these pay, on the queue pairs.
+    for _ in 0..ROUNDS {
+        let times = multi_queue::times(&way.all(&used), profile);
+        found = way.in_order(&used, times);
+        let is_step = |guideline: &Guideline| {
+            found
+                .iter()
+                .any(|step: &Step| step.guideline == guideline.name)
+        };
+        let before = used.len();
+        used.retain(is_step);
+        if used.len() == before {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+struct Way<'a> {
+    observed: &'a OperationProfile,
+    profile: &'a Profile,
+    start: Rate,
+}
+
+/// The program after a change, and its rate.
+struct Changed {
+    program: OperationProfile,
+    rate: Rate,
+}
+
+impl Way<'_> {
+    /// The program after all of these.
+    fn all(&self, used: &[Guideline]) -> OperationProfile {
+        used.iter()
+            .fold(self.observed.clone(), |program, guideline| {
+                match self.follow(guideline, &program, 1) {
+                    Some(changed) => changed.program,
+                    None => program,
+                }
+            })
+    }
+
+    /// The program after one change; nothing if it keeps the guideline, or the model has no rate for it.
+    fn follow(
+        &self,
+        guideline: &Guideline,
+        program: &OperationProfile,
+        times: u32,
+    ) -> Option<Changed> {
+        let changed = if guideline.name == multi_queue::GUIDELINE.name {
+            multi_queue::spread(program, times)
+        } else {
+            (guideline.finds)(program, self.profile)?;
+            (guideline.fixed)(program, self.profile)?
+        };
+        let rate = rate(&changed, self.observed, self.profile).ok()??;
+        Some(Changed {
+            program: changed,
+            rate,
+        })
+    }
+
+    fn in_order(&self, used: &[Guideline], times: u32) -> Vec<Step> {
+        let mut rest = used.to_vec();
+        if times > 1 {
+            rest.push(multi_queue::GUIDELINE);
+        }
+        let mut now = Changed {
+            program: self.observed.clone(),
+            rate: self.start,
+        };
+        let mut steps = Vec::new();
+        while let Some((index, then)) = self
+            .best(&rest, &now, times)
+            .or_else(|| self.enabling(&rest, &now, times))
+        {
+            let guideline = rest.remove(index);
+            let gain = then.rate.over(&now.rate);
+            if let Some(finding) = self.finding(&guideline, &now.program, times) {
+                steps.push(Step {
+                    guideline: guideline.name,
+                    section: guideline.section,
+                    finding,
+                    gain,
+                    cumulative: then.rate.over(&self.start).relative,
+                });
+            }
+            now = then;
+        }
+        steps
+    }
+
+    /// What was found, in words of the program as it is where it breaks the guideline already.
+    fn finding(
+        &self,
+        guideline: &Guideline,
+        program: &OperationProfile,
+        times: u32,
+    ) -> Option<Finding> {
+        if guideline.name == multi_queue::GUIDELINE.name {
+            return Some(multi_queue::finding(self.observed, self.profile, times));
+        }
+        let of = |program| (guideline.finds)(program, self.profile);
+        of(self.observed).or_else(|| of(program))
+    }
+
+    /// What brings most by itself.
+    fn best(&self, rest: &[Guideline], now: &Changed, times: u32) -> Option<(usize, Changed)> {
+        let each = rest.iter().enumerate();
+        let all = each.filter_map(|(index, guideline)| {
+            Some((index, self.follow(guideline, &now.program, times)?))
+        });
+        all.filter(|(_, then)| then.rate.over(&now.rate).relative >= WORTHWHILE)
+            .max_by(|a, b| a.1.rate.mops.total_cmp(&b.1.rate.mops))
+    }
+
+    /// What loses nothing and makes another one pay, the one with which that brings most.
+    fn enabling(&self, rest: &[Guideline], now: &Changed, times: u32) -> Option<(usize, Changed)> {
+        let mut best: Option<(f64, usize, Changed)> = None;
+        for (index, first) in rest.iter().enumerate() {
+            let Some(then) = self.follow(first, &now.program, times) else {
+                continue;
+            };
+            if then.rate.over(&now.rate).relative < -NO_LOSS {
+                continue;
+            }
+            let others = rest.iter().filter(|other| other.name != first.name);
+            let both = others
+                .filter_map(|second| self.follow(second, &then.program, times))
+                .map(|both| both.rate.over(&then.rate).relative)
+                .fold(0.0, f64::max);
+            let is_best = best.as_ref().is_none_or(|(most, ..)| both > *most);
+            if both >= WORTHWHILE && is_best {
+                best = Some((both, index, then));
+            }
+        }
+        best.map(|(_, index, then)| (index, then))
+    }
+}

@@ -1,0 +1,87 @@
+//! Ports of a NIC, and which of them a queue pair is on.
+
+use crate::fifo::Fifo;
+
+/// One port: a link to the network, and one from it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Port {
+    pub(crate) out: Fifo,
+    pub(crate) arriving: Fifo,
+}
+
+/// The ports of a NIC.
+///
+/// A queue pair is on one of them. The device shows them as one port, and spreads queue pairs over them, as drivers do for
+/// ports that are bonded. Those that send first take turns, and those that receive first take turns: a program that makes
+/// one queue pair to send on and one to receive on for each thread has both kinds on each port.
+#[derive(Debug, Default)]
+pub(crate) struct Ports {
+    ports: Vec<Port>,
+    senders: usize,
+    receivers: usize,
+}
+
+/// The port of a queue pair; none until it has sent or received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OwnPort(u8);
+
+impl OwnPort {
+    pub(crate) const NONE: Self = Self(u8::MAX);
+}
+
+impl Ports {
+    pub(crate) fn new(count: usize) -> Self {
+        Self {
+            ports: vec![Port::default(); count.clamp(1, usize::from(u8::MAX))],
+            ..Self::default()
+        }
+    }
+
+    /// The port of a queue pair that sends.
+    #[inline(always)]
+    pub(crate) fn of_sender(&mut self, own: &mut OwnPort) -> &mut Port {
+        if *own == OwnPort::NONE {
+            *own = take_turn(&mut self.senders, self.ports.len());
+        }
+        &mut self.ports[usize::from(own.0)]
+    }
+
+    /// The port of a queue pair that something arrives at.
+    #[inline(always)]
+    pub(crate) fn of_receiver(&mut self, own: &mut OwnPort) -> &mut Port {
+        if *own == OwnPort::NONE {
+            *own = take_turn(&mut self.receivers, self.ports.len());
+        }
+        &mut self.ports[usize::from(own.0)]
+    }
+}
+
+#[cold]
+fn take_turn(turns: &mut usize, ports: usize) -> OwnPort {
+    let port = *turns % ports;
+    *turns += 1;
+    OwnPort(u8::try_from(port).expect("fewer ports than 255"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn senders_and_receivers_take_turns_and_stay() {
+        let mut ports = Ports::new(2);
+        let mut own = [OwnPort::NONE; 6];
+        for (index, own) in own.iter_mut().enumerate() {
+            // As of threads that each have one to receive and one to send on.
+            if index % 2 == 0 {
+                ports.of_receiver(own);
+            } else {
+                ports.of_sender(own);
+            }
+        }
+        assert_eq!(own.map(|own| own.0), [0, 0, 1, 1, 0, 0]);
+        let before = own[2];
+        ports.of_sender(&mut own[2]);
+        assert_eq!(own[2], before);
+    }
+}
