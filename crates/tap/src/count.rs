@@ -460,7 +460,14 @@ pub(crate) fn add_completed(cq: &Cq, completion: Completion, count: u64) {
             }
             qp.advance(&qp.completed, count);
         }
-        u64::MAX => add(&qp.mine().cell.failed, count),
+        u64::MAX => {
+            let mine = qp.mine();
+            mine.settle(qp);
+            add(&mine.cell.failed, count);
+            // Its opcode is not valid (ibv_poll_cq), and a RECV may have failed. Then the queue pair is in error, and has
+            // no more operations outstanding than are flushed at once.
+            qp.retire(count);
+        }
         _ => qp.mine().add_received(key, count),
     }
 }

@@ -314,6 +314,15 @@ impl Qp {
         }
     }
 
+    /// Takes `count` signaled operations as completed, as far as so many are outstanding.
+    pub(crate) fn retire(&self, count: u64) {
+        let outstanding = self
+            .signaled
+            .load(Relaxed)
+            .saturating_sub(self.completed.load(Relaxed));
+        self.advance(&self.completed, count.min(outstanding));
+    }
+
     /// Forgets what is outstanding: the queue pair was reset.
     pub(crate) fn reset(&self) {
         let signaled = self.signaled.load(Relaxed);

@@ -18,10 +18,11 @@ const PROGRAM: &str = "TAP_TEST_PROGRAM";
 type Anything = Result<(), Box<dyn std::error::Error>>;
 type Program = (&'static str, fn() -> Anything);
 
-const PROGRAMS: [Program; 9] = [
+const PROGRAMS: [Program; 10] = [
     ("rc", rc),
     ("ud", ud),
     ("full", full),
+    ("fails", fails),
     ("threads", threads),
     ("in_turn", in_turn),
     ("together", together),
@@ -149,6 +150,29 @@ fn full() -> Anything {
     let refused = a.post_send(&mut list);
     assert!(refused.is_err(), "there is no room");
     poll(&cq, room)
+}
+
+/// A closed loop: one WRITE at a time, some good ones, then one without the right to write, and what is flushed after it.
+fn fails() -> Anything {
+    let Pair { pd, cq, a, b: _b } = pair(8)?;
+    let good = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let bad = pd.alloc(4096, Access::LOCAL_WRITE)?;
+    let mut buffer = WcBuffer::<16>::new();
+    for number in 0..20 {
+        let region = if number < 10 { &good } else { &bad };
+        a.post_one(|list| {
+            list.rdma_write(Inline(&[0; 8]), region.remote()).signaled();
+        })?;
+        let mut failed = None;
+        let done = verbs::poll_until(Duration::from_secs(30), || {
+            let mut found = cq.poll(&mut buffer).ok()?;
+            failed = Some(found.next()?.is_err());
+            failed
+        });
+        assert!(done.is_some(), "nothing completes");
+        assert_eq!(failed, Some(number >= 10));
+    }
+    Ok(())
 }
 
 /// Two threads post to one queue pair and poll one completion queue, in turn.
@@ -414,6 +438,15 @@ fn what_was_refused_was_not_posted() {
     assert_eq!(qp.operations(), u64::from(qp.max_send_wr));
     assert_eq!((qp.refused, qp.postlists), (4, 1));
     assert_eq!(qp.max_outstanding, qp.max_send_wr);
+}
+
+#[test]
+fn a_loop_that_waits_for_each_operation_is_one_when_some_fail() {
+    let profile = profile("fails");
+    let qp = sender(&profile);
+    assert_eq!((qp.operations(), qp.failed), (20, 10));
+    assert_eq!(qp.max_outstanding, 1);
+    assert!(profile.waits_for_each());
 }
 
 #[test]
