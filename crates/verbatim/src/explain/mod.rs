@@ -45,9 +45,8 @@ Examples:
   verbatim bench guidelines      a program for and against each guideline, predicted and measured
 
 Each process of the ledger is taken as a program on a machine of its own. Rates are of the model: what the \
-NIC's resources allow, in 10^6 operations a second, not measurements. A guideline's gain is what the model \
-predicts for the same program with that change alone; \
-where it needs more queue pairs, what it adds to those.";
+NIC's resources allow, in 10^6 operations a second, not measurements. What to change: \
+steps come in the order in which to take them, each with what it adds to those before it.";
 
 /// No ledger of this program is longer.
 const MAX_LEDGER_BYTES: u64 = 1 << 30;

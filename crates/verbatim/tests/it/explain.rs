@@ -328,20 +328,33 @@ fn one_queue_pair() -> Ledger {
 }
 
 #[test]
-fn a_change_that_needs_more_queue_pairs_says_how_many_and_what_it_costs_without() {
+fn steps_come_in_the_order_in_which_to_take_them() {
     let (text, _, status) = explained(&one_queue_pair(), &["--nic", "cib"]);
     assert_eq!(status, Some(0));
-    let batching = text
-        .lines()
-        .find(|line| line.contains("[doorbell-batching"))
-        .unwrap_or_else(|| panic!("{text}"));
-    for words in [
-        "1 MMIO write instead of 14, with ",
-        " queue pairs a thread, +",
-        "; on the queue pairs that it has -23 % (10.4 to 8.",
-    ] {
-        assert!(batching.contains(words), "{words}: {batching}");
+    let numbered = |number: &str| {
+        let mut lines = text.lines();
+        lines
+            .find(|line| line.trim_start().starts_with(number))
+            .unwrap_or_else(|| panic!("{text}"))
+    };
+    // Lists on one queue pair lose: the queue pairs come first.
+    let (first, second) = (numbered("1. "), numbered("2. "));
+    assert!(first.contains("[multi-queue"), "{first}");
+    assert!(first.contains(" (10.4 to 18."), "{first}");
+    assert!(second.contains("[doorbell-batching"), "{second}");
+    for words in ["1 MMIO write instead of 14: +", " (18.", " % in all"] {
+        assert!(second.contains(words), "{words}: {second}");
     }
+    // The picture is the same staircase.
+    let folder = tempfile::tempdir().expect("a folder");
+    let page = folder.path().join("report.html");
+    explained(&one_queue_pair(), &["--html", page.to_str().expect("text")]);
+    let html = std::fs::read_to_string(&page).expect("written");
+    let at = |label: &str| {
+        html.find(label)
+            .unwrap_or_else(|| panic!("{label}: {html}"))
+    };
+    assert!(at(">1. multi-queue<") < at(">2. doorbell-batching<"));
     // It is the queue pairs that bring what inlining seemed to.
     assert!(!text.contains("together with multi-queue"), "{text}");
     let inlining = text.lines().find(|line| line.contains("[inlining"));
