@@ -28,6 +28,12 @@ impl Spread {
             mad: self::median(&distances)?,
         })
     }
+
+    /// Whether the ranges from least to most have a value in common: then a difference may be noise.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.min <= other.max && other.min <= self.max
+    }
 }
 
 /// The median of `samples`; `None` when there are none or one is not a number.
@@ -59,6 +65,14 @@ mod tests {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[1.0, f64::NAN]), None);
         assert_eq!(Spread::of(&[]), None);
+    }
+
+    #[test]
+    fn ranges_that_touch_overlap() {
+        let of = |samples: &[f64]| Spread::of(samples).unwrap();
+        let (low, high) = (of(&[1.0, 2.0]), of(&[2.0, 3.0]));
+        assert!(low.overlaps(&high) && high.overlaps(&low) && low.overlaps(&of(&[1.5])));
+        assert!(!low.overlaps(&of(&[2.5, 3.0])) && !high.overlaps(&of(&[1.0, 1.9])));
     }
 
     #[test]

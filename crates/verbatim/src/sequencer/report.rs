@@ -173,64 +173,100 @@ fn show_setup(args: &Args, kind: &str, device: &str, bounce_ns: Option<Spread>) 
     ))
 }
 
-/// What the figures teach, in their own numbers: what pays and, as frankly, what does not.
+/// What the figures teach, in their own numbers: what pays and, as frankly, what does not. A difference within the noise is
+/// called so and gets no cause.
 fn lessons(rows: &[Row]) -> Vec<String> {
     let of = |design: Design| rows.iter().find(|row| row.design == design);
-    let gain = |to: &Row, from: &Row| to.rate_per_s.median / from.rate_per_s.median;
-    let times = |gain: f64| match gain {
-        gain if gain >= 1.05 => format!("{} x faster", figure(gain)),
-        gain if gain <= 0.95 => format!("{} x slower here", figure(1.0 / gain)),
-        _ => "no difference here".to_owned(),
-    };
     let mut lines = Vec::new();
+    let mut compare = |name: &str, from: &Row, to: &Row, why: String| {
+        let differ = difference(from, to);
+        lines.push(match differ {
+            Difference::Noise(words) => format!("{name}: {words}."),
+            Difference::Real { words, .. } => format!("{name}: {why}: {words}."),
+        });
+    };
     if let (Some(from), Some(to)) = (of(Design::Rpc), of(Design::RpcBatch)) {
-        lines.push(format!(
-            "Doorbell batching: {} answers leave with one doorbell where rpc sends {}, and one \
-             atomic add serves them all: {}.",
+        let why = format!(
+            "{} answers leave with one doorbell where rpc sends {}, and one atomic add serves them all",
             figure(to.requests_per_doorbell),
             figure(from.requests_per_doorbell),
-            times(gain(to, from)),
-        ));
+        );
+        compare("Doorbell batching", from, to, why);
     }
     if let (Some(from), Some(to)) = (of(Design::RpcBatch), of(Design::RpcBatchMq)) {
-        lines.push(format!(
-            "Several queue pairs: a NIC's processing unit works on one queue pair at a time, so \
-             rotating over several lets more units work: {}.",
-            times(gain(to, from)),
-        ));
+        let why = "a NIC's processing unit works on one queue pair at a time, so rotating over several lets more units \
+                   work";
+        compare("Several queue pairs", from, to, why.to_owned());
     }
     if let (Some(from), Some(to)) = (
         of(Design::RpcBatchMq).or(of(Design::RpcBatch)),
         of(Design::SpecS0),
     ) {
-        lines.push(format!(
-            "Header-only messages: a request and its answer take {} cache lines instead of {}, \
-             with the number in the immediate: {}.",
+        let why = format!(
+            "a request and its answer take {} cache lines instead of {}, with the number in the immediate",
             figure(to.cache_lines_per_request),
             figure(from.cache_lines_per_request),
-            times(gain(to, from)),
-        ));
+        );
+        compare("Header-only messages", from, to, why);
     }
+    let others = rows.iter().filter(|row| row.design != Design::Atomics);
     if let (Some(atomics), Some(best)) = (
         of(Design::Atomics),
-        rows.iter()
-            .filter(|row| row.design != Design::Atomics)
-            .max_by(|a, b| a.rate_per_s.median.total_cmp(&b.rate_per_s.median)),
+        others.max_by(|a, b| a.rate_per_s.median.total_cmp(&b.rate_per_s.median)),
     ) {
-        let gain = gain(best, atomics);
-        let alone = if gain < 0.95 {
-            " Few clients leave that line where it is; more of them (--clients) pull it to and fro."
-        } else {
-            ""
-        };
-        lines.push(format!(
-            "Remote atomics need no server CPU, and each of them needs the counter's cache line to \
-             itself: against them, {} is {}.{alone}",
-            best.design,
-            times(gain),
-        ));
+        lines.push(against_atomics(atomics, best));
     }
     lines
+}
+
+/// The best of the other designs beside remote atomics.
+fn against_atomics(atomics: &Row, best: &Row) -> String {
+    let name = "Remote atomics need no server CPU";
+    match difference(atomics, best) {
+        Difference::Noise(words) => format!("{name}: {} beside them is {words}.", best.design),
+        Difference::Real { words, gain } => {
+            let alone = if gain < 1.0 {
+                " Few clients leave that line where it is; more of them (--clients) pull it to and fro."
+            } else {
+                ""
+            };
+            format!(
+                "{name}, and each of them needs the counter's cache line to itself: against them, {} is {words}.{alone}",
+                best.design
+            )
+        }
+    }
+}
+
+/// How two rates differ, in words.
+enum Difference {
+    /// Their ranges overlap.
+    Noise(String),
+    /// They do not.
+    Real {
+        /// Of the medians.
+        gain: f64,
+        words: String,
+    },
+}
+
+fn difference(from: &Row, to: &Row) -> Difference {
+    let (before, after) = (from.rate_per_s, to.rate_per_s);
+    if before.overlaps(&after) {
+        let range = |of: Spread| format!("{}..{}", figure(of.min / 1e6), figure(of.max / 1e6));
+        let (before, after) = (range(before), range(after));
+        return Difference::Noise(format!(
+            "within the noise ({after} M/s beside {before} M/s of {})",
+            from.design
+        ));
+    }
+    let gain = after.median / before.median;
+    let words = if gain >= 1.0 {
+        format!("{} x faster", figure(gain))
+    } else {
+        format!("{} x slower here", figure(1.0 / gain))
+    };
+    Difference::Real { gain, words }
 }
 
 #[cfg(test)]
@@ -262,7 +298,8 @@ mod tests {
         let mut rounds = Vec::new();
         for number in 0..3 {
             for (place, design) in (1u32..).zip(Design::ALL) {
-                rounds.push(round(number, design, f64::from(place * (number + 1)) * 1e6));
+                let rate = f64::from(place) * (1.0 + f64::from(number) / 64.0);
+                rounds.push(round(number, design, rate * 1e6));
             }
         }
         Design::ALL
@@ -303,6 +340,25 @@ mod tests {
             lessons(&rows)
         );
         assert!(lessons(&rows[..1]).is_empty());
+    }
+
+    #[test]
+    fn what_overlaps_is_noise_and_has_no_cause() {
+        let mut rows = rows();
+        // rpc and rpc-batch, whose ranges touch; the medians are as they were.
+        rows[1].rate_per_s.max = rows[2].rate_per_s.min;
+        let lines = lessons(&rows);
+        assert!(
+            lines[0].starts_with(
+                "Doorbell batching: within the noise (3.00..3.09 M/s beside 2.00..3.00 M/s of rpc)"
+            ),
+            "{lines:?}"
+        );
+        assert!(!lines[0].contains("one doorbell"), "{lines:?}");
+        rows[0].rate_per_s.max = 1e9;
+        let lines = lessons(&rows);
+        assert!(lines[3].contains("is within the noise ("), "{lines:?}");
+        assert!(!lines[3].contains("cache line"), "{lines:?}");
     }
 
     #[test]
