@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bench::pin::allowed;
+use bench::simulated::UnknownCosts;
 use bench::stats::Spread;
 use serde::Serialize;
-use service::{Server, Service};
+use service::{ConnectError, Server, ServerError, Service};
 
 use crate::Outcome;
 use crate::children::Placement;
@@ -80,22 +81,62 @@ pub(crate) fn interleaved<T: Copy, R: Serialize>(
     Ok(all)
 }
 
-/// Runs setups on simulated NICs, one after the other, with a progress bar.
+/// Runs setups on simulated NICs, one after the other, with a progress bar. A setup that needs a cost without a number in the
+/// profile, or a verb without support in the NIC, is named on stderr with what is missing.
+///
+/// # Errors
+/// Any other error of a setup; the first of these if none ran. Notes name those that another reason keeps from running.
 pub(crate) fn simulated<S, R>(
     setups: Vec<S>,
     name: impl Fn(&S) -> String,
     mut one: impl FnMut(S, &[R]) -> Result<R>,
 ) -> Result<Vec<R>> {
     let bar = output::progress(setups.len() as u64);
-    let mut rows = Vec::new();
+    let (mut rows, mut not_possible) = (Vec::new(), Vec::new());
     for setup in setups {
-        bar.set_message(name(&setup));
-        let row = one(setup, &rows)?;
-        rows.push(row);
+        let name = name(&setup);
+        bar.set_message(name.clone());
+        match one(setup, &rows) {
+            Ok(row) => rows.push(row),
+            Err(error) if is_not_possible(&error) => not_possible.push((name, error)),
+            Err(error) => return Err(error),
+        }
         bar.inc(1);
     }
     bar.finish_and_clear();
+    if rows.is_empty() && !not_possible.is_empty() {
+        let (_, error) = not_possible.remove(0);
+        let why = error.root_cause().to_string();
+        not_possible.retain(|(_, other)| other.root_cause().to_string() != why);
+        tell_not_run(&not_possible);
+        return Err(error);
+    }
+    tell_not_run(&not_possible);
     Ok(rows)
+}
+
+/// Names the setups that did not run on stderr, one line for neighbors with the same reason.
+fn tell_not_run(setups: &[(String, anyhow::Error)]) {
+    let words: Vec<_> = setups
+        .iter()
+        .map(|(name, error)| (name.as_str(), error.root_cause().to_string()))
+        .collect();
+    for same in words.chunk_by(|(_, a), (_, b)| a == b) {
+        if let [(first, why), ..] = same {
+            let more = match same.len() {
+                1 => String::new(),
+                several => format!(" and {} more", several - 1),
+            };
+            eprintln!("note: not run: {first}{more}: {why}");
+        }
+    }
+}
+
+/// Whether what failed may be possible for another design.
+fn is_not_possible(error: &anyhow::Error) -> bool {
+    error.is::<UnknownCosts>()
+        || matches!(error.downcast_ref(), Some(ServerError::Unsupported(_)))
+        || matches!(error.downcast_ref(), Some(ConnectError::Unsupported(_)))
 }
 
 /// The spread of figures, of which there is one at least.

@@ -293,15 +293,9 @@ fn warm_up(setup: &Setup) -> Duration {
 
 /// Refuses a profile by which what a server's cores do would cost nothing.
 fn check_costs(bed: &Bed, profile: &Profile, setup: &Setup) -> Result<()> {
-    let unknown = bed.cluster.unknown_of_cores();
     // The cores of a server whose clients do everything have nothing to do.
-    if !unknown.is_empty() && setup.access != Access::Read {
-        bail!(
-            "profile {} has no {}, so a server's cores would cost nothing; give them in a profile of your own \
-             (verbatim model --template prints one)",
-            profile.name,
-            unknown.join(", ")
-        );
+    if setup.access != Access::Read {
+        bed.check_costs_of_cores(profile)?;
     }
     Ok(())
 }

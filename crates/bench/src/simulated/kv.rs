@@ -137,15 +137,9 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         );
     }
     let bed = Bed::new(profile, 1 + setup.machines, setup.seed)?;
-    let unknown = bed.cluster.unknown_of_cores();
     // The cores of a server whose clients do everything have nothing to do.
-    if !unknown.is_empty() && setup.design != Design::Atomics {
-        bail!(
-            "profile {} has no {}, so a server's cores would cost nothing; give them in a profile of your own \
-             (verbatim model --template prints one)",
-            profile.name,
-            unknown.join(", ")
-        );
+    if setup.design != Design::Atomics {
+        bed.check_costs_of_cores(profile)?;
     }
     // What a request costs a core beside its verbs was fitted to one core of the paper's, in both ways.
     let cost_ns = if setup.batch > 1 {

@@ -21,6 +21,22 @@ use nicmodel::profile::Place;
 use simnic::{Cluster, Machine};
 use verbs::{Context, Provider, Waiter};
 
+/// Costs that a design needs and a profile does not have.
+///
+/// Other designs may do without them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "profile {profile} has no {}, so a server's cores would cost nothing; give them in a profile of your own (verbatim \
+     model --template prints one)",
+    .missing.join(", ")
+)]
+pub struct UnknownCosts {
+    /// The profile.
+    pub profile: String,
+    /// Its keys.
+    pub missing: Vec<&'static str>,
+}
+
 /// A cluster with its devices open.
 struct Bed {
     cluster: Cluster,
@@ -41,6 +57,18 @@ impl Bed {
             cluster,
             contexts,
             dpus,
+        })
+    }
+
+    /// Refuses a profile by which what a server's cores do would cost nothing.
+    fn check_costs_of_cores(&self, profile: &Profile) -> Result<(), UnknownCosts> {
+        let missing = self.cluster.unknown_of_cores();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(UnknownCosts {
+            profile: profile.name.clone(),
+            missing: missing.to_vec(),
         })
     }
 

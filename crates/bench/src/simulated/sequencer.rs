@@ -143,14 +143,8 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         .unwrap_or(setup.clients.div_ceil(client_cores))
         .max(1);
     let bed = Bed::new(profile, 1 + machines, setup.seed)?;
-    let unknown = bed.cluster.unknown_of_cores();
-    if !unknown.is_empty() && setup.design != Design::Atomics {
-        bail!(
-            "profile {} has no {}, so a server's cores would cost nothing; give them in a profile of \
-             your own (verbatim model --template prints one)",
-            profile.name,
-            unknown.join(", ")
-        );
+    if setup.design != Design::Atomics {
+        bed.check_costs_of_cores(profile)?;
     }
     let (context, machine) = bed.at(0, place)?;
     let config = server_config(profile, setup);

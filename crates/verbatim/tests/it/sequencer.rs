@@ -250,3 +250,26 @@ fn a_client_in_another_fabric_verifies_nothing() {
         assert!(said.contains(part), "{part}: {said}");
     }
 }
+
+/// The costs of the cores of ConnectX-3's cluster are not published: designs without a server's cores run, and what the others
+/// lack is said.
+#[test]
+fn what_a_profile_lacks_is_said_and_the_rest_is_simulated() {
+    let args = ["--duration", "1ms", "--clients", "4", "--json"];
+    let out = crate::common::run(&[&["sequencer", "--nic", "cx3"], &args[..]].concat());
+    let message = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(0), "{message}");
+    let designs: Vec<_> = crate::common::json_lines(&out)
+        .iter()
+        .map(|line| line["data"]["design"].clone())
+        .collect();
+    assert_eq!(designs, ["atomics"], "{message}");
+    for words in ["note: not run: rpc on 1 cores", "host.post_wqe_ns"] {
+        assert!(message.contains(words), "{words}: {message}");
+    }
+    // Where nothing runs it is an error.
+    let out = crate::common::run(
+        &[&["sequencer", "--nic", "cx3", "--design", "rpc"], &args[..]].concat(),
+    );
+    assert_eq!(out.status.code(), Some(2), "{out:?}");
+}
