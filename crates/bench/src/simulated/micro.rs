@@ -73,6 +73,7 @@ fn run_on(
             pages.name()
         );
     }
+    check_atomics(profile, task)?;
     let bed = Bed::new(profile, 1 + processes, 1)?;
     if receive == Receive::Inline {
         bed.cluster.receive_inline();
@@ -149,6 +150,19 @@ fn run_on(
     }
     let counters = bed.cluster.counters(bed.cluster.machine(0));
     Ok((outcome.context("nothing was measured")?, counters))
+}
+
+/// Refuses atomics on a NIC without them: the profile has no times for them.
+fn check_atomics(profile: &Profile, task: &Task) -> Result<()> {
+    let known = profile.processing.atomic_ns.is_some() && profile.atomics.lock_hold_ns.is_some();
+    if task.verb() == micro::Verb::Atomics && !known {
+        bail!(
+            "profile {} has no processing.atomic_ns or no atomics.lock_hold_ns, so that its NIC has no atomics; choose \
+             another verb or --nic",
+            profile.name
+        );
+    }
+    Ok(())
 }
 
 /// Whether the NIC's counters say what its rate is. What leaves in bursts is measured from one to the next, and READs and
@@ -316,6 +330,9 @@ mod tests {
     #[test]
     fn a_profile_without_the_numbers_is_refused() {
         let task = Task::Stream(Stream::new(Verb::UdSend, &Knobs::default(), 1).expect("fits"));
+        let atomics = Task::Stream(Stream::new(Verb::Atomics, &Knobs::default(), 1).expect("fits"));
+        let error = run(builtin("cx").expect("built in"), &atomics).expect_err("refused");
+        assert!(error.to_string().contains("has no atomics"), "{error}");
         let mut lacking = cib().clone();
         lacking.processing.send_ns = None;
         let error = run(&lacking, &task).expect_err("refused");
