@@ -53,12 +53,17 @@ fn closed(written: io::Result<()>) -> Result<()> {
 
 /// A table with a ruled header and nothing else; `right` are the columns of figures.
 pub(crate) fn table<const N: usize>(header: [&str; N], right: &[usize]) -> Table {
+    table_of(&header, right)
+}
+
+/// The same with as many columns as there turn out to be.
+pub(crate) fn table_of(header: &[&str], right: &[usize]) -> Table {
     let mut table = Table::new();
     table
         .load_preset(presets::NOTHING)
         .set_style(TableComponent::HeaderLines, '─')
         .set_style(TableComponent::MiddleHeaderIntersections, '─')
-        .set_header(header);
+        .set_header(header.iter().copied());
     for &column in right {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);

@@ -1,8 +1,11 @@
 //! `verbatim explain`: what a program's verbs cost on a NIC, which guidelines it breaks, and what keeping them
 //! would bring.
 
+mod alike;
+mod compare;
 mod html;
 mod report;
+mod spread;
 mod svg;
 mod text;
 
@@ -14,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use tap::Ledger;
 
 use crate::Outcome;
-use crate::model::NicProfileArgs;
+use crate::model::NicsArgs;
 use crate::output::print_typed;
 
 use report::Report;
@@ -23,11 +26,14 @@ use report::Report;
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// What `--ledger FILE` of run, sequencer or bench has written
-    #[arg(value_name = "LEDGER")]
-    ledger: PathBuf,
+    /// What `--ledger FILE` of run, sequencer or bench has written; two are compared as before and after a change
+    #[arg(value_name = "LEDGER", required = true)]
+    ledger: Vec<PathBuf>,
+    /// Take the processes of all ledgers as those of one program, such as the ranks of a parallel one
+    #[arg(long)]
+    merge: bool,
     #[command(flatten)]
-    nic: NicProfileArgs,
+    nic: NicsArgs,
     /// Print one JSON object: {"type": "explanation", "data": …}
     #[arg(long)]
     json: bool,
@@ -42,29 +48,88 @@ Examples:
   verbatim explain l.json --nic cib
   verbatim explain l.json --nic cx3 --html report.html
   verbatim sequencer --ledger l.json --design rpc; verbatim explain l.json --json
+  verbatim explain l.json --nic cib --nic cx3    one program on two NICs, side by side
+  verbatim explain before.json after.json        what a change did
+  verbatim explain --merge rank*.json            the ranks of a parallel program as one
   verbatim bench guidelines      a program for and against each guideline, predicted and measured
 
 Each process of the ledger is taken as a program on a machine of its own. Rates are of the model: what the \
 NIC's resources allow, in 10^6 operations a second, not measurements. What to change: \
-steps come in the order in which to take them, each with what it adds to those before it.";
+steps come in the order in which to take them, each with what it adds to those before it. Processes that do the same are \
+explained as one, with their spread.";
 
 /// No ledger of this program is longer.
 const MAX_LEDGER_BYTES: u64 = 1 << 30;
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
-    let profile = args.nic.chosen()?;
-    let ledger = read(&args.ledger)?;
-    let report = Report::new(&ledger, &profile)
-        .with_context(|| format!("cannot explain it on {}", profile.name))?;
+    let profiles = args.nic.all()?;
+    let mut ledgers = Vec::new();
+    for file in &args.ledger {
+        ledgers.push((file.display().to_string(), read(file)?));
+    }
+    if args.merge {
+        ledgers = merged(ledgers).into_iter().collect();
+    }
+    let several_nics = profiles.len() > 1;
+    let mut reports = Vec::new();
+    for (file, ledger) in &ledgers {
+        for profile in &profiles {
+            let report = Report::new(ledger, profile)
+                .with_context(|| format!("cannot explain it on {}", profile.name))?;
+            let name = match (several_nics, ledgers.len()) {
+                (true, 1) => profile.name.clone(),
+                (true, _) => format!("{file}, {}", profile.name),
+                (false, _) => file.clone(),
+            };
+            reports.push((name, alike::grouped(report)));
+        }
+    }
+    match &reports[..] {
+        [(_, report)] => show(report, args),
+        several => compare(several, args),
+    }
+}
+
+/// All ledgers as one.
+fn merged(ledgers: Vec<(String, Ledger)>) -> Option<(String, Ledger)> {
+    let mut ledgers = ledgers.into_iter();
+    let (name, mut all) = ledgers.next()?;
+    for (_, ledger) in ledgers {
+        all.processes.extend(ledger.processes);
+        all.notes.extend(ledger.notes);
+        // Counted on different machines, or twice on one.
+        all.pcie = None;
+    }
+    Some((name, all))
+}
+
+/// Several reports side by side.
+fn compare(reports: &[(String, Report)], args: &Args) -> Result<Outcome> {
+    if args.html.is_some() {
+        bail!(
+            "--html has one ledger on one NIC on a page: give one ledger, or --merge, and one --nic"
+        );
+    }
+    if args.json {
+        for (_, report) in reports {
+            print_typed("explanation", report)?;
+        }
+    } else {
+        compare::show(reports)?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn show(report: &Report, args: &Args) -> Result<Outcome> {
     if let Some(file) = &args.html {
-        std::fs::write(file, html::page(&report))
+        std::fs::write(file, html::page(report))
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
     if args.json {
-        print_typed("explanation", &report)?;
+        print_typed("explanation", report)?;
     } else if args.html.is_none() {
-        text::show(&report)?;
+        text::show(report)?;
     }
     Ok(Outcome::Done)
 }

@@ -9,6 +9,7 @@ use nicmodel::{Footprint, Method, Operation, OperationError, Side, wqe};
 use serde::Serialize;
 use tap::Ledger;
 
+use super::spread::Alike;
 use crate::output::{figure, time};
 
 /// A ledger on a NIC.
@@ -45,6 +46,8 @@ pub(super) struct Process {
     pub(super) pid: u32,
     pub(super) program: String,
     pub(super) complete: bool,
+    /// What other processes are like that do the same; they are explained by this one.
+    pub(super) alike: Option<Alike>,
     pub(super) posted: u64,
     pub(super) received: u64,
     /// Completions in error, flushed ones among them.
@@ -284,8 +287,6 @@ impl Report {
                 cache_misses: real(counted.rd_cur) - rd_cur_expected,
             }
         });
-        // What did most comes first.
-        processes.sort_by_key(|process| std::cmp::Reverse(process.posted.max(process.received)));
         Ok(Self {
             nic: profile.name.clone(),
             nic_title: profile.title.clone(),
@@ -362,6 +363,7 @@ impl Process {
             pid: observed.pid,
             program: observed.program.clone(),
             complete: observed.complete,
+            alike: None,
             posted,
             received,
             failed: sum_of(observed, |qp| qp.failed),
@@ -404,7 +406,7 @@ impl Process {
     }
 
     /// How many there were of what the rates count.
-    fn requests(&self) -> u64 {
+    pub(super) fn requests(&self) -> u64 {
         if self.posted > 0 {
             self.posted
         } else {

@@ -5,6 +5,7 @@ use nicmodel::bounds::{Resource, Role};
 use nicmodel::guidelines::{Advice, Gain, OTHER_DESIGN, Step, WORTHWHILE};
 
 use super::report::{PcieBeside, Process, Report, Verdict};
+use super::spread::{Alike, Range};
 use crate::model::{bounds_lines, percent};
 use crate::output::{figure, print, table, time};
 
@@ -142,6 +143,9 @@ pub(super) fn heading(process: &Process) -> Vec<String> {
         let s = if count == 1 { "" } else { "s" };
         format!("{count} {word}{s}")
     };
+    if let Some(alike) = &process.alike {
+        lines.push(in_common(alike));
+    }
     if process.failed > 0 {
         lines.push(format!(
             "FAILED: {} of its completions are in error, flushed ones among them; `verbatim run --why` says which check failed. \
@@ -183,6 +187,29 @@ pub(super) fn heading(process: &Process) -> Vec<String> {
         )
     });
     lines
+}
+
+/// How the processes are that a process stands for.
+fn in_common(alike: &Alike) -> String {
+    let count = |range: &Range| format!("{:.0} ({:.0}..{:.0})", range.median, range.min, range.max);
+    let rate = |range: &Range| {
+        let [median, min, max] = [range.median, range.min, range.max].map(figure);
+        format!("{median} ({min}..{max}) M/s")
+    };
+    let mut words = format!(
+        "one of {} processes that do the same; of them all, median (min..max): {} posted, {} received",
+        alike.processes,
+        count(&alike.posted),
+        count(&alike.received)
+    );
+    if let Some(observed) = &alike.observed_mops {
+        words.push_str(&format!(", {} where they ran", rate(observed)));
+    }
+    words.push_str(&format!(
+        "; the model allows {}",
+        rate(&alike.predicted_mops)
+    ));
+    words
 }
 
 fn show_advice(process: &Process) -> Result<()> {

@@ -19,14 +19,20 @@ use crate::output::{print, print_typed};
 pub(crate) use lines::{bounds_lines, percent, unknown_line};
 
 /// Which NIC is modelled.
-#[derive(clap::Args)]
 pub(crate) struct NicProfileArgs {
-    /// The NIC: cx, cx3, cib, bf2, or the file of a profile of your own [default: cib]
-    #[arg(long, value_name = "NAME", conflicts_with = "nic_file")]
     pub(crate) nic: Option<String>,
+    pub(crate) nic_file: Option<PathBuf>,
+}
+
+/// Which NICs are modelled.
+#[derive(clap::Args)]
+pub(crate) struct NicsArgs {
+    /// The NIC: cx, cx3, cib, bf2, or the file of a profile of your own; several are compared [default: cib]
+    #[arg(long, value_name = "NAME", conflicts_with = "nic_file")]
+    nic: Vec<String>,
     /// A profile of a NIC of your own (TOML; see `verbatim model --template`)
     #[arg(long, value_name = "FILE")]
-    pub(crate) nic_file: Option<PathBuf>,
+    nic_file: Option<PathBuf>,
 }
 
 /// Arguments of `verbatim model`.
@@ -34,7 +40,7 @@ pub(crate) struct NicProfileArgs {
 #[command(after_help = EXAMPLES, allow_negative_numbers = true)]
 pub(crate) struct Args {
     #[command(flatten)]
-    nic: NicProfileArgs,
+    nic: NicsArgs,
     /// A mix of the publications, by the name that `verbatim model` prints
     #[arg(long, value_name = "NAME", conflicts_with_all = ["mix_file", "profiles", "template", "Operation"])]
     mix: Option<String>,
@@ -60,6 +66,8 @@ Examples:
   verbatim model --verb send --payload 60 --inline     one UD SEND: its cost, its bounds, what if
   verbatim model --verb send --payload 60 --inline --batch 16 --cores 4 --queue-pairs 4
   verbatim model --verb fetch-add --counters 1000 --stride 64 --nic cx3
+  verbatim model --verb write --payload 8 --window 1   a closed loop: round trips bound it
+  verbatim model --verb read --nic cib --nic cx3       one operation on two NICs, side by side
   verbatim model --mix herd-batch --json
   verbatim model --profiles --nic cib                  where each number comes from
   verbatim model --template > my-nic.toml; verbatim model --nic-file my-nic.toml
@@ -78,30 +86,62 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         print(profile::TEMPLATE.trim_end())?;
         return Ok(Outcome::Done);
     }
-    let chosen = args.nic.chosen()?;
+    let all = args.nic.all()?;
     if args.profiles {
         let all = if args.nic.is_default() {
             profile::builtins()
         } else {
-            std::slice::from_ref(&chosen)
+            &all
         };
         profiles::show(all, args.json)?;
-    } else if let Some(mix) = mix(args, &chosen)? {
-        show_mix(&chosen, &mix, args.json)?;
-    } else if args.operation.is_given() {
-        operation::show(&chosen, &args.operation, args.json)?;
-    } else {
-        paper_mixes::show(&chosen, args.json)?;
+        return Ok(Outcome::Done);
+    }
+    if args.operation.is_given() && all.len() > 1 && !args.json {
+        operation::compare(&all, &args.operation)?;
+        return Ok(Outcome::Done);
+    }
+    for (number, chosen) in all.iter().enumerate() {
+        if number > 0 && !args.json {
+            print("")?;
+        }
+        show(args, chosen)?;
     }
     Ok(Outcome::Done)
 }
 
-impl NicProfileArgs {
+fn show(args: &Args, chosen: &Profile) -> Result<()> {
+    if let Some(mix) = mix(args, chosen)? {
+        show_mix(chosen, &mix, args.json)
+    } else if args.operation.is_given() {
+        operation::show(chosen, &args.operation, args.json)
+    } else {
+        paper_mixes::show(chosen, args.json)
+    }
+}
+
+impl NicsArgs {
     /// Whether nothing was asked for.
     fn is_default(&self) -> bool {
-        self.nic.is_none() && self.nic_file.is_none()
+        self.nic.is_empty() && self.nic_file.is_none()
     }
 
+    /// The profiles that were asked for, or the one that is used when none is.
+    pub(crate) fn all(&self) -> Result<Vec<Profile>> {
+        let one = |nic: Option<&String>| {
+            NicProfileArgs {
+                nic: nic.cloned(),
+                nic_file: self.nic_file.clone(),
+            }
+            .chosen()
+        };
+        if self.nic.is_empty() {
+            return Ok(vec![one(None)?]);
+        }
+        self.nic.iter().map(|nic| one(Some(nic))).collect()
+    }
+}
+
+impl NicProfileArgs {
     /// The profile that was asked for.
     pub(crate) fn chosen(&self) -> Result<Profile> {
         if let Some(path) = &self.nic_file {

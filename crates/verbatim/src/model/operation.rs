@@ -54,6 +54,9 @@ pub(super) struct Operation {
     /// Queue pairs that the operations are posted on [default: as many as it takes]
     #[arg(long, value_name = "N", value_parser = args::number("a number of queue pairs", 1..=10_000_000u32))]
     queue_pairs: Option<u32>,
+    /// Operations outstanding at a time on all queue pairs: each takes a round trip [default: as many as it takes]
+    #[arg(long, value_name = "N", value_parser = args::number("a window", 1..=1_000_000_000u32))]
+    window: Option<u32>,
     /// Counters that atomics work on [default: enough for every lock]
     #[arg(long, value_name = "N", value_parser = args::number("a number of counters", 1..=u64::MAX))]
     counters: Option<u64>,
@@ -89,6 +92,7 @@ impl Operation {
             method,
             cores,
             queue_pairs,
+            window,
             counters,
             stride,
         } = self;
@@ -104,6 +108,7 @@ impl Operation {
             || method.is_some()
             || cores.is_some()
             || queue_pairs.is_some()
+            || window.is_some()
             || counters.is_some()
             || stride.is_some()
     }
@@ -190,8 +195,12 @@ struct Cost<'a> {
 pub(super) fn show(profile: &Profile, wanted: &Operation, json: bool) -> Result<()> {
     let load = wanted.load(profile)?;
     let one = Footprint::of_one(profile, &load.operation, load.method, load.postlist)?;
-    let sides = Sides::of(profile, &load, wanted.cores)?;
-    let ideas = what_if(profile, &load, wanted.cores, &sides);
+    let way = Loop {
+        cores: wanted.cores,
+        window: wanted.window.map(f64::from),
+    };
+    let sides = Sides::of(profile, &load, way)?;
+    let ideas = what_if(profile, &load, way, &sides);
     if json {
         print_typed(
             "footprint",
@@ -248,6 +257,59 @@ pub(super) fn show(profile: &Profile, wanted: &Operation, json: bool) -> Result<
             ]);
         }
         print(format_args!("\n{rows}"))?;
+    }
+    Ok(())
+}
+
+/// The rates of an operation on several NICs, side by side.
+pub(super) fn compare(profiles: &[Profile], wanted: &Operation) -> Result<()> {
+    let header = [
+        "NIC",
+        "side",
+        "allows, M/s",
+        "bottleneck",
+        "PCIe B to NIC",
+        "PCIe B to host",
+        "unknown",
+    ];
+    let mut rows = table(header, &[2, 4, 5]);
+    let mut impossible = Vec::new();
+    for profile in profiles {
+        let load = wanted.load(profile)?;
+        let one = match Footprint::of_one(profile, &load.operation, load.method, load.postlist) {
+            Ok(one) => one,
+            Err(error) => {
+                impossible.push(format!("{}: {error}", profile.name));
+                continue;
+            }
+        };
+        let way = Loop {
+            cores: wanted.cores,
+            window: wanted.window.map(f64::from),
+        };
+        let sides = Sides::of(profile, &load, way)?;
+        for (role, bounds) in sides.both() {
+            let (name, side) = match role {
+                Role::Requester => ("requester", &one.requester),
+                Role::Responder => ("responder", &one.responder),
+            };
+            let unknown: Vec<_> = bounds.unknown.iter().map(ToString::to_string).collect();
+            rows.add_row([
+                profile.name.clone(),
+                name.to_owned(),
+                bounds.predicted_mops.map_or_else(|| "-".to_owned(), figure),
+                bounds
+                    .bottleneck()
+                    .map_or_else(|| "-".to_owned(), |binds| binds.to_string()),
+                figure(side.bytes_to_device()),
+                figure(side.bytes_to_host()),
+                unknown.join(", "),
+            ]);
+        }
+    }
+    print(rows)?;
+    for line in impossible {
+        print(format_args!("not possible on {line}"))?;
     }
     Ok(())
 }
@@ -319,8 +381,16 @@ struct Sides {
     responder: Bounds,
 }
 
+/// How each side goes about it.
+#[derive(Clone, Copy)]
+struct Loop {
+    cores: Option<u32>,
+    /// Operations that the requester has outstanding.
+    window: Option<f64>,
+}
+
 impl Sides {
-    fn of(profile: &Profile, load: &Load, cores: Option<u32>) -> Result<Self> {
+    fn of(profile: &Profile, load: &Load, Loop { cores, window }: Loop) -> Result<Self> {
         let bounds = |role| {
             let load = Load {
                 role,
@@ -328,6 +398,7 @@ impl Sides {
             };
             let mix = Mix {
                 cores,
+                outstanding: window.filter(|_| role == Role::Requester),
                 ..Mix::new(vec![load])
             };
             Bounds::of(profile, &mix)
@@ -347,7 +418,7 @@ impl Sides {
 }
 
 /// Changes that one can make to an operation, and the rate of each side with them.
-fn what_if(profile: &Profile, load: &Load, cores: Option<u32>, now: &Sides) -> Vec<WhatIf> {
+fn what_if(profile: &Profile, load: &Load, way: Loop, now: &Sides) -> Vec<WhatIf> {
     let mut changes: Vec<(String, Load)> = Vec::new();
     let mut change = |words: String, edit: &dyn Fn(&mut Load)| {
         let mut changed = load.clone();
@@ -422,7 +493,7 @@ fn what_if(profile: &Profile, load: &Load, cores: Option<u32>, now: &Sides) -> V
         if load.operation.receive == Receive::Inline && !arrives_in_cqe {
             return None;
         }
-        let then = Sides::of(profile, &load, cores).ok()?;
+        let then = Sides::of(profile, &load, way).ok()?;
         Some(WhatIf {
             change,
             requester: effect(&now.requester, &then.requester)?,

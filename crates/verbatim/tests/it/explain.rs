@@ -364,6 +364,104 @@ fn steps_come_in_the_order_in_which_to_take_them() {
     );
 }
 
+/// 64 ranks that do the same are one section with its spread; a rank that does something else is another.
+#[test]
+fn ranks_of_one_program_are_one_section() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut files = Vec::new();
+    for rank in 0..65u32 {
+        let mut ledger = one_queue_pair();
+        ledger.processes.remove(0);
+        let process = &mut ledger.processes[0];
+        process.pid = 100 + rank;
+        process.program = format!("rank --id {rank}");
+        let qp = &mut process.queue_pairs[0];
+        let count = qp.sent[0].count + u64::from(rank);
+        (qp.sent[0].count, qp.postlists) = (count, count);
+        qp.postlist_lengths = vec![Lengths { at_most: 1, count }];
+        if rank == 64 {
+            qp.sent[0].operation.payload_bytes = 65536;
+        }
+        let file = folder.path().join(format!("{rank}.json"));
+        std::fs::write(&file, serde_json::to_string(&ledger).expect("JSON")).expect("written");
+        files.push(file.to_str().expect("text").to_owned());
+    }
+    let mut args = vec!["explain", "--merge", "--nic", "cib"];
+    args.extend(files.iter().map(String::as_str));
+    let out = common::verbatim(&args).output().expect("it starts");
+    let text = String::from_utf8(out.stdout).expect("text");
+    assert_eq!(
+        text.matches("What binds on its machine").count(),
+        2,
+        "{text}"
+    );
+    let words = "one of 64 processes that do the same; of them all, median (min..max): 142032 (142000..142063) posted, 0 \
+                 (0..0) received, 0.142 (0.142..0.142) M/s where they ran; the model allows 10.4 (10.4..10.4) M/s";
+    assert!(text.contains(words), "{text}");
+    args.push("--json");
+    let out = common::verbatim(&args).output().expect("it starts");
+    let value: Value = serde_json::from_slice(&out.stdout).expect("one object");
+    let alike = &value["data"]["processes"][0]["alike"];
+    assert_eq!(alike["processes"], 64, "{value}");
+}
+
+#[test]
+fn two_nics_and_two_ledgers_stand_side_by_side() {
+    let (text, _, status) = explained(&one_queue_pair(), &["--nic", "cib", "--nic", "cx3"]);
+    assert_eq!(status, Some(0));
+    let line = |text: &str, title: &str| -> Vec<String> {
+        let line = text
+            .lines()
+            .find(|line| line.trim_start().starts_with(title));
+        let line = line.unwrap_or_else(|| panic!("{title}: {text}"));
+        let words = line.trim().trim_start_matches(title).split_whitespace();
+        words.map(ToOwned::to_owned).collect()
+    };
+    assert!(
+        text.contains("cib: server") && text.contains("cx3: server"),
+        "{text}"
+    );
+    assert_eq!(line(&text, "posted")[..2], ["142000", "142000"]);
+    assert_eq!(line(&text, "the model allows, M/s")[0], "10.4");
+    // What the program did, and what it does when it inlines.
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut after = one_queue_pair();
+    for qp in &mut after.processes[1].queue_pairs {
+        qp.sent[0].operation = qp.sent[0].operation.inlined();
+    }
+    let files = [("before", one_queue_pair()), ("after", after)].map(|(name, ledger)| {
+        let file = folder.path().join(name);
+        std::fs::write(&file, serde_json::to_string(&ledger).expect("JSON")).expect("written");
+        file.to_str().expect("text").to_owned()
+    });
+    let out = common::verbatim(&["explain", &files[0], &files[1], "--nic", "cib"])
+        .output()
+        .expect("it starts");
+    let text = String::from_utf8(out.stdout).expect("text");
+    assert_eq!(
+        line(&text, "DMA reads"),
+        ["1.00", "0", "-100", "%"],
+        "{text}"
+    );
+    assert_eq!(
+        line(&text, "MMIO writes"),
+        ["1.00", "1.00", "0", "%"],
+        "{text}"
+    );
+    let page = folder.path().join("page.html");
+    let args = [
+        "explain",
+        &files[0],
+        &files[1],
+        "--html",
+        page.to_str().expect("text"),
+    ];
+    let out = common::verbatim(&args).output().expect("it starts");
+    let message = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{message}");
+    assert!(message.contains("--merge"), "{message}");
+}
+
 #[test]
 fn a_program_that_nothing_makes_faster_is_told_why() {
     let mut large = one_queue_pair();

@@ -69,6 +69,33 @@ fn the_papers_mixes_are_there_without_flags() {
 }
 
 #[test]
+fn a_window_bounds_the_rate_by_round_trips_and_nics_stand_side_by_side() {
+    let write = ["--verb", "write", "--payload", "8", "--inline"];
+    let shown = text(&[&write[..], &["--window", "1"]].concat());
+    assert!(
+        shown.contains("the requester: 0.652 M/s; bottleneck: round trips"),
+        "{shown}"
+    );
+    let shown = text(&[&write[..], &["--nic", "cib", "--nic", "cx3"]].concat());
+    for nic in ["cib", "cx3"] {
+        let mut lines = shown.lines();
+        let line = lines.find(|line| line.trim_start().starts_with(nic));
+        assert!(
+            line.is_some_and(|line| line.contains("requester")),
+            "{shown}"
+        );
+    }
+    // One queue pair is on one port, whichever way the bytes go.
+    let large = ["--verb", "write", "--payload", "65536", "--queue-pairs"];
+    let rate = |queue_pairs: &str| {
+        let bounds = json(&[&large[..], &[queue_pairs]].concat(), "bounds");
+        bounds[0]["predicted_mops"].as_f64().expect("a rate") * 65.536
+    };
+    assert!((rate("1") / 6.8 - 1.0).abs() < 0.02, "{}", rate("1"));
+    assert!(rate("2") > 1.8 * rate("1"), "{}", rate("2"));
+}
+
+#[test]
 fn an_operation_has_a_cost_bounds_and_changes() {
     let args = [
         "--verb",

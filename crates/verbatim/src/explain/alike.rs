@@ -1,0 +1,65 @@
+//! Processes that do the same, such as the ranks of a parallel program, as one.
+
+use std::cmp::Reverse;
+
+use super::report::{Process, Report, real};
+use super::spread::{Alike, Range};
+
+/// What makes two processes the same: the program, the kinds of their operations, what binds, and what to change.
+fn sameness(process: &Process) -> impl PartialEq + use<> {
+    let mut kinds: Vec<_> = process
+        .kinds
+        .iter()
+        .map(|kind| (kind.what.clone(), kind.role == nicmodel::Role::Requester))
+        .collect();
+    kinds.sort();
+    kinds.dedup();
+    let steps: Vec<_> = process.steps.iter().map(|step| step.guideline).collect();
+    let program = process.program.split(' ').next().map(ToOwned::to_owned);
+    let failed = process.failed > 0;
+    (program, kinds, process.bottleneck, steps, failed)
+}
+
+/// The report with one process for all that do the same, what did most first.
+pub(super) fn grouped(mut report: Report) -> Report {
+    report.processes = together(report.processes);
+    report.processes.sort_by_key(|process| {
+        let like_it = process.alike.as_ref().map_or(1, |alike| alike.processes);
+        Reverse(process.requests().saturating_mul(like_it as u64))
+    });
+    report
+}
+
+/// Of processes that do the same, only the one of them with the median number of work requests, which says how the others are.
+fn together(processes: Vec<Process>) -> Vec<Process> {
+    let mut groups: Vec<Vec<Process>> = Vec::new();
+    for process in processes {
+        let key = sameness(&process);
+        let known = groups
+            .iter_mut()
+            .find(|group| group.first().is_some_and(|one| sameness(one) == key));
+        match known {
+            Some(group) => group.push(process),
+            None => groups.push(vec![process]),
+        }
+    }
+    groups.into_iter().filter_map(one_of).collect()
+}
+
+fn one_of(mut group: Vec<Process>) -> Option<Process> {
+    group.sort_by_key(|process| process.posted.max(process.received));
+    let range = |of: fn(&Process) -> f64| Range::of(group.iter().map(of));
+    let observed: Option<Vec<f64>> = group.iter().map(|process| process.observed_mops).collect();
+    let alike = Alike {
+        processes: group.len(),
+        posted: range(|process| real(process.posted))?,
+        received: range(|process| real(process.received))?,
+        observed_mops: observed.and_then(|all| Range::of(all.into_iter())),
+        predicted_mops: range(|process| process.predicted_mops)?,
+    };
+    let middle = group.len() / 2;
+    let several = group.len() > 1;
+    let mut process = group.into_iter().nth(middle)?;
+    process.alike = several.then_some(alike);
+    Some(process)
+}

@@ -1,0 +1,117 @@
+//! The same program on several NICs, or before and after a change: side by side.
+
+use anyhow::Result;
+use nicmodel::bounds::Role;
+
+use super::report::{Process, Report};
+use crate::model::percent;
+use crate::output::{figure, print, table_of};
+
+/// Prints reports side by side, process by process; each has a name.
+pub(super) fn show(reports: &[(String, Report)]) -> Result<()> {
+    for (name, report) in reports {
+        print(format_args!(
+            "{name}: {} on {}",
+            report.command, report.nic_title
+        ))?;
+    }
+    let most = reports.iter().map(|(_, report)| report.processes.len());
+    for number in 0..most.max().unwrap_or(0) {
+        let columns: Vec<_> = reports
+            .iter()
+            .map(|(name, report)| (name.as_str(), report.processes.get(number)))
+            .collect();
+        print("")?;
+        show_process(&columns)?;
+    }
+    for (name, report) in reports {
+        for line in report.unexplained().iter().chain(&report.notes) {
+            print(format_args!("note: {name}: {line}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// What is compared of a process.
+type Of = fn(&Process) -> f64;
+
+fn show_process(columns: &[(&str, Option<&Process>)]) -> Result<()> {
+    let mut titles: Vec<_> = columns
+        .iter()
+        .filter_map(|(_, process)| process.map(|process| process.program.as_str()))
+        .collect();
+    titles.dedup();
+    print(titles.join("; "))?;
+    let mut header = vec!["of one operation"];
+    header.extend(columns.iter().map(|(name, _)| *name));
+    let two = columns.len() == 2;
+    if two {
+        header.push("change");
+    }
+    let right: Vec<_> = (1..header.len()).collect();
+    let mut rows = table_of(&header, &right);
+    let words = |title: &str, of: &dyn Fn(&Process) -> String| {
+        let mut row = vec![title.to_owned()];
+        row.extend(
+            columns
+                .iter()
+                .map(|(_, process)| process.map_or_else(|| "-".to_owned(), of)),
+        );
+        if two {
+            row.push(String::new());
+        }
+        row
+    };
+    rows.add_row(words("posted", &|process| process.posted.to_string()));
+    rows.add_row(words("failed", &|process| process.failed.to_string()));
+    let numbers: [(&str, Of); 6] = [
+        ("MMIO writes", |p| per_operation(p, |kind| kind.mmio_writes)),
+        ("DMA reads", |p| per_operation(p, |kind| kind.dma_reads)),
+        ("DMA writes", |p| per_operation(p, |kind| kind.dma_writes)),
+        ("PCIe bytes to the NIC", |p| p.to_device_bytes),
+        ("PCIe bytes to the host", |p| p.to_host_bytes),
+        ("the model allows, M/s", |p| p.predicted_mops),
+    ];
+    for (title, of) in numbers {
+        let mut row = words(title, &|process| figure(of(process)));
+        if let [(_, Some(before)), (_, Some(after))] = columns {
+            let (before, after) = (of(before), of(after));
+            if let Some(cell) = row.last_mut()
+                && before > 0.0
+            {
+                *cell = percent(after / before - 1.0, 0);
+            }
+        }
+        rows.add_row(row);
+    }
+    rows.add_row(words("what binds", &|process| {
+        let whose = if process.slower == Role::Responder {
+            " of its peers"
+        } else {
+            ""
+        };
+        format!("{}{whose}", process.bottleneck)
+    }));
+    rows.add_row(words("not known of the NIC", &|process| {
+        let unknown: Vec<_> = process.unknown.iter().map(ToString::to_string).collect();
+        unknown.join(", ")
+    }));
+    rows.add_row(words("to change", &|process| {
+        let steps: Vec<_> = process.steps.iter().map(|step| step.guideline).collect();
+        steps.join(", ")
+    }));
+    rows.add_row(words("which would allow, M/s", &|process| {
+        let last = process.steps.last();
+        figure(last.map_or(process.predicted_mops, |step| step.gain.then_mops))
+    }));
+    print(rows)
+}
+
+/// A cost of all kinds, for one operation.
+fn per_operation(process: &Process, of: fn(&super::report::KindCost) -> f64) -> f64 {
+    let all = process.kinds.iter();
+    let sum: f64 = all
+        .map(|kind| of(kind) * super::report::real(kind.count))
+        .sum();
+    sum / super::report::real(process.posted.max(process.received).max(1))
+}
