@@ -4,9 +4,10 @@ use std::fmt::Write;
 
 use nicmodel::bounds::Role;
 
-use super::report::{Process, Report, Verdict, real};
+use super::report::{Process, Report, real};
 use super::svg::{Bar, bars, escape};
 use super::text;
+use super::verdict::Verdict;
 use crate::model::{percent, unknown_line};
 use crate::output::figure;
 

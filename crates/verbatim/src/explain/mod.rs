@@ -8,6 +8,7 @@ mod report;
 mod spread;
 mod svg;
 mod text;
+mod verdict;
 
 use std::fs::File;
 use std::io::Read;

@@ -4,8 +4,9 @@ use anyhow::Result;
 use nicmodel::bounds::{Resource, Role};
 use nicmodel::guidelines::{Advice, Gain, OTHER_DESIGN, Step, WORTHWHILE};
 
-use super::report::{PcieBeside, Process, Report, Verdict};
+use super::report::{PcieBeside, Process, Report};
 use super::spread::{Alike, Range};
+use super::verdict::Verdict;
 use crate::model::{bounds_lines, percent};
 use crate::output::{figure, print, table, time};
 
