@@ -1,6 +1,7 @@
 //! How fast a mix of operations can go, and what stops it.
 
 mod contention;
+mod processing;
 mod round_trip;
 
 use std::fmt;
@@ -11,10 +12,11 @@ use crate::footprint::Footprint;
 use crate::locks;
 use crate::operation::{Method, Operation, OperationError};
 use crate::pcie::{self, Kind, Purpose};
-use crate::profile::{Profile, Sourced};
-use crate::verb::Verb;
+use crate::profile::Profile;
 
 use contention::Station;
+pub use processing::inbound_ns;
+use processing::{known, sending_ns};
 pub use round_trip::round_trip_ns;
 
 /// On which side of an operation the machine is.
@@ -485,10 +487,6 @@ fn add(sum: &mut Option<f64>, times: f64, cost: Option<f64>) {
     *sum = sum.zip(cost).map(|(sum, cost)| sum + times * cost);
 }
 
-fn known(number: &Option<Sourced<f64>>) -> Option<f64> {
-    number.as_ref().map(|number| number.value)
-}
-
 /// Time of a core for one operation.
 fn cpu_ns(profile: &Profile, load: &Load, one: &Footprint) -> Option<f64> {
     let host = &profile.host;
@@ -520,42 +518,6 @@ fn outbound_ns(profile: &Profile, load: &Load, one: &Footprint) -> Option<f64> {
         .map_or(1.0, |u| f64::from(u.value));
     let wait = known(&processing.wqe_fetch_wait_ns).unwrap_or(0.0);
     Some(base + one.requester.doorbells() * wait / units)
-}
-
-/// The same without the wait for its WQE.
-fn sending_ns(profile: &Profile, operation: &Operation, wqe_lines: u32) -> Option<f64> {
-    let processing = &profile.processing;
-    match operation.verb {
-        Verb::Send | Verb::RdmaWrite => {
-            let further = f64::from(wqe_lines.saturating_sub(1));
-            let lines = if further > 0.0 {
-                further * known(&processing.wqe_line_ns)?
-            } else {
-                0.0
-            };
-            Some(known(&processing.send_ns)? + lines)
-        }
-        // To its requester an atomic or a FLUSH is what a READ is: a request and its response.
-        Verb::RdmaRead | Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd | Verb::Flush => {
-            known(&processing.read_ns)
-        }
-    }
-}
-
-/// Time of the whole NIC for one operation that arrives, in ns; nothing if the profile does not say.
-pub fn inbound_ns(profile: &Profile, operation: &Operation) -> Option<f64> {
-    let processing = &profile.processing;
-    if operation.verb.is_atomic() {
-        return known(&processing.atomic_ns);
-    }
-    let base = known(&processing.inbound_ns)?;
-    if operation.arrives_in_cqe(profile) {
-        return Some(base + known(&processing.inline_recv_ns)?);
-    }
-    if operation.consumes_recv() && operation.payload_bytes > 0 {
-        return Some(base + known(&processing.inbound_dma_ns)?);
-    }
-    Some(base)
 }
 
 /// Time of all locks together for one atomic that arrives.

@@ -1,6 +1,6 @@
 //! How long an operation takes from its post to its completion on idle machines.
 
-use super::{known, sending_ns};
+use super::processing::{inbound_ns, known, sending_ns};
 use crate::footprint::Footprint;
 use crate::operation::{Method, Operation};
 use crate::pcie;
@@ -47,7 +47,7 @@ pub fn round_trip_ns(profile: &Profile, operation: &Operation, method: Method) -
         (bytes + bytes / packets.count.max(1.0)) / port
     };
     let network = 2.0 * network + wire(one.network.to_responder) + wire(one.network.to_requester);
-    let responder = super::inbound_ns(profile, operation)?
+    let responder = inbound_ns(profile, operation)?
         + match operation.verb {
             Verb::Send | Verb::RdmaWrite => 0.0,
             Verb::RdmaRead => (2.0 * pcie).max(payload / link) + payload / link + pcie,

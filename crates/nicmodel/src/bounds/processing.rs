@@ -1,0 +1,46 @@
+//! Times of a NIC's processing for one operation.
+
+use crate::operation::Operation;
+use crate::profile::{Profile, Sourced};
+use crate::verb::Verb;
+
+/// The value of a number that a profile may lack.
+pub(super) fn known(number: &Option<Sourced<f64>>) -> Option<f64> {
+    number.as_ref().map(|number| number.value)
+}
+
+/// Time of the whole NIC for one operation that leaves, in ns, without the wait for its WQE.
+pub(super) fn sending_ns(profile: &Profile, operation: &Operation, wqe_lines: u32) -> Option<f64> {
+    let processing = &profile.processing;
+    match operation.verb {
+        Verb::Send | Verb::RdmaWrite => {
+            let further = f64::from(wqe_lines.saturating_sub(1));
+            let lines = if further > 0.0 {
+                further * known(&processing.wqe_line_ns)?
+            } else {
+                0.0
+            };
+            Some(known(&processing.send_ns)? + lines)
+        }
+        // To its requester an atomic or a FLUSH is what a READ is: a request and its response.
+        Verb::RdmaRead | Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd | Verb::Flush => {
+            known(&processing.read_ns)
+        }
+    }
+}
+
+/// Time of the whole NIC for one operation that arrives, in ns; nothing if the profile does not say.
+pub fn inbound_ns(profile: &Profile, operation: &Operation) -> Option<f64> {
+    let processing = &profile.processing;
+    if operation.verb.is_atomic() {
+        return known(&processing.atomic_ns);
+    }
+    let base = known(&processing.inbound_ns)?;
+    if operation.arrives_in_cqe(profile) {
+        return Some(base + known(&processing.inline_recv_ns)?);
+    }
+    if operation.consumes_recv() && operation.payload_bytes > 0 {
+        return Some(base + known(&processing.inbound_dma_ns)?);
+    }
+    Some(base)
+}
