@@ -1,7 +1,6 @@
 //! `verbatim bench sweep`: one verb over a range of one of its knobs, as a table, a CSV file and a picture.
 
 use std::fmt::Write;
-use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use bench::micro::{
@@ -9,6 +8,7 @@ use bench::micro::{
     MAX_THREADS, MAX_WINDOW, Outcome as Measured, Stream, Task, Verb,
 };
 use bench::record::Record;
+use chart::{Axis, Chart, Series};
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use nicmodel::Profile;
@@ -19,8 +19,8 @@ use super::knobs::StreamArgs;
 use super::verb::{RateResult, head, rate_result};
 use crate::Outcome;
 use crate::args;
-use crate::chart::Chart;
 use crate::output::{self, print, table};
+use crate::picture::{PictureArgs, place, spread_point};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -48,12 +48,8 @@ pub(super) struct Args {
     /// Its values, with commas between them; bytes also with K (KiB) or M (MiB) behind [default: powers of two]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::bytes(MAX_PAYLOAD_BYTES))]
     values: Vec<usize>,
-    /// Write the points to this file as comma-separated values
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
-    /// Draw the curve into this file
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    picture: PictureArgs,
     #[command(flatten)]
     pub(super) stream: StreamArgs,
 }
@@ -270,20 +266,15 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         common.nic.settle()?;
         return common.ends.listen(&tasks(&streams), &common.nic_choice());
     }
-    // Before anything is measured: minutes of work are not to end in a file that cannot be written.
-    for file in [&args.csv, &args.svg].into_iter().flatten() {
-        args::writable_file(file)?;
-    }
+    args.picture.check()?;
     let (title, points) = match profile {
         Some(profile) => simulate(args, &streams, &profile)?,
         None => measure(args, &streams)?,
     };
-    if let Some(file) = &args.csv {
+    if let Some(file) = &args.picture.csv {
         output::write_file(file, &csv(args.over, &points))?;
     }
-    if let Some(file) = &args.svg {
-        output::write_file(file, &svg(args, title, &points)?)?;
-    }
+    args.picture.draw(&chart(args, title, &points))?;
     if !args.stream.common.json {
         show(args.over, &points)?;
     }
@@ -413,24 +404,20 @@ fn csv(over: Over, points: &[Point]) -> String {
     text
 }
 
-fn svg(args: &Args, title: String, points: &[Point]) -> Result<String> {
-    let median = |(value, result): &Point| {
-        #[expect(clippy::cast_precision_loss, reason = "a place on an axis")]
-        Some((*value as f64, result.rate_mops?.median))
-    };
-    let curve: Vec<_> = points.iter().filter_map(median).collect();
-    let chart = Chart {
+fn chart(args: &Args, title: String, points: &[Point]) -> Chart {
+    let point = |(value, result): &Point| Some(spread_point(place(*value), result.rate_mops?, 1.0));
+    let axis = Axis::log(args.over.label());
+    Chart {
+        title: format!("{} over the {}", swept(args), args.over.label()),
         caption: title,
-        x: args.over.label(),
-        y: "10^6 messages/s",
-        // Header-only messages have no place on a logarithmic axis.
-        log: points.iter().all(|(value, _)| *value > 0),
-        levels: &[],
-        marks: curve.clone(),
-        curves: &[(swept(args), curve)],
-        marks_are: "medians",
-    };
-    chart.svg()
+        x: match args.over {
+            Over::Payload | Over::Spacing => axis.in_bytes(),
+            _ => axis,
+        },
+        y: Axis::auto("10⁶ messages a second"),
+        series: vec![Series::new(swept(args), points.iter().filter_map(point))],
+        levels: Vec::new(),
+    }
 }
 
 fn show(over: Over, points: &[Point]) -> Result<()> {

@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 use bench::micro::{Knobs, MAX_THREADS, MAX_WINDOW, Outcome as Measured, Rate, Stream, Task, Verb};
 use bench::record::Record;
 use bench::stats::median;
+use chart::{Axis, Chart, Series};
 use clap::ValueEnum;
 use nicmodel::Profile;
 use serde::Serialize;
@@ -18,7 +19,6 @@ use super::knobs::Common;
 use super::verb::head;
 use crate::Outcome;
 use crate::args;
-use crate::chart::Chart;
 use crate::model::NicProfileArgs;
 use crate::output::{self, figure, print, table};
 use crate::pcie_counters::PcieCounters;
@@ -147,7 +147,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         output::write_file(file, &csv(&points))?;
     }
     if let Some(file) = &args.svg {
-        output::write_file(file, &svg(title, &points)?)?;
+        output::write_file(file, &svg(title, &points))?;
     }
     if !args.common.json {
         show(&points)?;
@@ -362,7 +362,7 @@ fn csv(points: &[Point]) -> String {
     text
 }
 
-fn svg(title: String, points: &[Point]) -> Result<String> {
+fn svg(title: String, points: &[Point]) -> String {
     let mut curves = Vec::new();
     for verb in [Verb::RcRead, Verb::RcWrite] {
         let of = |name: &str, of: &dyn Fn(&Point) -> Option<f64>| {
@@ -372,21 +372,19 @@ fn svg(title: String, points: &[Point]) -> Result<String> {
                 .filter(|point| point.verb == verb)
                 .filter_map(|point| Some((point.window as f64, of(point)?)))
                 .collect();
-            (!curve.is_empty()).then(|| (format!("{}, {name}", verb.label()), curve))
+            (!curve.is_empty()).then(|| Series::new(format!("{}, {name}", verb.label()), curve))
         };
         curves.extend(of("rate", &|point| Some(point.rate_mops)));
         curves.extend(of("reads counted", &|point| point.counted_reads_mops));
         curves.extend(of("WQE cache misses", &|point| point.wqe_cache_misses_mops));
     }
     let chart = Chart {
+        title: "Windows of READs and WRITEs, and what the WQE cache misses".to_owned(),
         caption: title,
-        x: "work requests of a window",
-        y: "10^6/s",
-        log: true,
-        curves: &curves,
-        levels: &[],
-        marks: Vec::new(),
-        marks_are: "",
+        x: Axis::log("work requests of a window"),
+        y: Axis::linear("10⁶ a second"),
+        series: curves,
+        levels: Vec::new(),
     };
     chart.svg()
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use bench::simulated::adaptive::{self, Outcome as Course, Setup};
+use chart::{Axis, Chart, Series};
 use serde::Serialize;
 
 use crate::Outcome;
 use crate::args;
-use crate::chart::Chart;
 use crate::model::NicProfileArgs;
 use crate::output::{self, figure, print, print_typed, progress, write_file};
 use crate::side_by_side::outcome;
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     bar.finish_and_clear();
     let summary = summary((best, best_share), &follows, &stays);
     if let Some(file) = &args.svg {
-        write_file(file, &picture(&profile.name, best, &follows, &stays)?)?;
+        write_file(file, &picture(&profile.name, best, &follows, &stays))?;
     }
     if args.json {
         print_typed("course", &("adaptive", &follows))?;
@@ -168,7 +168,7 @@ fn show(nic: &str, setup: &Setup, s: &Summary) -> Result<()> {
 }
 
 /// Rates over time.
-fn picture(nic: &str, best: f64, follows: &Course, stays: &Course) -> Result<String> {
+fn picture(nic: &str, best: f64, follows: &Course, stays: &Course) -> String {
     // Two steps a point: fewer wiggles.
     let curve = |course: &Course| {
         let pairs = course.points.chunks(2);
@@ -181,19 +181,15 @@ fn picture(nic: &str, best: f64, follows: &Course, stays: &Course) -> Result<Str
         points.collect::<Vec<_>>()
     };
     Chart {
-        caption: format!(
-            "Look-ups in a tree shared by host and DPU ({nic}, simulated); the hot spot jumps"
-        ),
-        x: "virtual time (ms)",
-        y: "10^6 look-ups a second",
-        log: false,
-        curves: &[
-            ("adaptive split".to_owned(), curve(follows)),
-            ("split that stays".to_owned(), curve(stays)),
+        title: "Look-ups in a tree shared by host and DPU; the hot spot jumps".to_owned(),
+        caption: format!("{nic}, simulated in virtual time"),
+        x: Axis::linear("virtual time, ms").of_outcomes(),
+        y: Axis::linear("10⁶ look-ups a second"),
+        series: vec![
+            Series::function("adaptive split", curve(follows)),
+            Series::function("split that stays", curve(stays)),
         ],
-        levels: &[("best for one place".to_owned(), best)],
-        marks: Vec::new(),
-        marks_are: "",
+        levels: vec![("best for one place".to_owned(), best)],
     }
     .svg()
 }

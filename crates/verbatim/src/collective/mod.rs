@@ -16,6 +16,7 @@ use crate::args::{self, NicArgs, PortArgs};
 use crate::model::NicProfileArgs;
 use crate::nic::Nic;
 use crate::output::print_typed;
+use crate::picture::PictureArgs;
 use crate::side_by_side::{outcome, simulated as simulate};
 use row::Row;
 
@@ -50,9 +51,8 @@ pub(crate) struct Args {
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
-    /// Draw the curve into this file
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    picture: PictureArgs,
     #[command(flatten)]
     simulation: SimulationArgs,
     #[command(flatten)]
@@ -127,9 +127,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             4 * args.ranks
         );
     }
-    if let Some(file) = &args.svg {
-        args::writable_file(file)?;
-    }
+    args.picture.check()?;
     let simulation = &args.simulation;
     let rows = if simulation.nic.is_some() || simulation.nic_file.is_some() {
         let chosen = NicProfileArgs {
@@ -152,8 +150,8 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if !args.json {
         show::print_table(&rows)?;
     }
-    if let Some(file) = &args.svg {
-        show::draw(&rows, file)?;
+    if let Some(chart) = show::chart(&rows) {
+        args.picture.write(&chart)?;
     }
     Ok(outcome(rows.iter().all(|row| row.ran.verified)))
 }

@@ -1,12 +1,10 @@
 //! The table and the figure.
 
-use std::path::Path;
-
 use anyhow::Result;
+use chart::{Axis, Chart, Series};
 
 use super::row::Row;
-use crate::chart::Chart;
-use crate::output::{figure, print, table, time, write_file};
+use crate::output::{figure, print, table, time};
 use crate::side_by_side::{or_nothing, yes_or_no};
 
 /// What the rows are of, in words.
@@ -76,11 +74,9 @@ pub(super) fn print_table(rows: &[Row]) -> Result<()> {
     })
 }
 
-/// Draws the rows.
-pub(super) fn draw(rows: &[Row], file: &Path) -> Result<()> {
-    let Some(first) = rows.first() else {
-        return print("no size is from -b to -e");
-    };
+/// The rows as a picture; nothing, where no size is from `-b` to `-e`.
+pub(super) fn chart(rows: &[Row]) -> Option<Chart> {
+    let first = rows.first()?;
     #[allow(clippy::cast_precision_loss)] // 1 GiB at most
     let curve = |value: &dyn Fn(&Row) -> Option<f64>| -> Vec<(f64, f64)> {
         let points = rows.iter();
@@ -93,25 +89,15 @@ pub(super) fn draw(rows: &[Row], file: &Path) -> Result<()> {
     } else {
         "memcpy"
     };
-    let curves = [
-        (
-            "bus bandwidth".to_owned(),
-            curve(&|row| Some(row.ran.bus_gb_s)),
-        ),
-        (
-            beside.to_owned(),
-            curve(&|row| row.bound_gb_s.or(row.memcpy_gb_s)),
-        ),
-    ];
-    let chart = Chart {
+    Some(Chart {
+        title: "Bus bandwidth over the size of the buffer".to_owned(),
         caption: title(first),
-        x: "buffer, bytes",
-        y: "GB/s",
-        log: true,
-        curves: &curves,
-        levels: &[],
-        marks: Vec::new(),
-        marks_are: "",
-    };
-    write_file(file, &chart.svg()?)
+        x: Axis::log("buffer, bytes").in_bytes(),
+        y: Axis::auto("10⁹ bytes a second"),
+        series: vec![
+            Series::new("bus bandwidth", curve(&|row| Some(row.ran.bus_gb_s))),
+            Series::new(beside, curve(&|row| row.bound_gb_s.or(row.memcpy_gb_s))),
+        ],
+        levels: Vec::new(),
+    })
 }

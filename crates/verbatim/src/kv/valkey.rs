@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use bench::pin::{allowed, pinned};
 use bench::stats::Spread;
+use chart::{Axis, Chart, Series};
 use kv_resp::Address;
 use kv_resp::load::{Ask, Load, Loader, Measured};
 use resp_rdma::{Config, Connector};
@@ -19,10 +20,10 @@ use serde::Serialize;
 use super::lines::Line;
 use super::resp::Args;
 use crate::Outcome;
-use crate::chart::Chart;
 use crate::children::{Placement, part_of, start};
 use crate::nic::Nic;
 use crate::output::{self, figure, print, print_typed, time, write_file};
+use crate::picture::{place, spread_point};
 use crate::side_by_side::{interleaved, rate, spread};
 
 /// What is measured: over both transports in turn.
@@ -153,7 +154,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         show(args, placement.bounce_ns()?, &rows)?;
     }
     if let Some(file) = &args.rdma.svg {
-        write_file(file, &picture(args, &rows)?)?;
+        write_file(file, &picture(args, &rows))?;
     }
     Ok(Outcome::Done)
 }
@@ -341,7 +342,7 @@ fn show(args: &Args, bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
 }
 
 /// Rates of GETs over the connections, by the fewest threads and the shortest pipeline that were measured.
-fn picture(args: &Args, rows: &[Row]) -> Result<String> {
+fn picture(args: &Args, rows: &[Row]) -> String {
     let least = |of: fn(&Row) -> usize| rows.iter().map(of).min();
     let shown = rows.iter().filter(|row| {
         row.test == "get"
@@ -349,24 +350,18 @@ fn picture(args: &Args, rows: &[Row]) -> Result<String> {
             && Some(row.pipeline) == least(|r| r.pipeline)
     });
     let curve = |name: &str, of: fn(&Row) -> &Side| {
-        #[allow(clippy::cast_precision_loss)] // small numbers
         let points = shown
             .clone()
-            .map(|row| (row.connections as f64, of(row).per_s.median / 1e6));
-        (name.to_owned(), points.collect())
+            .map(|row| spread_point(place(row.connections), of(row).per_s, 1e6));
+        Series::new(name, points)
     };
     Chart {
-        caption: format!(
-            "GETs of {} bytes over RDMA and TCP loopback, software NIC",
-            args.value_size
-        ),
-        x: "connections",
-        y: "10^6 GETs a second",
-        log: true,
-        curves: &[curve("RDMA", |row| &row.rdma), curve("TCP", |row| &row.tcp)],
-        levels: &[],
-        marks: Vec::new(),
-        marks_are: "",
+        title: "GETs over RDMA and over TCP loopback".to_owned(),
+        caption: format!("software NIC, values of {} bytes", args.value_size),
+        x: Axis::log("connections"),
+        y: Axis::linear("10⁶ GETs a second"),
+        series: vec![curve("RDMA", |row| &row.rdma), curve("TCP", |row| &row.tcp)],
+        levels: Vec::new(),
     }
     .svg()
 }

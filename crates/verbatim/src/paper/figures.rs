@@ -1,10 +1,11 @@
-//! The figures of the paper as SVG, with the published points marked.
+//! The figures of the paper as SVG, with the published points marked, and their data beside them.
 
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bench::simulated::windows;
+use chart::{Axis, Chart, Series};
 use nicmodel::bounds::Resource;
 use nicmodel::profile::{Profile, builtin};
 use nicmodel::{
@@ -14,7 +15,7 @@ use sequencer::Design;
 
 use super::dpu_btree;
 use super::simulated::Simulated;
-use crate::chart::Chart;
+use crate::output::write_file;
 
 /// A figure.
 struct Figure {
@@ -22,13 +23,9 @@ struct Figure {
     title: &'static str,
     /// Where its curves come from.
     kind: &'static str,
-    x: &'static str,
-    y: &'static str,
-    /// Whether the x axis is logarithmic.
-    log: bool,
-    curves: Vec<(String, Vec<(f64, f64)>)>,
-    /// Published points.
-    points: Vec<(f64, f64)>,
+    x: Axis,
+    y: Axis,
+    series: Vec<Series>,
     /// Published values that have no place on the x axis.
     levels: Vec<(String, f64)>,
 }
@@ -57,8 +54,9 @@ pub(super) fn draw(folder: &Path, simulated: &Simulated) -> Result<Vec<&'static 
     ];
     for figure in &figures {
         let path = folder.join(figure.file);
-        let text = svg(figure)?;
-        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        let chart = chart(figure);
+        write_file(&path, &chart.svg())?;
+        write_file(&path.with_extension("csv"), &chart.csv())?;
     }
     Ok(figures.iter().map(|figure| figure.file).collect())
 }
@@ -78,12 +76,9 @@ fn powers(range: std::ops::RangeInclusive<u32>) -> impl Iterator<Item = u32> {
     range.map(|power| 1 << power)
 }
 
-fn curve(
-    name: &str,
-    points: impl Iterator<Item = (f64, Option<f64>)>,
-) -> (String, Vec<(f64, f64)>) {
-    let known = points.filter_map(|(x, y)| Some((x, y?)));
-    (name.to_owned(), known.collect())
+/// A curve of the model, which is known at every x.
+fn curve(name: &str, points: impl Iterator<Item = (f64, Option<f64>)>) -> Series {
+    Series::function(name, points.filter_map(|(x, y)| Some((x, y?))))
 }
 
 fn pcie_bytes(cib: &Profile) -> Figure {
@@ -96,14 +91,12 @@ fn pcie_bytes(cib: &Profile) -> Figure {
         file: "figure-2b.svg",
         title: "Figure 2b: bytes on PCIe 3.0 to hand over data",
         kind: "arithmetic",
-        x: "data, bytes",
-        y: "bytes on the link",
-        log: false,
-        curves: vec![
+        x: Axis::linear("data, bytes"),
+        y: Axis::linear("bytes on the link"),
+        series: vec![
             curve("DMA read", of(pcie::dma_read_bytes)),
             curve("MMIO write", of(pcie::mmio_write_bytes)),
         ],
-        points: Vec::new(),
         levels: Vec::new(),
     }
 }
@@ -113,27 +106,29 @@ fn sequencer_cores(simulated: &Simulated) -> Figure {
         .rates(Design::Atomics)
         .first()
         .map_or(0.0, |point| point.1);
-    let mut curves = vec![("atomics".to_owned(), vec![(1.0, atomics), (14.0, atomics)])];
+    let published = |design: Design| match design {
+        Design::Atomics => published_at(&[(14.0, "seq_t3_atomics")]),
+        Design::Rpc => published_at(&[(1.0, "seq_rpc_base_1c"), (14.0, "seq_t3_baseline")]),
+        Design::RpcBatch => published_at(&[(1.0, "seq_rpc_batch_1c")]),
+        Design::RpcBatchMq => {
+            published_at(&[(1.0, "seq_rpc_batch_mq_1c"), (6.0, "seq_rpc_batch_mq_6c")])
+        }
+        Design::SpecS0 => published_at(&[(10.0, "seq_t3_spec_s0")]),
+    };
+    // No core of the server takes part in atomics.
+    let level = Series::function("atomics", [(1.0, atomics), (14.0, atomics)]);
+    let mut series = vec![level.published(published(Design::Atomics))];
     for design in Design::ALL.into_iter().skip(1) {
-        curves.push((design.to_string(), simulated.rates(design)));
+        let rates = Series::new(design.to_string(), simulated.rates(design));
+        series.push(rates.published(published(design)));
     }
     Figure {
         file: "figure-7.svg",
         title: "Figure 7: sequencer on Connect-IB",
         kind: SIMULATED,
-        x: "cores of the server",
-        y: "10^6 requests/s",
-        log: false,
-        curves,
-        points: published_at(&[
-            (1.0, "seq_rpc_base_1c"),
-            (1.0, "seq_rpc_batch_1c"),
-            (1.0, "seq_rpc_batch_mq_1c"),
-            (6.0, "seq_rpc_batch_mq_6c"),
-            (10.0, "seq_t3_spec_s0"),
-            (14.0, "seq_t3_baseline"),
-            (14.0, "seq_t3_atomics"),
-        ]),
+        x: Axis::linear("cores of the server"),
+        y: Axis::auto("10⁶ requests/s"),
+        series,
         levels: Vec::new(),
     }
 }
@@ -148,14 +143,12 @@ fn latency(simulated: &Simulated) -> Figure {
         file: "figure-8.svg",
         title: "Figure 8: Spec-S0 on 10 cores under rising load",
         kind: SIMULATED,
-        x: "median latency, µs",
-        y: "10^6 requests/s",
-        log: false,
-        curves: vec![
-            ("up to 16 answers to a doorbell".to_owned(), batched),
-            ("an answer to a doorbell".to_owned(), alone),
+        x: Axis::linear("median latency, µs").of_outcomes(),
+        y: Axis::linear("10⁶ requests/s"),
+        series: vec![
+            Series::new("up to 16 answers to a doorbell", batched),
+            Series::new("an answer to a doorbell", alone),
         ],
-        points: Vec::new(),
         // The rate is published, and not at what latency.
         levels: published_at(&[(0.0, "seq_t3_spec_s0")])
             .into_iter()
@@ -172,24 +165,20 @@ fn btree_split(simulated: &Simulated) -> Figure {
         let points = rates
             .iter()
             .map(|&(share, rate)| (share, 100.0 * rate / host));
-        (format!("{name}, 100 % = {host:.1} M/s"), points.collect())
+        Series::new(format!("{name}, 100 % = {host:.1} M/s"), points)
     };
-    let gained = published_at(&[(0.25, "dpu_bt_gain_1m")]);
+    let gained = published_at(&[(0.25, "dpu_bt_gain_1m")]).into_iter();
+    let gained = gained.map(|(share, gain)| (share, 100.0 + gain));
     Figure {
         file: "figure-dpu-split.svg",
         title: "Look-ups by RPC over the split of a B-tree between the host and the DPU of a BlueField-2",
         kind: "simulated: the B-tree's own code",
-        x: "share of the keys on the DPU",
-        y: "look-ups/s, % of the host's alone",
-        log: false,
-        curves: vec![
-            relative("1 M keys", dpu_btree::SMALL),
+        x: Axis::linear("share of the keys on the DPU"),
+        y: Axis::auto("look-ups/s, % of the host's alone"),
+        series: vec![
+            relative("1 M keys", dpu_btree::SMALL).published(gained),
             relative("256 M keys", dpu_btree::LARGE),
         ],
-        points: gained
-            .iter()
-            .map(|&(share, gain)| (share, 100.0 + gain))
-            .collect(),
         levels: Vec::new(),
     }
 }
@@ -203,14 +192,12 @@ fn btree_split_reads(simulated: &Simulated) -> Figure {
         file: "figure-dpu-split-reads.svg",
         title: "Look-ups by READs over the split of a B-tree between the host and the DPU of a BlueField-2",
         kind: "simulated: the B-tree's own code",
-        x: "share of the keys on the DPU",
-        y: "10^3 look-ups/s",
-        log: false,
-        curves: vec![(
-            "nodes of 2 KiB, 256 M keys".to_owned(),
-            rates.into_iter().map(thousands).collect(),
+        x: Axis::linear("share of the keys on the DPU"),
+        y: Axis::auto("10³ look-ups/s"),
+        series: vec![Series::new(
+            "nodes of 2 KiB, 256 M keys",
+            rates.into_iter().map(thousands),
         )],
-        points: Vec::new(),
         levels: published_at(&[(0.0, "dpu_os_best")])
             .into_iter()
             .map(thousands)
@@ -234,17 +221,14 @@ fn multi_queue(cib: &Profile) -> Figure {
         file: "figure-11b.svg",
         title: "Figure 11b: UD SENDs of 60 bytes from one core of Connect-IB",
         kind: MODEL,
-        x: "queue pairs",
-        y: "rate, as a multiple of one a post on one queue pair",
-        log: false,
-        curves: vec![
-            curve("postlists of 16", over(16.0)),
-            curve("one a post", over(1.0)),
+        x: Axis::linear("queue pairs"),
+        y: Axis::auto("rate, as a multiple of one a post on one queue pair"),
+        series: vec![
+            curve("postlists of 16", over(16.0))
+                .published(published_at(&[(4.0, "ud_send_1c_mq4_gain_hi")])),
+            curve("one a post", over(1.0))
+                .published(published_at(&[(4.0, "ud_send_1c_nobatch_mq_gain")])),
         ],
-        points: published_at(&[
-            (4.0, "ud_send_1c_mq4_gain_hi"),
-            (4.0, "ud_send_1c_nobatch_mq_gain"),
-        ]),
         levels: Vec::new(),
     }
 }
@@ -265,26 +249,25 @@ fn wqe_cache(cib: &Profile, simulated: &Simulated) -> Result<Figure> {
     let writes: Vec<_> = writes.collect::<Result<_>>()?;
     let of = |name: &str, runs: &[(f64, windows::Outcome)], of: fn(&windows::Outcome) -> f64| {
         let points = runs.iter().map(|(window, outcome)| (*window, of(outcome)));
-        (name.to_owned(), points.collect())
+        Series::new(name, points)
     };
     Ok(Figure {
         file: "figure-13.svg",
         title: "Figure 13: windows of 8-byte READs and WRITEs, 14 cores of Connect-IB",
         kind: "simulated",
-        x: "window of each core",
-        y: "10^6/s",
-        log: true,
-        curves: vec![
-            of("READs", &reads, |o| o.rate_mops),
+        x: Axis::log("window of each core"),
+        y: Axis::auto("10⁶/s"),
+        series: vec![
+            of("READs", &reads, |o| o.rate_mops).published(published_at(&[(512.0, "out_read")])),
             of("WRITEs", &writes, |o| o.rate_mops),
             of("WQE cache misses of READs", &reads, |o| {
                 o.wqe_cache_misses_mops
             }),
             of("WQE cache misses of WRITEs", &writes, |o| {
                 o.wqe_cache_misses_mops
-            }),
+            })
+            .published(published_at(&[(512.0, "out_write_wqe_miss")])),
         ],
-        points: published_at(&[(512.0, "out_read"), (512.0, "out_write_wqe_miss")]),
         levels: Vec::new(),
     })
 }
@@ -300,22 +283,20 @@ fn best_windows(simulated: &Simulated) -> Figure {
         };
         points.into_iter().map(relative).collect()
     };
-    let best = |id| published::get(id).map(|p| (p.value, 100.0));
+    let best = |name: &str, nic, id| {
+        let published = published::get(id).map(|p| (p.value, 100.0));
+        Series::new(name, of(nic)).published(published)
+    };
     Figure {
         file: "figure-13-best.svg",
         title: "Section 5.3.2: windows of 8-byte READs from all cores",
         kind: "simulated",
-        x: "window of each core",
-        y: "READs/s, % of the most",
-        log: true,
-        curves: vec![
-            ("Connect-IB".to_owned(), of("cib")),
-            ("ConnectX-3".to_owned(), of("cx3")),
+        x: Axis::log("window of each core"),
+        y: Axis::auto("READs/s, % of the most"),
+        series: vec![
+            best("Connect-IB", "cib", "out_read_best_window_cib"),
+            best("ConnectX-3", "cx3", "out_read_best_window_cx3"),
         ],
-        points: ["out_read_best_window_cib", "out_read_best_window_cx3"]
-            .into_iter()
-            .filter_map(best)
-            .collect(),
         levels: Vec::new(),
     }
 }
@@ -325,12 +306,17 @@ fn herd_cores(cib: &Profile, simulated: &Simulated) -> Figure {
         file: "figure-9.svg",
         title: "Figure 9: HERD key-value store on Connect-IB",
         kind: "simulated: the store's own code; READ-based: model",
-        x: "cores",
-        y: "10^6 requests/s",
-        log: false,
-        curves: vec![
-            ("HERD".to_owned(), simulated.herd(false)),
-            ("with batches".to_owned(), simulated.herd(true)),
+        x: Axis::linear("cores"),
+        y: Axis::auto("10⁶ requests/s"),
+        series: vec![
+            Series::new("HERD", simulated.herd(false)).published(published_at(&[
+                (1.0, "herd_base_1c"),
+                (14.0, "herd_base_peak"),
+            ])),
+            Series::new("with batches", simulated.herd(true)).published(published_at(&[
+                (1.0, "herd_batch_1c"),
+                (12.0, "herd_batch_peak"),
+            ])),
             curve(
                 "READ-based",
                 (1..=14u32).map(|cores| {
@@ -340,15 +326,9 @@ fn herd_cores(cib: &Profile, simulated: &Simulated) -> Figure {
                         read.and_then(|named| rate(cib, &named.mix)),
                     )
                 }),
-            ),
+            )
+            .published(published_at(&[(14.0, "derived_read_kv_line")])),
         ],
-        points: published_at(&[
-            (1.0, "herd_base_1c"),
-            (1.0, "herd_batch_1c"),
-            (14.0, "herd_base_peak"),
-            (12.0, "herd_batch_peak"),
-            (14.0, "derived_read_kv_line"),
-        ]),
         levels: Vec::new(),
     }
 }
@@ -360,28 +340,27 @@ fn drtm(simulated: &Simulated) -> Figure {
         let points = rates
             .iter()
             .map(|&(puts, rate)| (puts, 100.0 * rate / gets));
-        (format!("{name}, 100 % = {gets:.0} M/s"), points.collect())
+        Series::new(format!("{name}, 100 % = {gets:.0} M/s"), points)
     };
-    let mut points = published_at(&[(100.0, "drtm_cx3_put100")]);
-    let lost = published_at(&[(10.0, "drtm_cib_put10")]);
-    points.extend(lost.iter().map(|&(puts, lost)| (puts, 100.0 - lost)));
+    let kept = published_at(&[(100.0, "drtm_cx3_put100")]);
+    let lost = published_at(&[(10.0, "drtm_cib_put10")]).into_iter();
+    let lost = lost.map(|(puts, lost)| (puts, 100.0 - lost));
     Figure {
         file: "figure-10.svg",
         title: "Figure 10: DrTM-KV",
         kind: "simulated",
-        x: "PUTs, %",
-        y: "requests/s, % of those with GETs alone",
-        log: false,
-        curves: vec![
+        x: Axis::linear("PUTs, %"),
+        y: Axis::auto("requests/s, % of those with GETs alone"),
+        series: vec![
             relative(
                 "Connect-IB, emulation: 2 atomics a PUT",
                 simulated.drtm("cib"),
-            ),
-            relative("ConnectX-3, emulation", simulated.drtm("cx3")),
+            )
+            .published(lost),
+            relative("ConnectX-3, emulation", simulated.drtm("cx3")).published(kept),
             relative("Connect-IB, a whole store", simulated.records("cib")),
             relative("ConnectX-3, a whole store", simulated.records("cx3")),
         ],
-        points,
         levels: Vec::new(),
     }
 }
@@ -413,12 +392,15 @@ fn ud_send(cib: &Profile) -> Figure {
         file: "figure-11a.svg",
         title: "Figure 11a: UD SENDs of Connect-IB",
         kind: MODEL,
-        x: "payload, bytes",
-        y: "10^6 SENDs/s",
-        log: false,
-        curves: vec![
-            curve("postlists of 16", over(16.0)),
-            curve("one a post", over(1.0)),
+        x: Axis::linear("payload, bytes"),
+        y: Axis::auto("10⁶ SENDs/s"),
+        series: vec![
+            curve("postlists of 16", over(16.0)).published(published_at(&[
+                (60.0, "ud_send_batched_peak"),
+                (0.0, "ud_send_batched_ho_peak"),
+            ])),
+            curve("one a post", over(1.0))
+                .published(published_at(&[(60.0, "ud_send_nobatch_peak")])),
             curve(
                 "DMA limit",
                 limit(|nic, lines| pcie::dma_read_mbps(nic) / f64::from(64 * lines)),
@@ -428,11 +410,6 @@ fn ud_send(cib: &Profile) -> Figure {
                 limit(|nic, lines| pcie::mmio_lines_mops(nic) / f64::from(lines)),
             ),
         ],
-        points: published_at(&[
-            (60.0, "ud_send_nobatch_peak"),
-            (60.0, "ud_send_batched_peak"),
-            (0.0, "ud_send_batched_ho_peak"),
-        ]),
         levels: Vec::new(),
     }
 }
@@ -480,20 +457,23 @@ fn inbound_reads() -> Figure {
         let large = payloads().filter(|payload| *payload >= 32);
         large.filter_map(at).collect()
     };
+    let published = |nic| match nic {
+        "cib" => published_at(&[(64.0, "in_read_le64"), (128.0, "in_read_128")]),
+        _ => Vec::new(),
+    };
     let reads = NICS.map(|(nic, name)| {
         let points = over_payloads(nic, Verb::RdmaRead, Transport::Rc);
-        (name.to_owned(), points)
+        Series::function(name, points).published(published(nic))
     });
-    let limits = NICS.map(|(nic, name)| (format!("InfiniBand limit, {name}"), limit(nic)));
+    let limits =
+        NICS.map(|(nic, name)| Series::function(format!("InfiniBand limit, {name}"), limit(nic)));
     Figure {
         file: "figure-12.svg",
         title: "Figure 12: inbound READs",
         kind: MODEL,
-        x: "payload, bytes",
-        y: "10^6 READs/s",
-        log: true,
-        curves: reads.into_iter().chain(limits).collect(),
-        points: published_at(&[(64.0, "in_read_le64"), (128.0, "in_read_128")]),
+        x: Axis::log("payload, bytes").in_bytes(),
+        y: Axis::auto("10⁶ READs/s"),
+        series: reads.into_iter().chain(limits).collect(),
         levels: Vec::new(),
     }
 }
@@ -501,17 +481,19 @@ fn inbound_reads() -> Figure {
 fn inbound_writes() -> Figure {
     let writes = NICS.map(|(nic, name)| {
         let points = over_payloads(nic, Verb::RdmaWrite, Transport::Uc);
-        (name.to_owned(), points)
+        let published = match nic {
+            "cib" => published_at(&[(4.0, "in_write_small")]),
+            _ => Vec::new(),
+        };
+        Series::function(name, points).published(published)
     });
     Figure {
         file: "figure-12-writes.svg",
         title: "Figure 12: inbound WRITEs",
         kind: MODEL,
-        x: "payload, bytes",
-        y: "10^6 WRITEs/s",
-        log: true,
-        curves: writes.to_vec(),
-        points: published_at(&[(4.0, "in_write_small")]),
+        x: Axis::log("payload, bytes").in_bytes(),
+        y: Axis::auto("10⁶ WRITEs/s"),
+        series: writes.to_vec(),
         levels: Vec::new(),
     }
 }
@@ -533,34 +515,28 @@ fn atomics() -> Figure {
         file: "figure-14.svg",
         title: "Figure 14: atomics over the number of counters",
         kind: MODEL,
-        x: "counters of 8 bytes",
-        y: "10^6 atomics/s",
-        log: true,
-        curves: vec![
-            curve("Connect-IB", over("cib")),
-            curve("ConnectX-3", over("cx3")),
+        x: Axis::log("counters of 8 bytes"),
+        y: Axis::auto("10⁶ atomics/s"),
+        series: vec![
+            curve("Connect-IB", over("cib")).published(published_at(&[
+                (1.0, "atomics_cib_z1"),
+                (4096.0, "atomics_cib_zbig"),
+            ])),
+            curve("ConnectX-3", over("cx3")).published(published_at(&[(64.0, "atomics_cx3")])),
         ],
-        points: published_at(&[
-            (1.0, "atomics_cib_z1"),
-            (4096.0, "atomics_cib_zbig"),
-            (64.0, "atomics_cx3"),
-        ]),
         levels: Vec::new(),
     }
 }
 
-fn svg(figure: &Figure) -> Result<String> {
-    let chart = Chart {
-        caption: format!("{} ({})", figure.title, figure.kind),
-        x: figure.x,
-        y: figure.y,
-        log: figure.log,
-        curves: &figure.curves,
-        levels: &figure.levels,
-        marks: figure.points.clone(),
-        marks_are: "published",
-    };
-    chart.svg().with_context(|| figure.file)
+fn chart(figure: &Figure) -> Chart {
+    Chart {
+        title: figure.title.to_owned(),
+        caption: figure.kind.to_owned(),
+        x: figure.x.clone(),
+        y: figure.y.clone(),
+        series: figure.series.clone(),
+        levels: figure.levels.clone(),
+    }
 }
 
 #[cfg(test)]
@@ -570,18 +546,24 @@ mod tests {
     #[test]
     fn inbound_reads_of_three_nics_stay_below_the_infiniband_limit() {
         let (reads, writes) = (inbound_reads(), inbound_writes());
-        assert_eq!(writes.curves.len(), NICS.len());
-        let (reads, limits) = reads.curves.split_at(NICS.len());
-        for ((nic, reads), (limit, limits)) in reads.iter().zip(limits) {
+        assert_eq!(writes.series.len(), NICS.len());
+        let (reads, limits) = reads.series.split_at(NICS.len());
+        for (reads, limits) in reads.iter().zip(limits) {
+            let (nic, reads, limit) = (&reads.name, &reads.points, &limits.name);
+            let limits = &limits.points;
             assert_eq!(*limit, format!("InfiniBand limit, {nic}"));
-            for (payload, limit) in limits {
-                let (_, rate) = reads.iter().find(|(x, _)| x == payload).expect("drawn");
-                assert!(*rate <= limit * 1.0001, "{nic}: READs of {payload} bytes");
+            for limit in limits {
+                let read = reads.iter().find(|read| read.x == limit.x).expect("drawn");
+                let payload = limit.x;
+                assert!(
+                    read.y <= limit.y * 1.0001,
+                    "{nic}: READs of {payload} bytes"
+                );
             }
             // The largest READs reach it, but for the oldest NIC's: its PCIe is slower than its port.
-            let last = |points: &[(f64, f64)]| points.last().expect("drawn").1;
+            let last = |points: &[chart::Point]| points.last().expect("drawn").y;
             let reaches = (last(reads) / last(limits) - 1.0).abs() < 1e-6;
-            assert_eq!(reaches, nic != "ConnectX", "{nic}");
+            assert_eq!(reaches, nic.as_str() != "ConnectX", "{nic}");
         }
     }
 }

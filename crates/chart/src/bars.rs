@@ -1,0 +1,125 @@
+//! Bars, as pictures within a page, whose style sheet has the colours of their classes.
+
+use std::fmt::Write;
+
+use crate::text::escape;
+
+/// A bar of one or more pieces in a row.
+pub struct Bar {
+    /// What stands before it.
+    pub label: String,
+    /// Lengths, each with the class of its colour.
+    pub pieces: Vec<(f64, &'static str)>,
+    /// What stands behind it.
+    pub value: String,
+}
+
+/// Width of a picture and of its three columns, in its own units; a letter of its font is at most `LETTER` wide.
+const WIDTH: f64 = 760.0;
+const LABELS: f64 = 250.0;
+const VALUES: f64 = 170.0;
+const GAP: f64 = 8.0;
+const ROW: f64 = 24.0;
+const LETTER: f64 = 8.0;
+
+/// A picture of bars; the longest takes all the room.
+pub fn bars(title: &str, bars: &[Bar]) -> String {
+    let room = WIDTH - LABELS - VALUES;
+    let length = |bar: &Bar| {
+        bar.pieces
+            .iter()
+            .map(|(length, _)| length.max(0.0))
+            .sum::<f64>()
+    };
+    let longest = bars.iter().map(length).fold(0.0, f64::max);
+    let scale = if longest > 0.0 { room / longest } else { 0.0 };
+    let height = ROW * real(bars.len()) + GAP;
+    let mut svg = format!(
+        r#"<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{}">"#,
+        escape(title)
+    );
+    for (row, bar) in bars.iter().enumerate() {
+        let top = GAP / 2.0 + ROW * real(row);
+        let base = top + ROW * 0.68;
+        piece(
+            &mut svg,
+            "end",
+            LABELS - GAP,
+            base,
+            &fit(&bar.label, LABELS - GAP),
+        );
+        let mut left = LABELS;
+        for (length, class) in &bar.pieces {
+            let width = length.max(0.0) * scale;
+            write!(
+                svg,
+                r#"<rect class="{class}" x="{left:.1}" y="{:.1}" width="{width:.1}" height="{:.1}"/>"#,
+                top + 3.0,
+                ROW - 6.0
+            )
+            .expect("a String takes all");
+            left += width;
+        }
+        piece(
+            &mut svg,
+            "start",
+            left + GAP,
+            base,
+            &fit(&bar.value, VALUES - GAP),
+        );
+    }
+    svg.push_str("</svg>");
+    svg
+}
+
+fn piece(svg: &mut String, anchor: &str, x: f64, y: f64, text: &str) {
+    write!(
+        svg,
+        r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{}</text>"#,
+        escape(text)
+    )
+    .expect("a String takes all");
+}
+
+/// As much of a text as there is room for.
+fn fit(text: &str, room: f64) -> String {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a few dozen"
+    )]
+    let letters = (room / LETTER) as usize;
+    if text.chars().count() <= letters {
+        return text.to_owned();
+    }
+    let mut short: String = text.chars().take(letters - 1).collect();
+    short.push('…');
+    short
+}
+
+#[expect(clippy::cast_precision_loss, reason = "rows of a picture")]
+fn real(rows: usize) -> f64 {
+    rows as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_bar_takes_the_room_and_text_is_escaped() {
+        let bar = |label: &str, length| Bar {
+            label: label.to_owned(),
+            pieces: vec![(length, "in")],
+            value: "<&\">".to_owned(),
+        };
+        let svg = bars("t", &[bar("a", 2.0), bar(&"long ".repeat(20), 4.0)]);
+        assert!(
+            svg.contains(r#"width="340.0""#) && svg.contains(r#"width="170.0""#),
+            "{svg}"
+        );
+        assert!(svg.contains("&lt;&amp;&quot;&gt;") && svg.contains('…'));
+        let nothing = bars("t", &[bar("a", 0.0)]);
+        assert!(nothing.contains(r#"width="0.0""#), "{nothing}");
+    }
+}

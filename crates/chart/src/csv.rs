@@ -1,0 +1,65 @@
+//! The data of a chart as comma-separated values (RFC 4180).
+
+use std::fmt::Write;
+
+use crate::Chart;
+
+/// The lines, the header first.
+pub(crate) fn csv(chart: &Chart) -> String {
+    let mut text = "series,kind,x,y,min,max\n".to_owned();
+    for series in &chart.series {
+        let name = field(&series.name);
+        for point in &series.points {
+            let range = point
+                .range
+                .map_or_else(|| ",".to_owned(), |(min, max)| format!("{min},{max}"));
+            line(
+                &mut text,
+                format_args!("{name},point,{},{},{range}", point.x, point.y),
+            );
+        }
+        for (x, y) in &series.published {
+            line(&mut text, format_args!("{name},published,{x},{y},,"));
+        }
+    }
+    for (name, y) in &chart.levels {
+        line(&mut text, format_args!("{},level,,{y},,", field(name)));
+    }
+    text
+}
+
+fn line(text: &mut String, line: std::fmt::Arguments<'_>) {
+    writeln!(text, "{line}").expect("a String takes all");
+}
+
+/// In quotes where a comma, a quote or a line end would be read as an end.
+fn field(text: &str) -> String {
+    if text.contains([',', '"', '\n', '\r']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Chart, Point, Series};
+
+    #[test]
+    fn names_with_commas_are_quoted_and_ranges_listed() {
+        let point = Point {
+            x: 1.0,
+            y: 2.5,
+            range: Some((2.0, 3.0)),
+        };
+        let chart = Chart {
+            series: vec![Series::new("a, \"b\"", [point]).published([(1.0, 2.0)])],
+            levels: vec![("most".to_owned(), 4.0)],
+            ..Chart::default()
+        };
+        assert_eq!(
+            chart.csv(),
+            "series,kind,x,y,min,max\n\"a, \"\"b\"\"\",point,1,2.5,2,3\n\"a, \"\"b\"\"\",published,1,2,,\nmost,level,,4,,\n"
+        );
+    }
+}

@@ -1,0 +1,283 @@
+//! A chart as SVG.
+
+use std::fmt::{Arguments, Write};
+
+use crate::legend::{self, level_dash, whisker};
+use crate::scale::Places;
+use crate::style::{self, DIM, GRID, INK, PAGE, dash, fill, marker, stroke};
+use crate::{Chart, Series, note, text};
+
+/// Width of the picture, edges of the plot, and its height, in units of the picture.
+const WIDTH: f64 = 760.0;
+const LEFT: f64 = 72.0;
+const RIGHT: f64 = 736.0;
+const PLOT: f64 = 330.0;
+const MARGIN: f64 = 16.0;
+/// Lines of text: their height, and how many letters they have.
+const TITLE: (f64, usize) = (21.0, 82);
+const SMALL: (f64, usize) = (16.0, 116);
+
+/// A picture that grows downwards.
+struct Picture {
+    body: String,
+    y: f64,
+}
+
+impl Picture {
+    fn add(&mut self, text: Arguments<'_>) {
+        self.body.write_fmt(text).expect("a String takes all");
+    }
+
+    /// A paragraph at the left.
+    fn paragraph(&mut self, words: &str, (height, letters): (f64, usize), is_title: bool) {
+        let (class, color, style) = if is_title {
+            ("ink", INK, r#" font-size="15" font-weight="600""#)
+        } else {
+            ("dim", DIM, "")
+        };
+        for line in text::wrap(words, letters) {
+            self.y += height;
+            self.add(format_args!(
+                r#"<text class="{class}" fill="{color}"{style} x="{MARGIN}" y="{:.1}">{}</text>"#,
+                self.y - 4.0,
+                text::escape(&line)
+            ));
+        }
+    }
+}
+
+/// Draws a chart.
+pub(crate) fn svg(chart: &Chart) -> String {
+    let chart = &finite(chart);
+    let mut picture = Picture {
+        body: String::new(),
+        y: 10.0,
+    };
+    picture.paragraph(&chart.title, TITLE, true);
+    picture.paragraph(&chart.caption, SMALL, false);
+    let (top, bottom) = (picture.y + 14.0, picture.y + 14.0 + PLOT);
+    let points = || chart.series.iter().flat_map(|series| &series.points);
+    let published = || chart.series.iter().flat_map(|series| &series.published);
+    let sampled: Vec<f64> = points().map(|p| p.x).collect();
+    let xs: Vec<f64> = sampled
+        .iter()
+        .copied()
+        .chain(published().map(|p| p.0))
+        .collect();
+    let ranges = points()
+        .filter_map(|p| p.range)
+        .flat_map(|(min, max)| [min, max]);
+    let ys = points()
+        .map(|p| p.y)
+        .chain(published().map(|p| p.1))
+        .chain(ranges);
+    let ys: Vec<f64> = ys.chain(chart.levels.iter().map(|(_, y)| *y)).collect();
+    let x = Places::x(&chart.x, &xs, LEFT + 10.0, RIGHT - 6.0);
+    let y = Places::y(&chart.y, &ys, bottom, top);
+    axes(&mut picture, chart, (&x, &y), &sampled, (top, bottom));
+    for (at, (_, level)) in chart.levels.iter().enumerate() {
+        picture.add(format_args!(
+            r#"<path class="axis" stroke="{DIM}" stroke-width="1.5"{} fill="none" d="M{LEFT} {:.1}H{RIGHT}"/>"#,
+            level_dash(at),
+            y.at(*level)
+        ));
+    }
+    for (at, series) in chart.series.iter().enumerate() {
+        curve(&mut picture, at, series, (&x, &y));
+    }
+    let legend_top = bottom + 52.0;
+    let height = legend::draw(
+        &mut picture.body,
+        chart,
+        MARGIN,
+        legend_top,
+        WIDTH - 2.0 * MARGIN,
+    );
+    picture.y = legend_top + height + 4.0;
+    for words in note::coincidences(&chart.series, &chart.x, &y) {
+        picture.paragraph(&words, SMALL, false);
+    }
+    if y.is_log() {
+        picture.paragraph("The y axis is logarithmic.", SMALL, false);
+    }
+    framed(chart, &picture)
+}
+
+/// The picture within its element, with its words.
+fn framed(chart: &Chart, picture: &Picture) -> String {
+    let height = picture.y + 10.0;
+    format!(
+        "<svg class=\"chart\" xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height:.0}\" \
+         viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" font-family=\"system-ui, sans-serif\" font-size=\"12\">\n\
+         <title>{}</title>\n<desc>{}</desc>\n<style>{}</style>\n\
+         <rect class=\"page\" fill=\"{PAGE}\" width=\"100%\" height=\"100%\"/>\n{}</svg>\n",
+        text::escape(&chart.title),
+        text::escape(&description(chart)),
+        style::sheet(),
+        picture
+            .body
+            .replace("/><", "/>\n<")
+            .replace("</text><", "</text>\n<"),
+    )
+}
+
+/// What a chart shows, in words.
+fn description(chart: &Chart) -> String {
+    let mut words = format!(
+        "{} {} over {}.",
+        chart.caption, chart.y.label, chart.x.label
+    );
+    for series in &chart.series {
+        let (Some(first), Some(last)) = (series.points.first(), series.points.last()) else {
+            continue;
+        };
+        let place = |point: &crate::Point| {
+            let x = text::number(point.x, chart.x.numbers);
+            format!("{} at {x}", text::number(point.y, chart.y.numbers))
+        };
+        let _ = write!(
+            words,
+            " {}: {} to {}.",
+            series.name,
+            place(first),
+            place(last)
+        );
+    }
+    for (name, level) in &chart.levels {
+        let _ = write!(words, " {name}: {}.", text::number(*level, chart.y.numbers));
+    }
+    words.trim_start().to_owned()
+}
+
+/// The same without what has no place.
+fn finite(chart: &Chart) -> Chart {
+    let mut chart = chart.clone();
+    for series in &mut chart.series {
+        series.points.retain(|p| p.x.is_finite() && p.y.is_finite());
+        for point in &mut series.points {
+            point.range = point.range.filter(|(a, b)| a.is_finite() && b.is_finite());
+        }
+        series
+            .published
+            .retain(|(x, y)| x.is_finite() && y.is_finite());
+    }
+    chart.levels.retain(|(_, y)| y.is_finite());
+    chart
+}
+
+/// The grid, the ticks and the names of both axes.
+fn axes(
+    picture: &mut Picture,
+    chart: &Chart,
+    (x, y): (&Places, &Places),
+    sampled: &[f64],
+    (top, bottom): (f64, f64),
+) {
+    for tick in y.rounded() {
+        let at = tick.place;
+        picture.add(format_args!(
+            r#"<path class="grid" stroke="{GRID}" d="M{LEFT} {at:.1}H{RIGHT}"/>"#
+        ));
+        picture.add(format_args!(
+            r#"<text class="dim" fill="{DIM}" x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
+            LEFT - 8.0,
+            at + 4.0,
+            tick.label.unwrap_or_default()
+        ));
+    }
+    picture.add(format_args!(
+        r#"<path class="axis" stroke="{DIM}" fill="none" d="M{LEFT} {bottom:.1}H{RIGHT}"/>"#
+    ));
+    for tick in x.measured(sampled) {
+        let at = tick.place;
+        picture.add(format_args!(
+            r#"<path class="axis" stroke="{DIM}" d="M{at:.1} {bottom:.1}v5"/>"#
+        ));
+        if let Some(label) = tick.label {
+            picture.add(format_args!(
+                r#"<text class="dim" fill="{DIM}" x="{at:.1}" y="{:.1}" text-anchor="middle">{label}</text>"#,
+                bottom + 19.0
+            ));
+        }
+    }
+    picture.add(format_args!(
+        r#"<text class="ink" fill="{INK}" x="{:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
+        f64::midpoint(LEFT, RIGHT),
+        bottom + 39.0,
+        text::escape(&chart.x.label)
+    ));
+    let (middle, side) = (f64::midpoint(top, bottom), MARGIN + 4.0);
+    picture.add(format_args!(
+        r#"<text class="ink" fill="{INK}" x="{side}" y="{middle:.1}" text-anchor="middle" transform="rotate(-90 {side} {middle:.1})">{}</text>"#,
+        text::escape(&chart.y.label)
+    ));
+}
+
+/// A series: line, whiskers, markers, published points.
+fn curve(picture: &mut Picture, at: usize, series: &Series, (x, y): (&Places, &Places)) {
+    let mut line = String::new();
+    for (index, point) in series.points.iter().enumerate() {
+        let move_or_line = if index == 0 { 'M' } else { 'L' };
+        let _ = write!(
+            line,
+            "{move_or_line}{:.1} {:.1}",
+            x.at(point.x),
+            y.at(point.y)
+        );
+    }
+    if series.points.len() > 1 {
+        picture.add(format_args!(
+            r#"<path {}{} fill="none" stroke-width="2" stroke-linejoin="round" d="{line}"/>"#,
+            stroke(at),
+            dash(at)
+        ));
+    }
+    for point in &series.points {
+        if let Some((min, max)) = point.range {
+            picture.add(format_args!(
+                r#"<path {} fill="none" d="{}"/>"#,
+                stroke(at),
+                whisker(x.at(point.x), y.at(max), y.at(min))
+            ));
+        }
+    }
+    if !series.is_function {
+        let marks = series
+            .points
+            .iter()
+            .map(|p| marker(at, x.at(p.x), y.at(p.y)));
+        let marks: String = marks.collect();
+        if !marks.is_empty() {
+            picture.add(format_args!(r#"<path {} d="{marks}"/>"#, fill(at)));
+        }
+    }
+    for &(px, py) in &series.published {
+        let (cx, cy) = (x.at(px), y.at(py));
+        if let Some(ours) = value_at(series, px, x) {
+            picture.add(format_args!(
+                r#"<path {} fill="none" stroke-dasharray="1 2" d="M{cx:.1} {cy:.1}V{:.1}"/>"#,
+                stroke(at),
+                y.at(ours)
+            ));
+        }
+        picture.add(format_args!(
+            r#"<circle {} fill="none" stroke-width="2" cx="{cx:.1}" cy="{cy:.1}" r="6.5"/>"#,
+            stroke(at)
+        ));
+    }
+}
+
+/// The height of a series' line at a place within it.
+fn value_at(series: &Series, at: f64, x: &Places) -> Option<f64> {
+    let place = x.at(at);
+    series.points.windows(2).find_map(|pair| {
+        let (left, right) = (x.at(pair[0].x), x.at(pair[1].x));
+        let inside = (left.min(right)..=left.max(right)).contains(&place);
+        let share = if left == right {
+            0.0
+        } else {
+            (place - left) / (right - left)
+        };
+        inside.then(|| pair[0].y + share * (pair[1].y - pair[0].y))
+    })
+}

@@ -1,0 +1,131 @@
+//! The names of a chart's series below it, each behind a sample of its line.
+
+use std::fmt::Write;
+
+use crate::style::{self, dash, fill, marker, stroke};
+use crate::{Chart, text};
+
+/// Height of a line of the legend, and width of a sample with its gap.
+const ROW: f64 = 19.0;
+const SAMPLE: f64 = 44.0;
+/// Names of more letters than these have a row alone.
+const SHORT: usize = 44;
+
+/// An entry: its text, and how its sample is drawn at a left edge and a middle.
+struct Entry {
+    name: String,
+    sample: Sample,
+}
+
+enum Sample {
+    Line { series: usize, markers: bool },
+    Level(usize),
+    Published,
+    Whisker,
+}
+
+fn entries(chart: &Chart) -> Vec<Entry> {
+    let mut all: Vec<Entry> = Vec::new();
+    for (series, of) in chart.series.iter().enumerate() {
+        let sample = Sample::Line {
+            series,
+            markers: !of.is_function,
+        };
+        let name = of.name.clone();
+        all.push(Entry { name, sample });
+    }
+    for (at, (name, _)) in chart.levels.iter().enumerate() {
+        let (name, sample) = (name.clone(), Sample::Level(at));
+        all.push(Entry { name, sample });
+    }
+    if chart.series.iter().any(|of| !of.published.is_empty()) {
+        let name = "published, in its series’ colour".to_owned();
+        let sample = Sample::Published;
+        all.push(Entry { name, sample });
+    }
+    let ranged = |of: &crate::Series| of.points.iter().any(|point| point.range.is_some());
+    if chart.series.iter().any(ranged) {
+        let name = "least to most of the rounds; the marker is the median".to_owned();
+        let sample = Sample::Whisker;
+        all.push(Entry { name, sample });
+    }
+    all
+}
+
+/// Draws the names from `top` on; returns their height.
+pub(crate) fn draw(svg: &mut String, chart: &Chart, left: f64, top: f64, width: f64) -> f64 {
+    let (mut column, mut y) = (0, top);
+    let mut bottom = top;
+    for entry in entries(chart) {
+        let is_long = entry.name.chars().count() > SHORT;
+        if is_long && column == 1 {
+            (column, y) = (0, y + ROW);
+        }
+        let x = left + if column == 1 { width / 2.0 } else { 0.0 };
+        sample(svg, &entry.sample, x, y + ROW / 2.0);
+        write!(
+            svg,
+            r#"<text class="ink" fill="{}" x="{:.1}" y="{:.1}">{}</text>"#,
+            style::INK,
+            x + SAMPLE,
+            y + ROW / 2.0 + 4.0,
+            text::escape(&entry.name)
+        )
+        .expect("a String takes all");
+        bottom = y + ROW;
+        (column, y) = match (is_long, column) {
+            (false, 0) => (1, y),
+            _ => (0, y + ROW),
+        };
+    }
+    bottom - top
+}
+
+fn sample(svg: &mut String, sample: &Sample, x: f64, y: f64) {
+    let right = x + SAMPLE - 8.0;
+    let middle = (x + right) / 2.0;
+    let drawn = match sample {
+        Sample::Line { series, markers } => {
+            let line = format!(
+                r#"<path {}{} fill="none" stroke-width="2" d="M{x:.1} {y:.1}H{right:.1}"/>"#,
+                stroke(*series),
+                dash(*series)
+            );
+            let mark = format!(
+                r#"<path {} d="{}"/>"#,
+                fill(*series),
+                marker(*series, middle, y)
+            );
+            if *markers { line + &mark } else { line }
+        }
+        Sample::Level(at) => format!(
+            r#"<path class="axis" stroke="{}" stroke-width="1.5"{} fill="none" d="M{x:.1} {y:.1}H{right:.1}"/>"#,
+            style::DIM,
+            level_dash(*at)
+        ),
+        Sample::Published => format!(
+            r#"<circle class="axis" stroke="{}" stroke-width="2" fill="none" cx="{middle:.1}" cy="{y:.1}" r="6"/>"#,
+            style::DIM
+        ),
+        Sample::Whisker => format!(
+            r#"<path class="axis" stroke="{}" fill="none" d="{}"/>"#,
+            style::DIM,
+            whisker(middle, y - 7.0, y + 7.0)
+        ),
+    };
+    svg.push_str(&drawn);
+}
+
+/// Dashes of the lines of levels.
+pub(crate) fn level_dash(at: usize) -> String {
+    let dashes = ["6 4", "2 4", "12 4", "6 2 2 2"][at % 4];
+    format!(r#" stroke-dasharray="{dashes}""#)
+}
+
+/// A line with a foot at both ends.
+pub(crate) fn whisker(x: f64, top: f64, bottom: f64) -> String {
+    let (left, right) = (x - 4.0, x + 4.0);
+    format!(
+        "M{x:.1} {top:.1}V{bottom:.1}M{left:.1} {top:.1}H{right:.1}M{left:.1} {bottom:.1}H{right:.1}"
+    )
+}

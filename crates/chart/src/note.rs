@@ -1,0 +1,54 @@
+//! What a reader would not see: series that lie on others.
+
+use crate::{Axis, Series, scale::Places, text};
+
+/// Pixels within which two points look like one.
+const SAME: f64 = 2.0;
+
+/// A sentence for each pair of series of which two or more points in a row coincide.
+pub(crate) fn coincidences(series: &[Series], x: &Axis, y: &Places) -> Vec<String> {
+    let mut notes = Vec::new();
+    for (at, upper) in series.iter().enumerate() {
+        for lower in &series[..at] {
+            let stretches = runs(lower, upper, y).into_iter().map(|(from, to)| {
+                let [from, to] = [from, to].map(|value| text::number(value, x.numbers));
+                format!("from {from} to {to}")
+            });
+            let stretches: Vec<_> = stretches.collect();
+            if !stretches.is_empty() {
+                notes.push(format!(
+                    "“{}” and “{}” coincide {}.",
+                    lower.name,
+                    upper.name,
+                    stretches.join(", ")
+                ));
+            }
+        }
+    }
+    notes
+}
+
+/// The stretches of x over which both have the same values.
+fn runs(lower: &Series, upper: &Series, y: &Places) -> Vec<(f64, f64)> {
+    let mut runs = Vec::new();
+    let mut run: Option<(f64, f64, usize)> = None;
+    for point in &lower.points {
+        // A function and samples share a few of many places.
+        #[allow(clippy::float_cmp)] // both are the same knob's setting
+        let Some(other) = upper.points.iter().find(|other| other.x == point.x) else {
+            continue;
+        };
+        let same = (y.at(point.y) - y.at(other.y)).abs() < SAME;
+        run = match (same, run) {
+            (true, Some((from, _, count))) => Some((from, point.x, count + 1)),
+            (true, None) => Some((point.x, point.x, 1)),
+            (false, ended) => {
+                runs.extend(ended);
+                None
+            }
+        };
+    }
+    runs.extend(run);
+    let long = runs.into_iter().filter(|(_, _, count)| *count > 1);
+    long.map(|(from, to, _)| (from, to)).collect()
+}

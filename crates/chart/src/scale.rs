@@ -1,0 +1,242 @@
+//! Values of an axis become places, and get ticks.
+
+use crate::{Axis, Numbers, Scale, text};
+
+/// Values up to which each is a tick; more are a function or a cloud, and ticks are round numbers.
+const MEASURED: usize = 24;
+/// Pixels that a letter of a tick takes.
+const LETTER: f64 = 7.0;
+
+/// The places of an axis.
+pub(crate) struct Places {
+    is_log: bool,
+    low: f64,
+    high: f64,
+    from: f64,
+    to: f64,
+    numbers: Numbers,
+    is_outcome: bool,
+}
+
+/// A mark on an axis.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Tick {
+    pub(crate) place: f64,
+    /// Nothing, where there is no room for it.
+    pub(crate) label: Option<String>,
+}
+
+fn is_log(axis: &Axis, values: &[f64]) -> bool {
+    let positive = values.iter().copied().filter(|v| *v > 0.0);
+    let (least, most) = positive.fold((f64::INFINITY, 0.0_f64), |(least, most), v| {
+        (least.min(v), most.max(v))
+    });
+    match axis.scale {
+        Scale::Linear => false,
+        Scale::Log => most > 0.0 && values.iter().all(|v| *v >= 0.0),
+        Scale::Auto => values.iter().all(|v| *v > 0.0) && most > 50.0 * least,
+    }
+}
+
+impl Places {
+    /// The x axis: all values, and nothing beyond them.
+    pub(crate) fn x(axis: &Axis, values: &[f64], from: f64, to: f64) -> Self {
+        let is_log = is_log(axis, values);
+        let places = values.iter().filter(|v| !is_log || **v > 0.0);
+        let places = places.map(|v| if is_log { v.log2() } else { *v });
+        let (mut low, mut high) = bounds(places);
+        // Zero, one step before.
+        if is_log && values.contains(&0.0) {
+            low -= 1.0;
+        }
+        if low == high {
+            (low, high) = (low - 0.5, high + 0.5);
+        }
+        Places {
+            is_log,
+            low,
+            high,
+            from,
+            to,
+            numbers: axis.numbers,
+            is_outcome: axis.is_outcome,
+        }
+    }
+
+    /// The y axis: from 0 where it is linear, and with room above.
+    pub(crate) fn y(axis: &Axis, values: &[f64], from: f64, to: f64) -> Self {
+        let is_log = is_log(axis, values) && values.iter().all(|v| *v > 0.0);
+        let (low, high) = if is_log {
+            let (low, high) = bounds(values.iter().map(|v| v.log2()));
+            (low - 0.3, high + 0.3)
+        } else {
+            let (low, high) = bounds(values.iter().copied().chain([0.0]));
+            (1.06 * low, if high > 0.0 { 1.06 * high } else { 1.0 })
+        };
+        Places {
+            is_log,
+            low,
+            high,
+            from,
+            to,
+            numbers: axis.numbers,
+            is_outcome: axis.is_outcome,
+        }
+    }
+
+    pub(crate) fn is_log(&self) -> bool {
+        self.is_log
+    }
+
+    /// Where a value is.
+    pub(crate) fn at(&self, value: f64) -> f64 {
+        let value = match (self.is_log, value > 0.0) {
+            (true, true) => value.log2(),
+            (true, false) => self.low,
+            (false, _) => value,
+        };
+        self.from + (value - self.low) / (self.high - self.low) * (self.to - self.from)
+    }
+
+    /// Marks at the values that were measured, labelled from the first on as far as there is room.
+    pub(crate) fn measured(&self, values: &[f64]) -> Vec<Tick> {
+        let mut values = values.to_vec();
+        values.sort_by(f64::total_cmp);
+        values.dedup();
+        if values.len() > MEASURED || self.is_outcome {
+            values = self.round();
+        }
+        let mut free = f64::NEG_INFINITY;
+        let tick = |value: f64| {
+            let (place, label) = (self.at(value), text::number(value, self.numbers));
+            #[allow(clippy::cast_precision_loss)] // a few letters
+            let half = LETTER * label.chars().count() as f64 / 2.0;
+            let fits = place - half >= free;
+            if fits {
+                free = place + half + LETTER;
+            }
+            Tick {
+                place,
+                label: fits.then_some(label),
+            }
+        };
+        values.into_iter().map(tick).collect()
+    }
+
+    /// Marks at round numbers.
+    pub(crate) fn rounded(&self) -> Vec<Tick> {
+        let tick = |value| Tick {
+            place: self.at(value),
+            label: Some(text::number(value, self.numbers)),
+        };
+        self.round().into_iter().map(tick).collect()
+    }
+
+    /// Round numbers within the axis.
+    fn round(&self) -> Vec<f64> {
+        if !self.is_log {
+            return steps(self.low, self.high);
+        }
+        let (low, high) = (self.low.exp2(), self.high.exp2());
+        let inside = |value: &f64| (low..=high).contains(value);
+        #[allow(clippy::cast_possible_truncation)] // logarithms
+        let decades = low.log10().floor() as i32..=high.log10().ceil() as i32;
+        let wide = high > 3000.0 * low;
+        let factors: &[f64] = if wide { &[1.0] } else { &[1.0, 2.0, 5.0] };
+        let decimal: Vec<f64> = decades
+            .flat_map(|decade| factors.iter().map(move |f| f * 10_f64.powi(decade)))
+            .filter(inside)
+            .collect();
+        #[allow(clippy::cast_possible_truncation)] // logarithms
+        let powers = self.low.ceil() as i32..=self.high.floor() as i32;
+        match self.numbers {
+            Numbers::Bytes => powers.map(|power| 2_f64.powi(power)).collect(),
+            Numbers::Decimal if decimal.len() >= 2 => decimal,
+            Numbers::Decimal => steps(low, high),
+        }
+    }
+}
+
+/// Multiples of 1, 2 or 5 times a power of ten, about six.
+fn steps(low: f64, high: f64) -> Vec<f64> {
+    let rough = (high - low) / 6.0;
+    if !rough.is_finite() || rough <= 0.0 {
+        return vec![low];
+    }
+    let decade = 10_f64.powf(rough.log10().floor());
+    let step = match rough / decade {
+        r if r <= 1.0 => decade,
+        r if r <= 2.0 => 2.0 * decade,
+        r if r <= 5.0 => 5.0 * decade,
+        _ => 10.0 * decade,
+    };
+    let first = (low / step).ceil();
+    let all = (0..20u32).map(|n| (first + f64::from(n)) * step);
+    all.take_while(|value| *value <= high * (1.0 + 1e-9))
+        .collect()
+}
+
+fn bounds(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| {
+        (low.min(v), high.max(v))
+    });
+    if low <= high { (low, high) } else { (0.0, 1.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(ticks: &[Tick]) -> Vec<&str> {
+        ticks.iter().filter_map(|t| t.label.as_deref()).collect()
+    }
+
+    #[test]
+    fn ticks_are_the_values_measured() {
+        let values = [1.0, 2.0, 4.0, 8.0, 16.0];
+        let places = Places::x(&Axis::log("n"), &values, 0.0, 600.0);
+        assert_eq!(
+            labels(&places.measured(&values)),
+            ["1", "2", "4", "8", "16"]
+        );
+        assert_eq!(places.at(4.0), 300.0);
+    }
+
+    #[test]
+    fn labels_without_room_are_left_out_and_their_marks_stay() {
+        let values = [1.0, 2.0, 3.0, 1000.0];
+        let places = Places::x(&Axis::linear("n"), &values, 0.0, 600.0);
+        let ticks = places.measured(&values);
+        assert_eq!(labels(&ticks), ["1", "1000"]);
+        assert_eq!(ticks.len(), 4);
+    }
+
+    #[test]
+    fn zero_has_a_place_on_a_logarithmic_axis() {
+        let values = [0.0, 8.0, 16.0];
+        let places = Places::x(&Axis::log("bytes"), &values, 0.0, 200.0);
+        assert_eq!(values.map(|v| places.at(v)), [0.0, 100.0, 200.0]);
+    }
+
+    #[test]
+    fn rates_that_span_decades_get_a_logarithmic_axis() {
+        let is_log = |values: &[f64]| Places::y(&Axis::auto("M/s"), values, 1.0, 0.0).is_log();
+        assert!(is_log(&[0.1, 20.0]));
+        assert!(!is_log(&[1.0, 20.0]));
+        assert!(!is_log(&[0.0, 20.0]));
+    }
+
+    #[test]
+    fn nothing_and_one_value_have_places() {
+        for values in [&[][..], &[3.0][..], &[0.0][..]] {
+            for axis in [Axis::log("n"), Axis::linear("n"), Axis::auto("n")] {
+                let x = Places::x(&axis, values, 0.0, 100.0);
+                let y = Places::y(&axis, values, 100.0, 0.0);
+                for value in values {
+                    assert!(x.at(*value).is_finite() && y.at(*value).is_finite());
+                }
+                assert!(y.rounded().len() <= 20);
+            }
+        }
+    }
+}

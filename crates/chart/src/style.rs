@@ -1,0 +1,94 @@
+//! What a series looks like: colour, dash and marker.
+
+/// Dark enough on white, told apart with the usual colour deficiencies.
+const LIGHT: [&str; 8] = [
+    "#005aaa", "#c44601", "#00805a", "#a8327e", "#6b4a1e", "#1f86b8", "#6a3ca8", "#96650a",
+];
+/// The same hues on a dark page.
+const DARK: [&str; 8] = [
+    "#6cb0f0", "#f59a5c", "#4fc79c", "#ea8cc8", "#d0a878", "#7fd0f2", "#b99af0", "#e6b450",
+];
+/// The first line is solid, so that the dashed ones above it let it through.
+const DASHES: [&str; 8] = [
+    "",
+    "8 4",
+    "2 3",
+    "10 3 2 3",
+    "14 4",
+    "5 2",
+    "8 3 2 3 2 3",
+    "1 4",
+];
+
+/// Colours of the light set, for programs without CSS variables: page, text, faint text, grid.
+pub(crate) const PAGE: &str = "#ffffff";
+pub(crate) const INK: &str = "#1c2733";
+pub(crate) const DIM: &str = "#566270";
+pub(crate) const GRID: &str = "#dfe4e9";
+
+/// The style sheet of a chart. Its rules hold within `svg.chart` alone, so that a page can contain the picture.
+pub(crate) fn sheet() -> String {
+    let set = |page: &str, ink: &str, dim: &str, grid: &str, colors: &[&str]| {
+        let mut text = format!("--page:{page};--ink:{ink};--dim:{dim};--grid:{grid}");
+        for (index, color) in colors.iter().enumerate() {
+            text.push_str(&format!(";--s{index}:{color}"));
+        }
+        text
+    };
+    let light = set(PAGE, INK, DIM, GRID, &LIGHT);
+    let dark = set("#14191f", "#e4e9ee", "#a3afbb", "#323c46", &DARK);
+    let mut sheet = format!(
+        "svg.chart{{{light};color-scheme:light dark}}\
+         @media (prefers-color-scheme:dark){{svg.chart{{{dark}}}}}\
+         @media print{{svg.chart{{{light}}}}}\
+         .chart .page{{fill:var(--page)}}.chart .ink{{fill:var(--ink)}}.chart .dim{{fill:var(--dim)}}\
+         .chart .grid{{stroke:var(--grid)}}.chart .axis{{stroke:var(--dim)}}"
+    );
+    for index in 0..LIGHT.len() {
+        sheet.push_str(&format!(
+            ".chart .s{index}{{stroke:var(--s{index})}}.chart .f{index}{{fill:var(--s{index})}}"
+        ));
+    }
+    sheet
+}
+
+/// The colour's number.
+pub(crate) fn color_index(series: usize) -> usize {
+    series % LIGHT.len()
+}
+
+/// Attributes of a line of a series.
+pub(crate) fn stroke(series: usize) -> String {
+    let index = color_index(series);
+    format!(r#"class="s{index}" stroke="{}""#, LIGHT[index])
+}
+
+/// Attributes of an area of a series.
+pub(crate) fn fill(series: usize) -> String {
+    let index = color_index(series);
+    format!(r#"class="f{index}" fill="{}""#, LIGHT[index])
+}
+
+/// Dashes of a series, as an attribute. Series beyond the colours have the dashes of others, so that no two look alike.
+pub(crate) fn dash(series: usize) -> String {
+    match DASHES[(series + series / LIGHT.len()) % DASHES.len()] {
+        "" => String::new(),
+        dashes => format!(r#" stroke-dasharray="{dashes}""#),
+    }
+}
+
+/// The outline of a marker around a place.
+pub(crate) fn marker(series: usize, x: f64, y: f64) -> String {
+    let corners: &[(f64, f64)] = match series % 7 {
+        0 => return format!("M{:.1} {y:.1}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", x - 4.0),
+        1 => &[(-3.6, -3.6), (3.6, -3.6), (3.6, 3.6), (-3.6, 3.6)],
+        2 => &[(0.0, -4.8), (4.5, 3.4), (-4.5, 3.4)],
+        3 => &[(0.0, -5.2), (5.2, 0.0), (0.0, 5.2), (-5.2, 0.0)],
+        4 => &[(0.0, 4.8), (4.5, -3.4), (-4.5, -3.4)],
+        5 => &[(-4.8, 0.0), (3.4, -4.5), (3.4, 4.5)],
+        _ => &[(-5.0, -1.8), (5.0, -1.8), (5.0, 1.8), (-5.0, 1.8)],
+    };
+    let place = |(dx, dy): &(f64, f64)| format!("{:.1} {:.1}", x + dx, y + dy);
+    let all: Vec<_> = corners.iter().map(place).collect();
+    format!("M{}z", all.join("L"))
+}

@@ -1,0 +1,110 @@
+//! `--svg` and `--csv`, which all commands have that measure more than one value: the files, and points with their spread.
+
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use bench::stats::Spread;
+use chart::{Chart, Point};
+
+use crate::args::writable_file;
+use crate::output::write_file;
+
+/// Files that a command leaves beside what it prints.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct PictureArgs {
+    /// Draw the results into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Write the results to this file as comma-separated values: a line for each point
+    #[arg(long, value_name = "FILE")]
+    pub(crate) csv: Option<PathBuf>,
+}
+
+impl PictureArgs {
+    /// Whether there is a file to write.
+    pub(crate) fn is_asked_for(&self) -> bool {
+        self.svg.is_some() || self.csv.is_some()
+    }
+
+    /// Refuses files that cannot be written, before anything is measured.
+    pub(crate) fn check(&self) -> Result<()> {
+        let files = [("--svg", &self.svg), ("--csv", &self.csv)];
+        files
+            .into_iter()
+            .filter_map(|(flag, file)| Some((flag, file.as_deref()?)))
+            .try_for_each(|(flag, file)| can_be_written(file).context(flag))
+    }
+
+    /// Writes the files that were asked for.
+    pub(crate) fn write(&self, chart: &Chart) -> Result<()> {
+        if let Some(file) = &self.csv {
+            write_file(file, &chart.csv())?;
+        }
+        self.draw(chart)
+    }
+
+    /// Writes the picture alone, for commands whose comma-separated values have columns of their own.
+    pub(crate) fn draw(&self, chart: &Chart) -> Result<()> {
+        match &self.svg {
+            Some(file) => write_file(file, &chart.svg()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Opens a file for writing and leaves it as it was.
+fn can_be_written(file: &Path) -> Result<()> {
+    writable_file(file)?;
+    let was_there = file.exists();
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(file)
+        .with_context(|| format!("cannot write {}; name another file", file.display()))?;
+    if !was_there {
+        std::fs::remove_file(file).with_context(|| format!("cannot replace {}", file.display()))?;
+    }
+    Ok(())
+}
+
+/// A point of several rounds, in units of `unit`.
+pub(crate) fn spread_point(x: f64, spread: Spread, unit: f64) -> Point {
+    let range = (spread.min / unit, spread.max / unit);
+    Point {
+        x,
+        y: spread.median / unit,
+        range: (range.0 < range.1).then_some(range),
+    }
+}
+
+/// A knob's setting as a place on an axis.
+#[allow(clippy::cast_precision_loss)] // settings are far below 2^52
+pub(crate) fn place(setting: usize) -> f64 {
+    setting as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_leaves_files_as_they_were() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (new, old) = (folder.path().join("new.svg"), folder.path().join("old.csv"));
+        std::fs::write(&old, "kept").expect("written");
+        let args = PictureArgs {
+            svg: Some(new.clone()),
+            csv: Some(old.clone()),
+        };
+        args.check().expect("both can be written");
+        assert!(!new.exists());
+        assert_eq!(std::fs::read_to_string(&old).expect("there"), "kept");
+        let missing = PictureArgs {
+            svg: Some(folder.path().join("no/new.svg")),
+            csv: None,
+        };
+        let error = format!("{:#}", missing.check().expect_err("no folder"));
+        assert!(error.starts_with("--svg: the folder"), "{error}");
+    }
+}
