@@ -2,7 +2,8 @@
 //!
 //! Parsing opens nothing: clap and [`args`] check the form of every value, then a command resolves
 //! devices and files and acts. Results go to standard output, progress and notes to standard
-//! error. Exit status: 0 done, 1 ran and the answer is no, 2 could not run.
+//! error. Exit status: 0 done, 1 ran and the answer is no, 2 could not run,
+//! 130 interrupted, with the results until then.
 
 #![forbid(unsafe_code)]
 
@@ -28,6 +29,7 @@ mod paper;
 mod pcie_counters;
 mod picture;
 mod program;
+mod progress;
 mod run;
 mod sequencer;
 mod shell;
@@ -36,6 +38,7 @@ mod sockets;
 mod stop;
 mod stream_command;
 mod streams;
+mod sweeps;
 mod tensor;
 mod trace;
 
@@ -149,6 +152,9 @@ fn main() -> ExitCode {
         Command::Man(args) => shell::man(Cli::command(), &args),
         Command::Reference => shell::reference(Cli::command()),
     };
+    if let (Ok(_), Some((done, of))) = (&outcome, stop::interrupted_at()) {
+        return interrupted(done, of);
+    }
     match outcome {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::No) => ExitCode::from(1),
@@ -160,6 +166,22 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Says that results are of a part of the measurement, in the form in which they were printed.
+fn interrupted(done: u64, of: u64) -> ExitCode {
+    eprintln!("interrupted: results are of {done} of {of} steps");
+    let told = if output::wrote_json() {
+        let line = serde_json::json!({"interrupted": true, "done": done, "of": of});
+        output::print_typed("interrupted", &line)
+    } else {
+        output::print(format_args!(
+            "\nInterrupted: these are {done} of {of} steps."
+        ))
+    };
+    // Whoever read the results may have been interrupted as well.
+    drop(told);
+    ExitCode::from(stop::INTERRUPTED)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, TableComponent, presets};
@@ -26,8 +27,16 @@ pub(crate) fn print(text: impl fmt::Display) -> Result<()> {
     closed(writeln!(out, "{text}").and_then(|()| out.flush()))
 }
 
+static WROTE_JSON: AtomicBool = AtomicBool::new(false);
+
+/// Whether a line of JSON was printed.
+pub(crate) fn wrote_json() -> bool {
+    WROTE_JSON.load(Ordering::Relaxed)
+}
+
 /// Prints a value as one line of JSON.
 pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
+    WROTE_JSON.store(true, Ordering::Relaxed);
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
     let mut out = io::stdout().lock();
@@ -70,17 +79,6 @@ pub(crate) fn table_of(header: &[&str], right: &[usize]) -> Table {
         }
     }
     table
-}
-
-/// A bar on standard error; hidden when that is no terminal.
-pub(crate) fn progress(steps: u64) -> ProgressBar {
-    let bar = ProgressBar::new(steps);
-    let style = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {pos}/{len} {msg}")
-        .expect("the template is right")
-        .progress_chars("=> ");
-    bar.set_style(style);
-    bar.enable_steady_tick(std::time::Duration::from_millis(200));
-    bar
 }
 
 /// A line on standard error that says what is going on; hidden when that is no terminal, and when

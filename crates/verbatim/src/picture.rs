@@ -22,11 +22,6 @@ pub(crate) struct PictureArgs {
 }
 
 impl PictureArgs {
-    /// Whether there is a file to write.
-    pub(crate) fn is_asked_for(&self) -> bool {
-        self.svg.is_some() || self.csv.is_some()
-    }
-
     /// Refuses files that cannot be written, before anything is measured.
     pub(crate) fn check(&self) -> Result<()> {
         let files = [("--svg", &self.svg), ("--csv", &self.csv)];

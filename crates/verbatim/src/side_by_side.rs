@@ -14,6 +14,8 @@ use service::{ConnectError, Server, ServerError, Service};
 use crate::Outcome;
 use crate::children::Placement;
 use crate::output::{self, figure, print_typed};
+use crate::progress::progress;
+use crate::stop;
 
 /// Cores for a server and its clients. Says so where figures will mean little.
 pub(crate) fn place(
@@ -56,7 +58,7 @@ pub(crate) fn check_postlist(postlist: usize, window: usize) -> Result<()> {
     Ok(())
 }
 
-/// Runs everything once, then everything again: what disturbs the machine for a while disturbs all alike.
+/// Runs everything once, then everything again: what disturbs the machine for a while disturbs all alike. SIGINT ends it early.
 pub(crate) fn interleaved<T: Copy, R: Serialize>(
     rounds: u32,
     contenders: &[T],
@@ -64,17 +66,28 @@ pub(crate) fn interleaved<T: Copy, R: Serialize>(
     name: impl Fn(T) -> String,
     mut one: impl FnMut(u32, T) -> Result<R>,
 ) -> Result<Vec<R>> {
-    let bar = output::progress(u64::from(rounds) * contenders.len() as u64);
+    let steps = u64::from(rounds) * contenders.len() as u64;
+    stop::end_early_on_interrupt(steps)?;
+    let bar = progress(steps);
     let mut all = Vec::new();
     for round in 0..rounds {
         for &contender in contenders {
             bar.set_message(name(contender));
-            let done = one(round, contender)?;
+            let done = one(round, contender);
+            // The terminal interrupts the other processes, too, and the step fails for it.
+            if stop::is_interrupted() && done.is_err() {
+                return Ok(all);
+            }
+            let done = done?;
             if json {
                 print_typed("round", &done)?;
             }
             all.push(done);
             bar.inc(1);
+            stop::step_done();
+            if stop::is_interrupted() {
+                return Ok(all);
+            }
         }
     }
     bar.finish_and_clear();
@@ -91,7 +104,8 @@ pub(crate) fn simulated<S, R>(
     name: impl Fn(&S) -> String,
     mut one: impl FnMut(S, &[R]) -> Result<R>,
 ) -> Result<Vec<R>> {
-    let bar = output::progress(setups.len() as u64);
+    stop::end_early_on_interrupt(setups.len() as u64)?;
+    let bar = progress(setups.len() as u64);
     let (mut rows, mut not_possible) = (Vec::new(), Vec::new());
     for setup in setups {
         let name = name(&setup);
@@ -102,6 +116,10 @@ pub(crate) fn simulated<S, R>(
             Err(error) => return Err(error),
         }
         bar.inc(1);
+        stop::step_done();
+        if stop::is_interrupted() {
+            break;
+        }
     }
     bar.finish_and_clear();
     if rows.is_empty() && !not_possible.is_empty() {

@@ -1,10 +1,13 @@
-//! When a server is to stop.
+//! When a server is to stop, and when a measurement is to end early.
 
 use std::io::Read;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
 /// Gets a message when the server is to stop: on SIGINT, SIGTERM and, if asked for, at the end of standard input.
@@ -27,4 +30,53 @@ pub(crate) fn stop_signals(until_eof: bool) -> Result<mpsc::Receiver<()>> {
         std::mem::forget(tell);
     }
     Ok(stop)
+}
+
+/// What a process that SIGINT ended would have as its status.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+/// A measurement of several steps that SIGINT ends early, with what was measured until then.
+#[derive(Default)]
+struct Early {
+    is_registered: AtomicBool,
+    asked: Arc<AtomicBool>,
+    done: AtomicU64,
+    of: AtomicU64,
+}
+
+static EARLY: OnceLock<Early> = OnceLock::new();
+
+/// From now on SIGINT ends the measurement after the step that is running, and a second SIGINT ends the process. `steps` are
+/// those to be done.
+pub(crate) fn end_early_on_interrupt(steps: u64) -> Result<()> {
+    let early = EARLY.get_or_init(Early::default);
+    early.of.fetch_add(steps, Ordering::Relaxed);
+    if early.is_registered.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
+    // In this order: the first signal finds the flag false.
+    flag::register_conditional_shutdown(SIGINT, i32::from(INTERRUPTED), early.asked.clone())
+        .and_then(|_| flag::register(SIGINT, early.asked.clone()))
+        .context("cannot catch SIGINT")?;
+    Ok(())
+}
+
+/// Counts a step that was done.
+pub(crate) fn step_done() {
+    if let Some(early) = EARLY.get() {
+        early.done.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether SIGINT came.
+pub(crate) fn is_interrupted() -> bool {
+    let early = EARLY.get();
+    early.is_some_and(|early| early.asked.load(Ordering::Relaxed))
+}
+
+/// After SIGINT, unless everything was done all the same: the steps that were done, and those that were to be.
+pub(crate) fn interrupted_at() -> Option<(u64, u64)> {
+    let early = EARLY.get().filter(|_| is_interrupted())?;
+    let steps = [&early.done, &early.of].map(|n| n.load(Ordering::Relaxed));
+    (steps[0] < steps[1]).then_some((steps[0], steps[1]))
 }

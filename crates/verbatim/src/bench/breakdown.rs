@@ -7,6 +7,7 @@ use comfy_table::Table;
 
 use crate::Outcome;
 use crate::output::{self, figure, print, print_typed};
+use crate::progress::progress;
 
 /// Runs the command.
 pub(super) fn run(bench: &Bench, json: bool) -> Result<Outcome> {
@@ -14,7 +15,7 @@ pub(super) fn run(bench: &Bench, json: bool) -> Result<Outcome> {
         bail!("none of these rows has phases to break down; take verbatim bench peers --breakdown");
     }
     let steps = u64::from(bench.settings.rounds) * bench.settings.rows.len() as u64;
-    let bar = output::progress(steps);
+    let bar = progress(steps);
     let results = bench::breakdown::run(bench, |row| {
         bar.set_message(row.name());
         bar.inc(1);

@@ -16,6 +16,7 @@ use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::model::NicProfileArgs;
 use crate::output::{self, figure, print, print_typed, table};
+use crate::progress::progress;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -127,7 +128,7 @@ fn named(name: &str) -> Result<Profile> {
 fn measured(machine: &mut dyn Machine, like: &Profile) -> Result<Calibration> {
     let mut bar = None;
     let calibration = calibrate(machine, like, |of| {
-        let bar = bar.get_or_insert_with(|| output::progress(of as u64));
+        let bar = bar.get_or_insert_with(|| progress(of as u64));
         bar.inc(1);
     })?;
     if let Some(bar) = bar {

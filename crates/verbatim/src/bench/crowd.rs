@@ -11,7 +11,8 @@ use super::common::{CoresArgs, nic_choice, warn_of_circumstances, worker};
 use super::depth::spread;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{self, print, print_typed, table};
+use crate::output::{print, print_typed, table};
+use crate::progress::progress;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -119,7 +120,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     }
     warn_of_circumstances(&record);
     let worker = worker()?;
-    let bar = output::progress(u64::from(args.rounds) * scenes.len() as u64);
+    let bar = progress(u64::from(args.rounds) * scenes.len() as u64);
     let mut all = Vec::new();
     for scene in scenes {
         let mut crowd = Crowd::start(cores, &worker, &nic, &scene)?;

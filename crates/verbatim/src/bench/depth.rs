@@ -14,7 +14,8 @@ use serde::Serialize;
 use super::common::{CoresArgs, bytes, nic_choice, warn_of_circumstances, worker};
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{self, figure, print, print_typed, table};
+use crate::output::{figure, print, print_typed, table};
+use crate::progress::progress;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -133,7 +134,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     warn_of_circumstances(&record);
     let mut link = Link::spawn(&worker()?, cores.responder)?;
     let mut samples: Vec<Samples> = shapes.iter().map(|_| Samples::default()).collect();
-    let bar = output::progress(u64::from(args.rounds) * shapes.len() as u64);
+    let bar = progress(u64::from(args.rounds) * shapes.len() as u64);
     for _ in 0..args.rounds {
         let mut first = None;
         for (shape, samples) in shapes.iter().zip(&mut samples) {

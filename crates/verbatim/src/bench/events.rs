@@ -12,7 +12,8 @@ use serde::Serialize;
 use super::common::{CoresArgs, Lines, nic_choice, warn_of_circumstances, with_range, worker};
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{self, print, table};
+use crate::output::{print, table};
+use crate::progress::progress;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -107,7 +108,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     lines.tell(&Line::Record(&record))?;
     let worker = worker()?;
     let steps = Placement::ALL.len() * Transport::ALL.len();
-    let bar = output::progress(u64::from(args.rounds) * steps as u64);
+    let bar = progress(u64::from(args.rounds) * steps as u64);
     let mut samples = Vec::new();
     for round in 0..args.rounds {
         for placement in Placement::ALL {

@@ -17,6 +17,7 @@ use super::common::{CoresArgs, Lines, nic_choice, warn_of_circumstances, with_ra
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs, Provider};
 use crate::output::{self, figure, print};
+use crate::progress::progress;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -119,7 +120,7 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<Outcome> {
     lines.tell(&Line::Record(&record))?;
 
     let steps = bench::run::steps(&bench.settings.rows);
-    let bar = output::progress(u64::from(args.rounds) * steps as u64);
+    let bar = progress(u64::from(args.rounds) * steps as u64);
     let mut told = Ok(());
     let mut begun = false;
     let summary = bench::run::run(&bench, |event| {

@@ -11,7 +11,8 @@ use super::common::{CoresArgs, bytes, nic_choice};
 use super::ends::EndsArgs;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::output::{self, print, print_typed, table};
+use crate::output::{print, print_typed, table};
+use crate::progress::progress;
 
 pub(super) const ORDER_EXAMPLES: &str = "\
 Examples:
@@ -103,7 +104,7 @@ pub(super) fn run(question: Question, args: &Args) -> Result<Outcome> {
         print_typed("record", &record)?;
     }
     let mut rows = table(["payload", "looks", "incomplete", "verdict"], &[0, 1, 2]);
-    let bar = output::progress(probes.len() as u64);
+    let bar = progress(probes.len() as u64);
     let mut all_there = true;
     for probe in probes {
         let seen = probe::run(cores.requester, &mut link, &nic, probe)?;

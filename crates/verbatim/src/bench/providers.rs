@@ -19,6 +19,7 @@ use super::verdict::{goal, unit, verdict};
 use crate::Outcome;
 use crate::args::{self, PortArgs};
 use crate::output::{self, figure, print};
+use crate::progress::progress;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -121,7 +122,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     lines.tell(&Line::Record(&record))?;
 
     let sides = if record.settings.perftest { 3 } else { 2 };
-    let bar = output::progress(u64::from(args.rounds) * tasks.len() as u64 * sides);
+    let bar = progress(u64::from(args.rounds) * tasks.len() as u64 * sides);
     let mut told = Ok(());
     let summary = compare::run(&comparison, |event| {
         if told.is_err() {

@@ -21,6 +21,7 @@ use crate::Outcome;
 use crate::args;
 use crate::output::{self, print, table};
 use crate::picture::{PictureArgs, place, spread_point};
+use crate::progress::progress;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -322,7 +323,7 @@ fn simulate(
     if !common.json {
         print(&title)?;
     }
-    let bar = output::progress(streams.len() as u64);
+    let bar = progress(streams.len() as u64);
     let mut points = Vec::new();
     for &(value, stream) in streams {
         let outcome = bench::simulated::micro::run(profile, &Task::Stream(stream))?;
@@ -349,7 +350,7 @@ fn measure(args: &Args, streams: &[(usize, Stream)]) -> Result<(String, Vec<Poin
     let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     lines.tell(&Line::Record(&record))?;
     let mut runner = common.ends.runner(cores, &tasks(streams))?;
-    let bar = output::progress(u64::from(common.rounds) * streams.len() as u64);
+    let bar = progress(u64::from(common.rounds) * streams.len() as u64);
     let mut outcomes: Vec<Vec<Measured>> = streams.iter().map(|_| Vec::new()).collect();
     for round in 0..common.rounds {
         for (&(value, stream), outcomes) in streams.iter().zip(&mut outcomes) {

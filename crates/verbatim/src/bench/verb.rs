@@ -11,7 +11,8 @@ use serde::Serialize;
 use super::common::{Lines, bytes, warn_of_circumstances, with_range};
 use super::knobs::{Common, StreamArgs};
 use crate::Outcome;
-use crate::output::{self, figure, print};
+use crate::output::{figure, print};
+use crate::progress::progress;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -203,7 +204,7 @@ fn measure(task: &Task, args: &Common, profile: Option<&Profile>) -> Result<Outc
     let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     lines.tell(&Line::Record(&record))?;
     let mut runner = args.ends.runner(cores, tasks)?;
-    let bar = output::progress(args.rounds.into());
+    let bar = progress(args.rounds.into());
     let mut outcomes = Vec::new();
     for round in 0..args.rounds {
         let outcome = runner.measure(&nic, task)?;

@@ -22,6 +22,7 @@ use crate::args;
 use crate::model::NicProfileArgs;
 use crate::output::{self, figure, print, table};
 use crate::pcie_counters::PcieCounters;
+use crate::progress::progress;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -198,7 +199,7 @@ fn simulate(args: &Args, streams: &[Stream], profile: &Profile) -> Result<(Strin
     if !args.common.json {
         print(&title)?;
     }
-    let bar = output::progress(streams.len() as u64);
+    let bar = progress(streams.len() as u64);
     let mut points = Vec::new();
     for stream in streams {
         let (outcome, counted) =
@@ -248,7 +249,7 @@ fn measure(args: &Args, streams: &[Stream]) -> Result<(String, Vec<Point>)> {
     lines.tell(&Line::Record(&record))?;
     let tasks = tasks(streams);
     let mut runner = common.ends.runner(cores, &tasks)?;
-    let bar = output::progress(u64::from(common.rounds) * streams.len() as u64);
+    let bar = progress(u64::from(common.rounds) * streams.len() as u64);
     let mut samples: Vec<Vec<Sample>> = streams.iter().map(|_| Vec::new()).collect();
     for round in 0..common.rounds {
         for (task, samples) in tasks.iter().zip(&mut samples) {

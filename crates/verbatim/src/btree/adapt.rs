@@ -11,7 +11,8 @@ use serde::Serialize;
 use crate::Outcome;
 use crate::args;
 use crate::model::NicProfileArgs;
-use crate::output::{self, figure, print, print_typed, progress, write_file};
+use crate::output::{self, figure, print, print_typed, write_file};
+use crate::progress::progress;
 use crate::side_by_side::outcome;
 
 /// Arguments of `verbatim btree adapt`.

@@ -11,19 +11,20 @@ use crate::args;
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Simulation")]
 pub(crate) struct SimulationArgs {
-    /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile goes. --keys is the
+    /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile goes; several are
+    /// compared. --keys is the
     /// size of the tree whose walks cost time, and takes no memory
     #[arg(long, value_name = "NAME", conflicts_with_all = ["nic_file", "provider", "device", "pcap", "rounds", "workers", "scan_length"])]
-    pub(super) nic: Option<String>,
+    pub(super) nic: Vec<String>,
     /// The same on a NIC of your own, described by a profile (verbatim model --template)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["provider", "device", "pcap", "rounds", "workers", "scan_length"])]
     pub(super) nic_file: Option<PathBuf>,
     /// Where the simulated server and its tree are: host, or dpu on a NIC that has one, such as bf2 [default: each in turn]
     #[arg(long, value_name = "PLACE")]
     pub(super) place: Option<Place>,
-    /// Cores of the server, a worker each [default: as many as the place has, at most 8]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of cores", 1..=64usize))]
-    pub(super) cores: Option<usize>,
+    /// Cores of the server, a worker each; several with commas between them [default: as many as the place has, at most 8]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::number("a count of cores", 1..=64usize))]
+    pub(super) cores: Vec<usize>,
     /// Clients [default: 32 that send RPCs, or 2 that READ]
     #[arg(long, value_name = "N", value_parser = args::number("a count of clients", 1..=1024usize))]
     pub(super) clients: Option<usize>,
@@ -34,14 +35,14 @@ pub(crate) struct SimulationArgs {
 
 impl SimulationArgs {
     pub(super) fn is_asked_for(&self) -> bool {
-        self.nic.is_some() || self.nic_file.is_some()
+        !self.nic.is_empty() || self.nic_file.is_some()
     }
 
     /// Refuses what has no meaning without a simulation.
     pub(super) fn check_absent(&self) -> Result<()> {
         let given = [
             ("--place", self.place.is_some()),
-            ("--cores", self.cores.is_some()),
+            ("--cores", !self.cores.is_empty()),
             ("--clients", self.clients.is_some()),
             ("--seed", self.seed.is_some()),
         ];

@@ -25,10 +25,12 @@ use crate::bench::worker;
 use crate::children::{Lines, Placement, part_of, start};
 use crate::nic::Nic;
 use crate::output::{self, figure, print, print_typed, time};
+use crate::picture::PictureArgs;
 use crate::side_by_side::{interleaved, or_nothing, outcome, place, rate, spread, yes_or_no};
+use crate::sweeps::{self, Knob, Measured, SweepArgs, Turned};
 
 /// Arguments of `verbatim btree` without a subcommand.
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 #[group(skip)]
 pub(crate) struct Args {
     /// Run this access design only (may be given several times): rpc, read, auto [default: all]
@@ -62,6 +64,10 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(super) json: bool,
     #[command(flatten)]
+    pub(super) picture: PictureArgs,
+    #[command(flatten)]
+    pub(super) sweep: SweepArgs,
+    #[command(flatten)]
     pub(super) simulation: SimulationArgs,
     #[command(flatten)]
     nic: NicArgs,
@@ -70,6 +76,27 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// Turns a setting; says whether there is one.
+    pub(super) fn set(&mut self, knob: Knob, value: usize) -> Result<bool> {
+        let simulated = self.simulation.is_asked_for();
+        let limit = |most: usize| {
+            if value > most {
+                bail!("--values: {value} is more than {most}");
+            }
+            Ok(value)
+        };
+        match knob {
+            Knob::Cores if simulated => self.simulation.cores = vec![limit(64)?],
+            Knob::Cores => self.workers = limit(64)?,
+            Knob::Clients if simulated => self.simulation.clients = Some(limit(1024)?),
+            Knob::Window => self.window = Some(limit(4096)?),
+            Knob::Keys if value < 64 => bail!("--values: a tree has 64 keys or more"),
+            Knob::Keys => self.keys = value as u64,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
     fn node_size(&self) -> usize {
         self.node_size.unwrap_or(1024)
     }
@@ -194,6 +221,8 @@ struct Row {
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     args.simulation.check_absent()?;
     args::check_real_time(args.duration)?;
+    let settings = args.sweep.settings(args, Args::set)?;
+    args.picture.check()?;
     let nic = Nic::open(&args.nic, &args.port)?;
     let (contenders, notes) = choose(args, nic.context.capabilities()?)?;
     if args.json {
@@ -201,34 +230,101 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             print_typed("skipped", note)?;
         }
     }
-    let placement = place(args.workers, 1, 1, "a client")?;
-    let rounds = interleaved(
-        args.rounds,
-        &contenders,
-        args.json,
-        |contender| contender.name().to_owned(),
-        |round, contender| {
-            one(args, &placement, round, contender).with_context(|| contender.name())
-        },
-    )?;
+    let rounds = measure(args, &settings, &contenders)?;
     let kind = args.nic.provider.kind();
-    let rows: Vec<Row> = contenders
-        .iter()
-        .map(|&contender| row(contender, kind, &rounds))
-        .collect::<Result<_>>()?;
-    if args.json {
-        for row in &rows {
-            print_typed("row", row)?;
+    let device = nic.context.device_name();
+    let (mut points, mut verified) = (Vec::new(), true);
+    for ((value, setting), rounds) in settings.iter().zip(&rounds) {
+        let measured = |contender: &&Contender| rounds.iter().any(|r| r.name == contender.name());
+        let rows: Vec<Row> = contenders
+            .iter()
+            .filter(measured)
+            .map(|&contender| row(contender, kind, rounds))
+            .collect::<Result<_>>()?;
+        if args.json {
+            for row in &rows {
+                print_typed("row", &Turned::new(0, *value, row))?;
+            }
+        } else if value.is_none() {
+            let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
+            show_setup(setting, kind, device, Spread::of(&bounces))?;
+            show(&rows)?;
         }
-    } else {
-        let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
-        show_setup(args, kind, nic.context.device_name(), Spread::of(&bounces))?;
-        show(&rows)?;
+        verified &= rows.iter().all(|row| row.verified);
+        let at = value.unwrap_or(args.workers);
+        points.extend(rows.iter().map(|row| point(at, row)));
+    }
+    let caption = caption(args, kind, device);
+    if !args.json {
+        if args.sweep.over.is_some() {
+            print(format_args!("{caption}\n"))?;
+            sweeps::show(&args.sweep, &points)?;
+        }
         for note in &notes {
             print(format_args!("- Left out: {note}."))?;
         }
     }
-    Ok(outcome(rows.iter().all(|row| row.verified)))
+    let chart = sweeps::chart("Look-ups in a remote B-tree", caption, &args.sweep, &points);
+    args.picture.write(&chart)?;
+    Ok(outcome(verified))
+}
+
+/// All rounds of each setting, interleaved.
+fn measure(
+    args: &Args,
+    settings: &[(Option<usize>, Args)],
+    contenders: &[Contender],
+) -> Result<Vec<Vec<Round>>> {
+    let place = |(_, args): &(_, Args)| place(args.workers, 1, 1, "a client");
+    let placements: Vec<_> = settings.iter().map(place).collect::<Result<_>>()?;
+    let indices = 0..settings.len();
+    let all: Vec<_> = indices
+        .flat_map(|at| contenders.iter().map(move |contender| (at, *contender)))
+        .collect();
+    let name = |(at, contender): (usize, Contender)| match settings[at].0 {
+        Some(value) => format!("{} at {value}", contender.name()),
+        None => contender.name().to_owned(),
+    };
+    let done = interleaved(
+        args.rounds,
+        &all,
+        args.json,
+        name,
+        |round, (at, contender)| {
+            let (value, args) = &settings[at];
+            let round = one(args, &placements[at], round, contender);
+            Ok(Turned::new(
+                at,
+                *value,
+                round.with_context(|| contender.name())?,
+            ))
+        },
+    )?;
+    Ok(Turned::sorted(done, settings.len()))
+}
+
+fn point(at: usize, row: &Row) -> Measured {
+    Measured {
+        name: row.name.to_owned(),
+        at,
+        rate_per_s: row.lookups_per_s,
+        latency_ns_p50: row.lookup_ns_p50,
+        latency_ns_p99: row.lookup_ns_p99,
+        verified: row.verified,
+    }
+}
+
+/// What ran, and where.
+fn caption(args: &Args, kind: &str, device: &str) -> String {
+    format!(
+        "{kind} {device}: {} keys, nodes of {} bytes; 1 client with {} outstanding, {} workers; median of {} rounds of {} ms, interleaved",
+        args.keys,
+        args.node_size(),
+        args.window(),
+        args.workers,
+        args.rounds,
+        args.duration().as_millis(),
+    )
 }
 
 /// What runs on a device, and why other things do not.

@@ -3,15 +3,17 @@
 use anyhow::{Context, Result, bail};
 use bench::simulated::btree::{Outcome as Simulated, Setup, run, run_local};
 use btree::Access;
+use chart::{Axis, Chart, Point};
 use nicmodel::profile::{Place, Profile};
 use nicmodel::published::{self, Published};
 use serde::Serialize;
 
 use super::compare::{Args, CACHE};
 use crate::Outcome;
-use crate::model::NicProfileArgs;
 use crate::output::{figure, print, print_typed, table, time};
+use crate::picture::place;
 use crate::side_by_side::{or_nothing, outcome, relative_error, simulated as simulate, yes_or_no};
+use crate::sweeps::{Knob, profiles, series};
 
 /// A line of the table.
 #[derive(Serialize)]
@@ -30,30 +32,73 @@ struct Row {
     published: Option<&'static Published>,
     /// Ours over the published rate, less one.
     relative_error: Option<f64>,
+    /// The setting that is turned.
+    #[serde(skip)]
+    at: usize,
 }
 
 /// Runs the command.
 pub(super) fn run_all(args: &Args) -> Result<Outcome> {
     let simulation = &args.simulation;
-    let chosen = NicProfileArgs {
-        nic: simulation.nic.clone(),
-        nic_file: simulation.nic_file.clone(),
+    args.picture.check()?;
+    let profiles = profiles(&simulation.nic, simulation.nic_file.as_ref())?;
+    let mut runs = Vec::new();
+    for profile in &profiles {
+        for (value, args) in args.sweep.settings(args, Args::set)? {
+            for (name, setup) in setups(profile, &args)? {
+                let at = value.unwrap_or(setup.cores);
+                runs.push((profile, name, setup, at));
+            }
+        }
+    }
+    let name = |(profile, name, setup, _): &(&Profile, &str, Setup, usize)| {
+        format!("{name} on the {}, {}", setup.place, profile.name)
     };
-    let profile = chosen.chosen()?;
-    let setups = setups(&profile, args)?;
-    let name = |(name, setup): &(&str, Setup)| format!("{name} on the {}", setup.place);
-    let rows = simulate(setups, name, |(name, setup), _| {
-        let at = format!("{name} on the {}", setup.place);
-        let row = one(&profile, name, setup).with_context(|| at)?;
+    let rows = simulate(runs, name, |(profile, name, setup, at), _| {
+        let place = format!("{name} on the {}", setup.place);
+        let row = one(profile, name, setup).with_context(|| place)?;
+        let row = Row { at, ..row };
         if args.json {
             print_typed("simulated", &row)?;
         }
         Ok(row)
     })?;
     if !args.json {
-        show(&profile, &rows)?;
+        show(args, &profiles, &rows)?;
     }
+    args.picture.write(&chart(args, &profiles, &rows))?;
     Ok(outcome(rows.iter().all(|row| row.outcome.verified)))
+}
+
+/// The rates as series.
+fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
+    let cores = |row: &Row| {
+        let is_axis = matches!(args.sweep.over, None | Some(Knob::Cores));
+        (!is_axis).then(|| format!("{} cores", row.setup.cores))
+    };
+    let series = series(
+        rows,
+        &[
+            &|row| Some(row.name.to_owned()),
+            &|row| Some(row.setup.place.to_string()),
+            &|row| Some(row.nic.clone()),
+            &cores,
+        ],
+        |row| Point::from((place(row.at), row.outcome.rate_mops)),
+        |row| row.published.map(|published| published.value),
+    );
+    let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
+    Chart {
+        title: format!(
+            "Look-ups in a remote B-tree over {}",
+            args.sweep.axis().label
+        ),
+        caption: format!("simulated in virtual time: {}", titles.join("; ")),
+        x: args.sweep.axis(),
+        y: Axis::auto("10⁶ look-ups a second"),
+        series,
+        levels: Vec::new(),
+    }
 }
 
 /// What runs at each place: RPCs one at a time and in batches, READs without a cache and with one.
@@ -77,8 +122,18 @@ fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, Setup)>> 
     let mut setups = Vec::new();
     for place in places {
         let there = profile.at(place).map_or(1, |at| at.host.cores.value);
-        for (name, setup) in accesses.iter().flat_map(|access| kinds(*access, place)) {
-            let cores = simulation.cores.unwrap_or((there as usize).min(8));
+        let usual = [(there as usize).min(8)];
+        let all_cores = match &simulation.cores[..] {
+            [] => &usual[..],
+            some => some,
+        };
+        let kinds = accesses.iter().flat_map(|access| kinds(*access, place));
+        let runs = kinds.flat_map(|(name, setup)| {
+            all_cores
+                .iter()
+                .map(move |cores| (name, setup.clone(), *cores))
+        });
+        for (name, setup, cores) in runs {
             let setup = Setup {
                 keys: args.keys,
                 node_bytes: args.node_size.unwrap_or(setup.node_bytes),
@@ -136,6 +191,7 @@ fn one(profile: &Profile, name: &'static str, setup: Setup) -> Result<Row> {
         published,
         alone_ns_p50: alone.latency_ns_p50,
         local_mops: run_local(profile, &setup)?,
+        at: setup.cores,
         outcome: Simulated {
             verified: outcome.verified && alone.verified,
             ..outcome
@@ -166,13 +222,31 @@ fn published_rate(profile: &Profile, setup: &Setup) -> Option<&'static Published
         .flatten()
 }
 
-fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
+/// The access design, with the NIC and the setting that is turned where there are several.
+fn shown_name(profiles: &[Profile], args: &Args, row: &Row) -> String {
+    let nic = if profiles.len() > 1 {
+        format!(", {}", row.nic)
+    } else {
+        String::new()
+    };
+    let turned = match args.sweep.over {
+        None if args.simulation.cores.len() > 1 => format!(", cores {}", row.at),
+        None => String::new(),
+        Some(knob) => format!(", {} {}", knob.name(), row.at),
+    };
+    format!("{}{nic}{turned}", row.name)
+}
+
+fn show(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
+    let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
     let Some(Row { setup, .. }) = rows.first() else {
         return Ok(());
     };
     print(format_args!(
         "Simulated in virtual time, not measured: {}\n{} keys of 8 bytes with values of 8, nodes of {} bytes\n",
-        profile.title, setup.keys, setup.node_bytes
+        titles.join("; "),
+        setup.keys,
+        setup.node_bytes
     ))?;
     let header = [
         "access",
@@ -197,7 +271,7 @@ fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
         let reads = (outcome.reads_per_lookup > 0.0).then_some(outcome.reads_per_lookup);
         let answers = (setup.access != Access::Read).then_some(outcome.answers_per_doorbell);
         shown.add_row([
-            row.name.to_owned(),
+            shown_name(profiles, args, row),
             setup.place.to_string(),
             format!("{} x {}", setup.clients, setup.window),
             figure(outcome.rate_mops),
@@ -219,8 +293,16 @@ fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
          those of a tree of so many keys.",
         setup.cores
     ))?;
-    if profile.host.memory_ns.is_none() {
-        print("The profile has no latency of memory: no walk waits for a cache line.")?;
+    for profile in profiles.iter().filter(|p| p.host.memory_ns.is_none()) {
+        let name = if profiles.len() > 1 {
+            &profile.name
+        } else {
+            ""
+        };
+        let space = if name.is_empty() { "" } else { " " };
+        print(format_args!(
+            "The profile{space}{name} has no latency of memory: no walk waits for a cache line."
+        ))?;
     }
     Ok(())
 }

@@ -1,15 +1,19 @@
 //! The arguments of `verbatim kv` without a subcommand: what is compared, and how.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::{Result, bail};
 use kv::Design;
 
 use super::serve::RecordArgs;
 use super::workload::WorkloadArgs;
 use crate::args::{self, NicArgs, PortArgs};
+use crate::picture::PictureArgs;
+use crate::sweeps::{Knob, SweepArgs};
 
 /// Arguments of `verbatim kv` without a subcommand.
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 #[group(skip)]
 pub(crate) struct Args {
     /// Run this design only (may be given several times): herd, reads, atomics [default: all]
@@ -44,6 +48,10 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(super) workload: WorkloadArgs,
     #[command(flatten)]
+    pub(super) picture: PictureArgs,
+    #[command(flatten)]
+    pub(super) sweep: SweepArgs,
+    #[command(flatten)]
     pub(super) simulation: SimulationArgs,
     #[command(flatten)]
     pub(super) nic: NicArgs,
@@ -52,6 +60,29 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// Turns a setting; says whether there is one.
+    pub(super) fn set(&mut self, knob: Knob, value: usize) -> Result<bool> {
+        let simulated = self.simulation.is_asked_for();
+        let limit = |most: usize| {
+            if value > most {
+                bail!("--values: {value} is more than {most}");
+            }
+            Ok(value)
+        };
+        match knob {
+            Knob::Cores if simulated => self.simulation.cores = vec![limit(64)?],
+            Knob::Cores => self.workers = limit(64)?,
+            Knob::Clients => self.clients = Some(limit(1024)?),
+            Knob::Window => self.workload.window = Some(limit(4096)?),
+            Knob::Batch if !simulated => self.batch = limit(64)?,
+            Knob::Queues if !simulated => self.queues = limit(64)?,
+            Knob::ValueSize if value < 16 => bail!("--values: a value has 16 bytes or more"),
+            Knob::ValueSize => self.workload.value_size = limit(65_535)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
     pub(super) fn clients(&self) -> usize {
         self.clients.unwrap_or(1)
     }
@@ -65,20 +96,39 @@ impl Args {
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Simulation")]
 pub(crate) struct SimulationArgs {
-    /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile goes. Clients
+    /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile goes; several
+    /// are compared. Clients
     /// and windows are the paper's unless told otherwise
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["provider", "device", "pcap", "rounds", "workers"])]
-    pub(super) nic: Option<String>,
-    /// Cores of the server, a worker each [default: several, from one to all of the profile]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of cores", 1..=64usize), requires = "nic")]
-    pub(super) cores: Option<usize>,
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["nic_file", "provider", "device", "pcap", "rounds", "workers"])]
+    pub(super) nic: Vec<String>,
+    /// The same on a NIC of your own, described by a profile (verbatim model --template)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["provider", "device", "pcap", "rounds", "workers"])]
+    pub(super) nic_file: Option<PathBuf>,
+    /// Cores of the server, a worker each; several with commas between them [default: several, from one to all of the
+    /// profile]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::number("a count of cores", 1..=64usize))]
+    pub(super) cores: Vec<usize>,
     /// What the simulation starts its random numbers from [default: 1]: the same seed gives the same output
-    #[arg(long, value_name = "N", value_parser = args::word, requires = "nic")]
+    #[arg(long, value_name = "N", value_parser = args::word)]
     pub(super) seed: Option<u64>,
 }
 
 impl SimulationArgs {
     pub(super) fn is_asked_for(&self) -> bool {
-        self.nic.is_some()
+        !self.nic.is_empty() || self.nic_file.is_some()
+    }
+
+    /// Refuses what has no meaning without a simulation.
+    pub(super) fn check_absent(&self) -> Result<()> {
+        let given = [
+            ("--cores", !self.cores.is_empty()),
+            ("--seed", self.seed.is_some()),
+        ];
+        match given.into_iter().find(|&(_, given)| given) {
+            Some((flag, _)) => {
+                bail!("{flag} is for simulated clusters; add --nic, such as --nic cib")
+            }
+            None => Ok(()),
+        }
     }
 }

@@ -26,6 +26,7 @@ use crate::output::{self, figure, print, print_typed, time};
 use crate::side_by_side::{
     check_clients, interleaved, or_nothing, outcome, place, rate, spread, yes_or_no,
 };
+use crate::sweeps::{self, Measured, Turned};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,8 +122,13 @@ struct Row {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
+    args.simulation.check_absent()?;
     args::check_real_time(args.duration)?;
-    check_clients(args.clients())?;
+    let settings = args.sweep.settings(&args, Args::set)?;
+    settings
+        .iter()
+        .try_for_each(|(_, args)| check_clients(args.clients()))?;
+    args.picture.check()?;
     let nic = Nic::open(&args.nic, &args.port)?;
     let (contenders, notes) = choose(&args, nic.context.capabilities()?)?;
     if args.json {
@@ -130,36 +136,103 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             print_typed("skipped", note)?;
         }
     }
-    let placement = place(args.workers, args.clients(), 1, "clients")?;
-    let name = |contender: Contender| contender.name();
-    let rounds = interleaved(
-        args.rounds,
-        &contenders,
-        args.json,
-        name,
-        |round, contender| {
-            one(&args, &placement, round, contender).with_context(|| contender.name())
-        },
-    )?;
+    let rounds = measure(&args, &settings, &contenders)?;
     let kind = args.nic.provider.kind();
-    let rows: Vec<Row> = contenders
-        .iter()
-        .map(|&contender| row(contender, kind, &rounds))
-        .collect::<Result<_>>()?;
-    if args.json {
-        for row in &rows {
-            print_typed("row", row)?;
+    let device = nic.context.device_name();
+    let (mut points, mut verified) = (Vec::new(), true);
+    for ((value, setting), rounds) in settings.iter().zip(&rounds) {
+        let measured = |contender: &&Contender| rounds.iter().any(|r| r.name == contender.name());
+        let rows: Vec<Row> = contenders
+            .iter()
+            .filter(measured)
+            .map(|&contender| row(contender, kind, rounds))
+            .collect::<Result<_>>()?;
+        if args.json {
+            for row in &rows {
+                print_typed("row", &Turned::new(0, *value, row))?;
+            }
+        } else if value.is_none() {
+            let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
+            show_setup(setting, kind, device, Spread::of(&bounces))?;
+            show(&rows)?;
         }
-    } else {
-        let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
-        let device = nic.context.device_name();
-        show_setup(&args, kind, device, Spread::of(&bounces))?;
-        show(&rows)?;
+        verified &= rows.iter().all(|row| row.verified);
+        let at = value.unwrap_or(args.workers);
+        points.extend(rows.iter().map(|row| point(at, row)));
+    }
+    let caption = caption(&args, kind, device);
+    if !args.json {
+        if args.sweep.over.is_some() {
+            print(format_args!("{caption}\n"))?;
+            sweeps::show(&args.sweep, &points)?;
+        }
         for note in &notes {
             print(format_args!("- Left out: {note}."))?;
         }
     }
-    Ok(outcome(rows.iter().all(|row| row.verified)))
+    let chart = sweeps::chart("Key-value stores", caption, &args.sweep, &points);
+    args.picture.write(&chart)?;
+    Ok(outcome(verified))
+}
+
+/// All rounds of each setting, interleaved.
+fn measure(
+    args: &Args,
+    settings: &[(Option<usize>, Args)],
+    contenders: &[Contender],
+) -> Result<Vec<Vec<Round>>> {
+    let place = |(_, args): &(_, Args)| place(args.workers, args.clients(), 1, "clients");
+    let placements: Vec<_> = settings.iter().map(place).collect::<Result<_>>()?;
+    let indices = 0..settings.len();
+    let all: Vec<_> = indices
+        .flat_map(|at| contenders.iter().map(move |contender| (at, *contender)))
+        .collect();
+    let name = |(at, contender): (usize, Contender)| match settings[at].0 {
+        Some(value) => format!("{} at {value}", contender.name()),
+        None => contender.name(),
+    };
+    let done = interleaved(
+        args.rounds,
+        &all,
+        args.json,
+        name,
+        |round, (at, contender)| {
+            let (value, args) = &settings[at];
+            let round = one(args, &placements[at], round, contender);
+            Ok(Turned::new(
+                at,
+                *value,
+                round.with_context(|| contender.name())?,
+            ))
+        },
+    )?;
+    Ok(Turned::sorted(done, settings.len()))
+}
+
+fn point(at: usize, row: &Row) -> Measured {
+    Measured {
+        name: row.name.clone(),
+        at,
+        rate_per_s: row.rate_per_s,
+        latency_ns_p50: Some(row.latency_ns_p50),
+        latency_ns_p99: row.latency_ns_p99,
+        verified: row.verified,
+    }
+}
+
+/// What ran, and where.
+fn caption(args: &Args, kind: &str, device: &str) -> String {
+    format!(
+        "{kind} {device}: {} keys, values of {} bytes; {} clients with {} outstanding each, {} workers; median of {} rounds of {} ms, \
+         interleaved",
+        args.workload.keys,
+        args.workload.value_size,
+        args.clients(),
+        args.workload.window(),
+        args.workers,
+        args.rounds,
+        args.duration().as_millis(),
+    )
 }
 
 /// What runs on a device, and why other things do not.

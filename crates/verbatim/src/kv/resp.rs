@@ -18,6 +18,7 @@ use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::children::Placement;
 use crate::output::{self, figure, print, print_typed, time};
+use crate::progress::progress;
 
 /// Arguments of `verbatim kv resp`.
 #[derive(clap::Args)]
@@ -150,7 +151,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         Server::start(SIDES[0], server_core)?,
         Server::start(SIDES[1], server_core)?,
     ];
-    let bar = output::progress(u64::from(args.rounds) * (pipelines.len() * 2) as u64);
+    let bar = progress(u64::from(args.rounds) * (pipelines.len() * 2) as u64);
     let mut rounds = Vec::new();
     for round in 0..args.rounds {
         for &pipeline in &pipelines {

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use bench::simulated::kv::{Outcome as Simulated, Setup, run};
+use chart::{Axis, Chart, Point};
 use kv::Design;
 use nicmodel::profile::Profile;
 use nicmodel::published::{self, Published};
@@ -10,9 +11,10 @@ use serde::Serialize;
 use super::arguments::Args;
 use super::serve::ONE_READ_BYTES;
 use crate::Outcome;
-use crate::model::NicProfileArgs;
 use crate::output::{figure, print, print_typed, table, time};
+use crate::picture::place;
 use crate::side_by_side::{or_nothing, outcome, relative_error, simulated as simulate, yes_or_no};
+use crate::sweeps::{Knob, profiles, series};
 
 /// A line of the table.
 #[derive(Serialize)]
@@ -28,16 +30,16 @@ struct Row {
     relative_error: Option<f64>,
     /// `atomics`: the rate over that of GETs alone.
     to_gets: Option<f64>,
+    /// The setting that is turned.
+    #[serde(skip)]
+    at: usize,
 }
 
 /// Runs the command.
 pub(super) fn run_all(args: &Args) -> Result<Outcome> {
     let simulation = &args.simulation;
-    let chosen = NicProfileArgs {
-        nic: simulation.nic.clone(),
-        nic_file: None,
-    };
-    let profile = chosen.chosen()?;
+    args.picture.check()?;
+    let profiles = profiles(&simulation.nic, simulation.nic_file.as_ref())?;
     let w = &args.workload;
     if w.ycsb.is_some() || w.zipf.is_some() {
         bail!("simulated keys are chosen alike: leave out --ycsb and --zipf");
@@ -46,13 +48,15 @@ pub(super) fn run_all(args: &Args) -> Result<Outcome> {
         [] => &[Design::Herd],
         some => some,
     };
-    let setups: Vec<Setup> = designs
-        .iter()
-        .flat_map(|design| setups(&profile, *design, args))
-        .collect();
-    let running = |setup: &Setup| format!("{} on {} cores", name(setup), setup.cores);
-    let rows = simulate(setups, running, |setup, rows: &[Row]| {
-        let mut row = one(&profile, setup)?;
+    let runs = runs(args, &profiles, designs)?;
+    let running = |(profile, setup, _): &(&Profile, Setup, usize)| {
+        format!("{} on {} cores, {}", name(setup), setup.cores, profile.name)
+    };
+    let rows = simulate(runs, running, |(profile, setup, at), rows: &[Row]| {
+        let mut row = Row {
+            at,
+            ..one(profile, setup)?
+        };
         // To GETs alone of the same setup.
         let gets = rows.iter().find(|gets| {
             let same = Setup {
@@ -60,7 +64,7 @@ pub(super) fn run_all(args: &Args) -> Result<Outcome> {
                 time: gets.setup.time,
                 ..row.setup.clone()
             };
-            row.setup.design == Design::Atomics && gets.setup == same
+            row.setup.design == Design::Atomics && gets.setup == same && gets.nic == row.nic
         });
         row.to_gets = gets.map(|gets| row.outcome.rate_mops / gets.outcome.rate_mops);
         if args.json {
@@ -69,9 +73,62 @@ pub(super) fn run_all(args: &Args) -> Result<Outcome> {
         Ok(row)
     })?;
     if !args.json {
-        show(&profile, &rows)?;
+        show(args, &profiles, &rows)?;
     }
+    args.picture.write(&chart(args, &profiles, &rows))?;
     Ok(outcome(rows.iter().all(|row| row.outcome.verified)))
+}
+
+/// What runs: every design on every NIC, over cores or the setting that is turned, with its value.
+fn runs<'p>(
+    args: &Args,
+    profiles: &'p [Profile],
+    designs: &[Design],
+) -> Result<Vec<(&'p Profile, Setup, usize)>> {
+    let mut runs = Vec::new();
+    for profile in profiles {
+        let mut args = args.clone();
+        if args.sweep.over.is_some() && args.simulation.cores.is_empty() {
+            args.simulation.cores = vec![profile.host.cores.value as usize];
+        }
+        for &design in designs {
+            for (value, args) in args.sweep.settings(&args, Args::set)? {
+                for setup in setups(profile, design, &args) {
+                    let at = value.unwrap_or(setup.cores);
+                    runs.push((profile, setup, at));
+                }
+            }
+        }
+    }
+    Ok(runs)
+}
+
+/// The rates as series.
+fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
+    let cores = |row: &Row| {
+        let is_axis = matches!(args.sweep.over, None | Some(Knob::Cores));
+        (!is_axis).then(|| format!("{} cores", row.setup.cores))
+    };
+    let series = series(
+        rows,
+        &[
+            &|row| Some(name(&row.setup)),
+            &|row| Some(row.nic.clone()),
+            &cores,
+            &|row| Some(format!("{} % PUTs", figure(100.0 * row.setup.puts))),
+        ],
+        |row| Point::from((place(row.at), row.outcome.rate_mops)),
+        |row| row.published.map(|published| published.value),
+    );
+    let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
+    Chart {
+        title: format!("Key-value stores over {}", args.sweep.axis().label),
+        caption: format!("simulated in virtual time: {}", titles.join("; ")),
+        x: args.sweep.axis(),
+        y: Axis::auto("10⁶ requests a second"),
+        series,
+        levels: Vec::new(),
+    }
 }
 
 /// What runs of a design: with HERD over cores, with and without batches (Figure 9); with the READ-based one both ways to
@@ -90,15 +147,14 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<Setup> {
         record_align: args.records.record_align,
         ..paper
     };
+    // Those that were asked for, or as many of these as the profile has.
+    let cores_or = |usual: &[usize]| match &simulation.cores[..] {
+        [] => usual.iter().copied().filter(|n| *n <= all).collect(),
+        some => some.to_vec(),
+    };
     match design {
         Design::Herd => {
-            let cores: Vec<usize> = match simulation.cores {
-                Some(cores) => vec![cores],
-                None => [1, 2, 4, 8, 12, 14]
-                    .into_iter()
-                    .filter(|n| *n <= all)
-                    .collect(),
-            };
+            let cores = cores_or(&[1, 2, 4, 8, 12, 14]);
             let both = [false, true].into_iter();
             let setups = both
                 .flat_map(|batched| cores.iter().map(move |n| asked(Setup::paper(*n, batched))));
@@ -109,29 +165,33 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<Setup> {
                 Some(size) => vec![size],
                 None => vec![0, ONE_READ_BYTES],
             };
-            let of = |read_size| {
+            let of = |(read_size, cores)| {
                 asked(Setup {
                     design,
                     read_size,
-                    ..Setup::paper(simulation.cores.unwrap_or(all), true)
+                    ..Setup::paper(cores, true)
                 })
             };
-            sizes.into_iter().map(of).collect()
+            let cores = cores_or(&[all]);
+            let each = |size| cores.iter().map(move |n| (size, *n));
+            sizes.into_iter().flat_map(each).map(of).collect()
         }
         Design::Atomics => {
             let shares = match w.puts {
                 Some(puts) => vec![puts],
                 None => vec![0.0, 0.05, 0.1, 0.2, 0.5, 1.0],
             };
-            let of = |puts| Setup {
+            let of = |(puts, cores)| Setup {
                 puts,
                 ..asked(Setup {
-                    cores: simulation.cores.unwrap_or(1),
+                    cores,
                     read_size: args.records.read_size.unwrap_or(0),
                     ..Setup::drtm(puts)
                 })
             };
-            shares.into_iter().map(of).collect()
+            let cores = cores_or(&[1]);
+            let each = |puts| cores.iter().map(move |n| (puts, *n));
+            shares.into_iter().flat_map(each).map(of).collect()
         }
     }
 }
@@ -170,15 +230,31 @@ fn one(profile: &Profile, setup: Setup) -> Result<Row> {
         relative_error: published.map(|p| outcome.rate_mops / p.value - 1.0),
         published,
         to_gets: None,
+        at: setup.cores,
         outcome,
         setup,
     })
 }
 
-fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
+/// The design, with the NIC and the setting that is turned where there are several.
+fn shown_name(profiles: &[Profile], args: &Args, row: &Row) -> String {
+    let nic = if profiles.len() > 1 {
+        format!(", {}", row.nic)
+    } else {
+        String::new()
+    };
+    let turned = match args.sweep.over {
+        None | Some(Knob::Cores) => String::new(),
+        Some(knob) => format!(", {} {}", knob.name(), row.at),
+    };
+    format!("{}{nic}{turned}", name(&row.setup))
+}
+
+fn show(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
+    let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
     print(format_args!(
         "Simulated in virtual time, not measured: {}\n",
-        profile.title
+        titles.join("; ")
     ))?;
     let header = [
         "design",
@@ -199,7 +275,7 @@ fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
         #[allow(clippy::cast_precision_loss)] // times far below 2^52 ns
         let latency = |ns: u64| time(ns as f64);
         shown.add_row([
-            name(&row.setup),
+            shown_name(profiles, args, row),
             row.setup.cores.to_string(),
             format!("{} %", figure(100.0 * row.setup.puts)),
             figure(outcome.rate_mops),

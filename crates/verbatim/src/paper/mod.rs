@@ -15,7 +15,8 @@ use anyhow::{Context, Result};
 use nicmodel::published;
 
 use crate::Outcome;
-use crate::output::{self, figure, print, print_json, table};
+use crate::output::{figure, print, print_json, table};
+use crate::progress::progress;
 use number::{Kind, Number, Relation};
 use simulated::Simulated;
 
@@ -81,7 +82,7 @@ fn simulate(draw: bool) -> Result<Simulated> {
         dpu.len(),
     ];
     let runs: usize = runs.into_iter().sum();
-    let bar = output::progress(runs as u64);
+    let bar = progress(runs as u64);
     let mut simulated = Simulated::default();
     for setup in setups {
         bar.set_message(format!(

@@ -8,9 +8,11 @@ use nicmodel::profile::Place;
 use sequencer::Design;
 
 use crate::args::{self, NicArgs, PortArgs};
+use crate::picture::PictureArgs;
+use crate::sweeps::{Knob, SweepArgs};
 
 /// Arguments of `verbatim sequencer` without a subcommand.
-#[derive(clap::Args)]
+#[derive(clap::Args, Clone)]
 #[group(skip)]
 pub(crate) struct Args {
     /// Run this design only (may be given several times): atomics, rpc, rpc-batch, rpc-batch-mq,
@@ -53,6 +55,10 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(super) json: bool,
     #[command(flatten)]
+    pub(super) picture: PictureArgs,
+    #[command(flatten)]
+    pub(super) sweep: SweepArgs,
+    #[command(flatten)]
     pub(super) simulation: SimulationArgs,
     #[command(flatten)]
     pub(super) nic: NicArgs,
@@ -61,6 +67,29 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    /// Turns a setting; says whether there is one.
+    pub(super) fn set(&mut self, knob: Knob, value: usize) -> Result<bool> {
+        let simulated = self.simulation.is_asked_for();
+        let limit = |most: usize| {
+            if value > most {
+                bail!("--values: {value} is more than {most}");
+            }
+            Ok(value)
+        };
+        match knob {
+            Knob::Cores if simulated => self.simulation.cores = vec![limit(64)?],
+            Knob::Cores => self.workers = limit(64)?,
+            Knob::Clients => self.clients = Some(limit(sequencer::counter::MAX_CLIENTS)?),
+            Knob::Threads if !simulated => self.threads = limit(64)?,
+            Knob::Window => self.window = Some(limit(4096)?),
+            Knob::Postlist => self.postlist = limit(64)?,
+            Knob::Batch => self.batch = Some(limit(64)?),
+            Knob::Queues => self.queues = Some(limit(64)?),
+            Knob::Threads | Knob::ValueSize | Knob::Keys => return Ok(false),
+        }
+        Ok(true)
+    }
+
     pub(super) fn clients(&self) -> usize {
         self.clients.unwrap_or(1)
     }
@@ -83,18 +112,19 @@ impl Args {
 #[command(next_help_heading = "Simulation")]
 pub(crate) struct SimulationArgs {
     /// Run on a simulated cluster of this NIC, in virtual time: cx, cx3, cib or bf2, as far as its profile
-    /// goes. Clients, windows and batches are the paper's unless told otherwise
+    /// goes; several are compared. Clients, windows and batches are the paper's unless told otherwise
     #[arg(long, value_name = "NAME", conflicts_with_all = ["nic_file", "provider", "device", "pcap", "rounds", "threads", "workers", "start"])]
-    pub(super) nic: Option<String>,
+    pub(super) nic: Vec<String>,
     /// The same on a NIC of your own, described by a profile (verbatim model --template)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["provider", "device", "pcap", "rounds", "threads", "workers", "start"])]
     pub(super) nic_file: Option<PathBuf>,
     /// Where the simulated server and its counter are: host, or dpu on a NIC that has one, such as bf2 [default: host]
     #[arg(long, value_name = "PLACE")]
     pub(super) place: Option<Place>,
-    /// Cores of the server, a worker each [default: several, from one to all of the profile]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of cores", 1..=64usize))]
-    pub(super) cores: Option<usize>,
+    /// Cores of the server, a worker each; several with commas between them [default: several, from one to all of the
+    /// profile]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::number("a count of cores", 1..=64usize))]
+    pub(super) cores: Vec<usize>,
     /// Machines that clients run on [default: as few as have a core for each client]
     #[arg(long, value_name = "N", value_parser = args::number("a count of machines", 1..=40_000usize))]
     pub(super) machines: Option<usize>,
@@ -105,14 +135,14 @@ pub(crate) struct SimulationArgs {
 
 impl SimulationArgs {
     pub(super) fn is_asked_for(&self) -> bool {
-        self.nic.is_some() || self.nic_file.is_some()
+        !self.nic.is_empty() || self.nic_file.is_some()
     }
 
     /// Refuses what has no meaning without a simulation.
     pub(super) fn check_absent(&self) -> Result<()> {
         let given = [
             ("--place", self.place.is_some()),
-            ("--cores", self.cores.is_some()),
+            ("--cores", !self.cores.is_empty()),
             ("--machines", self.machines.is_some()),
             ("--seed", self.seed.is_some()),
         ];

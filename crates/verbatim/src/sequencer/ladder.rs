@@ -11,19 +11,22 @@ use verbs::Capabilities;
 
 use super::arguments::Args;
 use super::report::{Row, row, show};
-use super::round::one;
+use super::round::{Round, one};
 use crate::Outcome;
 use crate::args;
 use crate::nic::Nic;
 use crate::output::{print, print_typed};
 use crate::side_by_side::{check_clients, check_postlist, interleaved, outcome, place};
+use crate::sweeps::{self, Measured, Turned};
 
 /// Clients that a server process takes at the most: each costs it a thread.
 const MAX_CLIENTS: usize = 256;
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
-    check(&args)?;
+    let settings = args.sweep.settings(&args, Args::set)?;
+    settings.iter().try_for_each(|(_, args)| check(args))?;
+    args.picture.check()?;
     let nic = Nic::open(&args.nic, &args.port)?;
     let (designs, skipped) = choose(&args.design, nic.context.capabilities()?)?;
     if args.json {
@@ -31,33 +34,102 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             print_typed("skipped", unsupported)?;
         }
     }
-    let (clients, threads) = (args.clients(), args.threads);
-    let placement = place(args.workers, clients, threads, "client threads")?;
-    let name = |design: Design| design.to_string();
-    let rounds = interleaved(args.rounds, &designs, args.json, name, |round, design| {
-        one(&args, &placement, round, design).with_context(|| format!("design {design}"))
-    })?;
+    let rounds = measure(&args, &settings, &designs)?;
     let kind = args.nic.provider.kind();
-    let rows: Vec<Row> = designs
-        .iter()
-        .map(|design| row(*design, designs[0], kind, &rounds))
-        .collect::<Result<_>>()?;
-    if args.json {
-        for row in &rows {
-            print_typed("design", row)?;
+    let device = nic.context.device_name();
+    let (mut points, mut verified) = (Vec::new(), true);
+    for ((value, setting), rounds) in settings.iter().zip(&rounds) {
+        let measured = |design: &&Design| rounds.iter().any(|round| round.design == **design);
+        let measured = designs.iter().filter(measured);
+        let rows: Vec<Row> = measured
+            .map(|design| row(*design, designs[0], kind, rounds))
+            .collect::<Result<_>>()?;
+        if args.json {
+            for row in &rows {
+                print_typed("design", &Turned::new(0, *value, row))?;
+            }
+        } else if value.is_none() {
+            let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
+            show(setting, kind, device, Spread::of(&bounces), &rows)?;
         }
-    } else {
-        let bounces: Vec<f64> = rounds.iter().filter_map(|round| round.bounce_ns).collect();
-        let device = nic.context.device_name();
-        show(&args, kind, device, Spread::of(&bounces), &rows)?;
+        for round in rounds.iter().filter(|round| !round.verdict.ok) {
+            eprintln!("error: {}: {}", round.design, round.verdict);
+        }
+        verified &= rows.iter().all(|row| row.verified);
+        let at = value.unwrap_or(args.workers);
+        points.extend(rows.iter().map(|row| point(at, row)));
+    }
+    let caption = caption(&args, kind, device);
+    if !args.json {
+        if args.sweep.over.is_some() {
+            print(format_args!("{caption}\n"))?;
+            sweeps::show(&args.sweep, &points)?;
+        }
         for unsupported in &skipped {
             print(format_args!("- Left out: {unsupported}."))?;
         }
     }
-    for round in rounds.iter().filter(|round| !round.verdict.ok) {
-        eprintln!("error: {}: {}", round.design, round.verdict);
+    let chart = sweeps::chart("A networked sequencer", caption, &args.sweep, &points);
+    args.picture.write(&chart)?;
+    Ok(outcome(verified))
+}
+
+/// All rounds of each setting, interleaved.
+fn measure(
+    args: &Args,
+    settings: &[(Option<usize>, Args)],
+    designs: &[Design],
+) -> Result<Vec<Vec<Round>>> {
+    let place =
+        |(_, args): &(_, Args)| place(args.workers, args.clients(), args.threads, "client threads");
+    let placements: Vec<_> = settings.iter().map(place).collect::<Result<_>>()?;
+    let indices = 0..settings.len();
+    let contenders: Vec<_> = indices
+        .flat_map(|at| designs.iter().map(move |design| (at, *design)))
+        .collect();
+    let name = |(at, design): (usize, Design)| match settings[at].0 {
+        Some(value) => format!("{design} at {value}"),
+        None => design.to_string(),
+    };
+    let all = interleaved(
+        args.rounds,
+        &contenders,
+        args.json,
+        name,
+        |round, (at, design)| {
+            let (value, args) = &settings[at];
+            let round = one(args, &placements[at], round, design);
+            let round = round.with_context(|| format!("design {design}"))?;
+            Ok(Turned::new(at, *value, round))
+        },
+    )?;
+    Ok(Turned::sorted(all, settings.len()))
+}
+
+fn point(at: usize, row: &Row) -> Measured {
+    Measured {
+        name: row.design.to_string(),
+        at,
+        rate_per_s: row.rate_per_s,
+        latency_ns_p50: Some(row.latency_ns_p50),
+        latency_ns_p99: Some(row.latency_ns_p99),
+        verified: row.verified,
     }
-    Ok(outcome(rows.iter().all(|row| row.verified)))
+}
+
+/// What ran, and where.
+fn caption(args: &Args, kind: &str, device: &str) -> String {
+    format!(
+        "{kind} {device}: {} client processes with {} threads, {} outstanding each, {} to a postlist, {} workers; median of {} rounds of \
+         {} ms, interleaved",
+        args.clients(),
+        args.threads,
+        args.window(),
+        args.postlist,
+        args.workers,
+        args.rounds,
+        args.duration().as_millis(),
+    )
 }
 
 /// Refuses arguments that cannot work.

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bench::simulated::sequencer::{self as simulated, Setup};
+use chart::{Axis, Chart, Point};
 use nicmodel::profile::{Place, Profile};
 use nicmodel::published::{self, Published};
 use sequencer::Design;
@@ -11,11 +12,12 @@ use serde::Serialize;
 
 use super::arguments::{Args, SimulationArgs};
 use crate::Outcome;
-use crate::model::NicProfileArgs;
 use crate::output::{figure, print, print_typed, table, time};
+use crate::picture::place;
 use crate::side_by_side::{
     check_postlist, or_nothing, outcome, relative_error, simulated as simulate, yes_or_no,
 };
+use crate::sweeps::{Knob, profiles, series};
 
 /// A line of the ladder.
 #[derive(Serialize)]
@@ -30,6 +32,9 @@ struct Row {
     published: Option<&'static Published>,
     /// Ours over the published rate, less one.
     relative_error: Option<f64>,
+    /// The setting that is turned.
+    #[serde(skip)]
+    at: usize,
     /// How long the simulation took: no result, and different in every run.
     #[serde(skip)]
     took: Duration,
@@ -38,58 +43,106 @@ struct Row {
 /// Runs the command.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let simulation = &args.simulation;
-    let chosen = NicProfileArgs {
-        nic: simulation.nic.clone(),
-        nic_file: simulation.nic_file.clone(),
+    args.picture.check()?;
+    let profiles = profiles(&simulation.nic, simulation.nic_file.as_ref())?;
+    let runs = runs(args, &profiles)?;
+    let name = |(profile, setup, _): &(&Profile, Setup, usize)| {
+        format!(
+            "{} on {} cores, {}",
+            setup.design, setup.cores, profile.name
+        )
     };
-    let profile = chosen.chosen()?;
-    if profile.at(simulation.place.unwrap_or_default()).is_none() {
-        bail!(
-            "{} has no DPU: leave out --place, or take a NIC whose profile has a section [dpu], such as --nic bf2",
-            profile.name
-        );
-    }
-    let designs = if args.design.is_empty() {
-        &Design::ALL[..]
-    } else {
-        &args.design[..]
-    };
-    let mut setups = Vec::new();
-    for &design in designs {
-        for cores in cores(&profile, simulation, design) {
-            setups.push(setup(args, design, cores));
-        }
-    }
-    for setup in &setups {
-        check_postlist(setup.postlist, setup.window)?;
-    }
-    let name = |setup: &Setup| format!("{} on {} cores", setup.design, setup.cores);
-    let rows = simulate(setups, name, |setup, _| {
-        let row = one(&profile, setup)?;
+    let rows = simulate(runs, name, |(profile, setup, at), _| {
+        let row = Row {
+            at,
+            ..one(profile, setup)?
+        };
         if args.json {
             print_typed("simulated", &row)?;
         }
         Ok(row)
     })?;
     if !args.json {
-        show(&profile, &rows)?;
+        show(args, &profiles, &rows)?;
     }
+    args.picture.write(&chart(args, &profiles, &rows))?;
     for row in rows.iter().filter(|row| !row.outcome.verified) {
         eprintln!("error: {}: {}", row.setup.design, row.outcome.verdict);
     }
     Ok(outcome(rows.iter().all(|row| row.outcome.verified)))
 }
 
+/// What runs: every design on every NIC, over cores or the setting that is turned, with its value.
+fn runs<'p>(args: &Args, profiles: &'p [Profile]) -> Result<Vec<(&'p Profile, Setup, usize)>> {
+    let designs = if args.design.is_empty() {
+        &Design::ALL[..]
+    } else {
+        &args.design[..]
+    };
+    let mut runs = Vec::new();
+    for profile in profiles {
+        let there = profile.at(args.simulation.place.unwrap_or_default());
+        let Some(there) = there else {
+            bail!(
+                "{} has no DPU: leave out --place, or take a NIC whose profile has a section [dpu], such as --nic bf2",
+                profile.name
+            );
+        };
+        let mut args = args.clone();
+        if args.sweep.over.is_some() && args.simulation.cores.is_empty() {
+            args.simulation.cores = vec![there.host.cores.value as usize];
+        }
+        for &design in designs {
+            for (value, args) in args.sweep.settings(&args, Args::set)? {
+                for cores in cores(profile, &args.simulation, design) {
+                    runs.push((profile, setup(&args, design, cores), value.unwrap_or(cores)));
+                }
+            }
+        }
+    }
+    for (_, setup, _) in &runs {
+        check_postlist(setup.postlist, setup.window)?;
+    }
+    Ok(runs)
+}
+
+/// The rates as series.
+fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
+    let cores = |row: &Row| {
+        let is_axis = matches!(args.sweep.over, None | Some(Knob::Cores));
+        (!is_axis).then(|| format!("{} cores", row.setup.cores))
+    };
+    let series = series(
+        rows,
+        &[
+            &|row| Some(row.setup.design.to_string()),
+            &|row| Some(row.nic.clone()),
+            &cores,
+        ],
+        |row| Point::from((place(row.at), row.outcome.rate_mops)),
+        |row| row.published.map(|published| published.value),
+    );
+    let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
+    Chart {
+        title: format!("A networked sequencer over {}", args.sweep.axis().label),
+        caption: format!("simulated in virtual time: {}", titles.join("; ")),
+        x: args.sweep.axis(),
+        y: Axis::auto("10⁶ requests a second"),
+        series,
+        levels: Vec::new(),
+    }
+}
+
 /// The counts of cores to run a design on. With atomics no core of the server does anything.
 fn cores(profile: &Profile, asked: &SimulationArgs, design: Design) -> Vec<usize> {
     let there = profile.at(asked.place.unwrap_or_default());
     let all = there.map_or(1, |there| there.host.cores.value as usize);
-    match (asked.cores, design) {
-        (Some(cores), _) => vec![cores],
-        (None, Design::Atomics) => vec![1],
-        (None, _) => (1..=all)
+    match (&asked.cores[..], design) {
+        ([], Design::Atomics) => vec![1],
+        ([], _) => (1..=all)
             .filter(|cores| *cores == 1 || cores % 2 == 0 || *cores == all)
             .collect(),
+        (some, _) => some.to_vec(),
     }
 }
 
@@ -121,8 +174,9 @@ fn one(profile: &Profile, setup: Setup) -> Result<Row> {
         relative_error: published.map(|published| outcome.rate_mops / published.value - 1.0),
         published,
         outcome,
-        setup,
+        at: setup.cores,
         took: begun.elapsed(),
+        setup,
     })
 }
 
@@ -154,10 +208,25 @@ fn published_rate(profile: &Profile, setup: &Setup) -> Option<&'static Published
     })
 }
 
-fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
+/// The design, with the NIC and the setting that is turned where there are several.
+fn shown_name(profiles: &[Profile], args: &Args, row: &Row) -> String {
+    let nic = if profiles.len() > 1 {
+        format!(", {}", row.nic)
+    } else {
+        String::new()
+    };
+    let turned = match args.sweep.over {
+        None | Some(Knob::Cores) => String::new(),
+        Some(knob) => format!(", {} {}", knob.name(), row.at),
+    };
+    format!("{}{nic}{turned}", row.setup.design)
+}
+
+fn show(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
+    let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
     print(format_args!(
         "Simulated in virtual time, not measured: {}{}\n",
-        profile.title,
+        titles.join("; "),
         match rows.first().and_then(|row| row.setup.place) {
             Some(Place::Dpu) => "; the server is on its DPU",
             Some(Place::Host) | None => "",
@@ -181,7 +250,7 @@ fn show(profile: &Profile, rows: &[Row]) -> Result<()> {
         let latency = |ns: u64| time(ns as f64);
         let atomics = row.setup.design == Design::Atomics;
         shown.add_row([
-            row.setup.design.to_string(),
+            shown_name(profiles, args, row),
             if atomics {
                 "-".to_owned()
             } else {

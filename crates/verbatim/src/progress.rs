@@ -1,0 +1,177 @@
+//! How far a long command is, on standard error: a bar on a terminal, else a line every ten seconds.
+
+use std::io::IsTerminal;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Between two lines.
+const EVERY: Duration = Duration::from_secs(10);
+
+/// A bar, or lines.
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    lines: Option<Lines>,
+}
+
+/// The progress of so many steps.
+pub(crate) fn progress(steps: u64) -> Progress {
+    let bar = ProgressBar::new(steps);
+    let style =
+        ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {pos}/{len}, {eta} left {msg}")
+            .expect("the template is right")
+            .progress_chars("=> ");
+    bar.set_style(style);
+    let lines = if std::io::stderr().is_terminal() {
+        bar.enable_steady_tick(Duration::from_millis(200));
+        None
+    } else {
+        Some(Lines::start(steps, EVERY, |line| eprintln!("{line}")))
+    };
+    Progress { bar, lines }
+}
+
+impl Progress {
+    /// Says what runs.
+    pub(crate) fn set_message(&self, message: impl Into<String>) {
+        let message = message.into();
+        if let Some(lines) = &self.lines {
+            lines.state().message.clone_from(&message);
+        }
+        self.bar.set_message(message);
+    }
+
+    /// Counts steps that are done.
+    pub(crate) fn inc(&self, steps: u64) {
+        if let Some(lines) = &self.lines {
+            lines.state().done += steps;
+        }
+        self.bar.inc(steps);
+    }
+
+    /// Everything is done.
+    pub(crate) fn finish_and_clear(self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// A thread that prints lines until this is dropped.
+struct Lines {
+    shared: Arc<(Mutex<State>, Condvar)>,
+    printer: Option<JoinHandle<()>>,
+}
+
+struct State {
+    message: String,
+    done: u64,
+    of: u64,
+    is_over: bool,
+}
+
+impl Lines {
+    fn start(of: u64, every: Duration, mut print: impl FnMut(&str) + Send + 'static) -> Self {
+        let state = State {
+            message: String::new(),
+            done: 0,
+            of,
+            is_over: false,
+        };
+        let shared = Arc::new((Mutex::new(state), Condvar::new()));
+        let of_thread = shared.clone();
+        let printer = std::thread::spawn(move || {
+            let (state, changed) = &*of_thread;
+            let begun = Instant::now();
+            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            loop {
+                let waited = changed.wait_timeout_while(state, every, |state| !state.is_over);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                if state.is_over {
+                    return;
+                }
+                print(&line(&state, begun.elapsed()));
+            }
+        });
+        Lines {
+            shared,
+            printer: Some(printer),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        self.state().is_over = true;
+        self.shared.1.notify_all();
+        if let Some(printer) = self.printer.take() {
+            // It prints and waits only.
+            let _ = printer.join();
+        }
+    }
+}
+
+/// What is done, what runs and how long the rest takes if it goes on like this.
+fn line(state: &State, elapsed: Duration) -> String {
+    let State {
+        done, of, message, ..
+    } = state;
+    let left = match done {
+        0 => String::new(),
+        #[allow(clippy::cast_precision_loss)] // counts of steps
+        done => {
+            let rest = of.saturating_sub(*done) as f64 / *done as f64;
+            format!(", about {:.0} s left", rest * elapsed.as_secs_f64())
+        }
+    };
+    let message = if message.is_empty() {
+        String::new()
+    } else {
+        format!(": {message}")
+    };
+    format!(
+        "progress: {done} of {of} steps in {} s{left}{message}",
+        elapsed.as_secs()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn lines_come_again_and_again_and_end() {
+        let (tell, told) = mpsc::channel();
+        let lines = Lines::start(4, Duration::from_millis(1), move |line| {
+            // The test may have seen enough.
+            let _ = tell.send(line.to_owned());
+        });
+        lines.state().message = "rpc".to_owned();
+        for _ in 0..2 {
+            let line = told.recv_timeout(Duration::from_secs(30)).expect("a line");
+            assert!(line.starts_with("progress: 0 of 4 steps"), "{line}");
+        }
+        drop(lines);
+        assert!(told.iter().count() < 1_000_000, "the printer has ended");
+    }
+
+    #[test]
+    fn what_is_left_is_estimated() {
+        let state = State {
+            message: "rpc".to_owned(),
+            done: 1,
+            of: 4,
+            is_over: false,
+        };
+        assert_eq!(
+            line(&state, Duration::from_secs(20)),
+            "progress: 1 of 4 steps in 20 s, about 60 s left: rpc"
+        );
+    }
+}

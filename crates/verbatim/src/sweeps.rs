@@ -1,0 +1,292 @@
+//! `--over` and `--values`: a command's own settings, one of which is turned; and rows as series of a picture.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+use bench::stats::Spread;
+use chart::{Axis, Chart, Point, Series};
+use clap::ValueEnum;
+use nicmodel::Profile;
+use serde::Serialize;
+
+use crate::args;
+use crate::model::NicProfileArgs;
+use crate::output;
+use crate::picture::{place, spread_point};
+use crate::side_by_side::{or_nothing, rate, yes_or_no};
+
+/// A setting that is turned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Knob {
+    /// Cores of the server: its worker threads
+    Cores,
+    /// Clients
+    Clients,
+    /// Threads of each client process
+    Threads,
+    /// Requests that a client has outstanding
+    Window,
+    /// Requests that a client posts with one doorbell
+    Postlist,
+    /// Requests that a worker answers with one doorbell, at most
+    Batch,
+    /// UD queue pairs of a worker
+    Queues,
+    /// Bytes of a value
+    ValueSize,
+    /// Keys
+    Keys,
+}
+
+impl Knob {
+    /// The axis of its values.
+    pub(crate) fn axis(self) -> Axis {
+        match self {
+            Knob::Cores => Axis::linear("cores of the server"),
+            Knob::Clients => Axis::log("clients"),
+            Knob::Threads => Axis::linear("threads of each client process"),
+            Knob::Window => Axis::log("requests outstanding of each client"),
+            Knob::Postlist => Axis::log("requests to a doorbell of a client"),
+            Knob::Batch => Axis::log("answers to a doorbell, at most"),
+            Knob::Queues => Axis::linear("queue pairs of each worker"),
+            Knob::ValueSize => Axis::log("bytes of a value").in_bytes(),
+            Knob::Keys => Axis::log("keys"),
+        }
+    }
+
+    /// As on the command line.
+    pub(crate) fn name(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
+/// Which setting is turned, and how far.
+#[derive(clap::Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Sweep")]
+pub(crate) struct SweepArgs {
+    /// The setting that is turned; each combination of the others is a series [default: cores]
+    #[arg(long, value_enum, value_name = "KNOB", requires = "values")]
+    pub(crate) over: Option<Knob>,
+    /// Its values, with commas between them; also with K (KiB) or M (MiB) behind
+    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "over", value_parser = args::bytes(1 << 30))]
+    pub(crate) values: Vec<usize>,
+}
+
+impl SweepArgs {
+    /// The settings one after the other: `args` once, or once for each value, with the value.
+    ///
+    /// # Errors
+    /// `set` says that the command has no such setting, or refuses the value.
+    pub(crate) fn settings<A: Clone>(
+        &self,
+        args: &A,
+        set: impl Fn(&mut A, Knob, usize) -> Result<bool>,
+    ) -> Result<Vec<(Option<usize>, A)>> {
+        let Some(knob) = self.over else {
+            return Ok(vec![(None, args.clone())]);
+        };
+        let mut values = self.values.clone();
+        values.sort_unstable();
+        values.dedup();
+        let one = |value: usize| {
+            if value == 0 {
+                bail!("--values: {} is 1 or more", knob.name());
+            }
+            let mut args = args.clone();
+            if !set(&mut args, knob, value)? {
+                bail!(
+                    "--over {}: there is no such setting here; `--help` lists the settings",
+                    knob.name()
+                );
+            }
+            Ok((Some(value), args))
+        };
+        values.into_iter().map(one).collect()
+    }
+
+    /// The x axis.
+    pub(crate) fn axis(&self) -> Axis {
+        self.over.unwrap_or(Knob::Cores).axis()
+    }
+}
+
+/// The profiles of `--nic`, which may be given several times, or of `--nic-file`.
+pub(crate) fn profiles(
+    nics: &[String],
+    nic_file: Option<&std::path::PathBuf>,
+) -> Result<Vec<Profile>> {
+    let one = |nic: Option<&String>| {
+        let (nic, nic_file) = (nic.cloned(), nic_file.cloned());
+        NicProfileArgs { nic, nic_file }.chosen()
+    };
+    match nics {
+        [] => Ok(vec![one(None)?]),
+        some => some.iter().map(|nic| one(Some(nic))).collect(),
+    }
+}
+
+/// What a series is called after; `None` where a row has none of it.
+type Part<'a, R> = &'a dyn Fn(&R) -> Option<String>;
+
+/// Rows as series, in the order in which they come. The first part always names a series, the others only where rows differ
+/// in them.
+pub(crate) fn series<R>(
+    rows: &[R],
+    parts: &[Part<'_, R>],
+    point: impl Fn(&R) -> Point,
+    published: impl Fn(&R) -> Option<f64>,
+) -> Vec<Series> {
+    let differs = |part: &Part<'_, R>| rows.windows(2).any(|pair| part(&pair[0]) != part(&pair[1]));
+    let names = |row: &R| {
+        let used = parts.iter().enumerate();
+        let used = used.filter(|(at, part)| *at == 0 || differs(part));
+        let all: Vec<String> = used.filter_map(|(_, part)| part(row)).collect();
+        all.join(", ")
+    };
+    let mut places: BTreeMap<String, usize> = BTreeMap::new();
+    let mut all: Vec<Series> = Vec::new();
+    for row in rows {
+        let name = names(row);
+        let at = *places.entry(name.clone()).or_insert(all.len());
+        if at == all.len() {
+            all.push(Series::new(name, [] as [Point; 0]));
+        }
+        let point = point(row);
+        if let Some(value) = published(row) {
+            all[at].published.push((point.x, value));
+        }
+        all[at].points.push(point);
+    }
+    for series in &mut all {
+        series.points.sort_by(|a, b| a.x.total_cmp(&b.x));
+    }
+    all
+}
+
+/// Something of one setting, which JSON names where one is turned.
+#[derive(Serialize)]
+pub(crate) struct Turned<R> {
+    #[serde(skip)]
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    setting: Option<usize>,
+    #[serde(flatten)]
+    of: R,
+}
+
+impl<R> Turned<R> {
+    /// Of the setting at this place among [`SweepArgs::settings`].
+    pub(crate) fn new(index: usize, setting: Option<usize>, of: R) -> Self {
+        Turned { index, setting, of }
+    }
+
+    /// What was of each of so many settings.
+    pub(crate) fn sorted(all: Vec<Self>, settings: usize) -> Vec<Vec<R>> {
+        let mut sorted: Vec<Vec<R>> = (0..settings).map(|_| Vec::new()).collect();
+        for turned in all {
+            sorted[turned.index].push(turned.of);
+        }
+        sorted
+    }
+}
+
+/// What was measured of a design at one setting.
+pub(crate) struct Measured {
+    pub(crate) name: String,
+    /// The setting.
+    pub(crate) at: usize,
+    pub(crate) rate_per_s: Spread,
+    pub(crate) latency_ns_p50: Option<f64>,
+    pub(crate) latency_ns_p99: Option<f64>,
+    pub(crate) verified: bool,
+}
+
+/// Prints a row for each point.
+pub(crate) fn show(sweep: &SweepArgs, rows: &[Measured]) -> Result<()> {
+    let knob = sweep.over.unwrap_or(Knob::Cores).name();
+    let header = [&knob, "design", "requests/s", "median", "p99", "verified"];
+    let mut table = output::table(header, &[0, 2, 3, 4]);
+    for row in rows {
+        table.add_row([
+            row.at.to_string(),
+            row.name.clone(),
+            rate(row.rate_per_s),
+            or_nothing(row.latency_ns_p50, output::time),
+            or_nothing(row.latency_ns_p99, output::time),
+            yes_or_no(row.verified).to_owned(),
+        ]);
+    }
+    output::print(table)
+}
+
+/// The rates as a picture.
+pub(crate) fn chart(title: &str, caption: String, sweep: &SweepArgs, rows: &[Measured]) -> Chart {
+    let series = series(
+        rows,
+        &[&|row| Some(row.name.clone())],
+        |row| spread_point(place(row.at), row.rate_per_s, 1e6),
+        |_| None,
+    );
+    Chart {
+        title: format!("{title} over {}", sweep.axis().label),
+        caption,
+        x: sweep.axis(),
+        y: Axis::auto("10⁶ requests a second"),
+        series,
+        levels: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_that_is_not_there_is_refused_and_values_are_sorted() {
+        let sweep = SweepArgs {
+            over: Some(Knob::Window),
+            values: vec![8, 1, 8],
+        };
+        let set = |args: &mut usize, knob, value| {
+            *args = value;
+            Ok(knob == Knob::Window)
+        };
+        let all = sweep.settings(&0, set).expect("a window");
+        assert_eq!(all, [(Some(1), 1), (Some(8), 8)]);
+        let other = SweepArgs {
+            over: Some(Knob::ValueSize),
+            ..sweep.clone()
+        };
+        let error = other.settings(&0, set).expect_err("no such knob");
+        assert!(error.to_string().contains("--over value-size"), "{error}");
+        let zero = SweepArgs {
+            values: vec![0],
+            ..sweep
+        };
+        assert!(zero.settings(&0, set).is_err());
+    }
+
+    #[test]
+    fn series_are_named_by_what_differs() {
+        let rows = [
+            ("rpc", "cib", 2.0),
+            ("rpc", "cx3", 1.0),
+            ("rpc", "cib", 1.0),
+        ];
+        let named = series(
+            &rows,
+            &[
+                &|row| Some(row.0.to_owned()),
+                &|row| Some(row.1.to_owned()),
+                &|_| Some("same".to_owned()),
+            ],
+            |row| Point::from((row.2, 1.0)),
+            |_| None,
+        );
+        let names: Vec<_> = named.iter().map(|s| s.name.as_str()).collect();
+        assert_eq!(names, ["rpc, cib", "rpc, cx3"]);
+        let xs: Vec<f64> = named[0].points.iter().map(|p| p.x).collect();
+        assert_eq!(xs, [1.0, 2.0]);
+    }
+}
