@@ -105,6 +105,14 @@ impl SweepArgs {
         values.into_iter().map(one).collect()
     }
 
+    /// The settings in words, and which of them is turned.
+    pub(crate) fn told(&self, settings: &str) -> String {
+        match self.over {
+            Some(knob) => format!("{settings}; {} as listed", knob.name()),
+            None => settings.to_owned(),
+        }
+    }
+
     /// The x axis.
     pub(crate) fn axis(&self) -> Axis {
         self.over.unwrap_or(Knob::Cores).axis()

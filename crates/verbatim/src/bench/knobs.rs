@@ -15,7 +15,8 @@ use nicmodel::Profile;
 use super::common::{CoresArgs, nic_choice};
 use super::ends::EndsArgs;
 use crate::args::{self, NicArgs, PortArgs};
-use crate::model::NicProfileArgs;
+use crate::picture::PictureArgs;
+use crate::sweeps::profiles;
 
 /// What every measurement of one verb takes.
 #[derive(clap::Args)]
@@ -48,6 +49,8 @@ pub(super) struct Common {
     #[arg(long, value_name = "FILE")]
     pub(super) record: Option<PathBuf>,
     #[command(flatten)]
+    pub(super) picture: PictureArgs,
+    #[command(flatten)]
     pub(super) nic: NicArgs,
     #[command(flatten)]
     port: PortArgs,
@@ -61,10 +64,10 @@ pub(super) struct Common {
 #[derive(clap::Args)]
 #[command(next_help_heading = "Simulation")]
 pub(super) struct SimulationArgs {
-    /// Run on simulated machines with this NIC, in virtual time: cx, cx3, cib, or a profile's file. One round is
-    /// measured: the others would be the same
+    /// Run on simulated machines with this NIC, in virtual time: cx, cx3, cib, or a profile's file; sweep compares
+    /// several. One round is measured: the others would be the same
     #[arg(long = "nic", id = "simulated_nic", value_name = "NAME", conflicts_with_all = ["nic_file", "provider", "device", "pcap", "rounds", "cores", "listen", "connect"])]
-    name: Option<String>,
+    names: Vec<String>,
     /// The same with a NIC of your own, described by a profile (verbatim model --template)
     #[arg(long = "nic-file", id = "nic_file", value_name = "FILE", conflicts_with_all = ["provider", "device", "pcap", "rounds", "cores", "listen", "connect"])]
     file: Option<PathBuf>,
@@ -72,19 +75,24 @@ pub(super) struct SimulationArgs {
 
 impl SimulationArgs {
     pub(super) fn is_asked_for(&self) -> bool {
-        self.name.is_some() || self.file.is_some()
+        !self.names.is_empty() || self.file.is_some()
     }
 
     /// The profile of the simulated NIC, if one was asked for.
     pub(super) fn profile(&self) -> Result<Option<Profile>> {
-        if !self.is_asked_for() {
-            return Ok(None);
+        let mut all = self.profiles()?;
+        if all.len() > 1 {
+            bail!("one --nic at a time; `verbatim bench sweep` compares several");
         }
-        let chosen = NicProfileArgs {
-            nic: self.name.clone(),
-            nic_file: self.file.clone(),
-        };
-        chosen.chosen().map(Some)
+        Ok(all.pop())
+    }
+
+    /// The profiles of all simulated NICs that were asked for.
+    pub(super) fn profiles(&self) -> Result<Vec<Profile>> {
+        if !self.is_asked_for() {
+            return Ok(Vec::new());
+        }
+        profiles(&self.names, self.file.as_ref())
     }
 }
 
@@ -116,7 +124,7 @@ impl Common {
     /// # Errors
     /// When it is too short to measure anything.
     pub(super) fn duration_ms(&self, payload_bytes: Option<usize>) -> Result<u64> {
-        let simulated = self.simulation.name.is_some() || self.simulation.file.is_some();
+        let simulated = self.simulation.is_asked_for();
         let usual = if simulated {
             simulated_ms(payload_bytes.unwrap_or(0))
         } else {

@@ -20,8 +20,9 @@ use super::verb::{RateResult, head, rate_result};
 use crate::Outcome;
 use crate::args;
 use crate::output::{self, print, table};
-use crate::picture::{PictureArgs, place, spread_point};
+use crate::picture::{place, spread_point};
 use crate::progress::progress;
+use crate::stop;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -30,6 +31,7 @@ Examples:
   verbatim bench sweep rc-read --values 8,64,4K --csv reads.csv --svg reads.svg
   verbatim bench sweep uc-write --nic cib --svg cib.svg   on a simulated Connect-IB, in virtual time
   verbatim bench sweep ud-recv --over threads --nic cib
+  verbatim bench sweep rc-read --nic cib --nic cx3 --svg reads.svg    two NICs in one picture
   verbatim bench sweep atomics --over addresses --direction inbound --nic cib
   verbatim bench sweep atomics --over spacing --addresses 512 --direction inbound --nic cib
 
@@ -49,8 +51,6 @@ pub(super) struct Args {
     /// Its values, with commas between them; bytes also with K (KiB) or M (MiB) behind [default: powers of two]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::bytes(MAX_PAYLOAD_BYTES))]
     values: Vec<usize>,
-    #[command(flatten)]
-    picture: PictureArgs,
     #[command(flatten)]
     pub(super) stream: StreamArgs,
 }
@@ -260,29 +260,52 @@ fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<(usize, Strea
 
 /// Runs the command.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
-    let profile = args.stream.common.simulation.profile()?;
-    let streams = streams(args, profile.as_ref())?;
-    if args.stream.common.ends.listens() {
-        let common = &args.stream.common;
-        common.nic.settle()?;
-        return common.ends.listen(&tasks(&streams), &common.nic_choice());
+    let common = &args.stream.common;
+    let picture = &common.picture;
+    let profiles = common.simulation.profiles()?;
+    let mut swept = Vec::new();
+    if profiles.is_empty() {
+        let streams = streams(args, None)?;
+        if common.ends.listens() {
+            common.nic.settle()?;
+            return common.ends.listen(&tasks(&streams), &common.nic_choice());
+        }
+        picture.check()?;
+        swept.push(measure(args, &streams)?);
+    } else {
+        picture.check()?;
+        let each = profiles.iter().map(|profile| streams(args, Some(profile)));
+        let each: Vec<_> = each.collect::<Result<_>>()?;
+        stop::end_early_on_interrupt(each.iter().map(|streams| streams.len() as u64).sum())?;
+        for (profile, streams) in profiles.iter().zip(&each) {
+            swept.push(simulate(args, streams, profile)?);
+        }
     }
-    args.picture.check()?;
-    let (title, points) = match profile {
-        Some(profile) => simulate(args, &streams, &profile)?,
-        None => measure(args, &streams)?,
-    };
-    if let Some(file) = &args.picture.csv {
-        output::write_file(file, &csv(args.over, &points))?;
+    if let Some(file) = &picture.csv {
+        output::write_file(file, &csv(args.over, &swept))?;
     }
-    args.picture.draw(&chart(args, title, &points))?;
-    if !args.stream.common.json {
-        show(args.over, &points)?;
+    picture.draw(&chart(args, &swept))?;
+    if !common.json {
+        for (number, one) in swept.iter().enumerate() {
+            if number > 0 {
+                print("")?;
+            }
+            print(&one.title)?;
+            show(args.over, &one.points)?;
+        }
     }
     Ok(Outcome::Done)
 }
 
 type Point = (usize, RateResult);
+
+/// What was swept on one NIC.
+struct SweptOn {
+    nic: String,
+    /// NIC and circumstances.
+    title: String,
+    points: Vec<Point>,
+}
 
 fn tasks(streams: &[(usize, Stream)]) -> Vec<Task> {
     streams
@@ -308,11 +331,7 @@ fn settings(args: &Args, streams: &[(usize, Stream)], rounds: u32) -> Settings {
 }
 
 /// Every point once, on a simulated NIC.
-fn simulate(
-    args: &Args,
-    streams: &[(usize, Stream)],
-    profile: &Profile,
-) -> Result<(String, Vec<Point>)> {
+fn simulate(args: &Args, streams: &[(usize, Stream)], profile: &Profile) -> Result<SweptOn> {
     let common = &args.stream.common;
     let mut lines = Lines::new(common.record.as_deref(), common.json)?;
     let title = format!("{}, simulated: {}", swept(args), profile.title);
@@ -320,12 +339,12 @@ fn simulate(
         nic: &profile.name,
         settings: &settings(args, streams, 1),
     })?;
-    if !common.json {
-        print(&title)?;
-    }
     let bar = progress(streams.len() as u64);
     let mut points = Vec::new();
     for &(value, stream) in streams {
+        if stop::is_interrupted() {
+            break;
+        }
         let outcome = bench::simulated::micro::run(profile, &Task::Stream(stream))?;
         let result = rate_result(&[outcome]);
         lines.tell(&Line::Point {
@@ -334,13 +353,18 @@ fn simulate(
         })?;
         points.push((value, result));
         bar.inc(1);
+        stop::step_done();
     }
     bar.finish_and_clear();
-    Ok((title, points))
+    Ok(SweptOn {
+        nic: profile.name.clone(),
+        title,
+        points,
+    })
 }
 
 /// Every point in every round.
-fn measure(args: &Args, streams: &[(usize, Stream)]) -> Result<(String, Vec<Point>)> {
+fn measure(args: &Args, streams: &[(usize, Stream)]) -> Result<SweptOn> {
     let common = &args.stream.common;
     common.nic.settle()?;
     let cores = common.cores.settle()?;
@@ -350,11 +374,18 @@ fn measure(args: &Args, streams: &[(usize, Stream)]) -> Result<(String, Vec<Poin
     let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     lines.tell(&Line::Record(&record))?;
     let mut runner = common.ends.runner(cores, &tasks(streams))?;
-    let bar = progress(u64::from(common.rounds) * streams.len() as u64);
+    let steps = u64::from(common.rounds) * streams.len() as u64;
+    stop::end_early_on_interrupt(steps)?;
+    let bar = progress(steps);
     let mut outcomes: Vec<Vec<Measured>> = streams.iter().map(|_| Vec::new()).collect();
-    for round in 0..common.rounds {
+    'rounds: for round in 0..common.rounds {
         for (&(value, stream), outcomes) in streams.iter().zip(&mut outcomes) {
-            let outcome = runner.measure(&nic, &Task::Stream(stream))?;
+            let outcome = runner.measure(&nic, &Task::Stream(stream));
+            // The terminal interrupts the other process, too.
+            if stop::is_interrupted() && outcome.is_err() {
+                break 'rounds;
+            }
+            let outcome = outcome?;
             lines.tell(&Line::Sample {
                 value,
                 round,
@@ -362,6 +393,10 @@ fn measure(args: &Args, streams: &[(usize, Stream)]) -> Result<(String, Vec<Poin
             })?;
             outcomes.push(outcome);
             bar.inc(1);
+            stop::step_done();
+            if stop::is_interrupted() {
+                break 'rounds;
+            }
         }
     }
     bar.finish_and_clear();
@@ -375,22 +410,23 @@ fn measure(args: &Args, streams: &[(usize, Stream)]) -> Result<(String, Vec<Poin
         })?;
         points.push((value, result));
     }
-    if !common.json {
-        print(format_args!(
-            "{}: {}",
-            swept(args),
-            head(&record, common.rounds)
-        ))?;
-    }
-    Ok((format!("{} on {}", swept(args), record.device), points))
+    Ok(SweptOn {
+        nic: record.device.clone(),
+        title: format!("{}: {}", swept(args), head(&record, common.rounds)),
+        points,
+    })
 }
 
-fn csv(over: Over, points: &[Point]) -> String {
+/// A line for each point; the NIC comes last.
+fn csv(over: Over, swept: &[SweptOn]) -> String {
     let mut text = format!(
-        "{},rate_mops,rate_mops_min,rate_mops_max,gbytes_per_s,gbytes_per_s_min,gbytes_per_s_max,verified_ops,lost_ops\n",
+        "{},rate_mops,rate_mops_min,rate_mops_max,gbytes_per_s,gbytes_per_s_min,gbytes_per_s_max,verified_ops,lost_ops,nic\n",
         over.name()
     );
-    for (value, result) in points {
+    let points = swept
+        .iter()
+        .flat_map(|one| one.points.iter().map(|point| (&one.nic, point)));
+    for (nic, (value, result)) in points {
         let _ = write!(text, "{value}");
         for spread in [result.rate_mops, result.bandwidth_gbytes_per_s] {
             match spread {
@@ -400,23 +436,30 @@ fn csv(over: Over, points: &[Point]) -> String {
                 None => text.push_str(",,,"),
             }
         }
-        let _ = writeln!(text, ",{},{}", result.verified_ops, result.lost_ops);
+        let _ = writeln!(text, ",{},{},{nic}", result.verified_ops, result.lost_ops);
     }
     text
 }
 
-fn chart(args: &Args, title: String, points: &[Point]) -> Chart {
+fn chart(args: &Args, all: &[SweptOn]) -> Chart {
     let point = |(value, result): &Point| Some(spread_point(place(*value), result.rate_mops?, 1.0));
     let axis = Axis::log(args.over.label());
     Chart {
         title: format!("{} over the {}", swept(args), args.over.label()),
-        caption: title,
+        caption: all
+            .iter()
+            .map(|one| one.title.as_str())
+            .collect::<Vec<_>>()
+            .join("; "),
         x: match args.over {
             Over::Payload | Over::Spacing => axis.in_bytes(),
             _ => axis,
         },
         y: Axis::auto("10⁶ messages a second"),
-        series: vec![Series::new(swept(args), points.iter().filter_map(point))],
+        series: all
+            .iter()
+            .map(|one| Series::new(&one.nic, one.points.iter().filter_map(point)))
+            .collect(),
         levels: Vec::new(),
     }
 }
@@ -464,10 +507,15 @@ mod tests {
     #[test]
     fn a_point_without_a_rate_is_an_empty_cell() {
         let nothing = rate_result(&[]);
-        let text = csv(Over::Batch, &[(4, nothing)]);
+        let swept = SweptOn {
+            nic: "cib".to_owned(),
+            title: String::new(),
+            points: vec![(4, nothing)],
+        };
+        let text = csv(Over::Batch, &[swept]);
         let last = text.lines().last().expect("a line");
         assert!(text.starts_with("batch,"));
-        assert_eq!(last, "4,,,,,,,0,0");
+        assert_eq!(last, "4,,,,,,,0,0,cib");
         assert_eq!(
             last.split(',').count(),
             text.lines().next().expect("a head").split(',').count()

@@ -4,6 +4,7 @@ use anyhow::Result;
 use bench::micro::{Direction, Latency, Outcome as Measured, PingPong, Rate, Stream, Task, Verb};
 use bench::record::Record;
 use bench::stats::Spread;
+use chart::{Axis, Chart, Series};
 use clap::ValueEnum;
 use nicmodel::Profile;
 use serde::Serialize;
@@ -12,7 +13,9 @@ use super::common::{Lines, bytes, warn_of_circumstances, with_range};
 use super::knobs::{Common, StreamArgs};
 use crate::Outcome;
 use crate::output::{figure, print};
+use crate::picture::place;
 use crate::progress::progress;
+use crate::stop;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -160,6 +163,7 @@ struct Simulated<'a> {
 
 /// Measures on a simulated NIC.
 fn simulate(profile: &Profile, task: &Task, args: &Common) -> Result<Outcome> {
+    args.picture.check()?;
     let mut lines = Lines::new(args.record.as_deref(), args.json)?;
     let outcome = bench::simulated::micro::run(profile, task)?;
     let nic = profile.name.as_str();
@@ -168,6 +172,9 @@ fn simulate(profile: &Profile, task: &Task, args: &Common) -> Result<Outcome> {
         task,
         outcome: &outcome,
     }))?;
+    let caption = format!("simulated in virtual time: {}", profile.title);
+    args.picture
+        .write(&chart(task, caption, std::slice::from_ref(&outcome)))?;
     if args.json {
         return Ok(Outcome::Done);
     }
@@ -189,6 +196,7 @@ fn measure(task: &Task, args: &Common, profile: Option<&Profile>) -> Result<Outc
     if let Some(profile) = profile {
         return simulate(profile, task, args);
     }
+    args.picture.check()?;
     args.nic.settle()?;
     let tasks = std::slice::from_ref(task);
     if args.ends.listens() {
@@ -204,19 +212,31 @@ fn measure(task: &Task, args: &Common, profile: Option<&Profile>) -> Result<Outc
     let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     lines.tell(&Line::Record(&record))?;
     let mut runner = args.ends.runner(cores, tasks)?;
+    stop::end_early_on_interrupt(args.rounds.into())?;
     let bar = progress(args.rounds.into());
     let mut outcomes = Vec::new();
     for round in 0..args.rounds {
-        let outcome = runner.measure(&nic, task)?;
+        let outcome = runner.measure(&nic, task);
+        // The terminal interrupts the other process, too.
+        if stop::is_interrupted() && outcome.is_err() {
+            break;
+        }
+        let outcome = outcome?;
         lines.tell(&Line::Sample {
             round,
             outcome: &outcome,
         })?;
         outcomes.push(outcome);
         bar.inc(1);
+        stop::step_done();
+        if stop::is_interrupted() {
+            break;
+        }
     }
     bar.finish_and_clear();
     warn_of_circumstances(&record);
+    args.picture
+        .write(&chart(task, head(&record, args.rounds), &outcomes))?;
     match task {
         Task::Stream(stream) => {
             let result = rate_result(&outcomes);
@@ -236,6 +256,46 @@ fn measure(task: &Task, args: &Common, profile: Option<&Profile>) -> Result<Outc
         }
     }
     Ok(Outcome::Done)
+}
+
+/// The rounds one after the other.
+fn chart(task: &Task, caption: String, outcomes: &[Measured]) -> Chart {
+    let rounds = || (1..).map(place).zip(outcomes);
+    let rates = rounds().filter_map(|(round, outcome)| match outcome {
+        Measured::Rate(rate) => Some((round, rate.rate_mops)),
+        Measured::Latency(_) => None,
+    });
+    let latency = |of: fn(&Latency) -> f64| {
+        let points = rounds().filter_map(move |(round, outcome)| match outcome {
+            Measured::Latency(latency) => Some((round, of(latency) / 1e3)),
+            Measured::Rate(_) => None,
+        });
+        points.collect::<Vec<_>>()
+    };
+    let (title, y, series) = match task {
+        Task::Stream(stream) => (
+            payload(stream.verb, stream.payload_bytes, stream.inline) + &layout(stream),
+            Axis::auto("10⁶ messages a second"),
+            vec![Series::new("message rate", rates)],
+        ),
+        Task::PingPong(ping) => (
+            payload(ping.verb, ping.payload_bytes, ping.inline),
+            Axis::auto("µs"),
+            vec![
+                Series::new("median", latency(|l| l.latency_ns_p50)),
+                Series::new("p99", latency(|l| l.latency_ns_p99)),
+                Series::new("p99.9", latency(|l| l.latency_ns_p999)),
+            ],
+        ),
+    };
+    Chart {
+        title: format!("{title}, round by round"),
+        caption,
+        x: Axis::linear("round"),
+        y,
+        series,
+        levels: Vec::new(),
+    }
 }
 
 /// Medians of a stream's rounds.

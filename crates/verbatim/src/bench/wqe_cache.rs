@@ -3,7 +3,6 @@
 //! loses some and fetches them again.
 
 use std::fmt::Write;
-use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use bench::micro::{Knobs, MAX_THREADS, MAX_WINDOW, Outcome as Measured, Rate, Stream, Task, Verb};
@@ -57,12 +56,6 @@ pub(super) struct Args {
     /// The NIC whose WQEs are expected, where the NIC is not simulated: cx, cx3, cib, bf2, or a profile's file
     #[arg(long, value_name = "NAME", default_value = "cib", conflicts_with_all = ["simulated_nic", "nic_file"])]
     expect: String,
-    /// Write the points to this file as comma-separated values
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
-    /// Draw the curves into this file
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
     #[command(flatten)]
     pub(super) common: Common,
 }
@@ -137,19 +130,15 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
             .ends
             .listen(&tasks(&streams), &args.common.nic_choice());
     }
-    for file in [&args.csv, &args.svg].into_iter().flatten() {
-        args::writable_file(file)?;
-    }
+    args.common.picture.check()?;
     let (title, points) = match &profile {
         Some(profile) => simulate(args, &streams, profile)?,
         None => measure(args, &streams)?,
     };
-    if let Some(file) = &args.csv {
+    if let Some(file) = &args.common.picture.csv {
         output::write_file(file, &csv(&points))?;
     }
-    if let Some(file) = &args.svg {
-        output::write_file(file, &svg(title, &points))?;
-    }
+    args.common.picture.draw(&chart(title, &points))?;
     if !args.common.json {
         show(&points)?;
     }
@@ -363,7 +352,7 @@ fn csv(points: &[Point]) -> String {
     text
 }
 
-fn svg(title: String, points: &[Point]) -> String {
+fn chart(title: String, points: &[Point]) -> Chart {
     let mut curves = Vec::new();
     for verb in [Verb::RcRead, Verb::RcWrite] {
         let of = |name: &str, of: &dyn Fn(&Point) -> Option<f64>| {
@@ -379,15 +368,14 @@ fn svg(title: String, points: &[Point]) -> String {
         curves.extend(of("reads counted", &|point| point.counted_reads_mops));
         curves.extend(of("WQE cache misses", &|point| point.wqe_cache_misses_mops));
     }
-    let chart = Chart {
+    Chart {
         title: "Windows of READs and WRITEs, and what the WQE cache misses".to_owned(),
         caption: title,
         x: Axis::log("work requests of a window"),
         y: Axis::linear("10⁶ a second"),
         series: curves,
         levels: Vec::new(),
-    };
-    chart.svg()
+    }
 }
 
 fn show(points: &[Point]) -> Result<()> {

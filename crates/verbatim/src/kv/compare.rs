@@ -160,7 +160,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         let at = value.unwrap_or(args.workers);
         points.extend(rows.iter().map(|row| point(at, row)));
     }
-    let caption = caption(&args, kind, device);
+    let caption = args.sweep.told(&caption(&args, kind, device));
     if !args.json {
         if args.sweep.over.is_some() {
             print(format_args!("{caption}\n"))?;

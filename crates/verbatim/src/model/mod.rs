@@ -4,6 +4,7 @@ mod lines;
 mod operation;
 mod paper_mixes;
 mod profiles;
+mod sweep;
 
 use std::fs::File;
 use std::io::Read;
@@ -58,6 +59,8 @@ pub(crate) struct Args {
     json: bool,
     #[command(flatten)]
     operation: operation::Operation,
+    #[command(flatten)]
+    sweep: sweep::SweepArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -68,6 +71,7 @@ Examples:
   verbatim model --verb fetch-add --counters 1000 --stride 64 --nic cx3
   verbatim model --verb write --payload 8 --window 1   a closed loop: round trips bound it
   verbatim model --verb read --nic cib --nic cx3       one operation on two NICs, side by side
+  verbatim model --verb write --over batch --values 1,4,16 --svg batches.svg
   verbatim model --mix herd-batch --json
   verbatim model --profiles --nic cib                  where each number comes from
   verbatim model --template > my-nic.toml; verbatim model --nic-file my-nic.toml
@@ -94,6 +98,13 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             &all
         };
         profiles::show(all, args.json)?;
+        return Ok(Outcome::Done);
+    }
+    if args.sweep.is_asked_for() {
+        if args.mix.is_some() || args.mix_file.is_some() {
+            bail!("--svg and --csv are of one operation (--verb), and a mix has one rate");
+        }
+        args.sweep.show(&all, &args.operation, args.json)?;
         return Ok(Outcome::Done);
     }
     if args.operation.is_given() && all.len() > 1 && !args.json {

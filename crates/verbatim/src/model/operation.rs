@@ -9,6 +9,7 @@ use nicmodel::{
 };
 use serde::Serialize;
 
+use super::sweep::Knob;
 use super::{bounds_lines, percent};
 use crate::args;
 use crate::output::{figure, print, print_typed, table};
@@ -111,6 +112,29 @@ impl Operation {
             || window.is_some()
             || counters.is_some()
             || stride.is_some()
+    }
+
+    /// The same with another setting.
+    pub(super) fn turned(&self, knob: Knob, value: usize) -> Result<Self> {
+        let (mut turned, small) = (self.clone(), u32::try_from(value)?);
+        match knob {
+            Knob::Payload => turned.payload = Some(small),
+            Knob::Batch => turned.batch = Some(small),
+            Knob::Cores => turned.cores = Some(small),
+            Knob::QueuePairs => turned.queue_pairs = Some(small),
+            Knob::SignalEvery => turned.signal_every = Some(small),
+            Knob::Counters => turned.counters = Some(value as u64),
+        }
+        Ok(turned)
+    }
+
+    /// What each side of this operation allows.
+    pub(super) fn sides(&self, profile: &Profile) -> Result<Sides> {
+        let way = Loop {
+            cores: self.cores,
+            window: self.window.map(f64::from),
+        };
+        Sides::of(profile, &self.load(profile)?, way)
     }
 
     fn load(&self, profile: &Profile) -> Result<Load> {
@@ -376,7 +400,7 @@ fn cost_table(one: &Footprint) -> comfy_table::Table {
 }
 
 /// The bounds of both sides, if one machine does nothing but post and another nothing but get it.
-struct Sides {
+pub(super) struct Sides {
     requester: Bounds,
     responder: Bounds,
 }
@@ -409,7 +433,7 @@ impl Sides {
         })
     }
 
-    fn both(&self) -> [(Role, &Bounds); 2] {
+    pub(super) fn both(&self) -> [(Role, &Bounds); 2] {
         [
             (Role::Requester, &self.requester),
             (Role::Responder, &self.responder),

@@ -26,6 +26,7 @@ mod ledger;
 mod lost_hosts;
 mod model;
 mod pcap;
+mod pictures;
 mod program;
 mod resp;
 mod restricted;

@@ -1,0 +1,185 @@
+//! `verbatim model --over`: an operation's rates over one of its settings, on one NIC or several.
+
+use anyhow::{Result, bail};
+use chart::{Axis, Chart, Point, Series};
+use clap::ValueEnum;
+use nicmodel::Profile;
+use serde::Serialize;
+
+use super::operation::Operation;
+use crate::args;
+use crate::output::{figure, print, print_typed, table};
+use crate::picture::{PictureArgs, place};
+
+/// What is turned, and what is left beside the table.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Sweep")]
+pub(super) struct SweepArgs {
+    /// The setting of the operation that is turned [default with --svg and --csv: payload]
+    #[arg(long, value_enum, value_name = "KNOB", conflicts_with_all = ["mix", "mix_file", "profiles", "template"])]
+    over: Option<Knob>,
+    /// Its values, with commas between them; also with K (KiB) or M (MiB) behind [default: powers of two]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = args::bytes(1 << 30), requires = "over")]
+    values: Vec<usize>,
+    #[command(flatten)]
+    picture: PictureArgs,
+}
+
+/// A setting of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Knob {
+    /// Bytes of payload
+    Payload,
+    /// Operations in a postlist
+    Batch,
+    /// Cores of each side
+    Cores,
+    /// Queue pairs
+    QueuePairs,
+    /// One operation in so many is signaled
+    SignalEvery,
+    /// Counters of atomics
+    Counters,
+}
+
+impl Knob {
+    fn axis(self) -> Axis {
+        match self {
+            Knob::Payload => Axis::log("payload, bytes").in_bytes(),
+            Knob::Batch => Axis::log("operations in a postlist"),
+            Knob::Cores => Axis::linear("cores of each side"),
+            Knob::QueuePairs => Axis::log("queue pairs"),
+            Knob::SignalEvery => Axis::log("one signaled operation in"),
+            Knob::Counters => Axis::log("counters"),
+        }
+    }
+
+    /// The least and the most of the powers of two that are the default.
+    fn usual(self) -> std::ops::RangeInclusive<u32> {
+        match self {
+            Knob::Payload => 3..=12,
+            Knob::Batch => 0..=6,
+            Knob::Cores => 0..=4,
+            Knob::QueuePairs => 0..=6,
+            Knob::SignalEvery => 0..=7,
+            Knob::Counters => 0..=12,
+        }
+    }
+}
+
+/// A line of the table.
+#[derive(Serialize)]
+struct Row {
+    nic: String,
+    over: Knob,
+    value: usize,
+    /// What each side allows, in 10^6 a second.
+    requester_mops: Option<f64>,
+    responder_mops: Option<f64>,
+    /// What binds the slower side.
+    bottleneck: Option<String>,
+}
+
+impl SweepArgs {
+    /// Whether there is anything to turn or to draw.
+    pub(super) fn is_asked_for(&self) -> bool {
+        self.over.is_some() || self.picture.svg.is_some() || self.picture.csv.is_some()
+    }
+
+    /// Prints the rates over the setting, and draws them.
+    pub(super) fn show(&self, profiles: &[Profile], wanted: &Operation, json: bool) -> Result<()> {
+        self.picture.check()?;
+        let over = self.over.unwrap_or(Knob::Payload);
+        let mut values = self.values.clone();
+        if values.is_empty() {
+            values = over.usual().map(|power| 1 << power).collect();
+        }
+        values.sort_unstable();
+        values.dedup();
+        let mut rows = Vec::new();
+        for profile in profiles {
+            for &value in &values {
+                let row = row(profile, wanted, over, value)?;
+                if json {
+                    print_typed("point", &row)?;
+                }
+                rows.push(row);
+            }
+        }
+        let titles: Vec<_> = profiles.iter().map(|p| p.title.as_str()).collect();
+        if !json {
+            print(format_args!("{}\n", titles.join("; ")))?;
+            show(over, &rows)?;
+        }
+        self.picture.write(&Chart {
+            title: format!("What resources allow, over {}", over.axis().label),
+            caption: format!("model, not measured: {}", titles.join("; ")),
+            x: over.axis(),
+            y: Axis::auto("10⁶ operations a second"),
+            series: series(profiles, &rows),
+            levels: Vec::new(),
+        })
+    }
+}
+
+fn row(profile: &Profile, wanted: &Operation, over: Knob, value: usize) -> Result<Row> {
+    if value == 0 && over != Knob::Payload {
+        bail!("--values: this setting is 1 or more");
+    }
+    let sides = wanted.turned(over, value)?.sides(profile)?;
+    let [requester, responder] = sides.both().map(|(_, bounds)| bounds);
+    let rate = |bounds: &nicmodel::Bounds| bounds.predicted_mops.unwrap_or(f64::INFINITY);
+    let slower = if rate(responder) < rate(requester) {
+        responder
+    } else {
+        requester
+    };
+    Ok(Row {
+        nic: profile.name.clone(),
+        over,
+        value,
+        requester_mops: requester.predicted_mops,
+        responder_mops: responder.predicted_mops,
+        bottleneck: slower.bottleneck().map(|resource| resource.to_string()),
+    })
+}
+
+fn show(over: Knob, rows: &[Row]) -> Result<()> {
+    let label = over.axis().label;
+    let header = [
+        "NIC",
+        &label,
+        "requester, M/s",
+        "responder, M/s",
+        "what binds",
+    ];
+    let mut shown = table(header, &[1, 2, 3]);
+    for row in rows {
+        let known = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), figure);
+        shown.add_row([
+            row.nic.clone(),
+            row.value.to_string(),
+            known(row.requester_mops),
+            known(row.responder_mops),
+            row.bottleneck.clone().unwrap_or_default(),
+        ]);
+    }
+    print(shown)
+}
+
+/// Both sides of each NIC.
+fn series(profiles: &[Profile], rows: &[Row]) -> Vec<Series> {
+    let side = |profile: &Profile, name: &str, of: fn(&Row) -> Option<f64>| {
+        let rows = rows.iter().filter(|row| row.nic == profile.name);
+        let points = rows.filter_map(|row| Some(Point::from((place(row.value), of(row)?))));
+        Series::new(format!("{}, {name}", profile.name), points)
+    };
+    let both = |profile| {
+        [
+            side(profile, "requester", |row| row.requester_mops),
+            side(profile, "responder", |row| row.responder_mops),
+        ]
+    };
+    profiles.iter().flat_map(both).collect()
+}
