@@ -22,7 +22,8 @@ const GAP: f64 = 8.0;
 const ROW: f64 = 24.0;
 const LETTER: f64 = 8.0;
 
-/// A picture of bars; the longest takes all the room.
+/// A picture of bars; the longest takes all the room. It stands in an element of class `scroll`, so that a page can let it scroll
+/// on a narrow screen.
 pub fn bars(title: &str, bars: &[Bar]) -> String {
     let room = WIDTH - LABELS - VALUES;
     let length = |bar: &Bar| {
@@ -35,7 +36,7 @@ pub fn bars(title: &str, bars: &[Bar]) -> String {
     let scale = if longest > 0.0 { room / longest } else { 0.0 };
     let height = ROW * real(bars.len()) + GAP;
     let mut svg = format!(
-        r#"<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{}">"#,
+        r#"<div class="scroll"><svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{}">"#,
         escape(title)
     );
     for (row, bar) in bars.iter().enumerate() {
@@ -68,7 +69,7 @@ pub fn bars(title: &str, bars: &[Bar]) -> String {
             &fit(&bar.value, VALUES - GAP),
         );
     }
-    svg.push_str("</svg>");
+    svg.push_str("</svg></div>");
     svg
 }
 

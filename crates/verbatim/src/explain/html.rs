@@ -2,24 +2,29 @@
 
 use std::fmt::Write;
 
+use chart::{Bar, bars, escape};
 use nicmodel::bounds::Role;
 
+use super::contents::{anchor, summary};
 use super::report::{Process, Report, real};
-use super::svg::{Bar, bars, escape};
 use super::text;
 use super::verdict::Verdict;
 use crate::model::{percent, unknown_line};
 use crate::output::figure;
 
 const STYLE: &str = "\
-:root { color-scheme: light; --ink: #1c2733; --dim: #5b6875; --line: #d7dde3; --in: #2f6fb0; --out: #d98032; --binds: #b8323c; --then: #3c8d5a; }
-body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem; font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: #fff; }
+:root { color-scheme: light dark; --page: #fff; --ink: #1c2733; --dim: #5b6875; --line: #d7dde3; --in: #2f6fb0; --out: #d98032; --binds: #b8323c; --then: #3c8d5a; }
+@media (prefers-color-scheme: dark) { :root { --page: #14191f; --ink: #e4e9ee; --dim: #a3afbb; --line: #323c46; --in: #6cb0f0; --out: #f59a5c; --binds: #f0868e; --then: #6fcf97; } }
+@media print { :root { color-scheme: light; --page: #fff; --ink: #000; --dim: #444; --line: #bbb; --in: #2f6fb0; --out: #d98032; --binds: #b8323c; --then: #3c8d5a; }
+body { max-width: none; } .scroll { overflow-x: visible; } svg, tr, li { break-inside: avoid; } h2, h3 { break-after: avoid; } table { font-size: .7rem; } }
+body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem; font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); }
+a { color: var(--in); } .failed { color: var(--binds); }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1rem; overflow-wrap: anywhere; }
 h3 { font-size: 1rem; margin: 1.6rem 0 .4rem; } p { margin: .3rem 0; } .dim { color: var(--dim); }
 svg { display: block; width: 100%; max-width: 760px; height: auto; } svg text { font: 13px system-ui, sans-serif; fill: var(--ink); }
 .in { fill: var(--in); } .out { fill: var(--out); } .binds { fill: var(--binds); } .busy { fill: var(--in); } .then { fill: var(--then); } .now { fill: var(--dim); }
 .key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 .8em; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; } th, td { padding: .2rem .45rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; } th:first-child, td:first-child { text-align: left; }
+.scroll { overflow-x: auto; } @media screen { .scroll svg { min-width: 34rem; } } table { border-collapse: collapse; font-size: .9rem; } th, td { padding: .2rem .45rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; } th:first-child, td:first-child { text-align: left; }
 li { margin: .5rem 0; } .gain { font-weight: 600; color: var(--then); } code { font-size: .9em; overflow-wrap: anywhere; }
 ";
 
@@ -46,6 +51,7 @@ pub(super) fn page(report: &Report) -> String {
             escape(&report.command)
         ),
     );
+    html.push_str(&summary(report));
     for process in &report.processes {
         add_process(&mut html, process);
     }
@@ -71,7 +77,11 @@ fn add(html: &mut String, text: std::fmt::Arguments<'_>) {
 fn add_process(html: &mut String, process: &Process) {
     let mut heading = text::heading(process).into_iter();
     if let Some(first) = heading.next() {
-        add(html, format_args!("<h2>{}</h2>", escape(&first)));
+        let id = anchor(process);
+        add(
+            html,
+            format_args!("<h2 id=\"{id}\">{}</h2>", escape(&first)),
+        );
     }
     for line in heading {
         add(html, format_args!("<p>{}</p>", escape(&line)));

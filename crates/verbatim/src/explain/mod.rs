@@ -3,10 +3,10 @@
 
 mod alike;
 mod compare;
+mod contents;
 mod html;
 mod report;
 mod spread;
-mod svg;
 mod text;
 mod verdict;
 

@@ -568,7 +568,19 @@ fn the_page_is_whole_in_a_browser() {
     let (text, _, status) = explained(&ledger(), &["--html", page.to_str().expect("text")]);
     assert_eq!((status, text.as_str()), (Some(0), ""));
     let html = std::fs::read_to_string(&page).expect("written");
-    for elsewhere in ["http:", "https:", "src=", "href=", "<script"] {
+    // The summary comes first, and links to sections of this page.
+    let (before, _) = html.split_once("<h2 id=").expect("a section");
+    let summary = before.find("<nav>").expect("a summary");
+    for (at, _) in html.match_indices("href=\"") {
+        let (target, _) = html[at + 6..].split_once('"').expect("its end");
+        let id = target.strip_prefix('#').expect("a section of this page");
+        assert!(
+            at > summary && html.contains(&format!("id=\"{id}\"")),
+            "{id}"
+        );
+    }
+    assert!(html.contains("prefers-color-scheme: dark") && html.contains("@media print"));
+    for elsewhere in ["http:", "https:", "src=", "<script"] {
         assert!(
             !html.contains(elsewhere),
             "the page needs nothing beside it: {elsewhere}"
@@ -576,7 +588,7 @@ fn the_page_is_whole_in_a_browser() {
     }
     let looking = folder.path().join("looking.html");
     std::fs::write(&looking, html.replace("</body>", &format!("{LOOK}</body>"))).expect("written");
-    for width in [1000, 500] {
+    for width in [1000, 500, 420] {
         let seen = seen(&looking, width);
         let number = |name: &str| seen[name].as_i64().unwrap_or(-1);
         assert!(

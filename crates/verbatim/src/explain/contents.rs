@@ -1,0 +1,41 @@
+//! The beginning of the page: every process in a line, with a link to its section.
+
+use std::fmt::Write;
+
+use chart::escape;
+
+use super::report::{Process, Report};
+use super::text;
+use crate::output::figure;
+
+/// The identifier of a process' section.
+pub(super) fn anchor(process: &Process) -> String {
+    format!("process-{}", process.pid)
+}
+
+/// What binds each process, and how fast it can be.
+pub(super) fn summary(report: &Report) -> String {
+    if report.processes.is_empty() {
+        return String::new();
+    }
+    let mut html = "<nav><h2>Summary</h2><ul>".to_owned();
+    for process in &report.processes {
+        let failed = match process.failed {
+            0 => String::new(),
+            failed => format!(" <b class=\"failed\">{failed} completions in error.</b>"),
+        };
+        write!(
+            html,
+            "<li><a href=\"#{}\">Process {}, {}</a>: {}{} M/s, bound by the {}.{failed}</li>",
+            anchor(process),
+            process.pid,
+            escape(&process.program),
+            text::at_most(process),
+            figure(process.predicted_mops),
+            escape(&process.bottleneck.to_string())
+        )
+        .expect("a String takes all");
+    }
+    html.push_str("</ul></nav>");
+    html
+}
