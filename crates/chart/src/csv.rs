@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::Chart;
+use crate::data::Chart;
 
 /// The lines, the header first.
 pub(crate) fn csv(chart: &Chart) -> String {
@@ -43,7 +43,7 @@ fn field(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Chart, Point, Series};
+    use crate::data::{Chart, Point, Series};
 
     #[test]
     fn names_with_commas_are_quoted_and_ranges_listed() {

@@ -2,10 +2,11 @@
 
 use std::fmt::{Arguments, Write};
 
+use crate::data::{Chart, Series};
 use crate::legend::{self, level_dash, whisker};
 use crate::scale::Places;
 use crate::style::{self, DIM, GRID, INK, PAGE, dash, fill, marker, stroke};
-use crate::{Chart, Series, note, text};
+use crate::{note, text};
 
 /// Width of the picture, edges of the plot, and its height, in units of the picture.
 const WIDTH: f64 = 760.0;
@@ -131,7 +132,7 @@ fn description(chart: &Chart) -> String {
         let (Some(first), Some(last)) = (series.points.first(), series.points.last()) else {
             continue;
         };
-        let place = |point: &crate::Point| {
+        let place = |point: &crate::data::Point| {
             let x = text::number(point.x, chart.x.numbers);
             format!("{} at {x}", text::number(point.y, chart.y.numbers))
         };

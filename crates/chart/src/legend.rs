@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
+use crate::data::Chart;
 use crate::style::{self, dash, fill, marker, stroke};
-use crate::{Chart, text};
+use crate::text;
 
 /// Height of a line of the legend, and width of a sample with its gap.
 const ROW: f64 = 19.0;
@@ -43,7 +44,7 @@ fn entries(chart: &Chart) -> Vec<Entry> {
         let sample = Sample::Published;
         all.push(Entry { name, sample });
     }
-    let ranged = |of: &crate::Series| of.points.iter().any(|point| point.range.is_some());
+    let ranged = |of: &crate::data::Series| of.points.iter().any(|point| point.range.is_some());
     if chart.series.iter().any(ranged) {
         let name = "least to most of the rounds; the marker is the median".to_owned();
         let sample = Sample::Whisker;

@@ -1,6 +1,8 @@
 //! What a reader would not see: series that lie on others.
 
-use crate::{Axis, Series, scale::Places, text};
+use crate::data::{Axis, Series};
+use crate::scale::Places;
+use crate::text;
 
 /// Pixels within which two points look like one.
 const SAME: f64 = 2.0;

@@ -1,6 +1,7 @@
 //! Values of an axis become places, and get ticks.
 
-use crate::{Axis, Numbers, Scale, text};
+use crate::data::{Axis, Numbers, Scale};
+use crate::text;
 
 /// Values up to which each is a tick; more are a function or a cloud, and ticks are round numbers.
 const MEASURED: usize = 24;

@@ -1,6 +1,6 @@
 //! Texts of a picture: escaped, fitted into lines, numbers as they are written on axes.
 
-use crate::Numbers;
+use crate::data::Numbers;
 
 /// Text between tags or in quotes.
 pub fn escape(text: &str) -> String {

@@ -18,9 +18,9 @@ pub(crate) struct Args {
     /// Only this design of the sequencer; may be given several times [default: all]
     #[arg(long, value_name = "DESIGN")]
     design: Vec<Design>,
-    /// Cores of the simulated server
-    #[arg(long, value_name = "N", default_value = "10", value_parser = args::number("a count of cores", 1..=14usize))]
-    cores: usize,
+    /// Cores of the simulated server; several with commas between them
+    #[arg(long, value_name = "N", default_value = "10", value_delimiter = ',', value_parser = args::number("a count of cores", 1..=14usize))]
+    cores: Vec<usize>,
     /// Simulated clients
     #[arg(long, value_name = "N", default_value = "70", value_parser = args::number("clients", 1..=40_000usize))]
     clients: usize,
@@ -76,13 +76,16 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         "M requests a CPU second",
     ];
     let mut rows = table(header, &[1, 2, 3, 4, 5]);
-    for &design in designs {
+    let setups = designs
+        .iter()
+        .flat_map(|design| args.cores.iter().map(move |cores| (*design, *cores)));
+    for (design, cores) in setups {
         line.set_message(design.to_string());
         line.tick();
         let setup = Setup {
             clients: args.clients,
             time: args.duration,
-            ..Setup::paper(design, args.cores)
+            ..Setup::paper(design, cores)
         };
         let (mut rates, mut last) = (Vec::new(), None);
         for _ in 0..args.rounds {
@@ -97,7 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         let (outcome, cpu_ns) = last.context("there was no round")?;
         let row = Row {
             design,
-            cores: args.cores,
+            cores,
             clients: args.clients,
             requests: outcome.requests,
             virtual_ms: outcome.virtual_ms,

@@ -30,6 +30,9 @@ pub(crate) struct Args {
     /// The NIC, which has a DPU: bf2, or the file of a profile of your own
     #[arg(long, value_name = "NAME", default_value = "bf2")]
     nic: String,
+    /// A profile of a NIC of your own, which has a DPU (verbatim model --template)
+    #[arg(long, value_name = "FILE", conflicts_with = "nic")]
+    nic_file: Option<PathBuf>,
     /// How long the same keys are popular, in virtual time
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = args::duration)]
     every: Duration,
@@ -73,7 +76,7 @@ struct Summary {
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let chosen = NicProfileArgs {
         nic: Some(args.nic.clone()),
-        nic_file: None,
+        nic_file: args.nic_file.clone(),
     };
     let profile = chosen.chosen()?;
     let setup = Setup {

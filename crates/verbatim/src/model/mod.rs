@@ -1,5 +1,6 @@
 //! `verbatim model`: what verbs cost on a NIC, and how fast they can go there.
 
+mod knob;
 mod lines;
 mod operation;
 mod paper_mixes;

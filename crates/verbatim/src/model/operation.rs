@@ -9,7 +9,7 @@ use nicmodel::{
 };
 use serde::Serialize;
 
-use super::sweep::Knob;
+use super::knob::Knob;
 use super::{bounds_lines, percent};
 use crate::args;
 use crate::output::{figure, print, print_typed, table};

@@ -2,10 +2,10 @@
 
 use anyhow::{Result, bail};
 use chart::{Axis, Chart, Point, Series};
-use clap::ValueEnum;
 use nicmodel::Profile;
 use serde::Serialize;
 
+use super::knob::Knob;
 use super::operation::Operation;
 use crate::args;
 use crate::output::{figure, print, print_typed, table};
@@ -23,49 +23,6 @@ pub(super) struct SweepArgs {
     values: Vec<usize>,
     #[command(flatten)]
     picture: PictureArgs,
-}
-
-/// A setting of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Knob {
-    /// Bytes of payload
-    Payload,
-    /// Operations in a postlist
-    Batch,
-    /// Cores of each side
-    Cores,
-    /// Queue pairs
-    QueuePairs,
-    /// One operation in so many is signaled
-    SignalEvery,
-    /// Counters of atomics
-    Counters,
-}
-
-impl Knob {
-    fn axis(self) -> Axis {
-        match self {
-            Knob::Payload => Axis::log("payload, bytes").in_bytes(),
-            Knob::Batch => Axis::log("operations in a postlist"),
-            Knob::Cores => Axis::linear("cores of each side"),
-            Knob::QueuePairs => Axis::log("queue pairs"),
-            Knob::SignalEvery => Axis::log("one signaled operation in"),
-            Knob::Counters => Axis::log("counters"),
-        }
-    }
-
-    /// The least and the most of the powers of two that are the default.
-    fn usual(self) -> std::ops::RangeInclusive<u32> {
-        match self {
-            Knob::Payload => 3..=12,
-            Knob::Batch => 0..=6,
-            Knob::Cores => 0..=4,
-            Knob::QueuePairs => 0..=6,
-            Knob::SignalEvery => 0..=7,
-            Knob::Counters => 0..=12,
-        }
-    }
 }
 
 /// A line of the table.
