@@ -1,5 +1,5 @@
-//! The same code as on any NIC, on two simulated machines with a Connect-IB, in virtual time: what more queue pairs bring, each of
-//! which the NIC serves with one of its processing units.
+//! Two simulated machines with a Connect-IB run the same code as on any NIC, in virtual time.
+//! The NIC serves a queue pair with one of its processing units, so more queue pairs bring a higher rate.
 //!
 //! ```sh
 //! cargo run --release --example simulate

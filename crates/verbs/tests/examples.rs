@@ -42,7 +42,7 @@ fn text(out: &Output) -> String {
     printed
 }
 
-/// What a server and its client print, without the line of the server's address.
+/// Runs a server and its client. Comes to the output of each, without the line of the server's address.
 #[track_caller]
 fn pair(name: &str) -> (String, String) {
     let mut server: Child = example(name).spawn().expect("the server starts");

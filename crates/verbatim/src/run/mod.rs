@@ -6,7 +6,7 @@
 //! without this command, and the tap in front of it where something is to be counted or traced.
 //!
 //! - [`identity`]: what the device says that it is;
-//! - [`library`]: where the libraries are, and [`preload`]: which programs get one before all else;
+//! - [`library`]: where the libraries are, and [`mod@preload`]: which programs get one before all else;
 //! - [`view`]: the files, in a [`namespace`] of the program's own;
 //! - [`copies`]: the files where that is forbidden;
 //! - [`summary`]: whether the program used RDMA.

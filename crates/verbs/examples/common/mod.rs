@@ -1,4 +1,4 @@
-//! What the examples share: two processes that find each other by TCP, and polling.
+//! Two processes that find each other by TCP, and polling: for all examples.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
