@@ -71,27 +71,27 @@ mod tests {
         #[test]
         fn buffers_are_free_when_they_are_used_again(turns in prop::collection::vec(any::<(bool, bool)>(), 0..600)) {
             let mut sides = [Window::default(), Window::default()];
-            let mut wires: [VecDeque<(u32, u32)>; 2] = Default::default();
-            let deliver = |to: usize, sides: &mut [Window; 2], wires: &mut [VecDeque<(u32, u32)>; 2]| {
-                if let Some((_, count)) = wires[1 - to].pop_front() {
-                    assert!(sides[to].acknowledge(count));
+            // Messages, by their buffer, and acknowledgements travel on one queue pair: none overtakes another.
+            let mut wires: [VecDeque<(Option<u32>, u32)>; 2] = Default::default();
+            let deliver = |to: usize, sides: &mut [Window; 2], wires: &mut [VecDeque<(Option<u32>, u32)>; 2]| {
+                let Some((buffer, count)) = wires[1 - to].pop_front() else { return };
+                assert!(sides[to].acknowledge(count));
+                if buffer.is_some() {
                     sides[to].receive();
-                }
-                if let Some(count) = sides[to].acknowledgement() {
-                    assert!(sides[1 - to].acknowledge(count));
+                    wires[to].extend(sides[to].acknowledgement().map(|count| (None, count)));
                 }
             };
             for (side, sends) in turns {
                 let side = usize::from(side);
                 if sends && sides[side].has_room() {
                     let (buffer, count) = sides[side].send();
-                    prop_assert!(wires[side].iter().all(|&(used, _)| used != buffer));
-                    wires[side].push_back((buffer, count));
+                    prop_assert!(wires[side].iter().all(|&(used, _)| used != Some(buffer)));
+                    wires[side].push_back((Some(buffer), count));
                 } else {
                     deliver(side, &mut sides, &mut wires);
                 }
             }
-            for _ in 0..2 * WINDOW {
+            while wires.iter().any(|wire| !wire.is_empty()) {
                 deliver(0, &mut sides, &mut wires);
                 deliver(1, &mut sides, &mut wires);
             }

@@ -1,6 +1,6 @@
 //! `--over` and `--values`: a command's own settings, one of which is turned; and rows as series of a picture.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, bail};
 use bench::stats::Spread;
@@ -132,6 +132,13 @@ pub(crate) fn profiles(
         [] => Ok(vec![one(None)?]),
         some => some.iter().map(|nic| one(Some(nic))).collect(),
     }
+}
+
+/// The values of a setting in all rows, in words: those of a sweep where it is turned, and one number otherwise.
+pub(crate) fn all_of(values: impl Iterator<Item = usize>) -> String {
+    let values: BTreeSet<_> = values.collect();
+    let words: Vec<_> = values.iter().map(usize::to_string).collect();
+    words.join(", ")
 }
 
 /// What a series is called after; `None` where a row has none of it.

@@ -14,7 +14,7 @@ use crate::Outcome;
 use crate::output::{figure, print, print_typed, table, time};
 use crate::picture::place;
 use crate::side_by_side::{or_nothing, outcome, relative_error, simulated as simulate, yes_or_no};
-use crate::sweeps::{Knob, profiles, series};
+use crate::sweeps::{Knob, all_of, profiles, series};
 
 /// A line of the table.
 #[derive(Serialize)]
@@ -292,13 +292,18 @@ fn show(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
         ]);
     }
     print(shown)?;
-    let Some(Row { setup, .. }) = rows.first() else {
+    let Some(Row { setup: first, .. }) = rows.first() else {
         return Ok(());
     };
+    // A design's rows differ in what is swept; designs differ in more.
+    let alike = rows.iter().filter(|row| row.setup.design == first.design);
+    let of = |setting: fn(&Setup) -> usize| all_of(alike.clone().map(|row| setting(&row.setup)));
     print(format_args!(
         "\n{} clients with {} requests outstanding each, values of {} bytes. The server's and the clients' own code ran; costs \
          are the profile's, and those of a look-up by RPC were fitted to one core of the paper's.",
-        setup.clients, setup.window, setup.value_bytes,
+        of(|setup| setup.clients),
+        of(|setup| setup.window),
+        of(|setup| setup.value_bytes),
     ))?;
     let atomics = rows.iter().find(|row| row.setup.design == Design::Atomics);
     if let Some(Row { setup, .. }) = atomics {

@@ -17,7 +17,7 @@ use crate::picture::place;
 use crate::side_by_side::{
     check_postlist, or_nothing, outcome, relative_error, simulated as simulate, yes_or_no,
 };
-use crate::sweeps::{Knob, profiles, series};
+use crate::sweeps::{Knob, all_of, profiles, series};
 
 /// A line of the ladder.
 #[derive(Serialize)]
@@ -270,14 +270,20 @@ fn show(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
         ]);
     }
     print(shown)?;
-    let Some(Row { setup, .. }) = rows.first() else {
+    let Some(Row { setup: first, .. }) = rows.first() else {
         return Ok(());
     };
+    // A design's rows differ in what is swept; designs differ in more.
+    let alike = rows.iter().filter(|row| row.setup.design == first.design);
+    let of = |setting: fn(&Setup) -> usize| all_of(alike.clone().map(|row| setting(&row.setup)));
     print(format_args!(
         "\n{} clients with {} requests outstanding each, postlists of {}, batches of at most {}; latency from the \
          doorbell of a postlist to its last answer. The server's and the clients' own code ran; \
          costs are the profile's (verbatim model --profiles).",
-        setup.clients, setup.window, setup.postlist, setup.batch
+        of(|setup| setup.clients),
+        of(|setup| setup.window),
+        of(|setup| setup.postlist),
+        of(|setup| setup.batch)
     ))?;
     let requests: u64 = rows.iter().map(|row| row.outcome.requests).sum();
     let took: Duration = rows.iter().map(|row| row.took).sum();
