@@ -1,4 +1,4 @@
-//! What a chart is made of.
+//! The data of a chart.
 
 /// A value of a series.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,7 +20,7 @@ impl From<(f64, f64)> for Point {
 /// A named curve.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
-    /// What the legend calls it.
+    /// Its name in the legend.
     pub name: String,
     /// In the order in which they are joined.
     pub points: Vec<Point>,
@@ -137,7 +137,7 @@ impl Axis {
 /// A line chart.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chart {
-    /// What is shown, in one line.
+    /// The title, one line.
     pub title: String,
     /// The settings: NIC, kind of measurement, rounds.
     pub caption: String,

@@ -122,7 +122,7 @@ fn framed(chart: &Chart, picture: &Picture) -> String {
     )
 }
 
-/// What a chart shows, in words.
+/// The description of a chart in words.
 fn description(chart: &Chart) -> String {
     let mut words = format!(
         "{} {} over {}.",

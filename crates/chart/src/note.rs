@@ -1,4 +1,4 @@
-//! What a reader would not see: series that lie on others.
+//! Notes on series that lie on others, which a reader would not see.
 
 use crate::data::{Axis, Series};
 use crate::scale::Places;

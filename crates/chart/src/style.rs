@@ -1,4 +1,4 @@
-//! What a series looks like: colour, dash and marker.
+//! The look of a series: colour, dash and marker.
 
 /// Dark enough on white, told apart with the usual colour deficiencies.
 const LIGHT: [&str; 8] = [

@@ -1,4 +1,4 @@
-//! How far a long command is, on standard error: a bar on a terminal, else a line every ten seconds.
+//! The progress of a long command, on standard error: a bar on a terminal, else a line every ten seconds.
 
 use std::io::IsTerminal;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

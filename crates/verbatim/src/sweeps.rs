@@ -134,6 +134,14 @@ pub(crate) fn profiles(
     }
 }
 
+/// A value of `--values`, if it is not above the limit of its setting.
+pub(crate) fn at_most(value: usize, most: usize) -> Result<usize> {
+    if value > most {
+        bail!("--values: {value} is more than {most}");
+    }
+    Ok(value)
+}
+
 /// The values of a setting in all rows, in words: those of a sweep where it is turned, and one number otherwise.
 pub(crate) fn all_of(values: impl Iterator<Item = usize>) -> String {
     let values: BTreeSet<_> = values.collect();

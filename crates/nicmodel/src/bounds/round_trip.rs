@@ -1,4 +1,4 @@
-//! How long an operation takes from its post to its completion on idle machines.
+//! The time of an operation from its post to its completion on idle machines.
 
 use super::processing::{inbound_ns, known, sending_ns};
 use crate::footprint::Footprint;

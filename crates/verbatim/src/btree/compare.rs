@@ -27,7 +27,7 @@ use crate::nic::Nic;
 use crate::output::{self, figure, print, print_typed, time};
 use crate::picture::PictureArgs;
 use crate::side_by_side::{interleaved, or_nothing, outcome, place, rate, spread, yes_or_no};
-use crate::sweeps::{self, Knob, Measured, SweepArgs, Turned};
+use crate::sweeps::{self, Knob, Measured, SweepArgs, Turned, at_most};
 
 /// Arguments of `verbatim btree` without a subcommand.
 #[derive(clap::Args, Clone)]
@@ -79,12 +79,7 @@ impl Args {
     /// Turns a setting; says whether there is one.
     pub(super) fn set(&mut self, knob: Knob, value: usize) -> Result<bool> {
         let simulated = self.simulation.is_asked_for();
-        let limit = |most: usize| {
-            if value > most {
-                bail!("--values: {value} is more than {most}");
-            }
-            Ok(value)
-        };
+        let limit = |most| at_most(value, most);
         match knob {
             Knob::Cores if simulated => self.simulation.cores = vec![limit(64)?],
             Knob::Cores => self.workers = limit(64)?,
@@ -314,7 +309,7 @@ fn point(at: usize, row: &Row) -> Measured {
     }
 }
 
-/// What ran, and where.
+/// The command's settings and the NIC, for the caption.
 fn caption(args: &Args, kind: &str, device: &str) -> String {
     format!(
         "{kind} {device}: {} keys, nodes of {} bytes; 1 client with {} outstanding, {} workers; median of {} rounds of {} ms, interleaved",
@@ -531,7 +526,7 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
     })
 }
 
-/// What ran, and where.
+/// Prints the settings, the NIC and the distance of the cores.
 fn show_setup(args: &Args, kind: &str, device: &str, bounce_ns: Option<Spread>) -> Result<()> {
     let bounce = bounce_ns.map_or_else(
         || "both sides share their only core".to_owned(),

@@ -1,4 +1,4 @@
-//! How processes that are explained as one differ.
+//! The spread of processes that are explained as one.
 
 use bench::stats::Spread;
 use serde::Serialize;

@@ -220,7 +220,7 @@ fn point(at: usize, row: &Row) -> Measured {
     }
 }
 
-/// What ran, and where.
+/// The command's settings and the NIC, for the caption.
 fn caption(args: &Args, kind: &str, device: &str) -> String {
     format!(
         "{kind} {device}: {} keys, values of {} bytes; {} clients with {} outstanding each, {} workers; median of {} rounds of {} ms, \
@@ -490,7 +490,7 @@ fn row(contender: Contender, kind: &'static str, rounds: &[Round]) -> Result<Row
     })
 }
 
-/// What ran, and where.
+/// Prints the settings, the NIC and the distance of the cores.
 fn show_setup(args: &Args, kind: &str, device: &str, bounce_ns: Option<Spread>) -> Result<()> {
     let w = &args.workload;
     let what = match (w.ycsb, w.zipf) {

@@ -1,4 +1,4 @@
-//! Which programs get the software NIC's libibverbs by `LD_PRELOAD`.
+//! The choice of programs that get the software NIC's libibverbs by `LD_PRELOAD`.
 //!
 //! Python wheels bring a libibverbs of their own under a name that no search path replaces. A library that is preloaded stands
 //! in front of it. All other programs find the software NIC by the search path, and stay without.
@@ -23,7 +23,7 @@ pub(super) fn runs_python(program: &OsStr) -> bool {
         || { first_line(&file).is_some_and(|line| names_python(&line)) }
 }
 
-/// Where the program is that `execvp(3)` runs.
+/// The file that `execvp(3)` runs for this program.
 fn find(program: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
     let given = Path::new(program);
     if given.components().count() > 1 {

@@ -11,7 +11,7 @@ use tap::Ledger;
 /// Longest command line that is printed whole, in characters.
 const LONGEST_COMMAND: usize = 60;
 
-/// What is counted of a process, or of all.
+/// The counts of one process.
 #[derive(Default)]
 struct Sums {
     queue_pairs: BTreeMap<Transport, u64>,

@@ -9,7 +9,7 @@ use sequencer::Design;
 
 use crate::args::{self, NicArgs, PortArgs};
 use crate::picture::PictureArgs;
-use crate::sweeps::{Knob, SweepArgs};
+use crate::sweeps::{Knob, SweepArgs, at_most};
 
 /// Arguments of `verbatim sequencer` without a subcommand.
 #[derive(clap::Args, Clone)]
@@ -70,12 +70,7 @@ impl Args {
     /// Turns a setting; says whether there is one.
     pub(super) fn set(&mut self, knob: Knob, value: usize) -> Result<bool> {
         let simulated = self.simulation.is_asked_for();
-        let limit = |most: usize| {
-            if value > most {
-                bail!("--values: {value} is more than {most}");
-            }
-            Ok(value)
-        };
+        let limit = |most| at_most(value, most);
         match knob {
             Knob::Cores if simulated => self.simulation.cores = vec![limit(64)?],
             Knob::Cores => self.workers = limit(64)?,

@@ -117,7 +117,7 @@ fn point(at: usize, row: &Row) -> Measured {
     }
 }
 
-/// What ran, and where.
+/// The command's settings and the NIC, for the caption.
 fn caption(args: &Args, kind: &str, device: &str) -> String {
     format!(
         "{kind} {device}: {} client processes with {} threads, {} outstanding each, {} to a postlist, {} workers; median of {} rounds of \

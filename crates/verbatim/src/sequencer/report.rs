@@ -149,7 +149,7 @@ pub(super) fn show(
     Ok(())
 }
 
-/// What ran, and where.
+/// Prints the settings, the NIC and the distance of the cores.
 fn show_setup(args: &Args, kind: &str, device: &str, bounce_ns: Option<Spread>) -> Result<()> {
     let bounce = bounce_ns.map_or_else(
         || "both sides share their only core".to_owned(),
@@ -238,7 +238,7 @@ fn against_atomics(atomics: &Row, best: &Row) -> String {
     }
 }
 
-/// How two rates differ, in words.
+/// The difference of two rates in words.
 enum Difference {
     /// Their ranges overlap.
     Noise(String),
