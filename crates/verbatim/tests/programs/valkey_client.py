@@ -51,6 +51,8 @@ class Client:
         self.outbox, self.peer, self.written = None, None, 0
         self.unsignaled = 0
         self.answers, self.keepalives, self.registrations = [], 0, 0
+        # Seconds without a completion after which `until` sends a keep-alive; none is sent if it is None.
+        self.keepalive_after = None
         for slot in range(RECEIVES):
             self.post_recv(slot)
         self.id.connect(ConnParam(resources=1, depth=1, retry=7, rnr_retry=7, qp_num=self.qp.qp_num))
@@ -124,10 +126,17 @@ class Client:
             self.answers.append(message)
 
     def until(self, ready, seconds=DEADLINE):
-        deadline = time.monotonic() + seconds
+        last = time.monotonic()
+        deadline = last + seconds
         while not ready():
-            if self.poll() == 0 and time.monotonic() > deadline:
+            now = time.monotonic()
+            if self.poll() > 0:
+                last = now
+            elif now > deadline:
                 raise TimeoutError("the server has not answered")
+            elif self.keepalive_after is not None and self.waits_for is None and now > last + self.keepalive_after:
+                self.send(struct.pack(">H30x", KEEPALIVE))
+                last = time.monotonic()
 
     def take(self):
         """The bytes that came. The server is told of the buffer anew once it is full and read."""
@@ -311,6 +320,8 @@ def bad(host, port):
 
 def forever(host, port):
     client = Client(host, port)
+    # A client that only waits has nothing that a dead server would fail to acknowledge.
+    client.keepalive_after = 0.1
     value = noise(30_000, 4)
     client.expect(b"+OK\r\n", request=command("SET", "forever", value))
     print("asks", flush=True)
