@@ -6,7 +6,8 @@
 //! # The layers, bottom up
 //!
 //! - The crates `nic-core` (what a NIC decides) and [`shm`] (memory that several processes write).
-//! - `device`, `identity`, `strings`, `sysfs`: the port, its addresses, and what it says that it is. No state.
+//! - `device`, `identity`, `capabilities`, `strings`, `sysfs`: the port, its addresses, what it says that it is and can do. No
+//!   state.
 //! - `path`: how one queue pair reaches another: messages, and the state machines at both ends.
 //! - `region_cache`, `sge`, `imports`: the regions that work requests name, of this process or of one that shares its
 //!   protection domain.
@@ -48,6 +49,7 @@ mod ah;
 mod at_exit;
 #[allow(unsafe_code)]
 mod biased_lock;
+mod capabilities;
 mod comp_cntr;
 #[allow(unsafe_code)]
 mod context;
@@ -97,6 +99,9 @@ mod xrc;
 pub use abi::gsi::gsi;
 pub use abi::newest;
 pub use abi::{later_symbols, symbols};
+pub use capabilities::{
+    BadCapabilities, CAPABILITIES_VAR, Capabilities, InvalidCapabilities, Transport,
+};
 pub use faults::{
     BadFaults, FAULT_COUNTS_VAR, FAULT_SEED_VAR, FAULT_VAR, FaultCounts, observe_faults,
     read_counts,

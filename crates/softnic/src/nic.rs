@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::capabilities::{Capabilities, InvalidCapabilities};
 use crate::device::{Port, PortError};
 use crate::identity::{BadDevice, Identity};
 use crate::imports::Imports;
@@ -39,6 +40,9 @@ pub enum NicError {
     /// The device was asked to be something that it cannot be.
     #[error(transparent)]
     Device(#[from] BadDevice),
+    /// `VERBATIM_CAPABILITIES` has a value that is none.
+    #[error(transparent)]
+    Capabilities(#[from] InvalidCapabilities),
     /// The path was asked to be something that it cannot be, or a capture of it cannot be written.
     #[error(transparent)]
     Network(#[from] BadNetwork),
@@ -100,6 +104,7 @@ pub(crate) struct NicParts {
     pub(crate) fabric: Fabric,
     pub(crate) port: Port,
     pub(crate) identity: Identity,
+    pub(crate) capabilities: Capabilities,
     pub(crate) network: Network,
     pub(crate) objects: &'static dyn Objects,
 }
@@ -109,6 +114,7 @@ pub(crate) struct Nic {
     pub(crate) fabric: Fabric,
     pub(crate) port: Port,
     pub(crate) identity: Identity,
+    pub(crate) capabilities: Capabilities,
     pub(crate) keys: Keys,
     pub(crate) maps: Mappings,
     /// What carries packets between queue pairs.
@@ -157,6 +163,7 @@ impl Nic {
             fabric: parts.fabric,
             port: parts.port,
             identity: parts.identity,
+            capabilities: parts.capabilities,
             keys: Keys::new(),
             maps: Mappings::default(),
             network: parts.network,

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::at_exit::at_exit;
+use crate::capabilities::Capabilities;
 use crate::device::Port;
 use crate::engine;
 use crate::identity::Identity;
@@ -63,6 +64,7 @@ const LAST_NOTICES: Duration = Duration::from_secs(2);
 fn new_nic() -> Result<&'static Nic, NicError> {
     let port = Port::from_env()?;
     let identity = Identity::from_env()?;
+    let capabilities = Capabilities::from_env()?;
     crate::faults::check()?;
     let network = Network::from_env()?;
     shm::barrier::prepare();
@@ -75,6 +77,7 @@ fn new_nic() -> Result<&'static Nic, NicError> {
         fabric,
         port,
         identity,
+        capabilities,
         network,
         objects: Box::leak(Box::new(Registry::new())),
     })));

@@ -43,6 +43,8 @@ pub(crate) struct Qp {
     pub(crate) qpn: u32,
     /// Its transport service: [`QpType::service`].
     pub(crate) qp_type: QpType,
+    /// The opcodes (`ibv_wr_opcode`) of the work requests that it takes, as bits.
+    pub(crate) opcodes: u32,
     /// The type that it was created with.
     full_type: QpType,
     pub(crate) xrc: Xrc,
@@ -161,6 +163,7 @@ impl Qp {
             qpn,
             number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             qp_type: new.qp_type.service(),
+            opcodes: nic.capabilities.opcodes(new.qp_type.service()),
             full_type: new.qp_type,
             opened: AtomicUsize::new(1),
             attached: AtomicUsize::new(0),
@@ -468,14 +471,14 @@ impl Qp {
         self.nic.settle_arrivals();
         let mut control = lock(&self.control);
         let from = self.state();
+        let own = &self.nic.capabilities.limits;
         let limits = Limits {
             phys_port_cnt: 1,
             pkey_tbl_len: 1,
             gid_tbl_len: u16::try_from(crate::device::GID_TBL_LEN).unwrap_or(u16::MAX),
             max_mtu: IBV_MTU_4096,
-            max_qp_init_rd_atom: u8::try_from(crate::device::MAX_QP_INIT_RD_ATOM)
-                .unwrap_or(u8::MAX),
-            max_qp_rd_atom: u8::try_from(crate::device::MAX_QP_RD_ATOM).unwrap_or(u8::MAX),
+            max_qp_init_rd_atom: u8::try_from(own.max_qp_init_rd_atom).unwrap_or(u8::MAX),
+            max_qp_rd_atom: u8::try_from(own.max_qp_rd_atom).unwrap_or(u8::MAX),
         };
         let to = check_transition(self.full_type, from, mask, &attributes(new), &limits).map_err(
             |e| {

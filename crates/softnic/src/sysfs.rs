@@ -10,6 +10,7 @@ use std::fs;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 
+use crate::capabilities::{Capabilities, Transport};
 use crate::device::{self, LinkLayer, PORT_NUM, Port};
 use crate::identity::Identity;
 use crate::nic::NicError;
@@ -39,25 +40,31 @@ pub enum SysfsContent {
 }
 
 /// The files of the device below `/sys/class`, in the form that `linux:Documentation/ABI/stable/sysfs-class-infiniband`
-/// describes. `link_layer` is a value of `VERBATIM_LINK_LAYER`; for none, and for no identity, the environment is asked.
+/// describes. `link_layer` is a value of `VERBATIM_LINK_LAYER`; for none, and for no identity or
+/// capabilities, the environment is asked.
 ///
 /// GIDs that the port does not have are left out (the kernel has files of zeroes for them). `hw_counters` of an Ethernet
 /// port is a link to the folder of its counters in the fabric's, which is made if it is not there, and is left out where it
 /// cannot be made.
 ///
 /// # Errors
-/// Where `link_layer` is no link layer or the environment's identity none, and where the host's addresses cannot be read.
+/// Where `link_layer` is no link layer, or the environment's identity or capabilities none, and where the host's addresses cannot be read.
 pub fn sysfs_files(
     link_layer: Option<&OsStr>,
     identity: Option<&Identity>,
+    capabilities: Option<&Capabilities>,
 ) -> Result<Vec<SysfsFile>, NicError> {
     let port = match link_layer {
         Some(value) => Port::with_link_layer(value),
         None => Port::from_env(),
     }?;
     let identity = identity.cloned().map_or_else(Identity::from_env, Ok)?;
+    let capabilities = capabilities
+        .copied()
+        .map_or_else(Capabilities::from_env, Ok)?;
     let beside = device::network_interface();
-    let mut files = files(&identity, &port, Path::new(INTERFACES), beside);
+    let says = (&identity, capabilities.transport);
+    let mut files = files(says, &port, Path::new(INTERFACES), beside);
     if port.link_layer == LinkLayer::Ethernet
         && let Ok(counters) = make_counters()
     {
@@ -89,7 +96,7 @@ fn make_counters() -> Result<PathBuf, NicError> {
 
 /// `beside` is the interface beside the port, by name and number.
 fn files(
-    identity: &Identity,
+    (identity, transport): (&Identity, Transport),
     port: &Port,
     interfaces: &Path,
     beside: Option<(String, u32)>,
@@ -102,7 +109,7 @@ fn files(
 
     let device = format!("infiniband/{}", identity.name);
     let guid = guid(device::node_guid());
-    file(format!("{device}/node_type"), "1: CA");
+    file(format!("{device}/node_type"), transport.node_type_text());
     file(format!("{device}/node_desc"), &identity.name);
     file(format!("{device}/node_guid"), &guid);
     file(format!("{device}/sys_image_guid"), &guid);
@@ -270,7 +277,7 @@ mod tests {
 
     #[test]
     fn an_infiniband_port_has_a_lid_and_one_gid() {
-        let files = sysfs_files(Some(OsStr::new("ib")), None).expect("it needs no addresses");
+        let files = sysfs_files(Some(OsStr::new("ib")), None, None).expect("it needs no addresses");
         let port = "infiniband/softnic0/ports/1";
         let at = |name: &str| text(&files, &format!("{port}/{name}"));
         assert_eq!(at("link_layer"), Some("InfiniBand\n"));
@@ -306,7 +313,7 @@ mod tests {
             lid: 0,
         };
         let files = files(
-            &Identity::default(),
+            (&Identity::default(), Transport::default()),
             &port,
             folder.path(),
             Some(("eth8:1".to_owned(), 8)),
@@ -329,7 +336,8 @@ mod tests {
     fn the_files_are_those_of_the_identity() {
         let cx3 = "mlx4_0:713:4099:MT_1100120019:2.42.5000";
         let cx3: Identity = cx3.parse().expect("an identity");
-        let files = sysfs_files(Some(OsStr::new("ib")), Some(&cx3)).expect("no addresses needed");
+        let files =
+            sysfs_files(Some(OsStr::new("ib")), Some(&cx3), None).expect("no addresses needed");
         for (name, value) in [
             ("node_desc", "mlx4_0\n"),
             ("board_id", "MT_1100120019\n"),
@@ -364,7 +372,8 @@ mod tests {
 
     #[test]
     fn what_is_no_link_layer_is_refused() {
-        let err = sysfs_files(Some(OsStr::new("tokenring")), None).expect_err("no link layer");
+        let err =
+            sysfs_files(Some(OsStr::new("tokenring")), None, None).expect_err("no link layer");
         assert!(err.to_string().contains("tokenring"), "{err}");
     }
 }

@@ -1,5 +1,6 @@
 //! `verbatim devices`: what is there.
 
+mod adapters;
 mod packets;
 mod size;
 
@@ -27,7 +28,11 @@ pub(crate) struct Args {
     /// Also show how each port sends packets: addresses, sockets, path MTU; interfaces of GIDs; and the port's counters
     #[arg(long, short)]
     verbose: bool,
-    /// Print one JSON object per line: device, provider
+    /// List the adapters that `verbatim run --nic` presents instead: queue pairs, features and limits, with -v each with its
+    /// evidence
+    #[arg(long, conflicts_with_all = ["provider", "link_layer"])]
+    adapters: bool,
+    /// Print one JSON object per line: device, provider; with --adapters: adapter
     #[arg(long)]
     json: bool,
 }
@@ -38,6 +43,7 @@ Examples:
   verbatim devices -v                   with sockets and counters of the software NIC
   verbatim devices --provider system --json
   verbatim devices --link-layer ib      the software NIC as an InfiniBand port
+  verbatim devices --adapters -v        what irdma, EFA, siw and others can do, and how that is known
 
 Exit status 1 when there is no device.";
 
@@ -148,6 +154,9 @@ struct Asked {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    if args.adapters {
+        return adapters::show(args.verbose, args.json);
+    }
     args.link_layer.settle(args.provider)?;
     let all = [Provider::Softnic, Provider::System];
     let wanted = |p: &Provider| args.provider.is_none_or(|only| only == *p);

@@ -16,6 +16,8 @@ c_enum! {
         Router = abi::IBV_NODE_ROUTER, "InfiniBand router";
         /// An iWARP NIC.
         Rnic = abi::IBV_NODE_RNIC, "iWARP NIC";
+        /// A device with a protocol of the vendor's own, such as EFA.
+        Unspecified = abi::IBV_NODE_UNSPECIFIED, "unspecified node";
     }
 }
 

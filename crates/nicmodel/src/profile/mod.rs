@@ -1,5 +1,6 @@
 //! NIC profiles: a NIC, its PCIe link, its port and its host, as numbers with their evidence.
 
+mod adapter;
 mod builtin;
 mod dpu;
 mod error;
@@ -10,6 +11,7 @@ mod sourced;
 
 use serde::{Deserialize, Serialize};
 
+pub use adapter::{Adapter, CapabilityValue, adapter, adapters};
 pub use builtin::{TEMPLATE, builtin, builtins};
 pub use dpu::Dpu;
 pub use error::{Problem, ProfileError};

@@ -9,6 +9,7 @@ use verbs_abi::*;
 use super::context::nic_of;
 use super::edge::{Grh, In, InConst, OrMinusOne, Out};
 use crate::ah::Ah;
+use crate::capabilities::Feature;
 use crate::device;
 use crate::live;
 use crate::multicast::Group;
@@ -67,6 +68,7 @@ pub(super) fn attach_mcast(
 ) -> Result<(), c_int> {
     let (qp, group) = membership(qp, gid)?;
     let nic = qp.nic;
+    nic.capabilities.require(Feature::Multicast)?;
     if nic.attachments.attach(&nic.fabric, qp.index, group)? {
         qp.attached.fetch_add(1, Ordering::Relaxed);
     }

@@ -58,6 +58,9 @@ fn errno_of_nic(e: &NicError) -> c_int {
         NicError::Fabric(FabricError::Full { .. }) => libc::EUSERS,
         NicError::Fabric(FabricError::BadName(_) | FabricError::BadFabric(_)) => libc::EINVAL,
         NicError::Port { errno, .. } => *errno,
-        NicError::Device(_) | NicError::Network(_) | NicError::Faults(_) => libc::EINVAL,
+        NicError::Device(_)
+        | NicError::Capabilities(_)
+        | NicError::Network(_)
+        | NicError::Faults(_) => libc::EINVAL,
     }
 }

@@ -12,7 +12,6 @@ use super::usage::busy;
 use crate::abi_cell::AbiCell;
 use crate::context::Context;
 use crate::cq::{Channel, Cq, Polling};
-use crate::device;
 use crate::live;
 use crate::registry;
 use crate::why;
@@ -73,8 +72,8 @@ pub(super) fn new_cq(
 ) -> Result<Arc<Cq>, c_int> {
     let context = context_of(abi.context)?;
     let channel = live::find::<ChannelHandle>(abi.channel);
-    if !(1..=device::MAX_CQE).contains(&cqe) || comp_vector != 0 {
-        let max = device::MAX_CQE;
+    let max = context.nic.capabilities.limits.max_cqe;
+    if !(1..=max).contains(&cqe) || comp_vector != 0 {
         return Err(why::invalid(|| {
             format!("cqe is {cqe}, of 1 to {max}, and comp_vector {comp_vector}, of 0 to 0")
         }));
@@ -107,8 +106,9 @@ pub(super) fn domain_cq(context: &'static Context) -> Result<Arc<Cq>, c_int> {
 
 pub(super) fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> Result<(), c_int> {
     let cq = live::find::<Cq>(cq).ok_or(libc::EINVAL)?;
+    let max = cq.nic.capabilities.limits.max_cqe;
     match u32::try_from(cqe) {
-        Ok(n @ 1..=device::MAX_CQE) => cq.resize(n),
+        Ok(n) if (1..=max).contains(&n) => cq.resize(n),
         _ => Err(libc::EINVAL),
     }
 }

@@ -13,6 +13,7 @@ use super::context::{self, the_nic};
 use super::edge::Out;
 use super::ops;
 use crate::abi_cell::AbiCell;
+use crate::capabilities::Capabilities;
 use crate::context::Context;
 use crate::device;
 use crate::identity::Identity;
@@ -26,9 +27,9 @@ pub(super) fn the_device() -> *mut ibv_device {
     static DEVICE: OnceLock<AbiCell<verbs_device>> = OnceLock::new();
     let device = DEVICE.get_or_init(|| {
         let mut d = verbs_device::zeroed();
-        d.device.node_type = IBV_NODE_CA;
-        d.device.transport_type = IBV_TRANSPORT_IB;
         // Where the environment asks for nonsense there is no list and no context either: the NIC has said so.
+        let transport = Capabilities::from_env().unwrap_or_default().transport;
+        (d.device.node_type, d.device.transport_type) = transport.codes();
         let identity = Identity::from_env().unwrap_or_default();
         let name = identity.name();
         set_text(&mut d.device.name, name);

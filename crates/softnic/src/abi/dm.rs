@@ -9,6 +9,7 @@ use verbs_abi::*;
 use super::context::{context_of, nic_of, the_nic};
 use super::edge::{In, c_functions};
 use super::mr::{MrRange, register_mr};
+use crate::capabilities::Feature;
 use crate::device;
 use crate::dm::Dm;
 use crate::imports::{self, Exported, Kind, Shared};
@@ -37,7 +38,8 @@ pub(super) fn alloc_dm(
 ) -> Result<*mut ibv_dm, c_int> {
     let _hold_off = cancellation::HoldOff::new();
     // The memory is this process's, whoever has opened the device.
-    nic_of(context)?;
+    let can = &nic_of(context)?.capabilities;
+    can.require(Feature::DeviceMemory)?;
     let attr = attr.get()?;
     if attr.comp_mask != 0 {
         return Err(libc::EOPNOTSUPP);

@@ -8,6 +8,7 @@ use verbs_abi::*;
 
 use super::edge::set_errno;
 use crate::abi_cell::AbiCell;
+use crate::capabilities::Feature;
 use crate::dm::Dm;
 use crate::imports::{find_region, pd_uses};
 use crate::live;
@@ -135,6 +136,13 @@ pub(super) fn register_mr(
     access: c_int,
     dm: Option<Arc<Dm>>,
 ) -> Result<*mut ibv_mr, c_int> {
+    if access & IBV_ACCESS_ON_DEMAND != 0 {
+        // As `ib_check_mr_access` of `linux:include/rdma/ib_verbs.h`.
+        pd.context
+            .nic
+            .capabilities
+            .require(Feature::OnDemandPaging)?;
+    }
     let (key, hold) = enter(&pd, range, access, |nic, new| {
         // Who shares the domain uses its keys side by side.
         let taken = |key| find_region(nic, nic.me(), pd.number, key).is_some();

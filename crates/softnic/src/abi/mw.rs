@@ -7,6 +7,7 @@ use verbs_abi::*;
 
 use super::edge::In;
 use super::mr::Mr;
+use crate::capabilities::Feature;
 use crate::live;
 use crate::mw::Mw;
 use crate::pd::Pd;
@@ -23,6 +24,7 @@ pub(super) fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) -> Result<*mut ibv
         _ => return Err(libc::EINVAL),
     };
     let nic = pd.context.nic;
+    nic.capabilities.require(Feature::MemoryWindows)?;
     let window = nic.keys.alloc_window(&nic.fabric, window_type, pd.number)?;
     Ok(live::hand_out(Arc::new(Mw::new(pd, mw_type, window))))
 }

@@ -11,9 +11,10 @@ use super::edge::{In, InOut, Out};
 use super::usage::busy;
 use super::xrc::XrcdHandle;
 use super::{qp_ex, wq};
+use crate::capabilities::{Feature, Limits};
 use crate::comp_cntr;
 use crate::cq::Cq;
-use crate::device::{self, LinkLayer};
+use crate::device::LinkLayer;
 use crate::live;
 use crate::pd::Pd;
 use crate::qp::{NewQp, Qp};
@@ -84,10 +85,12 @@ fn create_ex(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, c_int> {
     }
     let ops =
         (attr.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(attr.send_ops_flags);
-    if ops.is_some_and(|ops| ops & !qp_ex::supported(attr.qp_type) != 0) {
+    let pd = Pd::usable(attr.pd).ok_or(libc::EINVAL)?;
+    let can = &pd.context.nic.capabilities;
+    let supported = qp_ex::supported(attr.qp_type) & !can.lacking_operations();
+    if ops.is_some_and(|ops| ops & !supported != 0) {
         return Err(libc::EOPNOTSUPP);
     }
-    let pd = Pd::usable(attr.pd).ok_or(libc::EINVAL)?;
     let mut init = ibv_qp_init_attr {
         qp_context: attr.qp_context,
         send_cq: attr.send_cq,
@@ -158,12 +161,20 @@ fn new_qp(
         Err(_) => return Err(libc::EINVAL),
     };
     let context = pd.context;
-    if qp_type == QpType::RawPacket && context.nic.port.link_layer != LinkLayer::Ethernet {
+    let nic = context.nic;
+    let can = &nic.capabilities;
+    let needs_ethernet = qp_type == QpType::RawPacket;
+    if !can.has_queue_pairs(qp_type)
+        || (needs_ethernet && nic.port.link_layer != LinkLayer::Ethernet)
+    {
         return Err(libc::EOPNOTSUPP);
+    }
+    if !init.srq.is_null() {
+        can.require(Feature::Srq)?;
     }
     let queues = Queues::of(qp_type, init)?;
     let sends_xrc = qp_type == QpType::XrcSend;
-    grant(&mut init.cap, sends_xrc, queues.srq.is_some())?;
+    grant(&mut init.cap, sends_xrc, queues.srq.is_some(), &can.limits)?;
     let mut abi = ibv_qp::zeroed();
     abi.context = context.handle();
     abi.qp_context = init.qp_context;
@@ -205,21 +216,17 @@ fn new_qp(
 }
 
 /// What a queue pair gets of the capabilities that are asked for.
-fn grant(cap: &mut ibv_qp_cap, sends_xrc: bool, has_srq: bool) -> Result<(), c_int> {
+fn grant(cap: &mut ibv_qp_cap, sends_xrc: bool, has_srq: bool, own: &Limits) -> Result<(), c_int> {
     if sends_xrc {
         cap.max_recv_wr = 0;
         cap.max_recv_sge = 0;
     }
     let limits = [
-        ("max_send_wr", cap.max_send_wr, device::MAX_QP_WR),
-        ("max_recv_wr", cap.max_recv_wr, device::MAX_QP_WR),
-        ("max_send_sge", cap.max_send_sge, device::MAX_SGE),
-        ("max_recv_sge", cap.max_recv_sge, device::MAX_SGE),
-        (
-            "max_inline_data",
-            cap.max_inline_data,
-            device::MAX_INLINE_DATA,
-        ),
+        ("max_send_wr", cap.max_send_wr, own.max_qp_wr),
+        ("max_recv_wr", cap.max_recv_wr, own.max_qp_wr),
+        ("max_send_sge", cap.max_send_sge, own.max_sge),
+        ("max_recv_sge", cap.max_recv_sge, own.max_sge),
+        ("max_inline_data", cap.max_inline_data, own.max_inline_data),
     ];
     for (name, value, max) in limits {
         if value > max {
@@ -231,7 +238,7 @@ fn grant(cap: &mut ibv_qp_cap, sends_xrc: bool, has_srq: bool) -> Result<(), c_i
     // A WQE has room for inline payload where its SGEs would lie, as on other devices (rxe_qp_init_req of
     // linux:drivers/infiniband/sw/rxe/rxe_qp.c): programs send a few bytes inline and ask for none.
     let sges = cap.max_send_sge * SGE_BYTES;
-    cap.max_inline_data = cap.max_inline_data.max(sges.min(device::MAX_INLINE_DATA));
+    cap.max_inline_data = cap.max_inline_data.max(sges.min(own.max_inline_data));
     if has_srq {
         cap.max_recv_wr = 0;
         cap.max_recv_sge = 0;
@@ -246,6 +253,9 @@ fn create_xrc_recv(
     init: &ibv_qp_init_attr_ex,
 ) -> Result<*mut ibv_qp, c_int> {
     let c = context_of(context)?;
+    if !c.nic.capabilities.has_queue_pairs(QpType::XrcRecv) {
+        return Err(libc::EOPNOTSUPP);
+    }
     let handle = live::find::<XrcdHandle>(init.xrcd).ok_or(libc::EINVAL)?;
     let domain = &handle.domain;
     let mut abi = ibv_qp::zeroed();

@@ -8,6 +8,7 @@ use verbs_abi::*;
 use super::context::nic_of;
 use super::cq_ex::now_ns;
 use super::edge::{In, InConst, InOut, OrMinusOne, Out};
+use crate::capabilities::Transport;
 use crate::device::{self, LinkLayer};
 use crate::faults;
 use crate::nic::Nic;
@@ -19,7 +20,11 @@ pub(super) fn query_device(
 ) -> Result<(), c_int> {
     let nic = nic_of(context)?;
     let attr = attr.get()?;
-    attr.write(device::device_attr(&nic.identity, nic.port.link_layer));
+    attr.write(device::device_attr(
+        &nic.identity,
+        &nic.capabilities,
+        nic.port.link_layer,
+    ));
     Ok(())
 }
 
@@ -37,7 +42,7 @@ pub(super) fn query_device_ex(
     if asked != 0 || attr.is_null() || attr_size < size_of::<ibv_device_attr>() {
         return Err(libc::EINVAL);
     }
-    let all = device::device_attr_ex(&nic.identity, nic.port.link_layer);
+    let all = device::device_attr_ex(&nic.identity, &nic.capabilities, nic.port.link_layer);
     put_start(attr, &all, attr_size);
     Ok(())
 }
@@ -84,6 +89,9 @@ pub(super) fn query_port_ex(
         return Err(libc::EINVAL);
     }
     let mut port = nic.port.attr();
+    if nic.capabilities.transport == Transport::Unspecified {
+        port.link_layer = IBV_LINK_LAYER_UNSPECIFIED;
+    }
     if faults::link_is_down() {
         port.state = IBV_PORT_DOWN;
         port.phys_state = PHYS_STATE_DISABLED;

@@ -10,6 +10,7 @@ use super::context::context_of;
 use super::edge::{In, InOut};
 use super::usage::busy;
 use super::xrc::XrcdHandle;
+use crate::capabilities::Feature;
 use crate::cq::Cq;
 use crate::device;
 use crate::live;
@@ -42,14 +43,17 @@ fn new_srq(
     attr: ibv_srq_attr,
     kind: Kind,
 ) -> Result<*mut ibv_srq, c_int> {
-    if attr.max_wr == 0 || attr.max_wr > device::MAX_SRQ_WR || attr.max_sge > device::MAX_SRQ_SGE {
+    let can = &pd.context.nic.capabilities;
+    can.require(match kind {
+        Kind::Tags(..) => Feature::TagMatching,
+        Kind::Basic | Kind::Xrc(_) => Feature::Srq,
+    })?;
+    let (max_wr, max_sge) = (can.limits.max_srq_wr, can.limits.max_srq_sge);
+    if attr.max_wr == 0 || attr.max_wr > max_wr || attr.max_sge > max_sge {
         return Err(why::invalid(|| {
             format!(
-                "attr.max_wr is {}, of 1 to {}, and attr.max_sge {}, of 0 to {}",
-                attr.max_wr,
-                device::MAX_SRQ_WR,
-                attr.max_sge,
-                device::MAX_SRQ_SGE
+                "attr.max_wr is {}, of 1 to {max_wr}, and attr.max_sge {}, of 0 to {max_sge}",
+                attr.max_wr, attr.max_sge
             )
         }));
     }

@@ -57,15 +57,17 @@ pub(super) fn create_wq(
     let pd = Pd::usable(init.pd).ok_or(libc::EINVAL)?;
     let cq = live::find::<Cq>(init.cq).ok_or(libc::EINVAL)?;
     let flags = init.comp_mask & IBV_WQ_INIT_ATTR_FLAGS != 0 && init.create_flags != 0;
+    let can = &c.nic.capabilities;
     if c.nic.port.link_layer != LinkLayer::Ethernet
+        || !can.has_queue_pairs(QpType::RawPacket)
         || init.comp_mask & !IBV_WQ_INIT_ATTR_FLAGS != 0
         || flags
     {
         return Err(libc::EOPNOTSUPP);
     }
     if init.wq_type != IBV_WQT_RQ
-        || init.max_wr > device::MAX_QP_WR
-        || init.max_sge > device::MAX_SGE
+        || init.max_wr > can.limits.max_qp_wr
+        || init.max_sge > can.limits.max_sge
     {
         return Err(libc::EINVAL);
     }

@@ -14,6 +14,7 @@ use super::edge::In;
 use super::usage::busy;
 use crate::abi_cell::AbiCell;
 use crate::live;
+use crate::qp_state::QpType;
 use crate::xrc;
 use crate::xrc::{FileId, Xrcd};
 
@@ -35,6 +36,9 @@ pub(super) fn open_xrcd(
     let _hold_off = cancellation::HoldOff::new();
     const NEEDED: u32 = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
     let c = context_of(context)?;
+    if !c.nic.capabilities.has_queue_pairs(QpType::XrcRecv) {
+        return Err(libc::EOPNOTSUPP);
+    }
     let attr = init.get()?;
     if attr.comp_mask & !NEEDED != 0 {
         return Err(libc::EOPNOTSUPP);

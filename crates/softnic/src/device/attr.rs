@@ -5,14 +5,23 @@ use verbs_abi::*;
 use super::guid::node_guid;
 use super::limits::*;
 use super::link_layer::LinkLayer;
+use crate::capabilities::{Capabilities, Feature};
 use crate::identity::Identity;
 use nic_core::flows::hash_field;
+use nic_core::qp_state::QpType;
 
 /// Properties and limits of the device: what `ibv_query_device` fills in.
 ///
 /// - `hw_ver` is 0.
 /// - `max_ee`, `max_rdd` and the raw datagram queue pairs of IBTA vol. 1 (which raw packets are not) are 0: not supported.
-pub(crate) fn device_attr(identity: &Identity, link_layer: LinkLayer) -> ibv_device_attr {
+pub(crate) fn device_attr(
+    identity: &Identity,
+    can: &Capabilities,
+    link_layer: LinkLayer,
+) -> ibv_device_attr {
+    let own = &can.limits;
+    let if_has = |feature, value: u32| if can.has(feature) { value } else { 0 };
+    let with = |feature, flag: ibv_device_cap_flags| if can.has(feature) { flag } else { 0 };
     let mut attr = ibv_device_attr::zeroed();
     for (to, from) in attr.fw_ver.iter_mut().zip(identity.firmware.bytes()) {
         *to = from.cast_signed();
@@ -25,38 +34,46 @@ pub(crate) fn device_attr(identity: &Identity, link_layer: LinkLayer) -> ibv_dev
     attr.max_mr_size = MAX_MR_SIZE;
     // One bit per supported page size: every power of two from 4 KiB, as mlx5.
     attr.page_size_cap = !0xfff;
-    attr.max_qp = int(MAX_QP);
-    attr.max_qp_wr = int(MAX_QP_WR);
+    attr.max_qp = int(own.max_qp);
+    attr.max_qp_wr = int(own.max_qp_wr);
     attr.device_cap_flags = IBV_DEVICE_UD_AV_PORT_ENFORCE
         | IBV_DEVICE_CURR_QP_STATE_MOD
         | IBV_DEVICE_SYS_IMAGE_GUID
         | IBV_DEVICE_RC_RNR_NAK_GEN
-        | IBV_DEVICE_XRC
-        | IBV_DEVICE_MEM_WINDOW
-        | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
-    if link_layer == LinkLayer::Ethernet {
+        | with(
+            Feature::MemoryWindows,
+            IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B,
+        );
+    if can.has_queue_pairs(QpType::XrcRecv) {
+        attr.device_cap_flags |= IBV_DEVICE_XRC;
+    }
+    if takes_raw_packets(can, link_layer) {
         attr.device_cap_flags |= IBV_DEVICE_RAW_IP_CSUM | IBV_DEVICE_MANAGED_FLOW_STEERING;
     }
-    attr.max_mw = int(MAX_MR);
-    attr.max_mcast_grp = int(MAX_MCASTS);
-    attr.max_mcast_qp_attach = int(MAX_MCASTS);
-    attr.max_total_mcast_qp_attach = int(MAX_MCASTS);
-    attr.max_sge = int(MAX_SGE);
-    attr.max_sge_rd = int(MAX_SGE);
+    attr.max_mw = int(if_has(Feature::MemoryWindows, own.max_mr));
+    let mcasts = int(if_has(Feature::Multicast, MAX_MCASTS));
+    attr.max_mcast_grp = mcasts;
+    attr.max_mcast_qp_attach = mcasts;
+    attr.max_total_mcast_qp_attach = mcasts;
+    attr.max_sge = int(own.max_sge);
+    attr.max_sge_rd = int(own.max_sge_rd);
     attr.max_cq = int(MAX_CQ);
-    attr.max_cqe = int(MAX_CQE);
-    attr.max_mr = int(MAX_MR);
+    attr.max_cqe = int(own.max_cqe);
+    attr.max_mr = int(own.max_mr);
     attr.max_pd = int(MAX_PD);
-    attr.max_qp_rd_atom = int(MAX_QP_RD_ATOM);
-    attr.max_qp_init_rd_atom = int(MAX_QP_INIT_RD_ATOM);
+    attr.max_qp_rd_atom = int(own.max_qp_rd_atom);
+    attr.max_qp_init_rd_atom = int(own.max_qp_init_rd_atom);
     // Every queue pair may use its full share.
-    attr.max_res_rd_atom = int(MAX_QP * MAX_QP_RD_ATOM);
+    attr.max_res_rd_atom = int(own.max_qp.saturating_mul(own.max_qp_rd_atom));
     // Atomics on private memory are atomic only among the device's own.
-    attr.atomic_cap = IBV_ATOMIC_HCA;
+    attr.atomic_cap = match can.has(Feature::Atomics) {
+        true => IBV_ATOMIC_HCA,
+        false => IBV_ATOMIC_NONE,
+    };
     attr.max_ah = int(MAX_AH);
-    attr.max_srq = int(MAX_SRQ);
-    attr.max_srq_wr = int(MAX_SRQ_WR);
-    attr.max_srq_sge = int(MAX_SRQ_SGE);
+    attr.max_srq = int(if_has(Feature::Srq, MAX_SRQ));
+    attr.max_srq_wr = int(if_has(Feature::Srq, own.max_srq_wr));
+    attr.max_srq_sge = int(if_has(Feature::Srq, own.max_srq_sge));
     attr.max_pkeys = PKEY_TBL_LEN;
     // Coded, 4.096 µs × 2^15 = 134 ms: as Soft-RoCE (`RXE_LOCAL_CA_ACK_DELAY`), whose responder waits
     // for a scheduler as well.
@@ -65,38 +82,46 @@ pub(crate) fn device_attr(identity: &Identity, link_layer: LinkLayer) -> ibv_dev
     attr
 }
 
+/// Are there raw packet queue pairs?
+fn takes_raw_packets(can: &Capabilities, link_layer: LinkLayer) -> bool {
+    link_layer == LinkLayer::Ethernet && can.has_queue_pairs(QpType::RawPacket)
+}
+
 /// The device's clock in kHz: completions are stamped with nanoseconds.
 const CORE_CLOCK_KHZ: u64 = 1_000_000;
 
 /// Properties of the extensions: what `ibv_query_device_ex` fills in. What is zero is not supported.
-pub(crate) fn device_attr_ex(identity: &Identity, link_layer: LinkLayer) -> ibv_device_attr_ex {
+pub(crate) fn device_attr_ex(
+    identity: &Identity,
+    can: &Capabilities,
+    link_layer: LinkLayer,
+) -> ibv_device_attr_ex {
     let mut attr = ibv_device_attr_ex::zeroed();
-    attr.orig_attr = device_attr(identity, link_layer);
-    // Memory is not pinned: every page may be on demand.
-    const TWO_SIDED: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
-    const WRITE: u32 = TWO_SIDED | IBV_ODP_SUPPORT_WRITE;
-    attr.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
+    attr.orig_attr = device_attr(identity, can, link_layer);
     attr.cq_mod_caps.max_cq_count = u16::MAX;
     attr.cq_mod_caps.max_cq_period = u16::MAX;
-    attr.odp_caps.per_transport_caps.rc_odp_caps =
-        WRITE | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC;
-    attr.odp_caps.per_transport_caps.uc_odp_caps = WRITE;
-    attr.odp_caps.per_transport_caps.ud_odp_caps = TWO_SIDED;
-    attr.xrc_odp_caps = attr.odp_caps.per_transport_caps.rc_odp_caps;
+    if can.has(Feature::OnDemandPaging) {
+        report_on_demand_paging(&mut attr);
+    }
     attr.completion_timestamp_mask = u64::MAX;
     attr.hca_core_clock = CORE_CLOCK_KHZ;
-    attr.device_cap_flags_ex = u64::from(attr.orig_attr.device_cap_flags)
-        | IBV_DEVICE_ATOMIC_WRITE
-        | IBV_DEVICE_FLUSH_GLOBAL;
-    attr.max_dm_size = MAX_DM_SIZE;
-    attr.tm_caps = ibv_tm_caps {
-        max_rndv_hdr_size: MAX_RNDV_HEADER,
-        max_num_tags: MAX_TAGS,
-        flags: IBV_TM_CAP_RC,
-        max_ops: MAX_TAG_OPS,
-        max_sge: MAX_SRQ_SGE,
-    };
-    if link_layer == LinkLayer::Ethernet {
+    attr.device_cap_flags_ex = u64::from(attr.orig_attr.device_cap_flags);
+    if can.has(Feature::Flush) {
+        attr.device_cap_flags_ex |= IBV_DEVICE_ATOMIC_WRITE | IBV_DEVICE_FLUSH_GLOBAL;
+    }
+    if can.has(Feature::DeviceMemory) {
+        attr.max_dm_size = MAX_DM_SIZE;
+    }
+    if can.has(Feature::TagMatching) {
+        attr.tm_caps = ibv_tm_caps {
+            max_rndv_hdr_size: MAX_RNDV_HEADER,
+            max_num_tags: MAX_TAGS,
+            flags: IBV_TM_CAP_RC,
+            max_ops: MAX_TAG_OPS,
+            max_sge: can.limits.max_srq_sge,
+        };
+    }
+    if takes_raw_packets(can, link_layer) {
         attr.raw_packet_caps = IBV_RAW_PACKET_CAP_IP_CSUM;
         attr.max_wq_type_rq = MAX_QP;
         attr.rss_caps = ibv_rss_caps {
@@ -109,4 +134,16 @@ pub(crate) fn device_attr_ex(identity: &Identity, link_layer: LinkLayer) -> ibv_
     }
     attr.phys_port_cnt_ex = PORT_NUM.into();
     attr
+}
+
+/// Memory is not pinned: every page may be on demand.
+fn report_on_demand_paging(attr: &mut ibv_device_attr_ex) {
+    const TWO_SIDED: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
+    const WRITE: u32 = TWO_SIDED | IBV_ODP_SUPPORT_WRITE;
+    let caps = &mut attr.odp_caps;
+    caps.general_caps = u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
+    caps.per_transport_caps.rc_odp_caps = WRITE | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC;
+    caps.per_transport_caps.uc_odp_caps = WRITE;
+    caps.per_transport_caps.ud_odp_caps = TWO_SIDED;
+    attr.xrc_odp_caps = caps.per_transport_caps.rc_odp_caps;
 }

@@ -14,6 +14,7 @@ use super::interfaces::*;
 use super::limits::*;
 use super::link_layer::*;
 use super::port::*;
+use crate::capabilities::Capabilities;
 use crate::identity::Identity;
 
 mod headers;
@@ -109,7 +110,11 @@ fn guid_is_a_local_individual_eui64_and_stable() {
 
 #[test]
 fn device_attr_holds_the_limits() {
-    let attr = device_attr(&Identity::default(), LinkLayer::Ethernet);
+    let attr = device_attr(
+        &Identity::default(),
+        &Capabilities::default(),
+        LinkLayer::Ethernet,
+    );
     assert_eq!(attr.node_guid.to_ne_bytes(), node_guid());
     assert_eq!(attr.sys_image_guid, attr.node_guid);
     assert_eq!(

@@ -29,7 +29,7 @@ use std::sync::atomic::Ordering;
 use ::faults::WorkFault;
 use nic_core::qp_state::ack_timeout_ns;
 use nic_core::retry::Waiting;
-use nic_core::verbs::{allowed, carries_payload, completion_opcode};
+use nic_core::verbs::{carries_payload, completion_opcode};
 use verbs_abi::*;
 
 use crate::ah::Ah;
@@ -693,9 +693,12 @@ unsafe fn post_one<const FAULTS: bool>(
     if sq.posted - sq.freed >= sq.max_wr {
         return Err(libc::ENOMEM);
     }
-    if !allowed(qp.qp_type, wr.opcode) {
+    if qp.opcodes.checked_shr(wr.opcode).unwrap_or(0) & 1 == 0 {
         return Err(why::invalid(|| {
-            format!("{:?} queue pairs have no opcode {}", qp.qp_type, wr.opcode)
+            format!(
+                "{:?} queue pairs of this device have no opcode {}",
+                qp.qp_type, wr.opcode
+            )
         }));
     }
     let count = usize::try_from(wr.num_sge).map_err(|_| libc::EINVAL)?;

@@ -1,40 +1,75 @@
-//! What the device is to say that it is, and its port.
+//! What the device is to say that it is and can do, and its port.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use nicmodel::profile::{self, Profile};
-use softnic::Identity;
+use nicmodel::profile::{self, Adapter, Profile};
+use softnic::{Capabilities, Identity};
 
 use crate::args::LinkLayer;
 
-/// The identity in a profile, which is named or in a file, and the link layer of its port.
-pub(super) fn of_profile(profile: &str) -> Result<(Identity, LinkLayer)> {
-    let read;
-    let found = match profile::builtin(profile) {
-        Some(builtin) => builtin,
-        None if Path::new(profile).is_file() => {
-            let text = std::fs::read_to_string(profile)
-                .with_context(|| format!("cannot read {profile}"))?;
-            read = Profile::parse(&text)
-                .with_context(|| format!("{profile} is no profile of a NIC"))?;
-            &read
-        }
-        None => {
-            let names: Vec<_> = profile::builtins()
-                .iter()
-                .map(|p| p.name.as_str())
-                .collect();
-            bail!(
-                "there is no NIC {profile:?}; choose among {}, or name a file with a profile \
-                 (verbatim model --template prints one to fill in)",
-                names.join(", ")
-            )
-        }
+/// How the device presents itself to programs.
+#[derive(Clone, Debug)]
+pub(super) struct Presented {
+    pub(super) identity: Identity,
+    /// What it can do, if that is known; all that the software NIC can do if not.
+    pub(super) capabilities: Option<Capabilities>,
+    pub(super) link_layer: LinkLayer,
+}
+
+/// The device in a profile or an adapter's description, which is named or in a file.
+pub(super) fn of_nic(nic: &str) -> Result<Presented> {
+    if let Some(adapter) = profile::adapter(nic) {
+        return of_adapter(adapter);
+    }
+    if let Some(profile) = profile::builtin(nic) {
+        return of_profile(profile);
+    }
+    if !Path::new(nic).is_file() {
+        let profiles = profile::builtins().iter().map(|p| p.name.as_str());
+        let names: Vec<_> = profiles
+            .chain(profile::adapters().iter().map(|a| a.name.as_str()))
+            .collect();
+        bail!(
+            "there is no NIC {nic:?}; choose among {}, or name a file with a profile \
+             (verbatim model --template prints one to fill in)",
+            names.join(", ")
+        )
+    }
+    let text = std::fs::read_to_string(nic).with_context(|| format!("cannot read {nic}"))?;
+    if let Ok(adapter) = Adapter::parse(&text) {
+        return of_adapter(&adapter);
+    }
+    let profile = Profile::parse(&text).with_context(|| format!("{nic} is no profile of a NIC"))?;
+    of_profile(&profile)
+}
+
+fn of_profile(profile: &Profile) -> Result<Presented> {
+    let Some(says) = &profile.identity else {
+        let name = &profile.name;
+        bail!("the profile {name} does not say what the NIC calls itself: add [identity]");
     };
-    let Some(says) = &found.identity else {
-        bail!("the profile {profile} does not say what the NIC calls itself: add [identity]");
-    };
+    Ok(Presented {
+        identity: identity(says)?,
+        capabilities: None,
+        link_layer: link_layer(profile.link_layer),
+    })
+}
+
+fn of_adapter(adapter: &Adapter) -> Result<Presented> {
+    let members = adapter.capabilities.iter();
+    let members: Vec<_> = members
+        .map(|(name, value)| format!("{name}={}", value.value))
+        .collect();
+    let capabilities = members.join(";").parse();
+    Ok(Presented {
+        identity: identity(&adapter.identity)?,
+        capabilities: Some(capabilities.with_context(|| format!("the adapter {}", adapter.name))?),
+        link_layer: link_layer(adapter.link_layer),
+    })
+}
+
+fn identity(says: &profile::Identity) -> Result<Identity> {
     let mut identity = Identity::new(&says.device.value, says.vendor_id.value, says.part_id.value)?;
     if let Some(board_id) = &says.board_id {
         identity = identity.with_board(&board_id.value)?;
@@ -42,11 +77,14 @@ pub(super) fn of_profile(profile: &str) -> Result<(Identity, LinkLayer)> {
     if let Some(firmware) = &says.firmware {
         identity = identity.with_firmware(&firmware.value)?;
     }
-    let link_layer = match found.link_layer {
+    Ok(identity)
+}
+
+fn link_layer(port: profile::LinkLayer) -> LinkLayer {
+    match port {
         profile::LinkLayer::Infiniband => LinkLayer::Ib,
         profile::LinkLayer::Roce => LinkLayer::Roce,
-    };
-    Ok((identity, link_layer))
+    }
 }
 
 #[cfg(test)]
@@ -54,10 +92,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_built_in_profile_has_one() {
+    fn every_built_in_profile_and_adapter_has_one() {
         for profile in profile::builtins() {
-            let (identity, _) = of_profile(&profile.name).expect(&profile.name);
-            assert_eq!(identity.vendor_id(), 0x02c9);
+            let presented = of_nic(&profile.name).expect(&profile.name);
+            assert_eq!(presented.identity.vendor_id(), 0x02c9);
+            assert_eq!(presented.capabilities, None);
+        }
+        for adapter in profile::adapters() {
+            let presented = of_nic(&adapter.name).expect(&adapter.name);
+            assert_ne!(presented.capabilities, Some(Capabilities::default()));
         }
     }
 }

@@ -61,9 +61,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// What the device says that it is, since programs choose features by it: a NIC of `verbatim model` (cx, cx3,
-    /// cib, bf2), or a file with a profile [default: the software NIC itself]. Its link layer is that of the NIC, unless
-    /// --link-layer or the environment says otherwise
-    #[arg(long, value_name = "PROFILE")]
+    /// cib, bf2), an adapter of `verbatim devices --adapters` (connectx7, efa, e810, …), which also has that adapter's
+    /// queue pairs, features and limits, or a file with either [default: the software NIC itself]. Its link layer is that
+    /// of the NIC, unless --link-layer or the environment says otherwise
+    #[arg(long, value_name = "NIC")]
     nic: Option<String>,
     /// Print why each work request failed that fails on the software NIC: the check, its numbers and the queue pair. Without
     /// it, a process with failures prints their count and the first ones at its end (see docs/why.md)
@@ -98,6 +99,7 @@ Examples:
   verbatim run -- ib_write_bw 127.0.0.1           its client
   verbatim run --link-layer ib -- ibv_rc_pingpong
   verbatim run --nic cib -- ib_write_bw           on a device that says it is a Connect-IB
+  verbatim run --nic efa -- fi_info -p verbs      which path would my program take on EFA?
   verbatim run --trace t.txt -- rping -s          one line a verb in t.txt, with a legend
   verbatim run --ledger l.json -- ib_write_bw 127.0.0.1; verbatim explain l.json --nic cib
   verbatim run --fault 'verb=ibv_reg_mr,errno=ENOMEM,count=1,after=1' -- ib_write_bw    a verb is refused once
@@ -177,8 +179,8 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
     let fabric = args.fabric.as_deref().map(|name| (FABRIC, name));
     args.link_layer.settle_way(fabric)?;
     let folder = library::find()?;
-    let nic = args.nic.as_deref().map(identity::of_profile).transpose()?;
-    let (identity, port) = nic.unzip();
+    let nic = args.nic.as_deref().map(identity::of_nic).transpose()?;
+    let port = nic.as_ref().map(|nic| nic.link_layer);
     let link_layer = args.link_layer.variable_or(port);
     command
         .env(LIBRARY_PATH, library_path(&folder)?)
@@ -195,15 +197,21 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
     } else if std::env::var_os(softnic::WHY_VAR).is_none() {
         command.env(softnic::WHY_VAR, "summary");
     }
-    if let Some(identity) = &identity {
-        command.env(softnic::DEVICE_VAR, identity.to_string());
+    if let Some(nic) = &nic {
+        command.env(softnic::DEVICE_VAR, nic.identity.to_string());
+    }
+    let capabilities = nic.as_ref().and_then(|nic| nic.capabilities);
+    if let Some(capabilities) = capabilities {
+        command.env(softnic::CAPABILITIES_VAR, capabilities.to_string());
     }
     let link_layer = link_layer.map(|(_, value)| value);
     if args.no_view {
         return Ok(None);
     }
     // Where there are none, the program's own attempt to use the device will say what is wrong.
-    let Ok(files) = softnic::sysfs_files(link_layer.map(OsStr::new), identity.as_ref()) else {
+    let identity = nic.as_ref().map(|nic| &nic.identity);
+    let link_layer = link_layer.map(OsStr::new);
+    let Ok(files) = softnic::sysfs_files(link_layer, identity, capabilities.as_ref()) else {
         return Ok(None);
     };
     let mut door = None;

@@ -237,3 +237,20 @@ fn find_what_to_change() {
 fn a_job() {
     check("docs/ci.md", "A job", 2);
 }
+
+const ADAPTERS: &str = "docs/adapters.md";
+
+#[test]
+fn run_as_another_adapter() {
+    check(ADAPTERS, "Run as another adapter", 3);
+}
+
+#[test]
+fn adapters_are_listed_with_their_evidence() {
+    check(ADAPTERS, "Adapters", 2);
+}
+
+#[test]
+fn libraries_choose_by_the_adapter() {
+    check(ADAPTERS, "Two libraries", 2);
+}

@@ -333,7 +333,7 @@ fn a_port_is_what_was_asked_for_whatever_its_nic_has() {
 fn what_is_no_profile_is_refused() {
     let cargo_toml = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
     for (wrong, why) in [
-        ("cy", "choose among cx, cx3, cib, bf2"),
+        ("cy", "choose among cx, cx3, cib, bf2, connectx4lx"),
         (cargo_toml, "is no profile of a NIC"),
     ] {
         let out = run(&["--nic", wrong, "--", "true"]);
@@ -344,16 +344,18 @@ fn what_is_no_profile_is_refused() {
 
 #[test]
 fn a_device_that_cannot_be_is_named() {
-    let out = command(&[], &["--", "ibv_devinfo"])
-        .env("VERBATIM_DEVICE", "../etc:1:2:3:4")
-        .output()
-        .expect("it starts");
-    assert!(!out.status.success());
-    let said = stderr(&out);
-    assert!(
-        said.contains("VERBATIM_DEVICE") && said.contains("a device's name"),
-        "{said}"
-    );
+    for (variable, value, why) in [
+        ("VERBATIM_DEVICE", "../etc:1:2:3:4", "a device's name"),
+        ("VERBATIM_CAPABILITIES", "features=srd", "srq, mw, atomics"),
+    ] {
+        let out = command(&[], &["--", "ibv_devinfo"])
+            .env(variable, value)
+            .output()
+            .expect("it starts");
+        assert!(!out.status.success());
+        let said = stderr(&out);
+        assert!(said.contains(variable) && said.contains(why), "{said}");
+    }
 }
 
 #[test]

@@ -1,0 +1,129 @@
+//! Adapters whose costs are not known: what their drivers say that they are and can do.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+use super::error::ProfileError;
+use super::{Identity, LinkLayer, Sourced};
+
+/// An adapter as its driver presents it to programs, without the numbers of a [`Profile`](super::Profile).
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Adapter {
+    /// Short name, as on a command line: lower-case letters and digits.
+    pub name: String,
+    /// The adapter in one line.
+    pub title: String,
+    /// Other facts for readers, such as which limits are not published.
+    pub about: String,
+    /// What the port speaks.
+    pub link_layer: LinkLayer,
+    /// What the device says that it is.
+    pub identity: Identity,
+    /// What the device can do, by the names that `softnic::Capabilities` has. A capability without a name here is not
+    /// limited.
+    pub capabilities: BTreeMap<String, Sourced<CapabilityValue>>,
+}
+
+/// The value of a capability.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum CapabilityValue {
+    /// A limit.
+    Number(u32),
+    /// One of several possibilities.
+    Word(String),
+    /// A set.
+    Words(Vec<String>),
+}
+
+/// The value alone; the members of a set are separated by commas.
+impl fmt::Display for CapabilityValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Word(word) => f.write_str(word),
+            Self::Words(words) => f.write_str(&words.join(",")),
+        }
+    }
+}
+
+impl Adapter {
+    /// Reads an adapter's description.
+    ///
+    /// # Errors
+    /// Text that is no TOML or no such description, with the place.
+    pub fn parse(text: &str) -> Result<Self, ProfileError> {
+        toml::from_str(text).map_err(|e| ProfileError::Malformed(e.to_string()))
+    }
+}
+
+const TEXTS: [&str; 12] = [
+    include_str!("../../../../adapters/connectx4lx.toml"),
+    include_str!("../../../../adapters/connectx5.toml"),
+    include_str!("../../../../adapters/connectx6.toml"),
+    include_str!("../../../../adapters/connectx6dx.toml"),
+    include_str!("../../../../adapters/connectx7.toml"),
+    include_str!("../../../../adapters/bluefield2.toml"),
+    include_str!("../../../../adapters/bluefield3.toml"),
+    include_str!("../../../../adapters/e810.toml"),
+    include_str!("../../../../adapters/efa.toml"),
+    include_str!("../../../../adapters/bnxt.toml"),
+    include_str!("../../../../adapters/rxe.toml"),
+    include_str!("../../../../adapters/siw.toml"),
+];
+
+static ADAPTERS: LazyLock<Vec<Adapter>> = LazyLock::new(|| {
+    let parse = |text| match Adapter::parse(text) {
+        Ok(adapter) => adapter,
+        // The texts are part of this program, and a test reads each of them.
+        Err(err) => unreachable!("an adapter that is built in is wrong: {err}"),
+    };
+    TEXTS.map(parse).into()
+});
+
+/// The adapters that come with the program, by maker.
+pub fn adapters() -> &'static [Adapter] {
+    &ADAPTERS
+}
+
+/// The built-in adapter of this name.
+pub fn adapter(name: &str) -> Option<&'static Adapter> {
+    adapters().iter().find(|adapter| adapter.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::builtin;
+
+    #[test]
+    fn built_in_adapters_are_read_and_have_names_of_their_own() {
+        for (at, adapter) in adapters().iter().enumerate() {
+            assert!(builtin(&adapter.name).is_none(), "{}", adapter.name);
+            let first = adapters().iter().position(|a| a.name == adapter.name);
+            assert_eq!(first, Some(at));
+            for needed in ["transport", "queue_pairs", "features"] {
+                let there = adapter.capabilities.contains_key(needed);
+                assert!(there, "{} without {needed}", adapter.name);
+            }
+        }
+    }
+
+    #[test]
+    fn values_are_written_as_providers_read_them() {
+        let irdma = adapter("e810").expect("built in");
+        assert_eq!(irdma.capabilities["queue_pairs"].value.to_string(), "rc,ud");
+        assert_eq!(irdma.capabilities["max_sge"].value.to_string(), "6");
+    }
+
+    #[test]
+    fn texts_that_are_none_are_refused_with_the_place() {
+        let text = include_str!("../../../../adapters/siw.toml").replace("source", "sauce");
+        let why = Adapter::parse(&text).expect_err("no evidence").to_string();
+        assert!(why.contains("line 16, column 31"), "{why}");
+    }
+}
