@@ -157,11 +157,21 @@ pub(crate) const STEPS: &[Step] = &[
         target: None,
     },
     Step {
+        name: "publish",
+        what: "the packages of the crates for other projects, each built from what a registry would have",
+        kind: Kind::Lint,
+        lane: Lane::Apart,
+        args: &["publish", "--workspace", "--dry-run", "--allow-dirty"],
+        env: &[],
+        rxe: false,
+        target: Some("publish"),
+    },
+    Step {
         name: "loom",
         what: "every interleaving of the shared-memory rings",
         kind: Kind::Tests,
         lane: Lane::Apart,
-        args: &["test", "-p", "shm", "--release", "--lib", "loom"],
+        args: &["test", "-p", "verbatim-shm", "--release", "--lib", "loom"],
         // Everything is built for this step alone: as quickly as it can be.
         env: &[
             ("RUSTFLAGS", "--cfg loom"),

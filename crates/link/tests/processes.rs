@@ -27,7 +27,7 @@ struct Host {
     port: u16,
 }
 
-/// A program of this crate, which `cargo test -p link` builds.
+/// A program of this crate, which `cargo test -p verbatim-link` builds.
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.ancestors().nth(2).unwrap().join("examples").join(name)

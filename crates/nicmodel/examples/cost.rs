@@ -1,7 +1,7 @@
 //! What a GET of a key-value store costs the server's NIC and PCIe link on a Connect-IB: by two READs, or by a SEND and its answer.
 //!
 //! ```sh
-//! cargo run -p nicmodel --example cost
+//! cargo run -p verbatim-nicmodel --example cost
 //! ```
 
 use nicmodel::{Footprint, Method, Operation, OperationError, Transport, Verb, profile};

@@ -1,6 +1,6 @@
 //! Messages a second that a requester and a responder take on one core, without network and ICRC.
 //!
-//! `cargo run --release -p roce --example rate`
+//! `cargo run --release -p verbatim-roce --example rate`
 
 use std::time::Instant;
 

@@ -1,6 +1,6 @@
 //! Many messages over a bad network, and how many packets a second one core takes.
 //!
-//! `cargo run --release -p roce --example soak -- --messages 10000000 --fault 0.01 --seed 1`
+//! `cargo run --release -p verbatim-roce --example soak -- --messages 10000000 --fault 0.01 --seed 1`
 
 #[path = "../tests/simulation/world/mod.rs"]
 mod world;

@@ -123,7 +123,7 @@ fn examine(folder: &Path) -> Result<Findings> {
     found.circles.sort_by(|a, b| a.files.cmp(&b.files));
     let packages = workspace.packages.iter();
     let needs: BTreeMap<&str, Vec<&str>> = packages
-        .map(|package| (package.name.as_str(), package.needs().collect()))
+        .map(|package| (package.name(), package.needs().collect()))
         .collect();
     found.layers = layers::faults(workspace.layers(), &needs);
     for file in &files {

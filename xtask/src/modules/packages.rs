@@ -21,7 +21,7 @@ struct Metadata {
 /// One package.
 #[derive(Debug, Deserialize)]
 pub(super) struct Package {
-    pub(super) name: String,
+    name: String,
     targets: Vec<Target>,
     dependencies: Vec<Dependency>,
 }
@@ -65,7 +65,17 @@ impl Workspace {
     }
 }
 
+/// A package's name as the layers have it: without the prefix that packages have in a registry.
+fn short(name: &str) -> &str {
+    name.strip_prefix("verbatim-").unwrap_or(name)
+}
+
 impl Package {
+    /// Its name as the layers have it.
+    pub(super) fn name(&self) -> &str {
+        short(&self.name)
+    }
+
     /// The root files of what is not for tests: libraries and programs.
     pub(super) fn roots(&self) -> impl Iterator<Item = &Path> {
         let others = ["test", "bench", "example", "custom-build"];
@@ -78,6 +88,6 @@ impl Package {
     pub(super) fn needs(&self) -> impl Iterator<Item = &str> {
         let ours = |d: &&Dependency| d.path.is_some() && d.kind.as_deref() != Some("dev");
         let needed = self.dependencies.iter().filter(ours);
-        needed.map(|dependency| dependency.name.as_str())
+        needed.map(|dependency| short(&dependency.name))
     }
 }

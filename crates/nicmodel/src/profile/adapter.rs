@@ -62,18 +62,18 @@ impl Adapter {
 }
 
 const TEXTS: [&str; 12] = [
-    include_str!("../../../../adapters/connectx4lx.toml"),
-    include_str!("../../../../adapters/connectx5.toml"),
-    include_str!("../../../../adapters/connectx6.toml"),
-    include_str!("../../../../adapters/connectx6dx.toml"),
-    include_str!("../../../../adapters/connectx7.toml"),
-    include_str!("../../../../adapters/bluefield2.toml"),
-    include_str!("../../../../adapters/bluefield3.toml"),
-    include_str!("../../../../adapters/e810.toml"),
-    include_str!("../../../../adapters/efa.toml"),
-    include_str!("../../../../adapters/bnxt.toml"),
-    include_str!("../../../../adapters/rxe.toml"),
-    include_str!("../../../../adapters/siw.toml"),
+    include_str!("../../adapters/connectx4lx.toml"),
+    include_str!("../../adapters/connectx5.toml"),
+    include_str!("../../adapters/connectx6.toml"),
+    include_str!("../../adapters/connectx6dx.toml"),
+    include_str!("../../adapters/connectx7.toml"),
+    include_str!("../../adapters/bluefield2.toml"),
+    include_str!("../../adapters/bluefield3.toml"),
+    include_str!("../../adapters/e810.toml"),
+    include_str!("../../adapters/efa.toml"),
+    include_str!("../../adapters/bnxt.toml"),
+    include_str!("../../adapters/rxe.toml"),
+    include_str!("../../adapters/siw.toml"),
 ];
 
 static ADAPTERS: LazyLock<Vec<Adapter>> = LazyLock::new(|| {
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn texts_that_are_none_are_refused_with_the_place() {
-        let text = include_str!("../../../../adapters/siw.toml").replace("source", "sauce");
+        let text = include_str!("../../adapters/siw.toml").replace("source", "sauce");
         let why = Adapter::parse(&text).expect_err("no evidence").to_string();
         assert!(why.contains("line 16, column 31"), "{why}");
     }

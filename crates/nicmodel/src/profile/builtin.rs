@@ -5,13 +5,13 @@ use std::sync::LazyLock;
 use super::Profile;
 
 /// A commented profile to copy and fill in for a NIC of one's own.
-pub const TEMPLATE: &str = include_str!("../../../../profiles/template.toml");
+pub const TEMPLATE: &str = include_str!("../../profiles/template.toml");
 
 const TEXTS: [(&str, &str); 4] = [
-    ("cx", include_str!("../../../../profiles/cx.toml")),
-    ("cx3", include_str!("../../../../profiles/cx3.toml")),
-    ("cib", include_str!("../../../../profiles/cib.toml")),
-    ("bf2", include_str!("../../../../profiles/bf2.toml")),
+    ("cx", include_str!("../../profiles/cx.toml")),
+    ("cx3", include_str!("../../profiles/cx3.toml")),
+    ("cib", include_str!("../../profiles/cib.toml")),
+    ("bf2", include_str!("../../profiles/bf2.toml")),
 ];
 
 static PROFILES: LazyLock<Vec<Profile>> = LazyLock::new(|| {

@@ -46,7 +46,7 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "cargo run --release -p roce --example soak -- --messages {} --fault {} --seed {}",
+            "cargo run --release -p verbatim-roce --example soak -- --messages {} --fault {} --seed {}",
             self.messages, self.fault, self.seed
         )
     }
