@@ -8,7 +8,6 @@
 //! - [`Footprint`]: all that an operation causes on both sides.
 //! - [`Mix`], [`Bounds`]: the rate that each resource allows, and the bottleneck.
 //! - [`op_profile`], [`guidelines`]: what a program did, and what it should change.
-
 //!
 //! ```
 //! use nicmodel::{Footprint, Method, Operation, Transport, Verb, profile};
@@ -25,6 +24,7 @@
 //! # Ok::<(), nicmodel::OperationError>(())
 //! ```
 
+#![deny(missing_docs, clippy::missing_errors_doc)]
 #![forbid(unsafe_code)]
 
 pub mod bounds;

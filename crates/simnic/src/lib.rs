@@ -20,7 +20,7 @@
 //! What is not simulated: shared receive queues, completion events, limits on outstanding READs,
 //! loss, and retries (a RECV that is not there when a reliable SEND comes fails it at once).
 
-#![deny(unsafe_code)]
+#![deny(unsafe_code, missing_docs, clippy::missing_errors_doc)]
 
 mod abi;
 mod caches;

@@ -34,7 +34,7 @@
 //!     (symbols.ibv_free_device_list)(list);
 //! }
 //! ```
-#![deny(unsafe_code)]
+#![deny(unsafe_code, missing_docs, clippy::missing_errors_doc)]
 // `u64` and `usize` are the same size wherever this compiles; casts to narrower types carry their own reason.
 #![allow(clippy::cast_possible_truncation)]
 

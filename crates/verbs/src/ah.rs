@@ -67,6 +67,9 @@ impl ProtectionDomain {
     }
 
     /// The same, from an entry of the GID table that the caller chose.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the address handle, as for a peer that the port cannot address.
     pub fn ud_destination_from(
         &self,
         port: PortGid,

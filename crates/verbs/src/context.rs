@@ -64,6 +64,9 @@ impl Context {
     }
 
     /// The limits of the device.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb.
     pub fn query_device(&self) -> Result<DeviceAttr, VerbError> {
         let mut a = abi::ibv_device_attr::zeroed();
         // SAFETY: live context, writable attributes.
@@ -114,6 +117,9 @@ impl Context {
     }
 
     /// The state of a port; ports count from 1.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as for a port that the device does not have.
     pub fn query_port(&self, port_num: u8) -> Result<PortAttr, VerbError> {
         let mut a = abi::ibv_port_attr::zeroed();
         // SAFETY: live context, writable attributes of the size that is passed; the extended operation is
@@ -147,6 +153,9 @@ impl Context {
     }
 
     /// An entry of the GID table of a port.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as for a port or an index that the device does not have.
     pub fn gid(&self, port_num: u8, index: u32) -> Result<Gid, VerbError> {
         let mut gid = abi::ibv_gid::zeroed();
         let index =
@@ -162,6 +171,9 @@ impl Context {
     }
 
     /// An entry of the P_Key table of a port.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as for a port or an index that the device does not have.
     pub fn pkey(&self, port_num: u8, index: u32) -> Result<PKey, VerbError> {
         let mut pkey = 0u16;
         let index =
@@ -180,6 +192,9 @@ impl Context {
     /// before link-local addresses, then the lowest index. So a network whose switches know ECN and routes is used as
     /// its operator set it up. UCX chooses by the same order. On InfiniBand the index is 0, which every subnet manager
     /// fills, and LIDs do the addressing.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as for a port that the device does not have.
     pub fn default_gid_index(&self, port_num: u8) -> Result<u8, VerbError> {
         let port = self.query_port(port_num)?;
         if port.link_layer != LinkLayer::Ethernet {

@@ -76,6 +76,9 @@ impl Drop for CqInner {
 
 impl Context {
     /// Creates a completion channel.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as when the process has no descriptors left.
     pub fn create_comp_channel(&self) -> Result<CompletionChannel, VerbError> {
         // SAFETY: live context.
         let raw = unsafe { (self.inner.symbols.ibv_create_comp_channel)(self.inner.raw) };
@@ -91,11 +94,17 @@ impl Context {
     }
 
     /// Creates a CQ for at least `cqe` completions.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as for 0 completions or more than `max_cqe` of the device.
     pub fn create_cq(&self, cqe: u32) -> Result<CompletionQueue, VerbError> {
         self.cq(cqe, None)
     }
 
     /// Creates a CQ for at least `cqe` completions, whose events come on `channel`.
+    ///
+    /// # Errors
+    /// As [`create_cq`](Self::create_cq).
     pub fn create_cq_with_channel(
         &self,
         cqe: u32,
@@ -206,6 +215,9 @@ impl CompletionQueue {
 
     /// Arms the CQ: the next completion (with `solicited_only` the next solicited or failed one) makes its
     /// channel readable. Poll once more after arming, before waiting: completions that came before do not count.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb.
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), VerbError> {
         // SAFETY: live CQ.
         let ret = unsafe { abi::ibv_req_notify_cq(self.inner.raw, solicited_only.into()) };
@@ -243,6 +255,9 @@ impl CompletionChannel {
     /// assert_eq!(channel.wait_timeout(Duration::from_millis(1))?, None);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as when a signal comes.
     pub fn wait(&self) -> Result<u64, VerbError> {
         let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
         let symbols = self.inner.context.symbols;
@@ -258,6 +273,9 @@ impl CompletionChannel {
     }
 
     /// Waits for an event at most as long as `timeout`.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
     pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<u64>, VerbError> {
         if wait_readable(self.as_fd(), timeout) {
             self.wait().map(Some)

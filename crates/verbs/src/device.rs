@@ -112,6 +112,9 @@ impl Device {
     }
 
     /// Opens the device.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as where the process may not use the device.
     pub fn open(&self) -> Result<Context, VerbError> {
         let provider = self.list.provider;
         let symbols = provider.symbols();
@@ -146,6 +149,9 @@ impl fmt::Debug for Device {
 
 impl Provider {
     /// Its devices. An empty list is no error.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as for the software NIC where its fabric cannot be joined.
     pub fn devices(&self) -> Result<Vec<Device>, VerbError> {
         Device::list(*self)
     }

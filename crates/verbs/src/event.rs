@@ -20,6 +20,9 @@ impl Context {
     }
 
     /// Waits for the next async event and acknowledges it.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as when a signal comes.
     pub fn next_async_event(&self) -> Result<AsyncEvent, VerbError> {
         let mut event = abi::ibv_async_event {
             element: abi::ibv_async_event_element { port_num: 0 },
@@ -39,6 +42,9 @@ impl Context {
     }
 
     /// Waits for an async event at most as long as `timeout`.
+    ///
+    /// # Errors
+    /// As [`next_async_event`](Self::next_async_event).
     pub fn async_event_timeout(
         &self,
         timeout: std::time::Duration,

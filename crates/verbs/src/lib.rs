@@ -42,7 +42,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-#![deny(unsafe_code)]
+#![deny(unsafe_code, missing_docs, clippy::missing_errors_doc)]
 
 mod ah;
 mod attr;

@@ -101,6 +101,9 @@ impl From<RangeError> for std::io::Error {
 impl ProtectionDomain {
     /// Allocates and registers `len` zeroed bytes: page-aligned, in huge pages where possible, and such
     /// that processes on the same host reach them by a mapping. The fast default, with every provider.
+    ///
+    /// # Errors
+    /// [`VerbError`] where there is no memory, and where the provider refuses to register it.
     pub fn alloc(&self, len: usize, access: Access) -> Result<MemoryRegion, VerbError> {
         if self.inner.context.provider.is_simulated() {
             return self.alloc_pages(len, access);
@@ -156,6 +159,9 @@ impl ProtectionDomain {
 
     /// Registers a buffer of the caller's, which the region owns until it is dropped or
     /// [given back](MemoryRegion::into_boxed).
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as for an empty buffer.
     pub fn register_vec(
         &self,
         buffer: impl Into<Box<[u8]>>,
@@ -181,6 +187,9 @@ impl ProtectionDomain {
     /// `addr` is valid for reads of `len` bytes until `owner` is dropped, and for writes where `access` lets the NIC or peers
     /// write. Nothing in this process relies on the bytes staying as they are meanwhile (no `&[u8]` to them exists while the NIC
     /// or a peer may write).
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as for 0 bytes. `owner` is dropped then.
     pub unsafe fn register_owned(
         &self,
         addr: *mut u8,
@@ -238,6 +247,9 @@ impl ProtectionDomain {
     /// assert_eq!(bytes[98..], [7, 8]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as for an empty buffer. `work` has not run then.
     pub fn with_registered<R>(
         &self,
         buffer: &mut [u8],
@@ -317,6 +329,9 @@ impl MemoryRegion {
     /// assert_ne!(for_a_guest.rkey(), mr.rkey());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb.
     pub fn register_again(self: &Arc<Self>, access: Access) -> Result<Self, VerbError> {
         let memory = Memory::Again(Arc::clone(self));
         // SAFETY: the memory is this region's, which the new one keeps alive.
@@ -401,6 +416,9 @@ impl MemoryRegion {
 
     /// Copies bytes out. Bytes that a peer is writing at the same time may be old or new, each for itself;
     /// aligned 8-byte words are never torn.
+    ///
+    /// # Errors
+    /// [`RangeError`] where the bytes are not all of the region.
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), RangeError> {
         self.check(offset, into.len())?;
         // SAFETY: in bounds just now, and the region's memory is live.
@@ -409,6 +427,9 @@ impl MemoryRegion {
     }
 
     /// Copies bytes in. Aligned 8-byte words are never torn.
+    ///
+    /// # Errors
+    /// [`RangeError`] where the bytes are not all of the region.
     pub fn write_at(&self, offset: usize, from: &[u8]) -> Result<(), RangeError> {
         self.check(offset, from.len())?;
         // SAFETY: in bounds just now, and the region's memory is live.
@@ -417,12 +438,18 @@ impl MemoryRegion {
     }
 
     /// The aligned 8-byte word at `offset`, in host order, acquiring what was written before it.
+    ///
+    /// # Errors
+    /// [`RangeError`] where the word is not of the region, or not aligned.
     #[inline]
     pub fn read_u64(&self, offset: usize) -> Result<u64, RangeError> {
         Ok(self.atomic_u64(offset)?.load(Ordering::Acquire))
     }
 
     /// Stores the aligned 8-byte word at `offset`, in host order, after everything that was written before.
+    ///
+    /// # Errors
+    /// [`RangeError`] where the word is not of the region, or not aligned.
     #[inline]
     pub fn write_u64(&self, offset: usize, value: u64) -> Result<(), RangeError> {
         self.atomic_u64(offset)?.store(value, Ordering::Release);
@@ -430,6 +457,9 @@ impl MemoryRegion {
     }
 
     /// The aligned 8-byte word at `offset` as an atomic.
+    ///
+    /// # Errors
+    /// [`RangeError`] where the word is not of the region, or not aligned.
     #[inline]
     pub fn atomic_u64(&self, offset: usize) -> Result<&AtomicU64, RangeError> {
         self.check(offset, 8)?;
@@ -444,6 +474,9 @@ impl MemoryRegion {
     }
 
     /// `count` aligned 8-byte words from `offset` on, as atomics: for polling many of them.
+    ///
+    /// # Errors
+    /// [`RangeError`] where the words are not all of the region, or not aligned.
     pub fn atomics_u64(&self, offset: usize, count: usize) -> Result<&[AtomicU64], RangeError> {
         let bytes = count
             .checked_mul(8)
@@ -470,6 +503,9 @@ impl MemoryRegion {
     /// assert_eq!(mr.wait_u64(16, Duration::from_millis(1), |v| v > 5)?, None);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// [`RangeError`] where the word is not of the region, or not aligned.
     pub fn wait_u64(
         &self,
         offset: usize,

@@ -12,6 +12,9 @@ use crate::error::VerbError;
 
 impl Context {
     /// Allocates a protection domain.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as where the device has no more domains.
     pub fn alloc_pd(&self) -> Result<ProtectionDomain, VerbError> {
         // SAFETY: live context.
         let raw = unsafe { (self.inner.symbols.ibv_alloc_pd)(self.inner.raw) };

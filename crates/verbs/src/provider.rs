@@ -59,6 +59,9 @@ impl Provider {
     }
 
     /// The machine's own libibverbs: real NICs and the kernel's Soft-RoCE. Opened on first use, for good.
+    ///
+    /// # Errors
+    /// [`ProviderError::System`] where there is no libibverbs, or one without the verbs that this crate needs.
     pub fn system() -> Result<Self, ProviderError> {
         static TAPPED: OnceLock<Symbols> = OnceLock::new();
         libibverbs::symbols()?;
@@ -83,6 +86,9 @@ impl Provider {
     }
 
     /// The provider of that name.
+    ///
+    /// # Errors
+    /// [`ProviderError::UnknownName`] for another name, and as [`system`](Self::system).
     pub fn by_name(name: &str) -> Result<Self, ProviderError> {
         match name {
             "softnic" => Ok(Self::softnic()),

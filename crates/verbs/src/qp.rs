@@ -202,6 +202,9 @@ impl<T: Transport> QueuePair<T> {
     }
 
     /// Posts a part of a postlist, with one doorbell: for the rest after a full queue.
+    ///
+    /// # Errors
+    /// [`PostError`] with the place of the first work request that was not posted, as where the send queue is full.
     #[inline]
     pub fn post_send_range(
         &self,
@@ -225,6 +228,9 @@ impl<T: Transport> QueuePair<T> {
     /// })
     /// # }
     /// ```
+    ///
+    /// # Errors
+    /// [`PostError`] where the work request is not posted, as where the send queue is full.
     pub fn post_one(&self, build: impl FnOnce(&mut Postlist<T>)) -> Result<(), PostError> {
         let mut list = self.postlist(1);
         build(&mut list);
@@ -241,6 +247,9 @@ impl<T: Transport> QueuePair<T> {
     }
 
     /// Posts a part of a list of RECVs.
+    ///
+    /// # Errors
+    /// [`PostError`] with the place of the first RECV that was not posted, as where the receive queue is full.
     #[inline]
     pub fn post_recv_range(
         &self,
@@ -251,6 +260,9 @@ impl<T: Transport> QueuePair<T> {
     }
 
     /// Takes the queue pair to ERR: what is posted is flushed.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb.
     pub fn to_error(&self) -> Result<(), VerbError> {
         let mut attr = abi::ibv_qp_attr::zeroed();
         attr.qp_state = abi::IBV_QPS_ERR;
@@ -258,11 +270,17 @@ impl<T: Transport> QueuePair<T> {
     }
 
     /// The state.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb.
     pub fn state(&self) -> Result<QpState, VerbError> {
         self.qp.query().map(|a| a.state)
     }
 
     /// The queue pair's current attributes.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb.
     pub fn query(&self) -> Result<QpAttr, VerbError> {
         self.qp.query()
     }

@@ -341,6 +341,9 @@ pub(crate) fn probe<T: Transport>(
 
 impl<T: Connected> QpBuilder<T> {
     /// Creates the queue pair, ready to be connected.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as for capabilities beyond the limits of the device.
     pub fn build(self) -> Result<PreparedQp<T>, VerbError> {
         let (qp, config) = self.create()?;
         Ok(PreparedQp { qp, config })
@@ -349,6 +352,9 @@ impl<T: Connected> QpBuilder<T> {
 
 impl QpBuilder<Ud> {
     /// Creates the queue pair, ready to send and receive.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as for capabilities beyond the limits of the device.
     pub fn build(self) -> Result<QueuePair<Ud>, VerbError> {
         let (qp, _) = self.create()?;
         let mut attr = abi::ibv_qp_attr::zeroed();
@@ -380,6 +386,9 @@ impl<T: Connected> PreparedQp<T> {
     }
 
     /// Posts RECVs, so that they are there before the peer sends.
+    ///
+    /// # Errors
+    /// [`PostError`] with the place of the first RECV that was not posted, as where the receive queue is full.
     pub fn post_recv(&self, list: &mut RecvList) -> Result<(), PostError> {
         self.qp.post_recv(list, ..)
     }
@@ -395,6 +404,10 @@ impl<T: Connected> PreparedQp<T> {
     /// assert_eq!(a.state()?, verbs::QpState::Rts);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as for a peer that the port cannot address, and attributes
+    /// beyond the limits of the device.
     pub fn connect(self, peer: &QpEndpoint) -> Result<QueuePair<T>, VerbError> {
         let Self { qp, config } = self;
         let mut attr = abi::ibv_qp_attr::zeroed();

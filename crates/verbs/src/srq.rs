@@ -40,6 +40,9 @@ impl Drop for SrqInner {
 
 impl ProtectionDomain {
     /// Creates a shared receive queue for at least `max_wr` RECVs of at most `max_sge` SGEs.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as for sizes beyond the limits of the device.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, VerbError> {
         let id = next_id();
         let mut init = abi::ibv_srq_init_attr {
@@ -89,6 +92,9 @@ impl SharedReceiveQueue {
     }
 
     /// Posts a list of RECVs.
+    ///
+    /// # Errors
+    /// [`PostError`] with the place of the first RECV that was not posted, as where the queue is full.
     pub fn post_recv(&self, list: &mut RecvList) -> Result<(), PostError> {
         list.post(
             ..,
@@ -102,6 +108,9 @@ impl SharedReceiveQueue {
     }
 
     /// Asks for an async event when fewer than `limit` RECVs are left.
+    ///
+    /// # Errors
+    /// [`VerbError`] where the provider refuses the verb, as for a limit beyond the size of the queue.
     pub fn set_limit(&self, limit: u32) -> Result<(), VerbError> {
         let mut attr = abi::ibv_srq_attr {
             max_wr: 0,
