@@ -11,7 +11,7 @@ fn cost() {
             "run",
             "--quiet",
             "--package",
-            "nicmodel",
+            env!("CARGO_PKG_NAME"),
             "--example",
             "cost",
             "--target-dir",

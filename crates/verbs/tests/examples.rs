@@ -14,7 +14,13 @@ fn build(profile: &Path) {
         }
         let mut cargo = Command::new(env!("CARGO"));
         cargo
-            .args(["build", "--quiet", "--examples", "--package", "verbs"])
+            .args([
+                "build",
+                "--quiet",
+                "--examples",
+                "--package",
+                env!("CARGO_PKG_NAME"),
+            ])
             .arg("--target-dir")
             .arg(profile.parent().expect("the folder of all builds"));
         if profile.ends_with("release") {

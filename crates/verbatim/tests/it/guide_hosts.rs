@@ -254,3 +254,20 @@ fn adapters_are_listed_with_their_evidence() {
 fn libraries_choose_by_the_adapter() {
     check(ADAPTERS, "Two libraries", 2);
 }
+
+#[test]
+fn size_a_system() {
+    let guide = "docs/size-a-system.md";
+    check(guide, "What one operation allows", 3);
+    check(guide, "What a system gives", 2);
+}
+
+#[test]
+fn reproduce_one_experiment() {
+    check("docs/reproduce-the-paper.md", "One experiment", 2);
+}
+
+#[test]
+fn see_what_a_system_costs() {
+    check("docs/write-a-system.md", "See what it costs", 2);
+}
