@@ -6,6 +6,7 @@ use chart::{Bar, bars, escape};
 use nicmodel::bounds::Role;
 
 use super::contents::{anchor, summary};
+use super::guide;
 use super::report::{Process, Report, real};
 use super::text;
 use super::verdict::Verdict;
@@ -55,6 +56,7 @@ pub(super) fn page(report: &Report) -> String {
     for process in &report.processes {
         add_process(&mut html, process);
     }
+    html.push_str(&guide::sections(report));
     let on_one_line = |pcie| text::counted_on_pcie(pcie).replace('\n', " ");
     let pcie = report.pcie.as_ref().map(on_one_line);
     for line in report.unexplained().into_iter().chain(pcie) {
@@ -140,7 +142,10 @@ fn add_advice(html: &mut String, process: &Process) {
         for step in &process.steps {
             add(
                 html,
-                format_args!("<li>{}</li>", escape(&text::step_line(step))),
+                format_args!(
+                    "<li>{}</li>",
+                    guide::linked(step.guideline, &text::step_line(step))
+                ),
             );
         }
         html.push_str("</ol>");
@@ -149,7 +154,10 @@ fn add_advice(html: &mut String, process: &Process) {
         let words = text::line(advice);
         add(
             html,
-            format_args!("<p>Or another design: {}</p>", escape(&words)),
+            format_args!(
+                "<p>Or another design: {}</p>",
+                guide::linked(advice.guideline, &words)
+            ),
         );
     }
     for wanted in text::NO_STEPS {
@@ -160,7 +168,10 @@ fn add_advice(html: &mut String, process: &Process) {
             for advice in all {
                 add(
                     html,
-                    format_args!("<li>{}</li>", escape(&text::line(advice))),
+                    format_args!(
+                        "<li>{}</li>",
+                        guide::linked(advice.guideline, &text::line(advice))
+                    ),
                 );
             }
             html.push_str("</ul>");

@@ -4,6 +4,7 @@
 mod alike;
 mod compare;
 mod contents;
+mod guide;
 mod html;
 mod report;
 mod spread;
@@ -19,7 +20,7 @@ use tap::Ledger;
 
 use crate::Outcome;
 use crate::model::NicsArgs;
-use crate::output::print_typed;
+use crate::output::{print, print_typed};
 
 use report::Report;
 
@@ -28,8 +29,11 @@ use report::Report;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// What `--ledger FILE` of run, sequencer or bench has written; two are compared as before and after a change
-    #[arg(value_name = "LEDGER", required = true)]
+    #[arg(value_name = "LEDGER", required_unless_present = "guideline")]
     ledger: Vec<PathBuf>,
+    /// Print what the book says of a design guideline: its cost, what to write, its price
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["ledger", "merge", "json", "html"])]
+    guideline: Option<String>,
     /// Take the processes of all ledgers as those of one program, such as the ranks of a parallel one
     #[arg(long)]
     merge: bool,
@@ -52,6 +56,7 @@ Examples:
   verbatim explain l.json --nic cib --nic cx3    one program on two NICs, side by side
   verbatim explain before.json after.json        what a change did
   verbatim explain --merge rank*.json            the ranks of a parallel program as one
+  verbatim explain --guideline multi-queue       one guideline: what it saves, what to write
   verbatim bench guidelines      a program for and against each guideline, predicted and measured
 
 Each process of the ledger is taken as a program on a machine of its own. Rates are of the model: what the \
@@ -64,6 +69,14 @@ const MAX_LEDGER_BYTES: u64 = 1 << 30;
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    if let Some(name) = &args.guideline {
+        let Some(section) = guide::section(name) else {
+            let names = guide::names().join(", ");
+            bail!("there is no guideline {name:?}; choose among {names}");
+        };
+        print(format_args!("{name}\n\n{section}"))?;
+        return Ok(Outcome::Done);
+    }
     let profiles = args.nic.all()?;
     let mut ledgers = Vec::new();
     for file in &args.ledger {
@@ -126,6 +139,7 @@ fn show(report: &Report, args: &Args) -> Result<Outcome> {
     if let Some(file) = &args.html {
         std::fs::write(file, html::page(report))
             .with_context(|| format!("cannot write {}", file.display()))?;
+        eprintln!("wrote {}: open it in a browser", file.display());
     }
     if args.json {
         print_typed("explanation", report)?;

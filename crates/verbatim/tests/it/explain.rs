@@ -350,6 +350,9 @@ fn steps_come_in_the_order_in_which_to_take_them() {
     let page = folder.path().join("report.html");
     explained(&one_queue_pair(), &["--html", page.to_str().expect("text")]);
     let html = std::fs::read_to_string(&page).expect("written");
+    // The advice leads to what the book says of the guideline, on the same page.
+    assert!(html.contains("href=\"#guideline-multi-queue\""), "{html}");
+    assert!(html.contains("<h3 id=\"guideline-multi-queue\">"), "{html}");
     let at = |label: &str| {
         html.find(label)
             .unwrap_or_else(|| panic!("{label}: {html}"))

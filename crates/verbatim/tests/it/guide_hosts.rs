@@ -271,3 +271,14 @@ fn reproduce_one_experiment() {
 fn see_what_a_system_costs() {
     check("docs/write-a-system.md", "See what it costs", 2);
 }
+
+#[test]
+fn the_guidelines_are_tried() {
+    let page = std::fs::read_to_string(format!("{ROOT}/docs/guidelines.md")).expect("the page");
+    let command = page
+        .lines()
+        .find_map(|line| line.strip_prefix("$ verbatim "));
+    let command: Vec<&str> = command.expect("a command").split_whitespace().collect();
+    let out = crate::common::run(&command);
+    assert!(out.status.success(), "{out:?}");
+}
