@@ -97,7 +97,20 @@ fn install(built: &Path, root: &Path) -> Result<PathBuf> {
     for (file, name) in LIBRARIES {
         copy(&built.join(file), &lib.join(name))?;
     }
+    link_tool(&lib.join("bin")).context("cannot make the link lib/verbatim/bin/rdma")?;
     Ok(program)
+}
+
+/// Makes the program known as `rdma` in a folder that `verbatim run` puts in front of `PATH`.
+fn link_tool(folder: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let (link, new) = (folder.join("rdma"), folder.join("rdma.new"));
+    match std::fs::remove_file(&new) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    std::os::unix::fs::symlink("../../../bin/verbatim", &new)?;
+    std::fs::rename(new, link)
 }
 
 /// Replaces a file that programs may be using.

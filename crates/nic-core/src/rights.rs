@@ -162,6 +162,13 @@ impl Owner {
         }
     }
 
+    /// Whether it is a window's, not a region's.
+    #[inline]
+    #[must_use]
+    pub const fn is_window(self) -> bool {
+        self.0 & Self::TYPE_1 != 0
+    }
+
     /// The same in a process that calls the protection domain by another `number`.
     #[inline]
     #[must_use]

@@ -131,6 +131,10 @@ fn main() -> ExitCode {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .init();
+    if let Err(err) = run::as_rdma() {
+        eprintln!("error: {err:#}");
+        return ExitCode::from(2);
+    }
     let outcome = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Sockets(args) => sockets::run(&args),

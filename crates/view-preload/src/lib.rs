@@ -1,13 +1,19 @@
-//! The files of an RDMA device for programs whose user may make no namespace: `verbatim run` puts this library into
-//! `LD_PRELOAD` where it cannot mount them.
+//! The kernel's part for the software NIC: `verbatim run` puts this library into `LD_PRELOAD` of programs that ask the kernel
+//! for RDMA devices.
 //!
-//! It has a function under each name by which the C library takes the path of a file that is to be read or looked at.
+//! - [`mod@netlink`]: the RDMA netlink family, for `rdma(8)` of iproute2;
+//! - this file: the files of the device, for a process without CAP_SYS_ADMIN that gets no mounts.
+//!
+//! For the files it has a function under each name by which the C library takes the path of a file that is to be read or looked at.
 //! Paths below `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and `/dev/infiniband` go to the same place below the folder
 //! that `VERBATIM_VIEW` names; all others go on as they are.
 //! Paths relative to a folder that was opened so need nothing.
 //!
 //! Limits: programs that make system calls themselves, and calls within the C library (`glob`, `ftw`).
 #![allow(unsafe_code)]
+
+pub mod netlink;
+mod source;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};

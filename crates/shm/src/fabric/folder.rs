@@ -109,7 +109,7 @@ pub(super) fn make_folder(dir: &Path) -> Result<bool, FabricError> {
 }
 
 /// Refuses a folder that is somebody else's, or that others can enter. False if there is none any more.
-fn check_ours(dir: &Path) -> Result<bool, FabricError> {
+pub(super) fn check_ours(dir: &Path) -> Result<bool, FabricError> {
     let meta = match fs::symlink_metadata(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
         other => other.map_err(io_error(dir, "look at it"))?,

@@ -15,6 +15,7 @@
 //! their engines watch a pidfd of each peer they are connected to.
 
 pub mod armed;
+mod census;
 pub mod channel;
 mod directory;
 mod error;
@@ -53,6 +54,7 @@ use crate::lock::lock;
 use crate::process_memory::{ProcessMemory, let_peers_reach};
 use crate::shortage::shortage;
 
+pub use census::{Inhabitant, KnownRegion, census};
 pub use error::FabricError;
 pub use folder::pid_namespace;
 pub use name::Name;

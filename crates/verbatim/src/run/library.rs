@@ -19,6 +19,12 @@ const TAP: &str = "libverbatim_tap.so";
 const VIEW: &str = "libverbatim_view.so";
 /// The library that carries TCP connections.
 const SOCKETS: &str = "libverbatim_sockets.so";
+/// Beside the libraries: this program under the names of others, see [`super::tools`].
+pub(super) const TOOLS: &str = "bin";
+/// What this program is called there.
+const TOOL: &str = "rdma";
+/// This program beside the libraries of a build.
+const PROGRAM: &str = "verbatim";
 /// Where an installation has them, from the folder of this program.
 const INSTALLED: &str = "../lib/verbatim";
 /// Where a build gets links with these names, in the folder of this program.
@@ -136,21 +142,30 @@ fn linked(build: &Path, caches: impl FnOnce() -> Vec<PathBuf>) -> Result<PathBuf
         .with_context(|| format!("cannot make links to the libraries in {}", links.display()))
 }
 
-/// Makes `folder` hold links to the `libraries`, under the names that programs ask for.
+/// Makes `folder` hold links to the `libraries`, under the names that programs ask for, and to the program beside them.
 fn link(folder: &Path, libraries: &Path) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
     for (built, name) in LIBRARIES {
-        let target = libraries.join(built);
-        let link = folder.join(name);
-        if std::fs::read_link(&link).is_ok_and(|to| to == target) {
-            continue;
-        }
-        // Several may be started at once: each makes a link of its own and puts it in place.
-        let own = folder.join(format!(".{name}.{}", std::process::id()));
-        symlink(&target, &own)?;
-        std::fs::rename(&own, &link)?;
+        link_to(&libraries.join(built), &folder.join(name))?;
     }
-    Ok(())
+    let tools = folder.join(TOOLS);
+    std::fs::create_dir_all(&tools)?;
+    // A relative path is one from the folder of the libraries.
+    link_to(
+        &Path::new("..").join(libraries).join(PROGRAM),
+        &tools.join(TOOL),
+    )
+}
+
+/// Makes `link` a link to `target`.
+fn link_to(target: &Path, link: &Path) -> io::Result<()> {
+    if std::fs::read_link(link).is_ok_and(|to| to == target) {
+        return Ok(());
+    }
+    // Several may be started at once: each makes a link of its own and puts it in place.
+    let own = link.with_extension(format!("{}.new", std::process::id()));
+    symlink(target, &own)?;
+    std::fs::rename(&own, link)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 //! - [`library`]: where the libraries are, and [`mod@preload`]: which programs get one before all else;
 //! - [`view`]: the files, in a [`namespace`] of the program's own;
 //! - [`copies`]: the files where that is forbidden;
+//! - [`tools`]: `rdma(8)`, which asks the kernel;
 //! - [`summary`]: whether the program used RDMA.
 
 mod copies;
@@ -17,9 +18,12 @@ mod library;
 mod namespace;
 mod preload;
 mod summary;
+mod tools;
 mod view;
 
 pub(crate) use library::find_sockets;
+pub(crate) use preload::preload;
+pub(crate) use tools::as_rdma;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -38,6 +42,7 @@ use crate::fault::{self, FaultArgs};
 use crate::ledger::{self, LedgerArgs};
 use crate::program::wait_for;
 use namespace::{Door, Entered};
+use preload::PRELOAD;
 
 /// Arguments of `verbatim run`.
 #[derive(clap::Args)]
@@ -111,14 +116,13 @@ Examples:
 The program sees the device in /sys/class/infiniband, /sys/class/infiniband_verbs and /dev/infiniband, \
 where UCX and others look for it, by mounts in a namespace of its own; a user who may not mount gets a \
 user namespace for it. Where the system forbids that, a note says so, and a preloaded library shows them to \
-programs that use the C library.
+programs that use the C library. rdma(8) of iproute2 shows the device, too: it is found in front of PATH, and by its \
+path with --preload.
 
 Exit status: the program's; 2 when it could not be run.";
 
 /// Where the loader looks before it looks at the system's libraries.
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
-/// What the loader loads before the libraries of a program.
-const PRELOAD: &str = "LD_PRELOAD";
 /// Has the preloaded library say that it was not used: in either case, or (`wheels`) where another one was loaded.
 const PRELOADED: &str = "VERBATIM_PRELOADED";
 /// Names the fabric that the software NIC joins.
@@ -214,6 +218,12 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
     let Ok(files) = softnic::sysfs_files(link_layer, identity, capabilities.as_ref()) else {
         return Ok(None);
     };
+    if let Some(path) = tools::search_path(&folder) {
+        command.env("PATH", path);
+    }
+    if args.preload || tools::is_rdma(command.get_program()) {
+        preload_too(&library::find_view()?, command)?;
+    }
     let mut door = None;
     if let Err(forbidden) = show(&files, &mut door) {
         let instead = preload_copies(&files, command);
@@ -237,16 +247,21 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
 
 /// Has a program find the files of the device by a library that is loaded into it.
 fn preload_copies(files: &[SysfsFile], command: &mut Command) -> Result<()> {
-    let mut library = preload(&library::find_view()?)?;
+    preload_too(&library::find_view()?, command)?;
+    command.env(copies::VARIABLE, copies::make(files)?);
+    Ok(())
+}
+
+/// Has a program load a library before all others, those that it was to load already among them.
+fn preload_too(library: &Path, command: &mut Command) -> Result<()> {
+    let mut libraries = preload(library)?;
     let own = command.get_envs().find(|(name, _)| *name == PRELOAD);
     if let Some((_, Some(own))) = own {
         // Which ends with what was asked for before, too: the loader loads a library once.
-        library.push(OsStr::new(":"));
-        library.push(own);
+        libraries.push(OsStr::new(":"));
+        libraries.push(own);
     }
-    command
-        .env(copies::VARIABLE, copies::make(files)?)
-        .env(PRELOAD, library);
+    command.env(PRELOAD, libraries);
     Ok(())
 }
 
@@ -269,29 +284,6 @@ fn prepare_system(args: &Args, command: &mut Command) -> Result<()> {
         command.env(PRELOAD, preload(&library::find_tap()?)?);
     }
     Ok(())
-}
-
-/// What the loader is to load before all else: `library`, and what was asked for before.
-pub(crate) fn preload(library: &Path) -> Result<OsString> {
-    // ld.so(8): "The items of the list can be separated by spaces or colons, and there is no support for escaping".
-    if library
-        .as_os_str()
-        .as_encoded_bytes()
-        .iter()
-        .any(|b| b": $".contains(b))
-    {
-        bail!(
-            "{} has a space, a colon or a dollar sign in it, which {PRELOAD} cannot say; move it elsewhere",
-            library.display()
-        );
-    }
-    let mut libraries = library.as_os_str().to_owned();
-    let before = std::env::var_os(PRELOAD);
-    if let Some(before) = before.as_deref().filter(|libraries| !libraries.is_empty()) {
-        libraries.push(OsStr::new(":"));
-        libraries.push(before);
-    }
-    Ok(libraries)
 }
 
 /// Makes the file of a trace; its absolute path, since programs go elsewhere.
@@ -344,16 +336,6 @@ mod tests {
         assert!(path.to_string_lossy().starts_with("/opt/verbatim"));
         for wrong in ["/a:b", "/a;b", "/$ORIGIN"] {
             assert!(library_path(Path::new(wrong)).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn a_library_to_preload_must_be_speakable() {
-        let libraries =
-            preload(Path::new("/opt/verbatim/libverbatim_tap.so")).expect("a plain path");
-        assert!(libraries.to_string_lossy().starts_with("/opt/verbatim/"));
-        for wrong in ["/a b", "/a:b", "/$LIB/a"] {
-            assert!(preload(Path::new(wrong)).is_err(), "{wrong}");
         }
     }
 

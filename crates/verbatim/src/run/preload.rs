@@ -1,4 +1,4 @@
-//! The choice of programs that get the software NIC's libibverbs by `LD_PRELOAD`.
+//! Libraries that are loaded before all others, and the choice of programs that get the software NIC's libibverbs so.
 //!
 //! Python wheels bring a libibverbs of their own under a name that no search path replaces. A library that is preloaded stands
 //! in front of it. All other programs find the software NIC by the search path, and stay without.
@@ -8,8 +8,36 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Result, bail};
+
+/// What the loader loads before the libraries of a program.
+pub(super) const PRELOAD: &str = "LD_PRELOAD";
+
 /// Bytes of a script in which its interpreter is looked for (`linux:include/uapi/linux/binfmts.h`, `BINPRM_BUF_SIZE`).
 const FIRST_LINE: u64 = 256;
+
+/// What the loader is to load before all else: `library`, and what was asked for before.
+pub(crate) fn preload(library: &Path) -> Result<OsString> {
+    // ld.so(8): "The items of the list can be separated by spaces or colons, and there is no support for escaping".
+    if library
+        .as_os_str()
+        .as_encoded_bytes()
+        .iter()
+        .any(|b| b": $".contains(b))
+    {
+        bail!(
+            "{} has a space, a colon or a dollar sign in it, which {PRELOAD} cannot say; move it elsewhere",
+            library.display()
+        );
+    }
+    let mut libraries = library.as_os_str().to_owned();
+    let before = std::env::var_os(PRELOAD);
+    if let Some(before) = before.as_deref().filter(|libraries| !libraries.is_empty()) {
+        libraries.push(OsStr::new(":"));
+        libraries.push(before);
+    }
+    Ok(libraries)
+}
 
 /// Whether a program is an interpreter of Python, or a script for one.
 pub(super) fn runs_python(program: &OsStr) -> bool {
@@ -64,6 +92,16 @@ fn names_python(line: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_to_preload_must_be_speakable() {
+        let libraries =
+            preload(Path::new("/opt/verbatim/libverbatim_tap.so")).expect("a plain path");
+        assert!(libraries.to_string_lossy().starts_with("/opt/verbatim/"));
+        for wrong in ["/a b", "/a:b", "/$LIB/a"] {
+            assert!(preload(Path::new(wrong)).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn interpreters_are_told_from_other_programs() {

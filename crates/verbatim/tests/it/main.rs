@@ -25,6 +25,7 @@ mod kv;
 mod ledger;
 mod lost_hosts;
 mod model;
+mod netlink;
 mod pcap;
 mod pictures;
 mod program;

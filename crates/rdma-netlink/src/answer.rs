@@ -1,0 +1,303 @@
+//! What the kernel answers (`linux:drivers/infiniband/core/nldev.c`, `netlink.c`).
+
+use crate::message::Message;
+use crate::numbers::{NLDEV, NLM_F_ACK, NLM_F_DUMP, attribute as attr, command};
+use crate::request::{Request, requests};
+use crate::{Device, MAX_DATAGRAM_BYTES, Port, Process, Region, Source};
+
+/// `errno(3)` of Linux.
+const EINVAL: i32 = 22;
+const EOPNOTSUPP: i32 = 95;
+
+/// `RDMA_NODE_RNIC` of `ibv_node_type`: a NIC for iWARP.
+const RNIC: u8 = 4;
+/// `RDMA_NLDEV_SYS_ATTR_NETNS_MODE`: devices are seen in all network namespaces.
+const SHARED: u8 = 1;
+
+/// The kernel's answers to a datagram that a client has sent, in order; `port_id` is the address of the client's socket. Each
+/// answer is a datagram of at most [`MAX_DATAGRAM_BYTES`] bytes with one message.
+///
+/// A dump ends with `NLMSG_DONE`; other requests with an acknowledgement where they ask for one. What is malformed is refused
+/// with `EINVAL`, what is not supported with `EOPNOTSUPP`. A datagram without a request has no answer.
+#[must_use]
+pub fn answer(datagram: &[u8], port_id: u32, source: &impl Source) -> Vec<Vec<u8>> {
+    let mut sent = Vec::new();
+    for request in requests(datagram) {
+        let is_dump = request.flags & NLM_F_DUMP == NLM_F_DUMP;
+        let answers = Answers {
+            request,
+            port_id,
+            is_dump,
+        };
+        match answers.of(source) {
+            Ok(messages) => {
+                sent.extend(messages.into_iter().map(Message::finish));
+                if is_dump {
+                    sent.push(Message::done(&request, port_id).finish());
+                } else if request.flags & NLM_F_ACK != 0 {
+                    sent.push(Message::error(&request, port_id, 0).finish());
+                }
+            }
+            Err(errno) => sent.push(Message::error(&request, port_id, errno).finish()),
+        }
+    }
+    sent
+}
+
+/// A request that is being answered.
+struct Answers<'a> {
+    request: Request<'a>,
+    port_id: u32,
+    is_dump: bool,
+}
+
+impl Answers<'_> {
+    /// The answers, or the errno of the refusal.
+    fn of(&self, source: &impl Source) -> Result<Vec<Message>, i32> {
+        let (client, asked) = (self.request.kind >> 10, self.request.kind & 0x3ff);
+        if client != NLDEV {
+            return Err(EINVAL);
+        }
+        match asked {
+            command::GET => self.devices(&source.devices()),
+            command::PORT_GET => self.ports(&source.devices()),
+            command::SYS_GET => Ok(vec![self.system()]),
+            command::RES_GET => self.resources(source),
+            command::RES_MR_GET => self.regions(source),
+            command::STAT_GET => self.counters(&source.devices()),
+            _ => Err(EOPNOTSUPP),
+        }
+    }
+
+    fn message(&self, command: u16) -> Message {
+        Message::answer(command, &self.request, self.port_id, self.is_dump)
+    }
+
+    /// The device that the request names.
+    fn device<'d>(&self, devices: &'d [Device]) -> Result<(usize, &'d Device), i32> {
+        let index = self.request.device().ok_or(EINVAL)?;
+        devices.get(index).map(|it| (index, it)).ok_or(EINVAL)
+    }
+
+    /// The devices that the request names: one, or all for a dump that names none.
+    fn chosen<'d>(&self, devices: &'d [Device]) -> Result<Vec<(usize, &'d Device)>, i32> {
+        if self.is_dump && self.request.device().is_none() {
+            return Ok(devices.iter().enumerate().collect());
+        }
+        Ok(vec![self.device(devices)?])
+    }
+
+    /// The port of `device` that the request names, by its number.
+    fn port<'d>(&self, device: &'d Device) -> Result<(usize, &'d Port), i32> {
+        let number = self.request.port().ok_or(EINVAL)?;
+        let port = number.checked_sub(1).and_then(|at| device.ports.get(at));
+        port.map(|port| (number, port)).ok_or(EINVAL)
+    }
+
+    fn devices(&self, devices: &[Device]) -> Result<Vec<Message>, i32> {
+        let of = |(index, device): (usize, &Device)| {
+            let mut message = self.message(command::GET);
+            put_device(&mut message, index, device);
+            message
+        };
+        Ok(self.chosen(devices)?.into_iter().map(of).collect())
+    }
+
+    fn ports(&self, devices: &[Device]) -> Result<Vec<Message>, i32> {
+        let (index, device) = self.device(devices)?;
+        let of = |(number, port): (usize, &Port)| {
+            let mut message = self.message(command::PORT_GET);
+            put_handle(&mut message, index, device);
+            put_port(&mut message, number, port);
+            message
+        };
+        if self.is_dump {
+            let ports = device.ports.iter().enumerate();
+            return Ok(ports.map(|(at, port)| of((at + 1, port))).collect());
+        }
+        Ok(vec![of(self.port(device)?)])
+    }
+
+    /// The subsystem. The kernel copies pages that are registered when a process forks, so that it needs no
+    /// `ibv_fork_init(3)`; registered memory of this device needs none either.
+    fn system(&self) -> Message {
+        let mut message = self.message(command::SYS_GET);
+        message.put_u8(attr::SYS_NETNS_MODE, SHARED);
+        message.put_u8(attr::SYS_COPY_ON_FORK, 1);
+        message
+    }
+
+    fn resources(&self, source: &impl Source) -> Result<Vec<Message>, i32> {
+        let devices = source.devices();
+        let of = |(index, device): (usize, &Device)| {
+            let mut message = self.message(command::RES_GET);
+            put_handle(&mut message, index, device);
+            let processes = source.processes(device).ok_or(EOPNOTSUPP)?;
+            put_summary(&mut message, &processes);
+            Ok(message)
+        };
+        self.chosen(&devices)?.into_iter().map(of).collect()
+    }
+
+    fn regions(&self, source: &impl Source) -> Result<Vec<Message>, i32> {
+        if !self.is_dump {
+            return Err(EOPNOTSUPP);
+        }
+        let devices = source.devices();
+        let (index, device) = self.device(&devices)?;
+        let processes = source.processes(device).ok_or(EOPNOTSUPP)?;
+        let of = |process: &Process| {
+            let pid = process.pid;
+            let regions = process.regions.clone().into_iter();
+            regions.map(move |region| (pid, region))
+        };
+        let mut regions = processes.iter().flat_map(of).peekable();
+        let mut messages = Vec::new();
+        while regions.peek().is_some() {
+            let mut message = self.message(command::RES_MR_GET);
+            put_handle(&mut message, index, device);
+            let table = message.begin(attr::RES_MR);
+            while message.len() + REGION_BYTES <= MAX_DATAGRAM_BYTES
+                && let Some((pid, region)) = regions.next()
+            {
+                put_region(&mut message, pid, &region);
+            }
+            message.end(table);
+            messages.push(message);
+        }
+        Ok(messages)
+    }
+
+    /// The counters of a port, as `rdma statistic show link` asks for them; those of queue pairs are not counted apart.
+    fn counters(&self, devices: &[Device]) -> Result<Vec<Message>, i32> {
+        if self.request.is_of_resource() || self.is_dump {
+            return Err(EOPNOTSUPP);
+        }
+        let (index, device) = self.device(devices)?;
+        let (number, port) = self.port(device)?;
+        if port.counters.is_empty() {
+            return Err(EOPNOTSUPP);
+        }
+        let mut message = self.message(command::STAT_GET);
+        put_handle(&mut message, index, device);
+        message.put_u32(attr::PORT_INDEX, to_u32(number));
+        let table = message.begin(attr::STAT_HWCOUNTERS);
+        for (name, value) in &port.counters {
+            if message.len() + COUNTER_BYTES + name.len() > MAX_DATAGRAM_BYTES {
+                break;
+            }
+            let entry = message.begin(attr::STAT_HWCOUNTER_ENTRY);
+            message.put_text(attr::STAT_HWCOUNTER_ENTRY_NAME, name);
+            message.put_u64(attr::STAT_HWCOUNTER_ENTRY_VALUE, *value);
+            message.end(entry);
+        }
+        message.end(table);
+        Ok(vec![message])
+    }
+}
+
+/// Bytes of a region in a message: the headers of its entry and of its attributes, and their values.
+const REGION_BYTES: usize = 4 + 4 * 8 + 2 * 12;
+/// Bytes of a counter in a message without its name: the headers, the zero behind the name and padding, the value.
+const COUNTER_BYTES: usize = 4 + 4 + 4 + 12;
+
+fn to_u32(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// What tells a device in each answer.
+fn put_handle(message: &mut Message, index: usize, device: &Device) {
+    message.put_u32(attr::DEV_INDEX, to_u32(index));
+    message.put_text(attr::DEV_NAME, &device.name);
+}
+
+/// As `fill_dev_info`.
+fn put_device(message: &mut Message, index: usize, device: &Device) {
+    put_handle(message, index, device);
+    message.put_u32(attr::PORT_INDEX, to_u32(device.ports.len()));
+    if let Some(firmware) = &device.firmware {
+        message.put_text(attr::FW_VERSION, firmware);
+    }
+    if let Some(guid) = device.node_guid {
+        message.put_u64(attr::NODE_GUID, guid);
+    }
+    if let Some(guid) = device.sys_image_guid {
+        message.put_u64(attr::SYS_IMAGE_GUID, guid);
+    }
+    if let Some(node_type) = device.node_type {
+        message.put_u8(attr::DEV_NODE_TYPE, node_type);
+    }
+    // The kernel has the protocol of port 1, too.
+    if let Some(port) = device.ports.first() {
+        let protocol = match (port.subnet.is_some(), device.node_type) {
+            (true, _) => "ib",
+            (false, Some(RNIC)) => "iw",
+            (false, _) => "roce",
+        };
+        message.put_text(attr::DEV_PROTOCOL, protocol);
+    }
+}
+
+/// As `fill_port_info`.
+fn put_port(message: &mut Message, number: usize, port: &Port) {
+    message.put_u32(attr::PORT_INDEX, to_u32(number));
+    if let Some(subnet) = &port.subnet {
+        if let Some(capabilities) = subnet.capabilities {
+            message.put_u64(attr::CAP_FLAGS, u64::from(capabilities));
+        }
+        if let Some(prefix) = subnet.prefix {
+            message.put_u64(attr::SUBNET_PREFIX, prefix);
+        }
+        for (number, lid) in [(attr::LID, subnet.lid), (attr::SM_LID, subnet.sm_lid)] {
+            if let Some(lid) = lid {
+                message.put_u32(number, u32::from(lid));
+            }
+        }
+        if let Some(count) = subnet.lid_mask_count {
+            message.put_u8(attr::LMC, count);
+        }
+    }
+    if let Some(state) = port.state {
+        message.put_u8(attr::PORT_STATE, state);
+    }
+    if let Some(state) = port.physical_state {
+        message.put_u8(attr::PORT_PHYS_STATE, state);
+    }
+    if let Some((name, index)) = &port.interface {
+        message.put_u32(attr::NDEV_INDEX, *index);
+        message.put_text(attr::NDEV_NAME, name);
+    }
+}
+
+/// As `fill_res_info`, for those kinds of resources that are known.
+fn put_summary(message: &mut Message, processes: &[Process]) {
+    let count = |of: fn(&Process) -> usize| processes.iter().map(of).sum::<usize>();
+    let table = message.begin(attr::RES_SUMMARY);
+    for (name, count) in [
+        ("pd", count(|process| process.domains)),
+        ("qp", count(|process| process.queue_pairs)),
+        ("mr", count(|process| process.regions.len())),
+    ] {
+        let entry = message.begin(attr::RES_SUMMARY_ENTRY);
+        message.put_text(attr::RES_SUMMARY_ENTRY_NAME, name);
+        let count = u64::try_from(count).unwrap_or(u64::MAX);
+        message.put_u64(attr::RES_SUMMARY_ENTRY_CURR, count);
+        message.end(entry);
+    }
+    message.end(table);
+}
+
+/// As `fill_res_mr_entry`. One number serves as both keys.
+fn put_region(message: &mut Message, pid: u32, region: &Region) {
+    let entry = message.begin(attr::RES_MR_ENTRY);
+    message.put_u32(attr::RES_RKEY, region.key);
+    message.put_u32(attr::RES_LKEY, region.key);
+    message.put_u64(attr::RES_IOVA, region.iova);
+    message.put_u64(attr::RES_MRLEN, region.len_bytes);
+    message.put_u32(attr::RES_PDN, region.domain);
+    message.put_u32(attr::RES_PID, pid);
+    message.end(entry);
+}
+
+#[cfg(test)]
+mod tests;

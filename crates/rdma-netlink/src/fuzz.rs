@@ -1,0 +1,72 @@
+//! The fuzz target of this crate, and the replay of its corpus.
+
+use crate::{Device, MAX_DATAGRAM_BYTES, Port, Process, Region, Source, Subnet, answer};
+
+/// Two devices, one of each kind, with more regions than fit into a datagram.
+pub(crate) struct Example;
+
+impl Source for Example {
+    fn devices(&self) -> Vec<Device> {
+        let roce = Port {
+            state: Some(4),
+            physical_state: Some(5),
+            interface: Some(("eth0".to_owned(), 7)),
+            counters: (0..300).map(|i| (format!("counter_{i}"), i)).collect(),
+            ..Port::default()
+        };
+        let infiniband = Port {
+            subnet: Some(Subnet {
+                prefix: Some(0xfe80 << 48),
+                lid: Some(1),
+                ..Subnet::default()
+            }),
+            ..Port::default()
+        };
+        [("a0", roce), ("b0", infiniband)]
+            .map(|(name, port)| Device {
+                name: name.to_owned(),
+                firmware: Some("1.0".to_owned()),
+                node_type: Some(1),
+                node_guid: Some(7),
+                ports: vec![port],
+                ..Device::default()
+            })
+            .to_vec()
+    }
+
+    fn processes(&self, device: &Device) -> Option<Vec<Process>> {
+        let regions = (1..=200).map(|key| Region {
+            key,
+            iova: 4096,
+            len_bytes: 64,
+            domain: 1,
+        });
+        let process = Process {
+            pid: 17,
+            queue_pairs: 3,
+            domains: 1,
+            regions: regions.collect(),
+        };
+        (device.name == "a0").then(|| vec![process])
+    }
+}
+
+/// Any datagram of a client.
+///
+/// # Panics
+/// If an answer is larger than a client can take, or its length is not what its header says.
+pub fn datagram(bytes: &[u8]) {
+    for answer in answer(bytes, 42, &Example) {
+        assert!(answer.len() <= MAX_DATAGRAM_BYTES);
+        let len = u32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]]);
+        assert_eq!(usize::try_from(len).ok(), Some(answer.len()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_corpus_of_requests_is_replayed() {
+        corpus::replay("rdma_netlink", super::datagram);
+    }
+}

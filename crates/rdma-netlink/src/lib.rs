@@ -1,0 +1,103 @@
+//! The RDMA netlink family (`NETLINK_RDMA`, `linux:include/uapi/rdma/rdma_netlink.h`) for a device that the kernel does not
+//! know: requests of clients such as `rdma(8)` of iproute2, and the kernel's answers.
+//!
+//! - [`answer`]: from a datagram of a client to the datagrams of the kernel. It does no I/O.
+//! - [`sysfs`]: the devices as the files of sysfs describe them.
+//!
+//! The commands of the client NLDEV that only read are answered: devices, ports, the subsystem, counters, resources. All others
+//! are refused with `EOPNOTSUPP`.
+#![forbid(unsafe_code)]
+
+mod answer;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+mod message;
+mod numbers;
+mod request;
+pub mod sysfs;
+
+pub use answer::answer;
+
+/// The largest datagram of an answer, in bytes. Clients of libmnl receive into a page (`MNL_SOCKET_BUFFER_SIZE`).
+pub const MAX_DATAGRAM_BYTES: usize = 4096;
+
+/// A device. What is not known is not answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Device {
+    /// `ibv_get_device_name(3)`.
+    pub name: String,
+    /// Version of the firmware.
+    pub firmware: Option<String>,
+    /// `ibv_node_type`; 1 is a channel adapter.
+    pub node_type: Option<u8>,
+    /// GUID of the node, as a number.
+    pub node_guid: Option<u64>,
+    /// GUID of the system image, as a number.
+    pub sys_image_guid: Option<u64>,
+    /// Its ports, from port 1 on.
+    pub ports: Vec<Port>,
+}
+
+/// A port of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Port {
+    /// `ibv_port_state`; 4 is active.
+    pub state: Option<u8>,
+    /// Physical state of IBTA vol. 1, 14.2.5.6 (`PortPhysicalState`); 5 is `LinkUp`.
+    pub physical_state: Option<u8>,
+    /// What only an InfiniBand port has; `None` for RoCE.
+    pub subnet: Option<Subnet>,
+    /// The network interface beside the port: its name and its index.
+    pub interface: Option<(String, u32)>,
+    /// Counters of the port and their values.
+    pub counters: Vec<(String, u64)>,
+}
+
+/// An InfiniBand port's place in its subnet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Subnet {
+    /// `port_cap_flags` of `ibv_query_port(3)`.
+    pub capabilities: Option<u32>,
+    /// Upper half of GID 0, as a number.
+    pub prefix: Option<u64>,
+    /// LID of the port.
+    pub lid: Option<u16>,
+    /// LID of the subnet manager.
+    pub sm_lid: Option<u16>,
+    /// LID mask count.
+    pub lid_mask_count: Option<u8>,
+}
+
+/// What a process has of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// Its process id.
+    pub pid: u32,
+    /// Its queue pairs.
+    pub queue_pairs: usize,
+    /// Its protection domains.
+    pub domains: usize,
+    /// Its memory regions.
+    pub regions: Vec<Region>,
+}
+
+/// A memory region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Region {
+    /// L_Key and R_Key.
+    pub key: u32,
+    /// Its first address, as work requests name it.
+    pub iova: u64,
+    /// Its length in bytes.
+    pub len_bytes: u64,
+    /// Number of its protection domain.
+    pub domain: u32,
+}
+
+/// Where answers come from. It is asked once a request.
+pub trait Source {
+    /// The devices, in the order of their index, which begins at 0.
+    fn devices(&self) -> Vec<Device>;
+    /// The processes that use a device; `None` where that is not known.
+    fn processes(&self, device: &Device) -> Option<Vec<Process>>;
+}

@@ -1,0 +1,118 @@
+//! Messages, as the kernel writes them.
+
+use crate::numbers::{NLA_F_NESTED, NLDEV, NLM_F_CAPPED, NLM_F_MULTI, NLMSG_DONE, NLMSG_ERROR};
+use crate::request::{HEADER_BYTES, Request};
+
+/// A message that is being written. Numbers are in the byte order of the host.
+#[derive(Debug)]
+pub(crate) struct Message {
+    bytes: Vec<u8>,
+}
+
+/// An attribute of attributes that is being written.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Nest {
+    at: usize,
+}
+
+impl Message {
+    /// A message to the socket `port_id`, of a dump or not.
+    fn new(kind: u16, request: &Request<'_>, port_id: u32, flags: u16) -> Self {
+        let mut bytes = vec![0; 4];
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(flags.to_ne_bytes());
+        bytes.extend(request.seq.to_ne_bytes());
+        bytes.extend(port_id.to_ne_bytes());
+        Self { bytes }
+    }
+
+    /// An answer of the client NLDEV.
+    pub(crate) fn answer(command: u16, request: &Request<'_>, port_id: u32, is_dump: bool) -> Self {
+        let flags = if is_dump { NLM_F_MULTI } else { 0 };
+        Self::new(NLDEV << 10 | command, request, port_id, flags)
+    }
+
+    /// The end of a dump.
+    pub(crate) fn done(request: &Request<'_>, port_id: u32) -> Self {
+        let mut message = Self::new(NLMSG_DONE, request, port_id, NLM_F_MULTI);
+        message.bytes.extend(0_i32.to_ne_bytes());
+        message
+    }
+
+    /// A refusal with a number of errno, or with 0 an acknowledgement.
+    pub(crate) fn error(request: &Request<'_>, port_id: u32, errno: i32) -> Self {
+        let mut message = Self::new(NLMSG_ERROR, request, port_id, NLM_F_CAPPED);
+        message.bytes.extend((-errno).to_ne_bytes());
+        message.bytes.extend(request.header);
+        message
+    }
+
+    /// Bytes until now.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Adds an attribute.
+    pub(crate) fn put(&mut self, attribute: u16, value: &[u8]) {
+        // Texts of sysfs and numbers: far below 64 KiB.
+        let len = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
+        let value = value.get(..usize::from(len) - 4).unwrap_or(value);
+        self.bytes.extend(len.to_ne_bytes());
+        self.bytes.extend(attribute.to_ne_bytes());
+        self.bytes.extend(value);
+        let aligned = self.bytes.len().next_multiple_of(4);
+        self.bytes.resize(aligned, 0);
+    }
+
+    /// Adds a text, with a zero at its end.
+    pub(crate) fn put_text(&mut self, attribute: u16, text: &str) {
+        let text: Vec<u8> = text.bytes().take(MAX_TEXT_BYTES).chain([0]).collect();
+        self.put(attribute, &text);
+    }
+
+    /// Adds a number of 8 bits.
+    pub(crate) fn put_u8(&mut self, attribute: u16, value: u8) {
+        self.put(attribute, &[value]);
+    }
+
+    /// Adds a number of 32 bits.
+    pub(crate) fn put_u32(&mut self, attribute: u16, value: u32) {
+        self.put(attribute, &value.to_ne_bytes());
+    }
+
+    /// Adds a number of 64 bits.
+    pub(crate) fn put_u64(&mut self, attribute: u16, value: u64) {
+        self.put(attribute, &value.to_ne_bytes());
+    }
+
+    /// Begins an attribute of attributes.
+    pub(crate) fn begin(&mut self, attribute: u16) -> Nest {
+        let at = self.bytes.len();
+        self.put(attribute | NLA_F_NESTED, &[]);
+        Nest { at }
+    }
+
+    /// Ends it: the attributes since are within.
+    pub(crate) fn end(&mut self, nest: Nest) {
+        let len = u16::try_from(self.bytes.len() - nest.at).unwrap_or(u16::MAX);
+        self.set(nest.at, &len.to_ne_bytes());
+    }
+
+    /// The bytes of the message.
+    pub(crate) fn finish(mut self) -> Vec<u8> {
+        debug_assert!(self.bytes.len() >= HEADER_BYTES);
+        let len = u32::try_from(self.bytes.len()).unwrap_or(u32::MAX);
+        self.set(0, &len.to_ne_bytes());
+        self.bytes
+    }
+
+    fn set(&mut self, at: usize, value: &[u8]) {
+        if let Some(bytes) = self.bytes.get_mut(at..at + value.len()) {
+            bytes.copy_from_slice(value);
+        }
+    }
+}
+
+/// Bytes of a text at most: of names in sysfs 255 (`NAME_MAX`).
+const MAX_TEXT_BYTES: usize = 255;

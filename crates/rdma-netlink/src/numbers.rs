@@ -1,0 +1,68 @@
+//! Numbers of `linux:include/uapi/linux/netlink.h` and `linux:include/uapi/rdma/rdma_netlink.h`.
+
+pub(crate) const NLMSG_MIN_TYPE: u16 = 0x10;
+pub(crate) const NLMSG_ERROR: u16 = 2;
+pub(crate) const NLMSG_DONE: u16 = 3;
+pub(crate) const NLM_F_REQUEST: u16 = 1;
+pub(crate) const NLM_F_MULTI: u16 = 2;
+pub(crate) const NLM_F_ACK: u16 = 4;
+/// `NLM_F_ROOT | NLM_F_MATCH`.
+pub(crate) const NLM_F_DUMP: u16 = 0x300;
+/// The error message has the header of the request only.
+pub(crate) const NLM_F_CAPPED: u16 = 0x100;
+pub(crate) const NLA_F_NESTED: u16 = 1 << 15;
+/// Bits of an attribute's type that are its number.
+pub(crate) const NLA_TYPE_MASK: u16 = 0x3fff;
+
+/// `RDMA_NL_NLDEV`: the client is in the bits of a message's type from bit 10 on (`RDMA_NL_GET_TYPE`).
+pub(crate) const NLDEV: u16 = 5;
+
+/// `rdma_nldev_command`.
+pub(crate) mod command {
+    pub(crate) const GET: u16 = 1;
+    pub(crate) const PORT_GET: u16 = 5;
+    pub(crate) const SYS_GET: u16 = 6;
+    pub(crate) const RES_GET: u16 = 9;
+    pub(crate) const RES_MR_GET: u16 = 13;
+    pub(crate) const STAT_GET: u16 = 17;
+}
+
+/// `rdma_nldev_attr`.
+pub(crate) mod attribute {
+    pub(crate) const DEV_INDEX: u16 = 1;
+    pub(crate) const DEV_NAME: u16 = 2;
+    pub(crate) const PORT_INDEX: u16 = 3;
+    pub(crate) const CAP_FLAGS: u16 = 4;
+    pub(crate) const FW_VERSION: u16 = 5;
+    pub(crate) const NODE_GUID: u16 = 6;
+    pub(crate) const SYS_IMAGE_GUID: u16 = 7;
+    pub(crate) const SUBNET_PREFIX: u16 = 8;
+    pub(crate) const LID: u16 = 9;
+    pub(crate) const SM_LID: u16 = 10;
+    pub(crate) const LMC: u16 = 11;
+    pub(crate) const PORT_STATE: u16 = 12;
+    pub(crate) const PORT_PHYS_STATE: u16 = 13;
+    pub(crate) const DEV_NODE_TYPE: u16 = 14;
+    pub(crate) const RES_SUMMARY: u16 = 15;
+    pub(crate) const RES_SUMMARY_ENTRY: u16 = 16;
+    pub(crate) const RES_SUMMARY_ENTRY_NAME: u16 = 17;
+    pub(crate) const RES_SUMMARY_ENTRY_CURR: u16 = 18;
+    pub(crate) const RES_PID: u16 = 28;
+    pub(crate) const RES_MR: u16 = 40;
+    pub(crate) const RES_MR_ENTRY: u16 = 41;
+    pub(crate) const RES_RKEY: u16 = 42;
+    pub(crate) const RES_LKEY: u16 = 43;
+    pub(crate) const RES_IOVA: u16 = 44;
+    pub(crate) const RES_MRLEN: u16 = 45;
+    pub(crate) const NDEV_INDEX: u16 = 50;
+    pub(crate) const NDEV_NAME: u16 = 51;
+    pub(crate) const RES_PDN: u16 = 60;
+    pub(crate) const SYS_NETNS_MODE: u16 = 66;
+    pub(crate) const DEV_PROTOCOL: u16 = 67;
+    pub(crate) const STAT_RES: u16 = 75;
+    pub(crate) const STAT_HWCOUNTERS: u16 = 80;
+    pub(crate) const STAT_HWCOUNTER_ENTRY: u16 = 81;
+    pub(crate) const STAT_HWCOUNTER_ENTRY_NAME: u16 = 82;
+    pub(crate) const STAT_HWCOUNTER_ENTRY_VALUE: u16 = 83;
+    pub(crate) const SYS_COPY_ON_FORK: u16 = 93;
+}

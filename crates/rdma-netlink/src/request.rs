@@ -1,0 +1,89 @@
+//! Requests, as clients write them.
+
+use crate::numbers::{NLA_TYPE_MASK, NLM_F_REQUEST, NLMSG_MIN_TYPE, attribute};
+
+/// Bytes of `struct nlmsghdr`.
+pub(crate) const HEADER_BYTES: usize = 16;
+
+/// A request of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Request<'a> {
+    /// `nlmsg_type`.
+    pub(crate) kind: u16,
+    /// `nlmsg_flags`.
+    pub(crate) flags: u16,
+    /// `nlmsg_seq`.
+    pub(crate) seq: u32,
+    /// The header as it came, which error messages repeat.
+    pub(crate) header: &'a [u8],
+    /// The attributes.
+    attributes: &'a [u8],
+}
+
+/// The requests of a datagram. What is behind a message of a wrong length is left alone, as the kernel does
+/// (`netlink_rcv_skb`); control messages and what is no request need no answer.
+pub(crate) fn requests(datagram: &[u8]) -> impl Iterator<Item = Request<'_>> {
+    let mut rest = datagram;
+    std::iter::from_fn(move || {
+        let (header, _) = rest.split_at_checked(HEADER_BYTES)?;
+        let len = usize::try_from(u32_at(header, 0)?).ok()?;
+        let message = rest.get(..len)?;
+        let request = Request {
+            kind: u16_at(header, 4)?,
+            flags: u16_at(header, 6)?,
+            seq: u32_at(header, 8)?,
+            header,
+            attributes: message.get(HEADER_BYTES..)?,
+        };
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some(request)
+    })
+    .filter(|request| request.flags & NLM_F_REQUEST != 0 && request.kind >= NLMSG_MIN_TYPE)
+}
+
+impl<'a> Request<'a> {
+    /// The last value of an attribute; `None` where the request does not have it.
+    fn attribute(&self, number: u16) -> Option<&'a [u8]> {
+        let mut rest = self.attributes;
+        let all = std::iter::from_fn(move || {
+            let len = usize::from(u16_at(rest, 0)?);
+            let kind = u16_at(rest, 2)? & NLA_TYPE_MASK;
+            let value = rest.get(4..len)?;
+            rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+            Some((kind, value))
+        });
+        all.filter(|(kind, _)| *kind == number)
+            .last()
+            .map(|(_, value)| value)
+    }
+
+    /// The value of an attribute of 32 bits.
+    fn number(&self, number: u16) -> Option<u32> {
+        u32_at(self.attribute(number)?, 0)
+    }
+
+    /// `RDMA_NLDEV_ATTR_DEV_INDEX`.
+    pub(crate) fn device(&self) -> Option<usize> {
+        usize::try_from(self.number(attribute::DEV_INDEX)?).ok()
+    }
+
+    /// `RDMA_NLDEV_ATTR_PORT_INDEX`.
+    pub(crate) fn port(&self) -> Option<usize> {
+        usize::try_from(self.number(attribute::PORT_INDEX)?).ok()
+    }
+
+    /// Whether it asks for the counters of a queue pair or another resource (`RDMA_NLDEV_ATTR_STAT_RES`).
+    pub(crate) fn is_of_resource(&self) -> bool {
+        self.attribute(attribute::STAT_RES).is_some()
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    let bytes = bytes.get(at..at + 2)?;
+    Some(u16::from_ne_bytes(bytes.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    let bytes = bytes.get(at..at + 4)?;
+    Some(u32::from_ne_bytes(bytes.try_into().ok()?))
+}

@@ -1,0 +1,211 @@
+//! Devices, as the files of sysfs describe them (`linux:Documentation/ABI/stable/sysfs-class-infiniband`).
+
+use std::fs;
+use std::path::Path;
+
+use crate::{Device, Port, Subnet};
+
+/// The devices with a folder in `class`, which is `/sys/class/infiniband` or a copy of it, in the order of their names. A file
+/// that is missing or says nonsense leaves out what it is about.
+#[must_use]
+pub fn devices(class: &Path) -> Vec<Device> {
+    let mut names = names(class);
+    names.sort();
+    names
+        .into_iter()
+        .map(|name| device(&class.join(&name), name))
+        .collect()
+}
+
+fn device(folder: &Path, name: String) -> Device {
+    let ports = folder.join("ports");
+    let interface = interface(&folder.join("device/net"));
+    // Ports have numbers from 1 on, without gaps.
+    let ports = (1..=u8::MAX)
+        .map(|number| ports.join(number.to_string()))
+        .take_while(|folder| folder.is_dir())
+        .map(|folder| port(&folder, interface.clone()));
+    Device {
+        firmware: text(&folder.join("fw_ver")),
+        node_type: leading_number(&folder.join("node_type")),
+        node_guid: guid(&folder.join("node_guid")),
+        sys_image_guid: guid(&folder.join("sys_image_guid")),
+        ports: ports.collect(),
+        name,
+    }
+}
+
+fn port(folder: &Path, interface: Option<(String, u32)>) -> Port {
+    let is_infiniband = text(&folder.join("link_layer")).as_deref() == Some("InfiniBand");
+    Port {
+        state: leading_number(&folder.join("state")),
+        physical_state: leading_number(&folder.join("phys_state")),
+        subnet: is_infiniband.then(|| subnet(folder)),
+        interface: interface.filter(|_| !is_infiniband),
+        counters: counters(&folder.join("hw_counters")),
+    }
+}
+
+fn subnet(folder: &Path) -> Subnet {
+    let gid = text(&folder.join("gids/0")).unwrap_or_default();
+    Subnet {
+        capabilities: hexadecimal(&folder.join("cap_mask")),
+        prefix: gid.get(..19).and_then(words),
+        lid: hexadecimal(&folder.join("lid")).and_then(|lid| u16::try_from(lid).ok()),
+        sm_lid: hexadecimal(&folder.join("sm_lid")).and_then(|lid| u16::try_from(lid).ok()),
+        lid_mask_count: decimal(&folder.join("lid_mask_count"))
+            .and_then(|count| u8::try_from(count).ok()),
+    }
+}
+
+/// The first interface of a folder of interfaces that says its index.
+fn interface(folder: &Path) -> Option<(String, u32)> {
+    let mut names = names(folder);
+    names.sort();
+    names.into_iter().find_map(|name| {
+        let index = decimal(&folder.join(&name).join("ifindex"))?;
+        Some((name, u32::try_from(index).ok()?))
+    })
+}
+
+/// The numbers in the files of a folder of counters. `lifespan` is an age, no counter.
+fn counters(folder: &Path) -> Vec<(String, u64)> {
+    let mut names = names(folder);
+    names.sort();
+    names
+        .into_iter()
+        .filter(|name| name != "lifespan")
+        .filter_map(|name| {
+            let value = decimal(&folder.join(&name))?;
+            Some((name, value))
+        })
+        .collect()
+}
+
+/// The names in a folder; none where it cannot be read.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect()
+}
+
+fn text(file: &Path) -> Option<String> {
+    let text = fs::read_to_string(file).ok()?;
+    Some(text.trim().to_owned())
+}
+
+/// `4` of `4: ACTIVE`.
+fn leading_number(file: &Path) -> Option<u8> {
+    text(file)?.split(':').next()?.trim().parse().ok()
+}
+
+fn decimal(file: &Path) -> Option<u64> {
+    text(file)?.parse().ok()
+}
+
+/// A number such as `0x1`.
+fn hexadecimal(file: &Path) -> Option<u32> {
+    u32::from_str_radix(text(file)?.strip_prefix("0x")?, 16).ok()
+}
+
+fn guid(file: &Path) -> Option<u64> {
+    words(&text(file)?)
+}
+
+/// Four words of 16 bits, with colons between them, as a number.
+fn words(text: &str) -> Option<u64> {
+    let words: Vec<&str> = text.split(':').collect();
+    if words.len() != 4 || words.iter().any(|word| word.len() != 4) {
+        return None;
+    }
+    u64::from_str_radix(&words.concat(), 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(folder: &Path, files: &[(&str, &str)]) {
+        for (path, text) in files {
+            let path = folder.join(path);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            fs::write(path, format!("{text}\n")).expect("written");
+        }
+    }
+
+    #[test]
+    fn a_roce_device_has_an_interface_and_counters() {
+        let class = tempfile::tempdir().expect("a folder");
+        write(
+            &class.path().join("a0"),
+            &[
+                ("node_type", "1: CA"),
+                ("node_guid", "0200:00ff:fe00:0001"),
+                ("sys_image_guid", "0200:00ff:fe00:000g"),
+                ("fw_ver", "1.0"),
+                ("device/net/eth0/ifindex", "7"),
+                ("ports/1/state", "4: ACTIVE"),
+                ("ports/1/phys_state", "5: LinkUp"),
+                ("ports/1/link_layer", "Ethernet"),
+                ("ports/1/lid", "0x0"),
+                ("ports/1/hw_counters/sent_pkts", "12"),
+                ("ports/1/hw_counters/lifespan", "1000"),
+                ("ports/1/hw_counters/rubbish", "-1"),
+            ],
+        );
+        let port = Port {
+            state: Some(4),
+            physical_state: Some(5),
+            subnet: None,
+            interface: Some(("eth0".to_owned(), 7)),
+            counters: vec![("sent_pkts".to_owned(), 12)],
+        };
+        let device = Device {
+            name: "a0".to_owned(),
+            firmware: Some("1.0".to_owned()),
+            node_type: Some(1),
+            node_guid: Some(0x0200_00ff_fe00_0001),
+            sys_image_guid: None,
+            ports: vec![port],
+        };
+        assert_eq!(devices(class.path()), [device]);
+    }
+
+    #[test]
+    fn an_infiniband_port_has_a_subnet() {
+        let class = tempfile::tempdir().expect("a folder");
+        write(
+            &class.path().join("b0"),
+            &[
+                ("ports/1/link_layer", "InfiniBand"),
+                ("ports/1/gids/0", "fe80:0000:0000:0000:0200:00ff:fe00:0001"),
+                ("ports/1/lid", "0x1"),
+                ("ports/1/sm_lid", "0x12"),
+                ("ports/1/lid_mask_count", "0"),
+                ("ports/1/cap_mask", "0x00010000"),
+                ("ports/3/link_layer", "InfiniBand"),
+            ],
+        );
+        let devices = devices(class.path());
+        let [device] = &devices[..] else {
+            panic!("{devices:?}");
+        };
+        let subnet = Subnet {
+            capabilities: Some(0x1_0000),
+            prefix: Some(0xfe80 << 48),
+            lid: Some(1),
+            sm_lid: Some(0x12),
+            lid_mask_count: Some(0),
+        };
+        // Port 3 is none without port 2.
+        assert_eq!(device.ports.len(), 1);
+        assert_eq!(device.ports[0].subnet, Some(subnet));
+        assert_eq!(device.ports[0].state, None);
+    }
+
+    #[test]
+    fn no_folder_has_no_devices() {
+        assert_eq!(devices(Path::new("/nowhere")), []);
+    }
+}

@@ -1,0 +1,91 @@
+//! `rdma(8)` of iproute2 on the software NIC: it asks the kernel by netlink, and a preloaded library answers for the kernel.
+//!
+//! A library that all programs preload would disturb some of them: those with the address sanitizer refuse to start. So a
+//! program that is called `rdma` gets it, and a folder in front of `PATH` has this program under that name: it runs the
+//! system's `rdma` with the library. Programs and scripts that run `rdma` by its name find that one.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::library;
+use super::preload::{PRELOAD, preload};
+
+/// What iproute2 calls the program.
+const RDMA: &str = "rdma";
+
+/// Whether a program is `rdma`, by whatever path.
+pub(super) fn is_rdma(program: &OsStr) -> bool {
+    Path::new(program).file_name() == Some(OsStr::new(RDMA))
+}
+
+/// `PATH` with the folder of this program as `rdma` in front, which is in `libraries`; `None` where there is no `rdma` in it,
+/// or no such folder.
+pub(super) fn search_path(libraries: &Path) -> Option<OsString> {
+    let folder = libraries.join(library::TOOLS);
+    let before = std::env::var_os("PATH")?;
+    if !folder.join(RDMA).exists() || next_rdma(&before).is_none() {
+        return None;
+    }
+    let folders = std::env::split_paths(&before).filter(|other| *other != folder);
+    std::env::join_paths(std::iter::once(folder.clone()).chain(folders)).ok()
+}
+
+/// The `rdma` in `path` that is not this program.
+fn next_rdma(path: &OsStr) -> Option<PathBuf> {
+    let own = std::env::current_exe().ok()?.canonicalize().ok()?;
+    std::env::split_paths(path)
+        .map(|folder| folder.join(RDMA))
+        .find(|file| file.is_file() && file.canonicalize().is_ok_and(|file| file != own))
+}
+
+/// If this program was called `rdma`, becomes the system's with the library: does not return then, unless with an error.
+pub(crate) fn as_rdma() -> Result<()> {
+    let mut words = std::env::args_os();
+    if !words.next().is_some_and(|name| is_rdma(&name)) {
+        return Ok(());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let file = next_rdma(&path).context(
+        "there is no rdma in PATH but this one, which `verbatim run` made; install iproute2",
+    )?;
+    let mut command = Command::new(&file);
+    command.arg0(RDMA).args(words);
+    command.env(PRELOAD, preload(&library::find_view()?)?);
+    let err: io::Error = command.exec();
+    Err(err).with_context(|| format!("cannot run {}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rdma_is_known_by_its_name() {
+        for (program, expected) in [
+            ("rdma", true),
+            ("/usr/bin/rdma", true),
+            ("rdma_server", false),
+            ("", false),
+        ] {
+            assert_eq!(is_rdma(OsStr::new(program)), expected, "{program}");
+        }
+    }
+
+    #[test]
+    fn this_program_is_not_taken_for_the_systems() {
+        let (own, system) = (tempfile::tempdir(), tempfile::tempdir());
+        let (own, system) = (own.expect("a folder"), system.expect("a folder"));
+        let exe = std::env::current_exe().expect("a file");
+        std::os::unix::fs::symlink(exe, own.path().join(RDMA)).expect("a link");
+        let path = |folders: &[&Path]| std::env::join_paths(folders).expect("a path");
+        assert_eq!(next_rdma(&path(&[own.path()])), None);
+        let file = system.path().join(RDMA);
+        std::fs::write(&file, "").expect("written");
+        assert_eq!(next_rdma(&path(&[own.path(), system.path()])), Some(file));
+    }
+}

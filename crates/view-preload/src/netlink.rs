@@ -1,0 +1,446 @@
+//! The C library's socket functions, for sockets of `NETLINK_RDMA`: the kernel does not know the software NIC, so this library
+//! answers for it.
+//!
+//! Such a socket is a Unix datagram socket that is connected to itself. A program's requests stay
+//! outside, and the answers are put in. So waiting, descriptors and their inheritance are the kernel's. Functions that deal with addresses show those of netlink.
+//!
+//! Limits: by a copy of the descriptor (`dup(2)`) a program receives answers and sends nothing. `read(2)` and `write(2)` are the
+//! C library's, and so are `readv(2)` and `writev(2)`.
+
+use std::collections::VecDeque;
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use libc::{msghdr, size_t, sockaddr, sockaddr_nl, socklen_t, ssize_t};
+
+use crate::next;
+use crate::source::SoftwareNic;
+
+/// `linux:include/uapi/linux/netlink.h`.
+const NETLINK_RDMA: c_int = 20;
+/// Bytes of a `sockaddr_nl`.
+const ADDRESS_BYTES: usize = size_of::<sockaddr_nl>();
+/// Bytes of a request at most; the kernel takes as much as the send buffer has room for.
+const MAX_REQUEST_BYTES: usize = 1 << 16;
+
+/// A socket of this library.
+struct Socket {
+    fd: c_int,
+    /// Device and inode: the number of a descriptor is used again.
+    file: (u64, u64),
+    /// `nl_pid` of its address.
+    port_id: u32,
+    /// Answers for which its buffer had no room.
+    waiting: VecDeque<Vec<u8>>,
+}
+
+/// Sockets in the list: as long as there is none, all functions are the C library's after one load.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+static SOCKETS: Mutex<Vec<Socket>> = Mutex::new(Vec::new());
+
+fn sockets() -> MutexGuard<'static, Vec<Socket>> {
+    SOCKETS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Does something with the socket of this library behind a descriptor; `None` where there is none.
+fn with<T>(fd: c_int, act: impl FnOnce(&mut Socket) -> T) -> Option<T> {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    let mut sockets = sockets();
+    let at = sockets.iter().position(|socket| socket.fd == fd)?;
+    if file_of(fd) == Some(sockets.get(at)?.file) {
+        return sockets.get_mut(at).map(act);
+    }
+    // It was closed, and its number is something else's.
+    sockets.swap_remove(at);
+    COUNT.store(sockets.len(), Ordering::Relaxed);
+    None
+}
+
+/// Device and inode of a descriptor's file.
+fn file_of(fd: c_int) -> Option<(u64, u64)> {
+    let mut stat = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: room for the result; any descriptor may be asked about.
+    if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: it is written where `fstat` succeeds.
+    let stat = unsafe { stat.assume_init() };
+    Some((stat.st_dev, stat.st_ino))
+}
+
+/// Declares the C library's function of a name: the type of the arguments and of the result.
+macro_rules! real {
+    ($name:ident($( $arg:ident: $type:ty ),*) -> $ret:ty) => {{
+        type Function = unsafe extern "C" fn($( $type ),*) -> $ret;
+        static NEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+        let name = concat!(stringify!($name), "\0");
+        let name = CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or_default();
+        match next(&NEXT, name) {
+            // SAFETY: the C library's function of this name is of this type; the arguments are those that the caller of the
+            // function of the same name promises to be good.
+            Some(function) => unsafe {
+                std::mem::transmute::<*mut c_void, Function>(function)($( $arg ),*)
+            },
+            None => fail(libc::ENOSYS).into(),
+        }
+    }};
+}
+
+fn fail(errno: c_int) -> i8 {
+    // SAFETY: the errno of this thread.
+    unsafe { *libc::__errno_location() = errno };
+    -1
+}
+
+/// `socket(2)`.
+// SAFETY: the name is the C library's own, and so are the arguments and the behaviour; as for all functions here.
+#[unsafe(no_mangle)]
+pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    if domain != libc::AF_NETLINK || protocol != NETLINK_RDMA {
+        return real!(socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int);
+    }
+    let flags = kind & (libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
+    if !matches!(kind & !flags, libc::SOCK_RAW | libc::SOCK_DGRAM) {
+        return fail(libc::ESOCKTNOSUPPORT).into();
+    }
+    let (domain, kind, protocol) = (libc::AF_UNIX, libc::SOCK_DGRAM | flags, 0);
+    let fd = real!(socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int);
+    let file = if fd >= 0 { file_of(fd) } else { None };
+    let Some(file) = file.filter(|_| connect_to_itself(fd)) else {
+        if fd >= 0 {
+            // SAFETY: a descriptor of this function.
+            unsafe { libc::close(fd) };
+        }
+        return fail(libc::ENOBUFS).into();
+    };
+    let mut sockets = sockets();
+    sockets.retain(|socket| socket.fd != fd && file_of(socket.fd) == Some(socket.file));
+    // The first socket of a process has its pid as its address (netlink(7)).
+    let own = std::process::id();
+    let is_free = |id: &u32| sockets.iter().all(|socket| socket.port_id != *id);
+    let port_id = std::iter::once(own)
+        .chain((0..u32::MAX).rev())
+        .find(is_free);
+    sockets.push(Socket {
+        fd,
+        file,
+        port_id: port_id.unwrap_or(own),
+        waiting: VecDeque::new(),
+    });
+    COUNT.store(sockets.len(), Ordering::Relaxed);
+    fd
+}
+
+/// Connects a Unix datagram socket to itself: nobody else may send to it then (`unix(7)`).
+fn connect_to_itself(fd: c_int) -> bool {
+    // SAFETY: zeroes are an address.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX.unsigned_abs().try_into().unwrap_or_default();
+    let start = (&raw mut address).cast::<sockaddr>();
+    let family_bytes = size_of::<libc::sa_family_t>();
+    let mut len = socklen_t::try_from(size_of_val(&address)).unwrap_or_default();
+    let family_len = socklen_t::try_from(family_bytes).unwrap_or_default();
+    // "If a bind(2) call specifies addrlen as sizeof(sa_family_t) [...] the socket is autobound to an abstract address".
+    let bound = start.cast_const();
+    if real!(bind(fd: c_int, bound: *const sockaddr, family_len: socklen_t) -> c_int) != 0 {
+        return false;
+    }
+    let len_at = &raw mut len;
+    if real!(getsockname(fd: c_int, start: *mut sockaddr, len_at: *mut socklen_t) -> c_int) != 0 {
+        return false;
+    }
+    // SAFETY: the address and its length are of this function, and as the kernel wrote them.
+    unsafe { libc::connect(fd, bound, len) == 0 }
+}
+
+/// `bind(2)`. An `nl_pid` of 0 leaves the choice to the kernel, which has been made.
+///
+/// # Safety
+/// That of the C library's function of this name.
+// SAFETY: as for `socket`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    let bound = with(fd, |socket| {
+        if address.is_null() || (len as usize) < ADDRESS_BYTES {
+            return libc::EINVAL;
+        }
+        // SAFETY: as long as an address of netlink, by the contract of `bind`.
+        let address = unsafe { address.cast::<sockaddr_nl>().read_unaligned() };
+        if c_int::from(address.nl_family) != libc::AF_NETLINK {
+            return libc::EINVAL;
+        }
+        if address.nl_pid != 0 {
+            socket.port_id = address.nl_pid;
+        }
+        0
+    });
+    match bound {
+        Some(0) => 0,
+        Some(errno) => fail(errno).into(),
+        None => real!(bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int),
+    }
+}
+
+/// Writes an address of netlink where a program has `room` bytes for it: the bytes that an address has.
+///
+/// # Safety
+/// `to` has `room` bytes.
+unsafe fn write_address(to: *mut c_void, room: socklen_t, port_id: u32) -> socklen_t {
+    // SAFETY: zeroes are an address.
+    let mut address: sockaddr_nl = unsafe { std::mem::zeroed() };
+    address.nl_family = libc::AF_NETLINK
+        .unsigned_abs()
+        .try_into()
+        .unwrap_or_default();
+    address.nl_pid = port_id;
+    let len = ADDRESS_BYTES.min(room as usize);
+    // SAFETY: no more than there is room for, and no more than an address has.
+    unsafe {
+        to.cast::<u8>()
+            .copy_from_nonoverlapping((&raw const address).cast(), len)
+    };
+    socklen_t::try_from(ADDRESS_BYTES).unwrap_or_default()
+}
+
+/// `getsockname(2)`.
+///
+/// # Safety
+/// That of the C library's function of this name.
+// SAFETY: as for `socket`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    match with(fd, |socket| socket.port_id) {
+        Some(_) if to.is_null() || len.is_null() => fail(libc::EFAULT).into(),
+        Some(port_id) => {
+            // SAFETY: by the contract of `getsockname`.
+            unsafe { *len = write_address(to.cast(), *len, port_id) };
+            0
+        }
+        None => real!(getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int),
+    }
+}
+
+/// `setsockopt(2)`. Options of netlink are accepted: groups get no messages, and errors have no more to say.
+///
+/// # Safety
+/// That of the C library's function of this name.
+// SAFETY: as for `socket`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    if level == libc::SOL_NETLINK && with(fd, |_| ()).is_some() {
+        return 0;
+    }
+    real!(setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int)
+}
+
+/// Takes a request: the answers wait in the socket from now on. What `send` returns.
+fn take(socket: &mut Socket, request: &[u8]) -> ssize_t {
+    let answers = rdma_netlink::answer(request, socket.port_id, &SoftwareNic);
+    socket.waiting.extend(answers);
+    fill(socket);
+    ssize_t::try_from(request.len()).unwrap_or(ssize_t::MAX)
+}
+
+/// Puts answers into the socket's buffer while it has room.
+fn fill(socket: &mut Socket) {
+    while let Some(answer) = socket.waiting.front() {
+        let (fd, bytes, len) = (socket.fd, answer.as_ptr().cast::<c_void>(), answer.len());
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        let sent =
+            real!(send(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t);
+        if sent < 0 {
+            return;
+        }
+        socket.waiting.pop_front();
+    }
+}
+
+/// `send(2)`.
+///
+/// # Safety
+/// That of the C library's function of this name.
+// SAFETY: as for `socket`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn send(
+    fd: c_int,
+    bytes: *const c_void,
+    len: size_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: by the contract of `send`.
+    match with(fd, |socket| unsafe { take_at(socket, bytes, len) }) {
+        Some(taken) => taken,
+        None => {
+            real!(send(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t)
+        }
+    }
+}
+
+/// Takes a request in the memory of the program.
+///
+/// # Safety
+/// `bytes` has `len` bytes, or is NULL.
+unsafe fn take_at(socket: &mut Socket, bytes: *const c_void, len: size_t) -> ssize_t {
+    if bytes.is_null() && len != 0 {
+        return fail(libc::EFAULT).into();
+    }
+    if len > MAX_REQUEST_BYTES {
+        return fail(libc::EMSGSIZE).into();
+    }
+    if len == 0 {
+        return 0;
+    }
+    // SAFETY: contract of this function.
+    take(socket, unsafe {
+        std::slice::from_raw_parts(bytes.cast(), len)
+    })
+}
+
+/// `sendto(2)`. The address is ignored: all requests are to the kernel.
+///
+/// # Safety
+/// That of the C library's function of this name.
+// SAFETY: as for `socket`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendto(
+    fd: c_int,
+    bytes: *const c_void,
+    len: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    to_len: socklen_t,
+) -> ssize_t {
+    // SAFETY: by the contract of `sendto`.
+    match with(fd, |socket| unsafe { take_at(socket, bytes, len) }) {
+        Some(taken) => taken,
+        None => real!(sendto(
+            fd: c_int, bytes: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, to_len: socklen_t
+        ) -> ssize_t),
+    }
+}
+
+/// `sendmsg(2)`.
+///
+/// # Safety
+/// That of the C library's function of this name.
+// SAFETY: as for `socket`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    let taken = with(fd, |socket| {
+        // SAFETY: by the contract of `sendmsg`.
+        match unsafe { gather(message) } {
+            Ok(request) => take(socket, &request),
+            Err(errno) => fail(errno).into(),
+        }
+    });
+    match taken {
+        Some(taken) => taken,
+        None => real!(sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t),
+    }
+}
+
+/// The bytes of a message.
+///
+/// # Safety
+/// `message` is one that may be sent, or NULL.
+unsafe fn gather(message: *const msghdr) -> Result<Vec<u8>, c_int> {
+    if message.is_null() {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: contract of this function.
+    let (parts, count) = unsafe { ((*message).msg_iov, (*message).msg_iovlen) };
+    if count > libc::UIO_MAXIOV.unsigned_abs() as usize || (parts.is_null() && count != 0) {
+        return Err(libc::EMSGSIZE);
+    }
+    let mut bytes = Vec::new();
+    for index in 0..count {
+        // SAFETY: `count` parts, and each has the bytes that it says.
+        let part = unsafe { *parts.add(index) };
+        if bytes.len() + part.iov_len > MAX_REQUEST_BYTES {
+            return Err(libc::EMSGSIZE);
+        }
+        if part.iov_len != 0 {
+            // SAFETY: as above.
+            bytes.extend_from_slice(unsafe {
+                std::slice::from_raw_parts(part.iov_base.cast_const().cast(), part.iov_len)
+            });
+        }
+    }
+    Ok(bytes)
+}
+
+/// Puts more answers into the buffer after some have been received.
+fn received(fd: c_int, bytes: ssize_t) -> ssize_t {
+    if bytes >= 0 {
+        with(fd, fill);
+    }
+    bytes
+}
+
+/// `recv(2)`.
+///
+/// # Safety
+/// That of the C library's function of this name.
+// SAFETY: as for `socket`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    let bytes = real!(recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t);
+    received(fd, bytes)
+}
+
+/// `recvfrom(2)`.
+///
+/// # Safety
+/// That of the C library's function of this name.
+// SAFETY: as for `socket`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    from_len: *mut socklen_t,
+) -> ssize_t {
+    let is_ours = with(fd, |_| ()).is_some();
+    let room = (is_ours && !from.is_null() && !from_len.is_null()).then(|| {
+        // SAFETY: by the contract of `recvfrom`.
+        unsafe { *from_len }
+    });
+    let bytes = real!(recvfrom(
+        fd: c_int, to: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t
+    ) -> ssize_t);
+    if let Some(room) = room.filter(|_| bytes >= 0) {
+        // SAFETY: as above; the kernel's address is 0.
+        unsafe { *from_len = write_address(from.cast(), room, 0) };
+    }
+    received(fd, bytes)
+}
+
+/// `recvmsg(2)`.
+///
+/// # Safety
+/// That of the C library's function of this name.
+// SAFETY: as for `socket`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    let is_ours = with(fd, |_| ()).is_some() && !message.is_null();
+    // SAFETY: by the contract of `recvmsg`.
+    let name = is_ours.then(|| unsafe { ((*message).msg_name, (*message).msg_namelen) });
+    let bytes = real!(recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t);
+    if let Some((to, room)) = name.filter(|(to, _)| bytes >= 0 && !to.is_null()) {
+        // SAFETY: as above; the kernel's address is 0.
+        unsafe { (*message).msg_namelen = write_address(to, room, 0) };
+    }
+    received(fd, bytes)
+}

@@ -1,0 +1,43 @@
+//! The answers' sources: the files of its device, and the processes of its fabric.
+
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rdma_netlink::{Device, Process, Region, Source, sysfs};
+use shm::fabric::{Fabric, Inhabitant, census};
+
+use crate::{Room, meant};
+
+/// The software NIC, as this process sees it.
+pub(crate) struct SoftwareNic;
+
+impl Source for SoftwareNic {
+    fn devices(&self) -> Vec<Device> {
+        let mut room: Room = [0; size_of::<Room>()];
+        // SAFETY: a string; so is the result, which lives as long as `room`.
+        let folder = unsafe { CStr::from_ptr(meant(c"/sys/class/infiniband".as_ptr(), &mut room)) };
+        sysfs::devices(Path::new(OsStr::from_bytes(folder.to_bytes())))
+    }
+
+    /// The processes of the fabric that this process would join. A fabric has one device.
+    fn processes(&self, _device: &Device) -> Option<Vec<Process>> {
+        let found = census(&Fabric::default_dir().ok()?).ok()?;
+        Some(found.into_iter().filter_map(process).collect())
+    }
+}
+
+fn process(found: Inhabitant) -> Option<Process> {
+    let regions = found.regions.into_iter().map(|region| Region {
+        key: region.key,
+        iova: region.addr,
+        len_bytes: region.len,
+        domain: region.domain,
+    });
+    Some(Process {
+        pid: u32::try_from(found.pid).ok()?,
+        queue_pairs: found.queue_pairs,
+        domains: found.domains,
+        regions: regions.collect(),
+    })
+}
