@@ -10,6 +10,8 @@
 //! - [`PreparedSender`], [`PreparedReceiver`]: ends before they are connected, for any means of exchanging [`Hello`]s.
 //! - [`Listener`], [`Connecting`]: the exchange by TCP, without blocking and without threads.
 //! - [`Ring`]: all-reduce, all-gather, reduce-scatter, broadcast over a ring of ranks.
+//! - [`Group`]: collectives of processes on memory that is not registered, as `torch.distributed` has them; [`Messages`]: their
+//!   sends and receives.
 //!
 //! ```
 //! use std::time::Duration;
@@ -37,6 +39,7 @@ mod comm;
 mod config;
 mod end;
 mod error;
+mod group;
 mod pool;
 mod receiving;
 mod rendezvous;
@@ -49,10 +52,11 @@ pub use comm::{Receiver, Sender};
 pub use config::Config;
 pub use end::{Hello, PreparedReceiver, PreparedSender, pair};
 pub use error::Error;
+pub use group::{Group, Messages, Payload, PreparedGroup};
 pub use pool::Request;
 pub use receiving::{Arrival, Receiving, Sizes};
 pub use rendezvous::{Connecting, Handle, Listener};
 pub use ring::{DataType, Reduction, Ring, ring_of, slice_bytes};
-pub use sending::{Claim, Group, Part, Sending};
+pub use sending::{Claim, Group as SendGroup, Part, Sending};
 pub use watch::Watch;
 pub use wire::{ClearToSend, MAX_PARTS, MAX_REQUESTS};

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use collective::{
-    Arrival, Claim, ClearToSend, Error, Group, MAX_REQUESTS, Receiving, Request, Sending, Sizes,
+    Arrival, Claim, ClearToSend, Error, MAX_REQUESTS, Receiving, Request, SendGroup, Sending, Sizes,
 };
 use proptest::prelude::*;
 
@@ -112,7 +112,7 @@ impl World {
         }
     }
 
-    fn written(&mut self, group: &Group<()>) {
+    fn written(&mut self, group: &SendGroup<()>) {
         let (_, entries) = self.posted.pop_front().expect("it was offered");
         let tags = |e: &ClearToSend| (e.tag, e.len, e.addr);
         let to: Vec<_> = group.parts.iter().map(|p| tags(&p.to)).collect();

@@ -48,6 +48,8 @@ fn bytes_of(value: i64, data: DataType) -> Vec<u8> {
         DataType::F64 => (value as f64).to_ne_bytes().to_vec(),
         DataType::I32 => (value as i32).to_ne_bytes().to_vec(),
         DataType::I64 => value.to_ne_bytes().to_vec(),
+        // Sums and products wrap around.
+        DataType::U8 => value.to_le_bytes()[..1].to_vec(),
     }
 }
 

@@ -15,15 +15,18 @@ pub enum DataType {
     I32,
     /// 64-bit signed integer.
     I64,
+    /// 8-bit unsigned integer.
+    U8,
 }
 
 impl DataType {
     /// All of them, with the names that commands take.
-    pub const ALL: [(&str, Self); 4] = [
+    pub const ALL: [(&str, Self); 5] = [
         ("f32", Self::F32),
         ("f64", Self::F64),
         ("i32", Self::I32),
         ("i64", Self::I64),
+        ("u8", Self::U8),
     ];
 
     /// Bytes of an element.
@@ -31,6 +34,7 @@ impl DataType {
         match self {
             Self::F32 | Self::I32 => 4,
             Self::F64 | Self::I64 => 8,
+            Self::U8 => 1,
         }
     }
 }
@@ -78,17 +82,22 @@ pub(super) fn reduce(
         let len = BLOCK.min(bytes - done);
         into.read_at(at + done, &mut ours[..len])?;
         from.read_at(from_at + done, &mut theirs[..len])?;
-        let (ours_part, theirs_part) = (&mut ours[..len], &theirs[..len]);
-        match data {
-            DataType::F32 => fold::<f32, 4>(ours_part, theirs_part, op),
-            DataType::F64 => fold::<f64, 8>(ours_part, theirs_part, op),
-            DataType::I32 => fold::<i32, 4>(ours_part, theirs_part, op),
-            DataType::I64 => fold::<i64, 8>(ours_part, theirs_part, op),
-        }
+        reduce_bytes(&mut ours[..len], &theirs[..len], data, op);
         into.write_at(at + done, &ours[..len])?;
         done += len;
     }
     Ok(())
+}
+
+/// Reduces elements into others: `ours = ours op theirs`. Bytes that are no whole element stay as they are.
+pub(crate) fn reduce_bytes(ours: &mut [u8], theirs: &[u8], data: DataType, op: Reduction) {
+    match data {
+        DataType::F32 => fold::<f32, 4>(ours, theirs, op),
+        DataType::F64 => fold::<f64, 8>(ours, theirs, op),
+        DataType::I32 => fold::<i32, 4>(ours, theirs, op),
+        DataType::I64 => fold::<i64, 8>(ours, theirs, op),
+        DataType::U8 => fold::<u8, 1>(ours, theirs, op),
+    }
 }
 
 /// An element of `N` bytes.
@@ -119,6 +128,7 @@ elements! {
     f64 8 std::ops::Add::add, std::ops::Mul::mul;
     i32 4 i32::wrapping_add, i32::wrapping_mul;
     i64 8 i64::wrapping_add, i64::wrapping_mul;
+    u8 1 u8::wrapping_add, u8::wrapping_mul;
 }
 
 fn fold<T: Element<N>, const N: usize>(ours: &mut [u8], theirs: &[u8], op: Reduction) {

@@ -16,6 +16,7 @@ use crate::comm::{Receiver, Sender};
 use crate::config::Config;
 use crate::end::pair;
 use crate::error::Error;
+pub(crate) use element::reduce_bytes;
 pub use element::{DataType, Reduction};
 use flow::{DEPTH, Ends, Flow, Incoming};
 

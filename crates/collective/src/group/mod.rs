@@ -1,0 +1,317 @@
+//! Collectives of processes on memory that is not registered.
+//!
+//! Bytes go through registered memory of the group, a part at a time, which stays in the processor's cache. So the caller's memory
+//! is never registered: no peer can write into it, even if a collective fails and the memory is freed.
+//!
+//! An all-reduce of at most [`SHORT`] bytes doubles the distance between partners in each step (recursive doubling): it takes
+//! `log2(ranks)` messages one after the other. A longer one goes around the ring, where each rank sends the fewest bytes.
+
+mod connect;
+mod messages;
+mod transfer;
+
+use std::time::Duration;
+
+use verbs::{Access, MemoryRegion, ProtectionDomain, Waiter};
+
+use crate::error::Error;
+use crate::ring::{DataType, Reduction, Ring, reduce_bytes};
+pub use connect::PreparedGroup;
+pub use messages::{Messages, Payload};
+use transfer::{Incoming, Link, Outgoing};
+
+/// Bytes up to which an all-reduce takes recursive doubling.
+const SHORT: usize = 32 << 10;
+/// Bytes of registered memory that a collective over the ring goes through at a time.
+const STAGE_BYTES: usize = 1 << 20;
+/// Bytes of a slice of the ring, at most.
+const RING_SLICE_BYTES: usize = 128 << 10;
+/// The tag of collectives, which have connections of their own.
+const TAG: u32 = 0;
+
+/// One rank of a group of processes. All ranks call the same collectives in the same order with equal sizes.
+///
+/// After an error the group is of no use any more: drop it, so that other ranks fail as well instead of waiting.
+///
+/// ```
+/// use std::{net::Ipv4Addr, time::Duration};
+/// use collective::{Config, DataType, PreparedGroup, Reduction};
+///
+/// let pd = verbs::Provider::softnic().device(None)?.open()?.alloc_pd()?;
+/// let prepare = |rank| PreparedGroup::new(&pd, &Config::default(), (rank, 2), Ipv4Addr::LOCALHOST.into());
+/// let ranks = [prepare(0)?, prepare(1)?]; // here threads; usually processes or hosts
+/// let addresses = ranks.each_ref().map(PreparedGroup::address);
+/// let threads = ranks.map(|prepared| {
+///     let addresses = addresses.clone();
+///     std::thread::spawn(move || {
+///         let (mut group, _) = prepared.connect(&addresses, Duration::from_secs(10)).expect("both are there");
+///         let mut data = (3 + group.rank() as i32).to_ne_bytes();
+///         group.all_reduce(&mut data, DataType::I32, Reduction::Sum).expect("both call it");
+///         i32::from_ne_bytes(data)
+///     })
+/// });
+/// assert_eq!(threads.map(|t| t.join().expect("no panic")), [7, 7]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Group {
+    ring: Ring,
+    /// The other ranks; nothing in the place of this one.
+    links: Vec<Option<Link>>,
+    stage: MemoryRegion,
+    timeout: Duration,
+}
+
+impl Group {
+    fn new(
+        pd: &ProtectionDomain,
+        ring: Ring,
+        links: Vec<Option<Link>>,
+        timeout: Duration,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            ring,
+            links,
+            stage: pd.alloc(STAGE_BYTES, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
+            timeout,
+        })
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.ring.rank()
+    }
+
+    /// How many there are.
+    pub fn ranks(&self) -> usize {
+        self.ring.ranks()
+    }
+
+    /// Every rank gets the reduction of all ranks' elements; the same bytes everywhere.
+    ///
+    /// # Errors
+    /// Those of the connections, [`Error::Timeout`] among them, and bytes that are not whole elements.
+    pub fn all_reduce(
+        &mut self,
+        bytes: &mut [u8],
+        data: DataType,
+        op: Reduction,
+    ) -> Result<(), Error> {
+        whole(bytes.len(), data)?;
+        if bytes.len() <= SHORT {
+            return self.doubling(bytes, data, op);
+        }
+        for part in bytes.chunks_mut(STAGE_BYTES) {
+            self.stage.write_at(0, part)?;
+            let count = part.len() / data.bytes();
+            self.ring.all_reduce(&self.stage, count, data, op)?;
+            self.stage.read_at(0, part)?;
+        }
+        Ok(())
+    }
+
+    /// Every rank gets the bytes of rank `root`.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce).
+    pub fn broadcast(&mut self, bytes: &mut [u8], root: usize) -> Result<(), Error> {
+        for part in bytes.chunks_mut(STAGE_BYTES) {
+            if root == self.rank() {
+                self.stage.write_at(0, part)?;
+            }
+            self.ring.broadcast(&self.stage, part.len(), root)?;
+            if root != self.rank() {
+                self.stage.read_at(0, part)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Every rank gets each rank's `input`, in `outputs` by rank.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce); an output has another size than the input.
+    pub fn all_gather(&mut self, input: &[u8], outputs: &mut [&mut [u8]]) -> Result<(), Error> {
+        self.one_each(outputs.len())?;
+        equal(outputs.iter().map(|o| o.len()), input.len())?;
+        let rank = self.rank();
+        outputs[rank].copy_from_slice(input);
+        let most = self.block_bytes();
+        for start in (0..input.len()).step_by(most) {
+            let part = start..(start + most).min(input.len());
+            self.stage
+                .write_at(rank * part.len(), &input[part.clone()])?;
+            let bytes = outputs.len() * part.len();
+            self.ring.all_gather(&self.stage, bytes, DataType::U8)?;
+            for (from, output) in outputs.iter_mut().enumerate() {
+                self.stage
+                    .read_at(from * part.len(), &mut output[part.clone()])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Rank `r` gets the reduction of all ranks' `inputs[r]`.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce); an input has another size than the output.
+    pub fn reduce_scatter(
+        &mut self,
+        inputs: &[&[u8]],
+        output: &mut [u8],
+        data: DataType,
+        op: Reduction,
+    ) -> Result<(), Error> {
+        whole(output.len(), data)?;
+        self.one_each(inputs.len())?;
+        equal(inputs.iter().map(|i| i.len()), output.len())?;
+        let (rank, most, len) = (self.rank(), self.block_bytes(), output.len());
+        for start in (0..len).step_by(most) {
+            let part = start..(start + most).min(len);
+            for (to, input) in inputs.iter().enumerate() {
+                self.stage.write_at(to * part.len(), &input[part.clone()])?;
+            }
+            let count = inputs.len() * part.len() / data.bytes();
+            self.ring.reduce_scatter(&self.stage, count, data, op)?;
+            self.stage
+                .read_at(rank * part.len(), &mut output[part.clone()])?;
+        }
+        Ok(())
+    }
+
+    /// Rank `r` gets `inputs[r]` of each rank, in `outputs` by rank. Sizes may differ; those of a pair of ranks must agree.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce).
+    pub fn all_to_all(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<(), Error> {
+        let (rank, ranks) = (self.rank(), self.ranks());
+        self.one_each(inputs.len())?;
+        self.one_each(outputs.len())?;
+        equal(std::iter::once(inputs[rank].len()), outputs[rank].len())?;
+        outputs[rank].copy_from_slice(inputs[rank]);
+        for step in 1..ranks {
+            let (to, from) = ((rank + step) % ranks, (rank + ranks - step) % ranks);
+            self.exchange(Some((to, inputs[to])), Some((from, outputs[from])))?;
+        }
+        Ok(())
+    }
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce).
+    pub fn barrier(&mut self) -> Result<(), Error> {
+        self.doubling(&mut [0], DataType::U8, Reduction::Max)
+    }
+
+    /// Bytes of a rank's block in the staging memory: whole elements of any type.
+    fn block_bytes(&self) -> usize {
+        STAGE_BYTES / self.ranks() / 8 * 8
+    }
+
+    /// Refuses buffers that are not one for each rank.
+    fn one_each(&self, buffers: usize) -> Result<(), Error> {
+        if buffers == self.ranks() {
+            return Ok(());
+        }
+        Err(Error::Memory(format!(
+            "{buffers} buffers for {} ranks: each rank needs one",
+            self.ranks()
+        )))
+    }
+
+    /// All-reduce by recursive doubling. Ranks beyond the largest power of two leave their elements to a partner, and get the
+    /// result from it. Partners reduce the same two operands, so all ranks have the same bytes.
+    fn doubling(&mut self, bytes: &mut [u8], data: DataType, op: Reduction) -> Result<(), Error> {
+        let (rank, ranks) = (self.rank(), self.ranks());
+        let below = 1 << ranks.ilog2();
+        if rank >= below {
+            self.exchange(Some((rank - below, bytes)), None)?;
+            return self.exchange(None, Some((rank - below, bytes)));
+        }
+        let mut theirs = vec![0; bytes.len()];
+        let extra = Some(rank + below).filter(|extra| *extra < ranks);
+        if let Some(extra) = extra {
+            self.exchange(None, Some((extra, &mut theirs)))?;
+            reduce_bytes(bytes, &theirs, data, op);
+        }
+        let mut distance = 1;
+        while distance < below {
+            let partner = rank ^ distance;
+            self.exchange(Some((partner, bytes)), Some((partner, &mut theirs)))?;
+            reduce_bytes(bytes, &theirs, data, op);
+            distance *= 2;
+        }
+        match extra {
+            Some(extra) => self.exchange(Some((extra, bytes)), None),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends to a rank while it receives from the same or from another one.
+    fn exchange(
+        &mut self,
+        send: Option<(usize, &[u8])>,
+        mut recv: Option<(usize, &mut [u8])>,
+    ) -> Result<(), Error> {
+        let (mut outgoing, mut incoming) = (Outgoing::default(), Incoming::default());
+        let (mut waiter, begun) = (Waiter::new(), verbs::time::now());
+        loop {
+            let (mut moved, mut done) = (false, true);
+            if let Some((from, bytes)) = &mut recv
+                && !incoming.is_done(bytes.len())
+            {
+                moved |= incoming.step(link(&mut self.links, *from)?, bytes, TAG)?;
+                done &= incoming.is_done(bytes.len());
+            }
+            if let Some((to, bytes)) = send
+                && !outgoing.is_done(bytes.len())
+            {
+                moved |= outgoing.step(link(&mut self.links, to)?, bytes, TAG)?;
+                done &= outgoing.is_done(bytes.len());
+            }
+            if done {
+                return Ok(());
+            }
+            if moved {
+                waiter.reset();
+                continue;
+            }
+            waiter.idle();
+            // The clock is only read once waiting takes time anyhow.
+            if !waiter.is_spinning() && verbs::time::now() - begun > self.timeout {
+                return Err(Error::Timeout {
+                    what: "a collective",
+                    ms: self.timeout.as_millis(),
+                });
+            }
+        }
+    }
+}
+
+/// The connections with another rank.
+fn link(links: &mut [Option<Link>], peer: usize) -> Result<&mut Link, Error> {
+    let link = links.get_mut(peer).and_then(Option::as_mut);
+    link.ok_or_else(|| Error::Protocol(format!("there is no other rank {peer}")))
+}
+
+/// Refuses bytes that are not whole elements.
+fn whole(bytes: usize, data: DataType) -> Result<(), Error> {
+    if bytes.is_multiple_of(data.bytes()) {
+        return Ok(());
+    }
+    Err(Error::Memory(format!(
+        "{bytes} bytes are not whole elements of {} bytes",
+        data.bytes()
+    )))
+}
+
+/// Refuses buffers that have not all the expected size.
+fn equal(mut sizes: impl Iterator<Item = usize>, expected: usize) -> Result<(), Error> {
+    match sizes.find(|size| *size != expected) {
+        Some(size) => Err(Error::Memory(format!(
+            "a buffer of {size} bytes where {expected} bytes are needed"
+        ))),
+        None => Ok(()),
+    }
+}

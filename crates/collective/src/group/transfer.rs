@@ -1,0 +1,149 @@
+//! Bytes of any memory that go to a peer, or come from one, in pieces by registered slots.
+
+use std::collections::VecDeque;
+
+use verbs::{Access, MemoryRegion, ProtectionDomain};
+
+use crate::comm::{Receiver, Sender};
+use crate::error::Error;
+use crate::pool::Request;
+
+/// Bytes of a piece, at most.
+const SLOT_BYTES: usize = 64 << 10;
+/// Pieces of a direction that may be under way.
+const SLOTS: usize = 8;
+
+/// The connections of two ranks, one in each direction, with registered memory for pieces.
+#[derive(Debug)]
+pub(super) struct Link {
+    sender: Sender,
+    receiver: Receiver,
+    out: MemoryRegion,
+    into: MemoryRegion,
+}
+
+impl Link {
+    pub(super) fn new(
+        pd: &ProtectionDomain,
+        sender: Sender,
+        receiver: Receiver,
+    ) -> Result<Self, Error> {
+        let bytes = SLOTS * SLOT_BYTES;
+        Ok(Self {
+            sender,
+            receiver,
+            out: pd.alloc(bytes, Access::LOCAL_WRITE)?,
+            into: pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
+        })
+    }
+}
+
+/// The pieces of so many bytes. No bytes are a piece, too: a receive of nothing still waits for its send.
+fn pieces(len: usize) -> usize {
+    len.div_ceil(SLOT_BYTES).max(1)
+}
+
+/// The bytes of a piece, and where its slot begins.
+fn piece(index: usize, len: usize) -> (std::ops::Range<usize>, usize) {
+    let start = index * SLOT_BYTES;
+    (
+        start..(start + SLOT_BYTES).min(len),
+        index % SLOTS * SLOT_BYTES,
+    )
+}
+
+/// How far a send is.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing {
+    /// Pieces that are in their slots.
+    filled: usize,
+    started: usize,
+    sent: usize,
+    requests: VecDeque<Request>,
+}
+
+impl Outgoing {
+    /// Goes on without waiting; whether something moved.
+    pub(super) fn step(&mut self, link: &mut Link, bytes: &[u8], tag: u32) -> Result<bool, Error> {
+        let before = (self.started, self.sent);
+        let total = pieces(bytes.len());
+        while self.started < total && self.started - self.sent < SLOTS {
+            let (range, slot) = piece(self.started, bytes.len());
+            if self.filled == self.started {
+                link.out.write_at(slot, &bytes[range.clone()])?;
+                self.filled += 1;
+            }
+            let sent = link
+                .sender
+                .isend(&link.out, slot..slot + range.len(), tag)?;
+            let Some(request) = sent else { break };
+            self.requests.push_back(request);
+            self.started += 1;
+        }
+        while let Some(request) = self.requests.front() {
+            if link.sender.test(*request)?.is_none() {
+                break;
+            }
+            self.requests.pop_front();
+            self.sent += 1;
+        }
+        Ok(before != (self.started, self.sent))
+    }
+
+    /// Whether so many bytes are at the peer.
+    pub(super) fn is_done(&self, len: usize) -> bool {
+        self.sent == pieces(len)
+    }
+}
+
+/// How far a receive is.
+#[derive(Debug, Default)]
+pub(super) struct Incoming {
+    posted: usize,
+    came: usize,
+    requests: VecDeque<Request>,
+}
+
+impl Incoming {
+    /// Goes on without waiting; whether something moved.
+    pub(super) fn step(
+        &mut self,
+        link: &mut Link,
+        bytes: &mut [u8],
+        tag: u32,
+    ) -> Result<bool, Error> {
+        let before = (self.posted, self.came);
+        let total = pieces(bytes.len());
+        while self.posted < total && self.posted - self.came < SLOTS {
+            let (range, slot) = piece(self.posted, bytes.len());
+            let part = (&link.into, slot..slot + range.len(), tag);
+            let Some(request) = link.receiver.irecv(&[part])? else {
+                break;
+            };
+            self.requests.push_back(request);
+            self.posted += 1;
+        }
+        while let Some(request) = self.requests.front() {
+            let Some(sizes) = link.receiver.test(*request)? else {
+                break;
+            };
+            self.requests.pop_front();
+            let (range, slot) = piece(self.came, bytes.len());
+            let came: usize = sizes.as_slice().iter().map(|s| *s as usize).sum();
+            if came != range.len() {
+                return Err(Error::Protocol(format!(
+                    "{came} bytes came where {} were expected: sends and receives must have equal sizes",
+                    range.len()
+                )));
+            }
+            link.into.read_at(slot, &mut bytes[range])?;
+            self.came += 1;
+        }
+        Ok(before != (self.posted, self.came))
+    }
+
+    /// Whether so many bytes came.
+    pub(super) fn is_done(&self, len: usize) -> bool {
+        self.came == pieces(len)
+    }
+}

@@ -1,0 +1,235 @@
+//! Collectives of a group on memory that is not registered, and messages between its ranks.
+
+use std::net::Ipv4Addr;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use collective::{Config, DataType, Error, Group, Messages, PreparedGroup, Reduction};
+use verbs::Provider;
+
+const WAIT: Duration = Duration::from_secs(60);
+
+/// Runs it as every rank of a group, in threads that share nothing but addresses.
+fn on_ranks<R: Send + 'static>(
+    ranks: usize,
+    timeout: Duration,
+    work: fn(Group, Messages) -> R,
+) -> Vec<R> {
+    let device = Provider::softnic().device(None).expect("there is one");
+    let prepared: Vec<_> = (0..ranks)
+        .map(|rank| {
+            let pd = device.open().and_then(|c| c.alloc_pd()).expect("a domain");
+            let here = Ipv4Addr::LOCALHOST.into();
+            PreparedGroup::new(&pd, &Config::default(), (rank, ranks), here).expect("it listens")
+        })
+        .collect();
+    let addresses: Vec<_> = prepared.iter().map(PreparedGroup::address).collect();
+    let threads: Vec<_> = prepared
+        .into_iter()
+        .map(|prepared| {
+            let addresses = addresses.clone();
+            std::thread::spawn(move || {
+                let (group, messages) = prepared.connect(&addresses, timeout).expect("all there");
+                work(group, messages)
+            })
+        })
+        .collect();
+    let results = threads.into_iter().map(|t| t.join().expect("no panic"));
+    results.collect()
+}
+
+fn numbers(count: usize, of: impl Fn(usize) -> i64) -> Vec<u8> {
+    (0..count).flat_map(|at| of(at).to_ne_bytes()).collect()
+}
+
+/// The element of a rank: small, and different in neighbours.
+fn element(rank: usize, at: usize) -> i64 {
+    i64::try_from((7 * rank + at) % 1000).expect("small")
+}
+
+/// Sizes on both sides of the change of algorithm, and beyond the staging memory.
+const COUNTS: [usize; 5] = [0, 1, 4096, 5001, 300_001];
+
+fn every_collective(mut group: Group, _messages: Messages) {
+    let (rank, ranks) = (group.rank(), group.ranks());
+    for count in COUNTS {
+        let mut data = numbers(count, |at| element(rank, at));
+        let sum = |at| (0..ranks).map(|rank| element(rank, at)).sum();
+        group
+            .all_reduce(&mut data, DataType::I64, Reduction::Sum)
+            .expect("all-reduce");
+        assert!(data == numbers(count, sum), "all-reduce of {count}");
+
+        for root in 0..ranks {
+            let mut data = numbers(count, |at| element(rank, at));
+            group.broadcast(&mut data, root).expect("broadcast");
+            assert!(data == numbers(count, |at| element(root, at)), "broadcast");
+        }
+
+        let mut outputs = vec![vec![0; 8 * count]; ranks];
+        let mut parts: Vec<_> = outputs.iter_mut().map(Vec::as_mut_slice).collect();
+        let input = numbers(count, |at| element(rank, at));
+        group.all_gather(&input, &mut parts).expect("all-gather");
+        for (from, output) in outputs.iter().enumerate() {
+            assert!(
+                *output == numbers(count, |at| element(from, at)),
+                "all-gather"
+            );
+        }
+
+        let inputs: Vec<_> = (0..ranks)
+            .map(|to| numbers(count, |at| element(rank + 3 * to, at)))
+            .collect();
+        let parts: Vec<_> = inputs.iter().map(Vec::as_slice).collect();
+        let mut output = vec![0; 8 * count];
+        group
+            .reduce_scatter(&parts, &mut output, DataType::I64, Reduction::Max)
+            .expect("reduce-scatter");
+        let most = |at| (0..ranks).map(|from| element(from + 3 * rank, at)).max();
+        assert!(
+            output == numbers(count, |at| most(at).expect("ranks")),
+            "reduce-scatter"
+        );
+
+        // Each pair of ranks has its own size.
+        let size = |from: usize, to: usize| (from + 2 * to) * count;
+        let inputs: Vec<_> = (0..ranks)
+            .map(|to| numbers(size(rank, to), |at| element(rank + to, at)))
+            .collect();
+        let parts: Vec<_> = inputs.iter().map(Vec::as_slice).collect();
+        let mut outputs: Vec<_> = (0..ranks)
+            .map(|from| vec![0; 8 * size(from, rank)])
+            .collect();
+        let mut into: Vec<_> = outputs.iter_mut().map(Vec::as_mut_slice).collect();
+        group.all_to_all(&parts, &mut into).expect("all-to-all");
+        for (from, output) in outputs.iter().enumerate() {
+            let expected = numbers(size(from, rank), |at| element(from + rank, at));
+            assert!(*output == expected, "all-to-all");
+        }
+        group.barrier().expect("barrier");
+    }
+}
+
+#[test]
+fn all_collectives_are_right_with_one_to_four_ranks() {
+    for ranks in 1..=4 {
+        on_ranks(ranks, WAIT, every_collective);
+    }
+}
+
+#[test]
+fn messages_of_both_directions_pass_each_other() {
+    on_ranks(3, WAIT, |group, mut messages| {
+        let (rank, ranks) = (group.rank(), group.ranks());
+        let (came, late) = mpsc::channel();
+        let peers = (0..ranks).filter(|peer| *peer != rank);
+        let mut expected = 0;
+        for peer in peers {
+            for (tag, len) in [(0, 0), (1, 100), (2, 3_000_000)] {
+                let byte = move |from: usize| u8::try_from(10 * from).expect("small") + tag;
+                let gone = came.clone();
+                // Both send first: neither waits for the other's receive.
+                messages.send(
+                    peer,
+                    Box::new(vec![byte(rank); len]),
+                    tag.into(),
+                    Box::new(move |_, sent| gone.send(sent.map(|()| true)).expect("received")),
+                );
+                let came = came.clone();
+                messages.recv(
+                    peer,
+                    Box::new(vec![0; len]),
+                    tag.into(),
+                    Box::new(move |payload, received| {
+                        let right = *payload.bytes() == *vec![byte(peer); len];
+                        came.send(received.map(|()| right)).expect("received");
+                    }),
+                );
+                expected += 2;
+            }
+        }
+        let begun = Instant::now();
+        while !messages.is_idle() && begun.elapsed() < WAIT {
+            if !messages.progress() {
+                std::thread::yield_now();
+            }
+        }
+        let results: Vec<_> = late.try_iter().collect();
+        assert_eq!(results.len(), expected);
+        for right in results {
+            assert!(
+                right.expect("no error"),
+                "the bytes are those that were sent"
+            );
+        }
+        let refused = Box::new(move |_, sent: Result<(), Error>| {
+            came.send(sent.map(|()| true)).expect("received")
+        });
+        messages.send(rank, Box::new(vec![1]), 0, refused);
+        assert!(matches!(late.recv(), Ok(Err(Error::Protocol(_)))));
+    });
+}
+
+#[test]
+fn a_rank_that_goes_is_an_error_for_all_others() {
+    fn reduce<const BYTES: usize>(mut group: Group, _: Messages) -> Option<Result<(), Error>> {
+        group.barrier().expect("all are there");
+        let (rank, mut data) = (group.rank(), vec![0; BYTES]);
+        // The others fail one after the other, as each drops its group.
+        (rank != 1).then(|| group.all_reduce(&mut data, DataType::I64, Reduction::Sum))
+    }
+    for work in [reduce::<8>, reduce::<{ 4 << 20 }>] {
+        for (rank, result) in on_ranks(4, WAIT, work).into_iter().enumerate() {
+            let Some(result) = result else {
+                assert_eq!(rank, 1);
+                continue;
+            };
+            let error = result.expect_err("rank 1 is gone");
+            assert!(!matches!(error, Error::Timeout { .. }), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_never_calls_is_a_timeout() {
+    let results = on_ranks(2, Duration::from_millis(300), |mut group, messages| {
+        if group.rank() == 0 {
+            return group.barrier();
+        }
+        // It stays connected until the other one has given up.
+        std::thread::sleep(Duration::from_secs(2));
+        drop(messages);
+        Ok(())
+    });
+    assert!(
+        matches!(results[0], Err(Error::Timeout { .. })),
+        "{results:?}"
+    );
+}
+
+#[test]
+fn wrong_buffers_are_refused() {
+    on_ranks(2, WAIT, |mut group, _| {
+        let error = group.all_reduce(&mut [0; 7], DataType::I32, Reduction::Sum);
+        assert!(error.expect_err("7").to_string().contains("whole elements"));
+        let error = group.all_gather(&[1], &mut [&mut [0]]);
+        assert!(error.expect_err("one").to_string().contains("each rank"));
+        let error = group.all_gather(&[1], &mut [&mut [0], &mut [0, 0]]);
+        assert!(error.expect_err("2").to_string().contains("2 bytes"));
+        group.barrier().expect("nothing was sent");
+    });
+}
+
+#[test]
+fn addresses_are_checked() {
+    let device = Provider::softnic().device(None).expect("there is one");
+    let pd = device.open().and_then(|c| c.alloc_pd()).expect("a domain");
+    let here = Ipv4Addr::LOCALHOST.into();
+    let prepare = |rank, ranks| PreparedGroup::new(&pd, &Config::default(), (rank, ranks), here);
+    assert!(prepare(2, 2).is_err());
+    assert!(prepare(0, 65).is_err());
+    for addresses in [vec![vec![]; 3], vec![vec![]; 2], vec![vec![0; 102]; 2]] {
+        let refused = prepare(0, 2).expect("listens").connect(&addresses, WAIT);
+        assert!(matches!(refused, Err(Error::Protocol(_))), "{refused:?}");
+    }
+}
