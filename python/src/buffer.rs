@@ -199,6 +199,64 @@ fn exported(
     Ok((owner.unbind(), addr, len))
 }
 
+/// Contiguous memory of Python's that a group sends from or receives into. It is never registered.
+pub(crate) struct HostMemory {
+    addr: Address,
+    len: usize,
+    writable: bool,
+    /// Keeps the memory exported, and so where it is.
+    _owner: Py<PyMemoryView>,
+}
+
+impl HostMemory {
+    /// The memory of an object with the buffer protocol.
+    pub(crate) fn new(memory: &Bound<'_, PyAny>, writable: bool) -> PyResult<Self> {
+        let (owner, addr, len) = exported(memory, writable)?;
+        Ok(Self {
+            addr,
+            len,
+            writable,
+            _owner: owner,
+        })
+    }
+
+    /// Whether a byte belongs to both.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let (ours, theirs) = (self.addr.get().addr(), other.addr.get().addr());
+        ours < theirs + other.len && theirs < ours + self.len && self.len > 0 && other.len > 0
+    }
+
+    /// The bytes.
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: the view keeps the memory exported, so it stays where it is. As `torch.distributed` demands, the program does not
+        // write to a tensor until its collective is done.
+        unsafe { std::slice::from_raw_parts(self.addr.get(), self.len) }
+    }
+
+    /// The bytes, to be written; none if the memory is read-only.
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+        if self.len == 0 || !self.writable {
+            return &mut [];
+        }
+        // SAFETY: as above, and nobody else uses the tensor until its collective is done. Memory that overlaps is refused or copied
+        // before (`group`).
+        unsafe { std::slice::from_raw_parts_mut(self.addr.get(), self.len) }
+    }
+}
+
+impl collective::Payload for HostMemory {
+    fn bytes(&self) -> &[u8] {
+        self.as_slice()
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.as_mut_slice()
+    }
+}
+
 /// An address that goes to a function which is called detached from the interpreter, in the same thread.
 #[derive(Clone, Copy)]
 struct Address(*mut u8);

@@ -1,6 +1,6 @@
-//! The native part of the Python module `verbatim`: peers that exchange tensors.
+//! The native part of the Python module `verbatim`: peers that exchange tensors, and groups of processes.
 //!
-//! What Python sees of it is in `verbatim/tensor.py`; types here take and give memory, element types and shapes as they are
+//! What Python sees of it is in `verbatim/tensor.py` and `verbatim/torch.py`; types here take and give memory, element types and shapes as they are
 //! in the crate `tensor`.
 //!
 //! *Locks.* Whatever may wait for a lock of the crate `tensor` is called detached from the interpreter. Memory of Python's that
@@ -12,6 +12,7 @@
 #[allow(unsafe_code)]
 mod buffer;
 mod errors;
+mod group;
 mod operation;
 mod peer;
 
@@ -22,6 +23,9 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<buffer::Buffer>()?;
     module.add_class::<buffer::Registration>()?;
+    module.add_class::<group::Group>()?;
+    module.add_class::<group::GroupListener>()?;
+    module.add_class::<group::Task>()?;
     module.add_class::<operation::Operation>()?;
     module.add_class::<peer::Peer>()?;
     module.add_class::<peer::Remote>()?;

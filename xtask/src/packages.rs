@@ -162,6 +162,11 @@ pub(crate) const PYTHON3_VENV: Package = Package {
     why: "the Python wheel is tested in a virtual environment",
     present: Present::File("/usr/share/doc/python3-venv"),
 };
+pub(crate) const PYTHON3_TORCH: Package = Package {
+    name: "python3-torch",
+    why: "the backend of torch.distributed is tested beside Gloo",
+    present: Present::File("/usr/share/doc/python3-torch"),
+};
 pub(crate) const FIO: Package = Package {
     name: "fio",
     why: "a suite of conformance/",
@@ -257,6 +262,7 @@ pub(crate) const FOR_TESTS: &[Package] = &[
     CHROMIUM,
     IPROUTE2,
     PYTHON3_VENV,
+    PYTHON3_TORCH,
 ];
 
 /// What the benchmark needs.
