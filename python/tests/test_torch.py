@@ -31,14 +31,9 @@ def start(backend, timeout=60):
 """
 
 
-def has_torch() -> bool:
-    try:
-        return subprocess.run([PYTHON, "-c", "import torch, numpy"], timeout=100).returncode == 0
-    except FileNotFoundError:
-        return False
-
-
-pytestmark = pytest.mark.skipif(not has_torch(), reason="needs the Debian package python3-torch")
+pytestmark = pytest.mark.skipif(
+    not Path("/usr/share/doc/python3-torch").exists(), reason="needs the Debian package python3-torch"
+)
 
 
 def run(size: int, program: str, timeout: float = 90) -> list[tuple[int, str]]:
