@@ -9,7 +9,7 @@ Importing this module registers the backend::
 It has broadcast, all_reduce, all_gather, reduce_scatter, all_to_all, send, recv and barrier of contiguous tensors in host memory.
 Collectives of a group run in their order, in a thread of the group. `DistributedDataParallel` works on it.
 
-The environment variables `VERBATIM_TORCH_PROVIDER` (`softnic`, the default, or `system`) and `VERBATIM_TORCH_DEVICE` choose the NIC.
+The environment variables `VERBATIM_PROVIDER` (`softnic`, the default, or `system`) and `VERBATIM_TORCH_DEVICE` choose the NIC.
 
 *Errors*: `wait` raises `ConnectionError` (a rank has gone), `TimeoutError`, `ValueError` (sizes disagree). After an error of a collective the
 group is closed: the other ranks get an error as well, and every later collective fails. `DistributedDataParallel` waits for collectives
@@ -110,7 +110,7 @@ class ProcessGroupVerbatim(c10d.ProcessGroup):
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._timeout = timeout.total_seconds()
-        provider = os.environ.get("VERBATIM_TORCH_PROVIDER", "softnic")
+        provider = os.environ.get("VERBATIM_PROVIDER", "softnic")
         device = os.environ.get("VERBATIM_TORCH_DEVICE")
         listener = _native.GroupListener(rank, size, _own_address(), provider, device)
         store.set(f"verbatim/{rank}", bytes(listener.address).hex())

@@ -75,7 +75,7 @@ impl PreparedGroup {
         })
     }
 
-    /// What every other rank needs for [`connect`](Self::connect). Exchange it by any means.
+    /// The address that all ranks need to [`connect`](Self::connect). Exchange it by any means.
     pub fn address(&self) -> Vec<u8> {
         let handles = self.listeners.iter();
         handles.flat_map(|l| l.handle().to_bytes()).collect()
