@@ -125,6 +125,7 @@ impl Service for Kv {
         let doorbells = Doorbells {
             batch: config.batch,
             queues: config.queues,
+            ..Doorbells::default()
         };
         let mut workers = Vec::new();
         for number in 0..config.workers {

@@ -15,6 +15,9 @@
 //! the one it expects. NICs that write a message in address order make the word arrive last. Nothing here
 //! relies on it: while payload and checksum differ the request counts as not there yet. A request without
 //! payload is that one word, which no NIC tears.
+//!
+//! A client of several workers has such a part of each one's region, and WRITEs to all of them through one queue pair
+//! ([`Client::select`]). The immediates of answers tell it the worker ([`Tag`]).
 
 mod client;
 mod layout;
@@ -23,8 +26,8 @@ mod server;
 use verbs::Capability;
 
 pub use client::{Client, PreparedClient};
-pub use layout::{Layout, region_of};
-pub use server::{Connected, Doorbells, Server, connect_client};
+pub use layout::{Layout, Tag, region_of};
+pub use server::{Connected, Doorbells, Scan, Server, connect_client};
 
 /// Capabilities that HERD needs of a device.
 pub const NEEDS: &[Capability] = &[Capability::Uc, Capability::Ud, Capability::Immediates];

@@ -6,7 +6,7 @@ use rpc::{RpcError, UdPortConfig, datagram, herd};
 use service::{ConnectError, Connection, Latency, Protocol, Refused, Target};
 use verbs::{Access, Context, PortGid, ProtectionDomain, Rc, time};
 
-use crate::lanes::{AtomicsLane, RpcLane, Sink, SpecLane};
+use crate::lanes::{AtomicsLane, RpcLane, Sink, SpecLane, SpreadLane};
 use crate::rendezvous::{Accepted, Hello, Rendezvous, Welcome};
 use crate::run::{End, Run};
 use crate::{ClientConfig, ClientReport, Connector, Design, Failures, Until};
@@ -76,6 +76,7 @@ struct Session {
 enum AnyLane {
     Atomics(Box<AtomicsLane>),
     Rpc(Box<RpcLane>),
+    Spread(Box<SpreadLane>),
     Spec(Box<SpecLane>),
 }
 
@@ -155,6 +156,7 @@ impl Client {
             let end = match &mut session.lane {
                 AnyLane::Atomics(lane) => run.drive(&mut **lane, &mut self.sink),
                 AnyLane::Rpc(lane) => run.drive(&mut **lane, &mut self.sink),
+                AnyLane::Spread(lane) => run.drive(&mut **lane, &mut self.sink),
                 AnyLane::Spec(lane) => run.drive(&mut **lane, &mut self.sink),
             };
             match end {
@@ -281,6 +283,7 @@ impl Client {
             version: Rendezvous::VERSION,
             design,
             window: self.config.window,
+            spread: self.config.spread && matches!(prepared, Prepared::Rpc(_)),
             rc: None,
             uc: None,
             ud: None,
@@ -351,6 +354,12 @@ impl Client {
                     remote,
                     accepted.end,
                 )?))
+            }
+            Prepared::Rpc(client) if self.config.spread => {
+                let layout = accepted.layout.ok_or_else(|| lacks("layout"))?;
+                let endpoint = &accepted.endpoint;
+                let client = client.connect_to_all(endpoint, &accepted.workers, layout)?;
+                AnyLane::Spread(Box::new(SpreadLane::new(client, window)))
             }
             Prepared::Rpc(client) => {
                 let (slots, layout) = accepted

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rpc::herd::Scan;
 use serde::{Deserialize, Serialize};
 use service::config::in_range;
 use service::{NicConfig, Unsupported};
@@ -51,6 +52,21 @@ impl Design {
     }
 }
 
+/// When a client sends its next requests.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WindowPolicy {
+    /// A full postlist as soon as the window has room for one; a shorter one when no answer has come for a while.
+    #[default]
+    FullPostlists,
+    /// As many as were answered since the last time, at once. The benchmark of header-only sequencers by the design's
+    /// authors (`rdma_bench`) does this.
+    AsAnswered,
+    /// A whole window when everything before it is answered: nothing is sent while the last answers are awaited. The same
+    /// authors' benchmark of sequencers over RPC does this.
+    StopAndGo,
+}
+
 /// How a server runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -72,6 +88,13 @@ pub struct ServerConfig {
     /// UD queue pairs of a worker, 1 to 64: HERD's batches rotate over them, and each has clients of its own in
     /// the design `spec-s0`. [`Design::queues`] if `None`.
     pub queues: Option<usize>,
+    /// How many requests a pass of a worker takes from each client in the `rpc` designs.
+    #[serde(skip_serializing_if = "is_default")]
+    pub scan: Scan,
+    /// Queue pairs that the answers of a batch are divided over in the `rpc` designs, by the client: a power of two that
+    /// divides `queues`. Each has a doorbell of its own. See [`rpc::herd::Doorbells::split`].
+    #[serde(skip_serializing_if = "is_one")]
+    pub split: usize,
     /// Clients at the same time, 1 to 256.
     pub max_clients: usize,
     /// The largest window a client may ask for, 1 to 4096.
@@ -96,6 +119,8 @@ impl Default for ServerConfig {
             batch: 64,
             answers: None,
             queues: None,
+            scan: Scan::default(),
+            split: 1,
             max_clients: 64,
             max_window: 1024,
             recv_depth: 1024,
@@ -124,6 +149,13 @@ impl service::ServerConfig for ServerConfig {
             }
         }
         in_range("queues", self.queues(), 1..=64)?;
+        if !self.split.is_power_of_two() || !self.queues().is_multiple_of(self.split) {
+            return Err(format!(
+                "split is {}: it must be a power of two that divides the {} queues",
+                self.split,
+                self.queues()
+            ));
+        }
         in_range(
             "max_clients",
             self.max_clients,
@@ -182,6 +214,13 @@ pub struct ClientConfig {
     pub window: usize,
     /// Requests of one postlist, 1 to 64, and at most the window.
     pub batch: usize,
+    /// When the next requests are sent.
+    #[serde(skip_serializing_if = "is_default")]
+    pub policy: WindowPolicy,
+    /// Whether requests go to all workers in turn, over one queue pair, instead of to the worker that the server chose. In
+    /// the `rpc` designs only; the window is that of all workers together.
+    #[serde(skip_serializing_if = "is_default")]
+    pub spread: bool,
     /// How long a request may go without any answer coming before it counts as lost, in milliseconds.
     pub deadline_ms: u64,
     /// How long to try to reach a server that is gone, in milliseconds.
@@ -199,6 +238,8 @@ impl Default for ClientConfig {
             design: None,
             window: 64,
             batch: 16,
+            policy: WindowPolicy::default(),
+            spread: false,
             deadline_ms: 1_000,
             reconnect_ms: 10_000,
             latency_digits: 3,
@@ -220,6 +261,15 @@ impl ClientConfig {
     pub(crate) fn reconnect(&self) -> Duration {
         Duration::from_millis(self.reconnect_ms)
     }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_one(value: &usize) -> bool {
+    *value == 1
 }
 
 #[cfg(test)]
@@ -261,5 +311,14 @@ mod tests {
             ..ServerConfig::default()
         };
         assert!(bad.check().is_err());
+        let bad = ServerConfig {
+            design: Design::RpcBatchMq,
+            split: 2,
+            ..ServerConfig::default()
+        };
+        assert_eq!(
+            bad.check(),
+            Err("split is 2: it must be a power of two that divides the 3 queues".to_owned())
+        );
     }
 }

@@ -32,6 +32,10 @@ use verbs::{
 use crate::NumberSet;
 use crate::counter::USED_UP;
 
+mod spread;
+
+pub(crate) use spread::SpreadLane;
+
 /// What came out of the lanes.
 #[derive(Debug, Default)]
 #[repr(C)]

@@ -40,9 +40,10 @@ mod worker;
 
 pub use checker::{Checker, Verdict};
 pub use client::{Client, ClientError};
-pub use config::{ClientConfig, Design, ServerConfig};
+pub use config::{ClientConfig, Design, ServerConfig, WindowPolicy};
 pub use numbers::NumberSet;
 pub use report::{ClientReport, Failures, ServerStats, Until};
+pub use rpc::herd::Scan;
 pub use server::{Environment, Sequencer};
 pub use service::{ConnectError, Latency, NicConfig, OpenError, ServerError, Unsupported};
 

@@ -81,6 +81,9 @@ pub struct Hello {
     pub design: Design,
     /// Requests outstanding at most.
     pub window: usize,
+    /// Whether it sends to all workers, through one queue pair (`rpc` and its kin).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub spread: bool,
     /// Its RC queue pair (`atomics`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rc: Option<QpEndpoint>,
@@ -114,6 +117,9 @@ pub struct Accepted {
     /// This client's request slots (`rpc` and its kin).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<RemoteMemory>,
+    /// This client's request slots at each worker, if it sends to all of them (`rpc` and its kin).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub workers: Vec<RemoteMemory>,
     /// The shape of the slots (`rpc` and its kin).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<rpc::herd::Layout>,

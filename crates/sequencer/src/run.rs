@@ -6,7 +6,7 @@ use hdrhistogram::Histogram;
 use verbs::{Waiter, time};
 
 use crate::lanes::{Lane, Sink};
-use crate::{ClientConfig, Failures, Until};
+use crate::{ClientConfig, Failures, Until, WindowPolicy};
 
 /// How a session ended.
 pub(crate) enum End {
@@ -25,6 +25,9 @@ pub(crate) enum End {
 pub(crate) struct Run {
     count: u64,
     batch: usize,
+    /// Requests that there must be room for before any are sent while answers come.
+    least: usize,
+    stop_and_go: bool,
     /// Times are in nanoseconds, as [`time::now_ns`] says them.
     end: Option<u64>,
     deadline_ns: u64,
@@ -97,6 +100,11 @@ impl Run {
             count,
             end,
             batch: config.batch.min(config.window),
+            least: match config.policy {
+                WindowPolicy::FullPostlists => config.batch.min(config.window),
+                WindowPolicy::AsAnswered | WindowPolicy::StopAndGo => 1,
+            },
+            stop_and_go: config.policy == WindowPolicy::StopAndGo,
             deadline_ns: u64::try_from(config.deadline().as_nanos()).unwrap_or(u64::MAX),
             started,
             last: started,
@@ -108,6 +116,16 @@ impl Run {
 
     pub(crate) fn is_over(&self, got: u64) -> bool {
         got >= self.count || self.end.is_some_and(|end| time::now_ns() >= end)
+    }
+
+    /// How many requests the lane may send now.
+    #[inline]
+    fn room<L: Lane>(&self, lane: &L) -> usize {
+        if self.stop_and_go && lane.outstanding() > 0 {
+            0
+        } else {
+            lane.room()
+        }
     }
 
     /// Keeps the lane's window full until the run is over. The clock is read once a postlist.
@@ -129,9 +147,11 @@ impl Run {
         loop {
             if !stopping {
                 let left = self.count - sink.got - lane.outstanding() as u64;
-                let room = lane.room().min(usize::try_from(left).unwrap_or(usize::MAX));
+                let mut room = self
+                    .room(lane)
+                    .min(usize::try_from(left).unwrap_or(usize::MAX));
                 // Full postlists while answers come; what there is when none have come for a while.
-                if room >= self.batch || (room > 0 && waiter.misses() >= 16) {
+                while room >= self.least || (room > 0 && waiter.misses() >= 16) {
                     let n = room.min(self.batch);
                     if let Err(e) = lane.send(n, sink.above) {
                         return broken(lane, &e);
@@ -142,6 +162,8 @@ impl Run {
                     let now = fresh.take().unwrap_or_else(time::now_ns);
                     marks.push_back((sent, now));
                     stopping = self.end.is_some_and(|end| now >= end);
+                    // Otherwise answers are looked for between two postlists.
+                    room = if self.stop_and_go { room - n } else { 0 };
                 }
             }
             let got = match lane.poll(sink) {
@@ -176,7 +198,7 @@ impl Run {
             fresh = None;
             // Until an answer comes there is nothing to send, and the clock is only looked at.
             if !progress
-                && (stopping || lane.room() == 0)
+                && (stopping || self.room(lane) == 0)
                 && lane.outstanding() > 0
                 && lane.only_polls()
             {
@@ -293,5 +315,66 @@ mod tests {
         });
         assert!(matches!(lane.run(), End::Broken { lost: 1, .. }));
         assert!(lane.polls < 256, "{} polls", lane.polls);
+    }
+
+    /// A lane that answers at most three requests a poll, and notes what was outstanding when how many were sent.
+    struct Answering {
+        window: usize,
+        outstanding: usize,
+        sends: Vec<(usize, usize)>,
+    }
+
+    impl Lane for Answering {
+        fn room(&self) -> usize {
+            self.window - self.outstanding
+        }
+
+        fn outstanding(&self) -> usize {
+            self.outstanding
+        }
+
+        fn send(&mut self, count: usize, _: u64) -> Result<(), RpcError> {
+            self.sends.push((self.outstanding, count));
+            self.outstanding += count;
+            Ok(())
+        }
+
+        fn poll(&mut self, sink: &mut Sink) -> Result<usize, RpcError> {
+            let came = self.outstanding.min(3);
+            self.outstanding -= came;
+            sink.got += came as u64;
+            Ok(came)
+        }
+    }
+
+    /// What was outstanding when how many requests were sent, of a window of 8.
+    fn sends(policy: WindowPolicy, batch: usize) -> Vec<(usize, usize)> {
+        let config = ClientConfig {
+            window: 8,
+            batch,
+            policy,
+            ..ClientConfig::default()
+        };
+        let mut lane = Answering {
+            window: 8,
+            outstanding: 0,
+            sends: Vec::new(),
+        };
+        let mut sink = Sink::default();
+        let end = Run::new(Until::Count(16), &config).drive(&mut lane, &mut sink);
+        assert!(matches!(end, End::Done) && sink.got == 16);
+        lane.sends
+    }
+
+    #[test]
+    fn the_policy_says_when_how_many_requests_are_sent() {
+        use WindowPolicy::{AsAnswered, FullPostlists, StopAndGo};
+        // Three answers are not room for a postlist of four; six are.
+        assert_eq!(sends(FullPostlists, 4)[..2], [(0, 4), (1, 4)]);
+        assert_eq!(sends(AsAnswered, 8)[..3], [(0, 8), (5, 3), (5, 3)]);
+        // Whole windows, each when nothing is outstanding, in lists of four or one.
+        assert_eq!(sends(StopAndGo, 4), [(0, 4), (4, 4), (0, 4), (4, 4)]);
+        let singly: Vec<_> = (0..8).chain(0..8).map(|n| (n, 1)).collect();
+        assert_eq!(sends(StopAndGo, 1), singly);
     }
 }

@@ -51,7 +51,7 @@ pub enum Environment {
 pub struct Session {
     sequencer: Arc<Sequencer>,
     slot: Slot,
-    place: Option<Place>,
+    places: Vec<Place>,
 }
 
 /// A client's place at a worker.
@@ -65,7 +65,7 @@ struct Place {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if let Some(place) = self.place {
+        for place in self.places.drain(..) {
             let Place {
                 worker,
                 index,
@@ -156,13 +156,13 @@ impl Service for Sequencer {
         let mut session = Session {
             sequencer: Arc::clone(self),
             slot: self.slots.take().ok_or_else(full)?,
-            place: None,
+            places: Vec::new(),
         };
         let accepted = match design {
             Design::Atomics => self.admit_atomics(hello, session.slot.index())?,
-            Design::SpecS0 => self.admit_spec(hello, &mut session.place)?,
+            Design::SpecS0 => self.admit_spec(hello, &mut session.places)?,
             Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => {
-                self.admit_herd(hello, &mut session.place)?
+                self.admit_herd(hello, &mut session.places)?
             }
         };
         Ok((accepted, session))
@@ -309,6 +309,8 @@ fn herd_engine(
             _ => config.batch,
         },
         queues: config.queues(),
+        scan: config.scan,
+        split: config.split,
     };
     let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
     let layout = herd::Layout { window, payload: 0 };
@@ -371,6 +373,7 @@ impl Sequencer {
             counter: None,
             limit: None,
             slots: None,
+            workers: Vec::new(),
             layout: None,
         }
     }
@@ -390,11 +393,11 @@ impl Sequencer {
         })
     }
 
-    fn admit_spec(&self, hello: &Hello, place: &mut Option<Place>) -> Result<Accepted, Refused> {
+    fn admit_spec(&self, hello: &Hello, places: &mut Vec<Place>) -> Result<Accepted, Refused> {
         let peer = hello.ud.ok_or_else(|| missing("ud"))?;
         let to = self.pd.ud_destination_from(self.port, &peer);
         let to = to.map_err(Refused::now)?;
-        let (worker, index) = self.place(hello.window, place)?;
+        let (worker, index) = self.place(hello.window, places)?;
         let added = worker
             .mailbox
             .ask(|done| Command::AddDatagram { index, to, done });
@@ -405,41 +408,54 @@ impl Sequencer {
         Ok(self.accepted(*endpoint))
     }
 
-    fn admit_herd(&self, hello: &Hello, place: &mut Option<Place>) -> Result<Accepted, Refused> {
+    fn admit_herd(&self, hello: &Hello, places: &mut Vec<Place>) -> Result<Accepted, Refused> {
         let (uc, ud) = (
             hello.uc.ok_or_else(|| missing("uc"))?,
             hello.ud.ok_or_else(|| missing("ud"))?,
         );
         let connected = herd::connect_client(&self.pd, self.port, &self.cq, (&uc, &ud));
         let herd::Connected { endpoint, qp, to } = connected.map_err(Refused::now)?;
-        let (worker, index) = self.place(0, place)?;
+        let qp = Arc::new(qp);
         let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
-        let slots = worker.region.and_then(|(region, layout)| {
-            let slots = herd::region_of(&region, &layout, index)?;
-            Some((slots, herd::Layout { window, ..layout }))
-        });
-        let (slots, layout) =
-            slots.ok_or_else(|| Refused::now("the worker has no request region"))?;
-        let added = worker.mailbox.ask(|done| Command::AddHerd {
-            index,
-            qp,
-            to,
-            window,
-            done,
-        });
-        added.map_err(Refused::now)?;
-        Ok(Accepted {
-            slots: Some(slots),
-            layout: Some(layout),
-            ..self.accepted(endpoint)
-        })
+        let add = |worker: &WorkerShared, index, tag| {
+            let slots = worker.region.and_then(|(region, layout)| {
+                let slots = herd::region_of(&region, &layout, index)?;
+                Some((slots, herd::Layout { window, ..layout }))
+            });
+            let found = slots.ok_or_else(|| Refused::now("the worker has no request region"))?;
+            let added = worker.mailbox.ask(|done| Command::AddHerd {
+                index,
+                qp: Arc::clone(&qp),
+                to: to.clone(),
+                slots: (window, tag),
+                done,
+            });
+            added.map_err(Refused::now)?;
+            Ok::<_, Refused>(found)
+        };
+        let mut accepted = self.accepted(endpoint);
+        if hello.spread {
+            for number in 0..self.workers.len() {
+                let tag = herd::Tag::of_worker(number);
+                let tag = tag.ok_or_else(|| Refused::never("it has too many workers"))?;
+                let (worker, index) = self.place_at(number, 0, places)?;
+                let (slots, layout) = add(worker, index, tag)?;
+                accepted.workers.push(slots);
+                accepted.layout = Some(layout);
+            }
+        } else {
+            let (worker, index) = self.place(0, places)?;
+            let (slots, layout) = add(worker, index, herd::Tag::NUMBER)?;
+            (accepted.slots, accepted.layout) = (Some(slots), Some(layout));
+        }
+        Ok(accepted)
     }
 
     /// A place at the worker with the fewest clients: the worker, and the client's index there.
     fn place(
         &self,
         window: usize,
-        place: &mut Option<Place>,
+        places: &mut Vec<Place>,
     ) -> Result<(&WorkerShared, u32), Refused> {
         let fits = |w: &Arc<WorkerShared>| {
             let p = lock(&w.places);
@@ -448,22 +464,33 @@ impl Sequencer {
         let best = (0..self.workers.len())
             .filter_map(|i| Some((fits(&self.workers[i])?, i)))
             .min();
-        let full = || {
-            Refused::now(
-                "no worker has room for the window: ask for a smaller one, or give the server more workers or a larger \
-                 recv-depth",
-            )
-        };
-        let number = best.ok_or_else(full)?.1;
+        let (_, number) = best.ok_or_else(no_room)?;
+        self.place_at(number, window, places)
+    }
+
+    /// A place at this worker.
+    fn place_at(
+        &self,
+        number: usize,
+        window: usize,
+        places: &mut Vec<Place>,
+    ) -> Result<(&WorkerShared, u32), Refused> {
         let worker = &self.workers[number];
-        let index = lock(&worker.places).take(window).ok_or_else(full)?;
-        *place = Some(Place {
+        let index = lock(&worker.places).take(window).ok_or_else(no_room)?;
+        places.push(Place {
             worker: number,
             index,
             window,
         });
         Ok((worker, index))
     }
+}
+
+fn no_room() -> Refused {
+    Refused::now(
+        "no worker has room for the window: ask for a smaller one, or give the server more workers or a larger \
+         recv-depth",
+    )
 }
 
 fn missing(what: &str) -> Refused {

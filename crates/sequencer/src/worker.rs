@@ -1,6 +1,6 @@
 //! Worker threads: each owns its queue pairs, and serves its clients until it is told to stop.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rpc::{Counts, Handler, Reply, Request, RpcError, datagram, herd};
@@ -69,9 +69,11 @@ pub(crate) enum Command {
     },
     AddHerd {
         index: u32,
-        qp: QueuePair<Uc>,
+        /// Its queue pair; other workers may have the same.
+        qp: Arc<QueuePair<Uc>>,
         to: UdDestination,
-        window: u32,
+        /// The slots that it uses, and what answers carry beside the number.
+        slots: (u32, herd::Tag),
         done: Done,
     },
     Remove {
@@ -158,12 +160,12 @@ impl Engine {
                     index,
                     qp,
                     to,
-                    window,
+                    slots,
                     done,
                 },
             ) => (
                 done,
-                s.add_client(index, qp, to, window)
+                s.add_client_of_many(index, qp, to, slots)
                     .map_err(|e| e.to_string()),
             ),
             _ => return,

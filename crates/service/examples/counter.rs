@@ -162,7 +162,7 @@ impl Service for Counter {
         let (port, pd) = (config.nic.port(context)?, context.alloc_pd()?);
         let doorbells = Doorbells {
             batch: 16,
-            queues: 1,
+            ..Doorbells::default()
         };
         let ud = UdPortConfig::default();
         let worker = herd::Server::new(&pd, LAYOUT, config.max_clients, doorbells, &ud);

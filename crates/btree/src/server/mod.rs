@@ -157,6 +157,7 @@ impl Service for Btree {
         let doorbells = Doorbells {
             batch: config.batch,
             queues: config.queues,
+            ..Doorbells::default()
         };
         let handovers = Arc::new(Handovers::default());
         disown_others(&store, &config)?;

@@ -69,13 +69,28 @@ impl PreparedClient {
         region: RemoteMemory,
         layout: Layout,
     ) -> Result<Client, RpcError> {
+        self.connect_to_all(server, &[region], layout)
+    }
+
+    /// Connects to the server's end, with this client's regions of several workers. The first is
+    /// [selected](Client::select).
+    pub fn connect_to_all(
+        self,
+        server: &QpEndpoint,
+        regions: &[RemoteMemory],
+        layout: Layout,
+    ) -> Result<Client, RpcError> {
         layout.check()?;
-        if region.len < layout.client_bytes() as u64 {
+        let short = |region: &&RemoteMemory| region.len < layout.client_bytes() as u64;
+        if let Some(region) = regions.iter().find(short) {
             return Err(RpcError::Config(format!(
                 "a region of {} bytes for {layout:?}",
                 region.len
             )));
         }
+        let Some(&region) = regions.first() else {
+            return Err(RpcError::Config("no region to WRITE to".to_owned()));
+        };
         let uc = self.uc.connect(server)?;
         let outbox = Outbox::new(
             &self.pd,
@@ -94,6 +109,8 @@ impl PreparedClient {
             region,
             layout,
             next: 0,
+            selected: 0,
+            workers: regions.iter().map(|&region| (0, region)).collect(),
             posted: 0,
             reaped: 0,
             since_signal: 0,
@@ -124,6 +141,9 @@ pub struct Client {
     outbox: Outbox,
     message: Vec<u8>,
     uc_cq: verbs::CompletionQueue,
+    /// Number of the last request and region of each worker; those of the selected one are in `next` and `region`.
+    workers: Box<[(u32, RemoteMemory)]>,
+    selected: usize,
 }
 
 impl Client {
@@ -131,6 +151,23 @@ impl Client {
     #[inline]
     pub fn next_number(&self) -> u32 {
         self.next.wrapping_add(1)
+    }
+
+    /// Workers that it can WRITE to.
+    pub fn workers(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// Requests go to this worker from now on, with numbers and slots of its own. What is prepared and not flushed still
+    /// goes where it was meant to.
+    ///
+    /// # Panics
+    /// When there is no such worker.
+    #[inline]
+    pub fn select(&mut self, worker: usize) {
+        self.workers[self.selected].0 = self.next;
+        (self.next, self.region) = self.workers[worker];
+        self.selected = worker;
     }
 
     /// The shape of its slots.
@@ -275,7 +312,7 @@ mod tests {
         };
         let doorbells = Doorbells {
             batch: 1,
-            queues: 1,
+            ..Doorbells::default()
         };
         let server =
             Server::new(&pd, layout, 1, doorbells, &UdPortConfig::default()).expect("made");

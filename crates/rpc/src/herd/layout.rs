@@ -36,6 +36,51 @@ impl Layout {
     }
 }
 
+/// What the immediates of a worker's answers have beside the number of the request.
+///
+/// A client of one worker needs nothing. The answers of several workers that come to one queue pair have the worker's
+/// place in the upper [`Tag::BITS`] bits, and the lower bits of the number in the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tag {
+    worker: u32,
+    mask: u32,
+}
+
+impl Tag {
+    /// Bits that a worker's place takes.
+    pub const BITS: u32 = 6;
+
+    /// Workers that can be told apart.
+    pub const WORKERS: usize = 1 << Self::BITS;
+
+    /// The number alone.
+    pub const NUMBER: Self = Self {
+        worker: 0,
+        mask: u32::MAX,
+    };
+
+    /// The number, and the place of the worker among those of the client; none from [`Tag::WORKERS`] on.
+    pub fn of_worker(place: usize) -> Option<Self> {
+        let place = u32::try_from(place).ok()?;
+        ((place as usize) < Self::WORKERS).then_some(Self {
+            worker: place << (32 - Self::BITS),
+            mask: u32::MAX >> Self::BITS,
+        })
+    }
+
+    /// The immediate of the answer to the request of this number.
+    #[inline]
+    pub fn imm(self, number: u32) -> u32 {
+        self.worker | number & self.mask
+    }
+
+    /// The worker's place in such an immediate.
+    #[inline]
+    pub fn place(imm: u32) -> usize {
+        (imm >> (32 - Self::BITS)) as usize
+    }
+}
+
 /// The part of a server's region that belongs to a client.
 pub fn region_of(region: &RemoteMemory, layout: &Layout, client: u32) -> Option<RemoteMemory> {
     let bytes = layout.client_bytes() as u64;
@@ -86,6 +131,19 @@ mod tests {
         for (i, a) in words.iter().enumerate() {
             assert!(words[i + 1..].iter().all(|b| a != b), "{i}");
         }
+    }
+
+    #[test]
+    fn a_tag_tells_workers_apart_and_keeps_the_lower_bits_of_the_number() {
+        assert_eq!(Tag::NUMBER.imm(u32::MAX), u32::MAX);
+        for place in [0, 1, Tag::WORKERS - 1] {
+            let tag = Tag::of_worker(place).expect("a place");
+            for number in [1, 77, u32::MAX >> Tag::BITS, u32::MAX] {
+                assert_eq!(Tag::place(tag.imm(number)), place);
+                assert_eq!(tag.imm(number) << Tag::BITS, number << Tag::BITS);
+            }
+        }
+        assert_eq!(Tag::of_worker(Tag::WORKERS), None);
     }
 
     #[test]

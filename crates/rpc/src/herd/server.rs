@@ -1,21 +1,71 @@
 //! HERD's server side: a worker that polls its request region.
 
+use std::sync::Arc;
+
 use verbs::{
     Access, CompletionQueue, MemoryRegion, PortGid, Postlist, ProtectionDomain, QpEndpoint,
     QueuePair, RemoteMemory, Uc, Ud, UdDestination, time,
 };
 
-use super::layout::{Layout, checksum, region_of};
+use super::layout::{Layout, Tag, checksum, region_of};
 use crate::error::MAX_LIST;
 use crate::{Counts, Handler, MAX_BATCH, Reply, Request, RpcError, UdPort, UdPortConfig};
 
-/// How responses leave.
+/// How many requests a pass of a worker takes from each client.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scan {
+    /// All that a client has sent, then those of the next client, until the batch is full. The next pass goes on behind
+    /// the client whose requests filled the batch.
+    #[default]
+    Drain,
+    /// One at most, so that a batch has no more requests than there are clients. The next pass goes on behind the last
+    /// client that was looked at. The benchmark of HERD's authors (`rdma_bench`) does this.
+    OneEach,
+}
+
+/// How requests are taken and responses leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Doorbells {
-    /// Requests of one batch, and so responses of one doorbell: 1 to [`MAX_BATCH`].
+    /// Requests of one batch: 1 to [`MAX_BATCH`].
     pub batch: usize,
-    /// UD queue pairs that batches rotate over: 1 or more.
+    /// UD queue pairs, 1 or more and a multiple of `split`. Batches rotate over them, each on `split` of them.
     pub queues: usize,
+    /// How many requests a pass takes from each client.
+    pub scan: Scan,
+    /// Queue pairs that the responses of a batch are divided over, a power of two: those to client `i` leave on queue
+    /// pair `i % split`, and each queue pair has a postlist and a doorbell of its own. With 1 a batch is one doorbell;
+    /// a server that answers each client on the client's port has one for each port.
+    pub split: usize,
+}
+
+impl Default for Doorbells {
+    fn default() -> Self {
+        Self {
+            batch: MAX_BATCH,
+            queues: 1,
+            scan: Scan::default(),
+            split: 1,
+        }
+    }
+}
+
+impl Doorbells {
+    fn check(&self) -> Result<(), RpcError> {
+        if self.batch == 0 || self.batch > MAX_BATCH || self.queues == 0 {
+            return Err(RpcError::Config(format!(
+                "a batch of 1 to {MAX_BATCH} and one queue or more: {self:?}"
+            )));
+        }
+        if !self.split.is_power_of_two() || !self.queues.is_multiple_of(self.split) {
+            return Err(RpcError::Config(format!(
+                "responses are divided over a power of two of queue pairs that divides their number: {self:?}"
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// A server's worker with its own request region and response queues.
@@ -29,8 +79,10 @@ pub struct Server {
     active: Vec<Look>,
     turn: usize,
     queues: Vec<(UdPort, Postlist<Ud>)>,
+    /// The first queue pair of the next batch.
     queue: usize,
     doorbells: Doorbells,
+    /// Client, immediate of the answer, and bytes of payload.
     batch: Vec<(u32, u32, usize)>,
     payloads: Vec<u8>,
     counts: Counts,
@@ -39,7 +91,7 @@ pub struct Server {
 #[derive(Debug)]
 struct Peer {
     /// Held so that the client can WRITE; the server never posts on it.
-    _qp: QueuePair<Uc>,
+    _qp: Arc<QueuePair<Uc>>,
     to: UdDestination,
 }
 
@@ -51,6 +103,7 @@ struct Look {
     number: u32,
     /// Slots that it uses, less one: a power of two of them, at most the layout's.
     mask: u32,
+    tag: Tag,
 }
 
 impl Server {
@@ -63,11 +116,7 @@ impl Server {
         config: &UdPortConfig,
     ) -> Result<Self, RpcError> {
         layout.check()?;
-        if doorbells.batch == 0 || doorbells.batch > MAX_BATCH || doorbells.queues == 0 {
-            return Err(RpcError::Config(format!(
-                "a batch of 1 to {MAX_BATCH} and one queue or more: {doorbells:?}"
-            )));
-        }
+        doorbells.check()?;
         let bytes = layout.client_bytes().saturating_mul(max_clients.max(1));
         let region = pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let config = UdPortConfig {
@@ -130,6 +179,18 @@ impl Server {
         to: UdDestination,
         window: u32,
     ) -> Result<(), RpcError> {
+        self.add_client_of_many(index, Arc::new(qp), to, (window, Tag::NUMBER))
+    }
+
+    /// As [`add_client`](Self::add_client), with a queue pair through which the client WRITEs to other workers of this
+    /// server as well. Their answers all come to one queue pair, so immediates have this worker's [`Tag`].
+    pub fn add_client_of_many(
+        &mut self,
+        index: u32,
+        qp: Arc<QueuePair<Uc>>,
+        to: UdDestination,
+        (window, tag): (u32, Tag),
+    ) -> Result<(), RpcError> {
         if !window.is_power_of_two() || window > self.layout.window {
             return Err(RpcError::Config(format!(
                 "a window of {window} in {:?}",
@@ -152,6 +213,7 @@ impl Server {
             client: index,
             number: 1,
             mask: window - 1,
+            tag,
         });
         Ok(())
     }
@@ -177,10 +239,10 @@ impl Server {
         let mut state = handler.begin(self.batch.len());
         let stride = self.layout.payload as usize;
         let payloads = &self.payloads;
-        let request = |index: usize, (client, number, len): (u32, u32, usize)| Request {
+        let request = |index: usize, (client, imm, len): (u32, u32, usize)| Request {
             client: client as usize,
             index,
-            imm: number,
+            imm,
             payload: &payloads[index * stride..index * stride + len],
         };
         for round in 0..if self.batch.len() > 1 { H::LOOKS } else { 0 } {
@@ -188,12 +250,15 @@ impl Server {
                 handler.look(&mut state, round, request(i, one));
             }
         }
-        let (port, list) = &mut self.queues[self.queue];
-        list.clear();
+        let split = self.doorbells.split;
+        let queues = &mut self.queues[self.queue..self.queue + split];
+        queues.iter_mut().for_each(|(_, list)| list.clear());
         for (i, &one) in self.batch.iter().enumerate() {
             let Some(peer) = &self.clients[one.0 as usize] else {
                 continue;
             };
+            // A power of two.
+            let (port, list) = &mut queues[one.0 as usize & (split - 1)];
             let reply = Reply {
                 port,
                 list,
@@ -204,20 +269,22 @@ impl Server {
         }
         // What it holds for the batch, a lock for instance, is free before the NIC is told.
         drop(state);
-        let answers = list.len();
-        port.post(list)?;
-        if answers > 0 {
-            self.counts.posted(answers);
+        for (port, list) in queues {
+            let answers = list.len();
+            port.post(list)?;
+            if answers > 0 {
+                self.counts.posted(answers);
+            }
         }
-        self.queue = if self.queue + 1 == self.queues.len() {
+        self.queue = if self.queue + split == self.queues.len() {
             0
         } else {
-            self.queue + 1
+            self.queue + split
         };
         Ok(self.batch.len())
     }
 
-    /// Takes requests in turn from all clients until the batch is full or a round finds nothing more.
+    /// Takes requests in turn from all clients until the batch is full or each was looked at.
     #[inline]
     fn collect(&mut self) -> Result<(), RpcError> {
         self.batch.clear();
@@ -264,8 +331,11 @@ impl Server {
                         break;
                     }
                 }
-                self.batch.push((client, number, len));
+                self.batch.push((client, look.tag.imm(number), len));
                 look.number = number.wrapping_add(1);
+                if self.doorbells.scan == Scan::OneEach {
+                    break;
+                }
             }
             if self.batch.len() == self.doorbells.batch {
                 break;
@@ -317,3 +387,6 @@ pub fn connect_client(
         to,
     })
 }
+
+#[cfg(test)]
+mod tests;

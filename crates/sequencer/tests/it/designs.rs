@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use sequencer::{Checker, Client, ClientConfig, ClientReport, Design, Server, ServerConfig, Until};
+use sequencer::{
+    Checker, Client, ClientConfig, ClientReport, Design, Scan, Server, ServerConfig, Until,
+    WindowPolicy,
+};
 
 use crate::common::{Process, client_of, eventually};
 
@@ -113,6 +116,55 @@ fn windows_and_batches_of_every_size_work() {
             checker.add("client", &report);
             let verdict = checker.verdict(Some(stats.next));
             assert!(verdict.ok, "{design} {window} {batch}: {verdict}");
+        }
+    }
+}
+
+/// The loops of the published benchmarks give the same numbers as ours.
+#[test]
+fn every_window_policy_scan_and_spread_gets_all_numbers() {
+    use WindowPolicy::{AsAnswered, FullPostlists, StopAndGo};
+    let designs = [Design::RpcBatch, Design::RpcBatchMq, Design::SpecS0];
+    for design in designs {
+        let is_rpc = design != Design::SpecS0;
+        for (policy, spread, batch) in [
+            (StopAndGo, true, 1),
+            (FullPostlists, true, 16),
+            (StopAndGo, false, 16),
+            (AsAnswered, false, 16),
+        ] {
+            let (server, address) = server(ServerConfig {
+                design,
+                workers: 3,
+                batch: 32,
+                queues: Some(if is_rpc { 4 } else { 1 }),
+                scan: Scan::OneEach,
+                split: if is_rpc { 2 } else { 1 },
+                ..ServerConfig::default()
+            });
+            let client = || {
+                let config = ClientConfig {
+                    window: 21,
+                    batch,
+                    policy,
+                    spread,
+                    ..client_of(&address)
+                };
+                run(config, 3_000)
+            };
+            let reports: Vec<_> = std::thread::scope(|s| {
+                let threads = [(); 3].map(|()| s.spawn(client));
+                threads.map(|t| t.join().expect("no panic")).into()
+            });
+            let stats = server.stop();
+            let mut checker = Checker::new(0);
+            for report in &reports {
+                let case = format!("{design} {policy:?} {spread}: {:?}", report.failures);
+                assert_eq!(report.requests, 3_000, "{case}");
+                checker.add("client", report);
+            }
+            let verdict = checker.verdict(Some(stats.next));
+            assert!(verdict.ok, "{design} {policy:?} {spread}: {verdict}");
         }
     }
 }

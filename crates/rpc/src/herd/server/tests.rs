@@ -1,0 +1,178 @@
+//! Servers and clients in one process, on the software NIC.
+
+use super::*;
+use crate::herd::{Client, PreparedClient};
+
+/// Answers with the request's place in its batch.
+struct Places;
+
+impl Handler for Places {
+    type Batch = ();
+
+    fn begin(&mut self, _requests: usize) {}
+
+    fn handle(&mut self, (): &mut (), request: Request<'_>, reply: Reply<'_>) {
+        reply.bytes(&(request.index as u64).to_le_bytes());
+    }
+}
+
+const LAYOUT: Layout = Layout {
+    window: 4,
+    payload: 0,
+};
+
+struct Bed {
+    pd: ProtectionDomain,
+    port: PortGid,
+    cq: CompletionQueue,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let device = verbs::Provider::softnic().device(None);
+        let context = device.and_then(|d| d.open()).expect("opens");
+        let port = PortGid {
+            port_num: 1,
+            gid_index: context.default_gid_index(1).expect("one"),
+        };
+        Self {
+            pd: context.alloc_pd().expect("a PD"),
+            port,
+            cq: context.create_cq(1).expect("a CQ"),
+        }
+    }
+
+    fn server(&self, doorbells: Doorbells) -> Result<Server, RpcError> {
+        Server::new(&self.pd, LAYOUT, 4, doorbells, &UdPortConfig::default())
+    }
+
+    /// A client of all these servers, under this index.
+    fn client(&self, servers: &mut [Server], index: u32) -> Client {
+        let config = UdPortConfig {
+            recv_payload: 8,
+            ..UdPortConfig::default()
+        };
+        let client = PreparedClient::new(&self.pd, 0, &config).expect("made");
+        let ends = (&client.uc_endpoint(), &client.ud_endpoint());
+        let connected = connect_client(&self.pd, self.port, &self.cq, ends).expect("connected");
+        let (qp, mut regions) = (Arc::new(connected.qp), Vec::new());
+        for (place, server) in servers.iter_mut().enumerate() {
+            let tag = Tag::of_worker(place).expect("few workers");
+            let slots = (LAYOUT.window, tag);
+            let added =
+                server.add_client_of_many(index, Arc::clone(&qp), connected.to.clone(), slots);
+            added.expect("added");
+            regions.push(server.region_of(index).expect("a part"));
+        }
+        let connected = client.connect_to_all(&connected.endpoint, &regions, LAYOUT);
+        connected.expect("connected")
+    }
+}
+
+/// Immediates and payloads of the next `count` answers.
+fn answers(client: &mut Client, count: usize) -> Vec<(u32, u64)> {
+    let mut came = Vec::new();
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while came.len() < count {
+        let each = |r: crate::Received<'_>| came.push((r.imm, r.u64_le().expect("eight bytes")));
+        client.poll(each).expect("polled");
+        assert!(std::time::Instant::now() < end, "{came:?}");
+    }
+    came
+}
+
+/// Polls until so many requests have been handled; returns how many each poll took.
+fn passes(server: &mut Server, count: usize) -> Vec<usize> {
+    let mut passes = Vec::new();
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while passes.iter().sum::<usize>() < count {
+        let came = server.poll(&mut Places).expect("polled");
+        passes.extend((came > 0).then_some(came));
+        assert!(std::time::Instant::now() < end, "{passes:?}");
+    }
+    passes
+}
+
+/// Three clients with three requests each. Requests of one host are there when `send` returns.
+#[test]
+fn a_pass_drains_clients_or_takes_one_request_of_each() {
+    let bed = Bed::new();
+    for (scan, expected) in [(Scan::Drain, vec![4, 4, 1]), (Scan::OneEach, vec![3, 3, 3])] {
+        let doorbells = Doorbells {
+            batch: 4,
+            scan,
+            ..Doorbells::default()
+        };
+        let mut servers = [bed.server(doorbells).expect("made")];
+        let mut clients = [0, 1, 2].map(|index| bed.client(&mut servers, index));
+        for client in &mut clients {
+            client.send(3, |_| &[]).expect("sent");
+        }
+        let [server] = &mut servers;
+        assert_eq!(passes(server, 9), expected, "{scan:?}");
+        for client in &mut clients {
+            let numbers: Vec<_> = answers(client, 3).iter().map(|a| a.0).collect();
+            assert_eq!(numbers, [1, 2, 3], "{scan:?}");
+        }
+    }
+}
+
+#[test]
+fn answers_of_a_batch_are_divided_over_queue_pairs_with_a_doorbell_each() {
+    let bed = Bed::new();
+    let doorbells = Doorbells {
+        queues: 4,
+        split: 2,
+        scan: Scan::OneEach,
+        ..Doorbells::default()
+    };
+    let mut servers = [bed.server(doorbells).expect("made")];
+    let mut clients = [0, 1, 2].map(|index| bed.client(&mut servers, index));
+    for client in &mut clients {
+        client.send(2, |_| &[]).expect("sent");
+    }
+    let [server] = &mut servers;
+    assert_eq!(passes(server, 6), [3, 3]);
+    // Clients 0 and 2 on one, client 1 on the other; twice.
+    let counts = server.counts();
+    assert_eq!((counts.requests, counts.doorbells), (6, 4));
+    assert_eq!(counts.postlists[..3], [2, 2, 0]);
+    for client in &mut clients {
+        answers(client, 2);
+    }
+    for (queues, split) in [(3, 2), (3, 3), (4, 0)] {
+        let doorbells = Doorbells {
+            queues,
+            split,
+            ..Doorbells::default()
+        };
+        let refused = bed.server(doorbells).expect_err("no such division");
+        assert!(refused.to_string().contains("power of two"), "{refused}");
+    }
+}
+
+#[test]
+fn a_client_of_several_workers_tells_their_answers_apart() {
+    let bed = Bed::new();
+    let mut servers = [(); 3].map(|()| bed.server(Doorbells::default()).expect("made"));
+    let mut client = bed.client(&mut servers, 1);
+    assert_eq!(client.workers(), 3);
+    // Worker 0 twice, the others once, with one doorbell.
+    for worker in [0, 1, 2, 0] {
+        client.select(worker);
+        client.push(&[]).expect("prepared");
+    }
+    client.flush().expect("sent");
+    let mut came = Vec::new();
+    for (place, server) in servers.iter_mut().enumerate() {
+        let count = if place == 0 { 2 } else { 1 };
+        passes(server, count);
+        came.extend(answers(&mut client, count));
+    }
+    let tag = |place| Tag::of_worker(place).expect("a place");
+    let expected = [(0, 1, 0), (0, 2, 1), (1, 1, 0), (2, 1, 0)];
+    assert_eq!(
+        came,
+        expected.map(|(place, number, index)| (tag(place).imm(number), index))
+    );
+}
