@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rpc::herd::Scan;
 use serde::{Deserialize, Serialize};
 use service::config::in_range;
 use service::{NicConfig, Unsupported};
@@ -61,6 +62,16 @@ pub struct ServerConfig {
     pub batch: usize,
     /// UD queue pairs of a worker that batches rotate over, 1 to 64.
     pub queues: usize,
+    /// How many requests a pass of a worker takes from each client.
+    #[serde(skip_serializing_if = "is_usual_scan")]
+    pub scan: Scan,
+    /// Queue pairs that the answers of a batch are divided over, by the client: a power of two that divides `queues`.
+    /// Each has a doorbell of its own. See [`rpc::herd::Doorbells::split`].
+    #[serde(skip_serializing_if = "is_one")]
+    pub split: usize,
+    /// SENDs that a queue pair of a worker may have under way, 64 to 32,768. A worker waits while there are as many.
+    #[serde(skip_serializing_if = "is_usual_depth")]
+    pub send_depth: u32,
     /// Clients at the same time, 1 to 1024.
     pub max_clients: usize,
     /// The largest window a client may ask for, 1 to [`MAX_WINDOW`].
@@ -96,6 +107,9 @@ impl Default for ServerConfig {
             workers: 1,
             batch: 64,
             queues: 1,
+            scan: Scan::default(),
+            split: 1,
+            send_depth: SEND_DEPTH,
             max_clients: 64,
             max_window: 256,
             mode: Mode::Cache,
@@ -152,6 +166,13 @@ impl service::ServerConfig for ServerConfig {
         in_range("workers", self.workers, 1..=64)?;
         in_range("batch", self.batch, 1..=rpc::MAX_BATCH)?;
         in_range("queues", self.queues, 1..=64)?;
+        in_range("send_depth", self.send_depth as usize, 64..=1 << 15)?;
+        if !self.split.is_power_of_two() || !self.queues.is_multiple_of(self.split) {
+            return Err(format!(
+                "split is {}: it must be a power of two that divides the {} queues",
+                self.split, self.queues
+            ));
+        }
         in_range("max_clients", self.max_clients, 1..=1024)?;
         in_range("max_window", self.max_window, 1..=MAX_WINDOW)?;
         in_range("items", self.items, 1..=1 << 32)?;
@@ -239,6 +260,24 @@ impl ClientConfig {
     pub(crate) fn deadline(&self) -> Duration {
         Duration::from_millis(self.deadline_ms)
     }
+}
+
+/// SENDs that a queue pair may have under way, unless told otherwise.
+const SEND_DEPTH: u32 = 512;
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_usual_depth(depth: &u32) -> bool {
+    *depth == SEND_DEPTH
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_usual_scan(scan: &Scan) -> bool {
+    *scan == Scan::default()
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_one(value: &usize) -> bool {
+    *value == 1
 }
 
 #[cfg(test)]

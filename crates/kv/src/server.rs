@@ -125,7 +125,8 @@ impl Service for Kv {
         let doorbells = Doorbells {
             batch: config.batch,
             queues: config.queues,
-            ..Doorbells::default()
+            scan: config.scan,
+            split: config.split,
         };
         let mut workers = Vec::new();
         for number in 0..config.workers {
@@ -359,6 +360,7 @@ fn answer_port(config: &ServerConfig, port: PortGid, mtu: usize) -> UdPortConfig
     UdPortConfig {
         port_num: port.port_num,
         gid_index: Some(port.gid_index),
+        send_depth: config.send_depth,
         send_payload: u32::try_from(mtu).unwrap_or(4096),
         inline_payload: u32::try_from(inline).unwrap_or(188),
         ..UdPortConfig::default()

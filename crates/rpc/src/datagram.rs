@@ -26,6 +26,9 @@ pub struct Server {
     most: usize,
     /// Answers to a doorbell, at most.
     answers: usize,
+    /// More queue pairs that answers leave on, batch by batch in turn with the port's own; 0 is that one's turn.
+    more: Vec<(UdPort, Postlist<Ud>)>,
+    turn: usize,
     payloads: Vec<u8>,
     lens: Vec<usize>,
     payload_max: usize,
@@ -55,6 +58,8 @@ impl Server {
             batch: Vec::with_capacity(MAX_BATCH),
             most: batch,
             answers: batch,
+            more: Vec::new(),
+            turn: 0,
             payloads: vec![0; config.recv_payload * MAX_BATCH],
             lens: vec![0; MAX_BATCH],
             payload_max: config.recv_payload,
@@ -69,6 +74,29 @@ impl Server {
             answers: answers.max(1),
             ..self
         }
+    }
+
+    /// The same with answers that rotate over so many queue pairs, batch by batch: the one that requests come to, and
+    /// others made as `config` says. So answers of different batches may overtake each other.
+    pub fn rotating(
+        mut self,
+        pd: &ProtectionDomain,
+        queues: usize,
+        config: &UdPortConfig,
+    ) -> Result<Self, RpcError> {
+        let config = UdPortConfig {
+            recv_depth: 0,
+            recv_payload: 0,
+            channel: None,
+            ..config.clone()
+        };
+        let more = (1..queues).map(|_| {
+            let port = UdPort::new(pd, &config)?;
+            let list = port.postlist(MAX_LIST);
+            Ok::<_, RpcError>((port, list))
+        });
+        self.more = more.collect::<Result<_, _>>()?;
+        Ok(self)
     }
 
     /// Where clients send.
@@ -146,7 +174,16 @@ impl Server {
             return Ok(came);
         }
         let mut state = handler.begin(self.batch.len());
-        self.list.clear();
+        let turn = self.turn;
+        self.turn = if turn < self.more.len() { turn + 1 } else { 0 };
+        let (port, list) = match turn {
+            0 => (&mut self.port, &mut self.list),
+            turn => {
+                let (port, list) = &mut self.more[turn - 1];
+                (port, list)
+            }
+        };
+        list.clear();
         let request = |index: usize, client: u32, imm: u32| {
             let start = index * self.payload_max;
             Request {
@@ -170,21 +207,21 @@ impl Server {
                 &mut state,
                 request,
                 Reply {
-                    port: &mut self.port,
-                    list: &mut self.list,
+                    port: &mut *port,
+                    list: &mut *list,
                     to,
                     imm,
                 },
             );
-            if self.list.len() >= self.answers {
-                self.counts.posted(self.list.len());
-                self.port.post(&mut self.list)?;
-                self.list.clear();
+            if list.len() >= self.answers {
+                self.counts.posted(list.len());
+                port.post(list)?;
+                list.clear();
             }
         }
         drop(state);
-        let answers = self.list.len();
-        self.port.post(&mut self.list)?;
+        let answers = list.len();
+        port.post(list)?;
         if answers > 0 {
             self.counts.posted(answers);
         }

@@ -141,6 +141,7 @@ impl Client {
     pub fn run(&mut self, until: Until) -> ClientReport {
         let mut run = Run::new(until, &self.config);
         self.sink.numbers = crate::NumberSet::new();
+        self.sink.since = self.sink.above;
         (self.sink.got, self.sink.not_increasing, self.sink.discarded) = (0, 0, 0);
         (self.sink.refused, self.sink.wrong_guesses) = (0, 0);
         loop {
@@ -371,7 +372,12 @@ impl Client {
             }
             Prepared::Spec(mut client) => {
                 client.connect(self.pd.ud_destination_from(self.port, &accepted.endpoint)?);
-                AnyLane::Spec(Box::new(SpecLane::new(client, window, accepted.next)))
+                let ordered = !accepted.unordered;
+                AnyLane::Spec(Box::new(SpecLane::new(
+                    client,
+                    (window, ordered),
+                    accepted.next,
+                )))
             }
         })
     }

@@ -95,6 +95,13 @@ pub struct ServerConfig {
     /// divides `queues`. Each has a doorbell of its own. See [`rpc::herd::Doorbells::split`].
     #[serde(skip_serializing_if = "is_one")]
     pub split: usize,
+    /// Whether all requests to a worker come to one queue pair, and its answers rotate over its `queues`, in the design
+    /// `spec-s0`. Answers may then overtake each other.
+    #[serde(skip_serializing_if = "is_default")]
+    pub rotate: bool,
+    /// SENDs that a queue pair of a worker may have under way, 64 to 32,768. A worker waits while there are as many.
+    #[serde(skip_serializing_if = "is_usual_depth")]
+    pub send_depth: u32,
     /// Clients at the same time, 1 to 256.
     pub max_clients: usize,
     /// The largest window a client may ask for, 1 to 4096.
@@ -121,6 +128,8 @@ impl Default for ServerConfig {
             queues: None,
             scan: Scan::default(),
             split: 1,
+            rotate: false,
+            send_depth: SEND_DEPTH,
             max_clients: 64,
             max_window: 1024,
             recv_depth: 1024,
@@ -166,6 +175,7 @@ impl service::ServerConfig for ServerConfig {
             self.max_window,
             1..=crate::counter::MAX_WINDOW,
         )?;
+        in_range("send_depth", self.send_depth as usize, 64..=1 << 15)?;
         in_range("recv_depth", self.recv_depth as usize, 1..=1 << 20)?;
         if self.reserve < 1024 {
             return Err(format!(
@@ -265,6 +275,14 @@ impl ClientConfig {
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
+}
+
+/// SENDs that a queue pair may have under way, unless told otherwise.
+const SEND_DEPTH: u32 = 512;
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_usual_depth(depth: &u32) -> bool {
+    *depth == SEND_DEPTH
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]

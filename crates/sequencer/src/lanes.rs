@@ -14,6 +14,8 @@
 //! 3. An answer is accepted only if its number is above all that the client ever accepted. The server's
 //!    worker answers on one queue pair in the order of the numbers, so this refuses nothing that comes in
 //!    order, and refuses every answer that a network delivers a second time or late.
+//!    A server whose answers rotate over several queue pairs says so. Then a number is accepted if the client never
+//!    accepted it before, and numbers need not increase.
 //! 4. After a wrong guess the full number shows what the right one is. The session sends nothing more, waits
 //!    for the answers under way, and ends; the next one guesses right. That is once in 2^32 numbers.
 //! 5. When a deadline passes, the session ends too, and requests without an answer are asked again in a new
@@ -42,6 +44,8 @@ pub(crate) use spread::SpreadLane;
 pub(crate) struct Sink {
     /// One more than the largest number so far, over all sessions.
     pub(crate) above: u64,
+    /// What that was when the run began: nothing was outstanding then, so all new numbers are above.
+    pub(crate) since: u64,
     pub(crate) got: u64,
     pub(crate) not_increasing: u64,
     pub(crate) refused: u64,
@@ -132,13 +136,16 @@ pub(crate) struct SpecLane<D = datagram::Client> {
     guess: u32,
     wrong: bool,
     outstanding: usize,
+    /// Whether answers come in the order of their numbers.
+    ordered: bool,
 }
 
 impl<D> SpecLane<D> {
-    pub(crate) fn new(client: D, window: usize, next: u64) -> Self {
+    pub(crate) fn new(client: D, (window, ordered): (usize, bool), next: u64) -> Self {
         Self {
             client,
             window,
+            ordered,
             guess: upper(next),
             wrong: false,
             outstanding: 0,
@@ -185,6 +192,7 @@ impl<D: Datagrams> Lane for SpecLane<D> {
             guess,
             wrong,
             outstanding,
+            ordered,
             ..
         } = self;
         let before = *outstanding;
@@ -203,7 +211,8 @@ impl<D: Datagrams> Lane for SpecLane<D> {
                 }
             };
             // Rule 3.
-            if n < sink.above || *outstanding == 0 {
+            let late = n < sink.above && (*ordered || n < sink.since || sink.numbers.contains(n));
+            if late || *outstanding == 0 {
                 sink.discarded += 1;
                 return;
             }
@@ -212,7 +221,8 @@ impl<D: Datagrams> Lane for SpecLane<D> {
                 sink.wrong_guesses += 1;
                 *wrong = true;
             }
-            sink.number(n, sink.above);
+            // Whichever request it answers: without an order any number may come.
+            sink.number(n, if *ordered { sink.above } else { 0 });
         })?;
         Ok(before - self.outstanding)
     }

@@ -117,6 +117,9 @@ pub struct Accepted {
     /// This client's request slots (`rpc` and its kin).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<RemoteMemory>,
+    /// Whether answers may overtake each other (`spec-s0`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unordered: bool,
     /// This client's request slots at each worker, if it sends to all of them (`rpc` and its kin).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub workers: Vec<RemoteMemory>,

@@ -252,6 +252,7 @@ fn engines(
     let base = UdPortConfig {
         port_num: port.port_num,
         gid_index: Some(port.gid_index),
+        send_depth: config.send_depth.min(max_qp_wr),
         ..UdPortConfig::default()
     };
     let workers = match config.design {
@@ -282,9 +283,14 @@ fn datagram_engine(
     let answers = config.answers.unwrap_or(config.batch);
     let server = |_| {
         let server = datagram::Server::new(pd, config.batch, port)?;
+        if config.rotate {
+            let server = server.rotating(pd, config.queues(), port)?;
+            return Ok(server.answering(answers));
+        }
         Ok(server.answering(answers))
     };
-    let servers = (0..config.queues()).map(server);
+    let receiving = if config.rotate { 1 } else { config.queues() };
+    let servers = (0..receiving).map(server);
     let servers: Result<Vec<_>, RpcError> = servers.collect();
     let servers = servers.map_err(ServerError::service)?;
     let endpoints = servers.iter().map(datagram::Server::endpoint).collect();
@@ -374,6 +380,7 @@ impl Sequencer {
             limit: None,
             slots: None,
             workers: Vec::new(),
+            unordered: self.config.rotate,
             layout: None,
         }
     }

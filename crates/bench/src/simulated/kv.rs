@@ -8,11 +8,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use kv::load::{self, LoadReport, Until, Workload, key_bytes, value_bytes};
 use kv::store::{LockPlacement, Mode};
-use kv::{ClientConfig, Design, Environment, LocalServer, Locations, Pipeline, ServerConfig};
+use kv::{ClientConfig, Design, Environment, LocalServer, Locations, Pipeline, Scan, ServerConfig};
 use nicmodel::{Profile, mixes};
 use serde::Serialize;
 use simnic::Counters;
 
+use super::sequencer::ATC16_SEND_DEPTH;
 use super::{Bed, Gate};
 
 /// What runs.
@@ -38,6 +39,9 @@ pub struct Setup {
     pub batch: usize,
     /// UD queue pairs of a worker.
     pub queues: usize,
+    /// Whether clients and workers go about their work as in the benchmark of the paper's authors; see [`Setup::atc16`].
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub atc16: bool,
     /// The share of PUTs.
     pub puts: f64,
     /// Bytes of a value.
@@ -71,10 +75,23 @@ impl Setup {
             window: 32,
             batch: if batched { 16 } else { 1 },
             queues: 2,
+            atc16: false,
             puts: 0.05,
             value_bytes: 32,
             seed: 1,
             time: Duration::from_micros(300),
+        }
+    }
+
+    /// The same with the loops of the benchmark that the paper's authors published (`rdma_bench`). A client is stop-and-go:
+    /// it posts each request alone, and sends the next 32 when all are answered. A worker's pass takes at most one request
+    /// of a client and 32 in all, and answers have a postlist and a doorbell for each port.
+    #[must_use]
+    pub fn atc16(cores: usize, batched: bool) -> Self {
+        Self {
+            atc16: true,
+            batch: if batched { 32 } else { 1 },
+            ..Self::paper(cores, batched)
         }
     }
 
@@ -147,6 +164,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     } else {
         mixes::HERD_NS
     };
+    let loops = loops(profile, setup);
     let config = ServerConfig {
         design: setup.design,
         workers: setup.cores,
@@ -160,7 +178,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         lock_placement: setup.locks,
         record_align: setup.record_align,
         value_bytes: setup.value_bytes,
-        ..ServerConfig::default()
+        ..loops
     };
     let cost = Duration::from_secs_f64(cost_ns * 1e-9);
     let mut server = LocalServer::new(
@@ -172,6 +190,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         keys: setup.keys(),
         value_bytes: setup.value_bytes,
         puts: setup.puts,
+        stop_and_go: setup.atc16,
         ..Workload::default()
     };
     // So many that hardly any two keys share one.
@@ -199,7 +218,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         let (known, connector) = (Arc::clone(&known), connector.clone());
         let config = ClientConfig {
             window: setup.window,
-            batch: setup.window.min(16),
+            batch: if setup.atc16 { 1 } else { setup.window.min(16) },
             value_bytes: setup.value_bytes,
             ..ClientConfig::default()
         };
@@ -264,6 +283,20 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     })
 }
 
+/// How workers go about their work.
+fn loops(profile: &Profile, setup: &Setup) -> ServerConfig {
+    let ours = ServerConfig::default();
+    if !setup.atc16 {
+        return ours;
+    }
+    ServerConfig {
+        scan: Scan::OneEach,
+        split: profile.port.count.value as usize,
+        send_depth: ATC16_SEND_DEPTH,
+        ..ours
+    }
+}
+
 /// What left a server between two looks at its NIC's counters, for each time that the NIC was told of something.
 #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
 fn answers_per_doorbell(before: &Counters, after: &Counters) -> f64 {
@@ -315,6 +348,23 @@ mod tests {
         assert!(batched.answers_per_doorbell > 4.0, "{batched:?}");
         let again = run(cib, &short(true)).expect("runs");
         assert_eq!(again.operations, batched.operations);
+    }
+
+    /// With the loops of the paper's authors every value is right, too. Two workers with few clients find few requests in a
+    /// pass, and divide their answers over the ports.
+    #[test]
+    fn the_authors_loops_serve_the_same_values() {
+        let cib = builtin("cib").expect("built in");
+        let setup = Setup {
+            clients: 16,
+            machines: 2,
+            time: Duration::from_micros(50),
+            ..Setup::atc16(2, true)
+        };
+        let outcome = run(cib, &setup).expect("runs");
+        assert!(outcome.verified && outcome.values > 100, "{outcome:?}");
+        // A pass takes at most one request of each of 16 clients, and half of them are on each port.
+        assert!(outcome.answers_per_doorbell <= 8.0, "{outcome:?}");
     }
 
     /// GETs by two READs: at most half of what the NIC answers, whatever the server's core does.

@@ -9,8 +9,8 @@ use kv::load::Random;
 use nicmodel::Profile;
 use nicmodel::profile::Place;
 use sequencer::{
-    Checker, Client, ClientConfig, ClientReport, Design, Environment, LocalServer, ServerConfig,
-    Until, Verdict,
+    Checker, Client, ClientConfig, ClientReport, Design, Environment, LocalServer, Scan,
+    ServerConfig, Until, Verdict, WindowPolicy,
 };
 use serde::Serialize;
 
@@ -43,6 +43,9 @@ pub struct Setup {
     pub answers: Option<usize>,
     /// UD queue pairs of a worker; as in the paper if `None`.
     pub queues: Option<usize>,
+    /// The loops of clients and workers.
+    #[serde(skip_serializing_if = "Loops::are_ours")]
+    pub loops: Loops,
     /// What the random numbers of the simulation start from: when each client begins, and keys of the NICs.
     pub seed: u64,
     /// Virtual time that is measured, after a fifth of it for warming up.
@@ -70,9 +73,88 @@ impl Setup {
             batch: 16,
             answers: None,
             queues: None,
+            loops: Loops::default(),
             seed: 1,
             time: Duration::from_millis(1),
         }
+    }
+
+    /// The paper's setup with the loops of its authors' benchmark, as that has it. Over RPC a client posts each request
+    /// alone, and a worker takes at most 32 requests in a pass. With Spec-S0 each client sends to one worker and has 16
+    /// requests outstanding.
+    #[must_use]
+    pub fn atc16(design: Design, cores: usize) -> Self {
+        let paper = Self {
+            loops: Loops::atc16(design),
+            ..Self::paper(design, cores)
+        };
+        match design {
+            Design::Atomics => paper,
+            Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => Self {
+                sessions: 1,
+                postlist: 1,
+                batch: 32,
+                ..paper
+            },
+            Design::SpecS0 => Self {
+                window: 16,
+                batch: 32,
+                ..paper
+            },
+        }
+    }
+}
+
+/// How clients and workers go about their work; ours by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Loops {
+    /// When a client sends its next requests.
+    pub policy: WindowPolicy,
+    /// A client sends to all workers in turn, over one queue pair with one window for all; ours has a session with each
+    /// worker, and a part of the window for each.
+    pub spread: bool,
+    /// How many requests a worker's pass takes from each client.
+    pub scan: Scan,
+    /// The answers of a batch leave on a queue pair for each port, with a doorbell each.
+    pub doorbell_per_port: bool,
+    /// With datagrams a worker's requests come to one queue pair, and its answers rotate over several.
+    pub rotate: bool,
+    /// SENDs that a queue pair of a worker may have under way, if fewer than ours.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub send_depth: Option<u32>,
+}
+
+/// The benchmark of the paper's authors signals one SEND in 64, and polls for its completion before it posts the next one
+/// to be signaled: less than twice as many are under way.
+pub(super) const ATC16_SEND_DEPTH: u32 = 128;
+
+impl Loops {
+    /// Those of the benchmark that the paper's authors published (`rdma_bench`), whose rates the paper has.
+    #[must_use]
+    pub fn atc16(design: Design) -> Self {
+        match design {
+            Design::Atomics => Self::default(),
+            Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => Self {
+                policy: WindowPolicy::StopAndGo,
+                spread: true,
+                scan: Scan::OneEach,
+                doorbell_per_port: true,
+                rotate: false,
+                send_depth: Some(ATC16_SEND_DEPTH),
+            },
+            Design::SpecS0 => Self {
+                policy: WindowPolicy::AsAnswered,
+                rotate: true,
+                send_depth: Some(ATC16_SEND_DEPTH),
+                ..Self::default()
+            },
+        }
+    }
+
+    /// Whether these are the loops of this project.
+    #[must_use]
+    pub fn are_ours(&self) -> bool {
+        *self == Self::default()
     }
 }
 
@@ -80,9 +162,11 @@ impl Setup {
 const ROUND_TRIP_NS: u64 = 2000;
 
 /// UD queue pairs of a worker in the paper: one for each port of the NIC, and three with multi-queue.
-fn paper_queues(design: Design, profile: &Profile) -> usize {
+fn paper_queues(setup: &Setup, profile: &Profile) -> usize {
     let ports = profile.port.count.value as usize;
-    match design {
+    match setup.design {
+        // All requests of a worker, and their answers, are on one port.
+        Design::SpecS0 if setup.loops.rotate => 3,
         Design::RpcBatchMq | Design::SpecS0 => 3 * ports,
         _ => ports,
     }
@@ -91,7 +175,7 @@ fn paper_queues(design: Design, profile: &Profile) -> usize {
 /// UD queue pairs of a worker.
 #[must_use]
 pub fn queues(profile: &Profile, setup: &Setup) -> usize {
-    setup.queues.unwrap_or(paper_queues(setup.design, profile))
+    setup.queues.unwrap_or(paper_queues(setup, profile))
 }
 
 /// What came of it.
@@ -167,6 +251,8 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         let config = ClientConfig {
             window,
             batch: setup.postlist.min(window),
+            policy: setup.loops.policy,
+            spread: setup.loops.spread,
             latency_digits: 2,
             ..ClientConfig::default()
         };
@@ -240,18 +326,28 @@ fn server_config(profile: &Profile, setup: &Setup) -> ServerConfig {
     // Clients are spread evenly over workers, and at each over its queue pairs.
     let sessions = setup.clients * setup.sessions;
     let window = setup.window.div_ceil(setup.sessions);
-    let served = sessions.div_ceil(setup.cores).div_ceil(queues);
+    let receiving = if setup.loops.rotate { 1 } else { queues };
+    let served = sessions.div_ceil(setup.cores).div_ceil(receiving);
     let outstanding = u32::try_from(served * window).unwrap_or(u32::MAX);
+    let ours = ServerConfig::default();
     ServerConfig {
         design: setup.design,
         workers: setup.cores,
         batch: setup.batch,
         answers: setup.answers,
         queues: Some(queues),
+        scan: setup.loops.scan,
+        split: if setup.loops.doorbell_per_port {
+            profile.port.count.value as usize
+        } else {
+            1
+        },
+        rotate: setup.loops.rotate,
+        send_depth: setup.loops.send_depth.unwrap_or(ours.send_depth),
         max_clients: sessions,
         max_window: window,
         recv_depth: outstanding.clamp(64, 1 << 15),
-        ..ServerConfig::default()
+        ..ours
     }
 }
 
@@ -297,5 +393,31 @@ fn outcome(
         verified: verdict.ok,
         verdict: verdict.to_string(),
         virtual_ms: bed.cluster.now().as_secs_f64() * 1e3,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nicmodel::profile::builtin;
+
+    /// With the loops of the paper's authors each design gives every number once, too.
+    #[test]
+    fn the_authors_loops_give_the_same_numbers() {
+        let cib = builtin("cib").expect("built in");
+        for design in Design::ALL {
+            let setup = Setup {
+                clients: 12,
+                time: Duration::from_micros(50),
+                ..Setup::atc16(design, 3)
+            };
+            let outcome = run(cib, &setup).expect("runs");
+            let right = outcome.verified && outcome.lost == 0 && outcome.requests > 100;
+            assert!(right, "{design}: {outcome:?}");
+            if design == Design::RpcBatchMq {
+                // A pass takes at most one request of each of 12 clients, and half of them are on each port.
+                assert!(outcome.answers_per_doorbell <= 6.0, "{outcome:?}");
+            }
+        }
     }
 }

@@ -36,6 +36,10 @@ pub struct Workload {
     pub updates: f64,
     /// Whether PUTs go to keys in order, each newer than all before (YCSB D), instead of to popular ones.
     pub inserts: bool,
+    /// Whether a client sends a whole window when everything before it is answered, and nothing while the last answers are
+    /// awaited. Otherwise it sends a request for each one that is answered.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stop_and_go: bool,
 }
 
 impl Default for Workload {
@@ -48,6 +52,7 @@ impl Default for Workload {
             puts: 0.05,
             updates: 0.0,
             inserts: false,
+            stop_and_go: false,
         }
     }
 }
@@ -227,6 +232,8 @@ struct Run<'w> {
     report: LoadReport,
     /// Updates whose GET was answered: key and version.
     found: Vec<(u64, u64)>,
+    /// With stop-and-go, that a window has begun and more of it may be sent.
+    filling: bool,
 }
 
 /// Puts every key of a workload once, numbers `from` up to its last in steps of `step`.
@@ -330,12 +337,24 @@ impl<'w> Run<'w> {
             latency: Histogram::new(3).expect("3 is a number of digits"),
             report: LoadReport::default(),
             found: Vec::new(),
+            filling: false,
         }
+    }
+
+    /// Starts an operation, if there is room and it is time.
+    #[inline]
+    fn begin(&mut self, pipeline: &mut Pipeline) -> Result<bool, ClientError> {
+        if self.workload.stop_and_go {
+            self.filling |= pipeline.outstanding() == 0;
+            self.filling = self.filling && self.begin_one(pipeline)?;
+            return Ok(self.filling);
+        }
+        self.begin_one(pipeline)
     }
 
     /// Starts an operation, if there is room.
     #[inline]
-    fn begin(&mut self, pipeline: &mut Pipeline) -> Result<bool, ClientError> {
+    fn begin_one(&mut self, pipeline: &mut Pipeline) -> Result<bool, ClientError> {
         if pipeline.outstanding() + self.found.len() >= pipeline.config().window {
             return Ok(false);
         }

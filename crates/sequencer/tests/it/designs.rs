@@ -137,7 +137,8 @@ fn every_window_policy_scan_and_spread_gets_all_numbers() {
                 design,
                 workers: 3,
                 batch: 32,
-                queues: Some(if is_rpc { 4 } else { 1 }),
+                queues: Some(4),
+                rotate: !is_rpc,
                 scan: Scan::OneEach,
                 split: if is_rpc { 2 } else { 1 },
                 ..ServerConfig::default()

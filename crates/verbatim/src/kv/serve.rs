@@ -208,6 +208,7 @@ fn config(args: &Args, nic: NicConfig) -> ServerConfig {
         lease_ms: u16::try_from(args.records.lease.as_millis()).unwrap_or(u16::MAX),
         value_bytes: args.value_size,
         log_bytes: args.memory,
+        ..ServerConfig::default()
     }
 }
 
