@@ -2,7 +2,8 @@
 //!
 //! `ATC16` is Kalia, Kaminsky, Andersen: Design Guidelines for High Performance RDMA Systems, USENIX
 //! ATC 2016, and `slides` are its slides; `DPU study` is a study of BlueField-2 for remote B-trees
-//! and sequencers. Ids that begin with `derived_` are not printed and follow from what is.
+//! and sequencers. `rdma_bench` is the benchmark that the authors of `ATC16` published, with rates that the paper does not
+//! have. Ids that begin with `derived_` are not printed and follow from what is.
 
 use std::sync::LazyLock;
 

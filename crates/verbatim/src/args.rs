@@ -107,6 +107,14 @@ impl Provider {
     }
 }
 
+/// A published experiment whose loops are simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Experiment {
+    /// Kalia, Kaminsky, Andersen: Design Guidelines for High Performance RDMA Systems, USENIX ATC 2016, as their benchmark
+    /// (`rdma_bench`) has it.
+    Atc16,
+}
+
 /// How a port of the software NIC presents itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LinkLayer {

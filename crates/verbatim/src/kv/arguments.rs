@@ -8,7 +8,7 @@ use kv::Design;
 
 use super::serve::RecordArgs;
 use super::workload::WorkloadArgs;
-use crate::args::{self, NicArgs, PortArgs};
+use crate::args::{self, Experiment, NicArgs, PortArgs};
 use crate::picture::PictureArgs;
 use crate::sweeps::{Knob, SweepArgs, at_most};
 
@@ -64,6 +64,9 @@ impl Args {
     pub(super) fn set(&mut self, knob: Knob, value: usize) -> Result<bool> {
         let simulated = self.simulation.is_asked_for();
         let limit = |most| at_most(value, most);
+        if self.simulation.experiment.is_some() && knob == Knob::Window {
+            bail!("--over: an experiment sets the window; leave out --experiment");
+        }
         match knob {
             Knob::Cores if simulated => self.simulation.cores = vec![limit(64)?],
             Knob::Cores => self.workers = limit(64)?,
@@ -103,6 +106,11 @@ pub(crate) struct SimulationArgs {
     /// profile]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = args::number("a count of cores", 1..=64usize))]
     pub(super) cores: Vec<usize>,
+    /// Run a published experiment with the loops of its authors' benchmark: with atc16 clients of herd are stop-and-go and
+    /// post each request alone, and a worker takes one request of each client in a pass and has a doorbell for each port.
+    /// Ours are the default
+    #[arg(long, value_name = "NAME", conflicts_with = "window")]
+    pub(super) experiment: Option<Experiment>,
     /// What the simulation starts its random numbers from [default: 1]: the same seed gives the same output
     #[arg(long, value_name = "N", value_parser = args::word)]
     pub(super) seed: Option<u64>,
@@ -118,6 +126,7 @@ impl SimulationArgs {
         let given = [
             ("--cores", !self.cores.is_empty()),
             ("--seed", self.seed.is_some()),
+            ("--experiment", self.experiment.is_some()),
         ];
         match given.into_iter().find(|&(_, given)| given) {
             Some((flag, _)) => {

@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::arguments::Args;
 use super::serve::ONE_READ_BYTES;
 use crate::Outcome;
+use crate::args::Experiment;
 use crate::output::{figure, print, print_typed, table, time};
 use crate::picture::place;
 use crate::side_by_side::{or_nothing, outcome, relative_error, simulated as simulate, yes_or_no};
@@ -48,6 +49,11 @@ pub(super) fn run_all(args: &Args) -> Result<Outcome> {
         [] => &[Design::Herd],
         some => some,
     };
+    if simulation.experiment.is_some() && designs != [Design::Herd] {
+        bail!(
+            "--experiment: of the stores only herd has the loops of atc16; leave out --design or --experiment"
+        );
+    }
     let runs = runs(args, &profiles, designs)?;
     let running = |(profile, setup, _): &(&Profile, Setup, usize)| {
         format!("{} on {} cores, {}", name(setup), setup.cores, profile.name)
@@ -156,8 +162,12 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<Setup> {
         Design::Herd => {
             let cores = cores_or(&[1, 2, 4, 8, 12, 14]);
             let both = [false, true].into_iter();
-            let setups = both
-                .flat_map(|batched| cores.iter().map(move |n| asked(Setup::paper(*n, batched))));
+            let paper = match simulation.experiment {
+                Some(Experiment::Atc16) => Setup::atc16,
+                None => Setup::paper,
+            };
+            let setups =
+                both.flat_map(|batched| cores.iter().map(move |n| asked(paper(*n, batched))));
             setups.collect()
         }
         Design::Reads => {
@@ -210,10 +220,15 @@ fn name(setup: &Setup) -> String {
 fn one(profile: &Profile, setup: Setup) -> Result<Row> {
     let outcome = run(profile, &setup)
         .with_context(|| format!("{} on {} cores", name(&setup), setup.cores))?;
+    let published = if setup.atc16 {
+        Setup::atc16
+    } else {
+        Setup::paper
+    };
     let paper = Setup {
         seed: setup.seed,
         time: setup.time,
-        ..Setup::paper(setup.cores, setup.batch > 1)
+        ..published(setup.cores, setup.batch > 1)
     };
     let id = match (setup.cores, setup.batch > 1) {
         (1, false) => Some("herd_base_1c"),

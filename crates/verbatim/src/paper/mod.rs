@@ -3,6 +3,7 @@
 mod dpu;
 mod dpu_btree;
 mod figures;
+mod loops;
 mod model;
 mod number;
 mod profiles;
@@ -17,6 +18,7 @@ use nicmodel::published;
 use crate::Outcome;
 use crate::output::{figure, print, print_json, table};
 use crate::progress::progress;
+use loops::Errors;
 use number::{Kind, Number, Relation};
 use simulated::Simulated;
 
@@ -71,6 +73,8 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 fn simulate(draw: bool) -> Result<Simulated> {
     let (setups, drtm) = (Simulated::setups(draw), Simulated::drtm_points(draw));
     let (herd, windows) = (Simulated::herd_points(draw), Simulated::window_points());
+    let original = Simulated::original_setups();
+    let original_herd = Simulated::herd_points(false);
     let records = if draw { &drtm[..] } else { &[] };
     let dpu = dpu::Dpu::runs(draw);
     let runs = [
@@ -78,6 +82,8 @@ fn simulate(draw: bool) -> Result<Simulated> {
         drtm.len(),
         records.len(),
         herd.len(),
+        original.len(),
+        original_herd.len(),
         windows.len(),
         dpu.len(),
     ];
@@ -95,6 +101,21 @@ fn simulate(draw: bool) -> Result<Simulated> {
     for (cores, batched) in herd {
         bar.set_message(format!("simulating HERD on {cores} cores"));
         simulated.add_herd((cores, batched))?;
+        bar.inc(1);
+    }
+    for setup in original {
+        bar.set_message(format!(
+            "simulating {} on {} cores with the original loops",
+            setup.design, setup.cores
+        ));
+        simulated.add_original(setup)?;
+        bar.inc(1);
+    }
+    for (cores, batched) in original_herd {
+        bar.set_message(format!(
+            "simulating HERD on {cores} cores with the original loops"
+        ));
+        simulated.add_original_herd((cores, batched))?;
         bar.inc(1);
     }
     for &(nic, puts) in records {
@@ -133,7 +154,8 @@ fn numbers(simulated: &Simulated) -> Vec<Number> {
             Some(_) => why::off(id),
             None => Some(why::absent(id)),
         };
-        Number::new(published, ours.as_ref(), why)
+        let number = Number::new(published, ours.as_ref(), why);
+        number.with_original_loops(simulated.original(id))
     };
     published::all().iter().map(number).collect()
 }
@@ -173,6 +195,7 @@ fn show(numbers: &[Number]) -> Result<()> {
         ]);
     }
     print(shown)?;
+    loops::show(numbers)?;
     list(
         "Off by more than their kind allows:",
         numbers.iter().filter(|n| n.is_off()),
@@ -191,7 +214,7 @@ fn show(numbers: &[Number]) -> Result<()> {
 }
 
 /// A published number as it was printed.
-fn published(value: f64) -> String {
+pub(super) fn published(value: f64) -> String {
     if value != 0.0 && value.abs() < 1e-3 {
         format!("{value:.3e}")
     } else {
@@ -200,7 +223,7 @@ fn published(value: f64) -> String {
 }
 
 /// A number with as many digits as say something.
-fn plain(value: f64) -> String {
+pub(super) fn plain(value: f64) -> String {
     if value.fract() == 0.0 && value.abs() < 1e9 {
         value.to_string()
     } else if value.abs() >= 1e4 {
@@ -239,12 +262,19 @@ fn summary(numbers: &[Number]) -> String {
         format!("{count} {} ({off} off)", kind.name())
     };
     let absent = numbers.iter().filter(|n| n.ours().is_none()).count();
+    let errors = |kind: Kind| {
+        let of_kind = numbers.iter().filter(|n| n.kind() == Some(kind));
+        let errors = Errors::of(of_kind.filter_map(Number::error));
+        errors.map_or_else(String::new, |errors| format!("\n{}: {errors}", kind.name()))
+    };
     format!(
-        "{} published numbers: {}, {}, {}, {absent} without a number of ours",
+        "{} published numbers: {}, {}, {}, {absent} without a number of ours{}{}",
         numbers.len(),
         of(Kind::Arithmetic),
         of(Kind::Fitted),
         of(Kind::Predicted),
+        errors(Kind::Fitted),
+        errors(Kind::Predicted),
     )
 }
 

@@ -98,6 +98,11 @@ pub(crate) struct Number {
     ours: Option<f64>,
     /// Ours over the published number, less one; 0 if a bound holds.
     error: Option<f64>,
+    /// The same quantity with the loops of the authors' benchmark, where a simulation has them, and its error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    with_original_loops: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error_with_original_loops: Option<f64>,
     kind: Option<Kind>,
     relation: Relation,
     /// `profile`, `model` or `simulation`.
@@ -128,12 +133,28 @@ impl Number {
             place: published.place,
             ours: ours.map(|ours| ours.value),
             error,
+            with_original_loops: None,
+            error_with_original_loops: None,
             kind: ours.map(|ours| ours.kind),
             relation,
             from: ours.map(|ours| ours.from),
             off,
             why: why.filter(|_| off || ours.is_none()),
         }
+    }
+
+    /// The same with what a simulation with the loops of the authors' benchmark gives.
+    pub(crate) fn with_original_loops(self, value: Option<f64>) -> Number {
+        Number {
+            with_original_loops: value,
+            error_with_original_loops: value.map(|value| value / self.published - 1.0),
+            ..self
+        }
+    }
+
+    /// What a simulation with the loops of the authors' benchmark gives, and its error.
+    pub(crate) fn original(&self) -> Option<(f64, f64)> {
+        self.with_original_loops.zip(self.error_with_original_loops)
     }
 
     pub(crate) fn id(&self) -> &'static str {

@@ -23,6 +23,9 @@ pub(super) struct Simulated {
     round_trip_us: Option<f64>,
     /// HERD: cores, whether with batches, what came of it.
     herd: Vec<(usize, bool, kv::Outcome)>,
+    /// Sequencer and HERD with the loops of the authors' benchmark.
+    original: Vec<(Setup, Outcome)>,
+    original_herd: Vec<(usize, bool, kv::Outcome)>,
     /// The emulation of DrTM-KV, and the atomics-based key-value store: NIC, share of PUTs in %, rate.
     drtm: Vec<(&'static str, u32, f64)>,
     records: Vec<(&'static str, u32, f64)>,
@@ -63,6 +66,64 @@ impl Simulated {
             self.runs.push((setup, outcome));
         }
         Ok(())
+    }
+
+    /// The setups whose numbers are compared with those that the loops of the authors' benchmark give.
+    pub(super) fn original_setups() -> Vec<Setup> {
+        let over = |design, cores: &'static [usize]| {
+            cores.iter().map(move |cores| Setup::atc16(design, *cores))
+        };
+        let rpc = over(Design::Rpc, &[1, 3, 5, CORES]);
+        let batch = over(Design::RpcBatch, &[1, 3, 5]);
+        let queues = over(Design::RpcBatchMq, &[1, 3, 5, 6]);
+        let spec = over(Design::SpecS0, &[SPEC_S0_CORES]);
+        rpc.chain(batch).chain(queues).chain(spec).collect()
+    }
+
+    /// Runs one of them.
+    pub(super) fn add_original(&mut self, setup: Setup) -> Result<()> {
+        let cib = builtin("cib").context("Connect-IB is built in")?;
+        let outcome = run(cib, &setup)?;
+        anyhow::ensure!(outcome.verified, "{}: {}", setup.design, outcome.verdict);
+        self.original.push((setup, outcome));
+        Ok(())
+    }
+
+    /// Runs HERD with the loops of the authors' benchmark.
+    pub(super) fn add_original_herd(&mut self, (cores, batched): (usize, bool)) -> Result<()> {
+        let cib = builtin("cib").context("Connect-IB is built in")?;
+        let outcome = kv::run(cib, &kv::Setup::atc16(cores, batched))?;
+        anyhow::ensure!(outcome.verified, "a value of the simulated store was wrong");
+        self.original_herd.push((cores, batched, outcome));
+        Ok(())
+    }
+
+    /// The number of this id with the loops of the authors' benchmark, if it was simulated.
+    pub(super) fn original(&self, id: &str) -> Option<f64> {
+        let run = |design, cores| {
+            let mut runs = self.original.iter();
+            let is_it =
+                |(setup, _): &&(Setup, Outcome)| (setup.design, setup.cores) == (design, cores);
+            runs.find(is_it).map(|(_, outcome)| outcome)
+        };
+        let rate = |(design, cores)| Some(run(design, cores)?.rate_mops);
+        let herd = |cores, batched| {
+            let mut runs = self.original_herd.iter();
+            let found = runs.find(|(n, with, _)| (*n, *with) == (cores, batched));
+            found.map(|(_, _, outcome)| outcome)
+        };
+        let herd_rate = |cores, batched| Some(herd(cores, batched)?.rate_mops);
+        match id {
+            "seq_rpc_resp_per_doorbell_6c" => {
+                Some(run(Design::RpcBatchMq, 6)?.answers_per_doorbell)
+            }
+            "herd_base_1c" => herd_rate(1, false),
+            "herd_batch_1c" => herd_rate(1, true),
+            "herd_base_peak" => herd_rate(CORES, false),
+            "herd_batch_peak" => herd_rate(HERD_CORES, true),
+            "herd_resp_per_doorbell_a" => Some(herd(HERD_CORES, true)?.answers_per_doorbell),
+            _ => rate(rpc_rate(id)?),
+        }
     }
 
     /// What the numbers of HERD need, and, to draw, Figure 9: cores, and whether with batches.
@@ -257,10 +318,33 @@ impl Simulated {
                 (100.0 * left, Kind::Predicted)
             }
             "gen_rtt" => (self.round_trip_us?, Kind::Fitted),
+            _ if id.starts_with("bench_rpc_") => {
+                let (design, cores) = rpc_rate(id)?;
+                (rate(design, cores)?, Kind::Predicted)
+            }
             _ => return self.dpu.number(id),
         };
         Some(Ours::new(value, kind, "simulation"))
     }
+}
+
+/// The design and the cores of a published rate of the sequencer.
+fn rpc_rate(id: &str) -> Option<(Design, usize)> {
+    Some(match id {
+        "seq_rpc_base_1c" => (Design::Rpc, 1),
+        "bench_rpc_base_3c" => (Design::Rpc, 3),
+        "bench_rpc_base_5c" => (Design::Rpc, 5),
+        "seq_t3_baseline" => (Design::Rpc, CORES),
+        "seq_rpc_batch_1c" => (Design::RpcBatch, 1),
+        "bench_rpc_batch_3c" => (Design::RpcBatch, 3),
+        "bench_rpc_batch_5c" => (Design::RpcBatch, 5),
+        "seq_rpc_batch_mq_1c" => (Design::RpcBatchMq, 1),
+        "bench_rpc_batch_mq_3c" => (Design::RpcBatchMq, 3),
+        "bench_rpc_batch_mq_5c" => (Design::RpcBatchMq, 5),
+        "seq_rpc_batch_mq_6c" => (Design::RpcBatchMq, 6),
+        "seq_t3_spec_s0" => (Design::SpecS0, SPEC_S0_CORES),
+        _ => return None,
+    })
 }
 
 #[allow(clippy::cast_precision_loss)] // far below 2^52

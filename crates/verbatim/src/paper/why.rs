@@ -13,6 +13,10 @@ pub(super) fn off(id: &str) -> Option<&'static str> {
              fitted to three rates at once"
         }
         "ud_send_ho_gain" => "a gain compounds the errors of two rates, each within 3 %",
+        _ if id.starts_with("bench_rpc_") => {
+            "cores are simulated as if they did not slow each other down: neither the turbo frequency, which falls with each \
+             active core, nor caches and memory that cores share"
+        }
         "seq_rpc_peak_cores" => {
             "the curve is flat at its top: 4, 5 and 6 cores are within 0.2 % of each other, and the last that comes to the \
              best rate as it is printed, in 0.1 M/s, counts"
@@ -130,7 +134,7 @@ pub(super) fn absent(id: &str) -> &'static str {
         _ if starts("cluster_cn_") => {
             "another version of Table 2, which contradicts the rest of the paper"
         }
-        _ if starts("dpu_") => "it needs a simulation",
+        _ if starts("dpu_") || starts("bench_rpc_") => "it needs a simulation",
         _ if starts("redis") || starts("qperf") || starts("libvma") || starts("brpc") => {
             "the kernel's TCP and the programs on it are not modelled"
         }

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use nicmodel::profile::Place;
 use sequencer::Design;
 
-use crate::args::{self, NicArgs, PortArgs};
+use crate::args::{self, Experiment, NicArgs, PortArgs};
 use crate::picture::PictureArgs;
 use crate::sweeps::{Knob, SweepArgs, at_most};
 
@@ -71,6 +71,15 @@ impl Args {
     pub(super) fn set(&mut self, knob: Knob, value: usize) -> Result<bool> {
         let simulated = self.simulation.is_asked_for();
         let limit = |most| at_most(value, most);
+        if simulated && self.simulation.experiment.is_some() {
+            let fixed = matches!(
+                knob,
+                Knob::Window | Knob::Postlist | Knob::Batch | Knob::Queues
+            );
+            if fixed {
+                bail!("--over: an experiment sets this; leave out --experiment");
+            }
+        }
         match knob {
             Knob::Cores if simulated => self.simulation.cores = vec![limit(64)?],
             Knob::Cores => self.workers = limit(64)?,
@@ -123,6 +132,11 @@ pub(crate) struct SimulationArgs {
     /// Machines that clients run on [default: as few as have a core for each client]
     #[arg(long, value_name = "N", value_parser = args::number("a count of machines", 1..=40_000usize))]
     pub(super) machines: Option<usize>,
+    /// Run a published experiment with the loops of its authors' benchmark: with atc16 clients over RPC are stop-and-go and
+    /// post each request alone, a worker takes one request of each client in a pass and has a doorbell for each port, and
+    /// each client of spec-s0 keeps 16 requests at one worker. Ours are the default
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["window", "postlist", "batch", "queues"])]
+    pub(super) experiment: Option<Experiment>,
     /// What the simulation starts its random numbers from [default: 1]: the same seed gives the same output
     #[arg(long, value_name = "N", value_parser = args::word)]
     pub(super) seed: Option<u64>,
@@ -139,6 +153,7 @@ impl SimulationArgs {
             ("--place", self.place.is_some()),
             ("--cores", !self.cores.is_empty()),
             ("--machines", self.machines.is_some()),
+            ("--experiment", self.experiment.is_some()),
             ("--seed", self.seed.is_some()),
         ];
         match given.into_iter().find(|&(_, given)| given) {

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::arguments::{Args, SimulationArgs};
 use crate::Outcome;
+use crate::args::Experiment;
 use crate::output::{figure, print, print_typed, table, time};
 use crate::picture::place;
 use crate::side_by_side::{
@@ -147,6 +148,17 @@ fn cores(profile: &Profile, asked: &SimulationArgs, design: Design) -> Vec<usize
 }
 
 fn setup(args: &Args, design: Design, cores: usize) -> Setup {
+    if args.simulation.experiment == Some(Experiment::Atc16) {
+        let atc16 = Setup::atc16(design, cores);
+        return Setup {
+            place: args.simulation.place,
+            clients: args.clients.unwrap_or(atc16.clients),
+            machines: args.simulation.machines,
+            seed: args.simulation.seed.unwrap_or(atc16.seed),
+            time: args.duration.unwrap_or(atc16.time),
+            ..atc16
+        };
+    }
     let paper = Setup::paper(design, cores);
     Setup {
         place: args.simulation.place,
@@ -193,12 +205,24 @@ fn published_rate(profile: &Profile, setup: &Setup) -> Option<&'static Published
     if profile.name == "bf2" && *setup == paper && on_dpu && setup.design == Design::Atomics {
         return published::get("dpu_seq_faa_rate");
     }
-    if profile.name != "cib" || *setup != paper {
+    let atc16 = Setup {
+        place: setup.place,
+        seed: setup.seed,
+        time: setup.time,
+        ..Setup::atc16(setup.design, setup.cores)
+    };
+    if profile.name != "cib" || (*setup != paper && *setup != atc16) {
         return None;
     }
     published::get(match (setup.design, setup.cores) {
         (Design::Atomics, _) => "seq_t3_atomics",
         (Design::Rpc, 1) => "seq_rpc_base_1c",
+        (Design::Rpc, 3) => "bench_rpc_base_3c",
+        (Design::Rpc, 5) => "bench_rpc_base_5c",
+        (Design::RpcBatch, 3) => "bench_rpc_batch_3c",
+        (Design::RpcBatch, 5) => "bench_rpc_batch_5c",
+        (Design::RpcBatchMq, 3) => "bench_rpc_batch_mq_3c",
+        (Design::RpcBatchMq, 5) => "bench_rpc_batch_mq_5c",
         (Design::Rpc, cores) if cores == all => "seq_t3_baseline",
         (Design::RpcBatch, 1) => "seq_rpc_batch_1c",
         (Design::RpcBatchMq, 1) => "seq_rpc_batch_mq_1c",
@@ -276,10 +300,15 @@ fn show(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     // A design's rows differ in what is swept; designs differ in more.
     let alike = rows.iter().filter(|row| row.setup.design == first.design);
     let of = |setting: fn(&Setup) -> usize| all_of(alike.clone().map(|row| setting(&row.setup)));
+    let loops = if first.loops.are_ours() {
+        ""
+    } else {
+        " Loops are those of the paper's benchmark."
+    };
     print(format_args!(
         "\n{} clients with {} requests outstanding each, postlists of {}, batches of at most {}; latency from the \
          doorbell of a postlist to its last answer. The server's and the clients' own code ran; \
-         costs are the profile's (verbatim model --profiles).",
+         costs are the profile's (verbatim model --profiles).{loops}",
         of(|setup| setup.clients),
         of(|setup| setup.window),
         of(|setup| setup.postlist),

@@ -1,0 +1,142 @@
+//! Numbers with the loops of the authors' benchmark beside those with ours.
+
+use std::fmt;
+
+use anyhow::Result;
+
+use super::number::{Kind, Number};
+use super::{plain, published};
+use crate::output::{print, table};
+
+/// Median and largest size of relative errors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Errors {
+    count: usize,
+    median: f64,
+    worst: f64,
+}
+
+impl Errors {
+    /// Of relative errors; none of no errors.
+    pub(super) fn of(errors: impl Iterator<Item = f64>) -> Option<Self> {
+        let mut sizes: Vec<f64> = errors.map(f64::abs).collect();
+        sizes.sort_unstable_by(f64::total_cmp);
+        let (count, worst) = (sizes.len(), *sizes.last()?);
+        let median = (sizes[(count - 1) / 2] + sizes[count / 2]) / 2.0;
+        Some(Self {
+            count,
+            median,
+            worst,
+        })
+    }
+}
+
+impl fmt::Display for Errors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            count,
+            median,
+            worst,
+        } = self;
+        let (median, worst) = (100.0 * median, 100.0 * worst);
+        write!(
+            f,
+            "median error {median:.1} %, worst {worst:.1} % of {count}"
+        )
+    }
+}
+
+/// Cores that the server of a number has, by the end of its name; 0 where that does not say it.
+fn cores(id: &str) -> usize {
+    match id {
+        "seq_t3_baseline" | "herd_base_peak" => 14,
+        "herd_batch_peak" | "herd_resp_per_doorbell_a" => 12,
+        "seq_t3_spec_s0" => 10,
+        _ => id
+            .rsplit_once('_')
+            .and_then(|(_, end)| end.strip_suffix('c')?.parse().ok())
+            .unwrap_or(0),
+    }
+}
+
+/// The numbers that were simulated with both, and the errors by cores.
+pub(super) fn show(numbers: &[Number]) -> Result<()> {
+    let compared: Vec<_> = numbers.iter().filter(|n| n.original().is_some()).collect();
+    if compared.is_empty() {
+        return Ok(());
+    }
+    print(
+        "\nWith the loops of the authors' benchmark (rdma_bench) and with ours; the profile's costs were fitted with ours:",
+    )?;
+    let header = [
+        "number",
+        "cores",
+        "published",
+        "their loops",
+        "error",
+        "our loops",
+        "error",
+        "kind",
+    ];
+    let mut shown = table(header, &[1, 2, 3, 4, 5, 6]);
+    let percent = |error: f64| format!("{:+.1} %", 100.0 * error);
+    for number in &compared {
+        let (original, error) = number.original().unwrap_or_default();
+        shown.add_row([
+            number.id().to_owned(),
+            cores(number.id()).to_string(),
+            published(number.published()),
+            plain(original),
+            percent(error),
+            number.ours().map_or_else(String::new, plain),
+            number.error().map_or_else(String::new, percent),
+            number.kind().map_or("", Kind::name).to_owned(),
+        ]);
+    }
+    print(shown)?;
+    for (name, from, to) in [
+        ("1 core", 1, 1),
+        ("3 and 5 cores", 3, 5),
+        ("6 cores and more", 6, 64),
+    ] {
+        let among = || {
+            let of_cores = |n: &&&Number| (from..=to).contains(&cores(n.id()));
+            compared.iter().filter(of_cores)
+        };
+        let theirs = Errors::of(among().filter_map(|n| Some(n.original()?.1)));
+        let ours = Errors::of(among().filter_map(|n| n.error()));
+        if let Some((theirs, ours)) = theirs.zip(ours) {
+            print(format_args!(
+                "{name}: their loops {theirs}; our loops {ours}"
+            ))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_have_a_median_and_a_worst() {
+        assert_eq!(Errors::of([].into_iter()), None);
+        let three = Errors::of([0.01, -0.3, 0.02].into_iter()).expect("three");
+        assert_eq!((three.median, three.worst), (0.02, 0.3));
+        let two = Errors::of([0.01, -0.03].into_iter()).expect("two");
+        assert_eq!(two.to_string(), "median error 2.0 %, worst 3.0 % of 2");
+    }
+
+    #[test]
+    fn cores_of_numbers_are_those_of_their_setups() {
+        for (id, expected) in [
+            ("seq_rpc_base_1c", 1),
+            ("bench_rpc_batch_mq_5c", 5),
+            ("seq_rpc_resp_per_doorbell_6c", 6),
+            ("herd_base_peak", 14),
+        ] {
+            assert_eq!(cores(id), expected, "{id}");
+            assert!(nicmodel::published::get(id).is_some(), "{id}");
+        }
+    }
+}
