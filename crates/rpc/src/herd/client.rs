@@ -158,8 +158,8 @@ impl Client {
         self.workers.len()
     }
 
-    /// Requests go to this worker from now on, with numbers and slots of its own. What is prepared and not flushed still
-    /// goes where it was meant to.
+    /// Requests go to this worker from now on, with numbers and slots of its own. Requests that are
+    /// prepared and not flushed still go to the worker before.
     ///
     /// # Panics
     /// When there is no such worker.

@@ -36,7 +36,7 @@ impl Layout {
     }
 }
 
-/// What the immediates of a worker's answers have beside the number of the request.
+/// The part of a worker's immediates beside the number of the request.
 ///
 /// A client of one worker needs nothing. The answers of several workers that come to one queue pair have the worker's
 /// place in the upper [`Tag::BITS`] bits, and the lower bits of the number in the rest.

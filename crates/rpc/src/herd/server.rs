@@ -35,8 +35,8 @@ pub struct Doorbells {
     pub queues: usize,
     /// How many requests a pass takes from each client.
     pub scan: Scan,
-    /// Queue pairs that the responses of a batch are divided over, a power of two: those to client `i` leave on queue
-    /// pair `i % split`, and each queue pair has a postlist and a doorbell of its own. With 1 a batch is one doorbell;
+    /// Queue pairs that the responses of a batch are divided over, a power of two. Responses to client `i` leave on queue
+    /// pair `i % split`. Each queue pair has a postlist and a doorbell of its own. With 1 a batch is one doorbell;
     /// a server that answers each client on the client's port has one for each port.
     pub split: usize,
 }

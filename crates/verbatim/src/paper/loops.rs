@@ -4,8 +4,8 @@ use std::fmt;
 
 use anyhow::Result;
 
+use super::digits::{plain, published};
 use super::number::{Kind, Number};
-use super::{plain, published};
 use crate::output::{print, table};
 
 /// Median and largest size of relative errors.

@@ -1,5 +1,6 @@
 //! `verbatim paper`: every published number beside ours.
 
+mod digits;
 mod dpu;
 mod dpu_btree;
 mod figures;
@@ -13,11 +14,11 @@ mod why;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use nicmodel::published;
 
 use crate::Outcome;
-use crate::output::{figure, print, print_json, table};
+use crate::output::{print, print_json, table};
 use crate::progress::progress;
+use digits::{plain, published};
 use loops::Errors;
 use number::{Kind, Number, Relation};
 use simulated::Simulated;
@@ -146,7 +147,7 @@ fn simulate(draw: bool) -> Result<Simulated> {
 
 /// Every published number, in the order of the publications' systems.
 fn numbers(simulated: &Simulated) -> Vec<Number> {
-    let number = |published: &'static published::Published| {
+    let number = |published: &'static nicmodel::published::Published| {
         let id = published.id;
         let ours = simulated.number(id).or_else(|| profiles::number(id));
         let ours = ours.or_else(|| model::number(id));
@@ -157,7 +158,7 @@ fn numbers(simulated: &Simulated) -> Vec<Number> {
         let number = Number::new(published, ours.as_ref(), why);
         number.with_original_loops(simulated.original(id))
     };
-    published::all().iter().map(number).collect()
+    nicmodel::published::all().iter().map(number).collect()
 }
 
 fn show(numbers: &[Number]) -> Result<()> {
@@ -211,28 +212,6 @@ fn show(numbers: &[Number]) -> Result<()> {
         numbers.iter().filter(|n| n.ours().is_none()),
     )?;
     print(format_args!("\n{}", summary(numbers)))
-}
-
-/// A published number as it was printed.
-pub(super) fn published(value: f64) -> String {
-    if value != 0.0 && value.abs() < 1e-3 {
-        format!("{value:.3e}")
-    } else {
-        value.to_string()
-    }
-}
-
-/// A number with as many digits as say something.
-pub(super) fn plain(value: f64) -> String {
-    if value.fract() == 0.0 && value.abs() < 1e9 {
-        value.to_string()
-    } else if value.abs() >= 1e4 {
-        format!("{value:.1}")
-    } else if value.abs() < 1e-3 {
-        format!("{value:.3e}")
-    } else {
-        figure(value)
-    }
 }
 
 fn list<'n>(title: &str, numbers: impl Iterator<Item = &'n Number>) -> Result<()> {
