@@ -226,6 +226,88 @@ fn a_place_that_is_not_there_is_refused() {
     }
 }
 
+/// The loops of the paper's authors are settings of the same programs. They refuse what they fix.
+#[test]
+fn a_published_experiment_runs_with_its_own_loops() {
+    let cib = [
+        "--nic",
+        "cib",
+        "--cores",
+        "3",
+        "--duration",
+        "100us",
+        "--json",
+    ];
+    let atc16 = ["--experiment", "atc16"];
+    let designs = ["--design", "rpc-batch-mq"];
+    let of = |more: &[&str]| {
+        let lines = lines_of(&[&["sequencer"][..], &cib, &designs, more].concat());
+        lines[0]["data"].clone()
+    };
+    let (theirs, ours) = (of(&atc16), of(&[]));
+    assert_eq!(theirs["loops"]["policy"], "stop-and-go");
+    assert_eq!(theirs["postlist"], 1);
+    assert!(ours["loops"].is_null());
+    for row in [&theirs, &ours] {
+        assert_eq!(row["verified"], true, "{row}");
+        assert_eq!(row["published"]["id"], "bench_rpc_batch_mq_3c");
+    }
+    let herd = [&["kv"][..], &cib, &atc16, &["--clients", "8"]].concat();
+    let herd = lines_of(&herd);
+    assert!(
+        herd.iter()
+            .map(|row| &row["data"])
+            .all(|row| row["verified"] == true && row["atc16"] == true)
+    );
+    for (args, why) in [
+        (&["sequencer", "--experiment", "atc16"][..], "add --nic"),
+        (&["kv", "--experiment", "atc16"], "add --nic"),
+        (
+            &[
+                "sequencer",
+                "--nic",
+                "cib",
+                "--experiment",
+                "atc16",
+                "--batch",
+                "4",
+            ],
+            "cannot be used with",
+        ),
+        (
+            &[
+                "kv",
+                "--nic",
+                "cib",
+                "--experiment",
+                "atc16",
+                "--design",
+                "reads",
+            ],
+            "only herd",
+        ),
+        (
+            &[
+                "sequencer",
+                "--nic",
+                "cib",
+                "--experiment",
+                "atc16",
+                "--over",
+                "window",
+                "--values",
+                "8",
+            ],
+            "leave out --experiment",
+        ),
+    ] {
+        let out = run(args);
+        let message = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(2), "{message}");
+        assert!(message.contains(why), "{message}");
+    }
+}
+
 /// A client that gets no number has verified nothing, and says where its server may be.
 #[test]
 fn a_client_in_another_fabric_verifies_nothing() {
