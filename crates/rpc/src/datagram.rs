@@ -38,6 +38,9 @@ pub struct Server {
 impl Server {
     /// A worker whose requests carry at most `config.recv_payload` bytes and which answers at most `batch` of them,
     /// 1 to [`MAX_BATCH`], with one doorbell.
+    ///
+    /// # Errors
+    /// [`RpcError`] for another batch, and where the provider refuses the queue pair, its queues or its memory.
     pub fn new(
         pd: &ProtectionDomain,
         batch: usize,
@@ -78,6 +81,9 @@ impl Server {
 
     /// The same with answers that rotate over so many queue pairs, batch by batch: the one that requests come to, and
     /// others made as `config` says. So answers of different batches may overtake each other.
+    ///
+    /// # Errors
+    /// [`RpcError`] where the provider refuses a queue pair, its queues or its memory.
     pub fn rotating(
         mut self,
         pd: &ProtectionDomain,
@@ -136,6 +142,9 @@ impl Server {
     }
 
     /// Handles what has come, up to a batch. Returns how many requests came.
+    ///
+    /// # Errors
+    /// [`RpcError`] where a completion failed or a post is refused.
     #[inline]
     pub fn poll<H: Handler>(&mut self, handler: &mut H) -> Result<usize, RpcError> {
         let Self {
@@ -243,6 +252,9 @@ pub struct Client {
 impl Client {
     /// A client whose answers carry at most `config.recv_payload` bytes; it cannot send before
     /// [`connect`](Self::connect).
+    ///
+    /// # Errors
+    /// [`RpcError`] for another batch, and where the provider refuses the queue pair, its queues or its memory.
     pub fn new(pd: &ProtectionDomain, config: &UdPortConfig) -> Result<Self, RpcError> {
         let port = UdPort::new(pd, config)?;
         Ok(Self {
@@ -266,6 +278,9 @@ impl Client {
     }
 
     /// Sends `count` (at most [`MAX_BATCH`]) header-only requests with the same immediate, with one doorbell.
+    ///
+    /// # Errors
+    /// [`RpcError`] where the post is refused, and before [`connect`](Self::connect).
     #[inline]
     pub fn send_imm(&mut self, count: usize, imm: u32) -> Result<(), RpcError> {
         let Some(server) = &self.server else {
@@ -290,6 +305,9 @@ impl Client {
     ///
     /// # Panics
     /// When the payload is longer than [`UdPortConfig::send_payload`].
+    ///
+    /// # Errors
+    /// [`RpcError`] where the post is refused, and before [`connect`](Self::connect).
     pub fn send(&mut self, payload: &[u8], imm: u32) -> Result<(), RpcError> {
         let Some(server) = &self.server else {
             return Err(RpcError::Config("not connected".into()));
@@ -305,6 +323,9 @@ impl Client {
     }
 
     /// Takes up to [`MAX_BATCH`] answers. Returns how many came.
+    ///
+    /// # Errors
+    /// [`RpcError`] where a completion failed or a post is refused.
     #[inline]
     pub fn poll(&mut self, each: impl FnMut(Received<'_>)) -> Result<usize, RpcError> {
         self.port.poll(MAX_BATCH, &mut self.buffer, each)

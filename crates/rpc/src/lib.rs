@@ -17,6 +17,7 @@
 //! over with new queue pairs when it passes, so that a late answer finds nobody.
 
 #![forbid(unsafe_code)]
+#![deny(missing_docs, clippy::missing_errors_doc)]
 
 pub mod datagram;
 mod error;

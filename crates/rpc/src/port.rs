@@ -125,6 +125,9 @@ impl Received<'_> {
 
 impl UdPort {
     /// Makes the queue pair and posts its RECVs.
+    ///
+    /// # Errors
+    /// [`RpcError`] where the provider refuses the queue pair, its queues or its memory.
     pub fn new(pd: &ProtectionDomain, config: &UdPortConfig) -> Result<Self, RpcError> {
         let context = pd.context();
         let recv_depth = config.recv_depth.max(1) as usize;
@@ -210,6 +213,9 @@ impl UdPort {
     }
 
     /// Posts a list with one doorbell, after waiting for room if there is none.
+    ///
+    /// # Errors
+    /// [`RpcError`] where a completion failed or the post is refused.
     #[inline]
     pub fn post(&mut self, list: &mut Postlist<Ud>) -> Result<(), RpcError> {
         let wrs = list.len() as u64;
@@ -282,6 +288,9 @@ impl UdPort {
 
     /// Takes up to `most` datagrams, and never more than [`MAX_BATCH`], and posts their RECVs again. Returns how many
     /// came.
+    ///
+    /// # Errors
+    /// [`RpcError`] where a completion failed or a RECV is refused.
     #[inline]
     pub fn poll(
         &mut self,

@@ -21,6 +21,9 @@ pub struct PreparedClient {
 impl PreparedClient {
     /// A client whose answers carry at most `config.recv_payload` bytes and come at most
     /// `config.recv_depth` at a time.
+    ///
+    /// # Errors
+    /// [`RpcError`] where the provider refuses a queue pair, its queues or its memory.
     pub fn new(
         pd: &ProtectionDomain,
         request_payload: u32,
@@ -63,6 +66,9 @@ impl PreparedClient {
     }
 
     /// Connects to the server's end, with the region that belongs to this client.
+    ///
+    /// # Errors
+    /// [`RpcError`] where the provider refuses the connection, and for a region that is smaller than the layout.
     pub fn connect(
         self,
         server: &QpEndpoint,
@@ -74,6 +80,10 @@ impl PreparedClient {
 
     /// Connects to the server's end, with this client's regions of several workers. The first is
     /// [selected](Client::select).
+    ///
+    /// # Errors
+    /// [`RpcError`] where the provider refuses the connection, for no region, and for a region that is smaller than
+    /// the layout.
     pub fn connect_to_all(
         self,
         server: &QpEndpoint,
@@ -177,6 +187,9 @@ impl Client {
 
     /// WRITEs `count` (at most [`MAX_BATCH`]) requests, each with the payload that `fill` gives it, with one
     /// doorbell. The caller keeps less than a window of requests unanswered, counted from the oldest.
+    ///
+    /// # Errors
+    /// [`RpcError`] where a completion failed or the post is refused.
     #[inline]
     pub fn send<'p>(
         &mut self,
@@ -195,6 +208,9 @@ impl Client {
     ///
     /// # Panics
     /// At more than [`MAX_BATCH`] requests, or a window, without a flush.
+    ///
+    /// # Errors
+    /// [`RpcError`] where a completion failed or the post is refused.
     #[inline]
     pub fn push(&mut self, payload: &[u8]) -> Result<u32, RpcError> {
         if payload.len() > self.layout.payload as usize {
@@ -236,6 +252,9 @@ impl Client {
     }
 
     /// Posts what was prepared, with one doorbell.
+    ///
+    /// # Errors
+    /// [`RpcError`] where a completion failed or the post is refused.
     #[inline]
     pub fn flush(&mut self) -> Result<(), RpcError> {
         let posted = self.post();
@@ -280,6 +299,9 @@ impl Client {
     }
 
     /// Takes up to [`MAX_BATCH`] answers; their immediate is the number of the request. Returns how many came.
+    ///
+    /// # Errors
+    /// [`RpcError`] where a completion failed or a RECV is refused.
     #[inline]
     pub fn poll(&mut self, each: impl FnMut(Received<'_>)) -> Result<usize, RpcError> {
         self.port.poll(MAX_BATCH, &mut self.buffer, each)

@@ -108,6 +108,9 @@ struct Look {
 
 impl Server {
     /// A worker with room for `max_clients`.
+    ///
+    /// # Errors
+    /// [`RpcError`] where the provider refuses a queue pair, its queues or its memory.
     pub fn new(
         pd: &ProtectionDomain,
         layout: Layout,
@@ -172,6 +175,9 @@ impl Server {
 
     /// Registers a client under an index below `max_clients` that is free, with its connected UC queue pair
     /// and the slots that it uses of the layout's, a power of two.
+    ///
+    /// # Errors
+    /// [`RpcError`] for an index beyond the room, one that is taken, and a window that the layout does not have.
     pub fn add_client(
         &mut self,
         index: u32,
@@ -184,6 +190,9 @@ impl Server {
 
     /// As [`add_client`](Self::add_client), with a queue pair through which the client WRITEs to other workers of this
     /// server as well. Their answers all come to one queue pair, so immediates have this worker's [`Tag`].
+    ///
+    /// # Errors
+    /// As [`add_client`](Self::add_client).
     pub fn add_client_of_many(
         &mut self,
         index: u32,
@@ -227,6 +236,9 @@ impl Server {
     }
 
     /// Handles requests that are there, up to a batch. Returns how many.
+    ///
+    /// # Errors
+    /// [`RpcError`] where a completion failed or a post is refused.
     #[inline]
     pub fn poll<H: Handler>(&mut self, handler: &mut H) -> Result<usize, RpcError> {
         self.collect()?;

@@ -14,8 +14,8 @@ pub(super) fn off(id: &str) -> Option<&'static str> {
         }
         "ud_send_ho_gain" => "a gain compounds the errors of two rates, each within 3 %",
         _ if id.starts_with("bench_rpc_") => {
-            "cores are simulated as if they did not slow each other down: neither the turbo frequency, which falls with each \
-             active core, nor caches and memory that cores share"
+            "not explained; a guess that was not tried: cores are simulated as if they did not slow each other down, neither by \
+             the turbo frequency, which falls with each active core, nor by caches and memory that they share"
         }
         "seq_rpc_peak_cores" => {
             "the curve is flat at its top: 4, 5 and 6 cores are within 0.2 % of each other, and the last that comes to the \
