@@ -221,7 +221,7 @@ impl GroupListener {
         })
     }
 
-    /// What the other ranks need.
+    /// The data that the other ranks need to connect.
     #[getter]
     fn address(&self) -> Vec<u8> {
         self.address.clone()

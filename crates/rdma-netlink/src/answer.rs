@@ -1,4 +1,4 @@
-//! What the kernel answers (`linux:drivers/infiniband/core/nldev.c`, `netlink.c`).
+//! The kernel's answers (`linux:drivers/infiniband/core/nldev.c`, `netlink.c`).
 
 use crate::message::Message;
 use crate::numbers::{NLDEV, NLM_F_ACK, NLM_F_DUMP, attribute as attr, command};
@@ -205,7 +205,7 @@ fn to_u32(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// What tells a device in each answer.
+/// The attributes that name a device in each answer.
 fn put_handle(message: &mut Message, index: usize, device: &Device) {
     message.put_u32(attr::DEV_INDEX, to_u32(index));
     message.put_text(attr::DEV_NAME, &device.name);

@@ -45,7 +45,7 @@ pub struct Port {
     pub state: Option<u8>,
     /// Physical state of IBTA vol. 1, 14.2.5.6 (`PortPhysicalState`); 5 is `LinkUp`.
     pub physical_state: Option<u8>,
-    /// What only an InfiniBand port has; `None` for RoCE.
+    /// Attributes of an InfiniBand port alone; `None` for RoCE.
     pub subnet: Option<Subnet>,
     /// The network interface beside the port: its name and its index.
     pub interface: Option<(String, u32)>,
@@ -68,7 +68,7 @@ pub struct Subnet {
     pub lid_mask_count: Option<u8>,
 }
 
-/// What a process has of a device.
+/// Objects that a process has on a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
     /// Its process id.

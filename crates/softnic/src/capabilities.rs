@@ -1,4 +1,4 @@
-//! What the device can do: its queue pairs, its optional verbs and its limits.
+//! The capabilities of the device: queue pairs, optional verbs and limits.
 //!
 //! The software NIC offers all that it implements, unless `VERBATIM_CAPABILITIES` narrows it to what the driver of a certain
 //! adapter offers. A program then takes the path that it would take there: one without SRQs on EFA, one without UC on irdma.
@@ -168,7 +168,7 @@ limits! {
     max_srq_sge = MAX_SRQ_SGE;
 }
 
-/// What the device can do.
+/// The queue pairs, optional verbs and limits of the device.
 ///
 /// The written form has members separated by `;`. A member that is left out is as the software NIC has it, which is also the
 /// most that a limit can be:
@@ -219,7 +219,7 @@ pub enum BadCapabilities {
         name: String,
         /// The value.
         value: String,
-        /// What it can be.
+        /// The values that it can have.
         expected: String,
     },
 }

@@ -19,11 +19,11 @@ pub struct Adapter {
     pub title: String,
     /// Other facts for readers, such as which limits are not published.
     pub about: String,
-    /// What the port speaks.
+    /// The link layer of the port.
     pub link_layer: LinkLayer,
-    /// What the device says that it is.
+    /// Name, vendor, part, board and firmware of the device.
     pub identity: Identity,
-    /// What the device can do, by the names that `softnic::Capabilities` has. A capability without a name here is not
+    /// Queue pairs, features and limits of the device, by the names that `softnic::Capabilities` has. A capability without a name here is not
     /// limited.
     pub capabilities: BTreeMap<String, Sourced<CapabilityValue>>,
 }

@@ -40,7 +40,7 @@ pub struct Profile {
     pub title: String,
     /// What else a reader should know, such as what the numbers do not cover.
     pub about: String,
-    /// What the port speaks.
+    /// The link layer of the port.
     pub link_layer: LinkLayer,
     /// What programs see of it, if that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]

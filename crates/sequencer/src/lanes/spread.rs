@@ -24,7 +24,7 @@ pub(crate) struct SpreadLane {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Pending {
-    /// What the immediate of its answer is.
+    /// The immediate of its answer.
     imm: u32,
     waiting: bool,
     /// Which of the requests sent it is.

@@ -1,4 +1,4 @@
-//! What the processes of a fabric have, for somebody who is not in it.
+//! Counts of the objects of all processes of a fabric, for a process outside of it.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -152,7 +152,7 @@ impl Number {
         }
     }
 
-    /// What a simulation with the loops of the authors' benchmark gives, and its error.
+    /// The result of a simulation with the loops of the authors' benchmark gives, and its error.
     pub(crate) fn original(&self) -> Option<(f64, f64)> {
         self.with_original_loops.zip(self.error_with_original_loops)
     }

@@ -1,4 +1,4 @@
-//! What the device is to say that it is and can do, and its port.
+//! Identity, capabilities and link layer of the device, by the name of a NIC.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::args::LinkLayer;
 #[derive(Clone, Debug)]
 pub(super) struct Presented {
     pub(super) identity: Identity,
-    /// What it can do, if that is known; all that the software NIC can do if not.
+    /// Its capabilities, if they are known; all of the software NIC's if not.
     pub(super) capabilities: Option<Capabilities>,
     pub(super) link_layer: LinkLayer,
 }

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use super::library;
 use super::preload::{PRELOAD, preload};
 
-/// What iproute2 calls the program.
+/// The program's name in iproute2.
 const RDMA: &str = "rdma";
 
 /// Whether a program is `rdma`, by whatever path.

@@ -34,7 +34,7 @@ fn stdout(out: &Output) -> String {
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
-/// What a command of `rdma` says, which must succeed.
+/// The output of a command of `rdma`, which must succeed.
 #[track_caller]
 fn parsed(out: &Output) -> Value {
     let text = stdout(out);
