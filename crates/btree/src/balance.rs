@@ -1,34 +1,36 @@
-//! The control law of a split that adapts: which range goes from which server to which, so that all are equally loaded.
+//! The control law that adapts the split of keys: which range moves from which server to which, so that all are equally
+//! loaded.
 //!
-//! A [`Balancer`] is given what each server is doing, as often as one likes, and says what to move. For two neighbours with
-//! request rates `x` and shares of time that they are busy `u`, the rate that each could serve is `x / u`. Both are equally
-//! loaded when each has a share of the requests in proportion to that. So the step is model-based, and the next observation
-//! corrects it: the rates that a server could serve change with what it has (its caches), and with its load (its batches).
+//! A [`Balancer`] receives the load of each server at any interval and returns the next range to move. For two
+//! neighbours with request rates `x` and utilisations `u`, each could serve the rate `x / u`. Both are equally loaded
+//! when their shares of the requests are proportional to these rates. The step is computed from this model, and the
+//! next observation corrects it. The rate that a server could serve changes with its keys (caches) and with its load
+//! (batch sizes).
 //!
-//! - *Hysteresis*: a server whose share of the requests is off by less than [`Law::hysteresis`] of it gives and takes
-//!   nothing. The smaller of two neighbours decides, as it is the one that limits both.
-//! - *Skew*: the range to move is found in a sample of the keys that clients asked for, so it is as many requests as the step
-//!   says, however many keys that is: a hot range moves, and not half of the tree.
-//! - *Bounds*: a step moves at most [`Law::most`] of the giver's requests; a server takes at most so many bytes a second
-//!   ([`ServerConfig::handover_bytes_per_s`](crate::ServerConfig::handover_bytes_per_s)).
+//! - *Hysteresis*: a server whose share of the requests is off by less than [`Law::hysteresis`], relative to its
+//!   target, gives and takes nothing. The smaller of two neighbours decides, because it limits both.
+//! - *Skew*: the range to move is chosen from a sample of the requested keys. So the range carries as many requests as
+//!   the step demands, whatever its number of keys: a hot range moves, not half of the tree.
+//! - *Bounds*: a step moves at most [`Law::most`] of the giver's requests. A server takes at most
+//!   [`ServerConfig::handover_bytes_per_s`](crate::ServerConfig::handover_bytes_per_s) bytes per second.
 
-/// What a server is doing: counters since it began, and a sample of the keys that were asked for lately.
+/// A server's load: counters since its start, and a sample of recently requested keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PartLoad {
-    /// Requests that came.
+    /// Requests received.
     pub requests: u64,
-    /// Nanoseconds in which it had requests to carry out.
+    /// Nanoseconds during which the server had requests to execute.
     pub busy_ns: u64,
-    /// The time by its clock, in nanoseconds.
+    /// The time by the server's clock, in nanoseconds.
     pub now_ns: u64,
-    /// Ranges that it is taking from others.
+    /// Number of ranges that the server is taking from others.
     pub taking: u64,
-    /// Keys that were asked for.
+    /// A sample of the keys that clients requested.
     pub sample: Vec<u64>,
 }
 
 impl PartLoad {
-    /// From the entries of the answer to [`Op::Load`](crate::Op::Load); `None` if they are too few.
+    /// Decodes the entries of the answer to [`Op::Load`](crate::Op::Load); returns `None` if there are fewer than two.
     pub fn of(entries: &[(u64, u64)]) -> Option<Self> {
         let (&[(requests, busy_ns), (now_ns, taking)], sample) =
             entries.split_first_chunk::<2>()?;
@@ -42,17 +44,17 @@ impl PartLoad {
     }
 }
 
-/// Numbers of the control law.
+/// Parameters of the control law.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Law {
-    /// The difference between the share of requests that a server has and the one that it should have, relative to the
-    /// latter, below which nothing is moved, 0 to 1. What is lost of the best throughput is less than that.
+    /// Smallest deviation of a server's share of requests from its target, relative to the target, that triggers a
+    /// move; 0 to 1. The loss against the best throughput is smaller than this.
     pub hysteresis: f64,
-    /// The share of the difference that a step moves, 0 to 1: below 1 it approaches what it aims at from one side.
+    /// Fraction of the deviation that a step moves, 0 to 1: below 1 the share approaches its target without overshoot.
     pub gain: f64,
-    /// The share of the giver's requests that a step moves at most, 0 to 1.
+    /// Largest fraction of the giver's requests that a step moves, 0 to 1.
     pub most: f64,
-    /// Keys of the giver's sample without which nothing is moved.
+    /// Smallest number of sampled keys at the giver; with fewer, nothing is moved.
     pub least_sample: usize,
 }
 
@@ -70,47 +72,47 @@ impl Default for Law {
 /// A range to move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Move {
-    /// The server that has it.
+    /// The server that has the range.
     pub giver: u16,
-    /// The server that is to have it.
+    /// The server that takes the range.
     pub taker: u16,
     /// The first key.
     pub from: u64,
-    /// The first key behind it, if there is one.
+    /// The upper bound of the range, exclusive, if any.
     pub end: Option<u64>,
 }
 
-/// What a server did between two observations.
+/// A server's load between two observations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 pub struct Observed {
-    /// Requests a second.
+    /// Requests per second.
     pub rate: f64,
-    /// The share of time that it was busy, 0 to 1.
+    /// The fraction of time that the server was busy, 0 to 1.
     pub utilisation: f64,
-    /// Requests a second that it could serve, as far as is known.
+    /// Estimate of the requests per second that the server could serve.
     pub capacity: f64,
 }
 
-/// Decides what to move between servers whose ranges are in the order of their numbers.
+/// Decides which ranges to move between servers whose ranges are in the order of their numbers.
 #[derive(Debug)]
 pub struct Balancer {
     law: Law,
-    /// Where the ranges begin, but for the first.
+    /// First keys of all ranges except the first.
     splits: Vec<u64>,
     last: Vec<Option<PartLoad>>,
     seen: Vec<Observed>,
-    /// What the servers were thought to serve before anything was seen.
+    /// The capacities assumed before anything was observed.
     thought: Vec<f64>,
-    /// Whether what a server could serve was seen.
+    /// True for a server whose capacity was observed.
     known: Vec<bool>,
 }
 
-/// Below this share of time busy, what a server could serve is not known from what it does.
+/// Below this utilisation a server's capacity cannot be estimated from its load.
 const LEAST_BUSY: f64 = 0.005;
 
 impl Balancer {
-    /// For servers with these splits. `capacities` are requests a second that they are thought to serve, one more than
-    /// splits, until more is known: only their ratios count. Without them all are alike.
+    /// Creates a balancer for servers with these splits. `capacities` are the assumed requests per second of each
+    /// server, until measured; only their ratios matter. Missing capacities are 1.
     pub fn new(law: Law, splits: Vec<u64>, capacities: &[f64]) -> Self {
         let parts = splits.len() + 1;
         let capacity = |i: usize| capacities.get(i).copied().unwrap_or(1.0).max(1e-9);
@@ -124,18 +126,18 @@ impl Balancer {
         }
     }
 
-    /// Where the ranges begin, but for the first.
+    /// Returns the first keys of all ranges except the first.
     pub fn splits(&self) -> &[u64] {
         &self.splits
     }
 
-    /// What the servers did between the last two observations.
+    /// Returns the servers' loads between the last two observations.
     pub fn observed(&self) -> &[Observed] {
         &self.seen
     }
 
-    /// Takes what the servers are doing, in the order of their numbers; what to move, if anything. The splits are those
-    /// after the move.
+    /// Takes the loads of all servers, in the order of their numbers, and returns the range to move, if any.
+    /// [`splits`](Self::splits) then returns the splits after the move.
     pub fn observe(&mut self, loads: &[PartLoad]) -> Option<Move> {
         if loads.len() != self.last.len() {
             return None;
@@ -150,7 +152,7 @@ impl Balancer {
             }
         }
         self.guess();
-        // While a range is on its way rates say little.
+        // Rates mean little while a range is being handed over.
         if is_first || loads.iter().any(|load| load.taking > 0) {
             return None;
         }
@@ -164,7 +166,7 @@ impl Balancer {
         self.plan(left, shift, loads)
     }
 
-    /// A server of which too little was seen is thought to be to the others what it was thought to be before.
+    /// Estimates the capacities of servers that were not observed yet, by their assumed ratio to the observed servers.
     fn guess(&mut self) {
         let known = (0..self.seen.len()).filter(|i| self.known[*i]);
         let scales = known.map(|i| self.seen[i].capacity / self.thought[i]);
@@ -176,8 +178,8 @@ impl Balancer {
         }
     }
 
-    /// The share of the requests of two neighbours that should go from the left to the right one, below 0 the other way;
-    /// and the share that the smaller of them should have.
+    /// Returns the share of two neighbours' requests that should move from the left to the right one (negative: from
+    /// right to left), and the target share of the smaller neighbour.
     fn shift(&self, left: usize) -> (f64, f64) {
         let (a, b) = (self.seen[left], self.seen[left + 1]);
         let (rate, capacity) = (a.rate + b.rate, a.capacity + b.capacity);
@@ -200,7 +202,7 @@ impl Balancer {
         let share = share.min(self.law.most);
         let low = giver.checked_sub(1).map_or(0, |i| self.splits[i]);
         let high = self.splits.get(giver).copied();
-        // What was asked for while the range was another one does not count.
+        // Discards sampled keys outside the giver's present range.
         let mut sample = loads[giver].sample.clone();
         sample.retain(|key| *key >= low && high.is_none_or(|high| *key < high));
         if sample.len() < self.law.least_sample {
@@ -234,7 +236,7 @@ impl Balancer {
     }
 }
 
-/// What a server did between two observations; whether that says what it could serve.
+/// Updates a server's observed load. Returns true if the load allows an estimate of its capacity.
 #[expect(clippy::cast_precision_loss, reason = "rates")]
 fn watch(seen: &mut Observed, before: &PartLoad, after: &PartLoad) -> bool {
     let ns = (after.now_ns - before.now_ns) as f64;
@@ -255,7 +257,7 @@ mod tests {
 
     use super::*;
 
-    /// Two servers in a closed loop: each could serve so much, and keys are asked for by a law.
+    /// A model of two servers in a closed loop, with given capacities and a key distribution.
     struct World {
         capacities: [f64; 2],
         split: u64,
@@ -275,7 +277,7 @@ mod tests {
             }
         }
 
-        /// The share of requests for keys of the second server.
+        /// Returns the share of requests for keys of the second server.
         fn share(&mut self) -> f64 {
             let asked = (0..40_000)
                 .filter(|_| self.chooser.next(0) >= self.split)
@@ -283,13 +285,13 @@ mod tests {
             f64::from(u32::try_from(asked).expect("small")) / 40_000.0
         }
 
-        /// The whole rate: the fuller server slows the clients down.
+        /// Returns the total rate: the more utilised server slows the clients down.
         fn rate(&self, share: f64) -> f64 {
             let [a, b] = self.capacities;
             (a / (1.0 - share).max(1e-9)).min(b / share.max(1e-9))
         }
 
-        /// A tenth of a second passes.
+        /// Advances the model by a tenth of a second and returns the total rate.
         fn pass(&mut self) -> f64 {
             let share = self.share();
             let rate = self.rate(share);
@@ -315,7 +317,7 @@ mod tests {
         }
     }
 
-    /// Steps until both are equally loaded, to 3 % of the best.
+    /// Returns the number of steps until the rate is above 95 % of the best.
     fn steps_to_balance(world: &mut World) -> u32 {
         let best: f64 = world.capacities.iter().sum();
         let mut balancer = Balancer::new(Law::default(), vec![world.split], &[1.0, 1.0]);
@@ -363,7 +365,7 @@ mod tests {
             world.pass();
             assert_eq!(balancer.observe(&world.loads.clone()), None);
         }
-        // Nobody asks, or a range is on its way.
+        // No move while a range is being handed over.
         world.loads[1].taking = 1;
         world.capacities = [5e6, 1e6];
         world.pass();

@@ -17,58 +17,59 @@ service::designs! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
     #[serde(rename_all = "kebab-case")]
     pub enum Access {
-        /// The server walks: an RPC for each request.
+        /// The server walks the tree: one RPC per request.
         Rpc: "rpc", "the server walks: UC WRITE in, UD SEND out, walks of a batch interleaved",
             [rpc::herd::NEEDS];
-        /// The client walks, and the server's processor knows nothing of it.
+        /// The client READs nodes and walks the tree; the server's processor takes no part.
         Read: "read", "the client walks: a READ a node, inner nodes cached; changes lock, WRITE and unlock a leaf",
             [rpc::herd::NEEDS, &[Capability::Rc, Capability::RdmaRead, Capability::Atomics]];
-        /// The one or the other, by what the server's load makes of each.
+        /// Each lookup goes by RPC or by READs, whichever has the lower latency at the moment.
         Auto: "auto", "the one or the other for each lookup, by the latency that each has at the moment",
             [rpc::herd::NEEDS, &[Capability::Rc, Capability::RdmaRead]];
     }
 }
 
-/// How a server runs.
+/// Configuration of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServerConfig {
-    /// The TCP address where clients find it; port 0 takes a free one.
+    /// The server's TCP address for clients; port 0 takes a free port.
     pub listen: String,
     /// The NIC.
     pub nic: NicConfig,
     /// Bytes of a node, a power of two from 256 to 4096.
     pub node_bytes: usize,
-    /// Keys that there is room for, in all trees together, in whatever order they come.
+    /// Number of keys that the memory is sized for, in all trees together and in any order of insertion.
     pub keys: u64,
-    /// Trees, 1 to [`MAX_TREES`].
+    /// Number of trees, 1 to [`MAX_TREES`].
     pub trees: usize,
-    /// Worker threads, 1 to 64. All of them serve all trees.
+    /// Number of worker threads, 1 to 64. Every worker serves all trees.
     pub workers: usize,
-    /// Requests of one batch, 1 to 64. With 1 every answer has its own doorbell, and walks are not interleaved.
+    /// Largest number of requests in a batch, 1 to 64. With 1, every answer has its own doorbell, and walks are not
+    /// interleaved.
     pub batch: usize,
-    /// UD queue pairs of a worker that batches rotate over, 1 to 64.
+    /// UD queue pairs of each worker, 1 to 64. Batches of answers rotate over them.
     pub queues: usize,
-    /// Clients at the same time, 1 to 1024.
+    /// Largest number of clients connected at the same time, 1 to 1024.
     pub max_clients: usize,
     /// The largest window a client may ask for, 1 to [`MAX_WINDOW`].
     pub max_window: usize,
-    /// Whether clients may lock and WRITE leaves by themselves, which they must be trusted to do right. The server then takes
-    /// locks through its NIC, too, so its own changes are slower.
+    /// True if clients may lock and WRITE leaves themselves. The server trusts such clients to WRITE valid nodes. The
+    /// server then takes its own locks through its NIC, which makes its own changes slower.
     pub remote_writes: bool,
-    /// How long a client may have a lock while others wait for it, in milliseconds, 1 to 60,000.
+    /// Milliseconds that a client may hold a lock while others wait for it, 1 to 60,000.
     pub lease_ms: u16,
-    /// Where the key ranges of several servers that share the trees begin, ascending, but for the first range, which begins
-    /// at 0: none for a server alone. Ranges move later.
+    /// First keys of the ranges of servers that share the trees, ascending. The first range begins at 0 and is left
+    /// out, so a single server has no splits. Ranges can move while the servers run.
     pub splits: Vec<u64>,
-    /// The number of this server: 0 for the first range.
+    /// The number of this server: server 0 has the first range.
     pub part: u16,
-    /// The TCP addresses of all these servers in the order of their numbers, where a server may be asked to take keys from
-    /// another.
+    /// TCP addresses of all servers that share the trees, in the order of their numbers. A server needs them to take
+    /// keys from another server.
     pub parts: Vec<String>,
-    /// Bytes a second that this server takes from others at most.
+    /// Upper limit of the rate at which this server takes entries from others, in bytes per second.
     pub handover_bytes_per_s: u32,
-    /// Nanoseconds that each request takes a worker more: a slower processor, for trying what adapts to it.
+    /// Extra nanoseconds of work per request: a simulated slower processor, to test adaptive clients and balancing.
     pub slow_by_ns: u32,
 }
 
@@ -97,7 +98,7 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// The range of a server with a number at the beginning: its first key, and the first key behind it.
+    /// Returns a server's initial range: the first key, and the end, which is exclusive.
     pub(crate) fn range_of(&self, part: usize) -> (u64, Option<u64>) {
         let from = part
             .checked_sub(1)
@@ -105,7 +106,7 @@ impl ServerConfig {
         (from.copied().unwrap_or(0), self.splits.get(part).copied())
     }
 
-    /// Nodes that there is room for.
+    /// Returns the number of nodes that the memory has room for.
     pub(crate) fn nodes(&self) -> u64 {
         Store::nodes_for(self.node_bytes, self.keys)
     }
@@ -166,7 +167,7 @@ impl service::ServerConfig for ServerConfig {
     }
 }
 
-/// How a client runs.
+/// Configuration of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClientConfig {
@@ -174,18 +175,17 @@ pub struct ClientConfig {
     pub server: String,
     /// The NIC.
     pub nic: NicConfig,
-    /// How it reaches the tree.
+    /// How the client reaches the tree.
     pub access: Access,
-    /// Nodes that a client which walks keeps of the levels above the leaves; 0 for none, so that each lookup READs a node a
-    /// level.
+    /// Inner nodes that the cache of a walking client keeps. With 0, each lookup READs one node per level.
     pub cache_nodes: usize,
-    /// Requests outstanding, 1 to [`MAX_WINDOW`].
+    /// Largest number of outstanding requests, 1 to [`MAX_WINDOW`].
     pub window: usize,
-    /// Requests of one postlist, 1 to 64.
+    /// Largest number of requests in a postlist, 1 to 64.
     pub batch: usize,
-    /// How long nothing may come before requests are sent again over new queue pairs, in milliseconds.
+    /// Milliseconds without any answer after which the client connects new queue pairs and sends its requests again.
     pub answer_ms: u64,
-    /// How long a request may take in all, reconnecting included, in milliseconds.
+    /// Milliseconds that a request may take in total, including reconnecting.
     pub deadline_ms: u64,
 }
 

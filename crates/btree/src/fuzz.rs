@@ -1,17 +1,17 @@
-//! What the fuzz target of this crate runs, and the replay of its corpus.
+//! The function that this crate's fuzz target runs, and the replay of its corpus.
 
 use crate::node::{META, MIN_NODE_BYTES, Next, Node, Words, capacity};
 use crate::wire::{Answer, ENTRY, Op, place_of};
 
-/// Words of a node: of the smallest.
+/// Words of a node of the smallest size.
 const NODE_WORDS: usize = MIN_NODE_BYTES / 8;
-/// Nodes that a walk looks at before it gives up, as a client does.
+/// Largest number of nodes that a walk visits, as in a client.
 const MOST_NODES: usize = 40;
 
-/// Any bytes as a request, as an answer, and as a key with nodes in which a client looks for it.
+/// Reads any bytes as a request, as an answer, and as a key followed by nodes in which a client looks for it.
 ///
 /// # Panics
-/// If a request does not come out as it went in, an answer has more entries than bytes, or a search leaves its node.
+/// If a decoded request does not survive encoding, an answer has more entries than bytes, or a search leaves its node.
 pub fn messages(bytes: &[u8]) {
     request(bytes);
     answer(bytes);
@@ -20,7 +20,7 @@ pub fn messages(bytes: &[u8]) {
     }
 }
 
-/// A server's view.
+/// Decodes the bytes as a server does.
 fn request(bytes: &[u8]) {
     let Some((op, tree, number)) = Op::decode(bytes) else {
         return;
@@ -32,7 +32,7 @@ fn request(bytes: &[u8]) {
     assert_eq!(Op::decode(&again[..length]), Some((op, tree, number)));
 }
 
-/// A client's view.
+/// Decodes the bytes as a client does.
 fn answer(bytes: &[u8]) {
     if let Some(answer) = Answer::decode(bytes) {
         assert!(answer.entries().count() <= bytes.len() / ENTRY);
@@ -40,7 +40,7 @@ fn answer(bytes: &[u8]) {
     }
 }
 
-/// Goes from the first node to a leaf, through nodes that say whatever they say. Numbers of nodes are places, from 1 on.
+/// Walks from the first node to a leaf through nodes with any contents. A node's number is its position, from 1 on.
 fn walk(key: u64, bytes: &[u8]) {
     let words: Vec<u64> = bytes
         .chunks(8)
@@ -70,7 +70,7 @@ fn walk(key: u64, bytes: &[u8]) {
             Next::Sibling(right) => number = right,
             Next::Here => {
                 assert!(level == 0 && !node.is_dead());
-                // Where a SCAN goes on, it gets on.
+                // A SCAN that continues at the node's end makes progress.
                 assert!(node.end().is_none_or(|end| end > key));
                 return;
             }
@@ -79,7 +79,7 @@ fn walk(key: u64, bytes: &[u8]) {
     }
 }
 
-/// Searches stay in their node.
+/// Checks that searches stay within their node.
 fn look(node: Node<'_, [u64]>, key: u64) {
     let count = node.count();
     assert!(count <= capacity(NODE_WORDS));
@@ -91,7 +91,7 @@ fn look(node: Node<'_, [u64]>, key: u64) {
         }
         Err(place) => assert!(place <= count),
     }
-    // A change of the lock or of a word that is not in use does not matter; one of the words that describe it does.
+    // A change of a word that describes the node must invalidate the checksum.
     if node.is_whole() {
         let mut other = node.0.to_vec();
         other[META] ^= 1 << 40;
@@ -109,7 +109,7 @@ mod tests {
     }
 
     proptest! {
-        /// Small numbers in the words that describe a node: more walks go on than with any bytes.
+        /// The words that describe a node get small numbers, so that more walks continue than with random bytes.
         #[test]
         fn nodes_that_say_anything_are_walked(
             key in 0u64..40, words in proptest::collection::vec(0u64..40, 0..200), flags in any::<u64>(),

@@ -1,10 +1,11 @@
-//! A client that is made to be judged: all operations on few keys, as many at a time as its window has, and SCANs.
+//! A client whose history is checked for linearizability: all operations on few keys, with a full window, and SCANs.
 //!
-//! The tree of a check has *stable* keys ([`stable_keys`] of them, as [`load::key_of`] numbers them), which a server loads and
-//! nobody changes. Between them are *judged* keys, in groups: a hot one, which clients meet at all the time, and
-//! [`FILLERS`] fillers around it, which are inserted for a while and deleted for a while, so that leaves split and merge. What
-//! is asked for a judged key is recorded ([`service::history`]). A SCAN is recorded as one look at each judged key of its
-//! range: each leaf is seen at one moment, so each key is. Its order and its stable keys are checked when it comes.
+//! The tree of a check has *stable* keys ([`stable_keys`] of them, numbered as by [`load::key_of`]), which a server
+//! loads and no client changes. Between them are *judged* keys in groups. Each group has a hot key, on which clients
+//! always compete, and [`FILLERS`] fillers around it. Fillers are inserted for a while and deleted for a while, so that
+//! leaves split and merge. Every request for a judged key is recorded ([`service::history`]). A SCAN is recorded as one
+//! read of each judged key of its range, because each leaf is read atomically. The order and the stable keys of a SCAN
+//! are checked when its answer arrives.
 
 use std::collections::HashMap;
 use std::io;
@@ -23,36 +24,37 @@ use crate::wire::Op;
 
 /// Fillers around a hot key.
 pub const FILLERS: u64 = 16;
-/// Judged keys of a group.
+/// Judged keys in a group.
 const GROUP: u64 = 1 + FILLERS;
-/// Stable keys for each group, which lies between two of them.
+/// Stable keys per group; the judged keys lie between two of them.
 const STABLE: u64 = 8;
-/// How far apart groups are.
+/// Distance between the first keys of two groups.
 const DISTANCE: u64 = STABLE * STRIDE;
-/// The stable key in front of a group's judged keys, among those of the group.
+/// Index of the group's stable key that precedes its judged keys.
 const IN_FRONT: u64 = 3;
-/// How long fillers are inserted, and then deleted.
+/// Duration of each phase of inserting fillers, and of deleting them.
 const WAVE: Duration = Duration::from_millis(40);
-/// Entries of a SCAN that is not limited.
+/// The limit of a SCAN that only its end limits.
 const NO_LIMIT: u32 = u16::MAX as u32;
 
-/// What a client asks for.
+/// The parameters of a recording client.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// The tree.
+    /// The number of the tree.
     pub tree: u8,
-    /// Hot keys: few, so that clients meet.
+    /// Number of hot keys: few, so that clients compete.
     pub keys: u64,
-    /// What random choices start from.
+    /// The seed of the random choices.
     pub seed: u64,
 }
 
-/// Stable keys of a tree with so many hot keys. Key number `i` has the value [`load::value_of`] with stamp 0.
+/// Returns the number of stable keys of a tree with `keys` hot keys. Key number `i` has the value [`load::value_of`]
+/// with stamp 0.
 pub fn stable_keys(keys: u64) -> u64 {
     keys * STABLE
 }
 
-/// The key of a judged key's number.
+/// Returns the judged key with this number.
 fn key_of(number: u64) -> u64 {
     let place = match number % GROUP {
         0 => STRIDE / 2 - 1,
@@ -61,16 +63,16 @@ fn key_of(number: u64) -> u64 {
     number / GROUP * DISTANCE + IN_FRONT * STRIDE + place
 }
 
-/// The number of a judged key, if it is one.
+/// Returns the number of a judged key, or `None` for other keys.
 fn number_of(key: u64) -> Option<u64> {
     let first = key / DISTANCE * GROUP;
     (first..first + GROUP).find(|&number| key_of(number) == key)
 }
 
-/// Asks until it is told to stop and everything is answered, and records it all.
+/// Sends requests until `stop` returns true and everything is answered, and records requests and answers.
 ///
 /// # Errors
-/// When the server cannot be reached any more, or the file cannot be written.
+/// If the server cannot be reached any more, or the file cannot be written.
 pub fn ask(
     requests: &mut impl Requests,
     plan: &Plan,
@@ -115,22 +117,22 @@ fn unwritten(e: &io::Error) -> ClientError {
     ConnectError::Config(format!("the history cannot be written: {e}")).into()
 }
 
-/// A SCAN that is under way.
+/// A SCAN that is outstanding.
 #[derive(Debug)]
 struct Scan {
     from: u64,
     end: Option<u64>,
     limit: u32,
-    /// The request's own number in the history, for what is wrong with it as a whole.
+    /// The history number of the SCAN itself, for faults of the answer as a whole.
     number: u64,
-    /// Judged keys with the numbers of the looks at them.
+    /// Judged keys of the range, with the history numbers of their reads.
     looks: Vec<(u64, u64)>,
 }
 
-/// A request that is under way.
+/// An outstanding request.
 #[derive(Debug)]
 enum Asked {
-    /// For one judged key, with its number in the history.
+    /// A request for one judged key, with its history number.
     Point(u64),
     Scan(Scan),
 }
@@ -145,7 +147,7 @@ struct Asker<'p> {
 }
 
 impl Asker<'_> {
-    /// Chooses a request and records that it is sent; with its token.
+    /// Chooses a request, records its call, and returns the request with its token.
     fn choose(&mut self) -> io::Result<(Op, u64)> {
         let dice = self.random.below(32);
         let (op, asked) = match dice {
@@ -160,7 +162,7 @@ impl Asker<'_> {
                 let since = SystemTime::now().duration_since(UNIX_EPOCH);
                 let wave = since.unwrap_or_default().as_millis() / WAVE.as_millis();
                 let what = match (dice, wave % 2) {
-                    // A lookup, an update, and in the end what the wave is.
+                    // A lookup, an update, and otherwise the present phase's operation.
                     (22..24, _) => 1,
                     (24, _) => 19,
                     (_, 0) => 17,
@@ -174,11 +176,11 @@ impl Asker<'_> {
         Ok((op, self.token))
     }
 
-    /// A request for one judged key: what is from 1 to 21, of which half are lookups.
+    /// Chooses a request for one judged key: `what` is 1 to 21, and half of the values are lookups.
     fn point(&mut self, number: u64, what: u64) -> io::Result<(Op, Asked)> {
         let key = key_of(number);
         self.writes += 1;
-        // No two values of a history are the same: so each says who put it.
+        // No two values of a history are equal, so each identifies its write.
         let value = (self.recorder.client() + 1) << 32 | self.writes & 0xffff_ffff;
         let write = |when, condition| {
             let action = Action::Write { value, condition };
@@ -195,7 +197,7 @@ impl Asker<'_> {
         Ok((op, Asked::Point(number)))
     }
 
-    /// A SCAN of up to three groups, or of up to forty entries.
+    /// Chooses a SCAN of up to three groups, or of up to forty entries.
     fn scan(&mut self) -> io::Result<(Op, Asked)> {
         let all = self.plan.keys.max(1) * DISTANCE;
         let from = self.random.below(all);
@@ -206,7 +208,7 @@ impl Asker<'_> {
             1 => (Some(from + width), few),
             _ => (Some(from + width), NO_LIMIT),
         };
-        // Forty entries are of six groups at the most: each has its stable keys.
+        // Forty entries span at most six groups, because each group has its stable keys.
         let until = end.unwrap_or(from + 6 * DISTANCE).min(all);
         let number = self.recorder.call(0, Action::Scan)?;
         let mut looks = Vec::new();
@@ -229,7 +231,7 @@ impl Asker<'_> {
         let asked = self.under_way.remove(&done.token);
         let asked = asked.ok_or_else(|| io::Error::other("an answer came to no request"))?;
         match (asked, done.answer) {
-            // Nobody knows: there is no more to record.
+            // The outcome is unknown, so nothing is recorded.
             (_, Answer::Lost) => Ok(()),
             (Asked::Point(number), Answer::Full) => self.recorder.full(number),
             (Asked::Point(number), Answer::Value(value)) => {
@@ -267,7 +269,7 @@ impl Asker<'_> {
 }
 
 impl Scan {
-    /// What is wrong with an answer, apart from what judged keys have: its order, its range, its stable keys.
+    /// Checks the order, the range and the stable keys of an answer. The recorded history covers the judged keys.
     fn check(
         &self,
         entries: &[(u64, u64)],
@@ -296,7 +298,7 @@ impl Scan {
             }
             least = key + 1;
         }
-        // What an answer does not speak of, it says so.
+        // `next` tells which part of the range the answer leaves out.
         let until = match next {
             Some(next) if next < least => return Err((ScanFault::Order, next)),
             Some(next) if entries.len() < self.limit as usize => {
@@ -390,7 +392,7 @@ mod tests {
         assert_eq!(fault(end, 3, &all, None), value, "more than asked for");
     }
 
-    /// A client of a real server: right answers are judged right, and SCANs see splits and merges.
+    /// A client of a real server: right answers are judged right, and SCANs run while nodes split and merge.
     #[test]
     fn what_a_client_sees_is_judged() {
         let config = ServerConfig {
@@ -427,7 +429,7 @@ mod tests {
         let verdict = History::read(folder.path()).expect("read").judge();
         assert!(verdict.is_linearizable(), "{:#?}", verdict.violations);
         assert_eq!((verdict.keys, verdict.unknown), (2 * GROUP, 0));
-        // What nobody may change is changed behind its back.
+        // A stable key is removed behind the client's back.
         store.remove(0, load::key_of(1)).expect("it is not locked");
         let before = server.stats().scans;
         until(&|stats| stats.scans > before + 500);

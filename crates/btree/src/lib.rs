@@ -1,12 +1,16 @@
 //! A remote B+tree over the verbs.
 //!
-//! A [`Server`] keeps trees in registered memory ([`tree`]); [`Client`]s find it by TCP ([`rendezvous`]) and reach it by
-//! verbs, as their [`Access`] says: the server walks for them, or they READ nodes and walk themselves.
+//! A [`Server`] keeps trees in registered memory ([`tree`]). [`Client`]s find the server by TCP ([`rendezvous`]) and
+//! reach its trees by verbs. [`Access`] selects the walker: the server walks a tree for each request, or the client
+//! READs nodes and walks itself.
 //!
-//! Layers, from below: `node` is the layout of a node, [`tree`] the trees at the server; `config`, `wire` and [`rendezvous`]
-//! are what both sides agree on; [`touch`] is what walks cost on simulated cores. `server` is workers that carry out requests;
-//! `client` is the [`Pipeline`] and what it stands on. [`load`] asks for keys and checks every answer; [`history`] asks for few
-//! keys and records it for a checker.
+//! The layers, from below:
+//! - `node` is the layout of a node, and [`tree`] the trees at the server.
+//! - `config`, `wire` and [`rendezvous`] define what server and client agree on.
+//! - [`touch`] charges the cost of walks to simulated cores.
+//! - `server` has the workers that execute requests; `client` has the [`Pipeline`] and the layers below it.
+//! - [`load`] generates requests and checks every answer; [`history`] records requests to few keys for a
+//!   linearizability checker.
 
 #![forbid(unsafe_code)]
 
@@ -36,7 +40,7 @@ pub use service::{ConnectError, Latency, NicConfig, OpenError, ServerError, Unsu
 pub use tree::{Elsewhere, Owner, When};
 pub use wire::{Op, Step};
 
-/// A running server. Dropping it stops it.
+/// A running server. Dropping the server stops it.
 pub type Server = service::Server<Btree>;
 /// A server whose workers the caller runs.
 pub type LocalServer = service::LocalServer<Btree>;

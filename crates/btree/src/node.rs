@@ -1,25 +1,25 @@
-//! The layout of a node: what the server, and clients that READ nodes, agree on. No memory, no locks, no I/O.
+//! The layout of a node, shared by the server and by clients that READ nodes. This module has no memory, locks or I/O.
 //!
 //! A node is an array of 8-byte words in host order:
 //!
 //! | word | meaning |
 //! |---|---|
-//! | 0 | lock: 0, or who holds it |
+//! | 0 | lock: 0, or the holder's lock word |
 //! | 1 | version: grows with every change of the node |
 //! | 2 | checksum of words 1 and 3 to the last that is in use |
 //! | 3 | level in bits 47..32 (0 is a leaf), flags [`DEAD`], [`LAST`], [`FROZEN`] and [`MOVED`], count of entries in bits 15..0 |
 //! | 4 | low fence: no key of the node is below it |
 //! | 5 | high fence: all keys of the node are below it; [`u64::MAX`] with flag [`LAST`] is above all keys |
 //! | 6 | the right sibling's number, 0 for none |
-//! | 7 | the tree that it belongs to |
+//! | 7 | the number of the node's tree |
 //! | from 8 | keys in ascending order, room for [`capacity`] of them |
-//! | behind them | values of a leaf; of an inner node the numbers of its children |
+//! | after the keys | values of a leaf; in an inner node the numbers of the children |
 //!
 //! In an inner node key `i` is the low fence of child `i`, so the first key equals the node's low fence.
 //!
-//! A READ returns words of several versions if the node is changed meanwhile. [`Node::is_whole`] tells: the checksum
-//! covers everything that is in use, and a mixture of two versions has the checksum of neither. Words are never torn,
-//! so the keys of a mixture are garbage and not worse: every search below is bounded whatever the words say.
+//! A READ can return words of several versions if the node changes meanwhile. [`Node::is_whole`] detects this: the
+//! checksum covers all words in use, and a mixture of two versions matches neither version's checksum. Words are never
+//! torn, so a mixture has wrong keys at worst: every search below is bounded for any contents of the words.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,15 +42,15 @@ pub(crate) const SIBLING: usize = 6;
 /// Index of the tree's number.
 pub(crate) const TREE: usize = 7;
 
-/// The node was merged into its left sibling: nothing is in it.
+/// Flag: the node was merged into its left sibling and has no entries.
 pub(crate) const DEAD: u64 = 1 << 16;
-/// The node is the last of its level: the high fence is above all keys.
+/// Flag: the node is the last of its level; its high fence is above all keys.
 pub(crate) const LAST: u64 = 1 << 17;
 
-/// The keys of this leaf are being handed over to another server: they may be read, and not changed.
+/// Flag: the keys of this leaf are being handed over to another server. They can be read but not changed.
 pub(crate) const FROZEN: u64 = 1 << 18;
-/// The keys of this leaf belong to another server. The leaf has one entry: its low fence, and who has the keys
-/// ([`Owner`](crate::Owner)).
+/// Flag: the keys of this leaf belong to another server. The leaf has one entry: its low fence and the
+/// [`Owner`](crate::Owner) of the keys.
 pub(crate) const MOVED: u64 = 1 << 19;
 
 /// The smallest node in bytes.
@@ -58,22 +58,22 @@ pub const MIN_NODE_BYTES: usize = 256;
 /// The largest node in bytes.
 pub const MAX_NODE_BYTES: usize = 4096;
 
-/// Entries that a node of so many words has room for.
+/// Returns the number of entries that fit into a node of `words` words.
 #[inline]
 pub(crate) const fn capacity(words: usize) -> usize {
     (words - HEADER) / 2
 }
 
-/// The word that describes a node.
+/// Returns the word at [`META`] of a node.
 pub(crate) fn meta(level: u16, flags: u64, count: usize) -> u64 {
     u64::from(level) << 32 | flags | (count as u64 & 0xffff)
 }
 
-/// Words of a node: the server's are shared with peers, a client's are a copy.
+/// The words of a node: shared memory at the server, a private copy at a client.
 pub(crate) trait Words {
-    /// How many there are.
+    /// Returns the number of words.
     fn len(&self) -> usize;
-    /// One of them; 0 outside.
+    /// Returns the word at `index`, or 0 if `index` is out of bounds.
     fn word(&self, index: usize) -> u64;
 }
 
@@ -101,20 +101,20 @@ impl Words for [u64] {
     }
 }
 
-/// Where the walk for a key goes on from a node.
+/// The next step of a walk for a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Into this node, one level below.
+    /// The key belongs into the subtree of this child, one level below.
     Child(u64),
-    /// To the right sibling: the node was split.
+    /// The key belongs to the right sibling: the node was split.
     Sibling(u64),
-    /// The key belongs here: this is a leaf.
+    /// The key belongs into this node, which is a leaf.
     Here,
-    /// Nowhere: the node is dead, of another tree or level, or has keys above. The walk starts again.
+    /// The node is dead, has another tree or level, or has only larger keys. The walk restarts at the root.
     Lost,
 }
 
-/// A node as its words say, whatever they say.
+/// A view of a node's words that is valid for any contents.
 pub(crate) struct Node<'a, W: ?Sized>(pub(crate) &'a W);
 
 impl<W: ?Sized> Clone for Node<'_, W> {
@@ -131,7 +131,7 @@ impl<W: Words + ?Sized> Node<'_, W> {
         capacity(self.0.len())
     }
 
-    /// Entries, at most the capacity.
+    /// Returns the number of entries, at most the capacity.
     #[inline]
     pub(crate) fn count(self) -> usize {
         ((self.0.word(META) & 0xffff) as usize).min(self.capacity())
@@ -147,13 +147,13 @@ impl<W: Words + ?Sized> Node<'_, W> {
         self.0.word(META) & (DEAD | LAST | FROZEN | MOVED)
     }
 
-    /// Whether the keys of this leaf belong to another server.
+    /// Returns true if the keys of this leaf belong to another server.
     #[inline]
     pub(crate) fn is_moved(self) -> bool {
         self.0.word(META) & MOVED != 0
     }
 
-    /// Whether the keys of this leaf may be changed.
+    /// Returns true if the keys of this leaf may be changed.
     #[inline]
     pub(crate) fn may_change(self) -> bool {
         self.0.word(META) & (FROZEN | MOVED) == 0
@@ -179,17 +179,17 @@ impl<W: Words + ?Sized> Node<'_, W> {
         self.0.word(HEADER + self.capacity() + i)
     }
 
-    /// The first key above all keys of the node; `None` if there is none.
+    /// Returns the exclusive upper bound of the node's keys; `None` if the node is the last of its level.
     #[inline]
     pub(crate) fn end(self) -> Option<u64> {
         (!self.is_last()).then(|| self.0.word(HIGH))
     }
 
-    /// How many keys are below or equal to this one.
+    /// Returns the number of keys that are less than or equal to `key`.
     #[inline]
     pub(crate) fn rank(self, key: u64) -> usize {
         let (mut from, mut left) = (0, self.count());
-        // Without branches on keys: a wrong guess costs more than the load.
+        // The search has no branches on keys: a mispredicted branch costs more than the load.
         while left > 0 {
             let half = left / 2;
             let above = self.key(from + half) <= key;
@@ -199,7 +199,7 @@ impl<W: Words + ?Sized> Node<'_, W> {
         from
     }
 
-    /// The place of this key in a leaf, or where it would be.
+    /// Returns the index of the key in a leaf, or as an error the index at which the key would be inserted.
     #[inline]
     pub(crate) fn find(self, key: u64) -> Result<usize, usize> {
         let rank = self.rank(key);
@@ -209,7 +209,7 @@ impl<W: Words + ?Sized> Node<'_, W> {
         }
     }
 
-    /// Where the walk for a key goes on from this node of a level and a tree.
+    /// Returns the next step of the walk for a key from this node, which is expected to have this tree and level.
     #[inline]
     pub(crate) fn next(self, key: u64, tree: u64, level: u16) -> Next {
         let header = self.0;
@@ -235,7 +235,7 @@ impl<W: Words + ?Sized> Node<'_, W> {
         }
     }
 
-    /// The checksum of what is in use.
+    /// Returns the checksum of the words in use.
     pub(crate) fn sum(self) -> u64 {
         let (count, capacity) = (self.count(), self.capacity());
         let header = [VERSION, META, LOW, HIGH, SIBLING, TREE];
@@ -245,14 +245,14 @@ impl<W: Words + ?Sized> Node<'_, W> {
         all.fold(0, |sum: u64, i| sum.wrapping_add(term(i, self.0.word(i))))
     }
 
-    /// Whether all words in use are of one version.
+    /// Returns true if all words in use are of one version.
     pub(crate) fn is_whole(self) -> bool {
         self.sum() == self.0.word(CHECKSUM)
     }
 }
 
-/// What a word adds to the checksum of its node. A change of one word changes the sum by the difference of two terms, so
-/// an update of a value needs no look at the others.
+/// Returns the contribution of a word to its node's checksum. Changing one word changes the sum by the difference of
+/// two terms, so an update of a value does not read the other words.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "both halves are used")]
 pub(crate) fn term(index: usize, word: u64) -> u64 {
@@ -314,7 +314,7 @@ mod tests {
             prop_assert_eq!(Node(&words[..]).rank(key), expected);
         }
 
-        /// Two versions that differ by an insertion, a deletion or an update: no mixture of their words is whole.
+        /// Two versions differ by an insertion, a deletion or an update: no mixture of their words is whole.
         #[test]
         fn a_mixture_of_versions_is_not_whole(
             mut keys in proptest::collection::btree_set(0u64..60, 2..25), other in 0u64..60,

@@ -1,12 +1,12 @@
-//! How clients find a server: the messages of its rendezvous.
+//! The messages by which clients find a server and connect to it.
 //!
-//! 1. The server speaks first: [`Welcome`], what it is and offers.
-//! 2. The client answers with [`Hello`]: its session, and the endpoints of its queue pairs, a pair for each worker.
-//! 3. The server connects its side and [answers](service::Answer) with its endpoints and keys ([`Accepted`]), or with the
-//!    reason why not.
+//! 1. The server speaks first: [`Welcome`] describes the server and what it offers.
+//! 2. The client answers with [`Hello`]: its session, and the endpoints of its two queue pairs for each worker.
+//! 3. The server connects its side and [answers](service::Answer) with its endpoints and keys ([`Accepted`]), or with
+//!    the reason for refusing.
 //!
-//! Then the connection stays open and silent. When it closes, the server frees what the client had, but for what it
-//! remembers of its session's changes.
+//! Then the TCP connection stays open and silent. When it closes, the server frees the client's resources, but keeps
+//! its record of the session's changes.
 
 use serde::{Deserialize, Serialize};
 use service::Protocol;
@@ -56,23 +56,23 @@ pub struct Welcome {
     pub protocol: String,
     /// [`Rendezvous`]'s [`Protocol::VERSION`].
     pub version: u32,
-    /// A random number: another one after the server was started anew, and knows nothing of before.
+    /// A random number that changes when the server restarts and has lost its memory of sessions.
     pub server: u64,
-    /// The largest window a client may ask for.
+    /// The largest window that a client may request.
     pub max_window: usize,
-    /// Workers: a client connects to all of them.
+    /// Number of workers: a client connects to all of them.
     pub workers: usize,
-    /// Trees.
+    /// Number of trees.
     pub trees: usize,
     /// Bytes of a node.
     pub node_bytes: usize,
-    /// The longest message it sends.
+    /// The longest message that the server sends, in bytes.
     pub max_answer: usize,
-    /// The shape of request slots.
+    /// The layout of request slots.
     pub layout: rpc::herd::Layout,
-    /// Whether clients may READ nodes.
+    /// True if clients may READ nodes.
     pub reads: bool,
-    /// Whether clients may lock and WRITE leaves.
+    /// True if clients may lock and WRITE leaves.
     pub writes: bool,
 }
 
@@ -81,65 +81,66 @@ pub struct Welcome {
 pub struct Hello {
     /// [`Rendezvous`]'s [`Protocol::VERSION`].
     pub version: u32,
-    /// The name of its session: random, and the same when it connects again.
+    /// The session's name: a random number that stays the same when the client reconnects.
     pub session: u64,
-    /// Requests outstanding at most.
+    /// Largest number of outstanding requests.
     pub window: usize,
-    /// The longest message that it takes.
+    /// The longest message that the client can receive, in bytes.
     pub answer: usize,
-    /// Its queue pairs, for each worker.
+    /// The client's queue pairs for each worker.
     pub lanes: Vec<LaneHello>,
-    /// RC: it READs from there, if it does.
+    /// The RC queue pair by which the client READs nodes, if any.
     pub rc: Option<QpEndpoint>,
 }
 
 /// A client's queue pairs for one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneHello {
-    /// UC: it WRITEs requests from there.
+    /// The UC queue pair by which the client WRITEs requests.
     pub uc: QpEndpoint,
-    /// UD: answers go there.
+    /// The UD queue pair that receives answers.
     pub ud: QpEndpoint,
 }
 
 /// The server's answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accepted {
-    /// Its side of the lanes.
+    /// The server's side of each lane.
     pub lanes: Vec<LaneAccepted>,
-    /// What the client READs by, if it does.
+    /// The memory that the client may READ, if it asked for READs.
     pub memory: Option<RemoteNodes>,
 }
 
 /// The server's side of one lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneAccepted {
-    /// Its UC queue pair for this client.
+    /// The server's UC queue pair for this client.
     pub endpoint: QpEndpoint,
     /// This client's request slots.
     pub slots: RemoteMemory,
-    /// Their shape.
+    /// The layout of the request slots.
     pub layout: rpc::herd::Layout,
 }
 
-/// Nodes that a client READs.
+/// The nodes that a client READs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteNodes {
     /// The server's RC queue pair for this client.
     pub endpoint: QpEndpoint,
-    /// The header and all nodes.
+    /// The memory with the header and all nodes.
     pub nodes: RemoteMemory,
-    /// What the client needs to change leaves, if it may.
+    /// The parameters for changing leaves, if the client may change them.
     pub writes: Option<Writes>,
 }
 
-/// What a client needs to change leaves.
+/// The parameters for a client that changes leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Writes {
-    /// Its name in locks.
+    /// The client's owner number in lock words.
     pub owner: u32,
-    /// How long it may have one while others wait.
+    /// Milliseconds that the client may hold a lock while others wait for it.
     pub lease_ms: u16,
-    /// Where it writes a change down before it makes it: an entry for each request of its window.
+    /// The memory of the client's redo entries, one for each request of its window. The client writes a change there
+    /// before it changes the leaf.
     pub redo: RemoteMemory,
 }

@@ -1,45 +1,45 @@
-//! What servers report: it travels as JSON.
+//! The statistics that servers report as JSON.
 
 use serde::{Deserialize, Serialize};
 
 use crate::tree::TreeStats;
 
-/// What a server did so far.
+/// What a server has done since it started.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServerStats {
     /// GETs that were answered.
     pub gets: u64,
     /// GETs that found their key.
     pub hits: u64,
-    /// SCANs that were answered, a long one as several.
+    /// SCANs that were answered; a SCAN that the client continues counts again.
     pub scans: u64,
     /// Entries in answers to SCANs.
     pub scanned: u64,
-    /// Changes that were made, or whose condition did not hold.
+    /// Changes that were made, and changes whose condition did not hold.
     pub changes: u64,
-    /// Changes that came again, and were not made again.
+    /// Changes that arrived again and were not executed a second time.
     pub repeated: u64,
-    /// Requests that are none.
+    /// Malformed requests.
     pub bad_requests: u64,
-    /// Requests that found a node locked by a client for long.
+    /// Requests that were refused because a node was locked for too long or its keys were being handed over.
     pub busy: u64,
-    /// Messages that answers took.
+    /// Messages that carried answers.
     pub answers: u64,
-    /// Doorbells that answers took.
+    /// Doorbells for answers.
     pub doorbells: u64,
     /// Clients that are connected.
     pub clients: u64,
     /// Clients that have ever connected.
     pub clients_total: u64,
-    /// Locks that the server freed for clients that were gone or too slow.
+    /// Locks that the server released for clients that had died or exceeded their lease.
     #[serde(default)]
     pub recovered_locks: u64,
-    /// Clients whose access was taken away because they had a lock for too long.
+    /// Clients whose access was revoked because they held a lock for too long.
     #[serde(default)]
     pub expelled: u64,
-    /// Entries that this server took from others.
+    /// Entries that this server took over from others.
     #[serde(default)]
     pub taken_entries: u64,
-    /// What there is of the trees.
+    /// Size and shape of the trees.
     pub tree: TreeStats,
 }

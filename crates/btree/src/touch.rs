@@ -1,15 +1,18 @@
-//! The cache lines that walks touch, told to simulated cores ([`verbs::time`]); real cores find out by themselves.
+//! Charges simulated cores ([`verbs::time`]) for the cache lines that walks touch. On real cores this module does
+//! nothing.
 //!
-//! A walk looks at a node a level. Of each it touches the header, then keys by binary search, then one value, which is the
-//! child's number or the answer. Step j of the search touches one of 2^j lines of the node, so the lines of its first steps
-//! are hot. A line competes for the caches with all lines that are touched as often or more often: its *working set*.
+//! A walk visits one node per level. In each it touches the header, then keys by binary search, then one value: a
+//! child's number or the answer. Step j of the search touches one of 2^j lines of the node, so the lines of the first
+//! steps are hot. A line competes for the caches with all lines that are touched as often or more often: its *working
+//! set*.
 //!
-//! A walk alone touches lines one after the other. Walks of a batch are interleaved: a step of one fetches all keys of its
-//! next node ahead, and the values of a leaf, so these misses overlap with those of the other walks. What is touched of
-//! an inner node's values is not fetched ahead. Levels below the steps that a batch takes together are walked alone.
+//! A single walk touches its lines one after the other. Walks of a batch are interleaved: one walk's step prefetches
+//! all keys of its next node, and the values of a leaf. So these cache misses overlap with those of the other walks.
+//! The values of inner nodes are not prefetched. Levels beyond the steps that a batch takes together are walked one
+//! request at a time.
 //!
-//! The tree that is told of may be a larger one than the real tree ([`Shape`]): a simulation of 256 million keys needs no
-//! memory for them.
+//! The modelled tree can be larger than the real tree ([`Shape`]): a simulation of 256 million keys needs no memory for
+//! them.
 
 use std::time::Duration;
 
@@ -20,26 +23,26 @@ use crate::node::capacity;
 /// Bytes of a cache line.
 const LINE: u64 = 64;
 
-/// Entries of 8 bytes in a line.
+/// Entries of 8 bytes in a cache line.
 const WORDS: u64 = LINE / 8;
 
-/// What a host's core takes for a step of a binary search, in ns, beside what it waits for memory. Fitted together with
-/// the latency of memory of `bf2`'s DPU, to local look-ups of a study among 1 M and 256 M keys.
+/// Time in ns that a host's core needs for a step of a binary search, without waiting for memory. The value was fitted,
+/// together with the memory latency of `bf2`'s DPU, to a study's local look-ups among 1 M and 256 M keys.
 const STEP_NS: u64 = 7;
 
-/// The size of a tree as far as walks cost time.
+/// The size of a tree, as far as it determines the cost of walks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
-    /// Keys in it.
+    /// Number of keys.
     pub keys: u64,
     /// Bytes of a node.
     pub node_bytes: usize,
-    /// How full its nodes are, up to 1.
+    /// The fill factor of nodes, up to 1.
     pub fill: f64,
 }
 
 impl Shape {
-    /// Entries of a node, 2 at the least.
+    /// Returns the number of entries of a node, at least 2.
     pub fn entries(&self) -> u64 {
         let room = capacity(self.node_bytes / 8);
         #[expect(
@@ -52,7 +55,7 @@ impl Shape {
         entries.max(2)
     }
 
-    /// Nodes of each level, from the leaves up to the root.
+    /// Returns the number of nodes of each level, from the leaves up to the root.
     pub fn levels(&self) -> Vec<u64> {
         let entries = self.entries();
         let mut levels = vec![self.keys.div_ceil(entries).max(1)];
@@ -64,15 +67,15 @@ impl Shape {
         levels
     }
 
-    /// A tree of so few keys for a small memory, in emptier nodes, so that it has as many levels, or as nearly as many as
-    /// there is such a tree.
+    /// Returns a tree with only `keys` keys for a small memory. Its nodes are emptier, so that its number of levels is
+    /// the same or as close as possible.
     #[must_use]
     pub fn smaller(&self, keys: u64) -> Self {
         let (room, levels) = (capacity(self.node_bytes / 8), self.levels().len());
         #[expect(clippy::cast_precision_loss, reason = "a small number")]
         let filled = |entries: usize| Self {
             keys: keys.min(self.keys),
-            // Half an entry more, which no rounding takes away.
+            // The extra half entry keeps rounding from removing an entry.
             fill: (entries as f64 + 0.5) / room as f64,
             ..*self
         };
@@ -82,36 +85,36 @@ impl Shape {
     }
 }
 
-/// A kind of lines that every walk touches.
+/// A group of cache lines that every walk touches equally often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Touch {
-    /// A walk touches each of them once in so many walks.
+    /// A walk touches a given line of the group once in so many walks.
     one_of: u64,
-    /// Lines that no other kind has.
+    /// Number of lines in this group; no other group has them.
     lines: u64,
-    /// Lines that a walk touches.
+    /// Number of lines of the group that one walk touches.
     touched: u64,
-    /// Whether these are fetched ahead.
+    /// True if the lines are prefetched.
     ahead: bool,
-    /// Bytes of all lines that are touched as often or more often.
+    /// Bytes of all lines that are touched as often or more often than these.
     working_set: u64,
 }
 
-/// The touches of walks through a tree.
+/// The cache-line groups that walks through a tree touch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Touches {
     alone: Vec<Touch>,
     interleaved: Vec<Touch>,
-    /// All lines of the tree, in bytes.
+    /// Bytes of all lines of the tree.
     bytes: u64,
-    /// What a core compares in a walk.
+    /// Time of a walk's comparisons on the core.
     work: Duration,
-    /// Lines of the keys, or of the values, of a node.
+    /// Lines of the keys of a node; its values have as many.
     node_lines: u64,
 }
 
 impl Touches {
-    /// Of a tree whose walks take the first so many levels together in a batch.
+    /// Computes the touches for a tree. Walks of a batch are interleaved in the first `together` levels.
     pub fn of(shape: &Shape, together: usize) -> Self {
         let entries = shape.entries();
         let node_lines = entries.div_ceil(WORDS);
@@ -140,7 +143,7 @@ impl Touches {
         }
     }
 
-    /// The calling core walks from the root to a leaf, for so many requests of a batch.
+    /// Charges the calling core for the walks from the root to a leaf of a batch of `requests` requests.
     pub fn walk(&self, requests: usize) {
         let requests = requests as u64;
         let touches = match requests {
@@ -159,19 +162,20 @@ impl Touches {
         time::work(self.work.saturating_mul(times));
     }
 
-    /// The calling core copies so many entries of leaves, one after the other.
+    /// Charges the calling core for copying `entries` entries of leaves, one leaf after the other.
     pub(crate) fn scan(&self, entries: usize) {
         let lines = 2 * (entries as u64).div_ceil(WORDS);
         time::touch_lines(self.bytes, 1, lines);
     }
 
-    /// The calling core changes an entry of the leaf that it has walked to: it moves entries and adds all of them up.
+    /// Charges the calling core for changing an entry of the leaf that its walk reached: it moves entries and
+    /// recomputes the checksum.
     pub(crate) fn change(&self) {
         time::touch_lines(self.bytes, 1, 2 * self.node_lines);
     }
 }
 
-/// A look at one of so many nodes that nothing was fetched of.
+/// Returns the touches of one visit to a level of `nodes` nodes, of which nothing was prefetched.
 fn node_alone(nodes: u64, node_lines: u64) -> Vec<Touch> {
     let touch = |choices: u64, lines: u64| Touch {
         one_of: nodes * choices,
@@ -181,7 +185,7 @@ fn node_alone(nodes: u64, node_lines: u64) -> Vec<Touch> {
         working_set: 0,
     };
     let mut touches = vec![touch(1, 1)];
-    // From half the keys on, a step is within a line or two of the one before.
+    // When half of the keys are left, consecutive search steps are within a line or two of each other.
     let (mut choices, mut seen) = (1, 0);
     while choices < node_lines {
         touches.push(touch(choices, choices.min(node_lines - seen)));
@@ -194,7 +198,7 @@ fn node_alone(nodes: u64, node_lines: u64) -> Vec<Touch> {
     touches
 }
 
-/// A look at one of so many nodes whose header and keys were fetched ahead.
+/// Returns the touches of one visit to a level of `nodes` nodes whose header and keys were prefetched.
 fn node_ahead(nodes: u64, node_lines: u64, is_leaf: bool) -> [Touch; 2] {
     let fetched = 1 + node_lines;
     [
@@ -215,7 +219,7 @@ fn node_ahead(nodes: u64, node_lines: u64, is_leaf: bool) -> [Touch; 2] {
     ]
 }
 
-/// Sets the working sets; the bytes of all lines.
+/// Sets the working sets and returns the bytes of all lines.
 fn sum_up(touches: &mut [Touch]) -> u64 {
     touches.sort_by_key(|touch| touch.one_of);
     touches.iter_mut().fold(0, |sum, touch| {
@@ -224,11 +228,11 @@ fn sum_up(touches: &mut [Touch]) -> u64 {
     })
 }
 
-/// What a client's core takes for a line of a node that it READ, in ns: it copies the node and adds all its words up, which
-/// takes 380 ns for 2 KiB that come from the last-level cache (measured on a Xeon).
+/// Time in ns that a client's core needs for a line of a node that it READ: it copies the node and sums all its words.
+/// Measured on a Xeon: 380 ns for 2 KiB that come from the last-level cache.
 const READ_LINE_NS: u64 = 12;
 
-/// The calling core, a client's, looks at a node of so many bytes that it READ, as if the node were full.
+/// Charges the calling core, a client's, for searching a node that it READ, as if the node were full.
 #[inline]
 pub(crate) fn read_node(node_bytes: usize) {
     let lines = (node_bytes as u64).div_ceil(LINE);
@@ -252,7 +256,7 @@ mod tests {
     fn levels_are_those_of_a_loaded_tree() {
         assert_eq!(shape(1, 2048).levels(), [1]);
         assert_eq!(shape(1_000_000, 2048).levels(), [8065, 66, 1]);
-        // As many READs as in a study of both sizes of nodes.
+        // The same number of READs as in a study of both node sizes.
         assert_eq!(shape(256_000_000, 2048).levels().len(), 5);
         assert_eq!(shape(256_000_000, 512).levels().len(), 6);
     }
@@ -267,13 +271,13 @@ mod tests {
                 assert_eq!(small.keys, keys);
             }
         }
-        // 8 levels, which 16 K keys would have with between 3 and 4 entries of a node.
+        // 8 levels; 16 K keys would have them only with between 3 and 4 entries per node.
         let large = shape(256_000_000, 256);
         assert_eq!(large.levels().len(), 8);
         assert!((7..=9).contains(&large.smaller(1 << 14).levels().len()));
     }
 
-    /// The lines of a node are its header, keys and values, whichever way they are touched.
+    /// The lines of a node are its header, keys and values, however they are touched.
     #[test]
     fn every_line_is_of_one_kind() {
         for (keys, node_bytes) in [(100, 512), (1_000_000, 2048), (256_000_000, 4096)] {
@@ -296,7 +300,7 @@ mod tests {
         assert_eq!(touches.alone[0].working_set, LINE);
         let ordered = |touches: &[Touch]| touches.is_sorted_by_key(|touch| touch.working_set);
         assert!(ordered(&touches.alone) && ordered(&touches.interleaved));
-        // Three levels: the header, five steps among 16 lines of keys, the value.
+        // Each of three levels has the header, five steps among 16 lines of keys, and the value.
         assert_eq!(touches.alone.len(), 3 * 7);
     }
 }

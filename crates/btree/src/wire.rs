@@ -1,4 +1,4 @@
-//! Requests and answers, as bytes. Everything is little-endian.
+//! The byte format of requests and answers. All numbers are little-endian.
 //!
 //! A request has 16 or 24 bytes:
 //!
@@ -6,31 +6,31 @@
 //! |---|---|
 //! | 0 | operation: 1 GET, 2 PUT, 3 INSERT, 4 UPDATE, 5 DELETE, 6 SCAN, 7 SCAN up to an end; between servers 8 FREEZE, 9 THAW, 10 CEDE, 11 TAKE; 12 LOAD |
 //! | 1 | tree |
-//! | 2..4 | SCAN: entries at most; CEDE: the server that takes the range; TAKE: the server that has it |
-//! | 4..8 | number of the change in its session, from 1 on; SCAN: messages that the answer may take |
+//! | 2..4 | SCAN: largest number of entries; CEDE: the server that takes the range; TAKE: the server that has it |
+//! | 4..8 | number of the change in its session, from 1 on; SCAN: number of messages that the answer may take |
 //! | 8..16 | key |
-//! | 16..24 | PUT, INSERT, UPDATE: value; otherwise the end of the range, where there is one |
+//! | 16..24 | PUT, INSERT, UPDATE: value; otherwise the end of the range, if the range has one |
 //!
-//! An answer begins with a word: status in bits 7..0, flag [`FOUND`] in bit 8, flag [`MORE`] in bit 9. A GET that found its
-//! key has the value next. Messages of a SCAN have in the word the number of their first entry in bits 31..16 and of all
-//! entries of the answer in bits 47..32; then come the key to go on from, and the entries, 16 bytes each. The answer to LOAD has
-//! the same form. An answer that the key belongs to another server says from which key on, up to which (flag `MORE`), and
-//! to whom; the answer to CEDE has the version of the handover in bits 63..16.
+//! An answer begins with a word: status in bits 7..0, flag [`FOUND`] in bit 8, flag [`MORE`] in bit 9. If a GET found
+//! its key, the value follows. In a SCAN's messages, bits 31..16 hold the number of the message's first entry, and bits
+//! 47..32 the number of all entries of the answer. The key at which to continue follows, then the entries, 16 bytes
+//! each. The answer to LOAD has the same form. An answer with status `Moved` has the first key, the end (flag `MORE`)
+//! and the owner of the range. The answer to CEDE has the version of the handover in bits 63..16.
 
 use crate::tree::{Elsewhere, Owner, When};
 
 /// Bytes of the longest request.
 pub(crate) const REQUEST: usize = 24;
-/// Bytes in front of the entries of a SCAN's message.
+/// Bytes of a SCAN message's header, before its entries.
 pub(crate) const SCAN_HEADER: usize = 16;
 /// Bytes of an entry.
 pub(crate) const ENTRY: usize = 16;
-/// Messages that the answer to one SCAN takes at the most.
+/// Largest number of messages in the answer to one SCAN.
 pub(crate) const MAX_MESSAGES: u32 = 16;
 
-/// The key was there.
+/// Flag: the key was present.
 pub(crate) const FOUND: u64 = 1 << 8;
-/// There may be more entries.
+/// Flag: more entries may follow.
 pub(crate) const MORE: u64 = 1 << 9;
 
 const GET: u8 = 1;
@@ -46,19 +46,19 @@ const CEDE: u8 = 10;
 const TAKE: u8 = 11;
 const LOAD: u8 = 12;
 
-/// How a request went.
+/// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Status {
-    /// Done; or a change whose condition did not hold: [`FOUND`] says what was there.
+    /// Success, or a change whose condition did not hold: [`FOUND`] tells whether the key was present.
     Ok = 0,
-    /// There is no memory for it.
+    /// The server has no memory for the request.
     Full = 1,
-    /// A node is locked by a client for long: the client asks again.
+    /// A client has held a node's lock for too long: the requester should retry.
     Busy = 2,
-    /// The key is another server's.
+    /// The key belongs to another server.
     Moved = 3,
-    /// No request that this server understands.
+    /// The server does not understand the request.
     Bad = 4,
 }
 
@@ -70,10 +70,10 @@ impl Status {
     }
 }
 
-/// What is asked for.
+/// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// The value of a key.
+    /// Reads the value of a key.
     Get {
         /// The key.
         key: u64,
@@ -84,7 +84,7 @@ pub enum Op {
         key: u64,
         /// The value.
         value: u64,
-        /// When it is to be set.
+        /// The condition for setting the value.
         when: When,
     },
     /// Removes a key.
@@ -92,41 +92,41 @@ pub enum Op {
         /// The key.
         key: u64,
     },
-    /// Entries in the order of their keys.
+    /// Reads entries in ascending order of their keys.
     Scan {
-        /// The first key that may be among them.
+        /// The lower bound of the keys, inclusive.
         from: u64,
-        /// The first key that is not, if there is an end.
+        /// The upper bound of the keys, exclusive, if any.
         end: Option<u64>,
-        /// Entries at most.
+        /// The largest number of entries.
         limit: u32,
     },
-    /// Between servers: a step of the handover of a range of keys.
+    /// Executes one step of a handover of a range of keys between servers.
     Handover {
         /// The step.
         step: Step,
         /// The first key.
         from: u64,
-        /// The first key that is not handed over, if there is an end.
+        /// The upper bound of the range, exclusive, if any.
         end: Option<u64>,
     },
-    /// What a server is doing: see [`PartLoad`](crate::balance::PartLoad).
+    /// Reads a server's load counters and key sample: see [`PartLoad`](crate::balance::PartLoad).
     Load,
 }
 
 /// A step of a handover: see [`crate::tree`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// The keys are not changed any more.
+    /// Makes the range read-only at its owner.
     Freeze,
-    /// They may be changed again.
+    /// Allows changes of the range again.
     Thaw,
-    /// They belong to the server with this number.
+    /// Assigns the range to the server with this number.
     Cede {
         /// The number.
         to: u16,
     },
-    /// The server that is asked is to take them from the one with this number.
+    /// Asks the addressed server to take the range from the server with this number.
     Take {
         /// The number.
         giver: u16,
@@ -134,7 +134,7 @@ pub enum Step {
 }
 
 impl Op {
-    /// The key that says where it belongs.
+    /// Returns the key by which the request is routed to a server; 0 for [`Op::Load`].
     #[inline]
     pub fn key(&self) -> u64 {
         match *self {
@@ -144,7 +144,7 @@ impl Op {
         }
     }
 
-    /// Whether it changes something.
+    /// Returns true if the request changes the tree or the ownership of keys.
     #[inline]
     pub fn is_change(&self) -> bool {
         matches!(
@@ -153,7 +153,8 @@ impl Op {
         )
     }
 
-    /// As a request. `number` is that of the change, or of a SCAN's messages.
+    /// Encodes the request and returns its length. `number` is the number of the change, or for a SCAN the number of
+    /// messages.
     #[inline]
     pub(crate) fn encode(&self, tree: u8, number: u32) -> ([u8; REQUEST], usize) {
         let mut bytes = [0; REQUEST];
@@ -199,7 +200,7 @@ impl Op {
         (bytes, if last.is_some() { 24 } else { 16 })
     }
 
-    /// From a request: with the tree, and the number. `None` if it is none.
+    /// Decodes a request, its tree and its number. Returns `None` if the bytes are malformed.
     #[inline]
     pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, u8, u32)> {
         let (&[op, tree, l0, l1, n0, n1, n2, n3], rest) = bytes.split_first_chunk::<8>()?;
@@ -241,30 +242,30 @@ impl Op {
     }
 }
 
-/// The key and the tree of a request, for looking ahead.
+/// Returns the key and the tree of a request, so that a worker can start its walk before decoding the request.
 #[inline]
 pub(crate) fn place_of(bytes: &[u8]) -> Option<(u64, u8)> {
     let key = bytes.get(8..)?.first_chunk::<8>()?;
     Some((u64::from_le_bytes(*key), bytes[1]))
 }
 
-/// The word of an answer.
+/// Returns the first word of an answer.
 #[inline]
 pub(crate) fn word(status: Status, found: bool) -> u64 {
     status as u64 | if found { FOUND } else { 0 }
 }
 
-/// The word of an answer that says a version, below 2^48.
+/// Returns the first word of an answer that carries a version, below 2^48.
 pub(crate) fn version_word(status: Status, version: u64) -> u64 {
     status as u64 | version << 16
 }
 
-/// The version that such a word says.
+/// Extracts the version from a [`version_word`].
 pub(crate) fn version_of(word: u64) -> u64 {
     word >> 16
 }
 
-/// The answer that keys belong to another server.
+/// Encodes an answer with status `Moved`.
 pub(crate) fn moved(elsewhere: &Elsewhere) -> [u8; 32] {
     let more = if elsewhere.end.is_some() { MORE } else { 0 };
     let words = [
@@ -280,30 +281,30 @@ pub(crate) fn moved(elsewhere: &Elsewhere) -> [u8; 32] {
     bytes
 }
 
-/// The word of a SCAN's message: its first entry's number, the count of all, and whether there may be more.
+/// Returns the first word of a SCAN message: the number of its first entry, the count of all entries, and [`MORE`].
 pub(crate) fn scan_word(first: usize, count: usize, more: bool) -> u64 {
     let flag = if more { MORE } else { 0 };
     flag | (first as u64 & 0xffff) << 16 | (count as u64 & 0xffff) << 32
 }
 
-/// An answer.
+/// A decoded answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Answer<'a> {
     pub(crate) word: u64,
     pub(crate) status: Status,
     pub(crate) found: bool,
     pub(crate) more: bool,
-    /// The number of the first entry here, and of all entries.
+    /// The number of the first entry in this message.
     pub(crate) first: usize,
     pub(crate) count: usize,
-    /// A value, or the key to go on from.
+    /// The value, or the key at which to continue.
     pub(crate) number: u64,
-    /// Entries.
+    /// The bytes after `number`: the entries of a SCAN.
     pub(crate) rest: &'a [u8],
 }
 
 impl<'a> Answer<'a> {
-    /// From a message; `None` if it is none.
+    /// Decodes a message; returns `None` if it is malformed.
     #[inline]
     pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let (word, rest) = bytes.split_first_chunk::<8>()?;
@@ -324,7 +325,7 @@ impl<'a> Answer<'a> {
         })
     }
 
-    /// Which keys belong to whom, of an answer with [`Status::Moved`].
+    /// Returns the range of keys that moved and its owner, from an answer with [`Status::Moved`].
     pub(crate) fn elsewhere(&self) -> Elsewhere {
         let number = |at: usize| {
             let bytes = self.rest.get(at..).and_then(|b| b.first_chunk::<8>());
@@ -337,7 +338,7 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// The entries of a SCAN's message.
+    /// Returns the entries of a SCAN message.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (u64, u64)> {
         let (entries, _) = self.rest.as_chunks::<ENTRY>();
         entries.iter().map(|entry| {

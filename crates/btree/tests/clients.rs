@@ -1,4 +1,4 @@
-//! Clients of every access design at one server: what they are told is right while the tree splits and merges under them.
+//! Clients of every access design at one server get right answers while the tree splits and merges.
 
 use std::thread;
 
@@ -12,7 +12,7 @@ fn server(keys: u64, node_bytes: usize, workers: usize) -> Server {
 fn server_with(keys: u64, node_bytes: usize, workers: usize, remote_writes: bool) -> Server {
     let config = ServerConfig {
         remote_writes,
-        // A client thread may lose its core with a lock for longer than any usual lease.
+        // The scheduler may stop a client thread that holds a lock for longer than a usual lease.
         lease_ms: 20_000,
         keys: 4 * keys + 10_000,
         node_bytes,
@@ -60,7 +60,7 @@ fn all_say_what_is_there(server: &Server) {
         );
         assert!(client.delete(1, u64::MAX).expect("answered"));
         assert!(!client.update(1, u64::MAX, 8).expect("answered"));
-        // Longer than an answer, and to the end.
+        // A SCAN that is longer than one answer, up to the end of the tree.
         let all = client.scan(0, key_of(100), None, 60_000).expect("answered");
         assert_eq!(all.len(), 4900);
         assert!(all.iter().zip(100..).all(|((key, _), i)| *key == key_of(i)));
@@ -79,13 +79,13 @@ fn all_say_what_is_there(server: &Server) {
     }
 }
 
-/// Clients that insert, delete, update, look up and scan at once, in nodes so small that they split and merge all the time.
+/// Clients insert, delete, update, look up and scan at once, on nodes so small that they split and merge all the time.
 #[test]
 fn answers_are_right_while_the_tree_changes() {
     all_are_right_while_it_changes(&server(300, 256, 2));
 }
 
-/// The same with clients that lock and WRITE leaves beside the workers.
+/// The same, with clients that lock and WRITE leaves beside the workers.
 #[test]
 fn answers_are_right_while_clients_change_the_tree_themselves() {
     let server = server_with(300, 256, 2, true);
@@ -95,7 +95,7 @@ fn answers_are_right_while_clients_change_the_tree_themselves() {
     assert_eq!(stats.expelled, 0);
 }
 
-/// Returns how many changes clients made.
+/// Returns the number of changes that clients made.
 fn all_are_right_while_it_changes(server: &Server) -> u64 {
     let changes = std::sync::atomic::AtomicU64::new(0);
     let counted = &changes;
@@ -103,7 +103,7 @@ fn all_are_right_while_it_changes(server: &Server) -> u64 {
         for (seed, access) in (1..).zip([Access::Rpc, Access::Read, Access::Auto, Access::Read]) {
             scope.spawn(move || {
                 let config = ClientConfig {
-                    // Without a cache, and with one that is too small for all.
+                    // One client has no cache, the others a cache that is too small for all inner nodes.
                     cache_nodes: if seed == 2 { 0 } else { 20 },
                     window: 16,
                     ..config(server, access)
@@ -167,7 +167,7 @@ fn a_client_that_kept_nodes_finds_what_was_inserted_and_removed_behind_its_back(
     }
     check(&mut reader, 0);
     assert_eq!(reader.get(0, key_of(5) + 3).expect("answered"), None);
-    // Everything else goes, too: nodes that the reader kept are used again, for another tree.
+    // All other keys are removed as well: nodes that the reader has cached are reused for another tree.
     for i in 0..2000 {
         store.remove(0, key_of(i)).expect("not locked");
         store.put(1, i, i, When::Absent).expect("room");

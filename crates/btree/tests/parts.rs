@@ -1,4 +1,4 @@
-//! Two servers that share a tree: ranges go to and fro under load, and either server may go away in the middle.
+//! Two servers share a tree: ranges move back and forth under load, and either server may fail midway.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use btree::load::{self, Popularity, Until, Workload, key_of, value_of};
 use btree::{Access, Answer, ClientConfig, Op, Pipeline, Router, Server, ServerConfig, Step, When};
 
-/// Addresses that are free just now.
+/// Returns two addresses that are free at the moment.
 fn addresses() -> [String; 2] {
     let listeners = [0, 0].map(|_| TcpListener::bind("127.0.0.1:0").expect("a port"));
     listeners.map(|l| l.local_addr().expect("bound").to_string())
@@ -43,7 +43,7 @@ fn router(addresses: &[String; 2], access: Access) -> Router {
     Router::new(pipelines.collect())
 }
 
-/// Asks a server, and waits.
+/// Sends a request and waits for the answer.
 fn ask(pipeline: &mut Pipeline, op: Op) -> String {
     pipeline.refresh();
     assert!(pipeline.submit(0, &op, 0).expect("connected"));
@@ -62,7 +62,7 @@ fn take(pipeline: &mut Pipeline, giver: u16, from: u64, end: Option<u64>) {
     assert_eq!(said, "Ceded { version: 0 }");
 }
 
-/// How many ranges a server is taking.
+/// Returns the number of ranges that a server is taking.
 fn taking(pipeline: &mut Pipeline) -> u64 {
     pipeline.refresh();
     assert!(pipeline.submit(0, &Op::Load, 0).expect("connected"));
@@ -120,7 +120,7 @@ fn ranges_move_under_load_and_no_key_is_lost_or_has_two_owners() {
             .collect();
         let mut control = router(addresses, Access::Rpc);
         for round in 0..12u64 {
-            // The boundary wanders: from the middle to a quarter, and back.
+            // The boundary moves from the middle to a quarter of the keys, and back.
             let from = key_of(KEYS / 4 + (round - round % 2) * 7);
             let to = key_of(KEYS / 2);
             let (taker, giver) = if round % 2 == 0 { (1, 0) } else { (0, 1) };
@@ -138,7 +138,7 @@ fn ranges_move_under_load_and_no_key_is_lost_or_has_two_owners() {
         .map(|server| server.stats().taken_entries)
         .sum();
     assert!(taken > 2 * KEYS, "{taken}");
-    // Every key is at exactly one of them.
+    // Every key is at exactly one server.
     for i in 0..KEYS {
         let owners = servers
             .iter()
@@ -166,7 +166,7 @@ fn a_taker_that_goes_away_leaves_the_range_where_it_was() {
         "Ceded { version: 0 }"
     );
     let mut other = connect();
-    // Somebody else cannot have it, and cannot say that it is ceded.
+    // Another client can neither freeze nor cede the range.
     assert_eq!(ask(&mut other, handover(Step::Freeze)), "Refused");
     assert_eq!(ask(&mut other, handover(Step::Cede { to: 1 })), "Refused");
     let get = Op::Get { key: key_of(150) };
@@ -179,7 +179,7 @@ fn a_taker_that_goes_away_leaves_the_range_where_it_was() {
         when: When::Always,
     };
     assert_eq!(ask(&mut other, put), "Changed { found: true }");
-    // A taker that is late is refused: what it has copied is old.
+    // A late taker is refused: its copy may be outdated.
     assert_eq!(ask(&mut other, handover(Step::Cede { to: 1 })), "Refused");
     drop(giver);
 }
@@ -200,7 +200,7 @@ fn a_giver_that_goes_away_leaves_what_was_copied() {
         thread::sleep(Duration::from_micros(50));
     }
     drop(giver);
-    // What was taken is served; nothing is served that was not.
+    // The taken chunks are served, and no others.
     let taken = taker.stats().taken_entries;
     let store = taker.service().store();
     let there = (0..KEYS)

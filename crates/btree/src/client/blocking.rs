@@ -10,7 +10,8 @@ use crate::rendezvous::Rendezvous;
 use crate::tree::When;
 use crate::wire::Op;
 
-/// A client of a [`Server`](crate::Server), for one thread: a request at a time. Dropping it disconnects it.
+/// A blocking client of a [`Server`](crate::Server) for one thread, with one request at a time. Dropping the client
+/// disconnects it.
 ///
 /// ```
 /// use btree::{Client, ClientConfig, Server, ServerConfig};
@@ -30,7 +31,7 @@ pub struct Client {
     entries: Vec<(u64, u64)>,
 }
 
-/// What an answer came to, without what it borrows.
+/// An answer without borrowed data.
 enum Outcome {
     Value(Option<u64>),
     Found(bool),
@@ -38,7 +39,7 @@ enum Outcome {
 }
 
 impl Client {
-    /// Connects to a server; tries for [`ClientConfig::deadline_ms`] if it is not there (yet).
+    /// Connects to a server. Retries for [`ClientConfig::deadline_ms`] if the server is not reachable yet.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -46,7 +47,7 @@ impl Client {
         Pipeline::connect(config).map(Self::over)
     }
 
-    /// Connects through a device that is open already, whatever [`ClientConfig::nic`] says of provider and device.
+    /// Connects through an open device, ignoring provider and device of [`ClientConfig::nic`].
     ///
     /// # Errors
     /// [`ClientError`].
@@ -54,7 +55,7 @@ impl Client {
         Pipeline::connect_on(context, config).map(Self::over)
     }
 
-    /// Connects to a server in this process, whatever [`ClientConfig`] says of provider, device and server.
+    /// Connects to a server in this process, ignoring provider, device and server of [`ClientConfig`].
     ///
     /// # Errors
     /// [`ClientError`].
@@ -73,7 +74,7 @@ impl Client {
         }
     }
 
-    /// What it has had to do beside its requests.
+    /// Returns the client's statistics, such as retries.
     pub fn stats(&self) -> &ClientStats {
         self.pipeline.stats()
     }
@@ -105,7 +106,7 @@ impl Client {
         outcome.unwrap_or(Err(ClientError::Lost))
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -116,7 +117,7 @@ impl Client {
         }
     }
 
-    /// Sets the value of a key; whether it was there before.
+    /// Sets the value of a key. Returns true if the key was present before.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -124,7 +125,7 @@ impl Client {
         self.change(tree, &put(key, value, When::Always))
     }
 
-    /// Sets the value of a key that is not there; whether it was there, and has the value that it had.
+    /// Sets the value of a key if it is absent. Returns true if the key was present; its value is then unchanged.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -132,7 +133,7 @@ impl Client {
         self.change(tree, &put(key, value, When::Absent))
     }
 
-    /// Sets the value of a key that is there; whether it was.
+    /// Sets the value of a key if it is present. Returns true if the key was present.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -140,7 +141,7 @@ impl Client {
         self.change(tree, &put(key, value, When::Present))
     }
 
-    /// Removes a key; whether it was there.
+    /// Removes a key. Returns true if the key was present.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -155,7 +156,7 @@ impl Client {
         }
     }
 
-    /// Up to `limit` entries in the order of their keys, from `from` on and below `end`, if there is an end.
+    /// Returns up to `limit` entries in ascending order, from `from` on and below `end`, if given.
     ///
     /// # Errors
     /// [`ClientError`].

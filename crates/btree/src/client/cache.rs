@@ -1,25 +1,26 @@
-//! Inner nodes that a client keeps. What is kept may be old: who walks finds out by the fences of the leaf.
+//! The client's cache of inner nodes. A cached node may be outdated; the walk detects this by the fences of the next
+//! node.
 
 use crate::node::{META, Node, Words};
 
-/// Nodes by their numbers: a number has one place, where the last one of that place is kept.
+/// A direct-mapped cache of nodes by their numbers.
 #[derive(Debug)]
 pub(super) struct Cache {
     node_words: usize,
-    /// Numbers of the nodes that are there; 0 for none.
+    /// The number of the node in each entry; 0 for an empty one.
     numbers: Box<[u64]>,
     words: Vec<u64>,
-    /// The root of each tree with its level, as far as it is known.
+    /// The root of each tree with its level, if known.
     roots: Vec<Option<(u64, u16)>>,
 }
 
 impl Cache {
-    /// Room for so many nodes, which may be none.
+    /// Creates a cache of `nodes` nodes, which may be 0.
     pub(super) fn new(nodes: usize, node_words: usize, trees: usize) -> Self {
         Self {
             node_words,
             numbers: vec![0; nodes].into(),
-            // Taken from the system as it is used.
+            // The system provides this memory on first use.
             words: vec![0; nodes * node_words],
             roots: vec![None; trees],
         }
@@ -43,7 +44,7 @@ impl Cache {
         Some(place)
     }
 
-    /// A node, if it is kept.
+    /// Returns a node if the cache has it.
     #[inline]
     pub(super) fn get(&self, number: u64) -> Option<Node<'_, [u64]>> {
         let place = self.place(number).filter(|p| self.numbers[*p] == number)?;
@@ -51,7 +52,7 @@ impl Cache {
         Some(Node(&self.words[start..start + self.node_words]))
     }
 
-    /// Keeps an inner node.
+    /// Puts an inner node into the cache.
     pub(super) fn keep<W: Words + ?Sized>(&mut self, number: u64, node: Node<'_, W>) {
         let Some(place) = self.place(number).filter(|_| number != 0) else {
             return;
@@ -65,7 +66,7 @@ impl Cache {
         debug_assert!(into[META] >> 32 > 0, "leaves change too often to be kept");
     }
 
-    /// Forgets a node that turned out to be old.
+    /// Removes a node that is outdated.
     pub(super) fn forget(&mut self, number: u64) {
         if let Some(place) = self.place(number).filter(|p| self.numbers[*p] == number) {
             self.numbers[place] = 0;

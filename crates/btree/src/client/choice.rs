@@ -1,8 +1,8 @@
-//! Which of its two ways a request takes: the server walks, or the client.
+//! Chooses between RPC and READs for each request.
 //!
-//! As in Cell (Mitchell et al., USENIX ATC 2016), each client decides by what it sees: an RPC waits behind those of all
-//! clients, so its latency tells how loaded the server is. The way with the lower latency, as a moving average, is taken; of
-//! [`EXPLORE`] requests one goes the other way, so that both averages stay young.
+//! As in Cell (Mitchell et al., USENIX ATC 2016), each client decides by measured latency: an RPC queues behind those
+//! of all clients, so its latency shows the server's load. A request takes the way with the lower moving average. One
+//! in [`EXPLORE`] requests takes the other way, so that both averages stay up to date.
 
 use std::time::Duration;
 
@@ -11,17 +11,18 @@ use service::random::Random;
 use crate::config::Access;
 use crate::wire::Op;
 
-/// Of so many requests one takes the way that seems slower.
+/// One in so many requests takes the way that seems slower.
 const EXPLORE: u64 = 64;
-/// The share of a new latency in its average.
+/// The weight of a new latency in the moving average.
 const WEIGHT: f64 = 1.0 / 16.0;
 
-/// What a client knows of its two ways.
+/// The measured latencies of both ways.
 #[derive(Debug)]
 pub(super) struct Choice {
     access: Access,
     random: Random,
-    /// Average latencies in nanoseconds, of lookups and of SCANs: by RPC, and by READs. `None` before the first.
+    /// Average latencies in nanoseconds, for lookups and for SCANs: by RPC, and by READs. `None` before the first
+    /// measurement.
     latencies: [[Option<f64>; 2]; 2],
 }
 
@@ -38,7 +39,8 @@ impl Choice {
         }
     }
 
-    /// Whether a request goes by READs. Changes do for who wants all by READs, if `changes` says that they can.
+    /// Returns true if a request goes by READs. Changes do so only with [`Access::Read`], and only if `changes` is
+    /// true.
     #[inline]
     pub(super) fn reads(&mut self, op: &Op, changes: bool) -> bool {
         match op {
@@ -53,7 +55,7 @@ impl Choice {
                 let [rpc, read] = self.latencies[kind(op)];
                 let read_is_better = match (rpc, read) {
                     (Some(rpc), Some(read)) => read < rpc,
-                    // The way that was not tried yet.
+                    // A way that was not measured yet is tried.
                     (rpc, _) => rpc.is_some(),
                 };
                 read_is_better != (self.random.below(EXPLORE) == 0)
@@ -61,7 +63,7 @@ impl Choice {
         }
     }
 
-    /// A request took so long.
+    /// Adds the latency of a request to its average.
     #[inline]
     pub(super) fn took(&mut self, op: &Op, by_reads: bool, latency: Duration) {
         if self.access != Access::Auto || !matches!(op, Op::Get { .. } | Op::Scan { .. }) {

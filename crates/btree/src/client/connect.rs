@@ -1,4 +1,4 @@
-//! How a client opens a session, with the queue pairs that it needs.
+//! Opens a client's session and its queue pairs.
 
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,10 @@ use super::walker::Walker;
 use crate::config::{Access, ClientConfig};
 use crate::rendezvous::{Accepted, Hello, LaneHello, Rendezvous, Welcome};
 
-/// Bytes of the longest answer that a client takes: a hundred entries and a little, so that a SCAN of as many is one
-/// message.
+/// Bytes of the longest answer that a client receives: a SCAN of a hundred entries fits into one message.
 const ANSWER_BYTES: usize = 1664;
 
-/// Opens sessions at one server, one after the other.
+/// Opens successive sessions at one server.
 #[derive(Debug)]
 pub(super) struct Opener {
     pub(super) config: ClientConfig,
@@ -29,7 +28,7 @@ pub(super) struct Opener {
     session: u64,
 }
 
-/// A session that has been opened.
+/// An open session.
 pub(super) struct Opened {
     pub(super) lanes: Vec<Lane>,
     pub(super) walker: Option<Walker>,
@@ -38,7 +37,7 @@ pub(super) struct Opened {
     pub(super) trees: usize,
 }
 
-/// This side's queue pairs before the server has answered.
+/// The client's queue pairs before the server has answered.
 struct Prepared {
     lanes: Vec<herd::PreparedClient>,
     reads: Option<one_sided::Prepared>,
@@ -68,12 +67,12 @@ impl Opener {
         })
     }
 
-    /// Changes of the next session are another client's to the server.
+    /// Chooses a new session name, so that the server treats later changes as those of another client.
     pub(super) fn rename_session(&mut self) {
         self.session = service::random::unpredictable();
     }
 
-    /// Opens a session, trying again until then while that may help.
+    /// Opens a session, and retries until the deadline while a retry can help.
     pub(super) fn open_until(&self, until: Instant) -> Result<Opened, ClientError> {
         let target = &self.target;
         target.persist(until, || self.open(), ClientError::is_hopeless)
@@ -106,7 +105,7 @@ impl Opener {
         })
     }
 
-    /// Looks at what the server offers; this side's queue pairs, and what to say to the server.
+    /// Checks the server's offer and prepares the client's queue pairs and its [`Hello`].
     fn introduce(&self, welcome: &Welcome) -> Result<(Prepared, Hello), ClientError> {
         if !(1..=64).contains(&welcome.workers) || welcome.trees == 0 {
             let reason = format!("it has {} workers", welcome.workers);
@@ -127,7 +126,7 @@ impl Opener {
             .map(|_| herd::PreparedClient::new(&self.pd, payload, &port))
             .collect::<Result<Vec<_>, _>>()?;
         let (window, batch) = (self.config.window, self.config.batch);
-        // A change: two WRITEs and an atomic.
+        // A change posts two WRITEs and an atomic.
         let work_requests = if welcome.writes { 3 } else { 1 };
         let reads = (self.config.access != Access::Rpc)
             .then(|| one_sided::Prepared::new(&self.pd, self.port, window, batch, work_requests))
@@ -156,9 +155,9 @@ impl Opener {
         Ok((prepared, hello))
     }
 
-    /// Where answers come.
+    /// Returns the UD configuration for receiving answers.
     fn answer_port(&self, max_answer: usize) -> UdPortConfig {
-        // Long SCANs have several messages under way.
+        // Long SCANs have several outstanding messages.
         let depth = self.config.window.max(64) + rpc::MAX_BATCH;
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
         UdPortConfig {

@@ -1,4 +1,4 @@
-//! Keeps several servers equally loaded: asks what they are doing, and has them move what the control law says.
+//! Keeps several servers equally loaded: reads their loads, and starts the moves that the control law demands.
 
 use super::error::ClientError;
 use super::pipeline::Pipeline;
@@ -6,7 +6,8 @@ use super::request::Answer;
 use crate::balance::{Balancer, Law, Move, PartLoad};
 use crate::wire::{Op, Step};
 
-/// Connected to all servers, in the order of their numbers. Runs where one likes: beside a server, or at a client.
+/// A load balancer with connections to all servers, in the order of their numbers. It can run beside a server or at a
+/// client.
 #[derive(Debug)]
 pub struct Controller {
     parts: Vec<Pipeline>,
@@ -15,8 +16,8 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// For a tree whose ranges begin at these splits, but for the first. What the servers are thought to serve is as with
-    /// [`Balancer::new`].
+    /// Creates a controller for a tree. `splits` are the first keys of all ranges but the first; `law` and `capacities`
+    /// are those of [`Balancer::new`].
     pub fn new(
         parts: Vec<Pipeline>,
         tree: u8,
@@ -30,15 +31,16 @@ impl Controller {
         }
     }
 
-    /// What it knows.
+    /// Returns the balancer with its splits and observations.
     pub fn balancer(&self) -> &Balancer {
         &self.balancer
     }
 
-    /// Looks once, and has a range moved if that helps: the move has begun then, and the next looks wait for it.
+    /// Reads all loads once, and starts a move if one is due. The balancer plans no other move while that one is in
+    /// progress.
     ///
     /// # Errors
-    /// When a server cannot be reached.
+    /// If a server cannot be reached.
     pub fn step(&mut self) -> Result<Option<Move>, ClientError> {
         let tree = self.tree;
         let mut loads = Vec::new();
@@ -64,10 +66,10 @@ impl Controller {
     }
 }
 
-/// Asks, and waits for the answer.
+/// Sends a request and waits for its answer.
 ///
 /// # Errors
-/// When the server cannot be reached.
+/// If the server cannot be reached.
 pub(crate) fn ask<R>(
     part: &mut Pipeline,
     tree: u8,

@@ -1,15 +1,15 @@
-//! Why a client fails.
+//! The errors of a client.
 
 use service::{ConnectError, Refused};
 
 use crate::rendezvous::Rendezvous;
 use crate::tree::Elsewhere;
 
-/// Why a client cannot connect, or a request failed.
+/// The reason why a client cannot connect, or why a request failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// It cannot connect.
+    /// The client cannot connect.
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// A verb failed.
@@ -21,9 +21,9 @@ pub enum ClientError {
     /// The server has no such tree.
     #[error("there is no tree {tree}: the server has trees 0 to {}", .trees - 1)]
     NoTree {
-        /// The tree that was asked for.
+        /// The tree that was requested.
         tree: u8,
-        /// Trees of the server.
+        /// Number of trees of the server.
         trees: usize,
     },
     /// The key belongs to another server.
@@ -32,18 +32,18 @@ pub enum ClientError {
     /// The store is full.
     #[error("the store is full: delete something, or give the server room for more --keys")]
     Full,
-    /// No answer came in time. A change may have been made, and is not made later.
+    /// No answer arrived in time. A change may have been made; it will not be made later.
     #[error("no answer came in time; a change may have been made or not")]
     Lost,
 }
 
 impl ClientError {
-    /// For a reason that stays, the server refused, or this client refuses the server.
+    /// Creates the error for a permanent refusal, by the server or by this client.
     pub(super) fn refused(reason: impl Into<String>) -> Self {
         ConnectError::refused::<Rendezvous>(Refused::never(reason.into())).into()
     }
 
-    /// Whether trying to connect again cannot help.
+    /// Returns true if another attempt to connect cannot help.
     pub(super) fn is_hopeless(&self) -> bool {
         match self {
             Self::Connect(e) => e.is_hopeless(),

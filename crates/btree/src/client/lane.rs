@@ -1,4 +1,4 @@
-//! A client's way to one worker: numbers its requests and its changes, finds answers.
+//! A client's connection to one worker: numbers requests and changes, and matches answers.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -9,45 +9,46 @@ use verbs::time;
 use super::request::{ClientStats, Pending};
 use crate::wire::{self, MAX_MESSAGES, Op, SCAN_HEADER};
 
-/// No request.
+/// Marks a slot without a request.
 const NONE: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub(super) struct Lane {
     client: herd::Client,
-    /// Requests of one doorbell.
+    /// Number of requests per doorbell.
     batch: usize,
-    /// Number, request, and RECVs kept for it, of each slot of the window.
+    /// For each slot of the window: the request's number, its index in `pending`, and the RECVs reserved for its
+    /// answer.
     by_slot: Box<[(u32, u32, u32)]>,
-    /// The oldest number that is not answered.
+    /// The oldest unanswered request number.
     oldest: u32,
-    /// Prepared, and not sent.
+    /// Number of requests that are prepared but not sent.
     ready: usize,
-    /// RECVs that no request keeps: a message that finds none is lost.
+    /// RECVs that no request has reserved. A message without a RECV would be lost.
     recvs: u32,
-    /// The longest message.
+    /// Bytes of the longest message.
     answer_bytes: usize,
-    /// Number of the last change.
+    /// The number of the last change.
     seq: u32,
-    /// Changes under way, in order.
+    /// The numbers of outstanding changes, in order.
     changes: VecDeque<u32>,
-    /// How far apart these may be.
+    /// Largest distance between the numbers of outstanding changes.
     span: u32,
     pub(super) doorbells: u64,
     pub(super) broken: Option<RpcError>,
-    /// When something came last, or was sent into silence.
+    /// Time of the last message, or of the first request after a pause.
     pub(super) alive: Instant,
-    /// An answer, copied out of the NIC's reach.
+    /// A copy of an answer, which the NIC can no longer overwrite.
     message: Vec<u8>,
 }
 
-/// An answer to a request that is whole now.
+/// A complete answer to a request.
 pub(super) struct Ended<'a> {
     pub(super) answer: wire::Answer<'a>,
 }
 
 impl Lane {
-    /// Over a connected client with so many RECVs of so many bytes.
+    /// Creates a lane over a connected client with `recvs` RECVs of `answer_bytes` bytes.
     pub(super) fn new(
         client: herd::Client,
         batch: usize,
@@ -73,7 +74,7 @@ impl Lane {
         }
     }
 
-    /// Messages that an answer to a request takes at the most.
+    /// Returns the largest number of messages in the answer to a request.
     #[inline]
     fn messages(&self, op: &Op, kept: usize) -> u32 {
         match op {
@@ -87,7 +88,7 @@ impl Lane {
         }
     }
 
-    /// Whether a request may be taken on.
+    /// Returns true if the lane can take another request.
     #[inline]
     pub(super) fn has_room(&self, op: &Op, kept: usize) -> bool {
         let apart = |&oldest: &u32| self.seq.wrapping_add(2).wrapping_sub(oldest) < self.span;
@@ -96,7 +97,7 @@ impl Lane {
             && (!op.is_change() || self.changes.front().is_none_or(apart))
     }
 
-    /// Whether nothing is under way.
+    /// Returns true if no request is outstanding.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.oldest == self.client.next_number()
@@ -108,7 +109,7 @@ impl Lane {
         (under_way as usize) < self.by_slot.len()
     }
 
-    /// The number of a new change; it is under way from now on. There is no number 0.
+    /// Returns the number of a new change and marks it outstanding. Number 0 is never used.
     #[inline]
     pub(super) fn next_seq(&mut self) -> u32 {
         self.seq = self.seq.wrapping_add(1).max(1);
@@ -116,7 +117,7 @@ impl Lane {
         self.seq
     }
 
-    /// A change is sent again.
+    /// Marks a change outstanding that is sent again.
     pub(super) fn resume(&mut self, seq: u32) {
         if seq != 0 {
             self.changes.push_back(seq);
@@ -127,12 +128,12 @@ impl Lane {
         self.seq
     }
 
-    /// Changes go on behind this one.
+    /// Sets the number of the last change, after which the next ones continue.
     pub(super) fn go_on_from(&mut self, seq: u32) {
         self.seq = seq;
     }
 
-    /// Prepares a request, and sends when there are enough.
+    /// Prepares a request, and sends the batch when it is full.
     #[inline]
     pub(super) fn take_on(&mut self, slot: u32, pending: &Pending) -> Result<(), RpcError> {
         let messages = self.messages(&pending.op, pending.kept);
@@ -161,8 +162,8 @@ impl Lane {
         self.client.flush()
     }
 
-    /// Sends what is prepared, and takes answers: calls `done` for each request that was answered. Returns how many
-    /// messages came.
+    /// Sends prepared requests and takes answers: calls `done` for each answered request. Returns the number of
+    /// messages that arrived.
     #[inline]
     pub(super) fn poll(
         &mut self,
@@ -222,10 +223,10 @@ impl Lane {
     }
 }
 
-/// A message of a SCAN came; whether all of its answer are there now.
+/// Stores the entries of a SCAN's message. Returns true if the answer is complete.
 fn gather(pending: &mut Pending, answer: &wire::Answer<'_>) -> bool {
     let kept = pending.kept;
-    // A server that says more than it was asked for is not believed.
+    // Entries beyond the announced count are ignored.
     if pending.came == 0 {
         pending.entries.resize(kept + answer.count, (0, 0));
     }

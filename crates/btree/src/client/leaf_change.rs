@@ -1,12 +1,13 @@
-//! Changes of leaves by a client: lock, WRITE, unlock, of which the server's processor knows nothing.
+//! Changes of leaves by a client: lock, WRITE and unlock, without work for the server's processor.
 //!
-//! 1. The leaf is found as for a lookup. If the change has nothing to do there, it is over.
+//! 1. The client finds the leaf as for a lookup. If the change's condition does not hold, the request is complete.
 //! 2. One postlist locks the leaf by a compare-and-swap, and READs it under the lock.
-//! 3. One postlist WRITEs a redo entry, WRITEs the leaf, and unlocks it by a compare-and-swap, in this order: who READs
-//!    meanwhile finds a node that is not whole, and the server can finish the change of a client that dies in between.
+//! 3. One postlist WRITEs a redo entry, WRITEs the leaf, and unlocks it by a compare-and-swap, in this order. A
+//!    concurrent READ finds a wrong checksum. If the client dies in between, the server can finish the change.
 //!
-//! The server is asked for what changes more than one node: a leaf that is full or becomes sparse. It is asked, too, when a
-//! lock stays taken: it then frees the lock of a client that is gone or has it for longer than the lease.
+//! The server executes changes of more than one node: those of a leaf that is full or becomes sparse. The client also
+//! asks the server if a lock stays taken. The server then frees the lock if its owner is gone or has exceeded the
+//! lease.
 
 use rpc::RpcError;
 use service::guests::lock_word;
@@ -19,20 +20,20 @@ use crate::node::{META, Words};
 use crate::tree::{When, redo};
 use crate::wire::Op;
 
-/// How long a slot waits that found a lock taken, in nanoseconds, before it looks again.
+/// Nanoseconds that a slot waits after it found a lock taken.
 const WAIT_NS: u64 = 5_000;
 
-/// What a change does to a leaf.
+/// The effect of a change on a leaf.
 enum Plan {
-    /// Nothing: the key is there, or not.
+    /// The change's condition does not hold.
     Nothing { found: bool },
-    /// This.
+    /// The leaf alone changes.
     Change { found: bool },
-    /// More than one node changes.
+    /// More than one node changes, or the leaf is frozen or moved: the server must execute the change.
     Ask,
 }
 
-/// What a change does to this leaf, whose lock may be anybody's.
+/// Returns the effect of a change on this leaf, which may be locked by any client.
 fn plan<W: Words + ?Sized>(leaf: Node<'_, W>, op: &Op) -> Plan {
     if !leaf.may_change() {
         return Plan::Ask;
@@ -50,7 +51,7 @@ fn plan<W: Words + ?Sized>(leaf: Node<'_, W>, op: &Op) -> Plan {
     }
 }
 
-/// The words of a node after a change, where there is room for it.
+/// Applies a change to the words of a leaf that has room for it.
 fn apply(words: &mut [u64], op: &Op) {
     let room = capacity(words.len());
     let (count, place) = (Node(&*words).count(), Node(&*words).find(op.key()));
@@ -85,7 +86,7 @@ fn apply(words: &mut [u64], op: &Op) {
 }
 
 impl Walker {
-    /// Where the result of an atomic is in a slot's buffer, and the redo entry.
+    /// Returns the offset of an atomic's result in a slot's buffer; the redo entry follows.
     fn result_at(&self) -> usize {
         self.node_bytes
     }
@@ -94,14 +95,14 @@ impl Walker {
         self.node_bytes + 8
     }
 
-    /// A node's memory from a word on.
+    /// Returns the memory of the slot's node from a word on.
     fn node_at(&self, slot: u32, word: usize) -> Option<RemoteMemory> {
         let node = self.walks[slot as usize].node;
         let at = node.checked_mul(self.node_bytes as u64)?;
         self.nodes.at(at + 8 * word as u64)
     }
 
-    /// The leaf of a change came, which is whole.
+    /// Processes the intact leaf of a change.
     pub(super) fn leaf_to_change(
         &mut self,
         pending: &Pending,
@@ -117,7 +118,7 @@ impl Walker {
         Ok(None)
     }
 
-    /// Prepares to lock the leaf that a slot is at, and to READ it under the lock.
+    /// Prepares the lock of the slot's leaf, and a READ under the lock.
     fn lock(&mut self, slot: u32) -> Result<(), RpcError> {
         let Some(writes) = self.writes else {
             return Ok(());
@@ -135,7 +136,7 @@ impl Walker {
         self.queue.read((slot, 0), bytes, from)
     }
 
-    /// Prepares to unlock the leaf; its completion covers what was prepared before.
+    /// Prepares the unlock of the leaf. Its completion also covers the work requests prepared before.
     fn unlock(&mut self, slot: u32, then: Step) -> Result<(), RpcError> {
         let walk = &mut self.walks[slot as usize];
         walk.step = then;
@@ -145,7 +146,7 @@ impl Walker {
         self.queue.compare_and_swap(result, lock, (word, 0), true)
     }
 
-    /// What a change waited for has come.
+    /// Processes the completion of a step of a change.
     pub(super) fn changed(
         &mut self,
         pending: &Pending,
@@ -171,7 +172,7 @@ impl Walker {
         }
     }
 
-    /// Whether the leaf is locked has come, and the leaf.
+    /// Processes the result of the lock attempt and the leaf.
     fn locked(
         &mut self,
         pending: &Pending,
@@ -192,7 +193,7 @@ impl Walker {
         let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
         let leaf = Node(words);
         if !leaf.is_whole() || leaf.next(pending.op.key(), pending.tree.into(), 0) != Next::Here {
-            // It was split or merged before the lock came.
+            // The leaf was split or merged before the lock was acquired.
             stats.stale += 1;
             self.unlock(slot, Step::Unlock)?;
             return Ok(None);
@@ -212,7 +213,8 @@ impl Walker {
         Ok(None)
     }
 
-    /// Prepares the WRITEs of a change of the locked leaf in the slot's buffer, and its unlocking, in one postlist.
+    /// Applies a change to the leaf in the slot's buffer. Prepares the WRITEs of redo entry and leaf, and the unlock,
+    /// in one postlist.
     fn write(&mut self, slot: u32, op: &Op, found: bool) -> Result<(), RpcError> {
         let node_words = self.node_bytes / 8;
         let (node, word) = {
@@ -220,7 +222,7 @@ impl Walker {
             (walk.node, walk.word)
         };
         let mut entry = vec![0; node_words + 2];
-        // Words 1 and following of the node are words 2 and following of the entry: the node begins at word 1.
+        // The leaf begins at word 1 of the entry, so word 1 of the leaf is word 2 of the entry.
         let leaf = &mut entry[redo::BODY - 1..=node_words];
         for (to, from) in leaf.iter_mut().zip(self.queue.words(slot, 0, node_words)?) {
             *to = from.load(std::sync::atomic::Ordering::Relaxed);
@@ -240,7 +242,7 @@ impl Walker {
         self.unlock(slot, Step::Write { found })
     }
 
-    /// Looks again at leaves whose locks were taken.
+    /// Restarts the walks of slots that found a lock taken, after their wait.
     pub(super) fn try_again(&mut self, pending: &[Pending]) {
         let now = time::now_ns();
         let mut i = 0;
@@ -285,7 +287,8 @@ mod tests {
         }
     }
 
-    /// A client that has locked the only leaf for a PUT of 5, and posts the first so many of redo entry, leaf and unlocking.
+    /// A client that locked the only leaf for a PUT of 5, and posts the first `posted` of three: redo entry, leaf,
+    /// unlock.
     fn stopped_at(server: &Server, posted: usize) -> Pipeline {
         let mut pipeline = Pipeline::connect(config(server, Access::Read)).expect("connects");
         let (root, _) = server.service().store().index().root(0);
@@ -316,7 +319,7 @@ mod tests {
         if posted == 3 {
             wait(walker);
         }
-        // What was posted without a completion is carried out in order before this READ.
+        // The unsignaled work requests are executed before this READ, in order.
         walker
             .queue
             .read((1, 0), 8, walker.node_at(0, 0))
@@ -335,7 +338,8 @@ mod tests {
             drop(stopped_at(&server, posted));
             // Without a redo entry nothing was changed.
             let expected = if posted == 0 { 50 } else { 51 };
-            // Whoever finds the lock taken has the server finish what is written down, and free it.
+            // A client that finds the lock taken asks the server, which finishes the recorded change and frees the
+            // lock.
             assert!(!other.put(0, 6, 60).expect("answered"), "{posted}");
             assert_eq!(
                 other.get(0, 5).expect("answered"),
@@ -359,7 +363,7 @@ mod tests {
                 Some(50),
                 "the leaf is whole"
             );
-            // The change that was written down is finished before this one is made.
+            // The recorded change is finished before this one is made.
             assert!(other.put(0, 6, 60).is_ok_and(|found| !found), "{access}");
             assert_eq!(other.get(0, 5).expect("answered"), Some(51));
             assert_eq!(server.stats().expelled, 1);
@@ -368,7 +372,7 @@ mod tests {
     }
 
     proptest! {
-        /// A leaf after changes is what a map says, is whole, and has the fences that it had.
+        /// After each change the leaf equals a map, its checksum is right, and its flags are unchanged.
         #[test]
         fn changes_of_a_leaf_are_those_of_a_map(
             steps in proptest::collection::vec((0u64..40, any::<u64>(), any::<bool>()), 0..80),

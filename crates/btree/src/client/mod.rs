@@ -1,9 +1,9 @@
 //! The client library: a [`Pipeline`] of requests, and blocking calls over it.
 //!
-//! Layers: [`ClientError`] and requests are below; `lane` sends RPCs to one worker; `walker` READs nodes, of which `cache` keeps
-//! some, and `leaf_change` changes leaves; `choice` says which of the two a request takes; `connect` opens sessions; [`Pipeline`] keeps a window of requests
-//! under way, and [`Client`] is the friendly one. [`Router`] is a client of several servers,
-//! which a [`Controller`] keeps equally loaded.
+//! [`Client`] has blocking calls over a [`Pipeline`], which keeps a window of requests outstanding. A [`Router`] is a
+//! client of several servers, and a [`Controller`] keeps them equally loaded.
+//! Below the pipeline, `lane` sends RPCs to one worker. `walker` READs nodes, `cache` keeps inner nodes, and
+//! `leaf_change` changes leaves. `choice` selects RPC or READs for each request. `connect` opens sessions.
 
 mod blocking;
 mod cache;

@@ -1,4 +1,5 @@
-//! Requests under way: a window of them, sent in postlists, answered in any order, sent again when answers are lost.
+//! The pipelined client: a window of outstanding requests, sent in postlists, answered in any order, and sent again if
+//! answers are lost.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -18,7 +19,7 @@ use crate::config::ClientConfig;
 use crate::rendezvous::Rendezvous;
 use crate::wire::{self, Op, Status};
 
-/// The low level of a client: requests with tokens of the caller's, no allocation.
+/// The low-level client: requests carry the caller's tokens, and submitting them does not allocate.
 ///
 /// ```
 /// use btree::{Answer, ClientConfig, Op, Pipeline, Server, ServerConfig, When};
@@ -43,20 +44,21 @@ use crate::wire::{self, Op, Status};
 #[derive(Debug)]
 pub struct Pipeline {
     opener: Opener,
-    /// The server's identity, and its trees.
+    /// The identity of the server.
     server: u64,
     trees: usize,
     lanes: Vec<Lane>,
-    /// How this client READs nodes, if it does.
+    /// The client's READ path, if it has one.
     walker: Option<Walker>,
     choice: Choice,
     connection: Option<Connection>,
     pending: Vec<Pending>,
     free: Vec<u32>,
-    /// Requests that go on, and are not sent yet: long SCANs, and those that found a node locked.
+    /// Slots of requests that are to be sent again: long SCANs, requests that READs did not decide, and those that
+    /// found a node locked.
     again: VecDeque<u32>,
     order: u64,
-    /// The time, as read last.
+    /// The time of the last clock reading.
     now: Instant,
     polls: u32,
     waiter: Waiter,
@@ -64,7 +66,7 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Connects to a server; tries for [`ClientConfig::deadline_ms`] if it is not there (yet).
+    /// Connects to a server. Retries for [`ClientConfig::deadline_ms`] if the server is not reachable yet.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -74,7 +76,7 @@ impl Pipeline {
         Self::connect_on(&context, config)
     }
 
-    /// Connects through a device that is open already, whatever [`ClientConfig::nic`] says of provider and device.
+    /// Connects through an open device, ignoring provider and device of [`ClientConfig::nic`].
     ///
     /// # Errors
     /// [`ClientError`].
@@ -83,7 +85,7 @@ impl Pipeline {
         Self::over(Opener::new(target, context, config)?)
     }
 
-    /// Connects to a server in this process, whatever [`ClientConfig`] says of provider, device and server.
+    /// Connects to a server in this process, ignoring provider, device and server of [`ClientConfig`].
     ///
     /// # Errors
     /// [`ClientError`].
@@ -124,38 +126,38 @@ impl Pipeline {
         self.walker.as_mut().expect("it READs")
     }
 
-    /// Requests that are under way.
+    /// Returns the number of outstanding requests.
     #[inline]
     pub fn outstanding(&self) -> usize {
         self.pending.len() - self.free.len()
     }
 
-    /// Its configuration.
+    /// Returns the configuration.
     pub fn config(&self) -> &ClientConfig {
         &self.opener.config
     }
 
-    /// What it has had to do beside its requests.
+    /// Returns the client's statistics, such as retries.
     pub fn stats(&self) -> &ClientStats {
         &self.stats
     }
 
-    /// Which server it is connected to: a number that is another one after a server was started anew.
+    /// Returns the server's identity, a random number that changes when the server restarts.
     pub fn server(&self) -> u64 {
         self.server
     }
 
-    /// Doorbells that requests took.
+    /// Returns the number of doorbells for requests.
     pub fn doorbells(&self) -> u64 {
         let lanes: u64 = self.lanes.iter().map(|lane| lane.doorbells).sum();
         lanes + self.walker.as_ref().map_or(0, Walker::doorbells)
     }
 
-    /// Takes a request on, if there is room in the window; false if there is none, and the caller polls first. It is
-    /// sent with those after it: by [`poll`](Self::poll) at the latest.
+    /// Submits a request. Returns false if the window has no room; the caller should then poll. The request is sent
+    /// with the following ones, at the latest by [`poll`](Self::poll).
     ///
     /// # Errors
-    /// [`ClientError::NoTree`]. A connection that breaks is repaired by [`poll`](Self::poll).
+    /// [`ClientError::NoTree`]. A broken connection is repaired by [`poll`](Self::poll).
     #[inline]
     pub fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError> {
         if usize::from(tree) >= self.trees {
@@ -200,7 +202,7 @@ impl Pipeline {
             return Ok(true);
         }
         if lane.is_idle() {
-            // The silence before does not count.
+            // An idle period does not count as silence.
             lane.alive = self.now;
         }
         if let Err(e) = lane.take_on(slot, pending) {
@@ -209,12 +211,13 @@ impl Pipeline {
         Ok(true)
     }
 
-    /// Sends what was submitted, and takes answers: calls `each` for every request that is done. Returns how many were.
-    /// When nothing comes for long, connects again and sends everything again; may then block for as long as
-    /// requests may take.
+    /// Sends submitted requests and takes answers: calls `each` for every completed request, and returns their number.
+    /// If no answer arrives for [`ClientConfig::answer_ms`], reconnects and sends all requests again. This can block
+    /// for as long as requests may take.
     ///
     /// # Errors
-    /// When the server cannot be reached any more. Requests under way are lost then, and `each` has heard of them.
+    /// If the server cannot be reached any more. `each` was then called with [`Answer::Lost`] for every outstanding
+    /// request.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
         if !self.again.is_empty() {
@@ -254,7 +257,7 @@ impl Pipeline {
         }
     }
 
-    /// Takes answers of the server, over all lanes, whatever breaks; `done` grows by the requests that are over.
+    /// Takes answers from all lanes, even if one fails. Adds the number of completed requests to `done`.
     #[inline]
     fn poll_lanes(
         &mut self,
@@ -276,7 +279,8 @@ impl Pipeline {
                 let over = match finish(pending, &ended) {
                     Finish::GoesOn if late => Finish::Over(Answer::Lost),
                     Finish::GoesOn => {
-                        // A change that was not made gets another number: this one may be too old by then.
+                        // The change was not made, and gets a new number: its old number might be too old by the time
+                        // it is sent.
                         pending.seq = 0;
                         busy += u64::from(ended.answer.status == Status::Busy);
                         return again.push_back(slot);
@@ -312,7 +316,7 @@ impl Pipeline {
         result
     }
 
-    /// Goes on with what this client READs. Returns how many completions came; `done` grows by the requests that are over.
+    /// Processes the completions of READs and returns their number. Adds the number of completed requests to `done`.
     #[inline]
     fn poll_walker(
         &mut self,
@@ -363,7 +367,7 @@ impl Pipeline {
         came
     }
 
-    /// Sends requests that go on, as far as there is room.
+    /// Sends the requests in `again`, as far as the lanes have room.
     #[cold]
     fn go_on(&mut self) {
         while let Some(&slot) = self.again.front() {
@@ -374,7 +378,7 @@ impl Pipeline {
             }
             self.again.pop_front();
             match pending.op.is_change() && pending.seq == 0 {
-                // It was not asked of the server before.
+                // The change has no number on this lane yet.
                 true => pending.seq = lane.next_seq(),
                 false => lane.resume(pending.seq),
             }
@@ -387,12 +391,12 @@ impl Pipeline {
         }
     }
 
-    /// Takes a new time for requests that are submitted after a pause.
+    /// Reads the clock, for requests that are submitted after a pause.
     pub fn refresh(&mut self) {
         self.now = time::now();
     }
 
-    /// Starts over with new queue pairs; what is under way is sent again, but for what has taken too long already.
+    /// Reconnects with new queue pairs. Sends outstanding requests again, except those past their deadline.
     #[cold]
     fn repair(
         &mut self,
@@ -403,7 +407,7 @@ impl Pipeline {
         let deadline = self.opener.config.deadline();
         let oldest = self.pending.iter().filter(|p| p.used).map(|p| p.sent).min();
         let until = oldest.unwrap_or(self.now) + deadline;
-        // A change that this client may have made itself is not made again.
+        // A change that this client may have made itself is not repeated.
         let made = |slot| {
             self.walker
                 .as_ref()
@@ -424,7 +428,7 @@ impl Pipeline {
             let pending = &mut self.pending[slot as usize];
             let late = self.now.duration_since(pending.sent) >= deadline;
             if !late && !uncertain[slot as usize] && connected.is_ok() {
-                // What came of the answer before is asked for again.
+                // Entries of the incomplete answer are requested again.
                 pending.entries.truncate(pending.kept);
                 pending.came = 0;
                 pending.by_reads = false;
@@ -445,7 +449,7 @@ impl Pipeline {
         connected.map(|()| lost)
     }
 
-    /// Old queue pairs go: a late answer finds nobody, and the server hears that this client is gone.
+    /// Destroys the old queue pairs: late answers are dropped, and the server sees the client disconnect.
     fn disconnect(&mut self) {
         self.lanes.clear();
         self.walker = None;
@@ -453,7 +457,7 @@ impl Pipeline {
         self.again.clear();
     }
 
-    /// Opens a session, trying again while that may help.
+    /// Opens a session, and retries until the deadline while a retry can help.
     fn reconnect(&mut self, until: Instant) -> Result<(), ClientError> {
         let before: Vec<u32> = self.lanes.iter().map(Lane::last_seq).collect();
         self.disconnect();
@@ -471,7 +475,7 @@ impl Pipeline {
         }
         (self.lanes, self.walker, self.connection) = (lanes, walker, Some(connection));
         self.trees = trees;
-        // A new server knows nothing of what was asked before, and numbers may go on as well.
+        // A restarted server knows no earlier changes, so the numbers can continue there too.
         self.server = server;
         for (lane, seq) in self.lanes.iter_mut().zip(before) {
             lane.go_on_from(seq);
@@ -480,12 +484,12 @@ impl Pipeline {
     }
 }
 
-/// What an answer means.
+/// The meaning of an answer for its request.
 enum Finish {
     Over(Answer<'static>),
-    /// Those of the request, and the key to go on from.
+    /// The request's entries are complete; the field is the key at which to continue.
     Entries(Option<u64>),
-    /// The request is not over.
+    /// The request is not complete and must be sent again.
     GoesOn,
 }
 
@@ -498,7 +502,7 @@ fn finish(pending: &mut Pending, ended: &Ended<'_>) -> Finish {
             found: answer.found,
         },
         (Status::Moved, Op::Scan { from, .. }) if !pending.entries.is_empty() => {
-            // What was found before the range of another server begins.
+            // The entries found before the other server's range are returned.
             return Finish::Entries(Some(from));
         }
         (Status::Ok, Op::Scan { end, limit, .. }) => {
@@ -521,7 +525,7 @@ fn finish(pending: &mut Pending, ended: &Ended<'_>) -> Finish {
         (Status::Moved, _) => Answer::Moved(answer.elsewhere()),
         (Status::Full, _) => Answer::Full,
         (Status::Busy, _) => return Finish::GoesOn,
-        // What this client sends is a request, unless the server is of another kind.
+        // A server of the same protocol understands all requests of this client.
         (Status::Bad, _) => Answer::Lost,
     })
 }

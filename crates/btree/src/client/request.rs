@@ -1,84 +1,84 @@
-//! A request under way, and what comes of it.
+//! An outstanding request and its answer.
 
 use std::time::Instant;
 
 use crate::tree::Elsewhere;
 use crate::wire::Op;
 
-/// How a request went.
+/// The answer to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// The value of the key, if it is there.
+    /// The value of the key, or `None` if the key is absent.
     Value(Option<u64>),
-    /// A change was made, or its condition did not hold: whether the key was there before.
+    /// The change was made, or its condition did not hold.
     Changed {
-        /// Whether the key was there.
+        /// True if the key was present before.
         found: bool,
     },
     /// Entries in the order of their keys.
     Entries {
         /// The entries.
         entries: &'a [(u64, u64)],
-        /// The key to go on from, if there may be more.
+        /// The key at which to continue, if more entries may follow.
         next: Option<u64>,
     },
     /// The key belongs to another server; nothing was changed.
     Moved(Elsewhere),
-    /// A step of a handover was made, with this version.
+    /// A step of a handover was executed.
     Ceded {
-        /// The version of the handover; 0 of another step.
+        /// The version of the handover for [`Step::Cede`](crate::Step::Cede); otherwise 0.
         version: u64,
     },
-    /// A step of a handover is refused: the range is not, or no longer, what the step needs it to be.
+    /// A step of a handover was refused: the range is not, or no longer, in the state that the step requires.
     Refused,
     /// The store is full; nothing was changed.
     Full,
-    /// No answer came in time. A change may have been made, and is not made later.
+    /// No answer arrived in time. A change may have been made; it will not be made later.
     Lost,
 }
 
 /// An answered request.
 #[derive(Debug, Clone, Copy)]
 pub struct Completion<'a> {
-    /// What was given with the request.
+    /// The caller's token of the request.
     pub token: u64,
-    /// How it went.
+    /// The answer.
     pub answer: Answer<'a>,
-    /// When it was sent, about: the time that the pipeline read last before.
+    /// The approximate time of submission: the pipeline's last clock reading before it.
     pub sent: Instant,
-    /// When its answer was seen.
+    /// The time at which the answer was seen.
     pub seen: Instant,
 }
 
-/// What a client has had to do beside its requests.
+/// Statistics of a client.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ClientStats {
     /// Requests that were sent again over new queue pairs.
     pub retries: u64,
-    /// Times that it connected again.
+    /// Number of reconnects.
     pub reconnects: u64,
     /// Requests that got no answer before their deadline.
     pub lost: u64,
-    /// Answers to no request.
+    /// Answers that belong to no outstanding request.
     pub discarded: u64,
-    /// Requests that found a node locked for long, and were sent again.
+    /// Requests that found a node locked for too long, or frozen, and were sent again.
     pub busy: u64,
     /// READs of nodes.
     pub reads: u64,
-    /// Nodes that were being changed while they were READ, and were READ again.
+    /// Nodes that changed while they were READ, and were READ again.
     pub torn: u64,
-    /// Nodes that were kept and old: the walk went right, or started again.
+    /// Walks that reached a wrong node: they went right or restarted.
     pub stale: u64,
-    /// Requests that READs did not decide, so that the server was asked.
+    /// Requests that READs could not decide and that the server executed.
     pub asked: u64,
-    /// Requests that the client began by READs.
+    /// Requests that the client began with READs.
     pub by_reads: u64,
-    /// Locks that others had when this client wanted them.
+    /// Lock attempts that found the lock taken.
     pub contended: u64,
 }
 
 impl ClientStats {
-    /// Adds what another one has had to do.
+    /// Adds the counters of another client.
     pub fn add(&mut self, other: &Self) {
         self.retries += other.retries;
         self.reconnects += other.reconnects;
@@ -94,31 +94,31 @@ impl ClientStats {
     }
 }
 
-/// A request under way.
+/// An outstanding request, or a free slot.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) token: u64,
-    /// Whether it is under way.
+    /// True if the request is outstanding.
     pub(super) used: bool,
     pub(super) op: Op,
     pub(super) tree: u8,
     pub(super) lane: usize,
-    /// Number of the change; 0 of others.
+    /// The number of the change in its lane; 0 for other requests.
     pub(super) seq: u32,
-    /// When it was submitted, among the others.
+    /// The position in the order of submission.
     pub(super) order: u64,
-    /// Whether the client READs nodes for it.
+    /// True if the client READs nodes for the request.
     pub(super) by_reads: bool,
-    /// Entries that a SCAN has found before this answer.
+    /// Entries of a SCAN from earlier answers.
     pub(super) kept: usize,
-    /// Entries of a SCAN, and how many of this answer have come.
+    /// Entries of a SCAN so far, earlier answers included.
     pub(super) entries: Vec<(u64, u64)>,
     pub(super) came: usize,
     pub(super) sent: Instant,
 }
 
 impl Pending {
-    /// The request is over, with this answer, which was seen at that time.
+    /// Returns the completion of this request.
     #[inline]
     pub(super) fn completion<'a>(&self, answer: Answer<'a>, seen: Instant) -> Completion<'a> {
         Completion {
@@ -129,7 +129,7 @@ impl Pending {
         }
     }
 
-    /// A slot of the window without a request.
+    /// Returns a slot of the window without a request.
     pub(super) fn unused(now: Instant) -> Self {
         Self {
             token: 0,

@@ -1,31 +1,31 @@
-//! What a load needs of a client, whether of one server or of several.
+//! The interface between load generators and clients of one or of several servers.
 
 use super::error::ClientError;
 use super::pipeline::Pipeline;
 use super::request::{ClientStats, Completion};
 use crate::wire::Op;
 
-/// Who takes requests: a [`Pipeline`] to one server, or a [`Router`](crate::Router) to several.
+/// A client that executes requests: a [`Pipeline`] to one server, or a [`Router`](crate::Router) to several.
 pub trait Requests {
-    /// As [`Pipeline::submit`].
+    /// Submits a request, as [`Pipeline::submit`].
     ///
     /// # Errors
     /// [`ClientError`].
     fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError>;
-    /// As [`Pipeline::poll`].
+    /// Takes answers, as [`Pipeline::poll`].
     ///
     /// # Errors
     /// [`ClientError`].
     fn poll(&mut self, each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError>;
-    /// Requests under way.
+    /// Returns the number of outstanding requests.
     fn outstanding(&self) -> usize;
-    /// Requests that may be.
+    /// Returns the largest number of outstanding requests.
     fn window(&self) -> usize;
-    /// Takes a new time for requests that are submitted after a pause.
+    /// Reads the clock, for requests that are submitted after a pause.
     fn refresh(&mut self);
-    /// What it had to do besides.
+    /// Returns the client's statistics, such as retries.
     fn stats(&self) -> ClientStats;
-    /// Doorbells that requests took.
+    /// Returns the number of doorbells for requests.
     fn doorbells(&self) -> u64;
 }
 

@@ -1,4 +1,4 @@
-//! A client of several servers, each of which has a range of the keys: finds out who has what, and follows when that changes.
+//! A client of several servers, each of which owns a range of the keys. It learns from answers which server owns what.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
@@ -12,29 +12,29 @@ use super::requests::Requests;
 use crate::tree::{Elsewhere, Owner};
 use crate::wire::Op;
 
-/// Which server has which keys, as far as a client knows: servers correct it where it is wrong.
+/// The owners of key ranges as known to a client. Servers correct outdated entries.
 #[derive(Debug, Clone)]
 pub(crate) struct Table {
-    /// Where ranges begin, and who has them up to the next.
+    /// The first key of each range, with the owner of the keys up to the next one.
     ranges: BTreeMap<u64, Owner>,
 }
 
 impl Table {
-    /// The first server has everything, until it says otherwise.
+    /// Creates a table in which the first server owns all keys, until a server says otherwise.
     fn new() -> Self {
         Self {
             ranges: BTreeMap::from([(0, Owner::default())]),
         }
     }
 
-    /// Who has a key.
+    /// Returns the owner of a key.
     #[inline]
     fn owner(&self, key: u64) -> Owner {
         let range = self.ranges.range(..=key).next_back();
         range.map_or(Owner::default(), |(_, owner)| *owner)
     }
 
-    /// A server has said who has a range. What was said of a later handover stays.
+    /// Enters the owner of a range, as a server reported it. Entries with a greater version stay.
     fn learn(&mut self, said: &Elsewhere) {
         let behind = said.end.map(|end| (end, self.owner(end)));
         let before = self.owner(said.from);
@@ -61,7 +61,7 @@ impl Table {
         self.tidy();
     }
 
-    /// Neighbours of one owner become one.
+    /// Joins neighbouring ranges of the same owner.
     fn tidy(&mut self) {
         let mut last = None;
         self.ranges
@@ -69,18 +69,18 @@ impl Table {
     }
 }
 
-/// A request at one of the servers.
+/// A request that was sent to one of the servers.
 #[derive(Debug)]
 struct Routed {
     token: u64,
     tree: u8,
     op: Op,
-    /// Of a SCAN: what servers before have found. The operation asks for the rest.
+    /// Entries that a SCAN got from earlier servers; `op` requests the rest.
     entries: Vec<(u64, u64)>,
     sent: Instant,
 }
 
-/// Requests to several [`Server`](crate::Server)s with numbers from 0 on, each of which has a range of the keys.
+/// A client of several [`Server`](crate::Server)s with numbers from 0 on, each of which owns a range of the keys.
 #[derive(Debug)]
 pub struct Router {
     parts: Vec<Pipeline>,
@@ -88,14 +88,14 @@ pub struct Router {
     window: usize,
     routed: Vec<Option<Routed>>,
     free: Vec<u32>,
-    /// Requests that go to another server now, or to the same one again.
+    /// Slots of requests that must be sent again, to the same server or to another.
     again: VecDeque<u32>,
     scratch: Vec<(u32, Seen)>,
-    /// Requests that were sent to a server which did not have their key.
+    /// Number of requests that reached a server which did not own their key.
     redirected: u64,
 }
 
-/// What came from a server, kept until the servers are not borrowed any more.
+/// An intermediate answer, copied because the callback borrows the servers.
 #[derive(Debug)]
 enum Seen {
     Moved(Elsewhere),
@@ -103,11 +103,11 @@ enum Seen {
 }
 
 impl Router {
-    /// Over pipelines to all servers, in the order of their numbers, with as many requests under way as the first one may
-    /// have.
+    /// Creates a router over pipelines to all servers, in the order of their numbers. Its window is the smallest of
+    /// theirs.
     ///
     /// # Panics
-    /// Without a pipeline.
+    /// If `parts` is empty.
     pub fn new(parts: Vec<Pipeline>) -> Self {
         let window = parts.iter().map(|p| p.config().window).min();
         let window = window.expect("a router has a server");
@@ -124,22 +124,22 @@ impl Router {
         }
     }
 
-    /// The pipelines, to talk to one server.
+    /// Returns the pipelines, for requests to one particular server.
     pub fn parts(&mut self) -> &mut [Pipeline] {
         &mut self.parts
     }
 
-    /// Requests that were sent to a server which did not have their key.
+    /// Returns the number of requests that reached a server which did not own their key.
     pub fn redirected(&self) -> u64 {
         self.redirected
     }
 
-    /// The number of the server that has a key, as far as is known.
+    /// Returns the number of the server that owns a key, as far as known.
     pub fn part_of(&self, key: u64) -> usize {
         usize::from(self.table.owner(key).part).min(self.parts.len() - 1)
     }
 
-    /// Gives a request to the server that has its key; false if that one has no room.
+    /// Submits a request to the server that owns its key. Returns false if that pipeline has no room.
     fn route(&mut self, slot: u32) -> Result<bool, ClientError> {
         let Some(routed) = &self.routed[slot as usize] else {
             return Ok(true);
@@ -195,13 +195,13 @@ impl Router {
                 routed[slot as usize] = None;
                 free.push(slot);
             });
-            // Requests that were lost have been told of.
+            // The pipeline has already reported its lost requests.
             broken = broken.and(polled.map(|_| ()));
         }
         broken
     }
 
-    /// Goes on with what came of requests that are not over.
+    /// Continues the requests that got an intermediate answer.
     fn sort_out(&mut self, each: &mut impl FnMut(Completion<'_>), done: &mut usize) {
         for (slot, seen) in std::mem::take(&mut self.scratch) {
             let Some(request) = &mut self.routed[slot as usize] else {
@@ -225,7 +225,7 @@ impl Router {
                     request.entries.extend(entries);
                     match next {
                         Some(from) if came < limit => {
-                            // The rest is asked of the server that has the next key.
+                            // The rest of the SCAN goes to the server that owns the next key.
                             let limit = limit - came;
                             request.op = Op::Scan { from, end, limit };
                             None
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(parts(&table, [0, 99, 100, u64::MAX]), [0, 0, 1, 1]);
         table.learn(&said(100, Some(200), 0, 3));
         assert_eq!(parts(&table, [0, 100, 199, 200]), [0, 0, 0, 1]);
-        // Old news of a part of it, and of more than it.
+        // Older reports about a part of the range, and about a larger range.
         table.learn(&said(150, Some(160), 1, 2));
         table.learn(&said(50, None, 2, 1));
         assert_eq!(parts(&table, [49, 50, 150, 200]), [0, 2, 0, 2]);

@@ -1,10 +1,9 @@
-//! A client that walks by itself: READs of nodes from the root to a leaf, of which the server's processor knows nothing.
-//! Where the server lets it, the client changes leaves, too: see [`super::leaf_change`].
+//! A client that walks the tree itself: it READs nodes from the root to a leaf, without work for the server's
+//! processor. If the server permits, the client also changes leaves: see [`super::leaf_change`].
 //!
-//! Every node that is READ proves itself by its checksum, and says by its fences whether the key belongs there. Inner nodes
-//! are kept. An old one leads too far left, which a leaf's fences and its link to the right repair, or to a node that is
-//! dead or another one now, and then the walk starts again from the root. What READs do not decide within some steps is
-//! asked of the server.
+//! The checksum of every node that was READ is verified, and its fences show whether it covers the key. Inner nodes are
+//! cached. An outdated node can lead too far left, which fences and sibling links correct. It can also lead to a node
+//! that is dead or reused; the walk then restarts at the root. If a walk needs too many READs, the server is asked.
 
 use rpc::RpcError;
 use rpc::one_sided::{OneSided, Prepared, Steps};
@@ -18,77 +17,78 @@ use crate::touch;
 use crate::tree::{MAX_TREES, ROOTS, redo, root_of};
 use crate::wire::Op;
 
-/// READs of a lookup, and of a leaf of a SCAN, after which the server is asked.
+/// Largest number of READs for a lookup, or for a leaf of a SCAN, before the server is asked.
 const MOST_READS: u8 = 40;
 
-/// Steps to the right among nodes that are kept, after which the next node is READ.
+/// Largest number of steps to the right among cached nodes, before the next node is READ.
 const MOST_RIGHTS: u32 = 16;
 
-/// What came of a request.
+/// The result of a walk.
 pub(super) enum Done {
-    /// It is over.
+    /// The request is complete.
     Answer(Answer<'static>),
-    /// Entries of a SCAN, and the key to go on from.
+    /// Entries of a SCAN, and the key at which to continue.
     Entries(Vec<(u64, u64)>, Option<u64>),
-    /// The server must be asked.
+    /// The request must be sent to the server.
     Ask,
 }
 
-/// What a slot's walk waits for.
+/// The completion that a slot's walk waits for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Step {
-    /// A node.
+    /// A node is being READ.
     #[default]
     Read,
-    /// The lock of a leaf, and the leaf.
+    /// A leaf is being locked and READ.
     Lock,
-    /// That a leaf is written and unlocked: then the change is made, and the key was there before, or not.
+    /// A leaf is being written and unlocked: the change is then complete. `found` is true if the key was present
+    /// before.
     Write { found: bool },
-    /// That a leaf is unlocked as it was; the walk starts again.
+    /// A leaf is being unlocked without a change; the walk then restarts.
     Unlock,
-    /// The same; the change has nothing to do, as the key was there, or not.
+    /// A leaf is being unlocked without a change; the request is then complete, since its condition does not hold.
     Leave { found: bool },
-    /// The same; the server must be asked.
+    /// A leaf is being unlocked without a change; the server is then asked.
     GiveUp,
 }
 
-/// Where a slot's walk is.
+/// The state of a slot's walk.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Walk {
-    /// The node that is READ, 0 for the header; and its level.
+    /// The number of the node that is being READ, 0 for the header.
     pub(super) node: u64,
     level: u16,
-    /// The inner node that led there from the cache.
+    /// The inner node from the cache that led to `node`.
     parent: u64,
-    /// The key that is looked for: of a SCAN the first that has not come.
+    /// The key of the walk; in a SCAN, the first key that was not yet read.
     pub(super) key: u64,
     reads: u8,
     pub(super) step: Step,
-    /// The word that it locked a leaf with.
+    /// The lock word with which this walk locked a leaf.
     pub(super) word: u64,
     entries: Vec<(u64, u64)>,
 }
 
-/// The way into a server's nodes.
+/// The queue pair, buffers and state of a walking client.
 #[derive(Debug)]
 pub(super) struct Walker {
     pub(super) queue: OneSided,
     pub(super) nodes: RemoteMemory,
     pub(super) node_bytes: usize,
-    /// What it changes leaves with, if it may.
+    /// The parameters for changing leaves, if the client may change them.
     pub(super) writes: Option<Writes>,
-    /// Of its last acquisition of a lock.
+    /// The number of the last lock acquisition.
     pub(super) acquisition: u32,
-    /// Slots that found a lock taken, with the time at which they try again.
+    /// Slots that found a lock taken, with the time in ns at which each tries again.
     pub(super) waiting: Vec<(u32, u64)>,
     cache: Cache,
-    /// Whether inner nodes are kept.
+    /// True if inner nodes are cached.
     keeps: bool,
     pub(super) walks: Box<[Walk]>,
 }
 
 impl Walker {
-    /// The way into nodes of so many bytes, of which so many are kept.
+    /// Connects to the server's nodes of `node_bytes` bytes, with a cache of `cache_nodes` nodes.
     pub(super) fn new(
         prepared: Prepared,
         memory: &RemoteNodes,
@@ -111,7 +111,7 @@ impl Walker {
         }
         let room = match memory.writes {
             None => node_bytes,
-            // Behind the node, the result of an atomic and a redo entry.
+            // The buffer holds the node, the result of an atomic and a redo entry.
             Some(_) => node_bytes + 8 + entry,
         };
         Ok(Self {
@@ -127,17 +127,17 @@ impl Walker {
         })
     }
 
-    /// Doorbells so far.
+    /// Returns the number of doorbells so far.
     pub(super) fn doorbells(&self) -> u64 {
         self.queue.doorbells()
     }
 
-    /// Whether this client changes leaves itself.
+    /// Returns true if this client changes leaves itself.
     pub(super) fn changes(&self) -> bool {
         self.writes.is_some()
     }
 
-    /// Whether what a slot does may have changed a leaf by now.
+    /// Returns true if the slot's request may have changed a leaf by now.
     pub(super) fn may_have_changed(&self, slot: u32) -> bool {
         matches!(self.walks[slot as usize].step, Step::Write { .. })
     }
@@ -154,7 +154,7 @@ impl Walker {
         self.queue.note(begun);
     }
 
-    /// Starts at the root.
+    /// Starts a walk at the root.
     #[inline]
     pub(super) fn start(&mut self, slot: u32, tree: u8) -> Result<(), RpcError> {
         match self.cache.root(tree) {
@@ -166,7 +166,7 @@ impl Walker {
         }
     }
 
-    /// Goes down from a node as far as nodes are kept, and READs the first that is not.
+    /// Descends from a node through cached nodes, and READs the first node that is not cached.
     #[inline]
     fn descend(
         &mut self,
@@ -176,7 +176,7 @@ impl Walker {
         mut parent: u64,
     ) -> Result<(), RpcError> {
         let key = self.walks[slot as usize].key;
-        // Nodes that were kept at different times can lead in a circle.
+        // Nodes that were cached at different times can form a cycle.
         let mut rights = 0;
         while level > 0 {
             let Some(kept) = self.cache.get(node).filter(|_| rights < MOST_RIGHTS) else {
@@ -188,7 +188,7 @@ impl Walker {
                     (node, level) = (child, level - 1);
                 }
                 Next::Sibling(right) => {
-                    // Whoever led here is old.
+                    // The node that led here is outdated.
                     self.outdated(tree, parent);
                     node = right;
                     rights += 1;
@@ -205,7 +205,7 @@ impl Walker {
         self.read(slot)
     }
 
-    /// What led to a wrong node is READ again next time: an inner node, or the root.
+    /// Drops the cached inner node, or the root if `parent` is 0, that led to a wrong node.
     fn outdated(&mut self, tree: u8, parent: u64) {
         match parent {
             0 => self.cache.set_root(tree, None),
@@ -213,7 +213,7 @@ impl Walker {
         }
     }
 
-    /// Prepares the READ of the node that a slot is at.
+    /// Prepares the READ of the slot's present node.
     #[inline]
     pub(super) fn read(&mut self, slot: u32) -> Result<(), RpcError> {
         let walk = &mut self.walks[slot as usize];
@@ -229,7 +229,7 @@ impl Walker {
         self.queue.read((slot, 0), bytes, from)
     }
 
-    /// Starts again at a root that is READ.
+    /// Restarts a walk at a root that is READ again.
     fn again(&mut self, slot: u32, tree: u8) -> Result<Option<Done>, RpcError> {
         if self.walks[slot as usize].reads >= MOST_READS {
             return Ok(Some(Done::Ask));
@@ -239,13 +239,13 @@ impl Walker {
         Ok(None)
     }
 
-    /// A leaf came that is whole.
+    /// Processes a leaf that arrived with a right checksum.
     #[inline]
     fn leaf(&mut self, pending: &Pending, slot: u32) -> Result<Option<Done>, RpcError> {
         let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
         let leaf = Node(words);
         if leaf.is_moved() {
-            // The server says to whom.
+            // The server's answer tells who owns the keys.
             return Ok(Some(Done::Ask));
         }
         let walk = &mut self.walks[slot as usize];

@@ -1,12 +1,13 @@
-//! The load generator: asks a tree for keys, and checks that every answer is what it must be.
+//! The load generator: sends requests to a tree, and checks every answer.
 //!
-//! A workload has *stable* keys, which are in the tree all the time, and *own* keys, which one client alone inserts and
-//! deletes. Stable key number `i` is `i * 256`; the own keys of a client lie between, so inserts and deletes go to all leaves
-//! alike. A value follows from its key and a stamp ([`value_of`]), so a value of another key is found. Checked is:
+//! A workload has *stable* keys, which are in the tree all the time, and *own* keys, which only one client inserts and
+//! deletes. Stable key number `i` is `i * 256`. The own keys of clients lie between, so inserts and deletes spread over
+//! all leaves. A value is computed from its key and a stamp ([`value_of`]), so the value of a wrong key is detected.
+//! The checks are:
 //!
 //! - Every lookup of a stable key finds a value of that key.
-//! - A client finds an own key exactly when its last change of that key put it there: deleted keys stay away.
-//! - A SCAN begins where it was asked to, is in ascending order, and has every stable key in between, once.
+//! - A client finds an own key exactly if its last change of that key inserted it.
+//! - A SCAN begins at the requested key, ascends, and has every stable key of its range exactly once.
 
 mod run;
 
@@ -18,25 +19,25 @@ use crate::{ClientStats, Latency};
 pub use run::{Until, fill, run};
 pub use service::workload::Popularity;
 
-/// The distance of stable keys.
+/// The distance between stable keys.
 pub const STRIDE: u64 = 256;
-/// Clients with own keys of their own.
+/// Largest number of clients with own keys.
 pub const MAX_CLIENTS: u64 = STRIDE - 1;
 
-/// Stable key number `i`.
+/// Returns stable key number `i`.
 #[inline]
 pub fn key_of(i: u64) -> u64 {
     i * STRIDE
 }
 
-/// The value that belongs to a key and a stamp, which says who put it and when: the stamp in the lower half.
+/// Returns the value for a key and a stamp. The lower half is the stamp, which identifies the writer and the write.
 #[inline]
 pub fn value_of(key: u64, stamp: u32) -> u64 {
     let stamp = u64::from(stamp);
     mix(key ^ stamp.rotate_left(40)) << 32 | stamp
 }
 
-/// Whether a value belongs to a key.
+/// Returns true if [`value_of`] can have made this value for this key.
 #[inline]
 pub fn is_of(key: u64, value: u64) -> bool {
     #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
@@ -44,28 +45,28 @@ pub fn is_of(key: u64, value: u64) -> bool {
     value_of(key, stamp) == value
 }
 
-/// What a load does. The shares are of all operations; what they leave is lookups.
+/// A mix of operations. The fractions are of all operations; lookups of stable keys make up the rest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
-    /// The tree.
+    /// The number of the tree.
     pub tree: u8,
-    /// Stable keys, 1 to 2^40.
+    /// Number of stable keys, 1 to 2^40.
     pub keys: u64,
-    /// Which keys.
+    /// The distribution of the keys.
     pub popularity: Popularity,
-    /// The share of updates of stable keys, 0 to 1.
+    /// Fraction of updates of stable keys, 0 to 1.
     pub updates: f64,
-    /// The share of inserts of own keys, and of deletes of those that are there, 0 to 1.
+    /// Fraction of inserts of own keys and deletes of present ones, 0 to 1.
     pub inserts: f64,
-    /// The share of lookups of own keys, 0 to 1.
+    /// Fraction of lookups of own keys, 0 to 1.
     pub own_lookups: f64,
-    /// The share of SCANs, 0 to 1.
+    /// Fraction of SCANs, 0 to 1.
     pub scans: f64,
-    /// Entries of a SCAN: from 1 to so many, or always so many.
+    /// Number of entries of a SCAN, or its maximum if `scans_vary`.
     pub scan_length: u32,
-    /// Whether SCANs have any length up to that.
+    /// True if each SCAN's length is random, from 1 to `scan_length`.
     pub scans_vary: bool,
-    /// The share of read-modify-writes: a lookup of a stable key, and then its update; 0 to 1.
+    /// Fraction of read-modify-writes, 0 to 1: a lookup of a stable key, and then its update.
     pub read_updates: f64,
 }
 
@@ -114,7 +115,7 @@ impl std::str::FromStr for Ycsb {
 }
 
 impl Workload {
-    /// A workload of YCSB by its letter; its keys are of `self`.
+    /// Returns a workload of YCSB; `self` gives the tree and the number of keys.
     #[must_use]
     pub fn ycsb(self, letter: Ycsb) -> Self {
         const EXPONENT: f64 = 0.99;
@@ -160,14 +161,14 @@ impl Workload {
     }
 }
 
-/// What a client got.
+/// The results of one client.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Operations a second.
+    /// Operations per second.
     pub rate: f64,
-    /// Operations that were answered.
+    /// Number of operations that were answered.
     pub operations: u64,
     /// Lookups among them.
     pub lookups: u64,
@@ -179,33 +180,33 @@ pub struct LoadReport {
     pub scanned: u64,
     /// Answers that were checked.
     pub verified: u64,
-    /// Values of other keys.
+    /// Answers with the value of another key, or of another kind than requested.
     pub wrong_values: u64,
-    /// Keys that were not found though they must be there.
+    /// Keys that were not found although they must exist.
     pub missing: u64,
-    /// Keys that were found though they were deleted.
+    /// Keys that were found although they were deleted.
     pub ghosts: u64,
     /// SCANs out of order, with a gap, or with a key twice.
     pub wrong_scans: u64,
-    /// Changes that were refused as the store was full.
+    /// Changes that were refused because the store was full.
     pub full: u64,
     /// Requests without an answer.
     pub lost: u64,
-    /// From when a request was submitted until its answer was seen.
+    /// Latency from the submission of a request until its answer was seen.
     pub latency: Latency,
-    /// Doorbells that requests took.
+    /// Doorbells for requests.
     pub doorbells: u64,
-    /// What the client had to do besides.
+    /// The client's own statistics, such as retries.
     pub client: ClientStats,
 }
 
 impl LoadReport {
-    /// Whether everything that came was right.
+    /// Returns true if every answer was right.
     pub fn is_right(&self) -> bool {
         self.wrong() == 0
     }
 
-    /// Answers that were not right.
+    /// Returns the number of wrong answers.
     pub fn wrong(&self) -> u64 {
         self.wrong_values + self.missing + self.ghosts + self.wrong_scans
     }

@@ -10,32 +10,32 @@ use verbs::time;
 use super::{LoadReport, MAX_CLIENTS, Workload, is_of, key_of, value_of};
 use crate::{Answer, ClientError, Latency, Op, Requests, When};
 
-/// When a load ends.
+/// The end of a load.
 #[derive(Debug, Clone, Copy)]
 pub enum Until {
-    /// After so many operations.
+    /// After this number of operations.
     Count(u64),
-    /// At that time, by [`verbs::time`].
+    /// At this time of [`verbs::time`].
     At(Instant),
 }
 
-/// An own key is not in the tree.
+/// State: the own key is not in the tree.
 const ABSENT: u8 = 0;
-/// An own key is.
+/// State: the own key is in the tree.
 const PRESENT: u8 = 1;
-/// A change of an own key is under way, or what came of it is not known.
+/// State: a change of the own key is outstanding, or its result was lost.
 const UNKNOWN: u8 = 2;
 
-/// What a request was, as its token.
+/// The kind of a request, encoded in its token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Asked {
     Lookup,
-    /// A lookup whose key is updated next.
+    /// A lookup that is followed by an update of the same key.
     ReadUpdate,
     Update,
     Insert,
     Delete,
-    /// An own key that is there, or not.
+    /// A lookup of an own key, with its expected presence.
     Own {
         present: bool,
     },
@@ -45,7 +45,7 @@ enum Asked {
 }
 
 impl Asked {
-    /// With the number of a key, below 2^40.
+    /// Returns the token for this kind and the number of a key, below 2^40.
     fn token(self, i: u64) -> u64 {
         let (kind, more) = match self {
             Self::Lookup => (0, 0),
@@ -75,7 +75,7 @@ impl Asked {
     }
 }
 
-/// Bounds of the dice, 32 bits, below which an operation is chosen.
+/// Cumulative upper bounds of a random 32-bit number, by which an operation is chosen.
 #[derive(Debug)]
 struct Bounds {
     updates: u64,
@@ -112,24 +112,24 @@ struct Run<'w> {
     workload: &'w Workload,
     chooser: Chooser,
     bounds: Bounds,
-    /// Distance of this client's own keys from stable ones.
+    /// Offset of this client's own keys from the stable keys.
     offset: u64,
-    /// What is known of each own key.
+    /// The state of each own key.
     own: Vec<u8>,
-    /// The own key that was inserted or deleted last.
+    /// The number of the own key that was inserted or deleted last.
     newest: u64,
     stamp: u32,
     lengths: Random,
-    /// Keys that were read to be updated.
+    /// Numbers of the keys that were read by a read-modify-write and are not yet updated.
     found: Vec<u64>,
     latency: Histogram<u64>,
     report: LoadReport,
 }
 
-/// Puts stable keys number `from`, `from + step`, … once.
+/// Puts stable keys number `from`, `from + step`, and so on, once each.
 ///
 /// # Errors
-/// When the server cannot be reached any more.
+/// If the server cannot be reached any more.
 pub fn fill(
     requests: &mut impl Requests,
     workload: &Workload,
@@ -148,10 +148,10 @@ pub fn fill(
     Ok(run.finish(requests, started))
 }
 
-/// Runs a load. `seed` must differ between clients: its remainder by [`MAX_CLIENTS`] says which own keys this one has.
+/// Runs a load. `seed` must differ between clients: `seed` modulo [`MAX_CLIENTS`] selects the client's own keys.
 ///
 /// # Errors
-/// When the server cannot be reached any more.
+/// If the server cannot be reached any more.
 pub fn run(
     requests: &mut impl Requests,
     workload: &Workload,
@@ -173,7 +173,7 @@ pub fn run(
         }
         let seen = run.take(requests)?;
         rounds = rounds.wrapping_add(1);
-        // While answers come the pipeline reads the clock for every few of them.
+        // While answers arrive, the pipeline reads the clock once for every few of them.
         let now = match seen {
             None if rounds.is_multiple_of(256) => Some(time::now()),
             seen => seen,
@@ -205,7 +205,7 @@ impl<'w> Run<'w> {
         }
     }
 
-    /// Starts an operation, if there is room.
+    /// Starts an operation if the window has room. Returns true if it did.
     #[inline]
     fn begin(&mut self, requests: &mut impl Requests) -> Result<bool, ClientError> {
         if requests.outstanding() + self.found.len() >= requests.window() {
@@ -287,7 +287,7 @@ impl<'w> Run<'w> {
                 (Op::Put { key, value, when }, Asked::Insert)
             }
             PRESENT => (Op::Delete { key }, Asked::Delete),
-            // Nothing is known of it: passed over.
+            // The state of the key is unknown, so the key is skipped.
             _ => return Ok(true),
         };
         let begun = requests.submit(self.workload.tree, &op, asked.token(i))?;
@@ -297,7 +297,7 @@ impl<'w> Run<'w> {
         Ok(begun)
     }
 
-    /// Deletes own keys that are there, so that another load finds the tree as this one did.
+    /// Deletes the own keys that are present, so that the next load finds the same tree.
     fn clean_up(&mut self, requests: &mut impl Requests) -> Result<(), ClientError> {
         let operations = self.report.operations;
         let mut i = 0;
@@ -313,7 +313,7 @@ impl<'w> Run<'w> {
         Ok(())
     }
 
-    /// Takes answers and checks them; when they were seen, if there were any.
+    /// Takes and checks answers. Returns the time of the last one, if any arrived.
     #[inline]
     fn take(&mut self, requests: &mut impl Requests) -> Result<Option<Instant>, ClientError> {
         let mut seen = None;
@@ -329,7 +329,7 @@ impl<'w> Run<'w> {
             }
             let nanos = done.seen.duration_since(done.sent).as_nanos();
             let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
-            // It grows up to a minute.
+            // Latencies are capped at a minute.
             *latency += nanos.min(60_000_000_000);
         })?;
         while let Some(i) = self.found.pop() {
@@ -353,7 +353,7 @@ impl<'w> Run<'w> {
     }
 }
 
-/// Checks an answer.
+/// Checks one answer and counts it.
 #[inline]
 fn judge(
     report: &mut LoadReport,
@@ -380,7 +380,7 @@ fn judge(
             if let Some(value) = value {
                 value_is_right(value, key_of(i) + offset);
             }
-            // A change that was asked for meanwhile may have come first.
+            // The answer is checked only if no later change of the key was executed meanwhile.
             if own.get(place).copied() == Some(if present { PRESENT } else { ABSENT }) {
                 report.missing += u64::from(present && value.is_none());
                 report.ghosts += u64::from(!present && value.is_some());
@@ -391,7 +391,7 @@ fn judge(
         (Asked::Update, Answer::Changed { .. }) => report.changes += 1,
         (Asked::Insert | Asked::Delete, Answer::Changed { found }) => {
             let inserted = asked == Asked::Insert;
-            // It was not there when it was inserted, and it was when it was deleted.
+            // An inserted key must have been absent, and a deleted key present.
             report.ghosts += u64::from(inserted && found);
             report.missing += u64::from(!inserted && !found);
             report.verified += 1;
@@ -416,20 +416,20 @@ fn judge(
         }
         (_, Answer::Full) => report.full += 1,
         (_, Answer::Lost) => report.lost += 1,
-        // Another answer than to what was asked.
+        // The answer is of another kind than the request.
         _ => report.wrong_values += 1,
     }
 }
 
-/// Whether a SCAN from stable key number `i` has what it must have: that key, then all stable keys in between, in order, as
-/// many entries as were asked for unless there are no more, and values of their keys.
+/// Returns true if a SCAN from stable key number `i` is right: it begins with that key and has all following stable
+/// keys in order, with values that fit their keys. It must have `limit` entries unless the tree ends.
 fn scan_is_right(i: u64, limit: u16, entries: &[(u64, u64)], next: Option<u64>) -> bool {
     let mut stable = i;
     let mut last = None;
     let right = entries.iter().all(|&(key, value)| {
         let ascends = last.is_none_or(|last| key > last);
         last = Some(key);
-        // Between stable keys are own ones of somebody.
+        // Between stable keys lie own keys of clients.
         let expected = if key % super::STRIDE == 0 {
             stable += 1;
             key == key_of(stable - 1)

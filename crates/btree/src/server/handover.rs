@@ -1,4 +1,4 @@
-//! What a server knows of ranges that it is giving to others, and of its load.
+//! A server's state of handovers, and its load meter.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use verbs::time;
 use crate::tree::{Owner, Refusal, Store};
 use crate::wire::{self, Status, Step};
 
-/// How long a taker may take for a range that it had frozen. A range is a few leaves, so this is for one that stopped.
+/// Time that a taker has for a range that it froze. A range is a few leaves, so only a stopped taker needs longer.
 const LEASE: Duration = Duration::from_secs(2);
 
 /// A range that is frozen for a taker.
@@ -25,38 +25,38 @@ struct Frozen {
 /// A range that a server was asked to take from another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Take {
-    /// The number of the server that has it.
+    /// The number of the server that has the range.
     pub(crate) giver: u16,
     /// The tree.
     pub(crate) tree: u8,
     /// The first key.
     pub(crate) from: u64,
-    /// The first key that is not taken, if there is an end.
+    /// The upper bound of the range, exclusive, if any.
     pub(crate) end: Option<u64>,
 }
 
-/// Handovers of a server: shared by its workers.
+/// The handovers of a server, shared by its workers.
 #[derive(Debug, Default)]
 pub(crate) struct Handovers {
     frozen: Mutex<Vec<Frozen>>,
-    /// How many there are, to be looked at without the lock.
+    /// The length of `frozen`, readable without the lock.
     count: AtomicUsize,
-    /// The greatest version of a handover that this server has given or taken part in.
+    /// The greatest version of the handovers in which this server gave or took a range.
     version: AtomicU64,
     takes: Mutex<Vec<Take>>,
     /// Ranges that wait to be taken or are being taken.
     taking: AtomicUsize,
-    /// Entries that were taken.
+    /// Number of entries taken.
     moved: AtomicU64,
 }
 
 impl Handovers {
-    /// A handover with this version has been made: the next one has a greater one.
+    /// Records the version of a completed handover, so that this server's next version is greater.
     pub(crate) fn saw(&self, version: u64) {
         self.version.fetch_max(version, Ordering::AcqRel);
     }
 
-    /// Carries out a step for a client. The answer's word.
+    /// Executes a step of a handover for a client and returns the first word of the answer.
     pub(crate) fn step(
         &self,
         store: &Store,
@@ -93,7 +93,7 @@ impl Handovers {
             }
             Step::Cede { to } => {
                 let mut frozen = lock(&self.frozen);
-                // Without the range it was thawed meanwhile, and what the taker has copied is old.
+                // The range was thawed meanwhile: the taker's copy may be outdated.
                 let Some(at) = frozen.iter().position(is_it) else {
                     return refused;
                 };
@@ -119,22 +119,22 @@ impl Handovers {
         }
     }
 
-    /// Gives frozen ranges back to this server's clients.
+    /// Thaws the selected frozen ranges, so that clients can change them again.
     fn thaw(&self, store: &Store, which: impl Fn(&Frozen) -> bool) {
         let mut frozen = lock(&self.frozen);
         frozen.retain(|f| {
-            // A client may have a lock just now: the next look thaws it.
+            // A client may hold a lock at the moment; a later call thaws the range then.
             !which(f) || store.thaw(f.tree, f.range).is_err()
         });
         self.count.store(frozen.len(), Ordering::Release);
     }
 
-    /// The client of this index is gone: what was frozen for it stays here.
+    /// Thaws the ranges that were frozen for a client that has disconnected.
     pub(crate) fn client_is_gone(&self, store: &Store, client: usize) {
         self.thaw(store, |f| f.client == client);
     }
 
-    /// A change found its leaf frozen: thaws what was frozen for too long.
+    /// Thaws ranges whose lease has expired; called when a change finds its leaf frozen.
     pub(crate) fn expire(&self, store: &Store) {
         if self.count.load(Ordering::Acquire) > 0 {
             let now = time::now_ns();
@@ -142,28 +142,28 @@ impl Handovers {
         }
     }
 
-    /// The next range that this server was asked to take.
+    /// Removes and returns the next range that this server should take.
     pub(crate) fn next_take(&self) -> Option<Take> {
         let mut takes = lock(&self.takes);
         (!takes.is_empty()).then(|| takes.remove(0))
     }
 
-    /// A range was taken, or given up.
+    /// Records that a range was taken or given up.
     pub(crate) fn took(&self) {
         self.taking.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// So many entries were taken.
+    /// Counts entries that were taken.
     pub(crate) fn moved(&self, entries: u64) {
         self.moved.fetch_add(entries, Ordering::Relaxed);
     }
 
-    /// Entries that were taken so far.
+    /// Returns the number of entries taken so far.
     pub(crate) fn all_moved(&self) -> u64 {
         self.moved.load(Ordering::Relaxed)
     }
 
-    /// Ranges that wait to be taken or are being taken.
+    /// Returns the number of ranges that wait to be taken or are being taken.
     pub(crate) fn taking(&self) -> usize {
         self.taking.load(Ordering::Acquire)
     }
@@ -174,17 +174,17 @@ fn overlap(a: (u64, Option<u64>), b: (u64, Option<u64>)) -> bool {
     below(a.0, b.1) && below(b.0, a.1)
 }
 
-/// Keys of a sample that a worker keeps.
+/// Number of sampled keys that a worker keeps.
 const SAMPLE: usize = 160;
-/// Of so many requests the key of one is kept.
+/// Sampling interval: the key of one in so many requests is kept.
 const EVERY: u32 = 61;
 
-/// What a worker knows of its load.
+/// A worker's load counters and key sample.
 #[derive(Debug)]
 pub(crate) struct LoadMeter {
     requests: u64,
     busy_ns: u64,
-    /// When it began with the requests at hand.
+    /// Time at which the worker began the present batch.
     began_ns: u64,
     skipped: u32,
     sample: Vec<u64>,
@@ -203,14 +203,14 @@ impl LoadMeter {
         }
     }
 
-    /// A batch is about to be carried out.
+    /// Records that a batch begins.
     #[inline]
     pub(crate) fn begin(&mut self) {
         self.began_ns = time::now_ns();
     }
 
-    /// A look found so many requests, and they are carried out. What it took to find them does not count: looks in vain
-    /// between requests would make a server that is not full seem slower than it is.
+    /// Counts the requests of a completed poll and their time. The time to find them does not count: empty polls
+    /// between requests would make a server that is not full seem slower.
     #[inline]
     pub(crate) fn looked(&mut self, requests: usize) {
         if requests > 0 {
@@ -219,7 +219,7 @@ impl LoadMeter {
         }
     }
 
-    /// A request for this key came.
+    /// Counts a request for a key, and samples the key.
     #[inline]
     pub(crate) fn asked(&mut self, key: u64) {
         self.skipped += 1;
@@ -234,8 +234,8 @@ impl LoadMeter {
         }
     }
 
-    /// What is told of it: two pairs of numbers (requests and nanoseconds busy; the time and ranges that are being taken),
-    /// and then two sampled keys in each.
+    /// Appends the report as pairs of numbers: requests and busy nanoseconds; the time and the number of ranges being
+    /// taken; then two sampled keys per pair.
     pub(crate) fn report(&self, taking: usize, into: &mut Vec<(u64, u64)>) {
         into.push((self.requests, self.busy_ns));
         into.push((time::now_ns(), taking as u64));

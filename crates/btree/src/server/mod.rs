@@ -1,4 +1,4 @@
-//! The server: its objects on a device, and its clients.
+//! The server: its objects on a device, and its clients' connections.
 
 mod handover;
 mod mover;
@@ -30,37 +30,37 @@ use handover::Handovers;
 pub use mover::Mover;
 use worker::{Command, PendingConnection, Worker, WorkerShared};
 
-/// The service: what a [`Server`](crate::Server) serves.
+/// The B-tree service that a [`Server`](crate::Server) runs.
 #[derive(Debug)]
 pub struct Btree {
     config: ServerConfig,
     port: PortGid,
     pd: ProtectionDomain,
-    /// Of queue pairs on which the server never posts.
+    /// The completion queue of queue pairs on which the server never posts.
     cq: CompletionQueue,
     store: Arc<Store>,
     /// Clients that may change leaves themselves.
     guests: Arc<Guests<Store>>,
     handovers: Arc<Handovers>,
     stopping: AtomicBool,
-    /// A random number: another one in every run.
+    /// A random number that differs in every run.
     identity: u64,
     layout: Layout,
     max_answer: usize,
-    /// Whether the device lets clients READ.
+    /// True if the device supports clients' READs.
     reads: bool,
     workers: Vec<Arc<WorkerShared>>,
     slots: Slots,
 }
 
-/// What a server takes from its surroundings.
+/// The server's dependence on its surroundings: randomness, threads and simulated cost.
 #[derive(Debug, Clone, Copy)]
 pub struct Environment {
-    /// What the server is known by: the same is the same in every run of a simulation.
+    /// The server's identity; a fixed value makes every run of a simulation the same.
     identity: u64,
-    /// Whether it may start threads of its own.
+    /// True if the server may start threads of its own.
     threads: bool,
-    /// The tree whose walks cost time, if any do.
+    /// The tree whose walks are charged to simulated cores, if any.
     walked: Option<Shape>,
 }
 
@@ -75,7 +75,8 @@ impl Default for Environment {
 }
 
 impl Environment {
-    /// Simulated cores in virtual time: the same seed is the same run. Requests and walks cost nothing.
+    /// An environment of simulated cores in virtual time: the same seed gives the same run. Requests and walks cost no
+    /// time.
     pub fn simulated(seed: u64) -> Self {
         Self {
             identity: seed,
@@ -84,7 +85,8 @@ impl Environment {
         }
     }
 
-    /// Requests cost the workers time, and each a walk through a tree of this shape, whatever the real one's is.
+    /// Charges workers for requests, and for each request a walk through a tree of this shape, independent of the real
+    /// tree.
     #[must_use]
     pub fn walking(self, shape: Shape) -> Self {
         Self {
@@ -94,12 +96,12 @@ impl Environment {
     }
 }
 
-/// What a client has at the server.
+/// A client's resources at the server.
 #[derive(Debug)]
 pub struct Session {
     btree: Arc<Btree>,
     slot: Arc<Slot>,
-    /// What it READs through, if it may not WRITE.
+    /// The queue pair that answers the client's READs, if the client may not WRITE.
     _reads: Option<QueuePair<Rc>>,
 }
 
@@ -290,7 +292,7 @@ impl Service for Btree {
         stats
     }
 
-    /// Takes keys from other servers, where it knows their addresses.
+    /// Takes keys from other servers, if their addresses are known.
     fn background(
         self: &Arc<Self>,
         _failure: &service::Failure,
@@ -307,7 +309,7 @@ impl Service for Btree {
                 let client = ClientConfig {
                     server,
                     nic: config.nic.clone(),
-                    // A server that stops does not wait for another one that is gone.
+                    // A server that stops does not wait long for another one that is gone.
                     deadline_ms: 2_000,
                     ..ClientConfig::default()
                 };
@@ -331,14 +333,14 @@ impl Service for Btree {
 }
 
 impl Btree {
-    /// The trees that it serves: other threads may use them beside the workers.
+    /// Returns the server's trees, which other threads may use beside the workers.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
     }
 
-    /// What takes keys from other servers, as this one is asked to: its owner calls [`Mover::step`] again and again. A
-    /// server with threads that knows the addresses of the others does so itself. `connect` connects to the server with a
-    /// number.
+    /// Returns the mover that takes keys from other servers on request. The caller must call [`Mover::step`]
+    /// repeatedly. A server with threads that knows the addresses of the others runs its own mover. `connect` connects
+    /// to a server by its number.
     pub fn mover(
         &self,
         connect: impl FnMut(u16) -> Result<Pipeline, ClientError> + Send + 'static,
@@ -348,8 +350,9 @@ impl Btree {
         Mover::new(of, how, connect)
     }
 
-    /// Puts entries into a tree before clients come, `count` of them in ascending order: those that are this server's. A
-    /// server that has all keys loads them in parallel, to this share of its nodes.
+    /// Fills a tree before clients connect. `entry` gives `count` entries in ascending order, of which only those in
+    /// this server's range are kept. A server that has all keys loads them in parallel with fill factor `fill`. Returns
+    /// the number of loaded entries.
     ///
     /// # Errors
     /// [`LoadError`](crate::tree::LoadError), or [`Refusal`].
@@ -380,7 +383,8 @@ impl Btree {
         Ok(own.len() as u64)
     }
 
-    /// Opens nodes to a client that changes them itself, by a registration that is its own, so that it can be undone.
+    /// Opens the nodes to a client that changes leaves. The client gets its own registration, so that its access can be
+    /// revoked.
     fn open_to_writer(
         &self,
         hello: &Hello,
@@ -448,7 +452,7 @@ impl Btree {
     }
 }
 
-/// Says which keys are other servers' at the beginning.
+/// Marks the ranges that belong to other servers at the start.
 fn disown_others(store: &Store, config: &ServerConfig) -> Result<(), ServerError> {
     for tree in 0..config.trees {
         for part in (0..=config.splits.len()).filter(|part| *part != usize::from(config.part)) {
@@ -463,7 +467,7 @@ fn disown_others(store: &Store, config: &ServerConfig) -> Result<(), ServerError
     Ok(())
 }
 
-/// How answers leave: a value inline, entries of a SCAN from registered memory.
+/// Returns the UD configuration for answers: a value is sent inline, a SCAN's entries from registered memory.
 fn answer_port(port: PortGid, mtu: usize) -> UdPortConfig {
     UdPortConfig {
         port_num: port.port_num,

@@ -1,8 +1,8 @@
 //! Takes ranges of keys from other servers: the taker's side of a handover (see [`crate::tree`]).
 //!
-//! A range is taken in chunks of some thousand entries, from the left: each is frozen for some hundred microseconds. If the
-//! giver goes away in the middle, its other keys are gone with it, and the chunk that was copied is adopted. If this server
-//! goes away, the giver thaws the chunk, or has ceded it already.
+//! A range is taken from the left in chunks of some thousand entries; each chunk is frozen for some hundred
+//! microseconds. If the giver fails midway, its remaining keys are lost with it, and the copied chunk is adopted. If
+//! this server fails, the giver thaws the chunk, unless it has ceded the chunk already.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -18,23 +18,23 @@ use crate::wire::{Op, Step};
 
 /// Entries of a chunk.
 const CHUNK: u32 = 2_000;
-/// Bytes that an entry takes on its way.
+/// Bytes of an entry on the wire.
 const ENTRY_BYTES: u32 = 16;
 
-/// What became of a step.
+/// The result of a step at the giver.
 enum Stepped {
-    /// The giver has made it, with this version.
+    /// The giver executed the step, with this version.
     Done(u64),
-    /// It has not: the range is not there, or was thawed.
+    /// The giver refused: it does not have the range, or has thawed it.
     Refused,
-    /// Nobody knows.
+    /// The result is not known.
     Unknown,
 }
 
 /// Connects to the server with a number.
 type Connect = Box<dyn FnMut(u16) -> Result<Pipeline, ClientError> + Send>;
 
-/// Takes what its server was asked to take.
+/// Executes the takes that its server was asked for.
 pub struct Mover {
     store: Arc<Store>,
     handovers: Arc<Handovers>,
@@ -42,17 +42,17 @@ pub struct Mover {
     part: u16,
     connect: Connect,
     givers: HashMap<u16, Pipeline>,
-    /// The range that is being taken, as far as it is left.
+    /// The part of the current range that is not yet taken.
     current: Option<Take>,
-    /// Bytes a second at most.
+    /// The limit of the transfer rate in bytes per second.
     rate: u32,
-    /// No chunk before.
+    /// The earliest time of the next chunk.
     not_before: Instant,
 }
 
 impl Mover {
-    /// For the server with this number, which takes so many bytes a second at most. `connect` connects to the server with a
-    /// number.
+    /// Creates the mover of server `part`, which takes at most `rate` bytes per second. `connect` connects to a server
+    /// by its number.
     pub(super) fn new(
         (store, handovers): (Arc<Store>, Arc<Handovers>),
         (part, rate): (u16, u32),
@@ -70,7 +70,7 @@ impl Mover {
         }
     }
 
-    /// Takes a chunk, if one is to be taken and it is time. Whether it did something.
+    /// Takes a chunk if a take is pending and the rate limit allows. Returns true if it tried a chunk.
     pub fn step(&mut self) -> bool {
         if self.current.is_none() {
             self.current = self.handovers.next_take();
@@ -96,14 +96,14 @@ impl Mover {
         true
     }
 
-    /// Takes the first chunk of a range; where the rest begins, if there is one.
+    /// Takes the first chunk of a range. Returns the key where the rest begins, if a rest is left.
     fn chunk(&mut self, take: Take) -> Result<Option<u64>, ClientError> {
         let giver = match self.givers.entry(take.giver) {
             Entry::Occupied(giver) => giver.into_mut(),
             Entry::Vacant(place) => place.insert((self.connect)(take.giver)?),
         };
         let tree = take.tree;
-        // How far a chunk goes.
+        // The first scan finds the end of the chunk.
         let Some((_, next)) = scan(giver, tree, (take.from, take.end))? else {
             return Ok(None);
         };
@@ -137,7 +137,7 @@ impl Mover {
             return Ok(None);
         };
         self.handovers.saw(version);
-        // From the ceding until now nobody has the range: this does not give up.
+        // Between cession and adoption no server has the range, so adoption is retried until it succeeds.
         let tree = usize::from(tree);
         let mut waiter = Waiter::never_sleeping();
         while let Err(e) = self.store.adopt(tree, range, &entries, &mut staged) {
@@ -156,10 +156,11 @@ impl Mover {
     }
 }
 
-/// What of a SCAN: entries, and where the next begin.
+/// The result of a SCAN: entries, and the key at which to continue.
 type Found = (Vec<(u64, u64)>, Option<u64>);
 
-/// Entries of a range, and the key where the rest begins; nothing if the range is not at this server.
+/// Scans a range at the giver. Returns the entries and the key where the rest begins, or `None` if the giver lost the
+/// range.
 fn scan(
     giver: &mut Pipeline,
     tree: u8,
@@ -178,7 +179,7 @@ fn scan(
     )?
 }
 
-/// Asks the giver to make a step.
+/// Asks the giver to execute a step.
 fn step(
     giver: &mut Pipeline,
     tree: u8,
@@ -201,7 +202,7 @@ fn step(
     }
 }
 
-/// Finds out whether the giver has ceded a range, by asking for its first key, until that is known.
+/// Asks for the first key of a range to find out whether the giver has ceded it.
 fn resolve(giver: &mut Pipeline, (tree, key): (u8, u64), to: u16, incarnation: u64) -> Stepped {
     let asked = ask(giver, tree, &Op::Get { key }, |answer| match answer {
         Answer::Moved(elsewhere) if elsewhere.owner.part == to => {
@@ -212,7 +213,7 @@ fn resolve(giver: &mut Pipeline, (tree, key): (u8, u64), to: u16, incarnation: u
     });
     let asked = asked.unwrap_or(Stepped::Unknown);
     if giver.server() != incarnation {
-        // The giver died, and what it had is here alone.
+        // The giver died: only this server still has the copied entries.
         return Stepped::Done(0);
     }
     asked

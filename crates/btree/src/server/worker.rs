@@ -15,7 +15,7 @@ use crate::touch::Touches;
 use crate::tree::{Refusal, Store, Walk};
 use crate::wire::{self, ENTRY, MAX_MESSAGES, Op, SCAN_HEADER, Status};
 
-/// A client that connects.
+/// A client that is connecting.
 #[derive(Debug)]
 pub(crate) struct PendingConnection {
     pub(crate) slot: Arc<Slot>,
@@ -34,14 +34,14 @@ pub(crate) enum Command {
     Stop,
 }
 
-/// What the rest of the server knows of a worker.
+/// The part of a worker that the rest of the server can access.
 #[derive(Debug)]
 pub(crate) struct WorkerShared {
     pub(crate) region: verbs::RemoteMemory,
     pub(crate) mailbox: Mailbox<Command, WorkerCounts>,
 }
 
-/// What a worker did.
+/// Counters of a worker.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct WorkerCounts {
     pub(crate) rpc: Counts,
@@ -55,7 +55,7 @@ pub(crate) struct WorkerCounts {
     pub(crate) busy: u64,
 }
 
-/// A worker that does not run yet.
+/// A worker that has not started.
 #[derive(Debug)]
 pub struct Worker {
     pub(crate) engine: herd::Server,
@@ -63,16 +63,16 @@ pub struct Worker {
     pub(crate) store: Arc<Store>,
     pub(crate) guests: Arc<Guests<Store>>,
     pub(crate) handovers: Arc<Handovers>,
-    /// What a request costs more than its work.
+    /// Extra time per request, which simulates a slower processor.
     pub(crate) slow_by: Duration,
-    /// Whether the server shares the keys with others.
+    /// True if the server shares the keys with other servers.
     pub(crate) shares: bool,
-    /// What walks cost a simulated core.
+    /// The cost of walks on a simulated core.
     pub(crate) touches: Option<Arc<Touches>>,
 }
 
 impl Worker {
-    /// Serves until told to stop.
+    /// Serves requests until the worker gets the stop command.
     pub(crate) fn run(self) -> Result<(), RpcError> {
         let Self {
             engine,
@@ -138,7 +138,7 @@ impl Work for Running<'_> {
                 if added.is_ok() {
                     self.serve.admit(slot.index(), session, (window, answer));
                 }
-                // The client may have gone meanwhile.
+                // The client may be gone already.
                 let _ = done.send(added.map_err(|e| e.to_string()));
             }
         }
@@ -166,7 +166,7 @@ impl Work for Running<'_> {
         waiter.idle_on(self.engine.memory());
     }
 
-    /// For a while, or until a command comes: WRITEs make no event.
+    /// Sleeps for a limited time or until a command arrives: incoming WRITEs generate no event.
     #[cold]
     fn sleep(&mut self, wake: &Wake, waiter: &mut Waiter) -> Result<(), RpcError> {
         wake.wait(self.engine.has_clients().then(|| waiter.next_sleep()));
@@ -181,20 +181,21 @@ struct Serve<'s> {
     guests: Arc<Guests<Store>>,
     handovers: Arc<Handovers>,
     slow_by: Duration,
-    /// Whether it shares the keys with other servers, and is asked for its load.
+    /// True if the server shares the keys with other servers, and reports its load.
     shares: bool,
     meter: LoadMeter,
     touches: Option<Arc<Touches>>,
     sessions: Sessions,
-    /// The longest message of each client.
+    /// The length of the longest message that each client can receive, in bytes.
     answers: Vec<usize>,
-    /// Of a SCAN.
+    /// The entries of the SCAN in progress.
     entries: Vec<(u64, u64)>,
     message: Vec<u8>,
     counts: WorkerCounts,
 }
 
-/// Steps that a batch takes together: enough for a tree of five levels. Higher ones go on alone.
+/// Steps that the walks of a batch take together, enough for a tree of five levels. Higher trees are finished request
+/// by request.
 pub(super) const LOOKS: usize = 5;
 
 /// The walks of a batch.
@@ -271,7 +272,7 @@ impl Handler for Serve<'_> {
 }
 
 impl Serve<'_> {
-    /// A client has come, with a session, a window and messages of some length.
+    /// Registers a client with its session, its window and its longest message.
     fn admit(&mut self, client: u32, session: u64, (window, answer): (u32, usize)) {
         self.sessions.connect(client, session, window as usize);
         let i = client as usize;
@@ -311,7 +312,7 @@ impl Serve<'_> {
             Refusal::Full => wire::word(Status::Full, false),
             Refusal::Moved(_) => wire::word(Status::Moved, false),
             Refusal::Busy(node) => {
-                // Whoever asks again finds it free once its owner is gone, or had it for too long.
+                // A retry succeeds once the lock's owner is gone or its lease has expired.
                 self.guests.release(0, node);
                 self.handovers.expire(self.store);
                 self.counts.busy += 1;
@@ -337,7 +338,7 @@ impl Serve<'_> {
                 self.counts.repeated += 1;
                 word
             }
-            // Nobody waits for this.
+            // The client no longer waits for this change.
             Seen::Stale => {
                 self.counts.repeated += 1;
                 return;
@@ -364,7 +365,7 @@ impl Serve<'_> {
                         session.made(seq, word);
                         word
                     }
-                    // Not made, so it may be made when it comes again.
+                    // The change was not made, so it may be executed when it arrives again.
                     Err(refusal) => return self.refuse(refusal, reply),
                 }
             }
@@ -400,7 +401,7 @@ impl Serve<'_> {
         self.send_entries(each, next, reply);
     }
 
-    /// Tells what this worker is doing.
+    /// Answers with this worker's load counters and sampled keys.
     #[cold]
     fn load(&mut self, client: usize, reply: Reply<'_>) {
         let most = self.answers.get(client).copied().unwrap_or(0);
@@ -415,7 +416,7 @@ impl Serve<'_> {
         self.send_entries(each, None, reply);
     }
 
-    /// Sends entries, so many in a message.
+    /// Sends entries, `each` of them per message.
     fn send_entries(&mut self, each: usize, next: Option<u64>, mut reply: Reply<'_>) {
         let count = self.entries.len();
         let mut first = 0;
@@ -434,7 +435,7 @@ impl Serve<'_> {
             if first == count {
                 return reply.bytes(&self.message);
             }
-            // A send queue that is broken is found with the next answer; this client asks again.
+            // The next answer detects a broken send queue; the client repeats its request.
             if reply.part(&self.message).is_err() {
                 return;
             }

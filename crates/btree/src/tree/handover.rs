@@ -1,15 +1,15 @@
-//! Ranges of keys that go from one server to another, while clients go on.
+//! The handover of key ranges from one server to another, while clients continue.
 //!
-//! Which server has a key is in the tree itself: a leaf whose keys belong to another server is flagged as moved, has no
-//! keys, and says who has them. So readers find out where they look anyway, and no key ever has two owners: giving a leaf
-//! away is a change of that leaf under its lock. A handover has these steps:
+//! The tree itself records which server has a key. A leaf whose keys belong to another server has the flag [`MOVED`],
+//! no keys, and the owner's number. So a reader learns of the owner from the leaf that it reaches. No key ever has two
+//! owners: a leaf is given away by a change of that leaf under its lock. A handover has these steps:
 //!
-//! 1. The giver [freezes](Store::freeze) the range: its keys may be read, and not changed.
-//! 2. The taker copies the entries, and [takes memory](Store::stage) for them.
-//! 3. The giver [cedes](Store::cede) the range. From now on nobody has it.
-//! 4. The taker [adopts](Store::adopt) it: leaf by leaf the entries appear, all entries of a leaf at one moment.
+//! 1. The giver [freezes](Store::freeze) the range: its keys can be read but not changed.
+//! 2. The taker copies the entries, and [reserves nodes](Store::stage) for them.
+//! 3. The giver [cedes](Store::cede) the range. From now on no server has it.
+//! 4. The taker [adopts](Store::adopt) the range leaf by leaf; all entries of a leaf appear at once.
 //!
-//! If the taker goes away before step 3, the giver [thaws](Store::thaw) the range and keeps it.
+//! If the taker fails before step 3, the giver [thaws](Store::thaw) the range and keeps it.
 
 use std::sync::atomic::Ordering;
 
@@ -18,17 +18,17 @@ use super::store::Store;
 use super::walk::{Owner, Refusal};
 use crate::node::{FROZEN, LOW, MOVED, SIBLING};
 
-/// Nodes for entries that will be adopted.
+/// Nodes that are reserved for entries to be adopted.
 #[derive(Debug, Default)]
 pub struct Staged {
     nodes: Vec<Number>,
 }
 
-/// A range of keys: from a first one on, and below an end if there is one.
+/// A range of keys: the first key, and the exclusive end, if any.
 type Range = (u64, Option<u64>);
 
 impl Store {
-    /// Makes a leaf begin at this key.
+    /// Splits leaves so that one of them begins at `key`.
     fn ensure_boundary(&self, tree: usize, key: u64) -> Result<(), Refusal> {
         let from = self.index.descend(tree, key, 0)?;
         let (_, leaf) = self.lock_for(tree, key, 0, from)?;
@@ -38,19 +38,19 @@ impl Store {
         }
         let mut entries = leaf.entries_with(None);
         if leaf.node().is_moved() {
-            // Both parts say who has their keys.
+            // Both leaves record the owner of their keys.
             let owner = leaf.node().value(0);
             entries.push((key, owner));
         }
         let middle = entries.partition_point(|entry| entry.0 < key);
         let halves = entries.split_at(middle);
         let right = self.part(leaf, halves, (tree, 0), key)?;
-        // Without its parent's entry the new leaf is found by the link of the old one.
+        // If the parent has no entry for the new leaf, walks reach it by the old leaf's link.
         let _ = self.tell_parent(tree, 1, (key, right));
         Ok(())
     }
 
-    /// Calls `change` for each leaf of a range whose bounds are those of leaves, locked.
+    /// Locks each leaf of a range in turn and calls `change`. The range must begin and end at leaf boundaries.
     fn each_leaf(
         &self,
         tree: usize,
@@ -78,10 +78,10 @@ impl Store {
         end.map_or(Ok(()), |end| self.ensure_boundary(tree, end))
     }
 
-    /// Step 1 of a handover: from now on the keys of a range are not changed.
+    /// Executes step 1 of a handover: makes the keys of a range read-only.
     ///
     /// # Errors
-    /// [`Refusal::Moved`] if some of them belong to another server; the range is as it was then.
+    /// [`Refusal::Moved`] if another server owns some of the keys; the range is then unchanged.
     pub fn freeze(&self, tree: usize, range: (u64, Option<u64>)) -> Result<(), Refusal> {
         self.bound(tree, range)?;
         let frozen = self.each_leaf(tree, range, |_, leaf| {
@@ -97,7 +97,7 @@ impl Store {
         frozen
     }
 
-    /// The keys of a range may be changed again, as far as they are still here.
+    /// Allows changes of a frozen range again, in the leaves that still belong to this server.
     ///
     /// # Errors
     /// [`Refusal::Busy`].
@@ -108,10 +108,10 @@ impl Store {
         })
     }
 
-    /// Step 3 of a handover: the range belongs to another server.
+    /// Executes step 3 of a handover: assigns the range to another server.
     ///
     /// # Errors
-    /// [`Refusal::Busy`] if the range is not frozen: it was thawed meanwhile, and stays here.
+    /// [`Refusal::Busy`] if the range is not frozen, because it was thawed meanwhile; the range then stays here.
     pub fn cede(
         &self,
         tree: usize,
@@ -127,7 +127,7 @@ impl Store {
         self.disown(tree, range, owner)
     }
 
-    /// Says that a range belongs to another server, whatever is in it: for a server that begins.
+    /// Assigns a range to another server and drops its entries. A starting server calls this for the ranges of others.
     ///
     /// # Errors
     /// [`Refusal::Full`], [`Refusal::Busy`].
@@ -146,7 +146,7 @@ impl Store {
             first.get_or_insert((low, number));
             Ok(())
         })?;
-        // What is not merged stays as more than one leaf, and takes memory.
+        // Leaves that cannot be merged stay separate and use memory.
         let mut at = first;
         while let Some((low, number)) = at {
             while self.merge(tree, low, 0, number).is_some() {}
@@ -161,14 +161,14 @@ impl Store {
         Ok(())
     }
 
-    /// Step 2 of a handover: memory for so many entries.
+    /// Executes step 2 of a handover: reserves nodes for `entries` entries.
     ///
     /// # Errors
     /// [`Refusal::Full`].
     pub fn stage(&self, entries: usize) -> Result<Staged, Refusal> {
         let mut staged = Staged::default();
         let each = self.leaf_fill();
-        // One more for each leaf of the range: few, as they are merged.
+        // One node more for the leaves of the range itself: few, because moved leaves are merged.
         for _ in 0..entries.div_ceil(each) + 1 {
             match self.index.memory.allocate(false) {
                 Some((number, _)) => staged.nodes.push(number),
@@ -181,24 +181,24 @@ impl Store {
         Ok(staged)
     }
 
-    /// Gives back memory that was not used.
+    /// Frees reserved nodes that were not used.
     pub fn unstage(&self, staged: Staged) {
         for number in staged.nodes {
             self.index.memory.release(number);
         }
     }
 
-    /// Entries of an adopted leaf: a tenth is free for inserts.
+    /// Returns the number of entries of an adopted leaf: a tenth stays free for inserts.
     fn leaf_fill(&self) -> usize {
         let room = crate::node::capacity(self.index.memory.node_words());
         (room * 9 / 10).max(1)
     }
 
-    /// Step 4 of a handover: the range, which the giver has ceded, has these entries and belongs to this server.
+    /// Executes step 4 of a handover: this server takes the range, which the giver has ceded, with these entries.
     ///
     /// # Errors
-    /// [`Refusal::Full`] if the range has so many leaves that staged memory does not do; [`Refusal::Busy`]. What was adopted
-    /// until then is served, and the same call goes on with the rest.
+    /// [`Refusal::Full`] if the range has more leaves than the reserved nodes suffice for; [`Refusal::Busy`]. Leaves
+    /// that were adopted before the error are served, and another call with the same arguments continues with the rest.
     pub fn adopt(
         &self,
         tree: usize,
@@ -209,20 +209,20 @@ impl Store {
         self.bound(tree, range)?;
         let mut made = Vec::new();
         let adopted = self.each_leaf(tree, range, |_, leaf| {
-            // Adopted before, by a call that did not come to its end.
+            // Other leaves were adopted by an earlier call that failed midway.
             if leaf.node().is_moved() {
                 self.splice(tree, leaf, entries, (staged, &mut made))?;
             }
             Ok(())
         });
         for (low, number) in made {
-            // A leaf without its parent's entry is found by the link of the one before.
+            // If the parent has no entry for a leaf, walks reach it by the previous leaf's link.
             let _ = self.tell_parent(tree, 1, (low, number));
         }
         adopted
     }
 
-    /// Puts a chain of leaves in the place of one that belonged to another server: at one moment, when that leaf is
+    /// Replaces a leaf that belonged to another server by a chain of leaves. The change takes effect when that leaf is
     /// unlocked.
     fn splice(
         &self,
@@ -246,7 +246,7 @@ impl Store {
             let more = self.index.memory.allocate(true).ok_or(Refusal::Full)?;
             staged.nodes.push(more.0);
         }
-        // From the right: each leaf leads to one that is whole.
+        // The chain is built from the right, so that each leaf links to a complete one.
         for chunk in chunks.iter().skip(1).rev() {
             let number = staged.nodes.pop().ok_or(Refusal::Full)?;
             let mut locked = self.index.memory.lock(number)?;

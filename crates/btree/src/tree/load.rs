@@ -10,16 +10,16 @@ use super::walk::root_word;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// There is no memory for so many nodes.
+    /// The memory has too few free nodes.
     #[error("{needed} nodes do not fit: give the server room for more keys")]
     Full {
         /// Nodes that the load needs.
         needed: u64,
     },
-    /// The tree has entries.
+    /// The tree already has entries.
     #[error("the tree is not empty: a bulk load fills empty trees only")]
     NotEmpty,
-    /// Keys do not ascend.
+    /// Keys are not in ascending order.
     #[error("entry {at} does not have a greater key than the one before it")]
     Order {
         /// The number of the entry.
@@ -28,14 +28,14 @@ pub enum LoadError {
 }
 
 impl Store {
-    /// Fills an empty tree with `count` entries, which `entry` gives by number in ascending order of keys. Leaves and inner
-    /// nodes are filled to this share, up to 1, so that inserts find room; inner nodes have 2 entries at least. Threads share
-    /// the work.
+    /// Fills an empty tree with `count` entries. `entry` returns entry number `i`; keys must ascend. `fill`, up to 1,
+    /// is the fill factor of the nodes, which leaves room for inserts; inner nodes get at least 2 entries. `threads`
+    /// threads share the work.
     ///
-    /// Nobody else may change the tree meanwhile; who reads it sees it empty until it is whole.
+    /// The caller must not change the tree meanwhile. Readers see an empty tree until the load is complete.
     ///
     /// # Errors
-    /// [`LoadError`]; the tree is empty then.
+    /// [`LoadError`]; the tree is then unchanged.
     pub fn load(
         &self,
         tree: usize,
@@ -60,7 +60,7 @@ impl Store {
             reason = "a share of a small number"
         )]
         let per_node = ((room as f64 * fill.clamp(0.0, 1.0)) as u64).clamp(1, room as u64);
-        // Sizes of the levels, from the leaves up.
+        // The number of nodes of each level, from the leaves up.
         let mut sizes = vec![count.div_ceil(per_node)];
         while let Some(&below) = sizes.last()
             && below > 1
@@ -105,7 +105,7 @@ impl Store {
         Ok(())
     }
 
-    /// Builds one level; the low fences of its nodes.
+    /// Builds one level and returns the low fences of its nodes.
     fn build(
         &self,
         of: &Level,
@@ -142,7 +142,7 @@ impl Store {
     ) -> Result<Vec<u64>, LoadError> {
         let mut lows = Vec::new();
         let mut entries = Vec::new();
-        // The first key of a level has no lower bound.
+        // The first node of a level has no lower bound.
         let low_of = |node: u64| match node {
             0 => 0,
             node => entry(node * of.per_node).0,
@@ -177,7 +177,7 @@ impl Store {
     }
 }
 
-/// The place of the first key that is not greater than the one before.
+/// Returns the index of the first key that is not greater than its predecessor.
 fn first_descent(keys: impl Iterator<Item = u64>) -> Option<usize> {
     let mut last = None;
     for (i, key) in keys.enumerate() {
@@ -189,7 +189,7 @@ fn first_descent(keys: impl Iterator<Item = u64>) -> Option<usize> {
     None
 }
 
-/// One level that is built.
+/// A level that is being built.
 struct Level {
     tree: usize,
     level: u16,

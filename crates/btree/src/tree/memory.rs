@@ -1,4 +1,4 @@
-//! Nodes in registered memory: which are free, how one is read, and how one is locked.
+//! Nodes in registered memory: allocation, consistent reads, and locks.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
@@ -13,21 +13,21 @@ use crate::node::{
     VERSION, capacity, meta, term,
 };
 
-/// What the first word of the memory says.
+/// The magic number in word 0 of the memory.
 const MAGIC: u64 = u64::from_le_bytes(*b"vbtree01");
-/// Word of the header where the roots begin.
+/// Index of the header word that holds the first root; the other roots follow.
 pub(crate) const ROOTS: usize = 2;
-/// Trees of a store.
+/// Largest number of trees of a store.
 pub const MAX_TREES: usize = 16;
-/// Nodes that only splits of inner nodes may take, so that none is left without its parent's entry.
+/// Nodes reserved for splits of inner nodes, so that a new node can always be entered into its parent.
 const RESERVE: u64 = 32;
-/// The server's own word in a lock.
+/// The lock word that the server uses.
 const MINE: u64 = (SERVER_OWNER as u64) << 40;
 
-/// A node's number: its place in the memory. 0 is the header.
+/// A node's number: its index in the memory. Number 0 is the header.
 pub(crate) type Number = u64;
 
-/// The node is locked by somebody who does not free it.
+/// The error for a node whose lock is not released in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Busy(pub(crate) Number);
 
@@ -35,7 +35,7 @@ pub(crate) struct Busy(pub(crate) Number);
 #[derive(Debug)]
 pub(crate) struct Memory {
     region: Arc<MemoryRegion>,
-    /// How the server competes for locks, where clients have any.
+    /// The loopback queue pair by which the server takes locks, if clients can lock nodes too.
     atomics: Option<Mutex<(Loopback, MemoryRegion)>>,
     node_words: usize,
     nodes: u64,
@@ -44,9 +44,9 @@ pub(crate) struct Memory {
 
 #[derive(Debug)]
 struct Free {
-    /// Nodes from here on were never used.
+    /// The first node that was never used.
     next: Number,
-    /// Nodes that were, and are no more.
+    /// Nodes that were used and are free again.
     again: Vec<Number>,
 }
 
@@ -57,7 +57,7 @@ impl Free {
 }
 
 impl Memory {
-    /// Room for so many nodes of so many bytes.
+    /// Allocates memory for `nodes` nodes of `node_bytes` bytes.
     pub(crate) fn new(
         pd: &ProtectionDomain,
         node_bytes: usize,
@@ -83,8 +83,9 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Clients lock and WRITE nodes from now on, by [registrations of their own](Self::register_again): the server takes locks
-    /// by its own NIC, whose atomics need not be atomic with the processor's.
+    /// Prepares for clients that lock and WRITE nodes through [registrations of their own](Self::register_again). From
+    /// now on the server takes locks through its own NIC, because a NIC's atomics need not be atomic with the
+    /// processor's.
     pub(crate) fn share_locks(
         &mut self,
         pd: &ProtectionDomain,
@@ -95,26 +96,27 @@ impl Memory {
         Ok(())
     }
 
-    /// Another registration of the same memory, which can be undone alone.
+    /// Registers the same memory again; this registration can be revoked separately.
     pub(crate) fn register_again(&self, access: Access) -> Result<MemoryRegion, VerbError> {
         self.region.register_again(access)
     }
 
-    /// The lock word of a node, if there is such a node.
+    /// Returns the lock word of a node, or `None` if the node does not exist.
     pub(crate) fn lock_of(&self, number: Number) -> Option<&AtomicU64> {
         (1..self.nodes)
             .contains(&number)
             .then(|| &self.words(number)[LOCK])
     }
 
-    /// Finishes a change of a client that is gone: puts words 1 and following of a node, whose lock the client still has.
+    /// Finishes the change of a client that is gone: stores words 1 and following of a node that the client still has
+    /// locked.
     pub(crate) fn finish(&self, number: Number, words: impl Iterator<Item = u64>) {
         for (word, new) in self.words(number)[VERSION..].iter().zip(words) {
             word.store(new, Ordering::Relaxed);
         }
     }
 
-    /// What a peer needs to READ it.
+    /// Returns the address and key by which a peer READs the nodes.
     pub(crate) fn remote(&self) -> RemoteMemory {
         self.region.remote()
     }
@@ -123,13 +125,13 @@ impl Memory {
         self.node_words
     }
 
-    /// Nodes that are in use, and that there is room for.
+    /// Returns the number of nodes in use, and the number that the memory has room for.
     pub(crate) fn usage(&self) -> (u64, u64) {
         let left = lock(&self.free).count(self.nodes);
         (self.nodes - 1 - left, self.nodes - 1)
     }
 
-    /// The words of a node; of the header if there is no such node.
+    /// Returns the words of a node; of the header if the node does not exist.
     #[inline]
     pub(crate) fn words(&self, number: Number) -> &[AtomicU64] {
         let number = if number < self.nodes { number } else { 0 };
@@ -139,13 +141,13 @@ impl Memory {
         words.unwrap_or_default()
     }
 
-    /// The word that says where the root of a tree is.
+    /// Returns the word that holds the root of a tree.
     #[inline]
     pub(crate) fn root_word(&self, tree: usize) -> &AtomicU64 {
         &self.words(0)[ROOTS + tree]
     }
 
-    /// Begins to bring into the cache what the search of a node looks at.
+    /// Prefetches the header and the keys of a node.
     #[inline]
     pub(crate) fn prefetch(&self, number: Number) {
         let words = self.words(number);
@@ -157,7 +159,7 @@ impl Memory {
         }
     }
 
-    /// Begins to bring a leaf's value into the cache.
+    /// Prefetches one value of a leaf.
     #[inline]
     pub(crate) fn prefetch_value(&self, number: Number, place: usize) {
         if let Some(word) = self
@@ -168,11 +170,12 @@ impl Memory {
         }
     }
 
-    /// Reads a node: what `look` finds in one version of it. `look` may be called with a mixture of versions first, and
-    /// what it finds there is thrown away. Never waits for a writer on another machine, unless that one writes right now.
+    /// Reads a node and returns what `look` finds in one version of it. `look` may first be called with a mixture of
+    /// versions; its result is then discarded. The call waits for a writer on another machine only while that writer's
+    /// WRITE is in progress.
     ///
     /// # Errors
-    /// When the node is a mixture for so long that its writer must be dead or stopped.
+    /// [`Busy`] if the node stays a mixture for so long that its writer must be dead or stopped.
     #[inline]
     pub(crate) fn read<R>(
         &self,
@@ -197,15 +200,15 @@ impl Memory {
             return None;
         }
         let found = look(Node(words));
-        // Pairs with the fence of whoever locks: who saw a word that was written under a lock sees the lock, or a later
-        // version.
+        // Pairs with the fence in [`try_lock`](Self::try_lock): a reader that saw a word written under a lock then sees
+        // the lock, or a later version.
         fence(Ordering::Acquire);
         let same = words[LOCK].load(Ordering::Relaxed) == 0
             && words[VERSION].load(Ordering::Relaxed) == version;
         same.then_some(found)
     }
 
-    /// The same of a node that is being changed: until nobody changes it, or of a copy which its checksum proves.
+    /// Reads a node that is being changed: waits until the lock is free, or uses a copy whose checksum is right.
     #[cold]
     fn read_patiently<R>(
         &self,
@@ -235,7 +238,7 @@ impl Memory {
     /// Locks a node.
     ///
     /// # Errors
-    /// When somebody has the lock for long.
+    /// [`Busy`] if the lock stays taken for too long.
     pub(crate) fn lock(&self, number: Number) -> Result<Locked<'_>, Busy> {
         let mut attempt = 0;
         while self.may_wait(number, attempt) {
@@ -248,12 +251,13 @@ impl Memory {
         Err(Busy(number))
     }
 
-    /// Whether to look at a node again. A thread of the server frees what it locks, however late it gets a core.
+    /// Returns true if the caller should try the node again. The server's own threads always release their locks, even
+    /// if they are scheduled late.
     fn may_wait(&self, number: Number, attempt: u32) -> bool {
         attempt < PATIENCE || matches!(self.words(number)[LOCK].load(Ordering::Relaxed), 0 | MINE)
     }
 
-    /// Locks a node, if nobody has it.
+    /// Locks a node if its lock is free.
     pub(crate) fn try_lock(&self, number: Number) -> Option<Locked<'_>> {
         let words = self.words(number);
         match &self.atomics {
@@ -268,13 +272,13 @@ impl Memory {
                 let at = own
                     .remote()
                     .at(number.checked_mul(8 * self.node_words as u64)?)?;
-                // A queue pair that broke has no locks to give.
+                // A failed queue pair counts as a lock that is not free.
                 let swapped = loopback.compare_and_swap(at, 0, MINE);
                 fence(Ordering::Acquire);
                 swapped.ok().filter(|swapped| *swapped)?;
             }
         }
-        // No word that is written under the lock is seen by who does not see the lock: pairs with the fence of `read`.
+        // Pairs with the fence in `read`: a reader that sees a word written under the lock also sees the lock.
         fence(Ordering::Release);
         Some(Locked {
             words,
@@ -282,7 +286,8 @@ impl Memory {
         })
     }
 
-    /// A new node, locked; `inner` if it splits an inner node. `None` if the memory is full.
+    /// Allocates a node and locks it. `inner` is true for a split of an inner node, which may use the reserve. Returns
+    /// `None` if the memory is full.
     pub(crate) fn allocate(&self, inner: bool) -> Option<(Number, Locked<'_>)> {
         let number = {
             let mut free = lock(&self.free);
@@ -295,14 +300,14 @@ impl Memory {
                 free.next - 1
             })
         };
-        // A client may still hold the lock of a node that was merged away: the node stays out of use then.
+        // A client may still hold the lock of a node that was merged away: such a node stays unused.
         match self.lock(number) {
             Ok(locked) => Some((number, locked)),
             Err(Busy(_)) => None,
         }
     }
 
-    /// So many nodes in a row that were never used, for a bulk load: the first one's number.
+    /// Allocates `count` consecutive nodes that were never used, for a bulk load, and returns the first one's number.
     pub(crate) fn allocate_run(&self, count: u64) -> Option<Number> {
         let mut free = lock(&self.free);
         let first = free.next;
@@ -313,25 +318,26 @@ impl Memory {
         Some(first)
     }
 
-    /// Gives a dead node back. Whoever still knows its number finds it dead, or with other fences.
+    /// Frees a dead node. A reader that still knows its number finds it dead or with other fences.
     pub(crate) fn release(&self, number: Number) {
         lock(&self.free).again.push(number);
     }
 }
 
-/// Looks at a node that a client changes before it counts as given up: some milliseconds.
+/// Number of attempts, some milliseconds, before a client's lock counts as abandoned.
 const PATIENCE: u32 = 10_000;
 
 fn pause(attempt: u32) {
     if attempt % 64 == 63 {
-        // Whoever has the lock may need this core.
+        // The holder of the lock may need this core.
         std::thread::yield_now();
     } else {
         std::hint::spin_loop();
     }
 }
 
-/// A node that is locked by this thread. Dropping it makes the changes visible: new version and checksum, then the lock.
+/// A node that this thread has locked. Dropping the value publishes the changes: version and checksum first, then the
+/// unlock.
 pub(crate) struct Locked<'m> {
     words: &'m [AtomicU64],
     changed: bool,
@@ -347,7 +353,7 @@ impl<'m> Locked<'m> {
         self.changed = true;
     }
 
-    /// Makes a new node of a level and a tree; what it has are `entries`.
+    /// Initialises a new node with a level, a tree and its `entries`.
     pub(crate) fn form(&mut self, tree: u64, level: u16, flags: u64, entries: &[(u64, u64)]) {
         self.set(TREE, tree);
         self.set(META, meta(level, flags, 0));
@@ -370,13 +376,13 @@ impl<'m> Locked<'m> {
         self.set(META, meta);
     }
 
-    /// Keys from `low` on and below `end`, if there is an end; then comes `sibling`.
+    /// Sets the fences to `low` and `end` (`None`: no upper bound), and the right sibling.
     pub(crate) fn set_fences(&mut self, low: u64, end: Option<u64>, sibling: Number) {
         self.set(LOW, low);
         self.set_end(end, sibling);
     }
 
-    /// Keys below `end`; then comes `sibling`.
+    /// Sets the high fence to `end` (`None`: no upper bound), and the right sibling.
     pub(crate) fn set_end(&mut self, end: Option<u64>, sibling: Number) {
         let node = self.node();
         let last = if end.is_none() { LAST } else { 0 };
@@ -387,20 +393,20 @@ impl<'m> Locked<'m> {
         self.set(SIBLING, sibling);
     }
 
-    /// Sets and clears flags.
+    /// Sets and clears flags of the node.
     pub(crate) fn set_flags(&mut self, set: u64, clear: u64) {
         let node = self.node();
         let meta = meta(node.level(), node.flags() & !clear | set, node.count());
         self.set(META, meta);
     }
 
-    /// The node is no more.
+    /// Marks the node as dead and empties it.
     pub(crate) fn kill(&mut self) {
         let meta = meta(self.node().level(), DEAD, 0);
         self.set(META, meta);
     }
 
-    /// Puts an entry at its place; the caller has seen that there is room.
+    /// Inserts an entry at an index; the caller has checked that the node has room.
     pub(crate) fn insert(&mut self, place: usize, key: u64, value: u64) {
         let (node, room) = (self.node(), self.node().capacity());
         let count = node.count();
@@ -413,7 +419,7 @@ impl<'m> Locked<'m> {
         self.set_count(count + 1);
     }
 
-    /// Takes an entry out.
+    /// Removes the entry at an index.
     pub(crate) fn remove(&mut self, place: usize) {
         let (node, room) = (self.node(), self.node().capacity());
         let count = node.count();
@@ -424,7 +430,7 @@ impl<'m> Locked<'m> {
         self.set_count(count - 1);
     }
 
-    /// Replaces a value; without a look at the other entries.
+    /// Replaces a value and updates version and checksum incrementally.
     pub(crate) fn update(&mut self, place: usize, value: u64) {
         let index = HEADER + self.node().capacity() + place;
         let words = self.words;
@@ -441,7 +447,7 @@ impl<'m> Locked<'m> {
         words[CHECKSUM].store(sum, Ordering::Relaxed);
     }
 
-    /// All entries, and then `more` where it belongs.
+    /// Returns all entries in order, with `more` inserted.
     pub(crate) fn entries_with(&self, more: Option<(u64, u64)>) -> Vec<(u64, u64)> {
         let node = self.node();
         let mut all: Vec<_> = (0..node.count())

@@ -1,13 +1,13 @@
-//! The B+tree at the server: lookups, scans and changes by any number of threads, on nodes that clients may READ.
+//! The B+tree at the server: lookups, scans and changes by any number of threads, on nodes that clients can READ.
 //!
-//! It is a B-link tree (Lehman and Yao, TODS 1981): each node has a high fence and a link to its right sibling, so a reader
-//! that comes to a node which was split meanwhile goes right, and no reader ever locks. A writer locks one node at a time:
-//! a split makes the new node, links it, unlocks, and only then tells the parent. Merges lock three nodes, but only if
-//! nobody has any of them, so they cannot deadlock; a dead node says so, and its readers start again from the root.
+//! The tree is a B-link tree (Lehman and Yao, TODS 1981): each node has a high fence and a link to its right sibling. A
+//! reader that reaches a node after its split follows that link, and readers never lock. A writer locks one node at a
+//! time: a split makes the new node, links it, unlocks, and then updates the parent. A merge locks three nodes, but
+//! only if all three are unlocked, so merges cannot deadlock. A dead node has a flag that sends its readers back to the
+//! root.
 //!
-//! `memory` is nodes and their locks, `walk` finds keys, also those of a batch interleaved, [`Store`] changes trees, `load` is the
-//! bulk load, `handover` gives ranges of keys to other servers and takes theirs,
-//! `redo` what clients write down before they change a leaf.
+//! `memory` has nodes and their locks. `walk` finds keys, also for interleaved batches. [`Store`] changes trees. `load`
+//! is the bulk load. `handover` moves key ranges between servers. `redo` is the format of clients' redo entries.
 
 mod handover;
 mod load;

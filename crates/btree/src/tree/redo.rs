@@ -1,7 +1,8 @@
-//! What a client writes down before it changes a leaf itself, so that the server can finish the change of a client that died.
+//! The redo entry that a client writes before it changes a leaf, so that the server can finish the change if the client
+//! dies.
 //!
-//! An entry has as many words as a node and two: the node's number, the client's lock word, words 1 to the last of the new
-//! node, and a checksum. See [`service::guests`] for when an entry is used.
+//! An entry has two words more than a node: the node's number, the client's lock word, words 1 to the last of the new
+//! node, and a checksum. See [`service::guests`] for the recovery.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,12 +11,12 @@ use service::guests::{LockTable, owner_of};
 use super::store::Store;
 use crate::node::{Node, term};
 
-/// Bytes of an entry for nodes of so many words.
+/// Returns the bytes of a redo entry for nodes of `node_words` words.
 pub(crate) const fn bytes(node_words: usize) -> usize {
     8 * (node_words + 2)
 }
 
-/// Where word 1 of the node is in an entry, in words.
+/// Index of the entry's word that holds word 1 of the node.
 pub(crate) const BODY: usize = 2;
 
 fn checksum(words: &[u64]) -> u64 {
@@ -23,14 +24,15 @@ fn checksum(words: &[u64]) -> u64 {
     terms.fold(1, u64::wrapping_add)
 }
 
-/// Completes an entry in which the node's words are already.
+/// Completes an entry that already contains the node's words.
 pub(crate) fn seal(entry: &mut [u64], number: u64, lock: u64) {
     let last = entry.len() - 1;
     (entry[0], entry[1]) = (number, lock);
     entry[last] = checksum(&entry[..last]);
 }
 
-/// Number, lock word and node words of an entry, if it is a whole one: its bytes may be any.
+/// Returns the number, lock word and node words of an entry, or `None` if its checksum is wrong. The bytes are
+/// untrusted.
 fn open(bytes: &[u8]) -> Option<(u64, u64, Vec<u64>)> {
     let (words, rest) = bytes.as_chunks::<8>();
     let words: Vec<u64> = words.iter().map(|w| u64::from_ne_bytes(*w)).collect();
@@ -48,7 +50,7 @@ impl LockTable for Store {
         bytes(self.index().memory().node_words())
     }
 
-    /// All trees are in one part.
+    /// Returns 0: all trees are in one part.
     fn part_of(_entry: &[u8]) -> Option<usize> {
         Some(0)
     }
@@ -67,7 +69,8 @@ impl LockTable for Store {
         {
             return false;
         }
-        // The client's word is believed as its WRITEs are, but for what no node can be.
+        // The server trusts the client's entry as it trusts its WRITEs, except that the node must have a valid
+        // checksum.
         let mut node = vec![word];
         node.extend_from_slice(&body);
         if !Node(&node[..]).is_whole() {

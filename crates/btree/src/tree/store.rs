@@ -1,4 +1,4 @@
-//! Trees: changes, and all that is in one memory.
+//! The trees of one registered memory, and their changes.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,21 +12,21 @@ use super::walk::{Elsewhere, Index, Refusal, Walk, root_word};
 
 use crate::node::{LOW, Next, Node, SIBLING, TREE, capacity};
 
-/// Keys with their values, or with the numbers of nodes.
+/// Keys with their values, or with the numbers of child nodes.
 type Entries<'e> = &'e [(u64, u64)];
 
-/// When a value is to be set.
+/// The condition for setting a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
-    /// Whether the key is there or not.
+    /// Sets the value whether or not the key is present.
     Always,
-    /// If it is not there.
+    /// Sets the value only if the key is absent.
     Absent,
-    /// If it is.
+    /// Sets the value only if the key is present.
     Present,
 }
 
-/// Refuses changes of a leaf that is handed over, or belongs to another server.
+/// Returns an error if a leaf is being handed over or belongs to another server.
 #[inline]
 fn changeable(leaf: Node<'_, [AtomicU64]>) -> Result<(), Refusal> {
     if leaf.may_change() {
@@ -34,22 +34,22 @@ fn changeable(leaf: Node<'_, [AtomicU64]>) -> Result<(), Refusal> {
     }
     Err(match leaf.is_moved() {
         true => Refusal::Moved(Elsewhere::of(leaf)),
-        // For a moment.
+        // A frozen leaf is refused for a short time only.
         false => Refusal::Busy(0),
     })
 }
 
-/// Nodes that a change locks to find the right one, after which the tree must be broken.
+/// Largest number of nodes that a change locks to find the right one; more mean that the tree is broken.
 const MOST_HOPS: u32 = 10_000;
 
-/// What there is of a tree.
+/// Statistics of the trees of a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct TreeStats {
-    /// Levels; a tree that is one leaf has 1.
+    /// Levels of the highest tree; a tree that is one leaf has 1.
     pub levels: u64,
     /// Nodes in use, of all trees.
     pub nodes: u64,
-    /// Nodes that there is room for.
+    /// Nodes that the memory has room for.
     pub room: u64,
     /// Bytes of the nodes in use.
     pub bytes: u64,
@@ -70,7 +70,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// The value of a key.
+    /// Returns the value of a key.
     ///
     /// # Errors
     /// [`Refusal::Busy`].
@@ -79,10 +79,10 @@ impl Store {
         self.index.finish(tree, key, &mut walk)
     }
 
-    /// Appends entries from a key on, in ascending order, until `into` has `limit` of them or the keys reach `end`. The key
-    /// to go on from; `None` if there are no more.
+    /// Appends entries to `into` in ascending order, beginning at the range's first key, until `into` has `limit`
+    /// entries or the range ends. Returns the key at which to continue, or `None` at the end.
     ///
-    /// Each leaf is seen at one moment: what is there all the time is found, once.
+    /// Each leaf is read atomically. An entry that exists during the whole scan is found exactly once.
     ///
     /// # Errors
     /// [`Refusal::Busy`].
@@ -96,7 +96,7 @@ impl Store {
         self.index.scan(tree, range, limit, into)
     }
 
-    /// Clients lock and WRITE leaves from now on.
+    /// Prepares for clients that lock and WRITE leaves.
     ///
     /// # Errors
     /// When a verb fails.
@@ -104,17 +104,17 @@ impl Store {
         self.index.memory.share_locks(pd, port)
     }
 
-    /// Another registration of the same memory, which can be undone alone.
+    /// Registers the same memory again; this registration can be revoked separately.
     pub(crate) fn register_again(&self, access: Access) -> Result<MemoryRegion, VerbError> {
         self.index.memory.register_again(access)
     }
 
-    /// How workers find keys.
+    /// Returns the read-only view by which workers find keys.
     pub(crate) fn index(&self) -> &Index {
         &self.index
     }
 
-    /// Nodes for so many entries of each tree's share, also after they came in the worst order: split nodes are half full.
+    /// Returns the number of nodes for `keys` entries, whatever their order of insertion: split nodes are half full.
     pub fn nodes_for(node_bytes: usize, keys: u64) -> u64 {
         let room = capacity(node_bytes / 8) as u64;
         // Random inserts leave nodes ln 2 full; ascending ones leave them half full.
@@ -122,10 +122,10 @@ impl Store {
         leaves + 2 * leaves / room + 128
     }
 
-    /// Empty trees in memory for so many nodes, with this access for peers.
+    /// Creates empty trees in memory for `nodes` nodes, with this access for peers.
     ///
     /// # Errors
-    /// When there is not so much memory.
+    /// If the memory cannot be allocated.
     pub fn new(
         pd: &ProtectionDomain,
         node_bytes: usize,
@@ -151,17 +151,17 @@ impl Store {
         })
     }
 
-    /// Trees in it.
+    /// Returns the number of trees.
     pub fn trees(&self) -> usize {
         self.index.trees
     }
 
-    /// What a peer needs to READ it.
+    /// Returns the address and key by which a peer READs the nodes.
     pub fn remote(&self) -> RemoteMemory {
         self.index.memory.remote()
     }
 
-    /// What there is.
+    /// Returns the statistics of all trees.
     pub fn stats(&self) -> TreeStats {
         let (nodes, room) = self.index.memory.usage();
         let levels = (0..self.index.trees)
@@ -177,7 +177,7 @@ impl Store {
         }
     }
 
-    /// Locks the node of a level where a key belongs, found from `from` on: a node that had it.
+    /// Locks the node of a level that covers a key. The search begins at `from`, a node that covered the key earlier.
     pub(super) fn lock_for(
         &self,
         tree: usize,
@@ -200,10 +200,10 @@ impl Store {
         Err(Busy(node))
     }
 
-    /// Sets the value of a key, when it is to be set. What was there before.
+    /// Sets the value of a key if `when` holds, and returns the previous value.
     ///
     /// # Errors
-    /// [`Refusal`]; nothing was changed then.
+    /// [`Refusal`]; the tree is then unchanged.
     pub fn put(
         &self,
         tree: usize,
@@ -215,7 +215,7 @@ impl Store {
         self.put_at(tree, (key, value), when, &mut walk)
     }
 
-    /// The same from where a walk has come to.
+    /// Does the same as [`put`](Self::put), but continues a walk.
     pub(crate) fn put_at(
         &self,
         tree: usize,
@@ -242,14 +242,15 @@ impl Store {
             }
             Err(_) => {
                 let (at, right) = self.split(leaf, (key, value), tree, 0)?;
-                // The entry is in. Without its parent's entry the new leaf is found by the link of the old one.
+                // The entry is inserted. If the parent has no entry for the new leaf, walks reach it by the old leaf's
+                // link.
                 let _ = self.tell_parent(tree, 1, (at, right));
                 Ok(None)
             }
         }
     }
 
-    /// Splits a locked node that is full, with one more entry. The first key of the new right node, and its number.
+    /// Splits a locked full node and inserts an entry. Returns the first key and the number of the new right node.
     fn split(
         &self,
         left: Locked<'_>,
@@ -258,7 +259,7 @@ impl Store {
         level: u16,
     ) -> Result<(u64, Number), Refusal> {
         let entries = left.entries_with(Some(entry));
-        // Who inserts in ascending order leaves full nodes behind.
+        // Inserts in ascending order leave full nodes behind.
         let ascends = left.node().end().is_none() && entries.last() == Some(&entry);
         let middle = if ascends {
             entries.len() - 1
@@ -270,7 +271,7 @@ impl Store {
         Ok((high[0].0, number))
     }
 
-    /// Parts a locked node in two, with these entries, at a key. The number of the new right node.
+    /// Divides a locked node at a key into two nodes with these entries. Returns the number of the new right node.
     pub(super) fn part(
         &self,
         mut left: Locked<'_>,
@@ -284,7 +285,7 @@ impl Store {
         let end = node.end();
         right.form(tree as u64, level, node.flags(), high);
         right.set_fences(at, end, node.0[SIBLING].load(Ordering::Relaxed));
-        // The new node is whole and unlocked before anything leads to it.
+        // The new node is complete and unlocked before any link points to it.
         drop(right);
         left.fill(low);
         left.set_end(Some(at), number);
@@ -292,7 +293,7 @@ impl Store {
         Ok(number)
     }
 
-    /// Tells the level above of a node that a split made: from `at` on, keys are in `right`.
+    /// Inserts the entry for a node that a split made into the level above: keys from `at` on are in `right`.
     pub(super) fn tell_parent(
         &self,
         tree: usize,
@@ -306,7 +307,7 @@ impl Store {
         let (_, mut parent) = self.lock_for(tree, at, level, from)?;
         let node = parent.node();
         match node.find(at) {
-            // A merge and a split came to the same key.
+            // A merge and a split happened at the same key.
             Ok(place) => parent.update(place, right),
             Err(place) if node.count() < node.capacity() => parent.insert(place, at, right),
             Err(_) => {
@@ -317,7 +318,8 @@ impl Store {
         Ok(())
     }
 
-    /// Gives the tree a root of this level, unless it has one meanwhile.
+    /// Gives the tree a root of this level, unless another thread did so meanwhile. Returns true if this call made the
+    /// root.
     fn grow(&self, tree: usize, level: u16, (at, right): (u64, Number)) -> Result<bool, Refusal> {
         let _one = lock(&self.growing);
         let (root, top) = self.index.root(tree);
@@ -325,7 +327,7 @@ impl Store {
             return Ok(false);
         }
         let (number, mut new) = self.index.memory.allocate(true).ok_or(Refusal::Full)?;
-        // Others may have split nodes of this level, too: they tell the new root.
+        // Other threads may also have split nodes of this level: they add their entries to the new root.
         new.form(tree as u64, level, 0, &[(0, root), (at, right)]);
         new.set_fences(0, None, 0);
         drop(new);
@@ -334,16 +336,16 @@ impl Store {
         Ok(true)
     }
 
-    /// Removes a key; what was there.
+    /// Removes a key and returns its value.
     ///
     /// # Errors
-    /// [`Refusal::Busy`]; nothing was changed then.
+    /// [`Refusal::Busy`], or [`Refusal::Moved`] if the key belongs to another server; the tree is then unchanged.
     pub fn remove(&self, tree: usize, key: u64) -> Result<Option<u64>, Refusal> {
         let mut walk = self.index.begin(tree);
         self.remove_at(tree, key, &mut walk)
     }
 
-    /// The same from where a walk has come to.
+    /// Does the same as [`remove`](Self::remove), but continues a walk.
     pub(crate) fn remove_at(
         &self,
         tree: usize,
@@ -367,8 +369,8 @@ impl Store {
         Ok(Some(before))
     }
 
-    /// Merges the right sibling into a node that is sparse, if both fit into one, have one parent, and nobody has a lock of
-    /// them. If not, the node stays sparse until the next removal.
+    /// Merges the right sibling into a sparse node if both fit into one, have the same parent, and all three locks are
+    /// free. Otherwise the node stays sparse until the next removal.
     pub(super) fn merge(&self, tree: usize, key: u64, level: u16, left: Number) -> Option<()> {
         if self.index.root(tree).1 <= level {
             return None;
@@ -386,7 +388,7 @@ impl Store {
             .filter(|&place| place > 0)?;
         let children = (above.node().value(place - 1), above.node().value(place));
         let fits = a.count() + b.count() <= a.capacity() * 3 / 4;
-        // Leaves of another server are merged with those of the same alone.
+        // Leaves of another server are merged only if they have the same owner word.
         let alike = match (a.is_moved(), b.is_moved()) {
             (true, true) => a.value(0) == b.value(0),
             _ => a.may_change() && b.may_change(),
@@ -398,8 +400,8 @@ impl Store {
         if children != (left, right) || !fits || !sound || !alike {
             return None;
         }
-        // In this order, so that every walk finds every key at every moment: the parent leads left, where the link still
-        // leads right; then the left node has it all.
+        // This order lets every walk find every key at any time. First the parent leads to the left node, whose link
+        // still leads right. Then the left node gets all entries.
         above.remove(place);
         let sparse = above.node().count() < above.node().capacity() / 4;
         drop(above);

@@ -17,7 +17,7 @@ fn store(node_bytes: usize, nodes: u64) -> Store {
     Store::new(&pd(), node_bytes, (2, nodes), Access::REMOTE_READ).expect("memory")
 }
 
-/// Every node that a tree reaches is whole, has ordered keys within its fences, and siblings meet.
+/// Checks every reachable node of a tree: checksum, key order, fences and sibling links. Returns all entries.
 fn check(store: &Store, tree: usize) -> Vec<(u64, u64)> {
     let (mut first, top) = store.index.root(tree);
     let mut entries = Vec::new();
@@ -152,15 +152,15 @@ fn a_full_store_refuses_and_keeps_what_it_has() {
     });
     assert!(full.is_some() && there > 200);
     assert_eq!(check(&store, 0).len() as u64, there);
-    // Removals give memory back.
+    // Removals free memory.
     for k in 0..there {
         assert_eq!(store.remove(0, k), Ok(Some(k)));
     }
     assert!(store.put(0, 5, 5, When::Always).is_ok());
 }
 
-/// Writers of disjoint keys and readers, in nodes so small that everything splits and merges all the time: keys that stay
-/// are found by every lookup, by every scan, and by whoever copies nodes without locks.
+/// Runs writers of disjoint keys and readers on small nodes that split and merge all the time. Keys that are never
+/// removed must be found by every lookup, every scan, and every copy of nodes without locks.
 #[test]
 fn threads_see_one_tree() {
     let store = store(256, 4000);
@@ -247,7 +247,8 @@ fn hand_over(giver: &Store, taker: &Store, range: (u64, Option<u64>), version: u
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Ranges go to and fro between two stores: together they are a map, every key is in one of them, and nodes do not leak.
+    /// Moves ranges back and forth between two stores. Together they must equal a map, each key must be in exactly one,
+    /// and nodes must not leak.
     #[test]
     fn every_key_has_one_owner(
         moves in proptest::collection::vec((0u64..300, 1u64..150, any::<bool>()), 1..40),
@@ -257,8 +258,7 @@ proptest! {
         stores[0].load(0, 150, 0.9, 1, |i| (2 * i, i)).expect("loads");
         stores[1].disown(0, (0, None), Owner::default()).expect("room");
         let mut model: BTreeMap<u64, u64> = (0..150).map(|i| (2 * i, i)).collect();
-        // Who has each of the keys that are looked at.
-        // The last one stands for all that follow.
+        // The owner of each key that is looked up. The last entry stands for all greater keys.
         let mut owners = [0usize; 401];
         let mut puts = puts.into_iter();
         for (version, (from, length, open)) in (1..).zip(moves) {

@@ -1,22 +1,21 @@
-//! Finding keys: walks from the root to a leaf, step by step, so that those of a batch wait for memory together; and SCANs.
+//! Lookups and scans: walks from the root to a leaf, in steps, so that the walks of a batch overlap their cache misses.
 //!
-//! A walk of a large tree waits for a cache miss a level, and one after the other would keep a core waiting nearly all of
-//! its time. A batch takes a step of each walk in turn: each step prefetches the node that the next one looks at, so
-//! that as many misses are under way as the core can have. The idea is that of group prefetching (Chen, Gibbons, Mowry,
-//! SIGMOD 2001).
+//! A walk of a large tree has a cache miss per level; walks one after the other would keep a core waiting most of the
+//! time. A batch takes one step of each walk in turn, and each step prefetches the node of the next step. So as many
+//! misses are outstanding as the core supports. This is group prefetching (Chen, Gibbons, Mowry, SIGMOD 2001).
 
 use std::sync::atomic::Ordering;
 
 use super::memory::{Busy, Memory, Number};
 use crate::node::{LOW, Next, Node, SIBLING, Words};
 
-/// Why a change was not made.
+/// The reason why a request was not executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// There is no memory for another node.
+    /// The memory has no free node.
     #[error("the store is full: delete something, or give the server room for more keys")]
     Full,
-    /// A node is locked by a client that does not free it, or its keys are being handed over.
+    /// A client holds a node's lock for too long, or the node's keys are being handed over.
     #[error("a node of the tree is locked for long")]
     Busy(u64),
     /// The key belongs to another server.
@@ -24,12 +23,12 @@ pub enum Refusal {
     Moved(Elsewhere),
 }
 
-/// Which server has a range of keys, and since which handover.
+/// The server that owns a range of keys, and the handover by which it became the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Owner {
     /// The number of the server.
     pub part: u16,
-    /// Counts the handovers of the range: what is said with a greater one is newer. Below 2^48.
+    /// Counts the handovers of the range, below 2^48. The greater of two versions is newer.
     pub version: u64,
 }
 
@@ -53,12 +52,12 @@ pub struct Elsewhere {
     pub from: u64,
     /// The first key that is not among them, if there is one.
     pub end: Option<u64>,
-    /// Who has them.
+    /// The owner of the keys.
     pub owner: Owner,
 }
 
 impl Elsewhere {
-    /// What a leaf says whose keys were moved.
+    /// Reads the range and the owner from a leaf with the flag `MOVED`.
     pub(crate) fn of<W: Words + ?Sized>(leaf: Node<'_, W>) -> Self {
         Self {
             from: leaf.0.word(LOW),
@@ -74,21 +73,22 @@ impl From<Busy> for Refusal {
     }
 }
 
-/// A root's node and level as one word.
+/// Packs a root's node and level into a word.
 pub(super) fn root_word(node: Number, level: u16) -> u64 {
     node << 16 | u64::from(level)
 }
 
-/// The node and the level of a root.
+/// Unpacks the node and the level of a root.
 #[inline]
 pub(crate) fn root_of(word: u64) -> (Number, u16) {
     (word >> 16, (word & 0xffff) as u16)
 }
 
-/// Steps of a walk after which the tree must be broken: clients may be allowed to WRITE nodes, and write anything.
+/// Largest number of steps of a walk; more mean that the tree is broken, since clients can WRITE arbitrary words into
+/// nodes.
 const MOST_STEPS: u32 = 100_000;
 
-/// Counts a step.
+/// Counts a step and fails after [`MOST_STEPS`].
 #[inline]
 fn count(steps: &mut u32, node: Number) -> Result<(), Busy> {
     *steps += 1;
@@ -98,24 +98,24 @@ fn count(steps: &mut u32, node: Number) -> Result<(), Busy> {
     Ok(())
 }
 
-/// The trees of a memory, for those who look for keys.
+/// The trees of a memory, as lookups and scans use them.
 #[derive(Debug)]
 pub(crate) struct Index {
     pub(super) memory: Memory,
     pub(super) trees: usize,
 }
 
-/// Where a walk is.
+/// The position of a walk.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Walk {
     node: Number,
     level: u16,
-    /// The key's place in the leaf, once it was looked for.
+    /// The index of the key in the leaf, once it was searched.
     place: Option<u16>,
 }
 
 impl Walk {
-    /// Whether it has left for anywhere.
+    /// Returns true if the walk has begun: it has reached at least the root.
     pub(crate) fn is_begun(&self) -> bool {
         self.node != 0
     }
@@ -130,7 +130,7 @@ impl Walk {
 }
 
 impl Walk {
-    /// The node that it has come to.
+    /// Returns the node that the walk has reached.
     pub(crate) fn node(&self) -> Number {
         self.node
     }
@@ -146,14 +146,14 @@ impl Index {
         root_of(self.memory.root_word(tree).load(Ordering::Acquire))
     }
 
-    /// A walk at the root of a tree.
+    /// Begins a walk at the root of a tree.
     #[inline]
     pub(crate) fn begin(&self, tree: usize) -> Walk {
         let (node, level) = self.root(tree);
         Walk::at(node, level)
     }
 
-    /// Takes a step towards the value of a key, and prefetches where it leads. Nothing left to do is fine.
+    /// Takes one step towards the value of a key, and prefetches the next node. Does nothing if the walk is complete.
     #[inline]
     pub(crate) fn step(&self, tree: usize, key: u64, walk: &mut Walk) {
         let level = walk.level;
@@ -176,12 +176,12 @@ impl Index {
                 self.memory.prefetch(child);
             }
             Ok(Next::Sibling(right)) => walk.node = right,
-            // Who finishes the walk starts again.
+            // After an error or a lost walk, [`finish`](Self::finish) continues from the root.
             _ => *walk = self.begin(tree),
         }
     }
 
-    /// Goes on until the walk is at a leaf.
+    /// Continues a walk until it is at a leaf.
     pub(crate) fn walk_down(&self, tree: usize, key: u64, walk: &mut Walk) -> Result<(), Busy> {
         let mut steps = 0;
         while walk.level > 0 {
@@ -201,7 +201,7 @@ impl Index {
         Ok(())
     }
 
-    /// Goes on to the leaf; the value there.
+    /// Completes a walk and returns the value of the key.
     #[inline]
     pub(crate) fn finish(
         &self,
@@ -222,7 +222,7 @@ impl Index {
                 }
                 let value = match next {
                     Next::Here => match walk.place.map(usize::from) {
-                        // Where it was found before, unless something was moved since.
+                        // The index found before is still right, unless entries were moved since.
                         Some(place) if place < n.count() && n.key(place) == key => {
                             Some(n.value(place))
                         }
@@ -240,7 +240,7 @@ impl Index {
         }
     }
 
-    /// The node of a level where the keys of `key` are, as far as one looks at one moment.
+    /// Returns the node of level `to` that covers a key at one moment.
     pub(super) fn descend(&self, tree: usize, key: u64, to: u16) -> Result<Number, Busy> {
         let mut steps = 0;
         'again: loop {
@@ -261,10 +261,10 @@ impl Index {
         }
     }
 
-    /// Appends entries from a key on, in ascending order, until `into` has `limit` of them or the keys reach `end`. The key
-    /// to go on from; `None` if there are no more.
+    /// Appends entries to `into` in ascending order, beginning at `from`, until `into` has `limit` entries or the keys
+    /// reach `end`. Returns the key at which to continue, or `None` at the end.
     ///
-    /// Each leaf is seen at one moment: what is there all the time is found, once.
+    /// Each leaf is read atomically. An entry that exists during the whole scan is found exactly once.
     ///
     /// # Errors
     /// [`Refusal::Busy`]; [`Refusal::Moved`] if `from` belongs to another server.
@@ -278,7 +278,7 @@ impl Index {
         let mut known: Option<Number> = None;
         let mut steps = 0;
         loop {
-            // A scan of a whole tree has many steps, each of which gets further.
+            // Only steps without progress are counted: the scan of a whole tree has many steps.
             let before = (from, into.len());
             let node = match known.take() {
                 Some(sibling) => sibling,
@@ -318,7 +318,7 @@ impl Index {
                 return Err(Refusal::Moved(elsewhere));
             }
             match found {
-                // The leaf was merged away: found again from the root.
+                // The leaf was merged away: the next descent begins at the root.
                 None => count(&mut steps, node)?,
                 Some((next, _, true)) => return Ok(next),
                 Some((None, _, false)) => return Ok(None),
