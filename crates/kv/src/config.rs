@@ -1,4 +1,4 @@
-//! Designs and configurations.
+//! Designs, and the configurations of servers and clients.
 
 use std::time::Duration;
 
@@ -13,24 +13,27 @@ use crate::store::{LockPlacement, MAX_VALUE_BYTES, Mode, Shape, StoreConfig};
 pub use service::sessions::MAX_WINDOW;
 
 service::designs! {
-    /// How clients reach the data.
+    /// The way in which clients reach the data.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
     #[serde(rename_all = "kebab-case")]
     pub enum Design {
-        /// HERD: requests are UC WRITEs into a request region, workers poll it and answer a batch with one doorbell.
+        /// HERD: clients WRITE requests over UC into a request region. Workers poll the region and answer a batch with
+        /// one doorbell.
         Herd: "herd", "an RPC for each request: UC WRITE in, UD SEND out, batches and prefetching",
             [rpc::herd::NEEDS];
-        /// As Pilaf and FaRM-KV: a GET is READs of the server's memory, with items that verify themselves; changes are RPCs.
+        /// As in Pilaf and FaRM-KV: a GET READs the server's memory and verifies the item by its checksum; changes are
+        /// RPCs.
         Reads: "reads", "a GET READs index bucket and item, which verifies itself; changes are RPCs",
             [rpc::herd::NEEDS, &[Capability::Rc, Capability::RdmaRead]];
-        /// As DrTM-KV: a GET is a READ of the key's record; a change locks it by compare-and-swap, WRITEs it and unlocks it.
+        /// As in DrTM-KV: a GET READs the key's record; a change locks the record by compare-and-swap, WRITEs it and
+        /// unlocks it.
         Atomics: "atomics", "a GET READs a record; a change locks, WRITEs and unlocks it with remote atomics",
             [rpc::herd::NEEDS, &[Capability::Rc, Capability::RdmaRead, Capability::Atomics]];
     }
 }
 
 impl Design {
-    /// What clients may rely on, in a line for the documentation and the command line.
+    /// Returns the consistency that clients can rely on, as a line for the documentation and the command line.
     pub fn promise(self) -> &'static str {
         match self {
             Self::Herd => {
@@ -46,55 +49,56 @@ impl Design {
     }
 }
 
-/// How a server runs.
+/// Configuration of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServerConfig {
-    /// The TCP address where clients find it; port 0 takes a free one.
+    /// The server's TCP address for clients; port 0 takes a free port.
     pub listen: String,
     /// The NIC.
     pub nic: NicConfig,
     /// The design.
     pub design: Design,
-    /// Worker threads, each with a partition of its own, 1 to 64.
+    /// Number of worker threads, each with its own partition, 1 to 64.
     pub workers: usize,
-    /// Requests of one batch, 1 to 64. With 1 every answer has its own doorbell and nothing is prefetched.
+    /// Largest number of requests in a batch, 1 to 64. With 1, every answer has its own doorbell and nothing is
+    /// prefetched.
     pub batch: usize,
-    /// UD queue pairs of a worker that batches rotate over, 1 to 64.
+    /// UD queue pairs of each worker, 1 to 64. Batches of answers rotate over them.
     pub queues: usize,
-    /// How many requests a pass of a worker takes from each client.
+    /// Number of requests that a worker takes from each client per pass.
     #[serde(skip_serializing_if = "is_usual_scan")]
     pub scan: Scan,
-    /// Queue pairs that the answers of a batch are divided over, by the client: a power of two that divides `queues`.
-    /// Each has a doorbell of its own. See [`rpc::herd::Doorbells::split`].
+    /// Number of queue pairs over which a batch's answers are divided, by client: a power of two that divides `queues`.
+    /// Each has its own doorbell. See [`rpc::herd::Doorbells::split`].
     #[serde(skip_serializing_if = "is_one")]
     pub split: usize,
-    /// SENDs that a queue pair of a worker may have under way, 64 to 32,768. A worker waits while there are as many.
+    /// Largest number of outstanding SENDs per queue pair of a worker, 64 to 32,768. At this limit the worker waits.
     #[serde(skip_serializing_if = "is_usual_depth")]
     pub send_depth: u32,
-    /// Clients at the same time, 1 to 1024.
+    /// Largest number of clients connected at the same time, 1 to 1024.
     pub max_clients: usize,
     /// The largest window a client may ask for, 1 to [`MAX_WINDOW`].
     pub max_window: usize,
-    /// Whether items are dropped when there is no room, or refused.
+    /// Selects what happens if the store is full: old items are dropped, or new ones refused.
     pub mode: Mode,
-    /// Items that there is room for.
+    /// Number of items that the store is sized for.
     pub items: usize,
-    /// Bytes of their keys, about.
+    /// Expected bytes of a key.
     pub key_bytes: usize,
-    /// Bytes of their values, about: longer ones work too, slower. Memory, slots and messages are made for these.
+    /// Expected bytes of a value; memory, slots and messages are sized for it. Longer values work, but slower.
     pub value_bytes: usize,
-    /// Bytes of all logs; enough for the items if `None`.
+    /// Bytes of all logs together; if `None`, enough for `items` items.
     pub log_bytes: Option<usize>,
-    /// `reads`: with 0 a GET is two READs, of an index bucket and of an item. Otherwise it is one READ of so many bytes, at most
-    /// 64 KiB: a neighbourhood of records with keys and values inline, as in FaRM-KV. `atomics`: what a client
-    /// READs to find the record of a key that it does not know; 0 stands for 512.
+    /// `reads`: with 0, a GET is two READs, of an index bucket and of an item. Otherwise a GET is one READ of this many
+    /// bytes, at most 64 KiB: a neighbourhood of records with keys and values inline, as in FaRM-KV.
+    /// `atomics`: bytes that a client READs to find a key whose record is not known; 0 stands for 512.
     pub read_size: usize,
-    /// `atomics`: where locks are.
+    /// `atomics`: the placement of lock words.
     pub lock_placement: LockPlacement,
-    /// `atomics`: records begin at multiples of this, a power of two from 8 to 4096.
+    /// `atomics`: alignment of records in bytes, a power of two from 8 to 4096.
     pub record_align: usize,
-    /// `atomics`: how long a client may have a lock while others wait for it, in milliseconds, 1 to 60,000.
+    /// `atomics`: milliseconds that a client may hold a lock while others wait for it, 1 to 60,000.
     pub lease_ms: u16,
 }
 
@@ -126,12 +130,12 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Whether items are in records of a fixed size, without a time to live, and never dropped.
+    /// Returns true if items are in records of fixed size, which never expire and are never dropped.
     pub fn has_records(&self) -> bool {
         self.shape().is_some()
     }
 
-    /// The records of each partition, if the design keeps items in such.
+    /// Returns the layout of each partition's records, or `None` if the design has no records.
     pub(crate) fn shape(&self) -> Option<Shape> {
         let (read, locks) = match (self.design, self.read_size) {
             (Design::Herd, _) | (Design::Reads, 0) => return None,
@@ -139,16 +143,16 @@ impl ServerConfig {
             (Design::Atomics, 0) => (512, self.lock_placement),
             (Design::Atomics, size) => (size, self.lock_placement),
         };
-        // Partitions get their share give or take.
+        // Hashing gives partitions slightly different shares.
         let items = self.items.div_ceil(self.workers);
         let items = items + items / 32 + 64;
         let lengths = (self.key_bytes, self.value_bytes);
         Some(Shape::new(items, lengths, read, locks, self.record_align))
     }
 
-    /// The store that it serves.
+    /// Returns the configuration of the store.
     pub(crate) fn store(&self, clock: fn() -> u64, seed: u64) -> StoreConfig {
-        // An item that is READ ends in a checksum.
+        // An item that clients READ ends in a checksum.
         let value = self.value_bytes + if self.design == Design::Reads { 8 } else { 0 };
         let fits = StoreConfig::for_items(self.workers, self.items, self.key_bytes, value);
         StoreConfig {
@@ -212,7 +216,7 @@ impl service::ServerConfig for ServerConfig {
     }
 }
 
-/// How a client runs.
+/// Configuration of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClientConfig {
@@ -220,15 +224,15 @@ pub struct ClientConfig {
     pub server: String,
     /// The NIC.
     pub nic: NicConfig,
-    /// Requests outstanding, 1 to [`MAX_WINDOW`].
+    /// Largest number of outstanding requests, 1 to [`MAX_WINDOW`].
     pub window: usize,
-    /// Requests of one postlist, 1 to 64.
+    /// Largest number of requests in a postlist, 1 to 64.
     pub batch: usize,
-    /// The longest value that comes in one message; longer ones come in up to 64.
+    /// Bytes of the longest value that arrives in one message; longer values take up to 64 messages.
     pub value_bytes: usize,
-    /// How long nothing may come before requests are sent again over new queue pairs, in milliseconds.
+    /// Milliseconds without any answer after which the client connects new queue pairs and sends its requests again.
     pub answer_ms: u64,
-    /// How long a request may take in all, reconnecting included, in milliseconds.
+    /// Milliseconds that a request may take in total, including reconnecting.
     pub deadline_ms: u64,
 }
 
@@ -262,7 +266,7 @@ impl ClientConfig {
     }
 }
 
-/// SENDs that a queue pair may have under way, unless told otherwise.
+/// Default of [`ServerConfig::send_depth`].
 const SEND_DEPTH: u32 = 512;
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]

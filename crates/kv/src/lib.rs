@@ -1,18 +1,22 @@
 //! Key-value stores over the verbs.
 //!
-//! A [`Server`] keeps keys and values in a [`store`]; [`Client`]s find it by TCP ([`rendezvous`]) and reach it by verbs,
-//! as its [`Design`] says (Kalia, Kaminsky, Andersen, USENIX ATC 2016, section 4.3).
+//! A [`Server`] keeps keys and values in a [`store`]. [`Client`]s find the server by TCP ([`rendezvous`]) and reach the
+//! data by verbs as the server's [`Design`] defines (Kalia, Kaminsky, Andersen, USENIX ATC 2016, section 4.3).
 //!
-//! Layers, from below: [`store`] is pure, but for memory that clients READ; `config`, `wire` and [`rendezvous`] are what both
-//! sides agree on. At the server each implementation of `server::design` keeps items its way, `server::worker` is the loop
-//! that carries out requests, and [`service::guests`] takes back what clients leave. At the client each implementation of
-//! `client::design` reaches items its way, [`Pipeline`] is the loop, and [`Client`] the friendly one.
+//! The layers, from below:
+//! - [`store`] is the storage engine without a network, except for memory that clients READ.
+//! - `config`, `wire` and [`rendezvous`] define what server and client agree on.
+//! - At the server, each implementation of `server::design` keeps items in its way. `server::worker` executes requests,
+//!   and [`service::guests`] recovers what dead clients leave behind.
+//! - At the client, each implementation of `client::design` reaches items in its way. [`Pipeline`] keeps requests
+//!   outstanding, and [`Client`] has blocking calls.
 //! `docs/kv.md` says what each design promises.
 //!
-//! [`load`] asks for keys and checks every value; [`history`] records what concurrent clients saw, to be judged.
+//! [`load`] generates requests and checks every value; [`history`] records what concurrent clients saw, for a
+//! linearizability checker.
 //!
-//! Another front uses [`Kv::store`] from threads of its own, as the crate `kv-resp` does, which speaks the Redis
-//! protocol: partitions are locked for a batch of requests at a time.
+//! Another front end can use [`Kv::store`] from its own threads: partitions are locked for a batch of requests at a
+//! time. The crate `kv-resp` does so for the Redis protocol.
 
 #![deny(unsafe_code)]
 
@@ -39,7 +43,7 @@ pub use server::{Environment, Kv};
 pub use service::{ConnectError, Latency, NicConfig, OpenError, ServerError, Unsupported};
 pub use wire::Op;
 
-/// A running server. Dropping it stops it.
+/// A running server. Dropping the server stops it.
 ///
 /// ```no_run
 /// let config = kv::ServerConfig { listen: "127.0.0.1:7472".into(), ..Default::default() };
@@ -50,7 +54,7 @@ pub use wire::Op;
 pub type Server = service::Server<Kv>;
 /// A server whose workers the caller runs.
 pub type LocalServer = service::LocalServer<Kv>;
-/// A worker of a [`LocalServer`] that does not run yet.
+/// A worker of a [`LocalServer`] that has not started.
 pub type LocalWorker = service::LocalWorker<Kv>;
 /// Connects clients to a [`LocalServer`].
 pub type Connector = service::Connector<rendezvous::Rendezvous>;

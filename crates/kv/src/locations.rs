@@ -1,16 +1,16 @@
-//! Where clients find keys in the server's memory.
+//! A client-side cache of record numbers, by which clients find keys in the server's memory.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Which records keys have, as far as clients have found out: wrong ones are found out, too.
+/// A cache of the keys' record numbers, which clients share. Clients detect and correct outdated entries.
 #[derive(Debug)]
 pub struct Locations {
-    /// The record of the last key with these bits of the hash, and 1.
+    /// The record number plus 1 of the last key with these hash bits; 0 if unknown.
     entries: Box<[AtomicU32]>,
 }
 
 impl Locations {
-    /// Room for about so many keys: four bytes each, a power of two of them.
+    /// Creates a cache for about `keys` keys: the next power of two, four bytes each, at most 2^24 entries.
     pub fn new(keys: usize) -> Self {
         let entries = keys.clamp(1, 1 << 24).next_power_of_two();
         Self {
@@ -30,7 +30,7 @@ impl Locations {
         entry.checked_sub(1).map(u64::from)
     }
 
-    /// A key with this hash has this record.
+    /// Records that a key with this hash has this record.
     #[inline]
     pub(crate) fn set(&self, hash: u64, record: u64) {
         let entry = u32::try_from(record + 1).unwrap_or(0);

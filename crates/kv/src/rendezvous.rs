@@ -1,12 +1,12 @@
-//! How clients find a server: the messages of its rendezvous.
+//! The messages by which clients find a server and connect to it.
 //!
-//! 1. The server speaks first: [`Welcome`], what it is and offers.
-//! 2. The client answers with [`Hello`]: its session, and the endpoints of its queue pairs, a pair for each worker.
-//! 3. The server connects its side and [answers](service::Answer) with its endpoints and keys ([`Accepted`]), or
-//!    with the reason why not.
+//! 1. The server speaks first: [`Welcome`] describes the server and what it offers.
+//! 2. The client answers with [`Hello`]: its session, and the endpoints of its two queue pairs for each worker.
+//! 3. The server connects its side and [answers](service::Answer) with its endpoints and keys ([`Accepted`]), or with
+//!    the reason for refusing.
 //!
-//! Then the connection stays open and silent. When it closes, for whatever reason, the server frees what the client
-//! had, but for what it remembers of its session's changes.
+//! Then the TCP connection stays open and silent. When it closes, the server frees the client's resources, but keeps
+//! its record of the session's changes.
 
 use serde::{Deserialize, Serialize};
 use service::Protocol;
@@ -59,17 +59,17 @@ pub struct Welcome {
     pub protocol: String,
     /// [`Rendezvous`]'s [`Protocol::VERSION`].
     pub version: u32,
-    /// The design that it serves.
+    /// The server's design.
     pub design: Design,
-    /// The largest window a client may ask for.
+    /// The largest window that a client may request.
     pub max_window: usize,
-    /// Partitions, each with a worker: a client connects to all of them.
+    /// Number of partitions, each with a worker: a client connects to all of them.
     pub partitions: usize,
-    /// What hashes of keys start from.
+    /// The seed of key hashes.
     pub seed: u64,
-    /// The longest message it sends.
+    /// The longest message that the server sends, in bytes.
     pub max_answer: usize,
-    /// The shape of request slots.
+    /// The layout of request slots.
     pub layout: rpc::herd::Layout,
 }
 
@@ -78,33 +78,33 @@ pub struct Welcome {
 pub struct Hello {
     /// [`Rendezvous`]'s [`Protocol::VERSION`].
     pub version: u32,
-    /// The name of its session: random, and the same when it connects again.
+    /// The session's name: a random number that stays the same when the client reconnects.
     pub session: u64,
-    /// Requests outstanding at most.
+    /// Largest number of outstanding requests.
     pub window: usize,
-    /// The longest message that it takes.
+    /// The longest message that the client can receive, in bytes.
     pub answer: usize,
-    /// Its queue pairs, for each partition.
+    /// The client's queue pairs for each partition.
     pub lanes: Vec<LaneHello>,
-    /// RC: it READs from there, where the design does.
+    /// The RC queue pair by which the client accesses memory, if the design has one.
     pub rc: Option<QpEndpoint>,
 }
 
 /// A client's queue pairs for one partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneHello {
-    /// UC: it WRITEs requests from there.
+    /// The UC queue pair by which the client WRITEs requests.
     pub uc: QpEndpoint,
-    /// UD: answers go there.
+    /// The UD queue pair that receives answers.
     pub ud: QpEndpoint,
 }
 
-/// What a connected client needs.
+/// The server's answer: what a connected client needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accepted {
-    /// For each partition.
+    /// The server's side of each partition.
     pub lanes: Vec<LaneAccepted>,
-    /// The memory that it may reach by itself, where the design says so.
+    /// The memory that the client may access itself, if the design has such memory.
     #[serde(rename = "reach")]
     pub memory: Option<RemoteAccess>,
 }
@@ -114,59 +114,59 @@ pub struct Accepted {
 pub struct RemoteAccess {
     /// The server's RC queue pair for this client.
     pub endpoint: QpEndpoint,
-    /// What is there.
+    /// The layout of the memory.
     pub memory: RemoteLayout,
 }
 
-/// What clients find in the memory of the partitions.
+/// The layout of the partitions' memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RemoteLayout {
-    /// An index and a log.
+    /// An index and a log per partition.
     Logs {
-        /// Of each partition.
+        /// The memory of each partition.
         partitions: Vec<RemoteLog>,
-        /// Bytes of an item of the expected length.
+        /// Bytes of an item with key and value of the expected lengths.
         item_bytes: usize,
     },
-    /// Records.
+    /// Records of fixed size.
     Records {
-        /// Of each partition.
+        /// The memory of each partition.
         partitions: Vec<RemoteMemory>,
-        /// What they look like.
+        /// The layout of the records.
         shape: Shape,
-        /// What a client needs to change them, where clients do.
+        /// The parameters for changing records, in designs where clients do so.
         writes: Option<Writes>,
     },
 }
 
-/// What a client needs to change records.
+/// The parameters for a client that changes records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Writes {
-    /// Its name in locks.
+    /// The client's owner number in lock words.
     pub owner: u32,
-    /// How long it may have one while others wait.
+    /// Milliseconds that the client may hold a lock while others wait for it.
     pub lease_ms: u16,
-    /// Where it writes a change down before it makes it.
+    /// The memory of the client's redo entries. The client writes a change there before it changes the record.
     pub redo: RemoteMemory,
 }
 
 /// A partition's index and log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteLog {
-    /// Buckets of 64 bytes.
+    /// The index: buckets of 64 bytes.
     pub index: RemoteMemory,
-    /// Items, each with a checksum.
+    /// The log: items, each with a checksum.
     pub log: RemoteMemory,
 }
 
 /// The server's side of one partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneAccepted {
-    /// Its UC queue pair for this client.
+    /// The server's UC queue pair for this client.
     pub endpoint: QpEndpoint,
     /// This client's request slots.
     pub slots: RemoteMemory,
-    /// Their shape.
+    /// The layout of the request slots.
     pub layout: rpc::herd::Layout,
 }

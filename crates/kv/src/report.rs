@@ -1,36 +1,36 @@
-//! What servers report: it travels as JSON.
+//! The statistics that servers report as JSON.
 
 use serde::{Deserialize, Serialize};
 
 use crate::store::PartitionStats;
 
-/// What a server did so far.
+/// What a server has done since it started.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServerStats {
-    /// Requests that came, those answered and those dropped.
+    /// GETs that workers executed.
     pub gets: u64,
     /// GETs that found their key.
     pub hits: u64,
-    /// Changes that were made, or refused for a reason that the answer names.
+    /// Changes that were executed, including those that were refused for a reason that the answer names.
     pub changes: u64,
-    /// Changes that came again, and were not made again.
+    /// Changes that arrived again and were not executed a second time.
     pub repeated: u64,
-    /// Requests that are none.
+    /// Malformed requests, and requests that the design does not serve.
     pub bad_requests: u64,
-    /// Messages that answers took.
+    /// Messages that carried answers.
     pub answers: u64,
-    /// Doorbells that answers took.
+    /// Doorbells for answers.
     pub doorbells: u64,
     /// Clients that are connected.
     pub clients: u64,
     /// Clients that have ever connected.
     pub clients_total: u64,
-    /// Locks that the server freed for clients that were gone or too slow.
+    /// Locks that the server released for clients that had died or exceeded their lease.
     #[serde(default)]
     pub recovered_locks: u64,
-    /// Clients whose access was taken away because they had a lock for too long.
+    /// Clients whose access was revoked because they held a lock for too long.
     #[serde(default)]
     pub expelled: u64,
-    /// What the store holds and did.
+    /// Contents and counters of the store.
     pub store: PartitionStats,
 }

@@ -1,4 +1,4 @@
-//! The server: its objects on a device, and its clients.
+//! The server: its objects on a device, and its clients' connections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,13 +32,13 @@ use reads::{ReadIndex, ReadRecords};
 use table::Tables;
 use worker::{Command, PendingConnection, Worker, WorkerShared};
 
-/// The service: what a [`Server`](crate::Server) serves.
+/// The key-value service that a [`Server`](crate::Server) runs.
 #[derive(Debug)]
 pub struct Kv {
     config: ServerConfig,
     port: PortGid,
     pd: ProtectionDomain,
-    /// Of queue pairs on which the server never posts.
+    /// The completion queue of queue pairs on which the server never posts.
     cq: CompletionQueue,
     store: Arc<Store>,
     design: Box<dyn ServerDesign>,
@@ -48,16 +48,16 @@ pub struct Kv {
     slots: Slots,
 }
 
-/// What a server takes from its surroundings.
+/// The server's dependence on its surroundings: clock, seed, threads and simulated cost.
 #[derive(Debug, Clone, Copy)]
 pub struct Environment {
-    /// The time in milliseconds, which items expire by.
+    /// The clock in milliseconds, by which items expire.
     clock: fn() -> u64,
-    /// What hashes start from.
+    /// The seed of key hashes.
     seed: u64,
-    /// What a request costs a simulated core beside its verbs.
+    /// The simulated time that a core needs for a request, besides its verbs.
     cost: Duration,
-    /// Whether it may start threads of its own.
+    /// True if the server may start threads of its own.
     threads: bool,
 }
 
@@ -73,8 +73,8 @@ impl Default for Environment {
 }
 
 impl Environment {
-    /// Simulated cores in virtual time, by which nothing expires. Hashes start from `seed`, so that the same is the same in
-    /// every run; `cost` is what a request costs a core beside its verbs.
+    /// An environment of simulated cores in virtual time, in which nothing expires. Hashes are seeded with `seed`, so
+    /// that every run is the same. `cost` is the time that a core needs for a request, besides its verbs.
     pub fn simulated(seed: u64, cost: Duration) -> Self {
         Self {
             clock: || 0,
@@ -85,7 +85,7 @@ impl Environment {
     }
 }
 
-/// What a client has at the server.
+/// A client's resources at the server.
 #[derive(Debug)]
 pub struct Session {
     kv: Arc<Kv>,
@@ -241,15 +241,16 @@ impl Service for Kv {
 }
 
 impl Kv {
-    /// What it serves: other fronts may use it beside the workers, from any thread.
+    /// Returns the server's store. Other front ends can use the store beside the workers, from any thread.
     pub fn store(&self) -> &Arc<Store> {
         &self.store
     }
 
-    /// Puts an item without a network, before any client comes; tells `known` where it is, where clients need to know.
+    /// Stores an item without the network, before any client connects. Enters its record into `known` if clients need
+    /// the record.
     ///
     /// # Errors
-    /// As for a PUT.
+    /// The same errors as for a PUT.
     pub fn preload(&self, key: &[u8], value: &[u8], known: &Locations) -> Result<(), Refusal> {
         self.design.preload(key, value, known)
     }
@@ -289,7 +290,7 @@ impl Kv {
     }
 }
 
-/// The store, and the design that serves it.
+/// Creates the store and the configured design.
 fn design(
     config: &ServerConfig,
     (pd, port): (&ProtectionDomain, PortGid),
@@ -340,7 +341,7 @@ fn design(
     })
 }
 
-/// The shape of request slots: a change of the expected length with its word fills whole cache lines.
+/// Returns the layout of request slots: a PUT of the expected length and the slot's own word fill whole cache lines.
 fn request_layout(config: &ServerConfig) -> Layout {
     let window = u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX);
     let request = wire::REQUEST_HEADER + config.key_bytes + config.value_bytes;
@@ -351,9 +352,9 @@ fn request_layout(config: &ServerConfig) -> Layout {
     }
 }
 
-/// How answers leave.
+/// Returns the UD configuration for answers.
 fn answer_port(config: &ServerConfig, port: PortGid, mtu: usize) -> UdPortConfig {
-    // What a ConnectX takes inline at the most is 188 bytes; longer values leave from registered memory.
+    // A ConnectX takes at most 188 bytes inline; longer values are sent from registered memory.
     let inline = (wire::ANSWER_HEADER + config.value_bytes)
         .next_multiple_of(8)
         .min(188);

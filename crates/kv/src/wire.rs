@@ -1,4 +1,4 @@
-//! Requests and answers of the `herd` design, as bytes. Everything is little-endian.
+//! The byte format of requests and answers. All numbers are little-endian.
 //!
 //! A request:
 //!
@@ -12,26 +12,27 @@
 //! | | milliseconds until the item expires, 8 bytes, with flag 0x20 |
 //! | | the key, the value |
 //!
-//! Where clients change records themselves they ask three things besides, as requests with a key alone: 5, which record a
-//! key has; 6, to give it one; 7, to free a record's lock if it is time, with the record's number, 8 bytes, as the key. The
-//! answer to 5 and 6 has the record's number as its version.
+//! Where clients change records themselves, they send three other requests, which have only a key. Operation 5 returns
+//! the record number of a key; operation 6 also assigns a record if the key has none. Operation 7 releases a record's
+//! lock if its lease has expired; the key is the record's number, 8 bytes. The answers to 5 and 6 carry the record
+//! number as the version.
 //!
-//! Flag 0x40 is for keys that must not be there, 0x80 for keys that must. A request that is longer than a slot comes in
-//! parts: after their eight bytes, 4 bytes offset and 4 bytes length of the whole, then its bytes.
+//! Flag 0x40 requires that the key is absent, 0x80 that it is present. A request that is longer than a slot is sent in
+//! parts. A part's eight header bytes are followed by 4 bytes offset and 4 bytes total length, then its bytes.
 //!
-//! An answer begins with a word: the status in bits 7..0, flag [`CHUNK`] in bit 8, the version in bits 63..24. The value
-//! follows; where it does not fit it comes in several messages, each with flag `CHUNK` and, after the word, 4 bytes
-//! length of the whole and 4 bytes offset.
+//! An answer begins with a word: the status in bits 7..0, flag [`CHUNK`] in bit 8, the version in bits 63..24. The
+//! value follows. A value that does not fit is sent in several messages with flag `CHUNK`. In these the word is
+//! followed by 4 bytes total length and 4 bytes offset.
 
 use crate::store::Condition;
 
-/// Bytes in front of a request's key.
+/// Bytes of a request's header, before optional fields and key.
 pub(crate) const REQUEST_HEADER: usize = 8;
-/// Bytes in front of an answer's value.
+/// Bytes of an answer's header.
 pub(crate) const ANSWER_HEADER: usize = 8;
-/// Bytes in front of a chunk of a value.
+/// Bytes of the header of a value's chunk.
 pub(crate) const CHUNK_HEADER: usize = 16;
-/// Bytes in front of a part of a request.
+/// Bytes of the header of a request's part.
 pub(crate) const PART_HEADER: usize = 16;
 
 const GET: u8 = 1;
@@ -46,28 +47,28 @@ const EXPIRES: u8 = 0x20;
 const ABSENT: u8 = 0x40;
 const PRESENT: u8 = 0x80;
 
-/// The answer is one of several.
+/// Flag: the answer is one chunk of several.
 pub(crate) const CHUNK: u64 = 1 << 8;
 
-/// How a request went.
+/// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Status {
-    /// Done; of a GET, the value follows.
+    /// Success; for a GET, the value follows.
     Ok = 0,
-    /// The key is not there.
+    /// The key is absent.
     NotFound = 1,
-    /// The condition does not hold; the version is what is there.
+    /// The condition does not hold; the answer has the present version.
     Condition = 2,
     /// The store is full.
     Full = 3,
-    /// Key or value are too long.
+    /// The key or the value is too long.
     TooLong = 4,
-    /// No request that this server understands.
+    /// The server does not understand the request, or its design does not serve it.
     Bad = 5,
-    /// A part came; the last one is answered otherwise.
+    /// A part arrived. The last part gets the request's answer instead.
     Part = 6,
-    /// It is not time yet.
+    /// The lease of the lock has not expired yet.
     Busy = 7,
 }
 
@@ -88,10 +89,10 @@ impl Status {
     }
 }
 
-/// What is asked.
+/// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op<'a> {
-    /// The value of a key.
+    /// Reads the value of a key.
     Get {
         /// The key.
         key: &'a [u8],
@@ -102,22 +103,22 @@ pub enum Op<'a> {
         key: &'a [u8],
         /// Its new value.
         value: &'a [u8],
-        /// When.
+        /// The condition for setting the value.
         condition: Condition,
-        /// Milliseconds until it expires, 0 for never.
+        /// Milliseconds until the item expires; 0 for never.
         ttl_ms: u64,
     },
     /// Removes a key.
     Delete {
         /// The key.
         key: &'a [u8],
-        /// Only if it has this version.
+        /// If given, the key is removed only if it has this version.
         version: Option<u64>,
     },
 }
 
 impl<'a> Op<'a> {
-    /// Its key.
+    /// Returns the key of the request.
     #[inline]
     pub fn key(&self) -> &'a [u8] {
         match *self {
@@ -125,13 +126,13 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// Whether it may change something.
+    /// Returns true if the request can change the store.
     #[inline]
     pub fn is_change(&self) -> bool {
         !matches!(self, Self::Get { .. })
     }
 
-    /// Its bytes. Key and value must be within the engine's limits.
+    /// Encodes the request. Key and value must be within the engine's limits.
     #[inline]
     pub(crate) fn encode(&self, seq: u32, into: &mut Vec<u8>) {
         into.clear();
@@ -185,14 +186,14 @@ impl<'a> Op<'a> {
     }
 }
 
-/// What a client asks about records.
+/// A request about records, from clients that change records themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ask<'a> {
-    /// The record of a key.
+    /// Asks for the record of a key.
     Locate(&'a [u8]),
-    /// The record of a key, which gets one if it has none.
+    /// Asks for the record of a key, and assigns one if the key has none.
     Claim(&'a [u8]),
-    /// To free the lock of this record, if it is time.
+    /// Asks to release the lock of this record if its lease has expired.
     Release(u64),
 }
 
@@ -215,14 +216,14 @@ impl Ask<'_> {
     }
 }
 
-/// A request as it came.
+/// A decoded request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Request<'a> {
-    /// A whole one.
+    /// A complete request.
     Whole { op: Op<'a>, seq: u32 },
-    /// About records.
+    /// A request about records.
     Ask(Ask<'a>),
-    /// A part of one.
+    /// A part of a long request.
     Part {
         offset: usize,
         total: usize,
@@ -230,7 +231,7 @@ pub(crate) enum Request<'a> {
     },
 }
 
-/// The key of a request, if it is a whole one: for prefetching.
+/// Returns the key of a complete request, for prefetching.
 #[inline]
 pub(crate) fn key_of(bytes: &[u8]) -> Option<&[u8]> {
     let (&op, &key) = (bytes.first()?, bytes.get(1)?);
@@ -241,7 +242,7 @@ pub(crate) fn key_of(bytes: &[u8]) -> Option<&[u8]> {
     bytes.get(REQUEST_HEADER + extra..REQUEST_HEADER + extra + usize::from(key))
 }
 
-/// Takes bytes from the front.
+/// Splits bytes off the front of a slice.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -263,7 +264,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A request of bytes that anybody may have made.
+/// Decodes a request from untrusted bytes.
 #[inline]
 pub(crate) fn decode(bytes: &[u8]) -> Option<Request<'_>> {
     let mut r = Reader(bytes);
@@ -319,11 +320,11 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Request<'_>> {
         },
         _ => return None,
     };
-    // Whatever pads a request to whole words is not sent along.
+    // The sender does not transmit padding, so trailing bytes are an error.
     r.0.is_empty().then_some(Request::Whole { op, seq })
 }
 
-/// A part's bytes in front of those that it carries.
+/// Returns the header of a part of a request.
 pub(crate) fn part_header(offset: usize, total: usize, bytes: usize) -> [u8; PART_HEADER] {
     let mut header = [0; PART_HEADER];
     header[0] = PART;
@@ -339,23 +340,23 @@ pub(crate) fn part_header(offset: usize, total: usize, bytes: usize) -> [u8; PAR
     header
 }
 
-/// An answer's first word.
+/// Returns the first word of an answer.
 #[inline]
 pub(crate) fn answer_word(status: Status, version: u64) -> u64 {
     version << 24 | status as u64
 }
 
-/// An answer as it came.
+/// A decoded answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Reply<'a> {
     pub(crate) status: Status,
     pub(crate) version: u64,
-    /// Length of the whole value and offset of this chunk, if it is one of several.
+    /// Length of the whole value and offset of this chunk, if the value is sent in chunks.
     pub(crate) chunk: Option<(usize, usize)>,
     pub(crate) value: &'a [u8],
 }
 
-/// An answer of bytes that anybody may have made.
+/// Decodes an answer from untrusted bytes.
 #[inline]
 pub(crate) fn decode_answer(bytes: &[u8]) -> Option<Reply<'_>> {
     let mut r = Reader(bytes);
@@ -404,7 +405,7 @@ mod tests {
                 op.encode(seq, &mut bytes);
                 prop_assert_eq!(decode(&bytes), Some(Request::Whole { op, seq }));
                 prop_assert_eq!(key_of(&bytes), Some(&key[..]));
-                // A byte more or less is no request.
+                // With a byte more or less, the bytes are not a request.
                 prop_assert_eq!(decode(&bytes[..bytes.len() - 1]), None);
                 bytes.push(0);
                 prop_assert_eq!(decode(&bytes), None);

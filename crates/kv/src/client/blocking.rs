@@ -1,4 +1,4 @@
-//! Blocking calls, and calls that are finished later, over a [`Pipeline`].
+//! Blocking calls, and calls whose result is fetched later, over a [`Pipeline`].
 
 use std::collections::HashMap;
 
@@ -20,19 +20,19 @@ pub struct Value {
     pub version: u64,
 }
 
-/// What a finished request came to.
+/// The result of a completed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// A GET found a value.
     Value(Value),
-    /// A PUT set the value, or a DELETE removed one, of this version.
+    /// A PUT set the value, or a DELETE removed one. The field is its version.
     Done(u64),
-    /// The key is not there.
+    /// The key is absent.
     NotFound,
 }
 
 impl Outcome {
-    /// The version of a change; 0 of one that changed nothing.
+    /// Returns the version of a change; 0 if nothing was changed.
     pub(super) fn version(self) -> u64 {
         match self {
             Self::Done(version) => version,
@@ -41,12 +41,12 @@ impl Outcome {
     }
 }
 
-/// A request that is finished later: give it to [`Client::take`] or [`Client::wait`].
+/// A started request. [`Client::take`] and [`Client::wait`] return its outcome.
 #[derive(Debug, PartialEq, Eq, Hash)]
 #[must_use = "the outcome is kept until it is taken"]
 pub struct Ticket(u64);
 
-/// A client of a [`Server`](crate::Server), for one thread. Dropping it disconnects it.
+/// A client of a [`Server`](crate::Server), for one thread. Dropping the client disconnects it.
 ///
 /// ```
 /// use kv::{Client, ClientConfig, Outcome, Server, ServerConfig};
@@ -69,12 +69,12 @@ pub struct Ticket(u64);
 pub struct Client {
     pipeline: Pipeline,
     next: u64,
-    /// Of tickets that were not taken yet; `None` while under way.
+    /// The outcomes of tickets that were not taken yet; `None` while the request is outstanding.
     outcomes: HashMap<u64, Option<Result<Outcome, ClientError>>>,
 }
 
 impl Client {
-    /// Connects to a server; tries for [`ClientConfig::deadline_ms`] if it is not there (yet).
+    /// Connects to a server. Retries for [`ClientConfig::deadline_ms`] if the server is not reachable yet.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -82,7 +82,7 @@ impl Client {
         Pipeline::connect(config).map(Self::over)
     }
 
-    /// Connects through a device that is open already, whatever [`ClientConfig::nic`] says of provider and device.
+    /// Connects through an open device, ignoring provider and device of [`ClientConfig::nic`].
     ///
     /// # Errors
     /// [`ClientError`].
@@ -90,7 +90,7 @@ impl Client {
         Pipeline::connect_on(context, config).map(Self::over)
     }
 
-    /// Connects to a server in this process, whatever [`ClientConfig`] says of provider, device and server.
+    /// Connects to a server in this process, ignoring provider, device and server of [`ClientConfig`].
     ///
     /// # Errors
     /// [`ClientError`].
@@ -110,15 +110,15 @@ impl Client {
         }
     }
 
-    /// What it has had to do beside its requests.
+    /// Returns the client's statistics, such as retries.
     pub fn stats(&self) -> &ClientStats {
         self.pipeline.stats()
     }
 
-    /// Starts a request. Waits for others when the window is full.
+    /// Starts a request. Waits for other requests if the window is full.
     ///
     /// # Errors
-    /// [`ClientError::TooLong`], and when the server cannot be reached any more.
+    /// [`ClientError::TooLong`], or an error if the server cannot be reached any more.
     pub fn start(&mut self, op: &Op<'_>) -> Result<Ticket, ClientError> {
         self.pipeline.refresh();
         while !self.pipeline.submit(op, self.next)? {
@@ -146,24 +146,24 @@ impl Client {
         self.start(&put(key, value))
     }
 
-    /// Sends what was started and takes answers, without waiting for any. Returns how many came.
+    /// Sends the started requests and takes answers, without waiting for any. Returns the number of answers.
     ///
     /// # Errors
-    /// When the server cannot be reached any more; what was under way has [`ClientError::Lost`] as its outcome.
+    /// If the server cannot be reached any more. Outstanding requests then have the outcome [`ClientError::Lost`].
     pub fn progress(&mut self) -> Result<usize, ClientError> {
         let outcomes = &mut self.outcomes;
         self.pipeline.poll(|done| {
-            // Nobody asks for one that was forgotten.
+            // The ticket of a missing entry was forgotten.
             if let Some(place) = outcomes.get_mut(&done.token) {
                 *place = Some(outcome(done.answer));
             }
         })
     }
 
-    /// The outcome of a request, if it is finished.
+    /// Returns the outcome of a request if it is completed.
     ///
     /// # Errors
-    /// The ticket, if it is not.
+    /// The ticket, if the request is still outstanding.
     pub fn take(&mut self, ticket: Ticket) -> Result<Result<Outcome, ClientError>, Ticket> {
         match self.outcomes.get_mut(&ticket.0).and_then(Option::take) {
             Some(outcome) => {
@@ -174,15 +174,15 @@ impl Client {
         }
     }
 
-    /// Keeps no outcome of a request. It may still take effect.
+    /// Discards the outcome of a request. The request may still take effect.
     pub fn forget(&mut self, ticket: Ticket) {
         self.outcomes.remove(&ticket.0);
     }
 
-    /// Waits until a request is finished, with its deadline: [`ClientConfig::deadline_ms`].
+    /// Waits until a request is completed, at most until its deadline ([`ClientConfig::deadline_ms`]).
     ///
     /// # Errors
-    /// What became of the request.
+    /// The error of the request.
     pub fn wait(&mut self, mut ticket: Ticket) -> Result<Outcome, ClientError> {
         loop {
             match self.take(ticket) {
@@ -196,7 +196,7 @@ impl Client {
         }
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -205,10 +205,10 @@ impl Client {
         self.wait(ticket).map(value)
     }
 
-    /// The values of several keys, in their order, with as many requests under way as the window allows.
+    /// Returns the values of several keys, in their order. As many requests are outstanding as the window allows.
     ///
     /// # Errors
-    /// The first that failed.
+    /// The error of the first request that failed.
     pub fn multi_get(&mut self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>, ClientError> {
         let mut tickets = Vec::with_capacity(keys.len());
         for key in keys {
@@ -224,7 +224,7 @@ impl Client {
         outcomes.into_iter().map(|o| o.map(value)).collect()
     }
 
-    /// Sets the value of a key; its new version.
+    /// Sets the value of a key, and returns its new version.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -232,10 +232,10 @@ impl Client {
         self.change(&put(key, value))
     }
 
-    /// Sets the value of a key under a condition, and for a time: `ttl_ms` milliseconds, 0 for ever.
+    /// Sets the value of a key under a condition. The item expires after `ttl_ms` milliseconds; 0 means never.
     ///
     /// # Errors
-    /// [`ClientError::Condition`] when the condition does not hold.
+    /// [`ClientError::Condition`] if the condition does not hold.
     pub fn put_if(
         &mut self,
         key: &[u8],
@@ -251,10 +251,10 @@ impl Client {
         })
     }
 
-    /// Sets the value of a key if it has this version; its new version.
+    /// Sets the value of a key if it has this version, and returns its new version.
     ///
     /// # Errors
-    /// [`ClientError::Condition`] when it has another.
+    /// [`ClientError::Condition`] if the key has another version.
     pub fn compare_and_set(
         &mut self,
         key: &[u8],
@@ -264,7 +264,7 @@ impl Client {
         self.put_if(key, value, Condition::Version(version), 0)
     }
 
-    /// Removes a key; whether it was there.
+    /// Removes a key. Returns true if the key was present.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -272,10 +272,11 @@ impl Client {
         self.delete_if(key, None).map(|version| version != 0)
     }
 
-    /// Removes a key, if it has that version where one is given; the version that it had, 0 if it was not there.
+    /// Removes a key, if its version is `version` or no version is given. Returns the removed version, or 0 if the key
+    /// was absent.
     ///
     /// # Errors
-    /// [`ClientError::Condition`] when it has another version.
+    /// [`ClientError::Condition`] if a version is given and the key is absent or has another version.
     pub fn delete_if(&mut self, key: &[u8], version: Option<u64>) -> Result<u64, ClientError> {
         self.change(&Op::Delete { key, version })
     }

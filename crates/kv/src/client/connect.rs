@@ -1,4 +1,4 @@
-//! How a client opens a session, with the queue pairs that the server's design needs.
+//! Opens a client's session, with the queue pairs that the server's design needs.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use crate::rendezvous::{
 };
 use crate::{ClientConfig, Design, wire};
 
-/// Opens sessions at one server, one after the other.
+/// Opens successive sessions at one server.
 #[derive(Debug)]
 pub(super) struct Opener {
     pub(super) config: ClientConfig,
@@ -30,7 +30,7 @@ pub(super) struct Opener {
     session: u64,
 }
 
-/// A session that has been opened.
+/// An open session.
 pub(super) struct Opened {
     pub(super) lanes: Vec<Lane>,
     pub(super) design: Box<dyn ClientDesign>,
@@ -39,7 +39,7 @@ pub(super) struct Opened {
     pub(super) served: Design,
 }
 
-/// This side's queue pairs before the server has answered.
+/// The client's queue pairs before the server has answered.
 struct Prepared {
     lanes: Vec<herd::PreparedClient>,
     one_sided: Option<one_sided::Prepared>,
@@ -68,12 +68,12 @@ impl Opener {
         })
     }
 
-    /// Changes of the next session are another client's to the server.
+    /// Chooses a new session name, so that the server treats later changes as those of another client.
     pub(super) fn rename_session(&mut self) {
         self.session = unpredictable();
     }
 
-    /// Opens a session, trying again until then while that may help.
+    /// Opens a session, and retries until the deadline while a retry can help.
     pub(super) fn open_until(&self, until: Instant) -> Result<Opened, ClientError> {
         let target = &self.target;
         target.persist(until, || self.open(), ClientError::is_hopeless)
@@ -110,7 +110,7 @@ impl Opener {
         })
     }
 
-    /// Looks at what the server offers; this side's queue pairs, and what to say to the server.
+    /// Checks the server's offer and prepares the client's queue pairs and its [`Hello`].
     fn introduce(&self, welcome: &Welcome) -> Result<(Prepared, Hello), ClientError> {
         if !(1..=64).contains(&welcome.partitions) {
             let reason = format!("it has {} partitions", welcome.partitions);
@@ -128,7 +128,7 @@ impl Opener {
         let requests = match welcome.design {
             Design::Herd => None,
             Design::Reads => Some(1),
-            // A change: two WRITEs and an atomic.
+            // A change posts two WRITEs and an atomic.
             Design::Atomics => Some(3),
         };
         let batch = self.config.batch;
@@ -156,11 +156,11 @@ impl Opener {
         Ok((prepared, hello))
     }
 
-    /// Where answers come, of at most so many bytes.
+    /// Returns the UD configuration for receiving answers of at most `max_answer` bytes.
     fn answer_port(&self, max_answer: usize) -> UdPortConfig {
-        // Room for a chunk's header and a little, whatever values there are.
+        // At least 40 bytes leave room for a chunk's header and some bytes of its value.
         let answer = (wire::ANSWER_HEADER + self.config.value_bytes).max(40);
-        // A value in parts may have all of them under way beside the other answers.
+        // All chunks of a long value may arrive besides the other answers.
         let depth = self.config.window.max(64) + rpc::MAX_BATCH;
         let depth = u32::try_from(depth).unwrap_or(u32::MAX);
         UdPortConfig {
@@ -190,7 +190,7 @@ impl Opener {
         lanes.collect()
     }
 
-    /// What this client carries out by itself, in the server's memory.
+    /// Creates the design's access to the server's memory.
     fn connect_design(
         &self,
         prepared: one_sided::Prepared,

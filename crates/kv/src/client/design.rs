@@ -1,4 +1,4 @@
-//! The interface of a design at a client.
+//! The interface of a design at the client.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -11,7 +11,7 @@ use super::request::{Answer, ClientStats, Pending};
 use crate::locations::Locations;
 use crate::wire::{Op, Status};
 
-/// What a client carries out by itself, without the server's processor.
+/// The operations that a client executes itself, without the server's processor.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ByItself {
     pub(super) gets: bool,
@@ -19,51 +19,51 @@ pub(super) struct ByItself {
 }
 
 impl ByItself {
-    /// Whether this client carries out such an operation.
+    /// Returns true if the client executes such an operation itself.
     #[inline]
     pub(super) fn has(self, is_change: bool) -> bool {
         if is_change { self.changes } else { self.gets }
     }
 }
 
-/// What came of a request that a client carries out by itself.
+/// The result of a request that a client executes itself.
 pub(super) enum Done<'a> {
-    /// It is over.
+    /// The request is complete.
     Answer(Answer<'a>),
-    /// The server must be asked: [`ClientDesign::question`].
+    /// The server must be asked: see [`ClientDesign::question`].
     Ask,
 }
 
-/// What the server's answer to a question means.
+/// The meaning of the server's answer to a question.
 pub(super) enum Answered {
-    /// The question was the request itself.
+    /// The question was the request itself, so the answer completes it.
     Request,
-    /// The request is over.
+    /// The request is complete with this answer.
     Over(Answer<'static>),
-    /// The request goes on.
+    /// The request continues.
     GoesOn,
 }
 
-/// How a client carries out requests: all by RPC, unless the design says otherwise.
+/// A design at the client. The default methods execute all requests by RPC.
 ///
-/// A request that the client carries out by itself [begins](Self::begin), and goes on whenever [`poll`](Self::poll) is
-/// called. What cannot be decided without the server is asked of it by RPC.
+/// A request that the client executes itself [begins](Self::begin), and continues whenever [`poll`](Self::poll) is
+/// called. If it cannot be decided without the server, the client asks the server by RPC.
 pub(super) trait ClientDesign: Any + Debug + Send {
-    /// What it carries out without the server's processor.
+    /// Returns the operations that the client executes without the server's processor.
     fn by_itself(&self) -> ByItself {
         ByItself::default()
     }
 
-    /// Refuses an operation that the design does not promise, or has no room for.
+    /// Returns an error for an operation that the design does not support or that is too long.
     fn check(&self, _op: &Op<'_>) -> Result<(), ClientError> {
         Ok(())
     }
 
-    /// Begins a request in a slot of the window; its key has this hash.
+    /// Begins a request in a slot of the window. `hash` is the hash of its key.
     fn begin(&mut self, _pending: &Pending, _slot: u32, _hash: u64) {}
 
-    /// Posts what is prepared and goes on where something has come: calls `done` for each request that is over, or about
-    /// which the server must be asked. Returns how many completions came.
+    /// Posts prepared work requests and processes completions. Calls `done` for each request that is complete or needs
+    /// the server. Returns the number of completions.
     fn poll(
         &mut self,
         _all: &mut [Pending],
@@ -73,36 +73,36 @@ pub(super) trait ClientDesign: Any + Debug + Send {
         Ok(0)
     }
 
-    /// What to ask the server about a request.
+    /// Encodes the question to the server about a request.
     fn question(&self, pending: &Pending, _slot: u32, into: &mut Vec<u8>) {
         into.clone_from(&pending.bytes);
     }
 
-    /// The server has answered a question.
+    /// Processes the server's answer to a question.
     fn answered(&mut self, _pending: &Pending, _slot: u32, _said: (Status, u64)) -> Answered {
         Answered::Request
     }
 
-    /// Whether what a slot does may have changed an item by now.
+    /// Returns true if the slot's request may have changed an item by now.
     fn may_have_changed(&self, _slot: u32) -> bool {
         false
     }
 
-    /// Doorbells that it took.
+    /// Returns the number of doorbells of one-sided work requests.
     fn doorbells(&self) -> u64 {
         0
     }
 
-    /// What this client knows about where keys are, where it changes records itself.
+    /// Returns the client's cache of record numbers, if it changes records itself.
     fn locations(&self) -> Option<&Arc<Locations>> {
         None
     }
 
-    /// Uses what others know about where keys are, and tells them.
+    /// Replaces the cache of record numbers by one that other clients share.
     fn share_locations(&mut self, _locations: Arc<Locations>) {}
 }
 
-/// HERD: every request is an RPC.
+/// The HERD design: every request is an RPC.
 #[derive(Debug)]
 pub(super) struct Herd;
 

@@ -1,15 +1,15 @@
-//! Why a client fails.
+//! The errors of a client.
 
 use service::{ConnectError, Refused};
 
 use crate::Design;
 use crate::rendezvous::Rendezvous;
 
-/// Why a client cannot connect, or a request failed.
+/// The reason why a client cannot connect, or why a request failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// It cannot connect.
+    /// The client cannot connect.
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// A verb failed.
@@ -18,19 +18,19 @@ pub enum ClientError {
     /// The RPC layer failed.
     #[error(transparent)]
     Rpc(#[from] rpc::RpcError),
-    /// Key or value are too long.
+    /// The key or the value is too long.
     #[error(
         "keys have at most {} bytes, values {}, less where the server has little memory",
         crate::store::MAX_KEY_BYTES,
         crate::store::MAX_VALUE_BYTES
     )]
     TooLong,
-    /// The design does not promise this.
+    /// The server's design does not support the operation.
     #[error("design {design} {lacks}")]
     NotPromised {
-        /// The design that is served.
+        /// The design of the server.
         design: Design,
-        /// What it lacks, and what has it.
+        /// The missing feature, and designs that have it.
         lacks: &'static str,
     },
     /// The store is full.
@@ -39,21 +39,21 @@ pub enum ClientError {
     /// The condition of a change does not hold.
     #[error("the condition does not hold: the version there is {version}")]
     Condition {
-        /// The version that is there, 0 for none.
+        /// The present version, 0 if the key is absent.
         version: u64,
     },
-    /// No answer came in time. A change may have been made, and is not made later.
+    /// No answer arrived in time. A change may have been made; it will not be made later.
     #[error("no answer came in time; a change may have been made or not")]
     Lost,
 }
 
 impl ClientError {
-    /// For a reason that stays, the server refused, or this client refuses the server.
+    /// Creates the error for a permanent refusal, by the server or by this client.
     pub(crate) fn refused(reason: impl Into<String>) -> Self {
         ConnectError::refused::<Rendezvous>(Refused::never(reason.into())).into()
     }
 
-    /// Whether trying to connect again cannot help.
+    /// Returns true if another attempt to connect cannot help.
     pub(super) fn is_hopeless(&self) -> bool {
         match self {
             Self::Connect(e) => e.is_hopeless(),

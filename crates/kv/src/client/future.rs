@@ -1,4 +1,4 @@
-//! Requests as futures, for whatever executor runs them on one thread.
+//! Requests as futures, for any single-threaded executor.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -11,12 +11,12 @@ use super::error::ClientError;
 use crate::store::Condition;
 use crate::wire::Op;
 
-/// A [`Client`] whose requests are futures. Clones are the same client.
+/// A [`Client`] whose requests are futures. Clones share the same client.
 ///
-/// There is no reactor: a future that waits looks at the NIC each time it is polled and asks to be polled again, so the
-/// thread of the executor spins while requests are under way. Futures that are polled together (`join_all`, tasks of
-/// one executor) go to the server together, as many as [`ClientConfig::window`](crate::ClientConfig::window); one more
-/// blocks until another is done. One that is dropped before it is done may still take effect.
+/// The client has no reactor: a pending future polls the NIC whenever it is polled, and asks to be polled again. So the
+/// executor's thread spins while requests are outstanding. Futures that are polled together (`join_all`, tasks of one
+/// executor) are sent together, up to [`ClientConfig::window`](crate::ClientConfig::window). One more blocks until
+/// another is completed. A request whose future is dropped may still take effect.
 ///
 /// ```
 /// use futures::executor::block_on;
@@ -42,13 +42,13 @@ pub struct AsyncClient {
 }
 
 impl AsyncClient {
-    /// Over a connected client.
+    /// Wraps a connected client.
     pub fn new(client: Client) -> Self {
         let client = Rc::new(RefCell::new(client));
         Self { client }
     }
 
-    /// Carries out any request.
+    /// Executes any request.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -62,7 +62,7 @@ impl AsyncClient {
         .await
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -70,7 +70,7 @@ impl AsyncClient {
         self.request(&Op::Get { key }).await.map(value)
     }
 
-    /// Sets the value of a key; its new version.
+    /// Sets the value of a key, and returns its new version.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -78,10 +78,10 @@ impl AsyncClient {
         self.request(&put(key, value)).await.map(Outcome::version)
     }
 
-    /// Sets the value of a key if it has this version; its new version.
+    /// Sets the value of a key if it has this version, and returns its new version.
     ///
     /// # Errors
-    /// [`ClientError::Condition`] when it has another.
+    /// [`ClientError::Condition`] if the key has another version.
     pub async fn compare_and_set(
         &self,
         key: &[u8],
@@ -97,7 +97,7 @@ impl AsyncClient {
         self.request(&op).await.map(Outcome::version)
     }
 
-    /// Removes a key; whether it was there.
+    /// Removes a key. Returns true if the key was present.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -107,10 +107,10 @@ impl AsyncClient {
     }
 }
 
-/// A request that was started.
+/// The future of a started request.
 struct UnderWay<'a> {
     client: &'a RefCell<Client>,
-    /// Taken when it is done.
+    /// `None` once the request is completed.
     ticket: Option<Ticket>,
     polled: bool,
 }
@@ -121,7 +121,7 @@ impl Future for UnderWay<'_> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let shared = self.client;
         let mut client = shared.borrow_mut();
-        // Those that are polled with it are started first: then one doorbell tells the NIC of all of them.
+        // The first poll only starts the request, so that one doorbell covers all requests that are polled together.
         if std::mem::replace(&mut self.polled, true)
             && let Err(error) = client.progress()
         {

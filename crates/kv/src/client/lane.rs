@@ -1,4 +1,4 @@
-//! A client's way to one partition: numbers its requests and its changes, finds answers.
+//! A client's connection to one partition: numbers requests and changes, and matches answers.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -9,37 +9,37 @@ use verbs::time;
 use super::request::{ClientStats, Pending};
 use crate::wire::{self, PART_HEADER, Status};
 
-/// No request.
+/// Marks a slot without a request.
 const NONE: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub(super) struct Lane {
     client: herd::Client,
-    /// Requests of one doorbell.
+    /// Number of requests per doorbell.
     batch: usize,
-    /// Number and request of each slot of the window.
+    /// For each slot of the window: the request's number and its index in `pending`.
     by_slot: Box<[(u32, u32)]>,
-    /// The oldest number that is not answered.
+    /// The oldest unanswered request number.
     oldest: u32,
-    /// Prepared, and not sent.
+    /// Number of requests that are prepared but not sent.
     ready: usize,
-    /// Requests longer than a slot, and how far they have been sent.
+    /// Requests that are longer than a slot, with the number of bytes sent.
     long: VecDeque<(u32, usize)>,
-    /// Number of the last change.
+    /// The number of the last change.
     seq: u32,
-    /// Changes under way, in order.
+    /// The numbers of outstanding changes, in order.
     changes: VecDeque<u32>,
-    /// How far apart these may be.
+    /// Largest distance between the numbers of outstanding changes.
     span: u32,
     pub(super) doorbells: u64,
     pub(super) broken: Option<RpcError>,
-    /// When something came last, or was sent into silence.
+    /// Time of the last message, or of the first request after a pause.
     pub(super) alive: Instant,
-    /// An answer, copied out of the NIC's reach.
+    /// A copy of an answer, which the NIC can no longer overwrite.
     answer: Vec<u8>,
 }
 
-/// An answer that ends a request.
+/// An answer that completes a request.
 pub(super) struct Ended<'a> {
     pub(super) status: Status,
     pub(super) version: u64,
@@ -66,7 +66,7 @@ impl Lane {
         }
     }
 
-    /// Whether a request may be taken on.
+    /// Returns true if the lane can take another request.
     #[inline]
     pub(super) fn has_room(&self, is_change: bool) -> bool {
         let apart = |&oldest: &u32| self.seq.wrapping_add(2).wrapping_sub(oldest) < self.span;
@@ -75,7 +75,7 @@ impl Lane {
             && (!is_change || self.changes.front().is_none_or(apart))
     }
 
-    /// Whether nothing is under way.
+    /// Returns true if no request is outstanding.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
         self.oldest == self.client.next_number() && self.long.is_empty()
@@ -87,7 +87,7 @@ impl Lane {
         (under_way as usize) < self.by_slot.len()
     }
 
-    /// The number of a new change; it is under way from now on.
+    /// Returns the number of a new change and marks it outstanding.
     #[inline]
     pub(super) fn next_seq(&mut self) -> u32 {
         let seq = self.issue();
@@ -95,13 +95,13 @@ impl Lane {
         seq
     }
 
-    /// The number of a new change that is not under way yet. There is no number 0.
+    /// Returns the number of a new change that is not outstanding yet. Number 0 is never used.
     pub(super) fn issue(&mut self) -> u32 {
         self.seq = self.seq.wrapping_add(1).max(1);
         self.seq
     }
 
-    /// A change is sent again.
+    /// Marks a change outstanding that is sent again.
     pub(super) fn resume(&mut self, seq: u32) {
         if seq != 0 {
             self.changes.push_back(seq);
@@ -112,12 +112,12 @@ impl Lane {
         self.seq
     }
 
-    /// Changes go on behind this one.
+    /// Sets the number of the last change, after which the next ones continue.
     pub(super) fn go_on_from(&mut self, seq: u32) {
         self.seq = seq;
     }
 
-    /// Prepares a request, and sends when there are enough.
+    /// Prepares a request, and sends the batch when it is full.
     #[inline]
     pub(super) fn take_on(&mut self, slot: u32, bytes: &[u8]) -> Result<(), RpcError> {
         if bytes.len() > self.client.layout().payload as usize || !self.slot_is_free() {
@@ -146,7 +146,7 @@ impl Lane {
         self.client.flush()
     }
 
-    /// Sends parts of long requests, as many as there are slots.
+    /// Sends parts of long requests, as many as there are free slots.
     #[cold]
     fn send_parts(&mut self, pending: &[Pending]) -> Result<(), RpcError> {
         let most = self.client.layout().payload as usize;
@@ -172,8 +172,8 @@ impl Lane {
         Ok(())
     }
 
-    /// Sends what is prepared, and takes answers: calls `done` for each request that has ended. Returns how many messages
-    /// came, those about parts of a request among them.
+    /// Sends prepared requests and takes answers: calls `done` for each completed request. Returns the number of
+    /// messages that arrived, including those about parts of requests.
     #[inline]
     pub(super) fn poll(
         &mut self,
@@ -223,7 +223,7 @@ impl Lane {
                 ended.value = buffer;
             }
             by_slot[place].1 = NONE;
-            // All parts but the last one only say that they came.
+            // All parts but the last are only acknowledged.
             if reply.status == Status::Part {
                 return;
             }
@@ -245,7 +245,7 @@ impl Lane {
     }
 }
 
-/// A chunk of a value came; whether it was the last that was missing.
+/// Stores a chunk of a value. Returns true if the value is complete.
 #[cold]
 fn chunk(pending: &mut Pending, total: usize, offset: usize, bytes: &[u8]) -> bool {
     if total > crate::store::MAX_VALUE_BYTES || pending.came == 0 {

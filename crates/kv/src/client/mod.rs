@@ -1,8 +1,7 @@
 //! The client library: a [`Pipeline`] of requests, and blocking calls and futures over it.
 //!
-//! Layers: [`ClientError`] and requests are below; `lane` sends RPCs to one partition; each implementation of `design`
-//! carries out requests its way, one-sided ones over [`rpc::one_sided`]; `connect` opens sessions, and [`Pipeline`] keeps a
-//! window of requests under way.
+//! `lane` sends RPCs to one partition. Each implementation of `design` executes requests in its way, the one-sided ones
+//! over [`rpc::one_sided`]. `connect` opens sessions. [`Pipeline`] keeps a window of requests outstanding.
 
 mod blocking;
 mod connect;

@@ -1,4 +1,5 @@
-//! Requests under way: a window of them, sent in postlists, answered in any order, sent again when answers are lost.
+//! The pipelined client: a window of outstanding requests, sent in postlists, answered in any order, and sent again if
+//! answers are lost.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::store::{MAX_KEY_BYTES, MAX_VALUE_BYTES, hash_of, partition_of};
 use crate::wire::{self, Op, Status};
 use crate::{ClientConfig, Connector, Design};
 
-/// The low level of a client: requests with tokens of the caller's, no allocation.
+/// The low-level client: requests carry the caller's tokens, and submitting them does not allocate.
 ///
 /// ```no_run
 /// use kv::{Answer, ClientConfig, Op, Pipeline};
@@ -36,18 +37,18 @@ pub struct Pipeline {
     opener: Opener,
     seed: u64,
     lanes: Vec<Lane>,
-    /// How requests are carried out, and which of them by this client itself.
+    /// The design's client side, which may execute requests itself.
     design: Box<dyn ClientDesign>,
     by_itself: ByItself,
-    /// The design that is served.
+    /// The server's design.
     served: Design,
-    /// Requests about which the server must be asked, and is not yet.
+    /// Requests about which the server must be asked, in slots of the window.
     asking: VecDeque<u32>,
     connection: Option<Connection>,
     pending: Vec<Pending>,
     free: Vec<u32>,
     order: u64,
-    /// The time, as read last.
+    /// The time of the last clock reading.
     now: Instant,
     polls: u32,
     waiter: Waiter,
@@ -56,7 +57,7 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// Connects to a server; tries for [`ClientConfig::deadline_ms`] if it is not there (yet).
+    /// Connects to a server. Retries for [`ClientConfig::deadline_ms`] if the server is not reachable yet.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -66,7 +67,7 @@ impl Pipeline {
         Self::connect_on(&context, config)
     }
 
-    /// Connects through a device that is open already, whatever [`ClientConfig::nic`] says of provider and device.
+    /// Connects through an open device, ignoring provider and device of [`ClientConfig::nic`].
     ///
     /// # Errors
     /// [`ClientError`].
@@ -75,7 +76,7 @@ impl Pipeline {
         Self::over(Opener::new(target, context, config)?)
     }
 
-    /// Connects to a server in this process, whatever [`ClientConfig`] says of provider, device and server.
+    /// Connects to a server in this process, ignoring provider, device and server of [`ClientConfig`].
     ///
     /// # Errors
     /// [`ClientError`].
@@ -112,7 +113,7 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// What requests of a store of records are made of.
+    /// Returns the internal state of a client of a store of records.
     #[cfg(test)]
     pub(super) fn parts(
         &mut self,
@@ -126,48 +127,49 @@ impl Pipeline {
         (records, &mut self.pending, &mut self.stats)
     }
 
-    /// Requests that are under way.
+    /// Returns the number of outstanding requests.
     #[inline]
     pub fn outstanding(&self) -> usize {
         self.pending.len() - self.free.len()
     }
 
-    /// Its configuration.
+    /// Returns the configuration.
     pub fn config(&self) -> &ClientConfig {
         &self.opener.config
     }
 
-    /// What it has had to do beside its requests.
+    /// Returns the client's statistics, such as retries.
     pub fn stats(&self) -> &ClientStats {
         &self.stats
     }
 
-    /// Which server it is connected to: a number that is another one after a server was started anew.
+    /// Returns the server's identity, a number that changes when the server restarts.
     pub fn server(&self) -> u64 {
         self.seed
     }
 
-    /// What this client knows about where keys are, where it changes records itself.
+    /// Returns the client's cache of record numbers, if the client changes records itself.
     pub fn locations(&self) -> Option<&Arc<Locations>> {
         self.design.locations()
     }
 
-    /// Uses what others know about where keys are, and tells them: as long as this connection lasts.
+    /// Replaces the cache of record numbers by one that other clients share, until the next reconnect.
     pub fn share_locations(&mut self, locations: Arc<Locations>) {
         self.design.share_locations(locations);
     }
 
-    /// Doorbells that requests took.
+    /// Returns the number of doorbells for requests.
     pub fn doorbells(&self) -> u64 {
         let lanes = self.lanes.iter().map(|lane| lane.doorbells).sum::<u64>();
         lanes + self.design.doorbells()
     }
 
-    /// Takes a request on, if there is room in the window; false if there is none, and the caller polls first. It is
-    /// sent with those after it: by [`poll`](Self::poll) at the latest.
+    /// Submits a request. Returns false if the window has no room; the caller should then poll. The request is sent
+    /// with the following ones, at the latest by [`poll`](Self::poll).
     ///
     /// # Errors
-    /// [`ClientError::TooLong`]. A connection that breaks is repaired by [`poll`](Self::poll).
+    /// [`ClientError::TooLong`], or [`ClientError::NotPromised`]. A broken connection is repaired by
+    /// [`poll`](Self::poll).
     #[inline]
     pub fn submit(&mut self, op: &Op<'_>, token: u64) -> Result<bool, ClientError> {
         let Some(&slot) = self.free.last() else {
@@ -212,7 +214,7 @@ impl Pipeline {
             return Ok(true);
         }
         if lane.is_idle() {
-            // The silence before does not count.
+            // An idle period does not count as silence.
             lane.alive = self.now;
         }
         if let Err(e) = lane.take_on(slot, &pending.bytes) {
@@ -221,7 +223,7 @@ impl Pipeline {
         Ok(true)
     }
 
-    /// Refuses what nobody has room for, and what the design does not promise.
+    /// Returns an error for a request that is too long or that the design does not support.
     #[inline]
     fn check(&self, op: &Op<'_>) -> Result<(), ClientError> {
         if let Op::Put { value, .. } = op
@@ -238,12 +240,13 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Sends what was submitted, and takes answers: calls `each` for every request that is done. Returns how many were.
-    /// When nothing comes for long, connects again and sends everything again; may then block for as long as
-    /// requests may take.
+    /// Sends submitted requests and takes answers: calls `each` for every completed request, and returns their number.
+    /// If no answer arrives for [`ClientConfig::answer_ms`], reconnects and sends all requests again. This can block
+    /// for as long as requests may take.
     ///
     /// # Errors
-    /// When the server cannot be reached any more. Requests under way are lost then, and `each` has heard of them.
+    /// If the server cannot be reached any more. `each` was then called with [`Answer::Lost`] for every outstanding
+    /// request.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
         let mut done = 0;
@@ -282,7 +285,7 @@ impl Pipeline {
         }
     }
 
-    /// Takes answers of the server, over all lanes, whatever breaks; `done` grows by the requests that are over.
+    /// Takes answers from all lanes, even if one fails. Adds the number of completed requests to `done`.
     #[inline]
     fn poll_lanes(
         &mut self,
@@ -313,7 +316,7 @@ impl Pipeline {
             });
             match polled {
                 Ok(0) => {}
-                // Parts of a long request are signs of life, too.
+                // Acknowledged parts of a long request also show that the server is alive.
                 Ok(_) => {
                     if *done == before {
                         self.now = time::now();
@@ -326,8 +329,8 @@ impl Pipeline {
         result
     }
 
-    /// Goes on with what this client carries out by itself, and asks the server where it must. Returns how many
-    /// completions came; `done` grows by the requests that are over.
+    /// Continues the requests that this client executes itself, and sends questions to the server. Returns the number
+    /// of completions, and adds the number of completed requests to `done`.
     #[inline]
     fn poll_design(
         &mut self,
@@ -370,12 +373,12 @@ impl Pipeline {
         Ok(came)
     }
 
-    /// Takes a new time for requests that are submitted after a pause.
+    /// Reads the clock, for requests that are submitted after a pause.
     pub fn refresh(&mut self) {
         self.now = time::now();
     }
 
-    /// Starts over with new queue pairs; what is under way is sent again, but for what has taken too long already.
+    /// Reconnects with new queue pairs. Sends outstanding requests again, except those past their deadline.
     #[cold]
     fn repair(
         &mut self,
@@ -398,7 +401,7 @@ impl Pipeline {
         let mut lost = 0;
         for slot in order {
             let pending = &mut self.pending[slot as usize];
-            // A change that may have been made is not made again.
+            // A change that may have been made is not repeated.
             let over = self.now.duration_since(pending.sent) >= deadline || pending.uncertain;
             if over || connected.is_err() {
                 pending.used = false;
@@ -411,14 +414,14 @@ impl Pipeline {
         }
         self.stats.lost += lost as u64;
         if connected.is_err() {
-            // Changes begin again from number 1, so that they are others' to the server.
+            // Changes restart at number 1, so the session needs a new name.
             self.disconnect();
             self.opener.rename_session();
         }
         connected.map(|()| lost)
     }
 
-    /// Sends a request again over a new session.
+    /// Sends a request again in a new session.
     fn send_again(&mut self, slot: u32) {
         let pending = &mut self.pending[slot as usize];
         pending.came = 0;
@@ -435,7 +438,7 @@ impl Pipeline {
         }
     }
 
-    /// Old queue pairs go: a late answer finds nobody, and the server hears that this client is gone.
+    /// Destroys the old queue pairs: late answers are dropped, and the server sees the client disconnect.
     fn disconnect(&mut self) {
         self.lanes.clear();
         (self.design, self.by_itself) = (Box::new(Herd), ByItself::default());
@@ -443,7 +446,7 @@ impl Pipeline {
         self.asking.clear();
     }
 
-    /// Opens a session, trying again while that may help.
+    /// Opens a session, and retries until the deadline while a retry can help.
     fn reconnect(&mut self, until: Instant) -> Result<(), ClientError> {
         let before: Vec<u32> = self.lanes.iter().map(Lane::last_seq).collect();
         self.disconnect();
@@ -460,7 +463,7 @@ impl Pipeline {
             ));
         }
         if !before.is_empty() && served != self.served {
-            // Changes are numbered with some, and made by clients themselves with another.
+            // In some designs changes are numbered; in another, clients make the changes themselves.
             return Err(ClientError::refused(format!(
                 "it came back with design {served} instead of {}",
                 self.served
@@ -470,7 +473,7 @@ impl Pipeline {
         (self.lanes, self.design, self.connection) = (lanes, design, Some(connection));
         self.served = served;
         if seed != self.seed && !before.is_empty() {
-            // A new server: keys have other partitions, and it knows nothing of what was asked before.
+            // A new server hashes keys to other partitions, and does not know the earlier requests.
             self.reassign(seed);
         } else {
             for (lane, seq) in self.lanes.iter_mut().zip(before) {
@@ -481,7 +484,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Gives what is under way to the partitions of a server that hashes otherwise, with new numbers.
+    /// Assigns outstanding requests to the partitions of a server with another hash seed, with new numbers.
     fn reassign(&mut self, seed: u64) {
         let mut order: Vec<&mut Pending> = self.pending.iter_mut().filter(|p| p.used).collect();
         order.sort_by_key(|p| p.order);
@@ -498,7 +501,7 @@ impl Pipeline {
     }
 }
 
-/// What an answer means.
+/// Returns the answer for a reply of the server.
 #[inline]
 fn answer<'a>(is_get: bool, ended: &Ended<'a>) -> Answer<'a> {
     let version = ended.version;
@@ -512,7 +515,7 @@ fn answer<'a>(is_get: bool, ended: &Ended<'a>) -> Answer<'a> {
         Status::Condition => Answer::Condition { version },
         Status::Full => Answer::Full,
         Status::TooLong => Answer::TooLong,
-        // What this client sends is a request, unless the server is of another kind.
+        // A server of the same protocol understands all requests of this client.
         Status::Bad | Status::Part | Status::Busy => Answer::Lost,
     }
 }

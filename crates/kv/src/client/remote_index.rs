@@ -1,7 +1,8 @@
-//! A client's way into the server's memory: a GET is a READ of an index bucket and a READ of an item.
+//! The client's access to an index and a log in the server's memory: a GET is a READ of an index bucket and a READ of
+//! an item.
 //!
-//! What cannot be decided by READs is asked of the server, by RPC: a key that does not seem to be there, an item that
-//! expires (by the server's clock), one longer than this client's buffers, or one that is changed all the time.
+//! The client asks the server by RPC if READs cannot decide: for a key that was not found, or an item that expires (by
+//! the server's clock). The same applies to an item that is longer than this client's buffers or changes all the time.
 
 use rpc::RpcError;
 use rpc::one_sided::{OneSided, Prepared, Steps};
@@ -13,9 +14,9 @@ use crate::rendezvous;
 use crate::store::remote::{BUCKET_BYTES, Candidates, Seen, home_of, item};
 use crate::wire;
 
-/// READs of torn items after which the server is asked.
+/// Largest number of READs of torn items before the server is asked.
 const MOST_TORN: u8 = 16;
-/// Buckets that are READ for a key at the most.
+/// Largest number of buckets that are READ for a key.
 const MOST_BUCKETS: u8 = 4;
 
 /// A partition's memory.
@@ -26,15 +27,15 @@ struct Partition {
     log: RemoteMemory,
 }
 
-/// What a slot of the window READs.
+/// The state of a slot's GET.
 #[derive(Debug, Clone, Copy, Default)]
 struct Get {
     hash: u64,
-    /// The bucket that was READ last, how many were, and what it said.
+    /// The bucket that was READ last, the number of buckets READ, and the candidates of the last one.
     bucket: u64,
     buckets: u8,
     candidates: Candidates,
-    /// An item is READ, from here on and so long; a bucket if it has no bytes.
+    /// Offset and bytes of the item that is being READ; if `bytes` is 0, a bucket is being READ.
     item: u64,
     bytes: usize,
     torn: u8,
@@ -50,7 +51,7 @@ pub(super) struct RemoteIndex {
 }
 
 impl RemoteIndex {
-    /// The way into an index and a log. Values up to `value_bytes` are READ.
+    /// Connects to an index and a log. The buffers have room for values of up to `value_bytes` bytes.
     pub(super) fn new(
         prepared: Prepared,
         peer: &QpEndpoint,
@@ -79,7 +80,7 @@ impl RemoteIndex {
         })
     }
 
-    /// Begins to look for the key of a hash.
+    /// Begins the lookup of a key with this hash.
     #[inline]
     fn look(&mut self, slot: u32, lane: usize, hash: u64) {
         let Some(buckets) = self.partitions.get(lane).map(|p| p.buckets) else {
@@ -93,7 +94,7 @@ impl RemoteIndex {
         self.read(slot, lane);
     }
 
-    /// Prepares the READ that a slot is at.
+    /// Prepares the next READ of a slot.
     #[inline]
     fn read(&mut self, slot: u32, lane: usize) {
         let (get, partition) = (&self.gets[slot as usize], &self.partitions[lane]);
@@ -114,7 +115,7 @@ impl RemoteIndex {
         get.bytes as u64 > left
     }
 
-    /// An item was torn: looks for it anew, from its bucket on.
+    /// Restarts the lookup at the home bucket, because an item was torn.
     #[cold]
     fn again<'b>(
         &mut self,
@@ -133,7 +134,7 @@ impl RemoteIndex {
         None
     }
 
-    /// READs the next item that may be the one, or the next bucket.
+    /// READs the next candidate item, or the next bucket.
     #[inline]
     fn next<'b>(&mut self, pending: &Pending, slot: u32) -> Option<Done<'b>> {
         let Partition { buckets, log, .. } = self.partitions[pending.lane];

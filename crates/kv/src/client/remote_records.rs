@@ -1,14 +1,14 @@
-//! A client's way to records in the server's memory: a GET is one READ; with the atomics-based design a change locks the record,
-//! WRITEs it and unlocks it.
+//! The client's access to records in the server's memory. A GET is one READ. In the atomics-based design, a change
+//! locks the record, WRITEs it and unlocks it.
 //!
-//! A change is two postlists. The first is a compare-and-swap of the lock, and a READ of the record, which the
-//! server's NIC does in this order, so that it shows the record as the lock found it. The second, if the lock was
-//! free: a WRITE to this client's redo entry at the server, a WRITE of the record, and a compare-and-swap that unlocks. Should this
-//! client die between any two of them, the server finishes what is written down ([`service::guests`]). What a reader
-//! sees is whole by its checksum, so readers look at no lock.
+//! A change is two postlists. The first has a compare-and-swap of the lock and a READ of the record. The server's NIC
+//! executes them in this order, so the READ returns the record as of the lock. If the lock was free, the second
+//! postlist follows. It has a WRITE of this client's redo entry at the server, a WRITE of the record, and the unlocking
+//! compare-and-swap. If the client dies between any two of them, the server finishes the recorded change
+//! ([`service::guests`]). Readers verify a record by its checksum, and ignore locks.
 //!
-//! Which record a key has is remembered ([`Locations`]) or found by a READ of the key's neighbourhood, and otherwise the server
-//! is asked: only it knows that a key has none.
+//! The record number of a key is cached ([`Locations`]) or found by a READ of the key's neighbourhood. Otherwise the
+//! server is asked: only the server knows that a key has no record.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,40 +28,40 @@ use crate::wire::{self, Op, Request};
 
 mod steps;
 
-/// READs of torn records after which the server is asked for the value, where it can be.
+/// Largest number of READs of torn records before the server is asked for the value, in the READ-based design.
 const MOST_TORN: u32 = 16;
 
-/// What a slot of the window is at.
+/// The completion or answer that a slot's request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Step {
     #[default]
     Idle,
-    /// READs the neighbourhood.
+    /// The neighbourhood is being READ.
     Find,
-    /// READs the record.
+    /// The record is being READ.
     Get,
-    /// Locks the record, and READs it.
+    /// The record is being locked and READ.
     Lock,
-    /// WRITEs and unlocks it.
+    /// The record is being WRITTEN and unlocked.
     Commit { version: u64 },
-    /// Unlocks it as it was.
+    /// The record is being unlocked without a change.
     Unlock(After),
-    /// Waits until it tries to lock again.
+    /// The request waits before it tries to lock again.
     Wait,
-    /// Has asked the server which record the key has.
+    /// The server was asked for the key's record.
     Locate,
-    /// The same, and to give it one.
+    /// The server was asked for the key's record, and to assign one if the key has none.
     Claim,
-    /// Has complained about the record's lock.
+    /// The server was asked to release the record's lock.
     Release,
 }
 
-/// What comes after a lock that was for nothing.
+/// The next step after a lock that is released without a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum After {
     NotFound,
     Condition(u64),
-    /// It was another key's record.
+    /// The record belongs to another key: find the key again.
     Find,
 }
 
@@ -70,16 +70,17 @@ struct Work {
     hash: u64,
     record: u64,
     step: Step,
-    /// What this client locks with.
+    /// The lock word with which this request locks its record.
     word: u64,
-    /// Since when the record is locked or torn.
+    /// Time since which the record was found locked or torn.
     since: Option<Instant>,
     tries: u32,
 }
 
 #[derive(Debug)]
 pub(super) struct RemoteRecords {
-    /// A slot's buffer: what a lock was before, what it was when it was unlocked, what was READ, a redo entry.
+    /// The queue pair and the slots' buffers. A buffer has the result of the lock, the result of the unlock, the READ
+    /// bytes and a redo entry.
     pub(super) queue: OneSided,
     read_bytes: usize,
     partitions: Vec<RemoteMemory>,
@@ -90,11 +91,11 @@ pub(super) struct RemoteRecords {
     works: Box<[Work]>,
     waiting: Vec<(u32, Instant)>,
     deadline: Duration,
-    /// Acquisitions of locks.
+    /// The number of the last lock acquisition.
     number: u32,
 }
 
-/// Where what is READ is in a slot's buffer.
+/// Offset of the READ bytes in a slot's buffer.
 const READ_AT: usize = 16;
 
 impl RemoteRecords {
@@ -141,7 +142,7 @@ impl RemoteRecords {
         self.read(lane, slot, from, self.read_bytes);
     }
 
-    /// The key's record is known.
+    /// Continues with the key's record: READs it for a GET, locks it for a change.
     #[inline]
     fn go(&mut self, pending: &Pending, slot: u32, record: u64) {
         self.works[slot as usize].record = record;
@@ -180,7 +181,8 @@ impl RemoteRecords {
         self.queue.note(prepared);
     }
 
-    /// Prepares a compare-and-swap of the record's lock; an unlocking one speaks for what was prepared before it.
+    /// Prepares a compare-and-swap of the record's lock. The completion of an unlock also covers the work requests
+    /// prepared before.
     fn swap(&mut self, lane: usize, slot: u32, (from, to): (u64, u64), result: usize) {
         let word = self.shape.lock_at(self.works[slot as usize].record);
         let word = self.partitions[lane].at(word);
@@ -189,9 +191,9 @@ impl RemoteRecords {
         self.queue.note(prepared);
     }
 
-    /// Prepares the WRITEs of a change: its redo entry, then the record.
+    /// Prepares the WRITEs of a change: the redo entry first, then the record.
     fn write(&mut self, lane: usize, slot: u32, entry: &[u8]) -> Result<(), RpcError> {
-        // They leave together with the unlocking.
+        // Both WRITEs are posted together with the unlock.
         self.queue.make_room(3);
         let redo = self
             .writes
@@ -205,7 +207,7 @@ impl RemoteRecords {
         self.queue.write(body, self.shape.body(), record)
     }
 
-    /// Tries to lock again what was locked.
+    /// Tries to lock again after the waiting time.
     #[cold]
     fn try_again(
         &mut self,
@@ -240,7 +242,7 @@ impl RemoteRecords {
         })
     }
 
-    /// READs could not find the key.
+    /// Asks the server for the key's record, because READs did not find the key.
     fn ask_where<'b>(&mut self, pending: &Pending, slot: u32) -> Done<'b> {
         let op = wire::decode(&pending.bytes);
         let claims = matches!(
@@ -261,7 +263,7 @@ impl RemoteRecords {
         Done::Ask
     }
 
-    /// What a request comes to that has taken too long; it has no lock then.
+    /// Returns [`Answer::Lost`] for a request that exceeded its deadline. Such a request holds no lock.
     #[cold]
     fn is_late(
         &mut self,
@@ -277,7 +279,7 @@ impl RemoteRecords {
         Some(Done::Answer(Answer::Lost))
     }
 
-    /// It was another key's record, or none that is whole: looks for the key anew.
+    /// Finds the key again, because the record belongs to another key or is not whole.
     #[cold]
     fn find_again<'b>(
         &mut self,
@@ -293,7 +295,7 @@ impl RemoteRecords {
         lost
     }
 
-    /// The record was torn: READs it again, or complains; as long as there is time, for it may stay so.
+    /// READs a torn record again, or asks the server to release its lock, until the deadline: a record may stay torn.
     #[cold]
     fn torn<'b>(
         &mut self,
@@ -322,7 +324,7 @@ impl RemoteRecords {
         None
     }
 
-    /// Somebody else has the lock: waits for a while, or complains.
+    /// Waits before the next attempt to lock, or asks the server to release the lock.
     #[cold]
     fn is_locked<'b>(&mut self, slot: u32, stats: &mut ClientStats) -> Option<Done<'b>> {
         stats.contended += 1;
@@ -331,7 +333,7 @@ impl RemoteRecords {
         }
         let work = &mut self.works[slot as usize];
         work.tries += 1;
-        // Doubled up to 256 µs; different for each slot, so that waiters do not come together.
+        // The pause doubles up to 256 µs. It differs between slots, so that waiters do not retry at the same time.
         let pause = (1000 << work.tries.min(8)) + 37 * u64::from(slot % 64);
         self.wait(slot, Duration::from_nanos(pause));
         None
@@ -342,7 +344,7 @@ impl RemoteRecords {
         self.waiting.push((slot, time::now() + pause));
     }
 
-    /// Complains to the server once the record is locked or torn for half of a lease.
+    /// Asks the server to release the lock, once the record has been locked or torn for half of a lease.
     fn is_too_long<'b>(&mut self, slot: u32) -> Option<Done<'b>> {
         let lease = Duration::from_millis(self.writes?.lease_ms.into());
         let now = time::now();

@@ -1,4 +1,4 @@
-//! A client that is made to be judged: few keys, all operations, as many at a time as its window has.
+//! A client whose history is checked for linearizability: all operations on few keys, with a full window.
 
 use std::io;
 
@@ -11,24 +11,24 @@ use crate::load::{Random, key_bytes, stamp_of, value_bytes};
 use crate::store;
 use crate::wire::Op;
 
-/// What a client asks for.
+/// The parameters of a recording client.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// Keys: few, so that clients meet.
+    /// Number of keys: few, so that clients compete.
     pub keys: u64,
     /// Bytes of a value, 16 or more.
     pub value_bytes: usize,
-    /// What random choices start from.
+    /// The seed of the random choices.
     pub seed: u64,
 }
 
-/// Asks until it is told to stop and everything is answered, and records it all.
+/// Sends requests until `stop` returns true and everything is answered, and records requests and answers.
 ///
-/// Half of the requests are GETs; a sixth each PUTs and compare-and-sets of the version that this client saw last, the
-/// others PUTs of keys that must or must not be there, and DELETEs with and without a version.
+/// Half of the requests are GETs. A sixth are PUTs, and a sixth compare-and-sets of the version that this client saw
+/// last. The others are PUTs of keys that must be absent or present, and DELETEs with and without a version.
 ///
 /// # Errors
-/// When the server cannot be reached any more, or was replaced by another one; or the file cannot be written.
+/// If the server cannot be reached any more, or was replaced by another one; or if the file cannot be written.
 pub fn ask(
     pipeline: &mut Pipeline,
     plan: &Plan,
@@ -87,22 +87,22 @@ fn failed(e: io::Error) -> ClientError {
 struct Asker<'p> {
     plan: &'p Plan,
     random: Random,
-    /// The version of each key that was seen last.
+    /// The highest version of each key that was seen.
     seen: Vec<u64>,
     puts: u64,
     key: [u8; 16],
     value: Vec<u8>,
-    /// Requests under way by their tokens: number and key.
+    /// Outstanding requests by their tokens: history number, key and action.
     under_way: Vec<Option<(u64, u64, Action)>>,
 }
 
 impl Asker<'_> {
-    /// Chooses a request and records that it is sent: its key, what it is, its number.
+    /// Chooses a request and records its call. Returns its key, its action and its history number.
     fn choose(&mut self, recorder: &mut Recorder) -> io::Result<(u64, Action, u64)> {
         let key = self.random.below(self.plan.keys.max(1));
         let version = self.seen[usize::try_from(key).unwrap_or(0)].max(1);
         self.puts += 1;
-        // No two values of a history are the same: so each says who put it.
+        // No two values of a history are equal, so each identifies its write.
         let value = (recorder.client() + 1) << 32 | self.puts & 0xffff_ffff;
         let write = |condition| Action::Write { value, condition };
         let action = match self.random.below(24) {
@@ -120,7 +120,7 @@ impl Asker<'_> {
         Ok((key, action, number))
     }
 
-    /// A token for a request that is under way.
+    /// Returns a token for an outstanding request.
     fn token(&mut self, key: u64, action: Action, number: u64) -> usize {
         let free = self.under_way.iter().position(Option::is_none);
         let token = free.unwrap_or_else(|| {
@@ -184,7 +184,7 @@ impl Asker<'_> {
             Answer::NotFound => Outcome::Absent,
             Answer::Condition { version } => Outcome::Refused { version },
             Answer::Full | Answer::TooLong => return recorder.full(number),
-            // Nobody knows: there is no more to record.
+            // The outcome is unknown, so nothing is recorded.
             Answer::Lost => return Ok(()),
         };
         let seen = &mut self.seen[usize::try_from(key).unwrap_or(0)];

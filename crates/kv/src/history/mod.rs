@@ -1,4 +1,4 @@
-//! A client whose requests are recorded, so that its [`History`] can be judged.
+//! A client that records its requests in a [`History`], which is then checked for linearizability.
 
 mod client;
 

@@ -1,8 +1,9 @@
-//! The load generator: asks for keys, and checks that every answer is what it must be.
+//! The load generator: sends requests, and checks every answer.
 //!
-//! Keys are numbers; a value begins with a stamp (who put it, and when), and all its other bytes follow from key and
-//! stamp. So a value that is mixed from two, of another key, or cut is found, whoever put it. Besides, for every 64th
-//! key a client remembers the highest version it has seen: an older one later is a store that goes back.
+//! Keys are numbers. A value begins with a stamp, which identifies the writer and the write; all its other bytes are
+//! computed from key and stamp. So a value that is a mixture of two, of another key, or truncated is detected, whoever
+//! wrote it. In addition a client remembers the highest version of every 64th key: a lower version later means that the
+//! store went back in time.
 
 use std::time::Instant;
 
@@ -19,25 +20,25 @@ use crate::wire::Op;
 pub use service::random::Random;
 pub use service::workload::{Popularity, key_bytes, stamp_of, value_bytes};
 
-/// What a load does.
+/// The parameters of a load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
-    /// Keys: numbers below this; at most 2^32.
+    /// Number of keys: each is a number below this; at most 2^32.
     pub keys: u64,
     /// Bytes of a key, 4 or more.
     pub key_bytes: usize,
-    /// Bytes of a value, 16 or more for all checks to find something.
+    /// Bytes of a value; all checks need 16 or more.
     pub value_bytes: usize,
-    /// Which keys.
+    /// The distribution of the keys.
     pub popularity: Popularity,
-    /// The share of PUTs, 0 to 1.
+    /// Fraction of PUTs, 0 to 1.
     pub puts: f64,
-    /// The share of read-modify-writes: a GET, then a compare-and-set of what it found (YCSB F).
+    /// Fraction of read-modify-writes: a GET, then a compare-and-set of the found version (YCSB F).
     pub updates: f64,
-    /// Whether PUTs go to keys in order, each newer than all before (YCSB D), instead of to popular ones.
+    /// True if PUTs go to keys in order, each newer than all before (YCSB D), instead of to popular keys.
     pub inserts: bool,
-    /// Whether a client sends a whole window when everything before it is answered, and nothing while the last answers are
-    /// awaited. Otherwise it sends a request for each one that is answered.
+    /// True if a client sends a whole window, then waits for all answers before the next window. Otherwise a client
+    /// sends a new request for each answer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stop_and_go: bool,
 }
@@ -58,8 +59,8 @@ impl Default for Workload {
 }
 
 impl Workload {
-    /// A workload of YCSB (Cooper et al., SoCC 2010), by its letter; its keys and sizes are of `self`. E scans, which
-    /// no hash table does.
+    /// Returns a workload of YCSB (Cooper et al., SoCC 2010); `self` gives the number of keys and the sizes. Workload E
+    /// is missing, because a hash table cannot scan.
     #[must_use]
     pub fn ycsb(self, letter: Ycsb) -> Self {
         const THETA: f64 = 0.99;
@@ -87,9 +88,9 @@ pub enum Ycsb {
     A,
     /// 95 % GETs.
     B,
-    /// GETs alone.
+    /// GETs only.
     C,
-    /// 95 % GETs, mostly of what was put last.
+    /// 95 % GETs, mostly of the latest PUTs.
     D,
     /// Half GETs, half read-modify-writes.
     F,
@@ -112,68 +113,68 @@ impl std::str::FromStr for Ycsb {
     }
 }
 
-/// Until when a load runs.
+/// The end of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Until {
-    /// Until this time, by [`verbs::time::now`].
+    /// At this time of [`verbs::time::now`].
     At(Instant),
-    /// Until so many operations are done.
+    /// After this number of operations.
     Count(u64),
 }
 
-/// What a client did, and whether what it saw was right.
+/// The results of one client, including the checks.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
-    /// Operations that were done; a read-modify-write is two.
+    /// Number of operations that were completed; a read-modify-write counts as two.
     pub operations: u64,
-    /// How long they took, in seconds.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Operations a second.
+    /// Operations per second.
     pub rate: f64,
     /// GETs that were answered.
     pub gets: u64,
-    /// Of these, keys that were not there.
+    /// GETs that did not find their key.
     pub misses: u64,
-    /// PUTs and updates that were made.
+    /// PUTs and updates that were executed.
     pub changes: u64,
-    /// Updates whose key had changed meanwhile; each is a GET and a refused change.
+    /// Updates that were refused because the key had changed since their GET.
     pub conflicts: u64,
-    /// Changes that were refused because the store is full.
+    /// Changes that were refused because the store was full or the item too long.
     pub full: u64,
     /// Requests that were lost.
     pub lost: u64,
     /// Values that were checked.
     pub verified: u64,
-    /// Values that were not what they must be. 0 or the store is broken.
+    /// Values that were wrong; any such value shows that the store is broken.
     pub wrong_values: u64,
-    /// Versions that were older than one seen before. 0 or the store is broken.
+    /// Versions that were lower than an earlier one; any such version shows that the store is broken.
     pub wrong_versions: u64,
-    /// Latencies, from the time of the poll before a request was sent.
+    /// Latencies, measured from the clock reading at the poll before the request was sent.
     pub latency: Latency,
-    /// Doorbells that requests took.
+    /// Doorbells for requests.
     pub doorbells: u64,
-    /// What had to be done beside.
+    /// The client's own statistics, such as retries.
     #[serde(rename = "trouble")]
     pub client: ClientStats,
 }
 
 impl LoadReport {
-    /// Whether all that was seen was right.
+    /// Returns true if all checked values and versions were right.
     pub fn is_right(&self) -> bool {
         self.wrong_values == 0 && self.wrong_versions == 0
     }
 }
 
-/// A request's token: what it is in bits 63..62, whether the server was another one in bit 61, the version of the key
-/// below which no answer may be (its lower bits) in bits 60..32, the key's number in the rest.
+/// The token of a request: its kind in bits 63..62, [`Run::other`] in bit 61, the key's number in bits 31..0. Bits
+/// 60..32 hold the lower bits of the lowest allowed version of the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Token(u64);
 
 const GET: u64 = 0;
 const PUT: u64 = 1;
-/// The first half of an update.
+/// The GET of a read-modify-write.
 const READ: u64 = 2;
-/// The second.
+/// The compare-and-set of a read-modify-write.
 const WRITE: u64 = 3;
 
 impl Token {
@@ -206,7 +207,7 @@ impl Token {
     }
 }
 
-/// The versions of one key of so many are watched.
+/// Versions are checked for one in so many keys.
 const WATCHED: u64 = 64;
 
 /// A run of a load over one client.
@@ -214,7 +215,7 @@ const WATCHED: u64 = 64;
 struct Run<'w> {
     workload: &'w Workload,
     chooser: Chooser,
-    /// The upper half of stamps: who puts.
+    /// The writer's number in the upper half of stamps.
     writer: u64,
     puts: u64,
     stamp: u64,
@@ -225,21 +226,21 @@ struct Run<'w> {
     value: Vec<u8>,
     /// The highest versions of watched keys.
     versions: Vec<u64>,
-    /// Which server that is, and whether it was another one before an odd number of times.
+    /// The server's identity, and a flag that flips whenever another server replaces it.
     server: u64,
     other: bool,
     latency: Histogram<u64>,
     report: LoadReport,
-    /// Updates whose GET was answered: key and version.
+    /// Read-modify-writes whose GET was answered: key and version.
     found: Vec<(u64, u64)>,
-    /// With stop-and-go, that a window has begun and more of it may be sent.
+    /// With stop-and-go: true while more requests of the present window may be sent.
     filling: bool,
 }
 
-/// Puts every key of a workload once, numbers `from` up to its last in steps of `step`.
+/// Puts keys number `from`, `from + step`, and so on, once each.
 ///
 /// # Errors
-/// When the server cannot be reached any more.
+/// If the server cannot be reached any more.
 pub fn fill(
     pipeline: &mut Pipeline,
     workload: &Workload,
@@ -261,7 +262,7 @@ pub fn fill(
 /// Runs a load; `seed` must differ between clients.
 ///
 /// # Errors
-/// When the server cannot be reached any more.
+/// If the server cannot be reached any more.
 pub fn run(
     pipeline: &mut Pipeline,
     workload: &Workload,
@@ -271,10 +272,10 @@ pub fn run(
     run_counting(pipeline, workload, until, seed, |_| {})
 }
 
-/// The same; calls `count` with how many operations are done, as they are.
+/// Does the same as [`run`], and calls `count` with the number of newly completed operations after each poll.
 ///
 /// # Errors
-/// When the server cannot be reached any more.
+/// If the server cannot be reached any more.
 pub fn run_counting(
     pipeline: &mut Pipeline,
     workload: &Workload,
@@ -299,7 +300,7 @@ pub fn run_counting(
         let seen = run.take(pipeline)?;
         count(run.report.operations - before);
         rounds = rounds.wrapping_add(1);
-        // While answers come the pipeline reads the clock for every few of them.
+        // While answers arrive, the pipeline reads the clock once for every few of them.
         let now = match seen {
             None if rounds.is_multiple_of(256) => Some(time::now()),
             seen => seen,
@@ -341,7 +342,7 @@ impl<'w> Run<'w> {
         }
     }
 
-    /// Starts an operation, if there is room and it is time.
+    /// Starts an operation if the window has room and stop-and-go permits. Returns true if it did.
     #[inline]
     fn begin(&mut self, pipeline: &mut Pipeline) -> Result<bool, ClientError> {
         if self.workload.stop_and_go {
@@ -352,7 +353,7 @@ impl<'w> Run<'w> {
         self.begin_one(pipeline)
     }
 
-    /// Starts an operation, if there is room.
+    /// Starts an operation if the window has room. Returns true if it did.
     #[inline]
     fn begin_one(&mut self, pipeline: &mut Pipeline) -> Result<bool, ClientError> {
         if pipeline.outstanding() + self.found.len() >= pipeline.config().window {
@@ -410,7 +411,7 @@ impl<'w> Run<'w> {
         Token::new(kind, self.other, floor, key)
     }
 
-    /// Takes answers and checks them; when they were seen, if there were any.
+    /// Takes and checks answers. Returns the time of the last one, if any arrived.
     #[inline]
     fn take(&mut self, pipeline: &mut Pipeline) -> Result<Option<Instant>, ClientError> {
         let (report, latency, found) = (&mut self.report, &mut self.latency, &mut self.found);
@@ -465,11 +466,11 @@ impl<'w> Run<'w> {
             }
             let nanos = done.seen.duration_since(done.sent).as_nanos();
             let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
-            // It grows up to a minute.
+            // Latencies are capped at a minute.
             *latency += nanos.min(60_000_000_000);
         })?;
         if pipeline.server() != self.server {
-            // Another server knows nothing of earlier versions.
+            // The new server does not know the earlier versions.
             self.server = pipeline.server();
             self.other = !self.other;
             self.versions.fill(0);

@@ -1,5 +1,5 @@
-//! The atomics-based design at the server: clients change records themselves; workers only give records to keys, and free
-//! locks that clients leave.
+//! The atomics-based design at the server. Clients change records themselves; workers only assign records to keys, and
+//! release locks of dead or slow clients.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::wire::{self, Ask, Op, Status};
 pub(crate) struct Atomics {
     pub(crate) tables: Tables,
     pub(crate) guests: Arc<Guests<Table>>,
-    /// How long a client may have a lock while others wait for it.
+    /// Milliseconds that a client may hold a lock while others wait for it.
     pub(crate) lease_ms: u16,
 }
 
@@ -38,7 +38,7 @@ impl ServerDesign for Atomics {
         worker.run(items)
     }
 
-    /// Opens records to a client by registrations that are its own, so that they can be undone.
+    /// Opens the records to a client. The client gets its own registrations, so that its access can be revoked.
     fn open_memory(&self, client: &Opening<'_>) -> Result<Option<RemoteAccess>, Refused> {
         let (endpoint, qp) = client.responder(Design::Atomics, Access::ALL)?;
         let shape = *self.tables.shape();
@@ -91,7 +91,7 @@ impl ServerDesign for Atomics {
     }
 }
 
-/// Records that clients change: a worker answers questions about them, and carries out no operation on them.
+/// Records that clients change: a worker assigns them and releases their locks, but executes no operation on them.
 struct ClientRecords {
     table: Arc<Table>,
     seed: u64,

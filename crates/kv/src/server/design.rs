@@ -13,41 +13,42 @@ use crate::locations::Locations;
 use crate::rendezvous::{Hello, RemoteAccess};
 use crate::store::{PartitionStats, Refusal};
 
-/// Where a design keeps items, and what of them clients reach without a worker.
+/// A design at the server: where items are kept, and which memory clients access without a worker.
 pub(crate) trait ServerDesign: Debug + Send + Sync {
-    /// Runs a worker over the items of its partition, until it is told to stop.
+    /// Runs a worker on the items of its partition until the worker gets the stop command.
     fn run(&self, worker: Worker) -> Result<(), RpcError>;
 
-    /// Opens memory to a client, if the design does.
+    /// Opens memory to a client, if the design has such memory.
     fn open_memory(&self, _client: &Opening<'_>) -> Result<Option<RemoteAccess>, Refused> {
         Ok(None)
     }
 
-    /// The client of this index is gone.
+    /// Closes the memory of the client with this index, which has disconnected.
     fn close_memory(&self, _index: u32) {}
 
-    /// Puts an item without a network, before any client comes; tells `known` where it is, where clients need to know.
+    /// Stores an item without the network, before any client connects. Enters its record into `known` if clients need
+    /// the record.
     fn preload(&self, key: &[u8], value: &[u8], known: &Locations) -> Result<(), Refusal>;
 
-    /// What it holds and did.
+    /// Returns the design's statistics.
     fn stats(&self) -> DesignStats;
 }
 
-/// What a design reports.
+/// The statistics of a design.
 #[derive(Debug, Default)]
 pub(crate) struct DesignStats {
     pub(crate) store: PartitionStats,
-    /// Locks that were freed for clients that had them.
+    /// Locks that were released for clients that had died or exceeded their lease.
     pub(crate) recovered_locks: u64,
-    /// Clients whose access was taken away for that.
+    /// Clients whose access was revoked for that.
     pub(crate) expelled: u64,
 }
 
-/// A client to which memory is opened.
+/// A client to which memory is being opened.
 #[derive(Debug)]
 pub(crate) struct Opening<'c> {
     pub(crate) hello: &'c Hello,
-    /// Of the client at the server.
+    /// The client's index at the server.
     pub(crate) index: u32,
     pub(crate) pd: &'c ProtectionDomain,
     pub(crate) cq: &'c CompletionQueue,
@@ -55,7 +56,7 @@ pub(crate) struct Opening<'c> {
 }
 
 impl Opening<'_> {
-    /// The RC queue pair through which the client has this access.
+    /// Creates the RC queue pair by which the client has this access.
     pub(crate) fn responder(
         &self,
         design: Design,

@@ -1,4 +1,4 @@
-//! HERD at the server: items are in a log, and only workers reach it.
+//! The HERD design at the server: items are in a log, which only workers access.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The READ-based design at the server: clients READ, workers make all changes.
+//! The READ-based design at the server: clients READ, and workers make all changes.
 //!
 //! With a read size of 0 clients READ an index and a log ([`ReadIndex`]), otherwise records ([`ReadRecords`]).
 
@@ -22,10 +22,10 @@ use crate::wire::{self, Op, Status};
 /// Items in a log that clients READ.
 #[derive(Debug)]
 pub(crate) struct ReadIndex {
-    /// The log, as its workers use it.
+    /// The log as its workers use it.
     pub(crate) log: Herd,
     pub(crate) guests: Arc<Guests<Table>>,
-    /// Bytes of an item of the expected length.
+    /// Bytes of an item with key and value of the expected lengths.
     pub(crate) item_bytes: usize,
 }
 
@@ -104,7 +104,7 @@ impl ServerDesign for ReadRecords {
     }
 }
 
-/// A queue pair through which a client READs.
+/// Creates the queue pair by which a client READs.
 fn open_for_reads(
     guests: &Guests<Table>,
     client: &Opening<'_>,
@@ -122,7 +122,7 @@ fn open_for_reads(
 /// Records that only their worker changes.
 struct RecordItems {
     table: Arc<Table>,
-    /// A value, copied out of the clients' sight.
+    /// A private copy of a value.
     value: Vec<u8>,
 }
 
@@ -145,7 +145,7 @@ impl Items for RecordItems {
 
     fn change(&mut self, _partition: &mut Partition, hash: u64, op: Op<'_>) -> Option<u64> {
         let result = match op {
-            // Whoever connects is told that there is none.
+            // The server refuses a time to live in this design.
             Op::Get { .. } | Op::Put { ttl_ms: 1.., .. } => {
                 return Some(wire::answer_word(Status::Bad, 0));
             }

@@ -1,8 +1,9 @@
-//! A partition of [records](crate::store::record) in registered memory, as its server sees it.
+//! A partition of [records](crate::store::record) in registered memory, from the server's side.
 //!
-//! Which key has which record is the server's to decide, and kept where clients cannot reach. With the READ-based design
-//! the server changes records, too; with the atomics-based one clients do, under locks, and the server only gives
-//! records to keys ([`claim`](Table::claim)). All access is by words, since clients READ and WRITE meanwhile.
+//! The server decides which key has which record, and keeps this mapping in private memory. In the READ-based design
+//! the server also changes records. In the atomics-based design clients change them under locks, and the server only
+//! assigns records to keys ([`claim`](Table::claim)). All access is word by word, because clients READ and WRITE
+//! concurrently.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +21,7 @@ use crate::store::{Condition, PartitionStats, Refusal, hash_of, partition_of};
 /// The server's word in locks.
 const MINE: u64 = (SERVER_OWNER as u64) << 40;
 
-/// The tables of all partitions, of one shape.
+/// The tables of all partitions, which have the same layout.
 #[derive(Debug)]
 pub(crate) struct Tables {
     all: Vec<Arc<Table>>,
@@ -29,7 +30,7 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// A table for each of so many partitions; `writes` where clients change records.
+    /// Creates a table for each of `partitions` partitions; `writes` is true if clients change records.
     pub(crate) fn new(
         pd: &ProtectionDomain,
         port: PortGid,
@@ -48,7 +49,7 @@ impl Tables {
         &self.all
     }
 
-    /// The table of a partition.
+    /// Returns the table of a partition.
     pub(crate) fn of(&self, partition: usize) -> Arc<Table> {
         Arc::clone(&self.all[partition])
     }
@@ -57,7 +58,7 @@ impl Tables {
         &self.shape
     }
 
-    /// What hashes start from.
+    /// Returns the seed of key hashes.
     pub(crate) fn seed(&self) -> u64 {
         self.seed
     }
@@ -70,7 +71,7 @@ impl Tables {
         sum
     }
 
-    /// Puts an item without a network; tells `known` where it is.
+    /// Stores an item without the network, and enters its record into `known`.
     pub(crate) fn preload(
         &self,
         key: &[u8],
@@ -87,42 +88,42 @@ impl Tables {
     }
 }
 
-/// Records and who has them.
+/// The records of a partition and their keys.
 #[derive(Debug)]
 pub(crate) struct Table {
     shape: Shape,
     memory: Arc<MemoryRegion>,
     seed: u64,
-    /// How the server competes for locks, where clients have any.
+    /// The loopback queue pair by which the server takes locks, if clients can lock records too.
     atomics: Option<Mutex<(Loopback, MemoryRegion)>>,
     keys: Mutex<Keys>,
 }
 
 #[derive(Debug)]
 struct Keys {
-    /// Of each record's key; 0 for none.
+    /// The hash of each record's key; 0 for a free record.
     hashes: Vec<u64>,
-    /// Records behind the last home that have keys, by hash.
+    /// Used records outside all neighbourhoods, by the hash of their key.
     away: HashMap<u64, Vec<u64>>,
-    /// Records behind the last home that have none.
+    /// Free records outside all neighbourhoods.
     free: Vec<u64>,
-    /// The highest version of a key that lost its record: what comes anew is above.
+    /// The highest version of a key that lost its record. New keys get greater versions.
     floor: u64,
     stats: PartitionStats,
     body: Vec<u8>,
 }
 
-/// A record's place in a list of all.
+/// Returns a record's index in `hashes`.
 #[expect(clippy::cast_possible_truncation, reason = "a table that is in memory")]
 fn index(record: u64) -> usize {
     record as usize
 }
 
-/// What a change is answered.
+/// The result of a change or a claim: a version or a record number.
 pub(crate) type Changed = Result<u64, Refusal>;
 
 impl Table {
-    /// A table without keys; `writes` where clients change records.
+    /// Creates a table without keys; `writes` is true if clients change records.
     pub(crate) fn new(
         pd: &ProtectionDomain,
         port: PortGid,
@@ -130,7 +131,7 @@ impl Table {
         seed: u64,
         writes: bool,
     ) -> Result<Self, RpcError> {
-        // Clients that WRITE do so by registrations of their own.
+        // Clients that WRITE use registrations of their own.
         let access = if writes {
             Access::LOCAL_WRITE
         } else {
@@ -166,7 +167,8 @@ impl Table {
         &self.memory
     }
 
-    /// Keys that have records; of the READ-based design those that are there.
+    /// Returns the statistics. `items` counts the keys that have records; in the READ-based design these are the keys
+    /// present.
     pub(crate) fn stats(&self) -> PartitionStats {
         PartitionStats {
             memory_bytes: self.shape.bytes() + 8 * self.shape.records,
@@ -187,11 +189,11 @@ impl Table {
 
     fn write(&self, record: u64, body: &[u8]) {
         let at = usize::try_from(self.shape.at(record)).unwrap_or(usize::MAX);
-        // Records come from this table's own keys, or were checked.
+        // Records are this table's own or were checked, so the write cannot fail.
         let _ = self.memory.write_at(at, body);
     }
 
-    /// The record of a key, as the server knows it.
+    /// Returns the record of a key.
     fn place(&self, keys: &mut Keys, hash: u64, key: &[u8]) -> Option<u64> {
         let home = self.shape.home(hash);
         let name = hash.max(1);
@@ -201,12 +203,13 @@ impl Table {
         let candidates: Vec<u64> = near.chain(away).collect();
         candidates.into_iter().find(|&record| {
             self.read(record, &mut keys.body);
-            // Torn or not: its key stays.
+            // A torn body also matches: a record's key does not change.
             self.shape.decode(&keys.body, (self.seed, record), key) != Body::Other
         })
     }
 
-    /// Gives a record to a key: a free one of its neighbourhood, one whose key was removed, or one behind the last home.
+    /// Assigns a record to a key: a free one of its neighbourhood, one whose key was removed, or one outside all
+    /// neighbourhoods.
     fn give(&self, keys: &mut Keys, hash: u64, key: &[u8]) -> Option<u64> {
         let home = self.shape.home(hash);
         let name = hash.max(1);
@@ -230,12 +233,12 @@ impl Table {
         keys.body = body;
         keys.hashes[index(record)] = name;
         keys.stats.items += 1;
-        // A record that was taken back is locked until now.
+        // A record that was reclaimed is locked until now.
         self.unlock(record);
         Some(record)
     }
 
-    /// Takes a record back whose key was removed, and leaves it locked.
+    /// Reclaims a record whose key was removed, and leaves the record locked. Returns true on success.
     fn take_back(&self, keys: &mut Keys, record: u64) -> bool {
         let removed = |keys: &mut Keys| {
             self.read(record, &mut keys.body);
@@ -244,7 +247,7 @@ impl Table {
         if removed(keys).is_none() || !self.try_lock(record) {
             return false;
         }
-        // Somebody may have put it back before.
+        // A client may have set the key again before the lock was taken.
         let Some(version) = removed(keys) else {
             self.unlock(record);
             return false;
@@ -271,19 +274,20 @@ impl Table {
         }
     }
 
-    /// Frees a record's lock if it is the server's. Nobody else changes the word as long as it is, so this needs no NIC.
+    /// Releases a record's lock if the server holds it. No client changes the word meanwhile, so a processor atomic
+    /// suffices.
     fn unlock(&self, record: u64) {
         if let Some(lock) = self.lock_of(record) {
             let _ = lock.compare_exchange(MINE, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
-    /// The record of a key, if it has one.
+    /// Returns the record of a key, if it has one.
     pub(crate) fn locate(&self, hash: u64, key: &[u8]) -> Option<u64> {
         self.place(&mut self.keys(), hash, key)
     }
 
-    /// The record of a key, which gets one if it has none.
+    /// Returns the record of a key, and assigns one if the key has none.
     pub(crate) fn claim(&self, hash: u64, key: &[u8]) -> Changed {
         if !self.shape.fits(key, b"") {
             return Err(Refusal::TooLong);
@@ -297,7 +301,7 @@ impl Table {
         given.ok_or(Refusal::Full)
     }
 
-    /// Value and version of a key, of a table that only its server changes.
+    /// Copies the value of a key and returns its version. The table must be one that only the server changes.
     pub(crate) fn get(&self, hash: u64, key: &[u8], into: &mut Vec<u8>) -> Option<u64> {
         let keys = &mut *self.keys();
         let record = self.place(keys, hash, key)?;
@@ -315,8 +319,8 @@ impl Table {
         }
     }
 
-    /// Sets or removes the value of a key, in a table that only its server changes. The new version; of a removal the one
-    /// that was removed, 0 if there was none.
+    /// Sets or removes the value of a key, in a table that only the server changes. Returns the new version; for a
+    /// removal, the removed version or 0.
     pub(crate) fn change(
         &self,
         hash: u64,

@@ -1,4 +1,4 @@
-//! Worker threads: each owns its queue pairs and serves its partition until it is told to stop.
+//! Worker threads: each owns its queue pairs and serves its partition until it gets the stop command.
 
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
@@ -15,22 +15,22 @@ use crate::store::{
 };
 use crate::wire::{self, ANSWER_HEADER, Ask, CHUNK, CHUNK_HEADER, Op, PART_HEADER, Status};
 
-/// Bytes of the longest request there is.
+/// Bytes of the longest request.
 const MAX_REQUEST_BYTES: usize = PART_HEADER + 24 + MAX_KEY_BYTES + MAX_VALUE_BYTES;
 
-/// What a GET finds.
+/// The result of a GET.
 pub(crate) enum Found<'v> {
     /// The key's value.
     Value { version: u64, value: &'v [u8] },
-    /// The key is not there.
+    /// The key is absent.
     Nothing,
-    /// This design's workers carry out no operations.
+    /// The workers of this design execute no operations.
     NotServed,
 }
 
-/// The items of a worker's partition, as its design keeps them.
+/// The items of a worker's partition, as the design keeps them.
 pub(crate) trait Items {
-    /// Looks for a key with its hash, and answers with what is there.
+    /// Looks up a key with its hash, and calls `answer` with the result.
     fn get<R>(
         &mut self,
         partition: &mut Partition,
@@ -38,16 +38,17 @@ pub(crate) trait Items {
         answer: impl FnOnce(Found<'_>) -> R,
     ) -> R;
 
-    /// Makes a change: the answer's word. `None` where workers make no changes.
+    /// Executes a change and returns the first word of the answer. Returns `None` if workers make no changes in this
+    /// design.
     fn change(&mut self, partition: &mut Partition, hash: u64, op: Op<'_>) -> Option<u64>;
 
-    /// The answer's word to a question about records; `None` where clients have none to ask.
+    /// Returns the first word of the answer to a request about records, or `None` if the design does not serve it.
     fn ask(&mut self, _ask: Ask<'_>) -> Option<u64> {
         None
     }
 }
 
-/// A client that connects.
+/// A client that is connecting.
 #[derive(Debug)]
 pub(crate) struct PendingConnection {
     pub(crate) slot: Arc<Slot>,
@@ -66,14 +67,14 @@ pub(crate) enum Command {
     Stop,
 }
 
-/// What the rest of the server knows of a worker.
+/// The part of a worker that the rest of the server can access.
 #[derive(Debug)]
 pub(crate) struct WorkerShared {
     pub(crate) region: verbs::RemoteMemory,
     pub(crate) mailbox: Mailbox<Command, WorkerCounts>,
 }
 
-/// What a worker did.
+/// Counters of a worker.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct WorkerCounts {
     pub(crate) rpc: Counts,
@@ -84,19 +85,19 @@ pub(crate) struct WorkerCounts {
     pub(crate) bad: u64,
 }
 
-/// A worker that does not run yet.
+/// A worker that has not started.
 #[derive(Debug)]
 pub struct Worker {
     pub(crate) engine: herd::Server,
     pub(crate) shared: Arc<WorkerShared>,
     pub(crate) store: Arc<Store>,
     pub(crate) number: usize,
-    /// What a request costs a simulated core beside its verbs, on average.
+    /// The mean simulated time that a core needs for a request, besides its verbs.
     pub(crate) cost: Duration,
 }
 
 impl Worker {
-    /// Serves these items until told to stop.
+    /// Serves requests on these items until the worker gets the stop command.
     pub(crate) fn run(self, items: impl Items) -> Result<(), RpcError> {
         let Self {
             engine,
@@ -153,7 +154,7 @@ impl<I: Items> Work for Running<'_, I> {
                 if added.is_ok() {
                     self.serve.admit(slot.index(), session, (window, answer));
                 }
-                // The client may have gone meanwhile.
+                // The client may be gone already.
                 let _ = done.send(added.map_err(|e| e.to_string()));
             }
         }
@@ -177,7 +178,7 @@ impl<I: Items> Work for Running<'_, I> {
         waiter.idle_on(self.engine.memory());
     }
 
-    /// For a while, or until a command comes: WRITEs make no event.
+    /// Sleeps for a limited time or until a command arrives: incoming WRITEs generate no event.
     #[cold]
     fn sleep(&mut self, wake: &Wake, waiter: &mut Waiter) -> Result<(), RpcError> {
         wake.wait(self.engine.has_clients().then(|| waiter.next_sleep()));
@@ -186,18 +187,18 @@ impl<I: Items> Work for Running<'_, I> {
     }
 }
 
-/// Answers requests from a partition.
+/// Serves the requests to a partition.
 struct Serve<'s, I> {
     items: I,
     store: &'s Store,
     number: usize,
     cost: Duration,
-    /// For how these differ from their mean.
+    /// Random numbers for the deviations of `cost` from its mean.
     dice: Random,
-    /// Of the keys of a batch.
+    /// Hashes of the keys of the current batch.
     hashes: Box<[u64; rpc::MAX_BATCH]>,
     sessions: Sessions,
-    /// The longest message of each client.
+    /// The longest message that each client can receive, in bytes.
     answers: Vec<usize>,
     buffer: Vec<u8>,
     counts: WorkerCounts,
@@ -245,16 +246,16 @@ impl<'s, I: Items> Handler for Serve<'s, I> {
 }
 
 impl<I: Items> Serve<'_, I> {
-    /// A simulated core finds the items of so many requests. How long memory takes differs from one to the next, and only
-    /// its mean is known: it is drawn so that the time that has passed says nothing of the time to come. Were it the same
-    /// for all, cores would fall into step and hardly ever meet at the NIC.
+    /// Charges a simulated core for finding the items of `requests` requests. Memory latencies vary, and only their
+    /// mean is known, so each is drawn from an exponential distribution. With equal latencies the cores would run in
+    /// lockstep and rarely compete for the NIC.
     #[cold]
     fn work_on(&mut self, requests: usize) {
         let waits = (0..requests).map(|_| -(1.0 - self.dice.unit()).ln());
         verbs::time::work(self.cost.mul_f64(waits.sum()));
     }
 
-    /// A client has come, with a session, a window and messages of some length.
+    /// Registers a client with its session, its window and its longest message.
     fn admit(&mut self, client: u32, session: u64, (window, answer): (u32, usize)) {
         self.sessions.connect(client, session, window as usize);
         let i = client as usize;
@@ -274,7 +275,7 @@ impl<I: Items> Serve<'_, I> {
         reply: Reply<'_>,
     ) {
         let key = op.key();
-        // The same as in `look`, where there was one: it is cheaper to make again than to keep for a batch of one.
+        // `look` may have computed this hash. Computing it again is cheaper than keeping it for a batch of one.
         let hash = hash_of(key, self.store.seed());
         if partition_of(hash, self.store.partitions()) != self.number {
             return self.bad(reply);
@@ -290,7 +291,7 @@ impl<I: Items> Serve<'_, I> {
                 self.counts.repeated += 1;
                 word
             }
-            // Nobody waits for this.
+            // The client no longer waits for this change.
             Seen::Stale => {
                 self.counts.repeated += 1;
                 return;
@@ -338,7 +339,7 @@ impl<I: Items> Serve<'_, I> {
         });
     }
 
-    /// About records that clients change themselves.
+    /// Serves a request about records that clients change themselves.
     #[cold]
     fn ask(&mut self, ask: Ask<'_>, reply: Reply<'_>) {
         match self.items.ask(ask) {
@@ -380,7 +381,7 @@ impl<I: Items> Serve<'_, I> {
     }
 }
 
-/// Answers with a value, in one message or several.
+/// Sends a value, in one message or in chunks.
 #[inline]
 fn send_value(buffer: &mut Vec<u8>, word: u64, value: &[u8], most: usize, mut reply: Reply<'_>) {
     buffer.clear();
@@ -402,14 +403,14 @@ fn send_value(buffer: &mut Vec<u8>, word: u64, value: &[u8], most: usize, mut re
             buffer.extend_from_slice(&n.to_le_bytes());
         }
         buffer.extend_from_slice(chunk);
-        // A send queue that is broken is found with the next answer; this client asks again.
+        // The next answer detects a broken send queue; the client repeats its request.
         if reply.part(buffer).is_err() {
             return;
         }
     }
 }
 
-/// What a result is answered; `zero` where the number is 0.
+/// Returns the first word of the answer for a result; `zero` is the status for the result 0.
 pub(crate) fn answered(result: Result<u64, Refusal>, zero: Status) -> u64 {
     match result {
         Ok(0) => wire::answer_word(zero, 0),

@@ -1,14 +1,14 @@
-//! Hashes of keys, and the partitions that they choose.
+//! The hash of a key, and the partition that the hash selects.
 
-/// The hash of a key: servers and clients must agree.
+/// Returns the hash of a key. Servers and clients must agree on it.
 #[inline]
 pub fn hash_of(key: &[u8], seed: u64) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(key, seed)
 }
 
-/// The partition of a hash, of so many.
+/// Returns the partition of a hash, for `partitions` partitions.
 #[inline]
 pub fn partition_of(hash: u64, partitions: usize) -> usize {
-    // The upper 16 bits: the others choose bucket and tag.
+    // The upper 16 bits select the partition; other bits select bucket and tag.
     ((hash >> 48) as usize * partitions) >> 16
 }

@@ -1,16 +1,16 @@
-//! The index: where in the log the item of a key is.
+//! The index: maps the hash of a key to the position of its item in the log.
 //!
-//! Buckets of eight slots, one cache line each. A slot is a word:
+//! The index has buckets of eight slots, one cache line each. A slot is a word:
 //!
 //! | bits | meaning |
 //! |---|---|
 //! | 63..48 | tag: 16 bits of the hash that do not choose the bucket |
-//! | 47..40 | how many buckets behind its home the item is |
+//! | 47..40 | distance in buckets from the home bucket |
 //! | 39..0 | 1 + position in the log, in units of 8 bytes; the whole word is 0 in an empty slot |
 //!
-//! An item whose home bucket is full goes to the next one with room, at most 255 away. All buckets
-//! between its home and its place are full for as long as it is there (removal moves items back), so a search
-//! ends at the first bucket that has room: mostly after one cache line.
+//! An item whose home bucket is full goes into the next bucket with room, at most 255 away. All buckets between its
+//! home and its place stay full while it is there, because removal moves items back. So a search ends at the first
+//! bucket with room, mostly after one cache line.
 
 use verbs::{ProtectionDomain, RemoteMemory};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -18,19 +18,19 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::memory::{Memory, NoMemory};
 use verbs::prefetch;
 
-/// Slots of a bucket.
+/// Number of slots in a bucket.
 pub(super) const SLOTS: usize = 8;
 const POS_BITS: u32 = 40;
 const POS_MASK: u64 = (1 << POS_BITS) - 1;
 
-/// Positions that a slot can hold.
+/// Number of positions that a slot can encode.
 pub(super) const MOST_UNITS: u64 = POS_MASK - 1;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C, align(64))]
 struct Bucket([u64; SLOTS]);
 
-/// A place in the index.
+/// A slot of the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     bucket: usize,
@@ -44,12 +44,12 @@ pub(super) struct Index {
     reach: usize,
 }
 
-/// The tag of a hash.
+/// Returns the tag of a hash.
 pub(super) fn tag(hash: u64) -> u64 {
     hash >> 32 & 0xffff
 }
 
-/// The home bucket of a hash, of so many.
+/// Returns the home bucket of a hash, for `buckets` buckets.
 #[inline]
 pub(super) fn home(hash: u64, buckets: u64) -> u64 {
     ((hash & 0xffff_ffff) * buckets) >> 32
@@ -72,7 +72,7 @@ fn distance_of(word: u64) -> usize {
 }
 
 impl Index {
-    /// An index with room for `items` at seven eighths of its slots.
+    /// Creates an index in which `items` items fill seven eighths of the slots.
     pub(super) fn new(items: usize, pd: Option<&ProtectionDomain>) -> Result<Self, NoMemory> {
         let buckets = items.div_ceil(7).max(1);
         let memory = Memory::zeroed(buckets * size_of::<Bucket>(), pd)?;
@@ -83,12 +83,12 @@ impl Index {
         })
     }
 
-    /// How many items it should have at the most: with more, searches become long.
+    /// Returns the largest sensible number of items: with more, searches become long.
     pub(super) fn most(&self) -> usize {
         self.buckets * SLOTS / 16 * 15
     }
 
-    /// What a peer needs to READ it, if it is registered.
+    /// Returns the address and key by which a peer READs the index, if it is registered.
     pub(super) fn remote(&self) -> Option<RemoteMemory> {
         self.memory.remote()
     }
@@ -104,7 +104,7 @@ impl Index {
 
     #[inline]
     fn all(&self) -> &[Bucket] {
-        // A mapping begins at a page and is whole buckets.
+        // A mapping begins at a page and consists of whole buckets.
         <[Bucket]>::ref_from_bytes(&self.memory).unwrap_or(&[])
     }
 
@@ -131,13 +131,13 @@ impl Index {
         }
     }
 
-    /// Starts to fetch the home bucket of a hash.
+    /// Prefetches the home bucket of a hash.
     #[inline]
     pub(super) fn prefetch(&self, hash: u64) {
         prefetch(&self.all()[self.home(hash)]);
     }
 
-    /// The position of the first item in the home bucket whose tag is that of the hash: most likely the one.
+    /// Returns the position of the first item in the home bucket with the hash's tag, most likely the right one.
     #[inline]
     pub(super) fn likely(&self, hash: u64) -> Option<usize> {
         let bucket = &self.all()[self.home(hash)].0;
@@ -145,7 +145,7 @@ impl Index {
         hit.map(|w| pos_of(*w))
     }
 
-    /// The place of the item with this hash that `is_it` recognizes by its position.
+    /// Returns the place and the position of the item with this hash for which `is_it` returns true.
     #[inline]
     pub(super) fn find(
         &self,
@@ -170,7 +170,7 @@ impl Index {
         None
     }
 
-    /// Whether [`insert`](Self::insert) would find room.
+    /// Returns true if [`insert`](Self::insert) would find room.
     pub(super) fn has_room(&self, hash: u64) -> bool {
         self.room(hash).is_some()
     }
@@ -187,7 +187,7 @@ impl Index {
         None
     }
 
-    /// Adds an item that is not there; false without room.
+    /// Adds an item that is not in the index. Returns false if no bucket in reach has room.
     #[must_use]
     pub(super) fn insert(&mut self, hash: u64, pos: usize) -> bool {
         let Some((place, distance)) = self.room(hash) else {
@@ -197,7 +197,7 @@ impl Index {
         true
     }
 
-    /// The items of the home bucket of a hash: places and positions.
+    /// Returns the places and positions of the items in the home bucket of a hash.
     pub(super) fn neighbours(&self, hash: u64) -> impl Iterator<Item = (Place, usize)> {
         let bucket = self.home(hash);
         let words = self.all()[bucket].0;
@@ -208,24 +208,24 @@ impl Index {
             .map(move |(slot, w)| (Place { bucket, slot }, pos_of(w)))
     }
 
-    /// Puts an item of that home in the place of one that the home bucket has.
+    /// Replaces an item in the home bucket by another item with the same home.
     pub(super) fn replace(&mut self, place: Place, hash: u64, pos: usize) {
         self.all_mut()[place.bucket].0[place.slot] = word(hash, 0, pos);
     }
 
-    /// The item at a place has moved.
+    /// Updates the position of the item at a place.
     pub(super) fn moved(&mut self, place: Place, pos: usize) {
         let w = &mut self.all_mut()[place.bucket].0[place.slot];
         *w = *w & !POS_MASK | (pos as u64 + 1);
     }
 
-    /// Removes the item at a place, and moves items back that had to go behind it.
+    /// Removes the item at a place, and moves items back that had overflowed past this bucket.
     pub(super) fn remove(&mut self, place: Place) {
         let (buckets, reach) = (self.buckets, self.reach);
         let all = self.all_mut();
         let mut hole = place;
         loop {
-            // If the bucket has room besides, nobody went past it.
+            // If the bucket had a free slot, no item has overflowed past it.
             let was_full = all[hole.bucket].0.iter().all(|w| *w != 0);
             let mut found = None;
             if was_full {
@@ -268,7 +268,7 @@ mod tests {
     fn what_does_not_fit_at_home_is_found_behind_it() {
         let mut index = Index::new(28, None).expect("memory");
         assert_eq!((index.bytes(), index.most()), (256, 30));
-        // All of one home, more than a bucket holds.
+        // All hashes have the same home, and the items are more than a bucket holds.
         let hash = |i: u64| i << 32 | 1;
         for (i, pos) in (0..32).zip(0usize..) {
             assert!(index.insert(hash(i), pos));
@@ -282,12 +282,12 @@ mod tests {
     proptest! {
         #[test]
         fn agrees_with_a_map(steps in prop::collection::vec((0u64..300, any::<bool>()), 1..2_000)) {
-            // Few homes, few tags: everything collides.
+            // Few homes and few tags make everything collide.
             let hash = |key: u64| (key % 5) << 32 | (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32);
             let mut index = Index::new(200, None).expect("memory");
             let mut model = BTreeMap::new();
             for (n, (key, add)) in steps.into_iter().enumerate() {
-                // Positions are unique, and the key can be told from them.
+                // Positions are unique and encode the key.
                 let pos = n * 1000 + usize::try_from(key).expect("small");
                 let is_key = |pos: usize| pos % 1000 == usize::try_from(key).expect("small");
                 let found = index.find(hash(key), is_key);

@@ -1,7 +1,7 @@
-//! The log: items one behind the other in a circle.
+//! The log: a ring of items, one after the other.
 //!
-//! A block is a whole number of 8-byte units: a header, the time at which the item expires if it does, the key, the
-//! value, the two last padded to a unit each. The header:
+//! A block is a whole number of 8-byte units: a header, the expiry time if the item has one, the key and the value. Key
+//! and value are each padded to a unit. The header:
 //!
 //! | bits | of an item | of a dead block |
 //! |---|---|---|
@@ -11,10 +11,10 @@
 //! | 23..8 | bytes of the value | units, in bits 31..0 |
 //! | 7..0 | bytes of the key | |
 //!
-//! Where clients READ the log themselves, each item ends in one more unit: a checksum of all bytes before it
-//! ([`check_of`]), so that a reader knows an item that is whole from one that is being changed.
+//! If clients READ the log, each item ends in one more unit: a checksum of all bytes before it ([`check_of`]). By the
+//! checksum, readers distinguish an intact item from one that is being changed.
 //!
-//! Room is made at the oldest end; what becomes of items there is the partition's affair.
+//! Space is freed at the oldest end. The partition decides what happens to the items there.
 
 use verbs::{ProtectionDomain, RemoteMemory};
 use zerocopy::{FromBytes, IntoBytes};
@@ -26,24 +26,24 @@ const LIVE: u64 = 1 << 63;
 const EXPIRES: u64 = 1 << 62;
 const VERSION_SHIFT: u32 = 24;
 
-/// The last version before they begin again.
+/// The last version before versions restart at 1.
 pub(super) const LAST_VERSION: u64 = (1 << 38) - 1;
-/// The longest key.
+/// Bytes of the longest key.
 pub const MAX_KEY_BYTES: usize = 255;
-/// The longest value.
+/// Bytes of the longest value.
 pub const MAX_VALUE_BYTES: usize = 65_535;
 
-/// Units of a block in a log without checksums.
+/// Returns the units of a block in a log without checksums.
 pub(super) fn units(key: usize, value: usize, expires: bool) -> usize {
     1 + usize::from(expires) + key.div_ceil(8) + value.div_ceil(8)
 }
 
-/// The checksum of an item's bytes, from its header to the end of its value.
+/// Returns the checksum of an item's bytes, from its header to the end of its value.
 pub(super) fn check_of(block: &[u8], seed: u64) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(block, seed)
 }
 
-/// What a block's header says.
+/// A block's decoded header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Header {
     Item(ItemHeader),
@@ -59,7 +59,7 @@ pub(super) struct ItemHeader {
 }
 
 impl ItemHeader {
-    /// Of an item's first word; `None` of a dead block's.
+    /// Decodes an item's first word; returns `None` for a dead block.
     pub(super) fn of(word: u64) -> Option<Self> {
         (word & LIVE != 0).then(|| Self::decode(word))
     }
@@ -81,12 +81,12 @@ impl ItemHeader {
             | self.key as u64
     }
 
-    /// Units without a checksum.
+    /// Returns the item's units without a checksum.
     pub(super) fn units(&self) -> usize {
         units(self.key, self.value, self.expires)
     }
 
-    /// Bytes from the block's start to key and value.
+    /// Returns the byte offsets of key and value from the block's start.
     pub(super) fn offsets(&self) -> (usize, usize) {
         let key = 8 + 8 * usize::from(self.expires);
         (key, key + self.key.next_multiple_of(8))
@@ -99,7 +99,7 @@ pub(super) struct Item<'l> {
     pub(super) header: ItemHeader,
     pub(super) key: &'l [u8],
     pub(super) value: &'l [u8],
-    /// 0 if it does not expire.
+    /// The expiry time; 0 if the item does not expire.
     pub(super) expires_ms: u64,
 }
 
@@ -107,19 +107,19 @@ pub(super) struct Item<'l> {
 pub(super) struct Log {
     memory: Memory,
     units: usize,
-    /// What checksums of items start from, where items have any.
+    /// The seed of items' checksums, if items have checksums.
     checks: Option<u64>,
-    /// The oldest block.
+    /// The position of the oldest block.
     head: usize,
-    /// Where the next one goes.
+    /// The position of the next block.
     tail: usize,
-    /// Units of blocks, dead ones among them.
+    /// Units of all blocks, including dead ones.
     used: usize,
     dead: usize,
 }
 
 impl Log {
-    /// A log in memory of this process; or, with a protection domain and what checksums start from, for clients to READ.
+    /// Creates a log in private memory; or, with a protection domain and a checksum seed, in memory that clients READ.
     pub(super) fn new(
         bytes: usize,
         readers: Option<(&ProtectionDomain, u64)>,
@@ -136,7 +136,7 @@ impl Log {
         })
     }
 
-    /// What a peer needs to READ it, if it is registered.
+    /// Returns the address and key by which a peer READs the log, if it is registered.
     pub(super) fn remote(&self) -> Option<RemoteMemory> {
         self.memory.remote()
     }
@@ -146,29 +146,29 @@ impl Log {
         &self.memory
     }
 
-    /// Units of an item.
+    /// Returns the units of an item with these lengths.
     #[inline]
     pub(super) fn units_of(&self, key: usize, value: usize, expires: bool) -> usize {
         units(key, value, expires) + usize::from(self.checks.is_some())
     }
 
-    /// Units of the item with this header.
+    /// Returns the units of the item with this header.
     #[inline]
     pub(super) fn units_with(&self, header: &ItemHeader) -> usize {
         header.units() + usize::from(self.checks.is_some())
     }
 
-    /// Units in all.
+    /// Returns the capacity in units.
     pub(super) fn capacity(&self) -> usize {
         self.units
     }
 
-    /// Units of items.
+    /// Returns the units of live items.
     pub(super) fn live(&self) -> usize {
         self.used - self.dead
     }
 
-    /// Units that hold blocks, dead ones among them.
+    /// Returns the units of all blocks, including dead ones.
     pub(super) fn used(&self) -> usize {
         self.used
     }
@@ -188,7 +188,7 @@ impl Log {
         }
     }
 
-    /// Starts to fetch the two lines in which a short item lies.
+    /// Prefetches the two cache lines of a short item.
     #[inline]
     pub(super) fn prefetch(&self, pos: usize) {
         let start = pos * 8;
@@ -213,7 +213,7 @@ impl Log {
         }
     }
 
-    /// The item at a position that the index gave.
+    /// Returns the item at a position that the index gave.
     #[inline]
     pub(super) fn item(&self, pos: usize) -> Item<'_> {
         let header = ItemHeader::decode(self.word(pos));
@@ -231,7 +231,7 @@ impl Log {
         }
     }
 
-    /// Whether the item at a position has this key.
+    /// Returns true if the item at a position has this key.
     #[inline]
     pub(super) fn has_key(&self, pos: usize, key: &[u8]) -> bool {
         let header = ItemHeader::decode(self.word(pos));
@@ -270,19 +270,19 @@ impl Log {
         }
     }
 
-    /// Copies a block out as it is.
+    /// Copies a whole block out of the log.
     pub(super) fn lift(&self, pos: usize, into: &mut Vec<u8>) {
         let units = self.units_with(&self.item(pos).header);
         into.clear();
         into.extend_from_slice(&self.memory[pos * 8..(pos + units) * 8]);
     }
 
-    /// Copies a block in that [`lift`](Self::lift) copied out.
+    /// Copies a block that [`lift`](Self::lift) copied out back into the log.
     pub(super) fn lay(&mut self, pos: usize, block: &[u8]) {
         self.memory[pos * 8..pos * 8 + block.len()].copy_from_slice(block);
     }
 
-    /// The block of this item holds none any more.
+    /// Marks the block of this item as dead.
     pub(super) fn kill(&mut self, pos: usize) {
         if let Header::Item(header) = self.header(pos) {
             let units = self.units_with(&header);
@@ -291,8 +291,8 @@ impl Log {
         }
     }
 
-    /// Takes a block at the young end, if there is room for it in one piece: its position. Its header is dead until
-    /// it is written.
+    /// Allocates a block at the young end, and returns its position, if it fits in one piece. The header is a dead
+    /// block's until the item is written.
     pub(super) fn append(&mut self, units: usize) -> Option<usize> {
         if self.used == 0 {
             (self.head, self.tail) = (0, 0);
@@ -303,7 +303,7 @@ impl Log {
             if wrapped || self.used == 0 {
                 return None;
             }
-            // The rest up to the end stays empty for this round.
+            // The rest up to the end becomes a dead block.
             let rest = end - self.tail;
             if rest > 0 {
                 self.set_word(self.tail, rest as u64);
@@ -326,17 +326,17 @@ impl Log {
         Some(pos)
     }
 
-    /// A block from [`append`](Self::append) has been written.
+    /// Counts a block from [`append`](Self::append) as live, after it was written.
     pub(super) fn born(&mut self, units: usize) {
         self.dead -= units;
     }
 
-    /// The oldest block, if there is one.
+    /// Returns the oldest block, if any.
     pub(super) fn oldest(&self) -> Option<(usize, Header)> {
         (self.used > 0).then(|| (self.head, self.header(self.head)))
     }
 
-    /// Gives up the oldest block, which is dead.
+    /// Frees the oldest block if it is dead.
     pub(super) fn pop(&mut self) {
         if let Some((_, Header::Dead { units })) = self.oldest() {
             let units = units.clamp(1, self.used);
@@ -349,7 +349,7 @@ impl Log {
         }
     }
 
-    /// The block behind one in the order of age, if there is one.
+    /// Returns the next younger block, if any.
     pub(super) fn after(&self, pos: usize) -> Option<(usize, Header)> {
         let units = match self.header(pos) {
             Header::Item(item) => self.units_with(&item),
@@ -363,7 +363,7 @@ impl Log {
         (next != self.tail).then(|| (next, self.header(next)))
     }
 
-    /// How many units are between the oldest block and this one.
+    /// Returns the units between the oldest block and this one.
     pub(super) fn age_rank(&self, pos: usize) -> usize {
         if pos >= self.head {
             pos - self.head

@@ -1,5 +1,5 @@
-//! Memory of a partition: zeroed, taken from the system as it is touched, in huge pages where there are any; or
-//! registered, so that clients READ it.
+//! The memory of a partition. Either it is anonymous and zeroed, allocated on first use, in huge pages where available.
+//! Or it is registered, so that clients can READ it.
 
 #![allow(unsafe_code)]
 
@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use memmap2::{Advice, MmapMut};
 use verbs::{Access, MemoryRegion, ProtectionDomain, RemoteMemory};
 
-/// The system has not so much memory.
+/// The error if the system has too little memory.
 #[derive(Debug, thiserror::Error)]
 #[error("{bytes} bytes of memory for a partition are not to be had: {source}")]
 pub struct NoMemory {
@@ -17,7 +17,7 @@ pub struct NoMemory {
     source: std::io::Error,
 }
 
-/// Bytes from the start of a page on, of this store alone; peers may READ them where they are registered.
+/// Page-aligned bytes that one store owns; peers may READ them if they are registered.
 #[derive(Debug)]
 pub(super) struct Memory {
     start: NonNull<u8>,
@@ -37,14 +37,14 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// So many zeroed bytes, registered if there is a protection domain.
+    /// Allocates `bytes` zeroed bytes, and registers them if a protection domain is given.
     pub(super) fn zeroed(bytes: usize, pd: Option<&ProtectionDomain>) -> Result<Self, NoMemory> {
         let len = bytes.max(1);
         let none = |source: std::io::Error| NoMemory { bytes, source };
         let (start, owner) = match pd {
             None => {
                 let mut map = MmapMut::map_anon(len).map_err(none)?;
-                // Advice: where there are no huge pages, small ones serve.
+                // Only advice: without huge pages, normal pages are used.
                 let _ = map.advise(Advice::HugePage);
                 (map.as_mut_ptr(), Owner::System(map))
             }
@@ -59,7 +59,7 @@ impl Memory {
         Ok(Self { start, len, owner })
     }
 
-    /// What a peer needs to READ it, if it is registered.
+    /// Returns the address and key by which a peer READs the memory, if it is registered.
     pub(super) fn remote(&self) -> Option<RemoteMemory> {
         match &self.owner {
             Owner::System(_) => None,
@@ -73,8 +73,9 @@ impl Deref for Memory {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` readable bytes as long as the owner lives. Nobody writes them while they are borrowed: the
-        // owner is reached through this value alone, and a region has REMOTE_READ alone, so neither NIC nor peers may.
+        // SAFETY: `start` points to `len` readable bytes while the owner lives. The bytes are not written while they
+        // are borrowed: the owner is reached through this value alone, and a region has only REMOTE_READ, so neither
+        // NIC nor peers may write.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -82,8 +83,8 @@ impl Deref for Memory {
 impl DerefMut for Memory {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and writable. Peers that READ meanwhile are outside of the abstract machine: they may see any
-        // mixture of old and new bytes, which is what checksums are for.
+        // SAFETY: as above, and the bytes are writable. Concurrent READs of peers are outside of the abstract machine:
+        // they may see any mixture of old and new bytes, which the checksums detect.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }

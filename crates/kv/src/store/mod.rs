@@ -1,17 +1,19 @@
-//! The storage engine: partitions, each an index and a log, pure and without a network.
+//! The storage engine: partitions, each with an index and a log. The engine needs no network.
 //!
 //! A [`Partition`] is a hash table in the manner of MICA (Lim et al., NSDI 2014): a bucketed index that points into a
-//! circular log. What happens when the log is full is its [`Mode`]:
+//! circular log. Its [`Mode`] decides what happens when the log is full:
 //!
-//! - [`Mode::Cache`]: the oldest items go. A key that was set may be gone at any later time: **cache semantics**.
-//! - [`Mode::Store`]: nothing goes. The oldest items are moved to the young end over dead ones, and when there is too
-//!   little that is dead, or the index has no room, a new item is refused as [`Refusal::Full`].
+//! - [`Mode::Cache`]: the oldest items are evicted. A key that was set can be gone at any later time: **cache
+//!   semantics**.
+//! - [`Mode::Store`]: nothing is evicted. The oldest items are moved to the young end, over dead blocks. If too few
+//!   blocks are dead, or the index has no room, a new item is refused with [`Refusal::Full`].
 //!
-//! Updates of the same size are made in place. Every item has a [version](Entry::version), which grows with every change
-//! of its key, also across removals: it is what compare-and-set compares. After 2^38 - 1 changes versions begin again.
+//! Updates of the same size are made in place. Every item has a [version](Entry::version), which grows with every
+//! change of its key, also across removals. Compare-and-set compares this version. After 2^38 - 1 changes versions
+//! restart at 1.
 //!
-//! A [`Store`] is all partitions of a server. Its partitions are behind locks, so that any thread can use them: the
-//! workers of the server, each for a batch of its own partition, and other fronts beside them.
+//! A [`Store`] is all partitions of a server. Each partition has a lock, so that any thread can use it. A worker locks
+//! its partition for a batch; other front ends lock partitions too.
 
 mod hash;
 mod index;
@@ -33,33 +35,33 @@ pub use partition::{
 };
 pub use record::{LockPlacement, Shape};
 
-/// Bytes of an item with this key and value in the log. The index takes a slot of eight bytes besides, and an eighth
-/// of its slots is free when there are as many items as it is made for.
+/// Returns the bytes of an item with this key and value in the log. The index adds a slot of eight bytes; an eighth of
+/// its slots is free at its nominal number of items.
 pub fn item_bytes(key: usize, value: usize, expires: bool) -> usize {
     8 * log::units(key, value, expires)
 }
 
-/// How a [`Store`] is made.
+/// Configuration of a [`Store`].
 #[derive(Debug, Clone, Copy)]
 pub struct StoreConfig {
-    /// Partitions: one a worker, 1 to 64.
+    /// Number of partitions, one per worker, 1 to 64.
     pub partitions: usize,
-    /// Items that all partitions are made for together.
+    /// Number of items that all partitions together are sized for.
     pub items: usize,
-    /// Bytes of all logs together. [`item_bytes`] says what an item takes.
+    /// Bytes of all logs together. [`item_bytes`] returns the bytes of an item.
     pub log_bytes: usize,
-    /// What happens when there is no room.
+    /// The behaviour when the store is full.
     pub mode: Mode,
-    /// Tells the time in milliseconds from some start on, for items that expire.
+    /// A clock in milliseconds since any fixed time, for items that expire.
     pub clock: fn() -> u64,
-    /// What hashes start from.
+    /// The seed of key hashes.
     pub seed: u64,
 }
 
 impl StoreConfig {
-    /// Room for `items` with keys and values of at most these lengths, spread over partitions by chance.
+    /// Returns a configuration for `items` items with keys and values of at most these lengths, hashed to partitions.
     pub fn for_items(partitions: usize, items: usize, key: usize, value: usize) -> Self {
-        // Partitions get their share give or take; a sixteenth of a log is never full (see `Mode::Store`).
+        // Hashing gives partitions slightly different shares; a sixteenth of a log is never full (see `Mode::Store`).
         let items = items + items / 32 + 1024 * partitions;
         Self {
             partitions,
@@ -72,7 +74,7 @@ impl StoreConfig {
     }
 }
 
-/// Milliseconds since 1970, as the system's clock has it.
+/// Returns the milliseconds since 1970 by the system's clock.
 pub fn unix_ms() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |t| u64::try_from(t.as_millis()).unwrap_or(u64::MAX))
@@ -97,24 +99,25 @@ pub struct Store {
     seed: u64,
 }
 
-/// A lock in cache lines of its own.
+/// A lock in its own cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Padded(Mutex<Partition>);
 
 impl Store {
-    /// An empty store.
+    /// Creates an empty store.
     ///
     /// # Errors
-    /// When there is not so much memory.
+    /// If the memory cannot be allocated.
     pub fn new(config: &StoreConfig) -> Result<Self, NoMemory> {
         Self::with(config, None)
     }
 
-    /// An empty store that clients READ by the keys of this protection domain. Each item takes eight bytes more.
+    /// Creates an empty store in memory that is registered with this protection domain, for clients' READs. Each item
+    /// takes eight bytes more.
     ///
     /// # Errors
-    /// When there is not so much memory.
+    /// If the memory cannot be allocated.
     pub fn exposed(config: &StoreConfig, pd: &ProtectionDomain) -> Result<Self, NoMemory> {
         Self::with(config, Some(pd))
     }
@@ -135,23 +138,23 @@ impl Store {
         })
     }
 
-    /// How many partitions there are.
+    /// Returns the number of partitions.
     pub fn partitions(&self) -> usize {
         self.partitions.len()
     }
 
-    /// What hashes start from.
+    /// Returns the seed of key hashes.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// The hash of a key, as its partition wants it.
+    /// Returns the hash of a key.
     #[inline]
     pub fn hash(&self, key: &[u8]) -> u64 {
         hash_of(key, self.seed)
     }
 
-    /// The partition of a key, for the caller alone as long as it holds it, and the key's hash.
+    /// Locks the partition of a key. Returns the key's hash and the partition.
     pub fn lock(&self, key: &[u8]) -> (u64, MutexGuard<'_, Partition>) {
         let hash = self.hash(key);
         (
@@ -160,10 +163,10 @@ impl Store {
         )
     }
 
-    /// A partition by its number, for the caller alone as long as it holds it.
+    /// Locks a partition by its number.
     ///
     /// # Panics
-    /// When there is no partition of that number.
+    /// If no partition has that number.
     #[inline]
     pub fn partition(&self, number: usize) -> MutexGuard<'_, Partition> {
         let lock = &self.partitions[number].0;
@@ -175,7 +178,7 @@ impl Store {
         (0..self.partitions()).for_each(|n| self.partition(n).clear());
     }
 
-    /// Sums over all partitions.
+    /// Returns the sums of all partitions' statistics.
     pub fn stats(&self) -> PartitionStats {
         let mut sum = PartitionStats::default();
         for n in 0..self.partitions() {

@@ -1,4 +1,4 @@
-//! A partition: one index, one log, one owner at a time.
+//! A partition: one index and one log, used by one thread at a time.
 
 use serde::{Deserialize, Serialize};
 use verbs::{ProtectionDomain, RemoteMemory};
@@ -8,70 +8,71 @@ use super::index::{self, Index};
 use super::log::{Header, LAST_VERSION, Log, MAX_KEY_BYTES, MAX_VALUE_BYTES};
 use super::memory::NoMemory;
 
-/// What a partition does when there is no room.
+/// The behaviour of a partition when it is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// The oldest items go.
+    /// The oldest items are evicted.
     #[default]
     Cache,
-    /// New items are refused. A sixteenth of the log is kept free: at more than that moving items would cost too much.
+    /// New items are refused. A sixteenth of the log is kept free, because moving items would cost too much in a fuller
+    /// log.
     Store,
 }
 
-/// How a [`Partition`] is made.
+/// Configuration of a [`Partition`].
 #[derive(Debug, Clone, Copy)]
 pub struct PartitionConfig {
-    /// Items that its index is made for.
+    /// Number of items that the index is sized for.
     pub items: usize,
-    /// Bytes of its log; at least 512.
+    /// Bytes of the log; at least 512.
     pub log_bytes: usize,
-    /// What happens when there is no room.
+    /// The behaviour when the partition is full.
     pub mode: Mode,
-    /// Tells the time in milliseconds; asked only about items that expire.
+    /// A clock in milliseconds; only called for items that expire.
     pub clock: fn() -> u64,
-    /// What hashes start from.
+    /// The seed of key hashes.
     pub seed: u64,
 }
 
-/// When a [`Partition::set`] sets.
+/// The condition of a [`Partition::set`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Condition {
-    /// Always.
+    /// Sets the value always.
     #[default]
     Always,
-    /// If the key is not there (`NX`).
+    /// Sets the value only if the key is absent (`NX`).
     Absent,
-    /// If the key is there (`XX`).
+    /// Sets the value only if the key is present (`XX`).
     Present,
-    /// If the key is there and has this version: compare-and-set.
+    /// Sets the value only if the key is present with this version: compare-and-set.
     Version(u64),
 }
 
-/// How a [`Partition::set`] sets.
+/// Options of a [`Partition::set`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Set {
-    /// When.
+    /// The condition for setting the value.
     pub condition: Condition,
-    /// When the item expires, by the partition's clock; 0 for never.
+    /// The expiry time of the item, by the partition's clock; 0 for never.
     pub expires_ms: u64,
 }
 
 /// An item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry<'p> {
-    /// Its value.
+    /// The value.
     pub value: &'p [u8],
-    /// Grows with every change of the key; never 0.
+    /// The version: grows with every change of the key, and is never 0.
     pub version: u64,
-    /// When it expires, by the partition's clock; 0 for never.
+    /// The expiry time, by the partition's clock; 0 for never.
     pub expires_ms: u64,
 }
 
-/// Why a partition did not do what was asked.
+/// The reason why a partition did not execute a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The store is full: the value before, if there was one, is as it was.
+    /// The store is full. The previous value, if any, is unchanged.
     #[error("the store is full; delete something, or give it more memory")]
     Full,
     /// The item takes more than a 32nd of the log, or key or value are longer than [`MAX_KEY_BYTES`] and
@@ -80,25 +81,25 @@ pub enum Refusal {
         "the item is too long: keys have at most {MAX_KEY_BYTES} bytes, values {MAX_VALUE_BYTES}, and an item at most a 32nd of the log"
     )]
     TooLong,
-    /// The condition does not hold; the version that is there, 0 for none.
+    /// The condition does not hold. The field is the present version, 0 if the key is absent.
     #[error("the condition does not hold: the version there is {0}")]
     Condition(u64),
 }
 
-/// What a partition did and holds.
+/// Counters and contents of a partition.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionStats {
-    /// Items that are there.
+    /// Number of items present.
     pub items: u64,
-    /// Bytes of keys and values that are there.
+    /// Bytes of the keys and values present.
     pub data_bytes: u64,
     /// Bytes of the index and of the used part of the log.
     pub memory_bytes: u64,
-    /// Items that went because there was no room ([`Mode::Cache`]).
+    /// Items that were evicted because the partition was full ([`Mode::Cache`]).
     pub evictions: u64,
     /// Items that were moved to make room ([`Mode::Store`]).
     pub moves: u64,
-    /// Items that were removed because their time was over.
+    /// Items that were removed because they had expired.
     pub expired: u64,
     /// Items that were refused because the store is full.
     pub refused_full: u64,
@@ -116,8 +117,8 @@ impl PartitionStats {
     }
 }
 
-/// A hash table of its own. The caller gives the hash of each key, [`super::hash_of`] with the partition's seed: it
-/// needs it before, to find the partition and to prefetch.
+/// A hash table with its own index and log. The caller passes the hash of each key: [`super::hash_of`] with the
+/// partition's seed. The caller needs the hash earlier, to find the partition and to prefetch.
 #[derive(Debug)]
 pub struct Partition {
     index: Index,
@@ -125,28 +126,28 @@ pub struct Partition {
     mode: Mode,
     clock: fn() -> u64,
     seed: u64,
-    /// The highest version of a key that was removed: what comes anew is above.
+    /// The highest version of a removed key. New keys get greater versions.
     floor: u64,
-    /// Items that expire some time.
+    /// Number of items that have an expiry time.
     mortal: u64,
-    /// When items were last looked through for expired ones.
+    /// Time of the last sweep for expired items.
     swept_ms: u64,
-    /// The most units that were ever used: so much memory the system has given.
+    /// The most units that were ever used, for which the system has allocated memory.
     touched: usize,
     scratch: Vec<u8>,
     stats: PartitionStats,
 }
 
 impl Partition {
-    /// An empty partition.
+    /// Creates an empty partition.
     ///
     /// # Errors
-    /// When there is not so much memory.
+    /// If the memory cannot be allocated.
     pub fn new(config: &PartitionConfig) -> Result<Self, NoMemory> {
         Self::with(config, None)
     }
 
-    /// An empty partition that clients READ by the keys of this protection domain.
+    /// Creates an empty partition in memory registered with this protection domain, for clients' READs.
     pub(super) fn with(
         config: &PartitionConfig,
         pd: Option<&ProtectionDomain>,
@@ -167,14 +168,14 @@ impl Partition {
         })
     }
 
-    /// Starts to fetch what a search for this hash looks at first.
+    /// Prefetches the home bucket of a hash.
     #[inline]
     pub fn prefetch_index(&self, hash: u64) {
         self.index.prefetch(hash);
     }
 
-    /// Starts to fetch the item that this hash most likely means. Worth it once
-    /// [`prefetch_index`](Self::prefetch_index) has had time to work.
+    /// Prefetches the item that this hash most likely means. The home bucket should be in the cache by then, by
+    /// [`prefetch_index`](Self::prefetch_index).
     #[inline]
     pub fn prefetch_item(&self, hash: u64) {
         if let Some(pos) = self.index.likely(hash) {
@@ -182,17 +183,17 @@ impl Partition {
         }
     }
 
-    /// How many items there are; those whose time is over count until somebody comes across them.
+    /// Returns the number of items. Expired items count until an operation finds and removes them.
     pub fn len(&self) -> u64 {
         self.stats.items
     }
 
-    /// Whether there is none.
+    /// Returns true if the partition has no items.
     pub fn is_empty(&self) -> bool {
         self.stats.items == 0
     }
 
-    /// What it did and holds.
+    /// Returns counters and contents.
     pub fn stats(&self) -> PartitionStats {
         PartitionStats {
             memory_bytes: (self.index.bytes() + self.touched * 8) as u64,
@@ -200,23 +201,23 @@ impl Partition {
         }
     }
 
-    /// Its index and its log, where clients READ them.
+    /// Returns the addresses and keys of index and log, if clients READ them.
     pub(crate) fn remote(&self) -> Option<(RemoteMemory, RemoteMemory)> {
         self.index.remote().zip(self.log.remote())
     }
 
-    /// Index and log as a client READs them.
+    /// Returns index and log as a client READs them.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> (&[u8], &[u8]) {
         (self.index.raw(), self.log.raw())
     }
 
-    /// The time by this partition's clock.
+    /// Returns the time by this partition's clock.
     pub fn now_ms(&self) -> u64 {
         (self.clock)()
     }
 
-    /// The item of a key.
+    /// Returns the item of a key.
     #[inline]
     pub fn get(&mut self, hash: u64, key: &[u8]) -> Option<Entry<'_>> {
         let (place, pos) = self.index.find(hash, |pos| self.log.has_key(pos, key))?;
@@ -233,10 +234,10 @@ impl Partition {
         })
     }
 
-    /// Sets the value of a key; returns its new version.
+    /// Sets the value of a key, and returns its new version.
     ///
     /// # Errors
-    /// [`Refusal`], and then nothing has changed.
+    /// [`Refusal`]; the partition is then unchanged.
     #[inline]
     pub fn set(&mut self, hash: u64, key: &[u8], value: &[u8], how: Set) -> Result<u64, Refusal> {
         let expires = how.expires_ms != 0;
@@ -269,7 +270,7 @@ impl Partition {
         let version = if above >= LAST_VERSION { 1 } else { above + 1 };
         if let Some((_, pos)) = old {
             let header = self.log.item(pos).header;
-            // In a cache what is set again becomes young again, once it is among the oldest quarter.
+            // In a cache, setting an item among the oldest quarter moves it to the young end.
             let stays = self.mode == Mode::Store
                 || self.log.age_rank(pos) >= self.log.used() / 4
                 || self.log.used() < self.log.capacity() / 4 * 3;
@@ -310,14 +311,14 @@ impl Partition {
             self.make_room();
         }
         let pos = self.reserve(units);
-        // Making room may have moved or evicted what was there.
+        // Making room may have moved or evicted the old item.
         if let Some((place, old)) = find(self) {
             let header = self.log.item(old).header;
             self.forget(old);
             self.floor = self.floor.max(header.version);
             self.index.moved(place, pos);
         } else if !self.index.insert(hash, pos) {
-            // A cache whose index is full here: the oldest of the home bucket makes room.
+            // In a cache with a full index, the oldest item of the home bucket is evicted.
             let rank = |(_, pos): &(_, usize)| self.log.age_rank(*pos);
             if let Some((place, oldest)) = self.index.neighbours(hash).min_by_key(rank) {
                 self.floor = self.floor.max(self.log.item(oldest).header.version);
@@ -334,10 +335,10 @@ impl Partition {
         Ok(())
     }
 
-    /// Sets when an item expires, 0 for never, without another change; false if it is not there.
+    /// Sets the expiry time of an item, 0 for never, and keeps its value. Returns false if the key is absent.
     ///
     /// # Errors
-    /// [`Refusal::Full`]: an item that expires takes eight bytes more.
+    /// [`Refusal::Full`]: an item with an expiry time takes eight bytes more.
     pub fn expire(&mut self, hash: u64, key: &[u8], expires_ms: u64) -> Result<bool, Refusal> {
         let Some(entry) = self.get(hash, key) else {
             return Ok(false);
@@ -350,10 +351,11 @@ impl Partition {
         self.set(hash, key, &value, how).map(|_| true)
     }
 
-    /// Removes a key, if it has that version where one is given; its version, 0 if it was not there.
+    /// Removes a key, if its version is `version` or no version is given. Returns the removed version, or 0 if the key
+    /// was absent.
     ///
     /// # Errors
-    /// [`Refusal::Condition`] when it has another version.
+    /// [`Refusal::Condition`] if the key is absent or has another version.
     pub fn delete(&mut self, hash: u64, key: &[u8], version: Option<u64>) -> Result<u64, Refusal> {
         let Some((place, pos)) = self.index.find(hash, |pos| self.log.has_key(pos, key)) else {
             return match version {
@@ -387,7 +389,7 @@ impl Partition {
         (self.stats.items, self.stats.data_bytes) = (0, 0);
     }
 
-    /// Calls `each` for every item, from the oldest on: key and entry. Items whose time is over are left out.
+    /// Calls `each` for every item with its key, from the oldest on. Expired items are left out.
     pub fn for_each(&self, mut each: impl FnMut(&[u8], Entry<'_>)) {
         let now = self.now_ms();
         for pos in self.blocks() {
@@ -403,7 +405,7 @@ impl Partition {
         }
     }
 
-    /// Positions of items, from the oldest on.
+    /// Returns the positions of items, from the oldest on.
     fn blocks(&self) -> impl Iterator<Item = usize> {
         let mut next = self.log.oldest();
         std::iter::from_fn(move || {
@@ -440,14 +442,14 @@ impl Partition {
         self.log.kill(pos);
     }
 
-    /// Whether a store may take so many units more. The sixteenth that stays free is what two of the longest items
-    /// take, so that moving items round once always makes room in one piece.
+    /// Returns true if a store may take `units` more units. The reserved sixteenth is the size of two of the longest
+    /// items, so that moving all items once always frees a contiguous block.
     fn fits(&self, units: usize) -> bool {
         let capacity = self.log.capacity();
         self.log.live() + units <= capacity - capacity / 16
     }
 
-    /// A block for so many units: makes room at the old end. Its header is dead.
+    /// Allocates a block of `units` units, and makes room at the old end if necessary. Its header is a dead block's.
     fn reserve(&mut self, units: usize) -> usize {
         loop {
             if let Some(pos) = self.log.append(units) {
@@ -458,7 +460,7 @@ impl Partition {
         }
     }
 
-    /// Frees the oldest block: evicts its item, or moves it to the young end.
+    /// Frees the oldest block: evicts its item, or moves the item to the young end.
     fn make_room(&mut self) {
         let Some((pos, header)) = self.log.oldest() else {
             return;
@@ -470,7 +472,7 @@ impl Partition {
         let item = self.log.item(pos);
         let hash = hash_of(item.key, self.seed);
         let Some((place, _)) = self.index.find(hash, |there| there == pos) else {
-            // The index knows every item.
+            // Unreachable: the index has every item.
             self.log.kill(pos);
             return;
         };
@@ -488,7 +490,8 @@ impl Partition {
         self.log.lift(pos, &mut self.scratch);
         self.log.kill(pos);
         self.log.pop();
-        // Only a log without room in one piece comes here, and then the block that was the oldest borders on the room.
+        // This runs only if no contiguous room was left. The freed oldest block is adjacent to the room, so the append
+        // succeeds.
         if let Some(to) = self.log.append(units) {
             self.log.lay(to, &self.scratch);
             self.log.born(units);
@@ -497,7 +500,7 @@ impl Partition {
         }
     }
 
-    /// Removes what is over, if anything expires here, and not more than once a second.
+    /// Removes expired items, at most once a second, and only if some item has an expiry time.
     fn sweep(&mut self) {
         let now = self.now_ms();
         if self.mortal == 0 || now < self.swept_ms.saturating_add(1000) {

@@ -1,7 +1,8 @@
-//! Records of a fixed size that clients READ, and with the atomics-based design WRITE, in the server's memory: what they look
-//! like, and pure checks of bytes that may change while they are copied.
+//! Records of fixed size in the server's memory, which clients READ, and in the atomics-based design also WRITE. This
+//! module has their layout, and checks of bytes that may change while they are copied.
 //!
-//! A record's body: a word of meta data, a checksum of all the rest, the key and the value, both padded to the longest.
+//! A record's body: a meta word, a checksum of all the rest, the key and the value, both padded to their maximum
+//! length.
 //!
 //! | bits of the meta word | meaning |
 //! |---|---|
@@ -11,12 +12,12 @@
 //! | 23..8 | bytes of the value |
 //! | 7..0 | bytes of the key |
 //!
-//! A key's record is one of the *neighbourhood* that begins at its home, so one READ of the neighbourhood finds it; where
-//! that is full it is anywhere behind the last home, and only the server knows. A record keeps its key for as long as it is
-//! used, so of two who look at it while it changes both see the same key.
+//! A key's record is in the *neighbourhood* of records that begins at the key's home, so one READ of the neighbourhood
+//! finds it. If the neighbourhood is full, the record is anywhere after the last neighbourhood, and only the server
+//! knows where. A record keeps its key while it is in use, so concurrent readers always see the same key.
 //!
-//! A lock is a word: owner in bits 63..40, its lease in milliseconds in bits 39..24, a number that the owner counts
-//! up in bits 23..0; 0 if nobody has it.
+//! A lock is a word: the owner in bits 63..40, its lease in milliseconds in bits 39..24, and the owner's acquisition
+//! number in bits 23..0. The word is 0 if the lock is free.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,19 +26,19 @@ use super::partition::{Condition, Refusal};
 const USED: u64 = 1 << 63;
 const REMOVED: u64 = 1 << 62;
 const VERSION_SHIFT: u32 = 24;
-/// The last version before they begin again.
+/// The last version before versions restart at 1.
 pub(crate) const LAST_VERSION: u64 = super::log::LAST_VERSION;
-/// Bytes in front of the key.
+/// Bytes of a body's header, before the key.
 const HEAD: usize = 16;
 
-/// Where locks are, which decides how many of a NIC's locks they share.
+/// The placement of lock words, which decides how many of a NIC's internal locks they share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LockPlacement {
-    /// Side by side in an array of their own: their addresses differ in the bits by which NICs choose a lock.
+    /// In an array of adjacent words: their addresses differ in the bits by which NICs select an internal lock.
     #[default]
     Spread,
-    /// In each record, at the same offset: with large, aligned records the lower bits of all their addresses are the same.
+    /// In each record, at the same offset: with large, aligned records the lower address bits of all locks are equal.
     Record,
 }
 
@@ -63,28 +64,28 @@ impl std::fmt::Display for LockPlacement {
     }
 }
 
-/// The shape of a partition's records: servers and clients must agree.
+/// The layout of a partition's records. Servers and clients must agree on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
-    /// Records, those behind the last home among them.
+    /// Number of records, including those after the last neighbourhood.
     pub records: u64,
-    /// Homes.
+    /// Number of homes: each is the first record of a neighbourhood.
     pub homes: u64,
-    /// Records of a neighbourhood.
+    /// Number of records in a neighbourhood.
     pub neighbours: usize,
-    /// Bytes from a record to the next.
+    /// Distance between records in bytes.
     pub stride: usize,
-    /// The longest key, padded.
+    /// Bytes of the longest key, padded.
     pub key_bytes: usize,
-    /// The longest value, padded.
+    /// Bytes of the longest value, padded.
     pub value_bytes: usize,
-    /// Where locks are.
+    /// The placement of lock words.
     pub locks: LockPlacement,
 }
 
 impl Shape {
-    /// Room for `items` in neighbourhoods that one READ of `read_bytes` fetches, at least a record; records begin at
-    /// multiples of `align`.
+    /// Returns a layout for `items` items. One READ of `read_bytes` bytes fetches a neighbourhood, which has at least
+    /// one record. Records begin at multiples of `align`.
     pub(crate) fn new(
         items: usize,
         (key, value): (usize, usize),
@@ -100,7 +101,7 @@ impl Shape {
         };
         let stride = stride.next_multiple_of(align.max(8));
         let neighbours = (read_bytes / stride).max(1);
-        // At two thirds few neighbourhoods of eight records are full, of smaller ones more.
+        // At two thirds load, few neighbourhoods of eight records are full; of smaller ones more are.
         let homes = items + items / 2 + 64;
         let records = homes + neighbours + items / neighbours.min(8) + 64;
         Self {
@@ -114,7 +115,7 @@ impl Shape {
         }
     }
 
-    /// Whether it can be one, in so much memory: it may come from anybody.
+    /// Returns true if an untrusted layout is consistent and fits into `memory` bytes.
     pub(crate) fn check(&self, memory: u64) -> bool {
         let small = self.key_bytes <= 1 << 10
             && self.value_bytes <= 1 << 16
@@ -134,7 +135,7 @@ impl Shape {
             && self.bytes() <= memory
     }
 
-    /// Bytes of memory for it, locks included.
+    /// Returns the bytes of memory for the records and their locks.
     pub(crate) fn bytes(&self) -> u64 {
         let locks = match self.locks {
             LockPlacement::Spread => 8 * self.records,
@@ -143,24 +144,24 @@ impl Shape {
         self.records * self.stride as u64 + locks
     }
 
-    /// Bytes of a body.
+    /// Returns the bytes of a body.
     pub(crate) fn body(&self) -> usize {
         HEAD + self.key_bytes + self.value_bytes
     }
 
-    /// The first record of a hash's neighbourhood.
+    /// Returns the first record of a hash's neighbourhood.
     #[inline]
     pub(crate) fn home(&self, hash: u64) -> u64 {
         super::index::home(hash, self.homes)
     }
 
-    /// Where a record's body is.
+    /// Returns the offset of a record's body.
     #[inline]
     pub(crate) fn at(&self, record: u64) -> u64 {
         record * self.stride as u64
     }
 
-    /// Where a record's lock is.
+    /// Returns the offset of a record's lock.
     #[inline]
     pub(crate) fn lock_at(&self, record: u64) -> u64 {
         match self.locks {
@@ -169,12 +170,12 @@ impl Shape {
         }
     }
 
-    /// Whether key and value are short enough.
+    /// Returns true if key and value are short enough.
     pub(crate) fn fits(&self, key: &[u8], value: &[u8]) -> bool {
         key.len() <= self.key_bytes && value.len() <= self.value_bytes
     }
 
-    /// Writes a body into `into`; a removed one has no value. Key and value must [fit](Self::fits).
+    /// Encodes a body into `into`. A removed key has no value. Key and value must [fit](Self::fits).
     pub(crate) fn encode(
         &self,
         into: &mut [u8],
@@ -197,7 +198,7 @@ impl Shape {
         into[8..HEAD].copy_from_slice(&check.to_le_bytes());
     }
 
-    /// What a body is, whatever its bytes are, to somebody who looks for `key`.
+    /// Decodes a body with any contents, for a reader that looks for `key`.
     #[inline]
     pub(crate) fn decode<'b>(
         &self,
@@ -229,7 +230,7 @@ impl Shape {
         }
     }
 
-    /// The version of a record whose key was removed.
+    /// Returns the version of a record whose key was removed; `None` if the record is in another state.
     pub(crate) fn removed(&self, body: &[u8], (seed, record): (u64, u64)) -> Option<u64> {
         let key = body.get(HEAD..HEAD + (word(body, 0) & 0xff) as usize)?;
         match self.decode(body, (seed, record), key) {
@@ -241,7 +242,7 @@ impl Shape {
         }
     }
 
-    /// Which record of a neighbourhood that was READ as a whole is the key's: its place there, and its body.
+    /// Finds the key's record in a neighbourhood that was READ as a whole. Returns its record number and body.
     #[inline]
     pub(crate) fn find<'b>(
         &self,
@@ -256,17 +257,17 @@ impl Shape {
     }
 }
 
-/// What a body is to somebody who looks for a key.
+/// The result of decoding a body for a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Body<'b> {
-    /// The key's, whole; without a value if it was removed.
+    /// The intact record of the key; without a value if the key was removed.
     Ours {
         version: u64,
         value: Option<&'b [u8]>,
     },
-    /// Another key's, or nobody's.
+    /// The record of another key, or a free record.
     Other,
-    /// The key's, while it is being changed.
+    /// The key's record while it is being changed.
     Torn,
 }
 
@@ -281,8 +282,8 @@ fn check_of(meta: u64, rest: &[u8], seed: u64, record: u64) -> u64 {
     xxhash_rust::xxh3::xxh3_64_with_seed(rest, seed)
 }
 
-/// The version that a change makes, where `last` is the key's last one: 0 as a refusal's version means that it is not there.
-/// `None` where there is nothing to remove.
+/// Returns the version that a change makes. `last` is the key's last version. Returns `None` if there is nothing to
+/// remove. A refusal carries version 0 if the key is absent.
 pub(crate) fn next_version(
     last: u64,
     present: bool,
@@ -305,22 +306,22 @@ pub(crate) fn next_version(
     })
 }
 
-/// What a client writes down at the server before it changes a record, so that the change can be finished without it:
-/// the record, its lock's word, the new body, a checksum.
+/// The redo entry that a client writes before it changes a record, so that the server can finish the change if the
+/// client dies. An entry has the record, its lock word, the new body and a checksum.
 pub(crate) mod redo {
     use super::{Shape, word};
 
     const HEAD: usize = 16;
 
-    /// Bytes of an entry.
+    /// Returns the bytes of an entry.
     pub(crate) fn bytes(shape: &Shape) -> usize {
         HEAD + shape.body() + 8
     }
 
-    /// Where the body is in an entry.
+    /// Offset of the body in an entry.
     pub(crate) const BODY_AT: usize = HEAD;
 
-    /// Completes an entry in which the body is already.
+    /// Completes an entry that already contains the body.
     pub(crate) fn seal(
         entry: &mut [u8],
         shape: &Shape,
@@ -335,12 +336,12 @@ pub(crate) mod redo {
         entry[end..end + 8].copy_from_slice(&check.to_le_bytes());
     }
 
-    /// The partition that an entry is about, if it has the length of one.
+    /// Returns the partition of an entry.
     pub(crate) fn partition_of(entry: &[u8]) -> Option<usize> {
         usize::try_from(word(entry, 0) >> 32).ok()
     }
 
-    /// Record, lock and body of an entry, if it is a whole one: its bytes may be any.
+    /// Returns record, lock word and body of an entry, or `None` if its checksum is wrong. The bytes are untrusted.
     pub(crate) fn open<'e>(entry: &'e [u8], shape: &Shape) -> Option<(u64, u64, &'e [u8])> {
         let end = HEAD + shape.body();
         let whole = entry.get(..end + 8)?;
@@ -396,14 +397,14 @@ mod tests {
             let (old, new) = (body(version, &first), body(version + 1, &second));
             let ours = Body::Ours { version, value: first.as_deref() };
             prop_assert_eq!(shape.decode(&old, (5, 9), &key), ours);
-            // Of another place, or under another seed, it is nothing.
+            // At another place or with another seed, the checksum is wrong.
             prop_assert_eq!(shape.decode(&old, (5, 8), &key), Body::Torn);
             prop_assert_eq!(shape.decode(&old, (6, 9), &key), Body::Torn);
             let mut mixed = old;
             for word in (0..8).filter(|word| choice >> word & 1 != 0) {
                 mixed[word * 8..word * 8 + 8].copy_from_slice(&new[word * 8..word * 8 + 8]);
             }
-            // Bytes behind a value do not count.
+            // Bytes after a value are not in the checksum.
             let whole = [ours, Body::Ours { version: version + 1, value: second.as_deref() }];
             let seen = shape.decode(&mixed, (5, 9), &key);
             prop_assert!(seen == Body::Torn || whole.contains(&seen), "{seen:?}");

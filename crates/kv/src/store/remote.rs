@@ -1,9 +1,10 @@
-//! A store as a client sees it that READs its memory: pure checks of bytes that may change while they are copied.
+//! The client's side of READs into a store: checks of bytes that may change while they are copied.
 //!
-//! A bucket of the index only says where to look. What counts is the item: its checksum covers header, key and value, so
-//! bytes of two versions, of two items, or of a block that is dead are not taken for one. An item that passes was the
-//! key's at some time during the READ: before another takes its place, its header is overwritten. That a key is
-//! *not* there cannot be seen this way (items move between buckets), so a client asks the server before it says so.
+//! An index bucket only tells where to look; the item decides. An item's checksum covers header, key and value, so
+//! mixtures of two versions or two items, and dead blocks, are detected. An item that passes the check was the key's at
+//! some time during the READ: before another item takes its place, its header is overwritten. The *absence* of a key
+//! cannot be detected this way, because items move between buckets. So a client asks the server before it reports an
+//! absent key.
 
 use super::index::{SLOTS, home, pos_of, tag};
 use super::log::{ItemHeader, check_of};
@@ -11,23 +12,23 @@ use super::log::{ItemHeader, check_of};
 /// Bytes of a bucket of the index.
 pub(crate) const BUCKET_BYTES: usize = 8 * SLOTS;
 
-/// The bucket to look at first, of so many.
+/// Returns the first bucket to look at, for `buckets` buckets.
 pub(crate) fn home_of(hash: u64, buckets: u64) -> u64 {
     home(hash, buckets)
 }
 
-/// What a bucket says of a hash.
+/// The positions at which a bucket may lead to the item of a hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Candidates {
-    /// Where in the log, in bytes, items with the hash's tag are.
+    /// Byte offsets in the log of items with the hash's tag.
     at: [u64; SLOTS],
     count: usize,
-    /// The bucket has no room, so the item may be in the next one.
+    /// True if the bucket has no free slot, so that the item may be in the next bucket.
     pub(crate) goes_on: bool,
 }
 
 impl Candidates {
-    /// Of a bucket's bytes, whatever they are.
+    /// Reads a bucket with any contents.
     pub(crate) fn of(bucket: &[u8], hash: u64) -> Self {
         let mut found = Self {
             goes_on: true,
@@ -44,32 +45,32 @@ impl Candidates {
         found
     }
 
-    /// The next place to look at.
+    /// Returns the next byte offset to look at.
     pub(crate) fn take(&mut self) -> Option<u64> {
         self.count = self.count.checked_sub(1)?;
         Some(self.at[self.count])
     }
 }
 
-/// What bytes of the log are to a reader who looks for a key.
+/// The result of decoding bytes of the log for a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seen<'b> {
-    /// The key's item, whole.
+    /// The intact item of the key.
     Item {
         version: u64,
         value: &'b [u8],
-        /// It is over some time, by the server's clock.
+        /// True if the item has an expiry time, which refers to the server's clock.
         expires: bool,
     },
     /// Another key's item.
     Other,
-    /// An item of so many bytes, if it is one.
+    /// The bytes are too short: the item, if it is one, has this many bytes.
     Longer(usize),
-    /// None, or one that is being changed.
+    /// Not an item, or an item that is being changed.
     Torn,
 }
 
-/// What bytes of the log are, whatever they are, to a reader who looks for `key`.
+/// Decodes bytes of the log with any contents, for a reader that looks for `key`.
 pub(crate) fn item<'b>(bytes: &'b [u8], key: &[u8], seed: u64) -> Seen<'b> {
     let Some(header) = word_at(bytes, 0).and_then(ItemHeader::of) else {
         return Seen::Torn;
@@ -104,7 +105,7 @@ mod tests {
     use proptest::prelude::*;
     use verbs::Provider;
 
-    /// A partition that is READ, and copies of its index and log.
+    /// Creates a partition whose index and log are registered.
     fn exposed() -> Partition {
         let device = Provider::softnic().device(None).expect("a device");
         let pd = device.open().expect("opens").alloc_pd().expect("a domain");
@@ -118,7 +119,7 @@ mod tests {
         Partition::with(&config, Some(&pd)).expect("memory")
     }
 
-    /// What a client that READs everything at once finds.
+    /// Looks up a key as a client does that READs everything at once.
     fn find(p: &Partition, key: &[u8]) -> Option<(u64, Vec<u8>)> {
         let (index, log) = p.bytes();
         let hash = hash_of(key, 7);
@@ -144,7 +145,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
-        /// Items of all lengths, changed in place and anew, moved, evicted and removed: who READs finds what is there.
+        /// Items of all lengths are changed in place or anew, moved, evicted and removed. A reader finds exactly the
+        /// present items.
         #[test]
         fn readers_find_what_is_there(
             steps in prop::collection::vec((0u8..40, 0usize..60, any::<bool>()), 1..300),
@@ -165,7 +167,7 @@ mod tests {
             }
         }
 
-        /// Bytes of two versions, of which each 8-byte word is one's or the other's, are one of both or torn.
+        /// A mixture of two versions, word by word, is one of the two or is detected as torn.
         #[test]
         fn mixtures_are_torn(first in any::<[u8; 24]>(), second in any::<[u8; 24]>(), choice: u8) {
             let mut p = exposed();

@@ -1,4 +1,4 @@
-//! Properties of the whole engine against a map.
+//! Property tests of the storage engine against a map.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -98,7 +98,7 @@ fn what_expires_is_gone_in_time() {
     assert!(p.get(hash(b"k"), b"k").is_none());
     assert_eq!((p.len(), p.stats().expired), (0, 1));
     assert_eq!(p.expire(hash(b"k"), b"k", 9999), Ok(false));
-    // A set does not see it either.
+    // A set ignores an expired item.
     assert_eq!(p.set(hash(b"k"), b"k", b"v", how), Ok(3));
     let absent = Set {
         condition: Condition::Absent,
@@ -122,7 +122,7 @@ fn a_full_store_says_so_and_keeps_everything() {
             }
         }
     }
-    // 56 bytes each, of fifteen sixteenths.
+    // The items have 56 bytes each and fill fifteen sixteenths of the log.
     assert_eq!(there.len(), (60 << 10) / 56);
     for key in &there {
         assert_eq!(p.get(hash(key), key).map(|e| e.value), Some(&[7; 40][..]));
@@ -188,7 +188,7 @@ fn lengths_have_limits() {
     assert_eq!(set(&mut small, b"k", &[0; 200]), Err(Refusal::TooLong));
 }
 
-/// The figure that the documentation gives: 48 bytes of data take at most 1.5 times as much.
+/// The figure in the documentation: 48 bytes of data take at most 1.5 times as much memory.
 #[test]
 fn memory_of_many_items_is_little_more_than_the_data() {
     let items = 200_000u64;
@@ -228,14 +228,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Value, version, and when it is over.
+/// Value, version and expiry time.
 type Model = HashMap<u8, (Vec<u8>, u64, u64)>;
 
-/// Runs steps; what the partition says must be what the model says, except that a cache may have dropped what it
-/// likes, and a full store refuses.
+/// Executes steps on a partition and on a model. Both must agree, except that a cache may evict items and a full store
+/// may refuse them.
 fn run(mode: Mode, steps: Vec<Step>) -> Result<(), TestCaseError> {
     NOW.set(10);
-    // About 13 KiB of data at the most, in a log of 16: it goes round and round, and is full at times.
+    // At most about 13 KiB of data are in a log of 16 KiB: the log wraps around often, and is full at times.
     let mut p = partition(mode, 60, 16 << 10);
     let mut model = Model::new();
     let mut last_version = HashMap::new();

@@ -8,7 +8,7 @@ use futures::future::{FutureExt, try_join_all};
 use kv::store::{Condition, Mode};
 use kv::{AsyncClient, Client, ClientConfig, ClientError, Design, Outcome, Server, ServerConfig};
 
-/// Those that keep items of any length in logs.
+/// Designs that keep items of any length in logs.
 const LOGS: [Design; 2] = [Design::Herd, Design::Reads];
 
 fn server(config: ServerConfig) -> Server {
@@ -23,7 +23,7 @@ fn small(design: Design) -> ServerConfig {
     }
 }
 
-/// Patient: nothing is sent again because the machine is slow.
+/// Returns a client configuration with long timeouts, so that slow machines cause no retries.
 fn config(server: &Server) -> ClientConfig {
     ClientConfig {
         server: server.address().to_string(),
@@ -37,7 +37,7 @@ fn client(server: &Server) -> Client {
     Client::connect(config(server)).expect("connects")
 }
 
-/// More at a time than the window holds, and some that nobody waits for.
+/// More requests than the window has room for, and some futures that are dropped.
 #[test]
 fn futures_are_answered_in_any_number_and_may_be_dropped() {
     for design in Design::ALL {
@@ -62,7 +62,7 @@ fn futures_are_answered_in_any_number_and_may_be_dropped() {
                 .iter()
                 .zip(&keys)
             {
-                // The last of those PUTs may be under way beside their GETs.
+                // The last of those PUTs may be outstanding at the same time as the GETs.
                 let value = value.as_ref().expect("there");
                 let seen = (value.bytes.as_slice(), value.version);
                 assert!(
@@ -107,11 +107,11 @@ fn every_operation_does_what_it_says_on(design: Design) {
     assert!(c.delete(b"a").expect("answered"));
     assert!(!c.delete(b"a").expect("answered"));
     assert_eq!(c.get(b"a").expect("answered"), None);
-    // It comes back with a higher version.
+    // The key gets a higher version when it is set again.
     assert!(c.put(b"a", b"5").expect("set") > 3);
     let stats = server.stop();
     assert_eq!(stats.store.items, 1);
-    // Only what READs do not find is asked of the server.
+    // The server is asked only for keys that READs do not find.
     let asked = match design {
         Design::Herd => (3, 1),
         Design::Reads => (2, 0),
@@ -142,7 +142,7 @@ fn what_expires_is_gone_on(design: Design) {
     assert!(c.get(b"b").expect("answered").is_some());
 }
 
-/// Values of any length, shorter and longer than slots, messages and what is sent inline.
+/// Values of any length, shorter and longer than slots, messages and inline data.
 #[test]
 fn values_of_every_length_come_back() {
     LOGS.into_iter()
@@ -172,7 +172,7 @@ fn values_of_every_length_come_back_on(design: Design) {
             let there = c.get(&key).expect("answered").expect("there");
             assert!(there.bytes == value, "{len}");
         }
-        // Many long ones at a time, between short ones.
+        // Many long values at the same time, between short ones.
         let tickets: Vec<_> = (0..200u32)
             .map(|i| {
                 let len = if i % 3 == 0 { 20_000 } else { 10 };
@@ -212,13 +212,13 @@ fn too_long_is_said_and_nothing_breaks_on(design: Design) {
         c.put(b"", &[1; 65_536]),
         Err(ClientError::TooLong)
     ));
-    // Of 128 KiB an item may have 4.
+    // In a log of 128 KiB an item may have 4 KiB.
     assert!(matches!(
         c.put(b"k", &[1; 5_000]),
         Err(ClientError::TooLong)
     ));
     c.put(b"k", &[1; 3_000]).expect("short enough");
-    // A client with small messages cannot take long values, and says so.
+    // A client with small messages cannot receive long values, and returns an error.
     let mut small = Client::connect(ClientConfig {
         value_bytes: 32,
         ..config(&server)
@@ -306,7 +306,7 @@ fn clients_of_several_threads_count_to_the_same_sum_on(design: Design) {
     assert_eq!(sum.version, 1 + 3 * EACH);
 }
 
-/// Other fronts use the store beside the workers.
+/// Other front ends use the store beside the workers.
 #[test]
 fn another_front_sees_the_same_data() {
     LOGS.into_iter()
@@ -382,7 +382,7 @@ fn places_are_freed_and_refusals_have_reasons_on(design: Design) {
     assert!(e.contains("cannot reach a key-value store"), "{e}");
 }
 
-/// A server that stops and another that comes to its address: clients go on by themselves.
+/// A server stops, and another starts at its address: clients reconnect by themselves.
 #[test]
 fn clients_find_a_server_that_comes_back() {
     Design::ALL
@@ -409,7 +409,7 @@ fn clients_find_a_server_that_comes_back_on(design: Design) {
         };
         Server::start(config).expect("the address is free again")
     });
-    // The new one has nothing: a cache may forget.
+    // The new server is empty: a cache may drop items.
     assert_eq!(c.get(b"k").expect("answered"), None);
     c.put(b"k", b"w").expect("set");
     assert_eq!(c.get(b"k").expect("answered").expect("there").bytes, b"w");
@@ -438,7 +438,7 @@ fn a_server_of_another_design_at_the_same_address_is_refused() {
         e.contains("came back with design atomics instead of herd"),
         "{e}"
     );
-    // Once it is known that nothing is under way any more, it is a server like any other.
+    // When no request is outstanding any more, the client accepts the other server.
     c.put(b"k", b"w").expect("set");
 }
 
@@ -492,7 +492,7 @@ fn full_records_are_said_and_nothing_is_lost() {
             }
         }
         assert!((100..900).contains(&there.len()), "{}", there.len());
-        // Another client, which knows nothing of where they are.
+        // Another client, which has not cached any record numbers.
         let mut other = client(&server);
         for (i, version) in &there {
             let value = other

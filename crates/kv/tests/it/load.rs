@@ -1,4 +1,4 @@
-//! The load generator against a server: all that it sees is right, and what is wrong is found.
+//! The load generator against a server: right answers pass its checks, and wrong ones are detected.
 
 use kv::load::{self, Popularity, Until, Workload, Ycsb, key_bytes, value_bytes};
 use kv::store::{Mode, Set};
@@ -33,7 +33,7 @@ fn connect_with(server: &Server, config: ClientConfig) -> Pipeline {
     Pipeline::connect(ClientConfig {
         server: server.address().to_string(),
         value_bytes: 32,
-        // Nothing is sent again because the machine is slow.
+        // Long timeouts, so that slow machines cause no retries.
         answer_ms: 60_000,
         deadline_ms: 120_000,
         ..config
@@ -84,7 +84,8 @@ fn a_load_finds_every_key_and_every_value_right() {
     }
 }
 
-/// GETs and PUTs of the same keys share postlists and windows of every size; one design's PUT is several work requests.
+/// GETs and PUTs of the same keys share postlists and windows of every size; in one design a PUT is several work
+/// requests.
 #[test]
 fn postlists_of_every_length_mix_gets_and_puts() {
     let few = Workload {
@@ -143,7 +144,7 @@ fn what_is_wrong_is_found(design: Design) {
         report.wrong_values > 10 && report.wrong_versions == 0,
         "{report:?}"
     );
-    // A key that is gone.
+    // A key that was removed.
     let (hash, mut partition) = server.service().store().lock(&key);
     partition.delete(hash, &key, None).expect("there");
     drop(partition);
@@ -151,8 +152,8 @@ fn what_is_wrong_is_found(design: Design) {
     assert!(report.misses > 10 && report.wrong_values == 0, "{report:?}");
 }
 
-/// Some put to few keys, others get them all the time: values that are half of one and half of another PUT are never
-/// returned, and no version goes back.
+/// Some clients put to few keys, others get the same keys all the time. Values that mix two PUTs are never returned,
+/// and versions never decrease.
 #[test]
 fn what_is_changed_while_it_is_read_is_whole() {
     let inline = (Design::Reads, 2048);

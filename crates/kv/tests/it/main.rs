@@ -1,4 +1,4 @@
-//! Servers, clients and loads in one process on the software NIC. All in one binary, since each is linked anew.
+//! Servers, clients and loads in one process on the software NIC. All tests are in one binary to save link time.
 
 mod designs;
 mod load;

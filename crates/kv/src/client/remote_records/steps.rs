@@ -1,4 +1,4 @@
-//! What the steps of a request come to, one completion after the other.
+//! The steps of a request, one completion after the other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -151,7 +151,7 @@ impl Steps for RemoteRecords {
                 if self.queue.word(slot, 8)? == work.word {
                     return Ok(Some(Done::Answer(Answer::Done { version })));
                 }
-                // Somebody else had the lock at the end: not with this server's rules.
+                // Another client held the lock at the end, which this server's rules do not permit.
                 stats.lost += 1;
                 Ok(Some(Done::Answer(Answer::Lost)))
             }
@@ -163,14 +163,14 @@ impl Steps for RemoteRecords {
                     After::Find => self.find_again(pending, slot, stats),
                 })
             }
-            // Nothing is under way for these.
+            // These steps have no outstanding work requests.
             Step::Idle | Step::Wait | Step::Locate | Step::Claim | Step::Release => Ok(None),
         }
     }
 }
 
 impl RemoteRecords {
-    /// The neighbourhood of the key has been READ.
+    /// Processes the READ of the key's neighbourhood.
     #[inline]
     fn found<'b>(
         &mut self,
@@ -202,7 +202,7 @@ impl RemoteRecords {
         })
     }
 
-    /// Whether a record has room for these.
+    /// Returns true if a record has room for key and value.
     fn fits(&self, op: &Op<'_>) -> bool {
         let value = match op {
             Op::Put { value, .. } => value,
@@ -211,7 +211,7 @@ impl RemoteRecords {
         self.shape.fits(op.key(), value)
     }
 
-    /// This client has the lock: makes the change, or unlocks the record as it was.
+    /// Makes the change under this client's lock, or unlocks the record without a change.
     fn change(
         &mut self,
         pending: &Pending,
@@ -232,7 +232,7 @@ impl RemoteRecords {
                 op: Op::Delete { version, .. },
                 ..
             }) => (None, version.map_or(Condition::Always, Condition::Version)),
-            // Nothing else is encoded for a change.
+            // Changes are encoded only as PUT or DELETE.
             _ => (None, Condition::Version(0)),
         };
         let next = match there {
@@ -240,7 +240,7 @@ impl RemoteRecords {
                 version,
                 value: now,
             } => next_version(version, now.is_some(), value.is_some(), condition),
-            // Another key's now, or not yet this one's.
+            // The record belongs to another key now, or is not whole.
             Body::Other | Body::Torn => {
                 self.works[slot as usize].step = Step::Unlock(After::Find);
                 self.unlock(pending.lane, slot);
@@ -270,7 +270,7 @@ impl RemoteRecords {
         Ok(())
     }
 
-    /// The server has answered a question about records.
+    /// Processes the server's answer to a question about records.
     fn answer(
         &mut self,
         pending: &Pending,

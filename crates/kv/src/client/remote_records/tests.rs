@@ -1,4 +1,4 @@
-//! Clients that stop between any two steps of a change.
+//! Tests with clients that stop between any two steps of a change.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn config(server: &Server) -> ClientConfig {
     }
 }
 
-/// A client that has READ the key, and so knows its record.
+/// Returns a client that has READ the key, and so has cached its record number.
 fn reader(server: &Server) -> Pipeline {
     let mut pipeline = Pipeline::connect(config(server)).expect("connects");
     assert!(pipeline.submit(&Op::Get { key: KEY }, 0).expect("short"));
@@ -42,7 +42,7 @@ fn reader(server: &Server) -> Pipeline {
     pipeline
 }
 
-/// A client that is going to put `value`, and has the lock.
+/// Returns a client that will put `value` and has locked the record.
 fn holder(server: &Server, value: &[u8]) -> Pipeline {
     let mut pipeline = reader(server);
     let op = Op::Put {
@@ -57,7 +57,7 @@ fn holder(server: &Server, value: &[u8]) -> Pipeline {
     pipeline
 }
 
-/// Takes the answer to the lock, and prepares the change without posting it.
+/// Takes the completion of the lock, and prepares the change without posting it.
 fn prepare(pipeline: &mut Pipeline) {
     let (records, pending, stats) = pipeline.parts();
     let mut buffer = verbs::WcBuffer::<1>::new();
@@ -92,7 +92,8 @@ fn value(client: &mut Client) -> (Vec<u8>, u64) {
     (value.bytes, value.version)
 }
 
-/// A client that is slow while it has a lock loses its access; others go on, and what it does later lands nowhere.
+/// A client that is slow while it holds a lock loses its access. Other clients continue, and its later WRITEs have no
+/// effect.
 #[test]
 fn who_is_slow_with_a_lock_cannot_do_harm() {
     for placement in [Default::default(), crate::store::LockPlacement::Record] {
@@ -104,7 +105,7 @@ fn who_is_slow_with_a_lock_cannot_do_harm() {
         assert!(other.stats().contended > 0);
         let stats = server.stats();
         assert_eq!((stats.recovered_locks, stats.expelled), (1, 1));
-        // It wakes up and makes its change, by keys that are not valid any more.
+        // The slow client makes its change with keys that are no longer valid.
         prepare(&mut slow);
         let (records, _, _) = slow.parts();
         let _ = records.queue.flush();
@@ -115,7 +116,7 @@ fn who_is_slow_with_a_lock_cannot_do_harm() {
         );
         assert_eq!(value(&mut other), (b"second".to_vec(), 2));
         assert!(slow.stats().reconnects > 0);
-        // The connection is a new one, and whole.
+        // The client has a new, working connection.
         let mut end = 0;
         let op = Op::Get { key: KEY };
         assert!(slow.submit(&op, 2).expect("short"));
@@ -125,17 +126,17 @@ fn who_is_slow_with_a_lock_cannot_do_harm() {
     }
 }
 
-/// A client that ends while it has a lock: a change that is written down is finished, another was never made. No reader sees a
-/// half of one.
+/// A client dies while it holds a lock. A change with a redo entry is finished; one without was never made. Readers
+/// never see half of a change.
 #[test]
 fn who_dies_with_a_lock_leaves_a_whole_value() {
     let server = server(Default::default());
     let mut other = Client::connect(config(&server)).expect("connects");
     other.put(KEY, b"first").expect("set");
-    // With the lock alone.
+    // The client dies with the lock only.
     drop(holder(&server, b"never"));
     assert_eq!(other.put(KEY, b"second").expect("set"), 2);
-    // With the change written down, and a half of the record changed.
+    // The client dies with a redo entry and half of the record changed.
     let mut dying = holder(&server, b"third");
     prepare(&mut dying);
     let (records, _, _) = dying.parts();
@@ -166,7 +167,7 @@ fn who_dies_with_a_lock_leaves_a_whole_value() {
     assert_eq!((stats.recovered_locks, stats.expelled), (2, 0));
 }
 
-/// Whoever may WRITE records can leave any bytes there: who asks for such a record is told in time that nothing came of it.
+/// A client that may WRITE records can leave any bytes there. Requests for such a record end at their deadline.
 #[test]
 fn a_record_that_stays_torn_holds_nobody_beyond_the_deadline() {
     let server = server(Default::default());
@@ -208,7 +209,7 @@ fn a_record_that_stays_torn_holds_nobody_beyond_the_deadline() {
     assert_eq!(other.put(b"another key", b"value").expect("set"), 1);
 }
 
-/// Keys whose records are full of removed ones get those; versions go on growing.
+/// If a neighbourhood is full of removed keys, their records are reused. Versions keep growing.
 #[test]
 fn records_of_removed_keys_are_given_to_others() {
     let config_of = ServerConfig {
