@@ -1,4 +1,5 @@
-//! Is it a sequencer? No number twice, none skipped without a reason, increasing for every client.
+//! Checks the output of a sequencer: no number is given twice or skipped without a reason, and numbers increase at
+//! every client.
 
 use std::fmt;
 
@@ -6,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ClientReport, NumberSet};
 
-/// Collects what every client got.
+/// Collects the numbers of all clients.
 ///
 /// ```
 /// use sequencer::{Checker, NumberSet};
@@ -29,35 +30,35 @@ pub struct Checker {
     restarts: usize,
 }
 
-/// What the checker found.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// Whether everything is as it must be; false, too, where no number was checked.
+    /// True if all checks passed and at least one number was checked.
     pub ok: bool,
-    /// Clients whose numbers were checked.
+    /// Number of clients whose numbers were checked.
     pub clients: usize,
-    /// Numbers that were checked.
+    /// Number of values that were checked.
     pub numbers: u64,
     /// Numbers that were given more than once.
     pub duplicates: u64,
-    /// One of them, and who got it last.
+    /// An example of a duplicate: the client that got the number again, and the number.
     pub duplicate: Option<(String, u64)>,
-    /// Numbers that came to a client out of order.
+    /// Numbers that arrived at a client out of order.
     pub not_increasing: u64,
     /// Numbers below the server's next one that no client reported.
     pub skipped: u64,
-    /// Requests whose answers were lost: each may have skipped a number.
+    /// Requests or answers that were lost or discarded: each may have skipped a number.
     pub lost: u64,
-    /// Clients that died: what they got is not known.
+    /// Clients that died: their numbers are not known.
     pub died: usize,
-    /// Restarts of the server: each may have skipped what was reserved.
+    /// Restarts of the server: each may have skipped the reserved numbers.
     pub restarts: usize,
-    /// Numbers below the start or not below the server's next one.
+    /// Numbers below the start, or not below the server's next number.
     pub outside: u64,
 }
 
 impl Checker {
-    /// A checker for a server whose first number is `start`.
+    /// Creates a checker for a server whose first number is `start`.
     pub fn new(start: u64) -> Self {
         Self {
             start,
@@ -72,7 +73,7 @@ impl Checker {
         }
     }
 
-    /// Adds what a client reported.
+    /// Adds a client's report.
     pub fn add(&mut self, name: &str, report: &ClientReport) {
         self.add_numbers(name, &report.numbers);
         self.twice += report.duplicates;
@@ -90,23 +91,23 @@ impl Checker {
         }
     }
 
-    /// A client died without a report.
+    /// Records that a client died without a report.
     pub fn client_died(&mut self) {
         self.died += 1;
     }
 
-    /// The server was restarted.
+    /// Records that the server was restarted.
     pub fn server_restarted(&mut self) {
         self.restarts += 1;
     }
 
-    /// The verdict; `next` is the number that the server would give next, if that is known.
+    /// Returns the verdict; `next` is the server's next number, if known.
     pub fn verdict(&self, next: Option<u64>) -> Verdict {
         let bounds = self.all.bounds();
         let end =
             next.unwrap_or_else(|| bounds.map_or(self.start, |(_, last)| last.saturating_add(1)));
         let count = |from: u64, to: u64| -> u64 {
-            // Both ends exclusive of `to`; runs are inclusive.
+            // `to` is exclusive; runs are inclusive.
             self.all
                 .runs()
                 .iter()

@@ -1,4 +1,4 @@
-//! The client: keeps a window of requests outstanding, measures, starts over when it must.
+//! The client: keeps a window of requests outstanding, measures, and opens a new session when necessary.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::rendezvous::{Accepted, Hello, Rendezvous, Welcome};
 use crate::run::{End, Run};
 use crate::{ClientConfig, ClientReport, Connector, Design, Failures, Until};
 
-/// A client of a [`Server`](crate::Server). Dropping it disconnects it.
+/// A client of a [`Server`](crate::Server). Dropping the client disconnects it.
 #[derive(Debug)]
 pub struct Client {
     config: ClientConfig,
@@ -25,11 +25,11 @@ pub struct Client {
     target: Target<Rendezvous>,
 }
 
-/// Why a client cannot connect, or stopped.
+/// The reason why a client cannot connect, or stopped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// It cannot connect.
+    /// The client cannot connect.
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// A verb failed.
@@ -38,14 +38,14 @@ pub enum ClientError {
     /// The RPC layer failed.
     #[error(transparent)]
     Rpc(#[from] RpcError),
-    /// Fewer numbers came than were asked for.
+    /// The client got fewer numbers than requested.
     #[error("got {got} of {wanted} numbers: {why}")]
     Short {
-        /// Numbers that came.
+        /// Numbers that the client got.
         got: u64,
-        /// Numbers that were asked for.
+        /// Numbers that were requested.
         wanted: u64,
-        /// Why there are no more.
+        /// The reason why the run ended.
         why: String,
     },
 }
@@ -55,7 +55,7 @@ impl ClientError {
         ConnectError::refused::<Rendezvous>(Refused::never(reason)).into()
     }
 
-    /// Whether trying to connect again cannot help.
+    /// Returns true if another attempt to connect cannot help.
     fn is_hopeless(&self) -> bool {
         match self {
             Self::Connect(e) => e.is_hopeless(),
@@ -64,11 +64,11 @@ impl ClientError {
     }
 }
 
-/// A session: it ends when it is dropped, here and at the server.
+/// A session: dropping it ends the session at the client and at the server.
 #[derive(Debug)]
 struct Session {
     lane: AnyLane,
-    /// Only held: its end is the end of the session at the server.
+    /// Held only to be dropped: the end of the connection ends the session at the server.
     _connection: Connection,
 }
 
@@ -81,21 +81,20 @@ enum AnyLane {
 }
 
 impl Client {
-    /// Connects to a server; tries for [`ClientConfig::reconnect_ms`] if it is not there (yet).
+    /// Connects to a server. Retries for [`ClientConfig::reconnect_ms`] if the server is not reachable yet.
     pub fn connect(config: ClientConfig) -> Result<Self, ClientError> {
         config.check().map_err(ConnectError::Config)?;
         let context = config.nic.open().map_err(ConnectError::from)?;
         Self::connect_on(&context, config)
     }
 
-    /// Connects through a device that is open already, whatever [`ClientConfig::nic`] says of provider and
-    /// device.
+    /// Connects through an open device, ignoring provider and device of [`ClientConfig::nic`].
     pub fn connect_on(context: &Context, config: ClientConfig) -> Result<Self, ClientError> {
         let target = Target::Tcp(config.server.clone());
         Self::connect_to(target, context, config)
     }
 
-    /// Connects to a server in this process, whatever [`ClientConfig`] says of provider, device and server.
+    /// Connects to a server in this process, ignoring provider, device and server of [`ClientConfig`].
     pub fn connect_through(
         connector: Connector,
         context: &Context,
@@ -127,17 +126,17 @@ impl Client {
         Ok(client)
     }
 
-    /// The design it uses.
+    /// Returns the design in use.
     pub fn design(&self) -> Design {
         self.design
     }
 
-    /// The first number of the server.
+    /// Returns the first number of the server.
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// Gets numbers until the time is over or there are enough. Failures are in the report.
+    /// Gets numbers until the time is over or there are enough. The report includes failures.
     pub fn run(&mut self, until: Until) -> ClientReport {
         let mut run = Run::new(until, &self.config);
         self.sink.numbers = crate::NumberSet::new();
@@ -172,7 +171,7 @@ impl Client {
                     tracing::info!("{lost} requests lost, connecting again: {why}");
                     run.failures.lost += lost as u64;
                     run.failures.reconnects += 1;
-                    // Queue pairs and connection go with it: see `lanes`, rule 5.
+                    // Dropping the session destroys its queue pairs and its connection: see `lanes`, rule 5.
                     self.session = None;
                     if run.is_over(self.sink.got) {
                         break;
@@ -232,7 +231,7 @@ impl Client {
         }
     }
 
-    /// Opens a session, trying again while that may help.
+    /// Opens a session, and retries until the deadline while a retry can help.
     fn reconnect(&mut self) -> Result<(), ClientError> {
         let until = time::now() + self.config.reconnect();
         let opened = self
@@ -252,7 +251,7 @@ impl Client {
         Ok(())
     }
 
-    /// Opens a session: makes this side's queue pairs, and connects them as the server answers.
+    /// Opens a session: creates the client's queue pairs, and connects them by the server's answer.
     fn open(&self) -> Result<(Session, Accepted), ClientError> {
         let patience = self.config.reconnect().max(Duration::from_secs(1));
         let window = self.config.window;
@@ -267,7 +266,7 @@ impl Client {
         Ok((session, accepted))
     }
 
-    /// Looks at what the server offers; this side's queue pairs, and what to say to the server.
+    /// Checks the server's offer and prepares the client's queue pairs and its [`Hello`].
     fn introduce(&self, welcome: &Welcome) -> Result<(Prepared, Hello), ClientError> {
         let offered = welcome.designs.first().copied();
         let offered =
@@ -299,12 +298,12 @@ impl Client {
         Ok((prepared, hello))
     }
 
-    /// This side's queue pairs, as far as they can be without the server.
+    /// Creates the client's queue pairs, without connecting them.
     fn prepare(&self, design: Design) -> Result<Prepared, ClientError> {
         let (nic, window) = (self.port, self.config.window);
         let depth = u32::try_from(window.max(64)).unwrap_or(u32::MAX);
-        // No more answers are under way than requests; a little more for what a network delivers twice. Every RECV is
-        // two cache lines that are used in turn.
+        // At most as many answers as requests are outstanding; small windows get extra RECVs for duplicates that a
+        // network delivers. RECVs are used in turn, and each occupies two cache lines.
         let recv_depth = u32::try_from(window.max(8)).unwrap_or(u32::MAX);
         let port = UdPortConfig {
             port_num: nic.port_num,

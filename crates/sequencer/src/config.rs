@@ -1,4 +1,4 @@
-//! Designs and configurations.
+//! Designs, and the configurations of servers and clients.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,32 +10,31 @@ use service::{NicConfig, Unsupported};
 use verbs::{Capabilities, Capability};
 
 service::designs! {
-    /// How clients get numbers.
+    /// The way in which clients get numbers.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
     #[serde(rename_all = "kebab-case")]
     pub enum Design {
-        /// RC fetch-and-add on the server's counter; the server's CPU does nothing.
+        /// RC fetch-and-add on the server's counter, without work for the server's processor.
         Atomics: "atomics", "RC fetch-and-add on the server's counter",
             // READs fetch the limit.
             [&[Capability::Rc, Capability::RdmaRead, Capability::Atomics]];
-        /// HERD RPC: requests are UC WRITEs, each response is a UD SEND with its own doorbell.
+        /// HERD RPC: requests are UC WRITEs, and each response is a UD SEND with its own doorbell.
         Rpc: "rpc", "HERD RPC: UC WRITE in, UD SEND out, a doorbell a response", [rpc::herd::NEEDS];
         /// HERD RPC with batches: one atomic add and one doorbell for up to [`ServerConfig::batch`] requests.
         RpcBatch: "rpc-batch", "HERD RPC, one atomic add and one doorbell a batch", [rpc::herd::NEEDS];
-        /// The same, batches rotating over [`ServerConfig::queues`] UD queue pairs. Answers to requests that are
-        /// outstanding together may overtake each other; a request that is sent after an answer came still
-        /// gets a larger number.
+        /// As `RpcBatch`, with batches rotating over [`ServerConfig::queues`] UD queue pairs. Answers to concurrent
+        /// requests may overtake each other. A request that is sent after an answer arrived still gets a larger number.
         RpcBatchMq: "rpc-batch-mq", "HERD RPC, batches rotate over several UD queue pairs", [rpc::herd::NEEDS];
-        /// Header-only UD SENDs both ways: the client speculates the upper four bytes.
+        /// Header-only UD SENDs in both directions: the client speculates on the upper four bytes.
         SpecS0: "spec-s0", "header-only UD SENDs both ways, speculating the upper 4 bytes",
-            // Idle workers sleep until a datagram comes.
+            // Idle workers sleep until a datagram arrives.
             [&[Capability::Ud, Capability::Immediates, Capability::CompletionEvents]];
     }
 }
 
 impl Design {
-    /// UD queue pairs of a worker, unless told otherwise. On a NIC one queue pair is served by one processing
-    /// unit; on the software NIC more of them bring nothing.
+    /// Returns the default number of UD queue pairs of a worker. A NIC serves one queue pair with one processing unit
+    /// at a time; on the software NIC more queue pairs bring no gain.
     pub fn queues(self) -> usize {
         match self {
             Self::RpcBatchMq => 3,
@@ -43,7 +42,7 @@ impl Design {
         }
     }
 
-    /// The first number that it refuses to give: see [`crate::counter`].
+    /// Returns the first number that the design refuses to give: see [`crate::counter`].
     pub fn end_of_numbers(self) -> u64 {
         match self {
             Self::Atomics => crate::counter::ATOMICS_END,
@@ -52,67 +51,68 @@ impl Design {
     }
 }
 
-/// When a client sends its next requests.
+/// The rule by which a client sends its next requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WindowPolicy {
-    /// A full postlist as soon as the window has room for one; a shorter one when no answer has come for a while.
+    /// Sends a full postlist as soon as the window has room for one, and a shorter one if no answer has arrived for a
+    /// while.
     #[default]
     FullPostlists,
-    /// As many as were answered since the last time, at once. The benchmark of header-only sequencers by the design's
-    /// authors (`rdma_bench`) does this.
+    /// Sends at once as many requests as were answered since the last time, as the `rdma_bench` benchmark of
+    /// header-only sequencers does (by the authors of the design).
     AsAnswered,
-    /// A whole window when everything before it is answered: nothing is sent while the last answers are awaited. The same
-    /// authors' benchmark of sequencers over RPC does this.
+    /// Sends a whole window when all earlier requests are answered. The same authors' benchmark of sequencers over RPC
+    /// does this.
     StopAndGo,
 }
 
-/// How a server runs.
+/// Configuration of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServerConfig {
-    /// The TCP address where clients find it; port 0 takes a free one.
+    /// The server's TCP address for clients; port 0 takes a free port.
     pub listen: String,
     /// The NIC.
     pub nic: NicConfig,
     /// The design.
     pub design: Design,
-    /// Worker threads, 1 to 64; `atomics` has none.
+    /// Number of worker threads, 1 to 64; `atomics` has none.
     pub workers: usize,
-    /// Requests of one batch, 1 to 64; 1 in the design `rpc`.
+    /// Largest number of requests in a batch, 1 to 64; the design `rpc` always uses 1.
     pub batch: usize,
-    /// Answers to a doorbell in the design `spec-s0`, 1 to the batch, which it is if `None`: with fewer, numbers are
-    /// still taken from the counter for a whole batch at once.
+    /// Largest number of answers per doorbell in the design `spec-s0`, 1 to `batch`; `None` stands for `batch`. With
+    /// fewer, numbers are still taken from the counter for a whole batch at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answers: Option<usize>,
-    /// UD queue pairs of a worker, 1 to 64: HERD's batches rotate over them, and each has clients of its own in
-    /// the design `spec-s0`. [`Design::queues`] if `None`.
+    /// UD queue pairs of each worker, 1 to 64; [`Design::queues`] if `None`. HERD's batches rotate over them. In the
+    /// design `spec-s0` each has its own clients.
     pub queues: Option<usize>,
-    /// How many requests a pass of a worker takes from each client in the `rpc` designs.
+    /// Number of requests that a worker takes from each client per pass, in the `rpc` designs.
     #[serde(skip_serializing_if = "is_default")]
     pub scan: Scan,
-    /// Queue pairs that the answers of a batch are divided over in the `rpc` designs, by the client: a power of two that
-    /// divides `queues`. Each has a doorbell of its own. See [`rpc::herd::Doorbells::split`].
+    /// Number of queue pairs over which a batch's answers are divided, by client, in the `rpc` designs: a power of two
+    /// that divides `queues`. Each has its own doorbell. See [`rpc::herd::Doorbells::split`].
     #[serde(skip_serializing_if = "is_one")]
     pub split: usize,
-    /// Whether all requests to a worker come to one queue pair, and its answers rotate over its `queues`, in the design
-    /// `spec-s0`. Answers may then overtake each other.
+    /// `spec-s0`: true if all requests to a worker arrive at one queue pair, and its answers rotate over `queues` queue
+    /// pairs. Answers may then overtake each other.
     #[serde(skip_serializing_if = "is_default")]
     pub rotate: bool,
-    /// SENDs that a queue pair of a worker may have under way, 64 to 32,768. A worker waits while there are as many.
+    /// Largest number of outstanding SENDs per queue pair of a worker, 64 to 32,768. At this limit the worker waits.
     #[serde(skip_serializing_if = "is_usual_depth")]
     pub send_depth: u32,
-    /// Clients at the same time, 1 to 256.
+    /// Largest number of clients connected at the same time, 1 to 16,384.
     pub max_clients: usize,
     /// The largest window a client may ask for, 1 to 4096.
     pub max_window: usize,
-    /// RECVs that a queue pair keeps posted in the design `spec-s0`: the sum of its clients' windows, at most.
+    /// RECVs that each queue pair keeps posted in the design `spec-s0`; they limit the sum of its clients' windows.
     pub recv_depth: u32,
-    /// The first number, if the state file does not say a higher one.
+    /// The first number, unless the state file has a higher one.
     pub start: u64,
-    /// Where the numbers that may have been given are kept, for a safe restart.
+    /// The state file for safe restarts, which records the numbers that may have been given.
     pub state: Option<PathBuf>,
-    /// How many numbers are reserved ahead in the state file; at most so many are skipped at a restart.
+    /// Number of values reserved ahead in the state file; a restart skips at most this many.
     pub reserve: u64,
 }
 
@@ -141,7 +141,7 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// UD queue pairs of a worker.
+    /// Returns the number of UD queue pairs of each worker.
     pub fn queues(&self) -> usize {
         self.queues.unwrap_or(self.design.queues())
     }
@@ -210,7 +210,7 @@ impl service::ServerConfig for ServerConfig {
     }
 }
 
-/// How a client runs.
+/// Configuration of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClientConfig {
@@ -220,23 +220,23 @@ pub struct ClientConfig {
     pub nic: NicConfig,
     /// The design; the server's if `None`.
     pub design: Option<Design>,
-    /// Requests outstanding, 1 to 4096.
+    /// Largest number of outstanding requests, 1 to 4096.
     pub window: usize,
-    /// Requests of one postlist, 1 to 64, and at most the window.
+    /// Largest number of requests in a postlist, 1 to 64, and at most the window.
     pub batch: usize,
-    /// When the next requests are sent.
+    /// The rule by which the next requests are sent.
     #[serde(skip_serializing_if = "is_default")]
     pub policy: WindowPolicy,
-    /// Whether requests go to all workers in turn, over one queue pair, instead of to the worker that the server chose. In
-    /// the `rpc` designs only; the window is that of all workers together.
+    /// `rpc` designs: true if requests go to all workers in turn over one queue pair, instead of to the worker that the
+    /// server assigned. The window then covers all workers together.
     #[serde(skip_serializing_if = "is_default")]
     pub spread: bool,
-    /// How long a request may go without any answer coming before it counts as lost, in milliseconds.
+    /// Milliseconds without any answer after which outstanding requests count as lost.
     pub deadline_ms: u64,
-    /// How long to try to reach a server that is gone, in milliseconds.
+    /// Milliseconds for which the client retries to reach the server.
     pub reconnect_ms: u64,
-    /// Significant digits of latencies, 1 to 5. Each takes some ten times the memory of the one before, which thousands
-    /// of clients in one process feel.
+    /// Significant digits of latencies, 1 to 5. Each further digit needs about ten times the memory, which matters with
+    /// thousands of clients in one process.
     pub latency_digits: u8,
 }
 
@@ -277,7 +277,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// SENDs that a queue pair may have under way, unless told otherwise.
+/// Default of [`ServerConfig::send_depth`].
 const SEND_DEPTH: u32 = 512;
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]

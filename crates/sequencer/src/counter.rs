@@ -1,26 +1,25 @@
-//! The counter that all workers (or, with `atomics`, the NIC) share, and the limit up to which it may go.
+//! The counter that all workers (or, with `atomics`, the NIC) share, and the limit up to which numbers may be given.
 //!
 //! # The end of the numbers
 //!
-//! A number is never given twice, so the counter must never wrap. `u64::MAX` itself is never given: on the
-//! wire it says "used up".
+//! A number is never given twice, so the counter must never wrap. `u64::MAX` itself is never given: in an answer it
+//! means that the numbers are used up.
 //!
-//! - Where CPUs add ([`Counter::take`]), the counter never passes the limit, which is at most [`END`].
-//! - With `atomics` clients add, and a fetch-and-add cannot refuse. Numbers from [`ATOMICS_END`] on are not
-//!   valid: a client that gets one stops for good, and the server, once the counter has come so far, takes
-//!   all queue pairs to ERR and accepts nobody. Until then each of at most [`MAX_CLIENTS`] sessions can
-//!   have at most its window, [`MAX_WINDOW`], under way, so the counter ends at most
-//!   `MAX_CLIENTS * MAX_WINDOW` past [`ATOMICS_END`]: at `u64::MAX`, not beyond.
+//! - Where CPUs add ([`Counter::take`]), the counter never exceeds the limit, which is at most [`END`].
+//! - With `atomics` clients add, and a fetch-and-add cannot refuse. Numbers from [`ATOMICS_END`] on are invalid: a
+//!   client that gets one stops for good. When the counter has reached this value, the server moves all queue pairs to
+//!   ERR and accepts no client. Until then, each of at most [`MAX_CLIENTS`] sessions has at most [`MAX_WINDOW`]
+//!   outstanding requests. So the counter ends at most `MAX_CLIENTS * MAX_WINDOW` past [`ATOMICS_END`], which is
+//!   `u64::MAX`.
 //!
 //! # The limit with `atomics`
 //!
-//! The limit says up to which number the state file covers what is given. A client takes its numbers
-//! without asking the server's CPU, so it cannot be kept from taking one past the limit; it is kept from
-//! *using* it. It uses a number only if it is below a limit that it has READ from the server's limit word
-//! over the same queue pair, and otherwise READs the word again until the limit has passed the number. The
-//! word is published only after the state file is durable, so every number in use is below what a
-//! restarted server starts from. Both words live in the same process: a session that ends with it takes
-//! the numbers under way with it, unused.
+//! The state file covers all numbers below the limit. A client takes its numbers without the server's CPU, so it can
+//! take one past the limit, but it must not *use* that number. A client uses a number only if it is below a limit that
+//! the client has READ from the server's limit word over the same queue pair. Otherwise the client READs the word again
+//! until the limit exceeds the number. The server raises the word only after the state file is durable. So every used
+//! number is below the first number of a restarted server. Counter and limit live in the same process: a session that
+//! ends with the process discards its outstanding numbers unused.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,19 +27,19 @@ use std::thread::Thread;
 
 use verbs::{Access, MemoryRegion, ProtectionDomain, RemoteMemory, VerbError};
 
-/// Numbers below this can be given; `u64::MAX` means "used up" on the wire.
+/// The first number that cannot be given; in an answer this value means that the numbers are used up.
 pub const END: u64 = u64::MAX;
-/// Clients at the same time, at most.
+/// Largest number of clients at the same time.
 pub const MAX_CLIENTS: usize = 16_384;
-/// The window of a client, at most.
+/// Largest window of a client.
 pub const MAX_WINDOW: usize = 4096;
-/// Numbers below this can be given by the design `atomics`.
+/// The first number that the design `atomics` cannot give.
 pub const ATOMICS_END: u64 = END - (MAX_CLIENTS * MAX_WINDOW) as u64;
 
-/// What an answer says instead of a number.
+/// The answer's value if the numbers are used up.
 pub(crate) const USED_UP: u64 = u64::MAX;
 
-/// The counter and its limit, each in a region of its own: clients may add to one and only read the other.
+/// The counter and its limit, each in its own memory region: clients may add to the counter, but only read the limit.
 #[derive(Debug)]
 pub struct Counter {
     next: MemoryRegion,
@@ -49,24 +48,24 @@ pub struct Counter {
     end: u64,
     low_water: u64,
     stopped: AtomicBool,
-    /// Whoever raises the limit.
+    /// The thread that raises the limit.
     reserver: OnceLock<Thread>,
 }
 
-/// Why there is no number.
+/// The reason why no number can be given now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     /// The numbers are used up.
     UsedUp,
-    /// The server stops.
+    /// The server is stopping.
     Stopped,
-    /// The limit has been reached; it will be raised.
+    /// The limit has been reached, and will be raised.
     NotYet,
 }
 
 impl Counter {
-    /// A counter that gives `start` first and may go up to `limit` for now and `end` for ever. Below
-    /// `low_water` numbers before the limit, whoever takes some wakes the reserver.
+    /// Creates a counter whose first number is `start`. Numbers below `limit` may be given now, and numbers below `end`
+    /// ever. When fewer than `low_water` numbers remain below the limit, [`take`](Self::take) wakes the reserver.
     pub fn new(
         pd: &ProtectionDomain,
         start: u64,
@@ -95,20 +94,20 @@ impl Counter {
         Ok(counter)
     }
 
-    /// Takes up to `count` numbers: the first, and how many. One atomic operation.
+    /// Takes up to `count` numbers with one atomic operation. Returns the first number and how many were taken.
     #[inline]
     pub fn take(&self, count: u64) -> Result<(u64, u64), Refusal> {
         let (next, limit) = (self.word(&self.next), self.word(&self.limit));
         verbs::time::add_to_shared(next);
         let mut first = next.load(Ordering::Relaxed);
         loop {
-            // Pairs with `raise`: who sees the limit sees it durable.
+            // Pairs with `raise`: a thread that sees a limit sees it after the state file became durable.
             let limit = limit.load(Ordering::Acquire);
             let Some(room) = limit.checked_sub(first).filter(|&r| r > 0) else {
                 return Err(self.refuse(limit));
             };
             let n = count.min(room);
-            // A plain add could pass the limit, or wrap.
+            // A plain add could exceed the limit, or wrap.
             match next.compare_exchange_weak(first, first + n, Ordering::Relaxed, Ordering::Relaxed)
             {
                 Ok(_) => {
@@ -141,46 +140,46 @@ impl Counter {
         }
     }
 
-    /// The calling thread raises the limit from now on: it is unparked when that is needed.
+    /// Makes the calling thread the reserver: it is unparked whenever the limit must be raised.
     pub(crate) fn reserve_from_this_thread(&self) {
-        // There is one reserver; a second call changes nothing.
+        // Only the first call has an effect.
         let _ = self.reserver.set(std::thread::current());
     }
 
-    /// Raises the limit. What it allows must be durable already.
+    /// Raises the limit. The state file must already cover the new limit.
     pub(crate) fn raise(&self, limit: u64) {
         // Pairs with `take`, and with the READs of clients.
         self.word(&self.limit)
             .fetch_max(limit.min(self.end), Ordering::Release);
     }
 
-    /// From now on there is no waiting for a higher limit.
+    /// Stops waiting for a higher limit.
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
         self.wake_reserver();
     }
 
-    /// The first number.
+    /// Returns the first number.
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn next(&self) -> u64 {
         self.word(&self.next).load(Ordering::Relaxed)
     }
 
-    /// Numbers below this may be given now.
+    /// Returns the limit: numbers below it may be given now.
     pub fn limit(&self) -> u64 {
         self.word(&self.limit).load(Ordering::Acquire)
     }
 
-    /// Numbers below this may be given ever.
+    /// Returns the end: numbers below it may be given ever.
     pub fn end(&self) -> u64 {
         self.end
     }
 
-    /// Where clients add.
+    /// Returns the counter's memory, to which clients add.
     pub fn remote_next(&self) -> RemoteMemory {
         RemoteMemory {
             len: 8,
@@ -188,7 +187,7 @@ impl Counter {
         }
     }
 
-    /// Where clients READ the limit.
+    /// Returns the limit's memory, which clients READ.
     pub fn remote_limit(&self) -> RemoteMemory {
         RemoteMemory {
             len: 8,

@@ -1,28 +1,29 @@
-//! The client's side of each design: send requests, take numbers.
+//! The client's side of each design: sends requests and takes numbers.
 //!
-//! # Which number a header-only answer means (`spec-s0`)
+//! # The number that a header-only answer means (`spec-s0`)
 //!
-//! The answer carries only the lower half. The upper half is the *guess* that was in the request which it
-//! answers, because the server answers header-only exactly when the guess was right. The client does not
-//! know which request an answer belongs to, and does not need to:
+//! The answer carries only the lower half. The upper half is the *guess* in the answered request, because the server
+//! answers header-only exactly if the guess was right. The client does not know which request an answer belongs to, and
+//! does not need to:
 //!
-//! 1. A session has one guess, in every request that it ever sends. So every header-only answer to one of
-//!    its requests means `guess << 32 | lower`, whichever request it answers, however late it comes.
-//! 2. A session hears only answers to its own requests. Its queue pair has a new random Q_Key, and the
-//!    server answers to the queue pair number and Q_Key of the session whose request it took; the NIC drops
-//!    what is addressed to a queue pair that is gone, and what carries another Q_Key.
-//! 3. An answer is accepted only if its number is above all that the client ever accepted. The server's
-//!    worker answers on one queue pair in the order of the numbers, so this refuses nothing that comes in
-//!    order, and refuses every answer that a network delivers a second time or late.
-//!    A server whose answers rotate over several queue pairs says so. Then a number is accepted if the client never
-//!    accepted it before, and numbers need not increase.
-//! 4. After a wrong guess the full number shows what the right one is. The session sends nothing more, waits
-//!    for the answers under way, and ends; the next one guesses right. That is once in 2^32 numbers.
-//! 5. When a deadline passes, the session ends too, and requests without an answer are asked again in a new
-//!    one. What the old answers said is skipped: nobody else gets those numbers either.
+//! 1. A session has one guess, which is in all of its requests. So every header-only answer to one of its requests
+//!    means `guess << 32 | lower`, whichever request it answers, however late it arrives.
+//! 2. A session receives only answers to its own requests. Its queue pair has a new random Q_Key, and the server
+//!    answers to the queue pair number and Q_Key of the session that sent the request. The NIC drops packets to a queue
+//!    pair that was destroyed, and packets with another Q_Key.
+//! 3. An answer is accepted only if its number is greater than all that the client has accepted. The server's worker
+//!    answers on one queue pair in the order of the numbers. So this rule accepts every answer that arrives in order,
+//!    and rejects every answer that a network delivers twice or late. A server whose answers rotate over several queue
+//!    pairs announces this. Then a number is accepted if the client has not accepted it before, and numbers need not
+//!    increase.
+//! 4. After a wrong guess the full number shows the right one. The session sends no more requests, waits for the
+//!    outstanding answers, and ends; the next session guesses right. This happens once in 2^32 numbers.
+//! 5. When a deadline passes, the session ends too, and unanswered requests are repeated in a new session. The numbers
+//!    of the old answers are skipped; no other client gets them either.
 //!
-//! By 1 and 2 a number that is accepted is one that the server took for this session; the server takes
-//! each number once; by 3 the client accepts it at most once. So nothing is given twice, and nothing wrong.
+//! By rules 1 and 2, an accepted number is one that the server took for this session. The server takes each number
+//! once, and by rule 3 the client accepts it at most once. So no number is given twice, and no accepted number is
+//! wrong.
 
 use std::collections::VecDeque;
 
@@ -38,18 +39,19 @@ mod spread;
 
 pub(crate) use spread::SpreadLane;
 
-/// What came out of the lanes.
+/// The results of the lanes.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Sink {
     /// One more than the largest number so far, over all sessions.
     pub(crate) above: u64,
-    /// What that was when the run began: nothing was outstanding then, so all new numbers are above.
+    /// The value of `above` at the start of the run. No request was outstanding then, so all new numbers are at least
+    /// this.
     pub(crate) since: u64,
     pub(crate) got: u64,
     pub(crate) not_increasing: u64,
     pub(crate) refused: u64,
-    /// The numbers one by one, if somebody wants them.
+    /// All numbers in the order of arrival, if the caller wants them.
     pub(crate) keep: Option<Vec<u64>>,
     pub(crate) numbers: NumberSet,
     pub(crate) discarded: u64,
@@ -57,7 +59,8 @@ pub(crate) struct Sink {
 }
 
 impl Sink {
-    /// A number that must not be below `floor`: one more than the largest when it was asked for.
+    /// Counts a number. `floor` is one more than the largest number at the time of the request; a smaller number is an
+    /// error.
     #[inline]
     fn number(&mut self, n: u64, floor: u64) {
         self.not_increasing += u64::from(n < floor);
@@ -71,25 +74,25 @@ impl Sink {
 }
 
 pub(crate) trait Lane {
-    /// How many requests may be sent now.
+    /// Returns the number of requests that may be sent now.
     fn room(&self) -> usize;
-    /// Requests without an answer.
+    /// Returns the number of unanswered requests.
     fn outstanding(&self) -> usize;
-    /// Sends `count` requests with one doorbell; `above` is the sink's.
+    /// Sends `count` requests with one doorbell; `above` is [`Sink::above`].
     fn send(&mut self, count: usize, above: u64) -> Result<(), RpcError>;
-    /// Whether nothing more can come of this session, though nothing failed.
+    /// Returns true if this session can give no more numbers, although nothing failed.
     fn is_used_up(&self) -> bool {
         false
     }
-    /// Takes answers; returns how many requests they answer.
+    /// Takes answers. Returns how many requests they answer.
     fn poll(&mut self, sink: &mut Sink) -> Result<usize, RpcError>;
-    /// Whether [`poll`](Self::poll) does nothing but poll one completion queue while no answer comes.
+    /// Returns true if [`poll`](Self::poll) only polls one completion queue while no answer arrives.
     fn only_polls(&self) -> bool {
         true
     }
 }
 
-/// What [`SpecLane`] needs of the network: a seam for a network that loses, duplicates and reorders.
+/// The network interface of [`SpecLane`]. Tests implement a network that loses, duplicates and reorders.
 pub(crate) trait Datagrams {
     /// Sends `count` header-only requests with this immediate.
     fn send(&mut self, count: usize, guess: u32) -> Result<(), RpcError>;
@@ -97,14 +100,14 @@ pub(crate) trait Datagrams {
     fn poll(&mut self, each: impl FnMut(SpecAnswer)) -> Result<(), RpcError>;
 }
 
-/// An answer as it came.
+/// A decoded answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SpecAnswer {
-    /// Header-only: the lower half.
+    /// A header-only answer with the lower half.
     Lower(u32),
     /// The full number, or [`USED_UP`].
     Full(u64),
-    /// Anything else.
+    /// An answer of any other form.
     Unknown,
 }
 
@@ -128,7 +131,7 @@ impl Datagrams for datagram::Client {
     }
 }
 
-/// Header-only both ways.
+/// The lane of `spec-s0`: header-only messages in both directions.
 #[derive(Debug)]
 pub(crate) struct SpecLane<D = datagram::Client> {
     client: D,
@@ -136,7 +139,7 @@ pub(crate) struct SpecLane<D = datagram::Client> {
     guess: u32,
     wrong: bool,
     outstanding: usize,
-    /// Whether answers come in the order of their numbers.
+    /// True if answers arrive in the order of their numbers.
     ordered: bool,
 }
 
@@ -221,21 +224,21 @@ impl<D: Datagrams> Lane for SpecLane<D> {
                 sink.wrong_guesses += 1;
                 *wrong = true;
             }
-            // Whichever request it answers: without an order any number may come.
+            // The answered request is not known: without an order, any number is permitted.
             sink.number(n, if *ordered { sink.above } else { 0 });
         })?;
         Ok(before - self.outstanding)
     }
 }
 
-/// HERD RPC. Answers carry the number of their request, so they may overtake each other.
+/// The lane of the HERD designs. Answers carry the number of their request, so they may overtake each other.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct RpcLane {
     window: usize,
     pending: Box<[Pending]>,
     outstanding: usize,
-    /// The oldest request without an answer; the slot of it must not be used again yet.
+    /// The oldest unanswered request; its slot must not be reused yet.
     oldest: u32,
     client: herd::Client,
 }
@@ -332,14 +335,15 @@ impl Lane for RpcLane {
     }
 }
 
-/// Remote fetch-and-add. See [`crate::counter`] for the limit and the end.
+/// The lane of `atomics`: remote fetch-and-add. Numbers at or above the limit are held back until a READ shows a higher
+/// limit; numbers from `end` on are refused.
 #[derive(Debug)]
 pub(crate) struct AtomicsLane {
     qp: QueuePair<Rc>,
     cq: CompletionQueue,
     list: Postlist<Rc>,
     read_limit: Postlist<Rc>,
-    /// A word for each request of the window, and one for the limit.
+    /// One word for each request of the window, and one for the limit.
     results: MemoryRegion,
     words: Box<[MrSlice]>,
     counter: RemoteMemory,
@@ -352,7 +356,7 @@ pub(crate) struct AtomicsLane {
     held: VecDeque<u64>,
 }
 
-/// The `wr_id` of READs of the limit; those of atomics are counts.
+/// The `wr_id` of READs of the limit; the `wr_id` of atomics is the number of requests sent so far.
 const LIMIT: u64 = u64::MAX;
 
 impl AtomicsLane {
@@ -392,7 +396,7 @@ impl AtomicsLane {
 }
 
 impl Lane for AtomicsLane {
-    /// It looks at the limit now and then.
+    /// Returns false: `poll` also READs the limit.
     fn only_polls(&self) -> bool {
         false
     }
@@ -419,7 +423,7 @@ impl Lane for AtomicsLane {
             self.list.atomic_fetch_and_add(word, self.counter, 1);
             self.sent += 1;
         }
-        // They complete in order: the last speaks for all.
+        // Atomics complete in order, so the last completion covers all.
         self.list.set_signaled(count - 1, true);
         self.list.set_wr_id(count - 1, self.sent);
         Ok(self.qp.post_send(&mut self.list)?)

@@ -1,8 +1,8 @@
-//! A networked sequencer: 8-byte increasing numbers for many clients, none given twice, whatever fails.
+//! A networked sequencer: gives many clients increasing 8-byte numbers, and none of them twice, whatever fails.
 //!
-//! Five [`Design`]s give the same numbers at very different cost (Kalia, Kaminsky, Andersen, USENIX ATC
-//! 2016, section 4). A [`Server`] serves one of them; [`Client`]s find it by TCP ([`rendezvous`]) and get
-//! numbers by verbs. A [`Checker`] takes what all clients got and says whether it was a sequencer.
+//! Five [`Design`]s give the same numbers at very different cost (Kalia, Kaminsky, Andersen, USENIX ATC 2016, section
+//! 4). A [`Server`] serves one design. [`Client`]s find the server by TCP ([`rendezvous`]) and get numbers by verbs. A
+//! [`Checker`] takes the numbers of all clients and decides whether they came from a correct sequencer.
 //!
 //! ```
 //! use sequencer::{Checker, Client, ClientConfig, Server, ServerConfig, Until};
@@ -20,8 +20,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Layers: [`NumberSet`] and [`Checker`] are pure; [`counter`] is the shared counter and its end;
-//! [`state`] makes restarts safe; `worker` and `client` are the loops that count.
+//! Layers: [`NumberSet`] and [`Checker`] do no I/O. [`counter`] is the shared counter and its limits. [`state`] makes
+//! restarts safe. `worker` and `client` are the main loops.
 
 #![forbid(unsafe_code)]
 
@@ -47,7 +47,7 @@ pub use rpc::herd::Scan;
 pub use server::{Environment, Sequencer};
 pub use service::{ConnectError, Latency, NicConfig, OpenError, ServerError, Unsupported};
 
-/// A running server. Dropping it stops it.
+/// A running server. Dropping the server stops it.
 ///
 /// ```no_run
 /// use sequencer::{Design, Server, ServerConfig};
@@ -59,7 +59,7 @@ pub use service::{ConnectError, Latency, NicConfig, OpenError, ServerError, Unsu
 pub type Server = service::Server<Sequencer>;
 /// A server whose workers the caller runs.
 pub type LocalServer = service::LocalServer<Sequencer>;
-/// A worker of a [`LocalServer`] that does not run yet.
+/// A worker of a [`LocalServer`] that has not started.
 pub type LocalWorker = service::LocalWorker<Sequencer>;
 /// Connects clients to a [`LocalServer`].
 pub type Connector = service::Connector<rendezvous::Rendezvous>;

@@ -1,4 +1,4 @@
-//! A set of numbers that is compact for what a sequencer gives: long runs, or a share of every run.
+//! A compact set of numbers, for the output of a sequencer: long runs, or a fraction of every run.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,7 +9,8 @@ mod chunk;
 
 use chunk::{Chunk, NUMBERS as CHUNK, Twice, WORDS};
 
-/// A set of `u64`. Full chunks of 65,536 are kept as runs, others as what is smaller of their runs and a bit a number.
+/// A set of `u64`. Full chunks of 65,536 numbers are stored as runs. Other chunks are stored as runs or as bitmaps,
+/// whichever is smaller.
 ///
 /// ```
 /// let mut set = sequencer::NumberSet::new();
@@ -20,30 +21,30 @@ use chunk::{Chunk, NUMBERS as CHUNK, Twice, WORDS};
 #[serde(try_from = "Packed", into = "Packed")]
 #[repr(C)]
 pub struct NumberSet {
-    /// `start..end` came in order and is not in the maps yet; in one chunk only.
+    /// The run `start..end`, within one chunk, that is being extended and is not in the maps yet.
     start: u64,
     end: u64,
-    /// What was collected before, with ends: the maps are looked at once for several runs, since with hundreds of clients
-    /// they are in no cache.
+    /// Number of earlier runs in `aside`, which are not in the maps yet. Runs are merged into the maps together,
+    /// because with hundreds of clients the maps are not in any cache.
     asides: usize,
     aside: [(u64, u64); ASIDE + 1],
     twice: u64,
     len: u64,
-    /// First chunk of a run of full ones → the chunk after it.
+    /// The first chunk of each run of full chunks, mapped to the chunk after the run.
     full: BTreeMap<u64, u64>,
     partial: BTreeMap<u64, Chunk>,
 }
 
-/// Runs that are put aside.
+/// Largest number of runs in `aside`.
 const ASIDE: usize = 15;
 
 impl NumberSet {
-    /// The empty set.
+    /// Creates an empty set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a number. One that follows the one before costs an addition.
+    /// Adds a number. A number that follows the previous one costs only an addition.
     #[inline]
     pub fn insert(&mut self, n: u64) {
         if n == self.end && !n.is_multiple_of(CHUNK) {
@@ -60,21 +61,21 @@ impl NumberSet {
         }
         if n == u64::MAX {
             self.flush();
-            // It has no successor to end a run with.
+            // `u64::MAX` has no successor that could end a run.
             self.twice += self.insert_run(n, 1).count;
         } else {
             (self.start, self.end) = (n, n + 1);
         }
     }
 
-    /// How many numbers were added that were there already.
+    /// Returns how many added numbers were already in the set.
     pub fn duplicates(&mut self) -> u64 {
         self.flush();
         self.twice
     }
 
-    /// Moves what is collected and put aside into the maps, in order: runs that came one in front of the other are one, and
-    /// all of a chunk go into it together.
+    /// Moves all pending runs into the maps, in order: adjacent runs are joined, and all runs of a chunk are added
+    /// together.
     fn flush(&mut self) {
         let mut count = std::mem::take(&mut self.asides);
         let mut runs = self.aside;
@@ -92,7 +93,7 @@ impl NumberSet {
             let (these, behind) = rest.split_at(end.unwrap_or(rest.len()));
             rest = behind;
             let numbers: u64 = these.iter().map(|(start, end)| end - start).sum();
-            // Mostly they go on with the last chunk, and do not fill it.
+            // Usually the runs extend the last chunk without filling it.
             if let Some(mut last) = self.partial.last_entry()
                 && *last.key() == chunk
                 && last.get().len() + numbers < CHUNK
@@ -112,10 +113,10 @@ impl NumberSet {
         }
     }
 
-    /// Adds `count` numbers from `start` on, all of one chunk; returns what was there before.
+    /// Adds `count` numbers from `start` on, all of one chunk. Returns those that were already in the set.
     fn insert_run(&mut self, start: u64, count: u64) -> Twice {
         let chunk = start / CHUNK;
-        // Mostly it goes on with the last chunk, which has room then: full ones are not here.
+        // Usually the run extends the last chunk, which has room: full chunks are not in `partial`.
         if let Some(mut last) = self.partial.last_entry()
             && *last.key() == chunk
         {
@@ -154,7 +155,7 @@ impl NumberSet {
             .is_some_and(|(_, &end)| chunk < end)
     }
 
-    /// Records `start..end` as full, joined with its neighbours.
+    /// Marks the chunks `start..end` as full, and joins them with neighbouring runs.
     fn add_full(&mut self, mut start: u64, mut end: u64) {
         if let Some((&s, _)) = self
             .full
@@ -170,7 +171,7 @@ impl NumberSet {
         self.full.insert(start, end);
     }
 
-    /// Whether a number is in it.
+    /// Returns true if the set contains a number.
     pub fn contains(&self, n: u64) -> bool {
         let chunk = self.partial.get(&(n / CHUNK));
         let aside = &self.aside[..self.asides];
@@ -180,23 +181,23 @@ impl NumberSet {
             || chunk.is_some_and(|chunk| chunk.contains(place(n)))
     }
 
-    /// How many numbers it holds.
+    /// Returns how many numbers the set contains.
     pub fn len(&self) -> u64 {
         self.flushed().len
     }
 
-    /// Whether it holds none.
+    /// Returns true if the set is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0 && !self.collects()
     }
 
-    /// The smallest and the largest number.
+    /// Returns the smallest and the largest number.
     pub fn bounds(&self) -> Option<(u64, u64)> {
         let runs = self.runs();
         Some((runs.first()?.0, runs.last()?.1))
     }
 
-    /// The numbers as runs `first..=last`, in order.
+    /// Returns the numbers as runs `first..=last`, in order.
     pub fn runs(&self) -> Vec<(u64, u64)> {
         let set = self.flushed();
         let mut runs: Vec<(u64, u64)> = Vec::new();
@@ -222,7 +223,7 @@ impl NumberSet {
         }
     }
 
-    /// Adds all of `other`. Returns how many were in both, and one of these.
+    /// Adds all numbers of `other`. Returns how many were in both, and one of them.
     pub fn merge(&mut self, other: &Self) -> (u64, Option<u64>) {
         self.flush();
         let mut all = Twice::default();
@@ -242,12 +243,12 @@ impl NumberSet {
         (all.count, all.first)
     }
 
-    /// Whether there is something that is not in the maps yet.
+    /// Returns true if some runs are not in the maps yet.
     fn collects(&self) -> bool {
         self.start != self.end || self.asides > 0
     }
 
-    /// It with everything in the maps.
+    /// Returns the set with all runs in the maps.
     fn flushed(&self) -> Cow<'_, Self> {
         let mut set = Cow::Borrowed(self);
         if self.collects() {
@@ -257,7 +258,7 @@ impl NumberSet {
     }
 }
 
-/// Makes one of runs in order that follow each other, in a chunk.
+/// Joins adjacent runs of the same chunk; the runs must be sorted.
 fn join(runs: &mut [(u64, u64)]) -> &[(u64, u64)] {
     let mut joined = 0;
     for next in 1..runs.len() {
@@ -272,7 +273,7 @@ fn join(runs: &mut [(u64, u64)]) -> &[(u64, u64)] {
     &runs[..runs.len().min(joined + 1)]
 }
 
-/// Adds `count` numbers from `start` on to their chunk; returns what was there before.
+/// Adds `count` numbers from `start` on to their chunk. Returns those that were already in the chunk.
 #[inline]
 fn add(chunk: &mut Chunk, start: u64, count: u64) -> Twice {
     let twice = chunk.add(place(start), place(start + (count - 1)));
@@ -280,7 +281,7 @@ fn add(chunk: &mut Chunk, start: u64, count: u64) -> Twice {
     Twice { first, ..twice }
 }
 
-/// The place of a number in its chunk.
+/// Returns the index of a number in its chunk.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "below the numbers of a chunk"
@@ -306,8 +307,8 @@ impl PartialEq for NumberSet {
     }
 }
 
-/// The form in which sets travel: runs of full chunks, and each other chunk as runs or as a bitmap in
-/// hexadecimal words, whichever is shorter.
+/// The JSON form of a set: runs of full chunks; every other chunk as runs or as a bitmap in hexadecimal words,
+/// whichever is shorter.
 #[derive(Serialize, Deserialize)]
 struct Packed {
     chunk_numbers: u64,
@@ -332,13 +333,13 @@ impl From<NumberSet> for Packed {
                 ..NumberSet::default()
             };
             let runs = only.runs();
-            // A run takes some 20 characters, a bitmap 16 for each of its words.
+            // A run takes about 20 characters, and a bitmap 16 for each of its words.
             if runs.len() < WORDS / 2 {
                 packed.runs.extend(runs);
             } else {
                 let mut text = String::with_capacity(WORDS * 16);
                 for word in places.words() {
-                    // Writing to a String does not fail.
+                    // Writing to a String cannot fail.
                     let _ = write!(text, "{word:016x}");
                 }
                 packed.bitmaps.push((chunk, text));

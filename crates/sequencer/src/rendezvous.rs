@@ -1,14 +1,14 @@
-//! How clients find a server: a few lines of JSON over TCP.
+//! The messages by which clients find a server and connect to it: lines of JSON over TCP.
 //!
 //! Every message is one JSON object on one line, at most 64 KiB.
 //!
-//! 1. The server speaks first: [`Welcome`], what it is and offers.
-//! 2. The client answers with [`Hello`]: what it wants, and the endpoints of its queue pairs.
-//! 3. The server connects its side and [answers](service::Answer) with its endpoints and keys ([`Accepted`]), or
-//!    with the reason why not.
+//! 1. The server speaks first: [`Welcome`] describes the server and what it offers.
+//! 2. The client answers with [`Hello`]: its request, and the endpoints of its queue pairs.
+//! 3. The server connects its side and [answers](service::Answer) with its endpoints and keys ([`Accepted`]), or with
+//!    the reason for refusing.
 //!
-//! Then the connection stays open and silent for as long as the client wants its numbers. When it closes,
-//! for whatever reason, the server frees what the client had.
+//! Then the connection stays open and silent while the client uses the sequencer. When it closes, the server frees the
+//! client's resources.
 //!
 //! ```text
 //! < {"protocol":"verbatim-sequencer","version":1,"designs":["spec-s0"],"max_window":4096}
@@ -66,9 +66,9 @@ pub struct Welcome {
     pub protocol: String,
     /// [`Rendezvous`]'s [`Protocol::VERSION`].
     pub version: u32,
-    /// The designs that it serves.
+    /// The designs that the server serves.
     pub designs: Vec<Design>,
-    /// The largest window a client may ask for.
+    /// The largest window that a client may request.
     pub max_window: usize,
 }
 
@@ -77,53 +77,53 @@ pub struct Welcome {
 pub struct Hello {
     /// [`Rendezvous`]'s [`Protocol::VERSION`].
     pub version: u32,
-    /// The design it wants.
+    /// The design that the client requests.
     pub design: Design,
-    /// Requests outstanding at most.
+    /// Largest number of outstanding requests.
     pub window: usize,
-    /// Whether it sends to all workers, through one queue pair (`rpc` and its kin).
+    /// True if the client sends to all workers through one queue pair (`rpc` designs).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub spread: bool,
-    /// Its RC queue pair (`atomics`).
+    /// The client's RC queue pair (`atomics`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rc: Option<QpEndpoint>,
-    /// Its UC queue pair (`rpc` and its kin).
+    /// The client's UC queue pair (`rpc` designs).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uc: Option<QpEndpoint>,
-    /// Its UD queue pair (all but `atomics`).
+    /// The client's UD queue pair (all designs but `atomics`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ud: Option<QpEndpoint>,
 }
 
-/// What a connected client needs.
+/// The server's answer: what a connected client needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accepted {
     /// The design.
     pub design: Design,
     /// The first number of this server.
     pub start: u64,
-    /// About the next number: good for a first guess.
+    /// The approximate next number, for a first guess.
     pub next: u64,
-    /// Numbers below this are given.
+    /// Numbers below this can be given.
     pub end: u64,
-    /// Its queue pair for this client: RC (`atomics`), UC (`rpc` and its kin), UD (`spec-s0`).
+    /// The server's queue pair for this client: RC (`atomics`), UC (`rpc` designs), UD (`spec-s0`).
     pub endpoint: QpEndpoint,
-    /// The counter (`atomics`).
+    /// The memory of the counter (`atomics`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counter: Option<RemoteMemory>,
-    /// The limit word (`atomics`).
+    /// The memory of the limit word (`atomics`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<RemoteMemory>,
-    /// This client's request slots (`rpc` and its kin).
+    /// This client's request slots (`rpc` designs).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slots: Option<RemoteMemory>,
-    /// Whether answers may overtake each other (`spec-s0`).
+    /// True if answers may overtake each other (`spec-s0`).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unordered: bool,
-    /// This client's request slots at each worker, if it sends to all of them (`rpc` and its kin).
+    /// This client's request slots at each worker, if the client sends to all of them (`rpc` designs).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub workers: Vec<RemoteMemory>,
-    /// The shape of the slots (`rpc` and its kin).
+    /// The layout of the request slots (`rpc` designs).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<rpc::herd::Layout>,
 }

@@ -1,81 +1,81 @@
-//! What clients and servers report: everything here travels as JSON.
+//! The reports of clients and servers, which are sent as JSON.
 
 use serde::{Deserialize, Serialize};
 use service::Latency;
 
 use crate::{Design, NumberSet};
 
-/// Until when a client runs.
+/// The end of a client's run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Until {
-    /// For a time in milliseconds.
+    /// After this many milliseconds.
     DurationMs(u64),
-    /// Until it has got so many numbers.
+    /// After this many numbers.
     Count(u64),
 }
 
-/// What went wrong, in numbers; all zero in a good run.
+/// Counts of failures; all zero in a good run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failures {
-    /// Requests that got no answer in time. Each may have used up a number that nobody got.
+    /// Requests that got no answer in time. Each may have used up a number that no client got.
     pub lost: u64,
-    /// Answers that were dropped because they could not be matched to a request, or came out of order.
+    /// Answers that were dropped because they matched no request, or arrived out of order.
     pub discarded: u64,
-    /// Sessions that had to be opened again.
+    /// Number of sessions that were reopened after a failure.
     pub reconnects: u64,
     /// Requests that the server refused because the numbers are used up.
     pub refused: u64,
-    /// Why the run ended early, if it did.
+    /// The reason why the run ended early, if it did.
     pub ended: Option<String>,
 }
 
-/// What a client did.
+/// The results of one client.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ClientReport {
     /// The design.
     pub design: Design,
-    /// Requests outstanding at most.
+    /// Largest number of outstanding requests.
     pub window: usize,
-    /// Numbers it got.
+    /// Number of values that the client got.
     pub requests: u64,
-    /// How long it took, in seconds, from the first request to the last answer.
+    /// Seconds from the first request to the last answer.
     pub seconds: f64,
-    /// Numbers a second.
+    /// Numbers per second.
     pub rate: f64,
-    /// Latencies: from the doorbell of a postlist to the last answer of it.
+    /// Latencies from the doorbell of a postlist to its last answer.
     pub latency: Latency,
-    /// Doorbells that the requests took.
+    /// Doorbells for requests.
     pub doorbells: u64,
-    /// Speculations on the upper four bytes that were wrong (`spec-s0`).
+    /// Wrong speculations on the upper four bytes (`spec-s0`).
     pub wrong_guesses: u64,
-    /// Numbers that were not above all numbers that the client had when it asked. 0 or the server is broken.
+    /// Numbers that were not greater than all numbers the client had when it sent the request; must be 0.
     pub not_increasing: u64,
-    /// Numbers that this client got twice. 0 or the server is broken.
+    /// Numbers that this client got twice; must be 0.
     pub duplicates: u64,
-    /// Failures.
+    /// Counts of failures.
     pub failures: Failures,
     /// The numbers.
     pub numbers: NumberSet,
 }
 
-/// What a server did so far.
+/// What a server has done since it started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerStats {
-    /// Requests that workers answered; with `atomics` the numbers taken from the counter.
+    /// Requests that workers answered; with `atomics`, numbers taken from the counter.
     pub requests: u64,
-    /// Doorbells that the answers took; with `atomics` 0.
+    /// Doorbells for answers; 0 with `atomics`.
     pub doorbells: u64,
-    /// How many postlists of answers had 1, 2, 3 … WRs.
+    /// Histogram of the lengths of answer postlists: how many had 1, 2, 3 … work requests.
     pub postlists: Vec<u64>,
-    /// Datagrams of nobody who is registered.
+    /// Datagrams from senders that are not registered clients.
     pub strangers: u64,
     /// Clients that are connected.
     pub clients: u64,
     /// Clients that have ever connected.
     pub clients_total: u64,
-    /// The first number this server could give.
+    /// The first number that this server could give.
     pub start: u64,
-    /// The next number it will give.
+    /// The next number that the server will give.
     pub next: u64,
 }

@@ -8,10 +8,10 @@ use verbs::{Waiter, time};
 use crate::lanes::{Lane, Sink};
 use crate::{ClientConfig, Failures, Until, WindowPolicy};
 
-/// How a session ended.
+/// The reason why a session ended.
 pub(crate) enum End {
     Done,
-    /// Nothing is wrong, but it goes on in a new session.
+    /// No error, but the run continues in a new session.
     Renew,
     UsedUp,
     Broken {
@@ -25,10 +25,10 @@ pub(crate) enum End {
 pub(crate) struct Run {
     count: u64,
     batch: usize,
-    /// Requests that there must be room for before any are sent while answers come.
+    /// Smallest room in the window for which requests are sent while answers arrive.
     least: usize,
     stop_and_go: bool,
-    /// Times are in nanoseconds, as [`time::now_ns`] says them.
+    /// End of the run in nanoseconds, as [`time::now_ns`].
     end: Option<u64>,
     deadline_ns: u64,
     pub(crate) doorbells: u64,
@@ -38,11 +38,11 @@ pub(crate) struct Run {
     pub(crate) failures: Failures,
 }
 
-/// Longer latencies than a minute count as that, in nanoseconds.
+/// Cap for latencies in nanoseconds: a minute.
 const MOST_LATENCY_NS: u64 = 60_000_000_000;
 
-/// A histogram and what is not in it yet. With hundreds of clients on a simulated NIC it is in no cache when it is needed:
-/// so it is, once for several latencies.
+/// A histogram with a buffer of recent latencies. With hundreds of clients on a simulated NIC the histogram is not in
+/// any cache, so several latencies are added at once.
 #[repr(C)]
 pub(crate) struct Latencies {
     count: usize,
@@ -50,7 +50,7 @@ pub(crate) struct Latencies {
     histogram: Histogram<u64>,
 }
 
-/// Latencies that are kept until they are put into the histogram.
+/// Number of buffered latencies.
 const RECENT: usize = 8;
 
 impl Latencies {
@@ -62,7 +62,7 @@ impl Latencies {
         }
     }
 
-    /// In nanoseconds.
+    /// Adds a latency in nanoseconds.
     #[inline]
     fn add(&mut self, nanos: u64) {
         self.recent[self.count] = nanos;
@@ -75,13 +75,13 @@ impl Latencies {
     #[inline(never)]
     fn flush(&mut self) {
         for &nanos in &self.recent[..self.count] {
-            // It grows up to this value: ten thousand simulated clients have one each.
+            // The cap limits the histogram's size: ten thousand simulated clients each have one.
             self.histogram += nanos.min(MOST_LATENCY_NS);
         }
         self.count = 0;
     }
 
-    /// With all that were added.
+    /// Returns the histogram of all latencies.
     pub(crate) fn all(mut self) -> Histogram<u64> {
         self.flush();
         self.histogram
@@ -93,7 +93,7 @@ impl Run {
         let started = time::now_ns();
         let (count, end) = match until {
             Until::Count(n) => (n, None),
-            // A time too long to represent is for ever.
+            // A duration that overflows means no time limit.
             Until::DurationMs(ms) => (u64::MAX, ms.saturating_mul(1_000_000).checked_add(started)),
         };
         Self {
@@ -118,7 +118,7 @@ impl Run {
         got >= self.count || self.end.is_some_and(|end| time::now_ns() >= end)
     }
 
-    /// How many requests the lane may send now.
+    /// Returns the number of requests that the lane may send now.
     #[inline]
     fn room<L: Lane>(&self, lane: &L) -> usize {
         if self.stop_and_go && lane.outstanding() > 0 {
@@ -128,9 +128,10 @@ impl Run {
         }
     }
 
-    /// Keeps the lane's window full until the run is over. The clock is read once a postlist.
+    /// Keeps the lane's window full until the run is over. The clock is read once per postlist.
     ///
-    /// Its frame has nothing but what this loop needs: of hundreds of simulated clients none is in a processor's caches.
+    /// The function is not inlined, so that its stack frame is small: with hundreds of simulated clients, none is in
+    /// the caches.
     #[inline(never)]
     pub(crate) fn drive<L: Lane>(&mut self, lane: &mut L, sink: &mut Sink) -> End {
         let broken = |lane: &L, why: &dyn std::fmt::Display| End::Broken {
@@ -138,7 +139,7 @@ impl Run {
             why: why.to_string(),
         };
         let (mut sent, mut answered) = (0u64, 0u64);
-        // Postlists under way: requests sent up to and with it, and when.
+        // Outstanding postlists: the number of requests sent including the postlist, and the time.
         let mut marks: VecDeque<(u64, u64)> = VecDeque::with_capacity(lane.room() + 1);
         let mut waiter = Waiter::never_sleeping().with_patience(128, u32::MAX - 128);
         let (mut stopping, mut progress, mut since) = (false, false, time::now_ns());
@@ -150,7 +151,7 @@ impl Run {
                 let mut room = self
                     .room(lane)
                     .min(usize::try_from(left).unwrap_or(usize::MAX));
-                // Full postlists while answers come; what there is when none have come for a while.
+                // While answers arrive, only full postlists are sent; after some empty polls, shorter ones too.
                 while room >= self.least || (room > 0 && waiter.misses() >= 16) {
                     let n = room.min(self.batch);
                     if let Err(e) = lane.send(n, sink.above) {
@@ -158,11 +159,11 @@ impl Run {
                     }
                     self.doorbells += 1;
                     sent += n as u64;
-                    // The time at which the last answers were seen, a poll ago, is good enough.
+                    // The time of the previous poll is accurate enough.
                     let now = fresh.take().unwrap_or_else(time::now_ns);
                     marks.push_back((sent, now));
                     stopping = self.end.is_some_and(|end| now >= end);
-                    // Otherwise answers are looked for between two postlists.
+                    // Without stop-and-go, answers are polled between two postlists.
                     room = if self.stop_and_go { room - n } else { 0 };
                 }
             }
@@ -196,7 +197,7 @@ impl Run {
                 }
             }
             fresh = None;
-            // Until an answer comes there is nothing to send, and the clock is only looked at.
+            // No request can be sent until an answer arrives, so the waiter polls until the next deadline.
             if !progress
                 && (stopping || self.room(lane) == 0)
                 && lane.outstanding() > 0
@@ -208,7 +209,7 @@ impl Run {
             } else {
                 waiter.idle();
             }
-            // A read of the clock costs as much as a poll, and less than a yield.
+            // Reading the clock costs as much as a poll, and less than a yield.
             if waiter.misses().is_multiple_of(256) || !waiter.is_spinning() || overdue {
                 let now = time::now_ns();
                 stopping |= self.end.is_some_and(|end| now >= end);
@@ -219,7 +220,7 @@ impl Run {
                     if overdue {
                         return broken(lane, &"no answer came before the deadline");
                     }
-                    // The answer may have come while this thread had no core: one more poll.
+                    // The answer may have arrived while this thread was not scheduled: poll once more.
                     overdue = true;
                 }
             }
@@ -238,12 +239,12 @@ mod tests {
 
     const DEADLINE: Duration = Duration::from_millis(20);
 
-    /// A lane with a window of one request, whose thread loses its core.
+    /// A lane with a window of one request, whose thread is descheduled.
     struct Unscheduled {
         began: Instant,
         polls: u32,
         outstanding: usize,
-        /// What a poll does beyond: whether the answer is there.
+        /// Runs in each poll; returns true if the answer has arrived.
         poll: fn(&Self) -> bool,
     }
 
@@ -317,7 +318,8 @@ mod tests {
         assert!(lane.polls < 256, "{} polls", lane.polls);
     }
 
-    /// A lane that answers at most three requests a poll, and notes what was outstanding when how many were sent.
+    /// A lane that answers at most three requests per poll, and records the outstanding requests and the count at each
+    /// send.
     struct Answering {
         window: usize,
         outstanding: usize,
@@ -347,7 +349,7 @@ mod tests {
         }
     }
 
-    /// What was outstanding when how many requests were sent, of a window of 8.
+    /// Returns for each send the outstanding requests and the number sent, with a window of 8.
     fn sends(policy: WindowPolicy, batch: usize) -> Vec<(usize, usize)> {
         let config = ClientConfig {
             window: 8,
@@ -369,10 +371,10 @@ mod tests {
     #[test]
     fn the_policy_says_when_how_many_requests_are_sent() {
         use WindowPolicy::{AsAnswered, FullPostlists, StopAndGo};
-        // Three answers are not room for a postlist of four; six are.
+        // Three answers leave too little room for a postlist of four; six leave enough.
         assert_eq!(sends(FullPostlists, 4)[..2], [(0, 4), (1, 4)]);
         assert_eq!(sends(AsAnswered, 8)[..3], [(0, 8), (5, 3), (5, 3)]);
-        // Whole windows, each when nothing is outstanding, in lists of four or one.
+        // Whole windows are sent when nothing is outstanding, in postlists of four or one.
         assert_eq!(sends(StopAndGo, 4), [(0, 4), (4, 4), (0, 4), (4, 4)]);
         let singly: Vec<_> = (0..8).chain(0..8).map(|n| (n, 1)).collect();
         assert_eq!(sends(StopAndGo, 1), singly);

@@ -1,4 +1,4 @@
-//! The server: its objects on a device, its clients, reservations of numbers.
+//! The server: its objects on a device, its clients, and the reservation of numbers.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,35 +18,35 @@ use crate::state::StateFile;
 use crate::worker::{self, Command, Engine, WorkerShared};
 use crate::{Design, ServerConfig, ServerStats};
 
-/// The service: what a [`Server`](crate::Server) serves.
+/// The sequencer service that a [`Server`](crate::Server) runs.
 #[derive(Debug)]
 pub struct Sequencer {
     config: ServerConfig,
     port: PortGid,
     pd: ProtectionDomain,
-    /// Of queue pairs on which the server never posts.
+    /// The completion queue of queue pairs on which the server never posts.
     cq: CompletionQueue,
     counter: Counter,
     workers: Vec<Arc<WorkerShared>>,
     slots: Slots,
-    /// With `atomics` the clients' queue pairs, by their slots.
+    /// The clients' queue pairs by client slot, for `atomics`.
     rcs: Mutex<HashMap<u32, QueuePair<Rc>>>,
-    /// Until the thread begins that reserves numbers.
+    /// The state file, until the reserver thread takes it.
     state: Mutex<Option<StateFile>>,
     stop: AtomicBool,
 }
 
-/// Who runs a server's workers.
+/// The threads that run a server's workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Environment {
-    /// Threads of the server.
+    /// The server starts its own threads.
     #[default]
     Threads,
-    /// The caller. There is no thread to keep a state file either.
+    /// The caller runs the workers. The server has no thread, so it cannot keep a state file.
     Caller,
 }
 
-/// What a client has at the server.
+/// A client's resources at the server.
 #[derive(Debug)]
 pub struct Session {
     sequencer: Arc<Sequencer>,
@@ -59,7 +59,7 @@ pub struct Session {
 struct Place {
     worker: usize,
     index: u32,
-    /// Its part of the worker's window.
+    /// The part of the client's window that the worker has reserved.
     window: usize,
 }
 
@@ -221,7 +221,7 @@ impl Service for Sequencer {
     }
 }
 
-/// The first number, and the one up to which numbers may be given at once: durable before anything can be given.
+/// Returns the first number and the initial limit. The state file covers the limit before any number is given.
 fn first_numbers(
     config: &ServerConfig,
     state: Option<&mut StateFile>,
@@ -241,7 +241,7 @@ fn first_numbers(
     Ok((start, limit))
 }
 
-/// The workers of a design and what the rest of the server needs to know of each.
+/// Creates the workers of a design, and the shared part of each.
 fn engines(
     config: &ServerConfig,
     port: PortGid,
@@ -328,7 +328,7 @@ fn herd_engine(
 }
 
 impl Sequencer {
-    /// The next number.
+    /// Returns the next number.
     pub fn next(&self) -> u64 {
         self.counter.next()
     }
@@ -342,7 +342,7 @@ impl Sequencer {
             let (next, limit) = (self.counter.next(), self.counter.limit());
             if atomics && next >= end {
                 for rc in lock(&self.rcs).values() {
-                    // A queue pair that is in error already does not mind.
+                    // The queue pair may already be in ERR.
                     let _ = rc.to_error();
                 }
             }
@@ -361,7 +361,7 @@ impl Sequencer {
                 continue;
             }
             if atomics && !lock(&self.rcs).is_empty() {
-                // Nobody tells when a remote atomic adds.
+                // A remote atomic causes no event, so the counter is polled.
                 std::thread::park_timeout(Duration::from_millis(2));
             } else {
                 std::thread::park();
@@ -390,7 +390,7 @@ impl Sequencer {
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let (endpoint, qp) = responder(&self.pd, &self.cq, self.port, access, &peer)?;
         lock(&self.rcs).insert(slot, qp);
-        // The reserver watches the counter while there are clients.
+        // The reserver polls the counter while clients are connected.
         self.counter.wake_reserver();
         let (counter, limit) = (self.counter.remote_next(), self.counter.remote_limit());
         Ok(Accepted {
@@ -458,7 +458,7 @@ impl Sequencer {
         Ok(accepted)
     }
 
-    /// A place at the worker with the fewest clients: the worker, and the client's index there.
+    /// Takes a place at the worker with the fewest clients. Returns the worker and the client's index there.
     fn place(
         &self,
         window: usize,
@@ -475,7 +475,7 @@ impl Sequencer {
         self.place_at(number, window, places)
     }
 
-    /// A place at this worker.
+    /// Takes a place at this worker.
     fn place_at(
         &self,
         number: usize,

@@ -1,9 +1,9 @@
-//! The state file: which numbers may have been given, so that a restarted server gives none of them again.
+//! The state file records which numbers may have been given, so that a restarted server gives none of them again.
 //!
-//! The file holds one record of 64 bytes: every number below its value may have been given. Before the
-//! server gives numbers, it writes a higher value: to a temporary file, `fsync`, rename, `fsync` of the
-//! directory. So the file is always whole, the old record or the new one, and kill -9 at any moment costs
-//! at most what was reserved: those numbers are skipped.
+//! The file has one record of 64 bytes: every number below its value may have been given. Before the server gives more
+//! numbers, it writes a higher value to a temporary file, calls `fsync`, renames the file, and calls `fsync` on the
+//! directory. So the file always has the complete old or the complete new record. A kill -9 at any moment skips at most
+//! the reserved numbers.
 //!
 //! | bytes | meaning |
 //! |---|---|
@@ -31,7 +31,7 @@ pub struct StateFile {
     _lock: File,
 }
 
-/// Why a state file cannot be used.
+/// The reason why a state file cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
@@ -40,10 +40,10 @@ pub enum StateError {
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The I/O error.
         source: io::Error,
     },
-    /// The file is something else, or damaged.
+    /// The file is not a state file, or is damaged.
     #[error(
         "{path} is no usable state file: {what}. Restore it from a backup, or move it away and start with \
          --start above every number that was ever given"
@@ -51,10 +51,10 @@ pub enum StateError {
     Foreign {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The defect.
         what: String,
     },
-    /// Another server uses it.
+    /// Another server uses the file.
     #[error("{path} is in use by another server: stop that one, or give this one another --state")]
     Locked {
         /// The file.
@@ -63,7 +63,7 @@ pub enum StateError {
 }
 
 impl StateFile {
-    /// Opens the file and locks it. If there is none, numbers start from `start`.
+    /// Opens the file and locks it. If the file does not exist, numbers start from `start`.
     pub fn open(path: &Path, start: u64) -> Result<Self, StateError> {
         let io = |source| StateError::Io {
             path: path.to_owned(),
@@ -107,12 +107,12 @@ impl StateFile {
         })
     }
 
-    /// No number below this may be given.
+    /// Returns the lowest number that may be given.
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// Makes durable that numbers below `next` may have been given.
+    /// Records durably that numbers below `next` may have been given.
     pub fn reserve(&mut self, next: u64) -> Result<(), StateError> {
         if next <= self.next && self.path.exists() {
             return Ok(());
@@ -184,7 +184,7 @@ fn decode(bytes: &[u8]) -> Result<u64, String> {
     Ok(word(24))
 }
 
-/// The 64-bit FNV-1a hash.
+/// Returns the 64-bit FNV-1a hash.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| {
         (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3)

@@ -1,4 +1,4 @@
-//! Worker threads: each owns its queue pairs, and serves its clients until it is told to stop.
+//! Worker threads: each owns its queue pairs, and serves its clients until it gets the stop command.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,40 +10,40 @@ use verbs::{QpEndpoint, QueuePair, Uc, UdDestination, Waiter};
 
 use crate::counter::{Counter, Refusal, USED_UP};
 
-/// What the rest of the server knows of a worker.
+/// The part of a worker that the rest of the server can access.
 #[derive(Debug)]
 pub(crate) struct WorkerShared {
-    /// Where clients send (`spec-s0`): the client with index `i` to the one at `i` modulo their number.
+    /// Endpoints to which clients send (`spec-s0`): the client with index `i` uses the one at `i` modulo their number.
     pub(crate) endpoints: Vec<QpEndpoint>,
-    /// The request region and its shape (`rpc` and its kin).
+    /// The request region and its layout (`rpc` designs).
     pub(crate) region: Option<(verbs::RemoteMemory, herd::Layout)>,
     pub(crate) places: Mutex<Places>,
     pub(crate) mailbox: Mailbox<Command, Counts>,
 }
 
-/// Who may still come.
+/// Free places for clients.
 #[derive(Debug)]
 pub(crate) struct Places {
-    /// Client indices that are free.
+    /// Free client indices.
     free: Vec<u32>,
-    /// Requests that may still be outstanding at each queue pair that clients send to; at the worker if they WRITE.
+    /// Free request capacity of each queue pair to which clients send; of the worker if clients WRITE.
     rooms: Vec<usize>,
     pub(crate) clients: usize,
 }
 
 impl Places {
-    /// The place in `free` of an index whose queue pair has room for a window.
+    /// Returns the position in `free` of an index whose queue pair has room for a window.
     fn find(&self, window: usize) -> Option<usize> {
         let room = |index: &u32| self.rooms[*index as usize % self.rooms.len()];
         self.free.iter().rposition(|index| room(index) >= window)
     }
 
-    /// Whether a client with this window may come.
+    /// Returns true if a client with this window can be accepted.
     pub(crate) fn has_room(&self, window: usize) -> bool {
         self.find(window).is_some()
     }
 
-    /// The index of a client that comes; nothing without room.
+    /// Takes a client index; returns `None` if no queue pair has room.
     pub(crate) fn take(&mut self, window: usize) -> Option<u32> {
         let index = self.free.remove(self.find(window)?);
         let queue = index as usize % self.rooms.len();
@@ -69,10 +69,10 @@ pub(crate) enum Command {
     },
     AddHerd {
         index: u32,
-        /// Its queue pair; other workers may have the same.
+        /// The client's queue pair, which other workers may share.
         qp: Arc<QueuePair<Uc>>,
         to: UdDestination,
-        /// The slots that it uses, and what answers carry beside the number.
+        /// The number of slots that the client uses, and the tag that answers carry besides the number.
         slots: (u32, herd::Tag),
         done: Done,
     },
@@ -112,7 +112,7 @@ impl WorkerShared {
 /// One of the two servers of the `rpc` crate.
 #[derive(Debug)]
 pub enum Engine {
-    /// A server for each queue pair.
+    /// One server for each receiving queue pair.
     Datagram(Vec<datagram::Server>, verbs::CompletionChannel),
     Herd(Box<herd::Server>),
 }
@@ -170,7 +170,7 @@ impl Engine {
             ),
             _ => return,
         };
-        // The client may have gone meanwhile.
+        // The client may be gone already.
         let _ = done.0.send(done.1);
     }
 
@@ -182,13 +182,13 @@ impl Engine {
     }
 }
 
-/// The server of the client with that index.
+/// Returns the server of the client with this index.
 fn serving(servers: &mut [datagram::Server], index: u32) -> &mut datagram::Server {
     let n = servers.len();
     &mut servers[index as usize % n]
 }
 
-/// Serves until told to stop.
+/// Serves requests until the worker gets the stop command.
 pub(crate) fn run(
     engine: Engine,
     shared: &WorkerShared,
@@ -245,12 +245,14 @@ impl Work for Running<'_> {
         }
     }
 
-    /// Until something comes: a datagram, a command; with HERD, which makes no event, for a while.
+    /// Sleeps until a datagram or a command arrives. With HERD, whose requests generate no event, the sleep has a time
+    /// limit.
     #[cold]
     fn sleep(&mut self, wake: &Wake, waiter: &mut Waiter) -> Result<(), RpcError> {
         match &mut self.engine {
             Engine::Datagram(servers, channel) => {
-                // Armed first, looked at once more, then asleep: nothing can come unseen in between.
+                // The CQ is armed first, polled once more, and only then waited for, so that no datagram is missed in
+                // between.
                 if !waiter_armed(waiter) {
                     for server in servers {
                         server.port().recv_cq().req_notify(false)?;
@@ -262,7 +264,7 @@ impl Work for Running<'_> {
                     PollFd::new(&*channel, PollFlags::IN),
                     PollFd::new(wake, PollFlags::IN),
                 ];
-                // An interrupted wait looks again and sleeps again.
+                // After an interrupted wait the worker polls and sleeps again.
                 let woken = poll(&mut fds, None).is_ok();
                 if woken && fds[0].revents().contains(PollFlags::IN) {
                     channel.wait()?;
@@ -279,12 +281,12 @@ impl Work for Running<'_> {
     }
 }
 
-/// Whether the CQ was armed in the round before: the first round past the patience arms it.
+/// Returns true if the CQ was armed in the previous round: the first idle round arms it.
 fn waiter_armed(waiter: &Waiter) -> bool {
     waiter.next_sleep() > Duration::from_micros(50)
 }
 
-/// The handler of all designs: gives numbers.
+/// The request handler of all designs with workers: gives numbers.
 struct Give<'c> {
     counter: &'c Counter,
     speculate: bool,
@@ -310,7 +312,7 @@ impl Give<'_> {
         Some(n)
     }
 
-    /// Takes what is missing; waits for the limit; false if the server stops.
+    /// Takes the missing numbers, and waits for a higher limit if necessary. Returns false if the server stops.
     #[cold]
     fn refill(&self, batch: &mut Numbers) -> bool {
         let mut waiter = Waiter::new().with_sleep_max(Duration::from_millis(1));

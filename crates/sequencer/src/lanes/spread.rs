@@ -1,33 +1,34 @@
-//! HERD RPC to all workers in turn, through one queue pair.
+//! The lane of the HERD designs with requests to all workers in turn, through one queue pair.
 
 use rpc::{RpcError, herd};
 
 use super::{Lane, Sink};
 use crate::counter::USED_UP;
 
-/// Requests go round all workers. Answers carry worker and number of their request, so they may overtake each other.
+/// Requests rotate over all workers. Answers carry the worker and the number of their request, so they may overtake
+/// each other.
 #[derive(Debug)]
 pub(crate) struct SpreadLane {
     client: herd::Client,
     window: usize,
-    /// A slot for each worker and request slot of it.
+    /// One entry for each worker and each of its request slots.
     pending: Box<[Pending]>,
-    /// Requests sent; of the last window of them, whether each is answered.
+    /// Number of requests sent. `answered` tells for each of the last window whether it is answered.
     sent: u64,
     answered: Box<[bool]>,
-    /// The oldest request without an answer: its slot must not be used again yet.
+    /// The oldest unanswered request; its slot must not be reused yet.
     oldest: u64,
     outstanding: usize,
-    /// The worker of the next request.
+    /// The worker that gets the next request.
     worker: usize,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Pending {
-    /// The immediate of its answer.
+    /// The immediate of the request's answer.
     imm: u32,
     waiting: bool,
-    /// Which of the requests sent it is.
+    /// The request's position among all sent.
     index: u64,
     floor: u64,
 }
@@ -47,7 +48,7 @@ impl SpreadLane {
         }
     }
 
-    /// Where a request of a worker is kept: by the lower bits of its number.
+    /// Returns the index in `pending` of a worker's request, by the lower bits of its number.
     #[inline]
     fn place(worker: usize, number: u32, slots: usize) -> usize {
         worker * slots + (number.wrapping_sub(1) as usize & (slots - 1))

@@ -1,16 +1,16 @@
-//! Lanes over queue pairs that tests hold.
+//! Tests of lanes over simulated servers and networks.
 
 use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-/// A sequencer behind a network that loses, duplicates and reorders, as the script says.
+/// A sequencer behind a network that loses, duplicates and reorders messages.
 #[derive(Debug, Default)]
 struct World {
     next: u64,
     requests: VecDeque<u32>,
     answers: VecDeque<SpecAnswer>,
-    /// Copies that the network delivers at some time.
+    /// Duplicates of answers that the network may deliver later.
     copies: VecDeque<SpecAnswer>,
     /// Numbers that the server took for this client.
     taken: BTreeSet<u64>,
@@ -51,14 +51,14 @@ enum Step {
     Send(usize),
     Serve(usize),
     Poll,
-    /// Others take numbers: up to several times 2^32.
+    /// Other clients take numbers, up to several times 2^32.
     Jump(u64),
     LoseRequest,
     LoseAnswer,
     Duplicate,
     LateCopy,
     Reorder,
-    /// The deadline passes: a new session, which hears nothing of the old one.
+    /// The deadline passes: a new session receives nothing of the old one.
     Deadline,
 }
 
@@ -80,7 +80,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Whatever the network does, a number that the client gets was taken for it, and comes once.
+    /// Every number that the client gets was taken for it, and arrives once, whatever the network does.
     #[test]
     fn speculation_never_gives_a_wrong_number(ordered: bool, steps in prop::collection::vec(step(), 1..200)) {
         let mut lane = SpecLane::new(World { next: (1 << 32) - 20, ..World::default() }, (8, ordered), (1 << 32) - 20);
@@ -123,7 +123,7 @@ proptest! {
         prop_assert!(got.iter().all(|n| lane.client.taken.contains(n)), "{got:?}");
     }
 
-    /// Without faults every request is answered, and no guess stays wrong.
+    /// Without faults every request is answered, and sessions recover from wrong guesses.
     #[test]
     fn speculation_recovers_from_wrong_guesses(jumps in prop::collection::vec((1usize..9, 0u64..3 << 32), 1..50)) {
         let mut lane = SpecLane::new(World::default(), (8, true), 0);

@@ -1,15 +1,15 @@
-//! Some of the numbers of one chunk, in as little memory as they need.
+//! A subset of the numbers of one chunk, in compact form.
 
-/// Numbers of a chunk.
+/// Number of values in a chunk.
 pub(super) const NUMBERS: u64 = 1 << 16;
-/// Words of a chunk as a bitmap.
+/// Number of words in a chunk's bitmap.
 pub(super) const WORDS: usize = (NUMBERS / 64) as usize;
-/// More runs than this are a bitmap: a client that gets every hundredth number has fewer.
+/// Largest number of runs before a chunk becomes a bitmap. A client that gets every hundredth number has fewer.
 const MOST_RUNS: usize = WORDS;
-/// Places come in order, or a little behind later ones: those that belong in front of more runs make it a bitmap.
+/// Number of last runs among which a new run may be inserted. A place further back turns the chunk into a bitmap.
 const RUNS_BEHIND: usize = 32;
 
-/// Numbers that were added a second time.
+/// Numbers that were already in the set when they were added.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Twice {
     pub(super) count: u64,
@@ -25,9 +25,9 @@ pub(super) struct Chunk {
 
 #[derive(Debug, Clone)]
 enum Places {
-    /// First and last place of each run, in order.
+    /// The first and last place of each run, in order.
     Runs(Vec<(u16, u16)>),
-    /// A bit for each place.
+    /// One bit for each place.
     Bits(Box<[u64; WORDS]>),
 }
 
@@ -43,7 +43,7 @@ impl Chunk {
         self.len
     }
 
-    /// Adds the places from `at` to `last`; returns those that were there before.
+    /// Adds the places from `at` to `last`. Returns those that were already in the chunk.
     #[inline]
     pub(super) fn add(&mut self, at: u16, last: u16) -> Twice {
         let count = u64::from(last - at) + 1;
@@ -70,7 +70,7 @@ impl Chunk {
         twice
     }
 
-    /// The places as a bitmap, from now on. Few need it: numbers come in order.
+    /// Turns the chunk into a bitmap. Few chunks need this, because numbers arrive in order.
     fn bits(&mut self) -> &mut [u64; WORDS] {
         if let Places::Runs(runs) = &self.places {
             let mut bits = Box::new([0; WORDS]);
@@ -95,7 +95,8 @@ impl Chunk {
         }
     }
 
-    /// Calls `each` on first and last of each run, in order; where a word of a bitmap ends, so does a run.
+    /// Calls `each` with the first and last place of each run, in order. In a bitmap, a run also ends at a word
+    /// boundary.
     pub(super) fn for_each_run(&self, mut each: impl FnMut(u64, u64)) {
         let bits = match &self.places {
             Places::Runs(runs) => {
@@ -120,13 +121,14 @@ impl Chunk {
         }
     }
 
-    /// The words of the bitmap.
+    /// Returns the words of the bitmap.
     pub(super) fn words(mut self) -> [u64; WORDS] {
         *self.bits()
     }
 }
 
-/// Puts a run among those before it, joined with its neighbours; false if it is not near the end, or some of it is there.
+/// Inserts a run near the end, and joins it with its neighbours. Returns false if the run belongs further back or
+/// overlaps another.
 fn insert(runs: &mut Vec<(u16, u16)>, at: u16, last: u16) -> bool {
     let near = runs.len().saturating_sub(RUNS_BEHIND);
     let next = match runs[near..].iter().rposition(|run| run.0 <= at) {
@@ -142,7 +144,7 @@ fn insert(runs: &mut Vec<(u16, u16)>, at: u16, last: u16) -> bool {
     {
         return false;
     }
-    // Neither sum overflows: `before` ends in front of `at`, and `behind` begins behind `last`.
+    // Neither sum overflows: `before` ends before `at`, and `behind` begins after `last`.
     match (
         before.filter(|run| run.1 + 1 == at),
         behind.filter(|run| run.0 == last + 1),
@@ -159,7 +161,7 @@ fn insert(runs: &mut Vec<(u16, u16)>, at: u16, last: u16) -> bool {
     true
 }
 
-/// Sets the bits from `at` to `last`; returns those that were set before.
+/// Sets the bits from `at` to `last`. Returns those that were already set.
 fn set(bits: &mut [u64; WORDS], at: u16, last: u16) -> Twice {
     let mut twice = Twice::default();
     let (mut at, end) = (u64::from(at), u64::from(last) + 1);

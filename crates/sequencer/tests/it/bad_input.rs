@@ -1,4 +1,4 @@
-//! What comes over TCP from strangers, and configurations that cannot work.
+//! Tests of untrusted input over TCP, and of invalid configurations.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -22,11 +22,11 @@ fn garbage_at_the_rendezvous_is_refused_and_forgotten() {
         &long,
     ] {
         let mut stream = TcpStream::connect(&address).expect("connects");
-        // The server may close before all is written.
+        // The server may close the connection before everything is written.
         let _ = stream.write_all(garbage);
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let mut answer = String::new();
-        // A reset after the answer is as good as an end.
+        // A reset after the answer counts as an end.
         let _ = stream.read_to_string(&mut answer);
         assert!(answer.contains("verbatim-sequencer"), "{answer:?}");
         assert!(!answer.contains("accepted"), "{answer:?}");

@@ -1,4 +1,4 @@
-//! Servers and clients as processes: the test binary runs itself again in another role.
+//! Servers and clients as processes: the test binary executes itself in another role.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -11,7 +11,7 @@ const CONFIG: &str = "SEQUENCER_TEST_CONFIG";
 const UNTIL: &str = "SEQUENCER_TEST_UNTIL";
 const MARK: &str = "@@";
 
-/// The main of a child, in the test of this name; nothing in the parent.
+/// Runs the role of a child process; returns at once in the parent.
 pub(crate) fn child_main() {
     let Ok(role) = std::env::var(ROLE) else {
         return;
@@ -22,7 +22,7 @@ pub(crate) fn child_main() {
             let config: ServerConfig = serde_json::from_str(&config).expect("the parent's");
             let server = Server::start(config).expect("the server starts");
             say(&server.address().to_string());
-            // Until the parent closes the pipe or dies.
+            // The server runs until the parent closes the pipe or dies.
             let mut line = String::new();
             std::io::stdin().read_line(&mut line).expect("reads");
             say(&serde_json::to_string(&server.stop()).expect("serializes"));
@@ -41,7 +41,7 @@ pub(crate) fn child_main() {
 }
 
 fn say(text: &str) {
-    // The test harness prints around it.
+    // The test harness also prints to stdout.
     let mut out = std::io::stdout().lock();
     writeln!(out, "\n{MARK}{text}")
         .and_then(|()| out.flush())
@@ -81,14 +81,14 @@ impl Process {
         process
     }
 
-    /// A server and its address.
+    /// Starts a server; returns it with its address.
     pub(crate) fn server(config: &ServerConfig) -> (Self, String) {
         let mut process = Self::spawn("server", config, None);
         let address = process.hear().expect("its address");
         (process, address)
     }
 
-    /// The next thing it says, if it lives long enough.
+    /// Returns the next message of the process, or `None` if the process ends first.
     fn hear(&mut self) -> Option<String> {
         let mut line = String::new();
         while self.out.read_line(&mut line).expect("a pipe") > 0 {
@@ -113,7 +113,7 @@ impl Process {
         serde_json::from_str(&text).expect("stats")
     }
 
-    /// Stops it for a while, as a debugger or a machine that swaps would.
+    /// Stops the process for a while, as a debugger or swapping would.
     pub(crate) fn freeze(&self, time: Duration) {
         use rustix::process::{Pid, Signal, kill_process};
         let pid = Pid::from_child(&self.child);
@@ -122,7 +122,7 @@ impl Process {
         kill_process(pid, Signal::CONT).expect("it lives");
     }
 
-    /// Clock ticks of CPU time that it has used.
+    /// Returns the process's CPU time in clock ticks.
     pub(crate) fn cpu_ticks(&self) -> u64 {
         let stat =
             std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("it lives");
@@ -138,7 +138,7 @@ impl Process {
             .sum()
     }
 
-    /// kill -9.
+    /// Kills the process with SIGKILL.
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("it lives");
         self.child.wait().expect("ends");
@@ -147,7 +147,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! Every design on the software NIC: threads, processes, wraps, the end of the numbers.
+//! Every design on the software NIC: threads, processes, wraps, and the end of the numbers.
 
 use std::time::Duration;
 
@@ -120,7 +120,7 @@ fn windows_and_batches_of_every_size_work() {
     }
 }
 
-/// The loops of the published benchmarks give the same numbers as ours.
+/// The window policies of the published benchmarks give the same numbers as the default.
 #[test]
 fn every_window_policy_scan_and_spread_gets_all_numbers() {
     use WindowPolicy::{AsAnswered, FullPostlists, StopAndGo};
@@ -212,7 +212,7 @@ fn the_lower_half_wraps() {
             design == Design::SpecS0,
             "{design}: {wrong} wrong guesses"
         );
-        // Only what was under way when the numbers passed 2^32 was guessed wrong.
+        // Only requests that were outstanding when the numbers passed 2^32 had a wrong guess.
         assert!(wrong <= 2 * 64, "{wrong}");
     }
 }
@@ -264,7 +264,7 @@ fn numbers_end_and_do_not_start_over() {
             (0, 0, 0),
             "{design}: {verdict}"
         );
-        // With atomics a session may end with numbers that it had taken but could not use any more.
+        // With atomics a session may end with numbers that it took but could not use.
         assert!(
             verdict.ok && (verdict.numbers == 2_500 || design == Design::Atomics),
             "{design}: {verdict}"
@@ -312,22 +312,22 @@ fn a_killed_client_leaves_its_place_to_others() {
 
 #[test]
 fn requests_are_retried_after_a_deadline_and_nothing_comes_twice() {
-    // A server that freezes for longer than the deadline: sessions end with requests and answers under way,
-    // and when it thaws, it answers to queue pairs that are gone.
+    // A server freezes for longer than the deadline: sessions end with requests and answers outstanding. After it
+    // resumes, it answers to queue pairs that were destroyed.
     for design in Design::ALL {
         let (server, address) = Process::server(&ServerConfig {
             design,
             ..ServerConfig::default()
         });
         let config = ClientConfig {
-            // A server that is not frozen answers in time, also where it waits for a core.
+            // A server that is not frozen answers in time, even while it waits for a core.
             deadline_ms: 60,
             ..client_of(&address)
         };
         let clients: Vec<_> = (0..2)
             .map(|_| Process::client(&config, Until::DurationMs(1_500)))
             .collect();
-        // Often and long: on a busy machine a client gets a core seldom.
+        // The freezes are frequent and long, because on a busy machine a client is rarely scheduled.
         for _ in 0..6 {
             std::thread::sleep(Duration::from_millis(70));
             server.freeze(Duration::from_millis(200));
@@ -347,7 +347,7 @@ fn requests_are_retried_after_a_deadline_and_nothing_comes_twice() {
         let verdict = checker.verdict(Some(stats.next));
         println!("{design}: {verdict}; {reconnects} reconnects");
         assert!(verdict.ok, "{design}: {verdict}");
-        // Remote atomics need nobody at the server.
+        // Remote atomics need no thread at the server.
         assert_eq!(reconnects > 0, design != Design::Atomics, "{design}");
     }
 }
@@ -368,7 +368,7 @@ fn an_idle_server_does_not_burn_cpu() {
     std::thread::sleep(Duration::from_millis(500));
     for ((design, server, mut client), before) in idle.into_iter().zip(before) {
         let used = server.cpu_ticks() - before;
-        // Of 50: a thread that polls uses many of them, even where five share two cores.
+        // Of 50 ticks: a polling thread uses many of them, even if five share two cores.
         assert!(used <= 2, "{design}: {used} ticks in half a second");
         assert_eq!(client.take(100).expect("still serves").len(), 100);
         server.stop();

@@ -1,5 +1,5 @@
-//! Devices that lack something: a design that needs it is refused before anything starts, and a device
-//! without inline payload runs them all.
+//! Devices that lack a capability: a design that needs it is refused before anything starts. All designs run on a
+//! device without inline data.
 
 #[path = "../../../verbs/tests/limited/mod.rs"]
 mod providers;
@@ -34,11 +34,11 @@ fn client_config(server: &Server) -> ClientConfig {
     }
 }
 
-/// Runs a design with both sides on a device, and checks every number.
+/// Runs a design with server and client on the given devices, and checks every number.
 fn run(server_side: &Context, client_side: &Context, design: Design) {
     let server = Server::start_on(server_side, server_config(design)).expect("starts");
     let mut client = Client::connect_on(client_side, client_config(&server)).expect("connects");
-    // Several times round all rings.
+    // Enough requests to wrap around all rings several times.
     let report = client.run(Until::Count(20_000));
     drop(client);
     let stats = server.stop();
@@ -57,7 +57,7 @@ fn a_design_that_needs_what_the_device_lacks_does_not_start() {
     for design in [Design::Rpc, Design::RpcBatch, Design::RpcBatchMq] {
         let config = ServerConfig {
             state: Some(state.clone()),
-            // Nobody can listen there: the device is looked at before.
+            // No server can listen at this address: the device is checked first.
             listen: "192.0.2.1:1".to_owned(),
             ..server_config(design)
         };
@@ -160,7 +160,7 @@ fn every_design_runs_from_a_gid_that_was_chosen() {
     let context = open(Provider::softnic());
     let default = context.default_gid_index(1).expect("one");
     let is_set = |i: &u8| context.gid(1, (*i).into()).is_ok_and(|gid| !gid.is_zero());
-    // The software NIC of a host without an address has one entry only.
+    // Without an IP address, the software NIC has only one GID.
     let other = (0..8)
         .filter(is_set)
         .find(|i| *i != default)

@@ -1,4 +1,4 @@
-//! Servers and clients, as threads and as processes. All in one binary, since each is linked anew.
+//! Servers and clients, as threads and as processes. All tests are in one binary to save link time.
 
 mod bad_input;
 mod common;
@@ -6,7 +6,7 @@ mod designs;
 mod limited;
 mod restart;
 
-/// What a process of these tests runs instead of tests.
+/// Entry point of the child processes of these tests.
 #[test]
 fn child_main() {
     common::child_main();

@@ -1,4 +1,4 @@
-//! A server that is killed and started again with its state file never gives a number twice.
+//! A server that is killed and restarted with its state file never gives a number twice.
 
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ fn a_restart_goes_on_above_and_reservations_keep_up() {
             let server = Server::start(config.clone()).expect("starts");
             let mut client =
                 Client::connect(client_of(&server.address().to_string())).expect("connects");
-            // Far more than one reservation.
+            // Far more numbers than one reservation.
             let mut numbers = client.take(10_000).expect("numbers");
             if design == Design::RpcBatchMq {
                 // Answers on different queue pairs may overtake each other.
