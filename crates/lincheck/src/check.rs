@@ -1,4 +1,4 @@
-//! The judgement: what contradicts itself, the search, and the explanation of what it ran into.
+//! The check: finds contradictions, runs the search, and explains a failure.
 
 use std::collections::HashMap;
 
@@ -8,13 +8,13 @@ use crate::search::{Configuration, History, Seen};
 use crate::violation::{Reason, Violation};
 use crate::{Action, Judged, Operation, Outcome};
 
-/// Judges the history of one register, which holds nothing at first.
+/// Checks the history of one register, which is empty at first.
 ///
-/// - Order: any.
-/// - Cost: about proportional to the length, times the number of operations under way at a time.
+/// - Order of the operations: any.
+/// - Cost: about proportional to the number of operations, times the number of concurrent operations.
 ///
 /// # Errors
-/// The [`Violation`], if it is not linearizable.
+/// The [`Violation`], if the history is not linearizable.
 pub fn check(operations: &[Operation]) -> Result<Judged, Box<Violation>> {
     let seen = match seen(operations) {
         Ok(seen) => seen,
@@ -38,7 +38,7 @@ pub fn check(operations: &[Operation]) -> Result<Judged, Box<Violation>> {
     }
 }
 
-/// How values were found; or what contradicts itself, and the operations that do.
+/// Collects how values were found. Returns as an error a contradiction and its operations.
 fn seen(operations: &[Operation]) -> Result<Seen, (Reason, Vec<usize>)> {
     let mut writes = HashMap::new();
     for (i, operation) in operations.iter().enumerate() {
@@ -81,7 +81,7 @@ fn seen(operations: &[Operation]) -> Result<Seen, (Reason, Vec<usize>)> {
             return Err((Reason::TwoVersions, vec![write, other, i]));
         }
     }
-    // Where the version is known it says more.
+    // For a value with a known version, the version says more.
     let has_version = |i: usize| match operations[i].action {
         Action::Write { value, .. } => versions.contains_key(&value),
         _ => false,

@@ -1,22 +1,22 @@
-//! The shortest piece of a history that shows what is wrong with it.
+//! Finds the shortest part of a history that shows the violation.
 
 use crate::Operation;
 use crate::register::{Content, State};
 use crate::search::{Configuration, Failed, History};
 use crate::violation::{Reason, Violation};
 
-/// The longest window of which it is told what there can have been, without looking ahead.
+/// The longest window that is walked without look-ahead, to list the possible values before the misfit.
 const MOST_TO_DESCRIBE: usize = 24;
-/// The longest window that is made as small as it can be.
+/// The longest window from which operations are removed one by one.
 const MOST_TO_SHRINK: usize = 512;
 
-/// The operations of a window that begins somewhere, and how it can begin.
+/// The operations of a window, and the possible states at its beginning.
 struct Window {
     operations: Vec<usize>,
-    /// Changes that were under way where it begins: they may have happened before.
+    /// Changes that were outstanding at the beginning of the window: they may have happened before.
     optional: Vec<usize>,
     start: State,
-    /// When the operation returns that does not fit.
+    /// The time at which the misfit returns.
     until_ns: u64,
 }
 
@@ -28,7 +28,7 @@ impl Window {
     }
 }
 
-/// The violation that a walk ran into.
+/// Returns the violation at which a walk failed.
 pub(crate) fn explain(history: &History<'_>, failed: &Failed) -> Violation {
     let culprit = first_misfit(history, failed.operation);
     let mut window = shortest_window(history, culprit);
@@ -38,7 +38,7 @@ pub(crate) fn explain(history: &History<'_>, failed: &Failed) -> Violation {
         look_ahead,
         ..*history
     });
-    // If it looked ahead it may have known before.
+    // A walk with look-ahead may have failed before the misfit.
     let failed = failed.filter(|failed| failed.operation == culprit);
     let failed = failed.map_or_else(Vec::new, |failed| failed.before);
     let has_version = |o: &Operation| o.end.is_some_and(|end| end.outcome.has_version());
@@ -59,7 +59,8 @@ pub(crate) fn explain(history: &History<'_>, failed: &Failed) -> Violation {
     }
 }
 
-/// The first operation at whose return nothing fits: that where the walk failed, or a later one which it saw coming.
+/// Returns the first operation at whose return no configuration is left. This is the operation at which the walk
+/// failed, or a later one that the look-ahead foresaw.
 fn first_misfit(history: &History<'_>, known: usize) -> usize {
     let end_of = |i: usize| history.operations[i].end.map(|end| end.at_ns);
     let all: Vec<usize> = (0..history.operations.len()).collect();
@@ -74,7 +75,7 @@ fn first_misfit(history: &History<'_>, known: usize) -> usize {
         let start = Configuration::new(State::EMPTY);
         history.walk(&all, &[], start, returns[place].0).is_err()
     };
-    // The first that fails is behind `low` and at `high` at the latest; it mostly is near.
+    // The first failing return is after `low`, and at `high` at the latest; mostly it is near.
     let (mut low, mut high) = (0, returns.len().saturating_sub(1));
     let mut step = 1;
     if returns.is_empty() || fails(0) {
@@ -96,17 +97,18 @@ fn first_misfit(history: &History<'_>, known: usize) -> usize {
     returns[high].1
 }
 
-/// The shortest window before the operation that does not fit in which it does not fit either.
+/// Returns the shortest window before the misfit in which the misfit still does not fit.
 fn shortest_window(history: &History<'_>, culprit: usize) -> Window {
     let end_of = |i: usize| history.end_ns(i);
     let last = end_of(culprit).unwrap_or(u64::MAX);
-    // From the last to return on; and all of unknown outcome.
+    // Known operations are in the order from the last return to the first. All operations of unknown outcome are
+    // included.
     let called = |i: &usize| history.operations[*i].call_ns <= last;
     let (unknown, mut known): (Vec<usize>, Vec<usize>) = (0..history.operations.len())
         .filter(called)
         .partition(|&i| end_of(i).is_none());
     known.sort_by_key(|&i| std::cmp::Reverse((end_of(i), i == culprit)));
-    // What returns later matters only if it may have happened before.
+    // An operation that returns after the misfit matters only if it may have happened before.
     let returned = known
         .iter()
         .position(|&i| end_of(i) <= Some(last))
@@ -124,7 +126,7 @@ fn shortest_window(history: &History<'_>, culprit: usize) -> Window {
         }
         length *= 2;
     }
-    // The shortest between the last that does not show it and the first that does.
+    // Finds the shortest length between the last that fits and the first that fails.
     let (mut low, mut high) = (length / 2, length);
     while found.is_some() && low + 1 < high {
         let middle = usize::midpoint(low, high);
@@ -141,7 +143,7 @@ fn shortest_window(history: &History<'_>, culprit: usize) -> Window {
     })
 }
 
-/// The window of these operations, if it fails on its own, whatever was before.
+/// Returns the window of these operations if it fails from any starting state.
 fn window(
     history: &History<'_>,
     known: &[usize],
@@ -150,8 +152,7 @@ fn window(
 ) -> Option<Window> {
     let operation = |i: usize| &history.operations[i];
     let begins = known.iter().filter_map(|&i| history.end_ns(i)).min()?;
-    // The one that does not fit must not have been able to happen before, and what changes nothing is of no account if
-    // it was.
+    // The misfit must begin inside the window. Reads that were outstanding at its beginning are dropped.
     if operation(culprit).call_ns <= begins {
         return None;
     }
@@ -168,7 +169,7 @@ fn window(
     window.walk(history).map(|_| window)
 }
 
-/// Leaves out operations that change nothing, as long as it fails without them.
+/// Removes operations that change nothing, as long as the window still fails.
 fn shrink(history: &History<'_>, window: &mut Window, culprit: usize) {
     if window.operations.len() > MOST_TO_SHRINK {
         return;
@@ -189,7 +190,7 @@ fn shrink(history: &History<'_>, window: &mut Window, culprit: usize) {
     }
 }
 
-/// In words, with versions if the store tells any.
+/// Describes a state in words, with versions if the store reports them.
 fn describe(state: State, versions: bool) -> String {
     let version = match (state.exact, state.version) {
         _ if !versions => String::new(),

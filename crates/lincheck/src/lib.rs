@@ -1,29 +1,30 @@
-//! Is what concurrent clients saw of a register what one client after the other could have seen?
+//! Checks the linearizability of histories of one register, as concurrent clients saw it.
 //!
 //! A history is the [`Operation`]s on one register, each with the times of its call and its return, and its outcome. It
 //! is *linearizable* (Herlihy and Wing, TOPLAS 1990) if each operation can be given a moment between its call and its
-//! return. Executed at these moments, the operations must have the same outcomes. Operations on different keys of a store
-//! are judged apart: a store is linearizable if each key is.
+//! return. Executed at these moments, the operations must have the same outcomes. The keys of a store are checked
+//! separately: a store is linearizable if each key is.
 //!
-//! The register is that of a key-value store: it holds nothing, or a value with a version; every change of it has a
-//! greater version than all before. A store may tell no versions ([`Outcome::Found`], [`Outcome::Changed`]): then the
-//! values alone say which write a read saw. Operations whose outcome nobody knows, because a client died or gave up, may have
-//! happened at any time after their call, or not at all.
+//! The register is that of a key-value store: it is empty, or holds a value with a version. Every change has a greater
+//! version than all before. A store may report no versions ([`Outcome::Found`], [`Outcome::Changed`]): then only the
+//! values tell which write a read saw. An operation has an unknown outcome if its client died or gave up. Such an
+//! operation may have happened at any time after its call, or never.
 //!
 //! [`check`] is Wing and Gong's search in Lowe's just-in-time order (G. Lowe, "Testing for linearizability", CCPE
-//! 2017). It walks through calls and returns, and knows all the states in which the register can be. An operation is
-//! executed when it returns at the latest. These rules keep the states few, so that histories may be long:
+//! 2017). It walks through calls and returns, and keeps all possible states of the register. An operation is executed
+//! when it returns at the latest. These rules keep the number of states small, so that histories can be long:
 //!
-//! - Operations that change nothing are carried out as soon as they fit: that forecloses nothing.
-//! - Versions only grow, so a state beyond a version that somebody has yet to see is given up.
+//! - Operations that change nothing are executed as soon as they fit: this excludes no other order.
+//! - Versions only grow, so a state is discarded if its version exceeds one that an operation must still see.
 //! - Without versions, a value stays until the last read that finds it is called. After that it is equivalent to any
 //!   other value. A write over a value that no read finds is executed as soon as it fits.
 //! - A write of unknown outcome whose value was found happened before the first read that found it returned.
 //! - Changes of unknown outcome whose value no read found are equivalent, and only counted. A state that was reached
 //!   with fewer of them, or with less useful ones, covers one that was reached with more.
 //!
-//! Published checkers keep a bit for each operation of the history with each state that they remember, so their memory
-//! grows with its square. They have no operations without an outcome. So this crate has a checker of its own.
+//! Published checkers keep a bit for each operation of the history with each remembered state, so their memory grows
+//! with the square of the length. They support no operations of unknown outcome. Therefore this crate has its own
+//! checker.
 //!
 //! ```
 //! use lincheck::{Action, Condition, End, Operation, Outcome, check};
@@ -54,23 +55,23 @@ mod violation;
 pub use check::check;
 pub use violation::{MOST_SHOWN, Reason, Violation};
 
-/// Something that a process did with the register.
+/// An operation of a process on the register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Operation {
-    /// The process of the operation; only for messages.
+    /// The process of the operation, which is only used in messages.
     pub process: u64,
-    /// A time before it began, by a clock that all processes share.
+    /// A time before the operation began, by a clock that all processes share.
     pub call_ns: u64,
     /// The requested action.
     pub action: Action,
-    /// The outcome, if it is known. Without one it may happen at any time after its call, or never.
+    /// The outcome, or `None` if it is unknown: the operation may then happen at any time after its call, or never.
     pub end: Option<End>,
 }
 
-/// How an operation ended.
+/// The end of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct End {
-    /// A time after it was done.
+    /// A time after the operation ended.
     pub at_ns: u64,
     /// What it came to.
     pub outcome: Outcome,
@@ -79,46 +80,47 @@ pub struct End {
 /// An action on the register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Looks what is there.
+    /// Reads the value.
     Read,
-    /// Looks what is there, as part of a scan of many registers: for the search a [`Read`](Self::Read).
+    /// Reads the value as part of a scan of many registers; the search treats it as a [`Read`](Self::Read).
     Scan,
-    /// Sets a value; no other operation of the history sets the same.
+    /// Sets a value, which no other operation of the history may set.
     Write {
         /// The value.
         value: u64,
-        /// When.
+        /// The condition of the write.
         condition: Condition,
     },
-    /// Removes what is there.
+    /// Removes the value.
     Remove {
-        /// Only if it has this version.
+        /// If given, the value is removed only if it has this version.
         version: Option<u64>,
     },
 }
 
-/// When a write sets its value.
+/// The condition of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Condition {
-    /// Always.
+    /// Sets the value always.
     Always,
-    /// If there is nothing.
+    /// Sets the value only if the register is empty.
     Absent,
-    /// If there is something.
+    /// Sets the value only if the register has a value.
     Present,
-    /// If there is something that has this version: compare-and-set.
+    /// Sets the value only if the register has a value of this version: compare-and-set.
     Version(u64),
 }
 
 impl Action {
-    /// Whether it changes nothing.
+    /// Returns true if the action changes nothing.
     pub fn looks(&self) -> bool {
         matches!(self, Self::Read | Self::Scan)
     }
 }
 
 impl Condition {
-    /// Whether it holds where there is something, or nothing; `None` if that does not decide it.
+    /// Returns true if the condition holds, given whether the register has a value. Returns `None` if it depends on the
+    /// version.
     fn holds(self, found: bool) -> Option<bool> {
         match self {
             Self::Always => Some(true),
@@ -132,39 +134,40 @@ impl Condition {
 /// The outcome of an operation. Versions are 1 or more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// A read found this.
+    /// A read found a value.
     Value {
         /// The value.
         value: u64,
         /// Its version.
         version: u64,
     },
-    /// A read found nothing, or there was nothing to remove.
+    /// A read found the register empty, or a removal found no value.
     Absent,
-    /// A write set its value, which has this version; a removal removed one that had it.
+    /// A write set its value, or a removal removed one. The version is that of the value.
     Done {
         /// The version.
         version: u64,
     },
     /// The condition did not hold.
     Refused {
-        /// The version that was there, 0 for nothing.
+        /// The present version, 0 if the register was empty.
         version: u64,
     },
-    /// A read found this; the store tells no versions.
+    /// A read found a value in a store that reports no versions.
     Found {
         /// The value.
         value: u64,
     },
-    /// A write or a removal was answered by a store that tells no versions. It was made if its condition held.
+    /// The answer to a write or a removal in a store that reports no versions. The change was made if its condition
+    /// held.
     Changed {
-        /// Whether there was something before.
+        /// True if the register had a value before.
         found: bool,
     },
 }
 
 impl Outcome {
-    /// Whether it tells a version.
+    /// Returns true if the outcome has a version.
     pub(crate) fn has_version(&self) -> bool {
         match self {
             Self::Value { .. } | Self::Done { .. } | Self::Refused { .. } => true,
@@ -173,19 +176,19 @@ impl Outcome {
     }
 }
 
-/// What a history was.
+/// Statistics of a checked history.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Judged {
-    /// Operations that were judged.
+    /// Number of operations that were checked.
     pub operations: u64,
-    /// Of these, those of unknown outcome.
+    /// Number of these that have an unknown outcome.
     pub unknown: u64,
-    /// The most states that the register could be in at a time.
+    /// Largest number of possible states at any time.
     pub states_max: u64,
 }
 
 impl Operation {
-    /// Whether what is known of it lets it change something.
+    /// Returns true if the operation changed the register, or may have changed it.
     pub(crate) fn changes(&self) -> bool {
         match (self.end.map(|end| end.outcome), self.action) {
             (None, action) => !action.looks(),

@@ -1,28 +1,28 @@
-//! The register: what it may hold, and what an operation makes of that.
+//! The possible states of the register, and the effects of operations on them.
 
 use crate::{Action, Condition, Outcome};
 
-/// What the register holds.
+/// The content of the register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Content {
     Nothing,
-    /// This value. Its version is known, if the store tells versions.
+    /// This value. Its version is known if the store reports versions.
     Value(u64),
-    /// A value that no read ever found.
+    /// A value that no read ever finds.
     Unseen,
-    /// This value, which no read finds any more: as good as any other.
+    /// This value, which no later read finds: equivalent to any other such value.
     Past(u64),
-    /// Any state: the state before a window.
+    /// Any content: the content before a window.
     Anything,
 }
 
 impl Content {
-    /// Whether it is a value that no read finds from now on.
+    /// Returns true if the content is a value that no later read finds.
     pub(crate) fn is_past(self) -> bool {
         matches!(self, Self::Unseen | Self::Past(_))
     }
 
-    /// Whether no operation that follows tells the two apart.
+    /// Returns true if no later operation can distinguish the two.
     fn is_like(self, other: Self) -> bool {
         self == other || self.is_past() && other.is_past()
     }
@@ -32,9 +32,9 @@ impl Content {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct State {
     pub(crate) content: Content,
-    /// The version of what is there, or was there last; if it is not exact, at least this.
+    /// The version of the present or last value; a lower bound if `exact` is false.
     pub(crate) version: u64,
-    /// Of `Anything`, that there is something.
+    /// True if `version` is exact; with `Anything`, the register then has a value.
     pub(crate) exact: bool,
 }
 
@@ -51,7 +51,7 @@ impl State {
         exact: false,
     };
 
-    /// Whether all that may follow this one's double may follow this one.
+    /// Returns true if every continuation of `other` is also possible from this state.
     pub(crate) fn covers(&self, other: &Self) -> bool {
         self.content.is_like(other.content)
             && if self.exact {
@@ -61,7 +61,7 @@ impl State {
             }
     }
 
-    /// The state, if there is nothing.
+    /// Returns the state if the register can be empty.
     fn absent(self) -> Option<Self> {
         match self.content {
             Content::Nothing => Some(self),
@@ -73,12 +73,12 @@ impl State {
         }
     }
 
-    /// The state, if there is something.
+    /// Returns the state if the register can have a value.
     fn present(self) -> Option<Self> {
         (self.content != Content::Nothing).then_some(self)
     }
 
-    /// The state, if there is something that has this version.
+    /// Returns the state if the register can have a value of this version.
     fn with_version(self, version: u64) -> Option<Self> {
         let fits = if self.exact {
             version == self.version
@@ -92,7 +92,7 @@ impl State {
         })
     }
 
-    /// The state, if there is this value, of whatever version.
+    /// Returns the state if the register can have this value, of any version.
     fn with_value(self, value: u64) -> Option<Self> {
         let fits = match self.content {
             Content::Value(there) => there == value,
@@ -105,17 +105,17 @@ impl State {
         })
     }
 
-    /// The state when this is written without a version that anybody knows: it is above the one before.
+    /// Returns the state after a write whose version is unknown; it is greater than the version before.
     fn written(self, content: Content) -> Option<Self> {
         Some(Self {
             content,
-            // Nothing is above the last one: then it did not happen.
+            // No version is above the largest: such a write cannot have happened.
             version: self.version.checked_add(1)?,
             exact: false,
         })
     }
 
-    /// The state, if a condition holds.
+    /// Returns the state if a condition can hold.
     fn if_holds(self, condition: Condition) -> Option<Self> {
         match condition {
             Condition::Always => Some(self),
@@ -125,7 +125,7 @@ impl State {
         }
     }
 
-    /// The state when what was there is removed.
+    /// Returns the state after the value was removed.
     fn removed(self) -> Self {
         Self {
             content: Content::Nothing,
@@ -134,7 +134,7 @@ impl State {
         }
     }
 
-    /// The state after an operation of this outcome; `None` if it cannot have that outcome.
+    /// Returns the state after an operation with this outcome, or `None` if the outcome is impossible.
     pub(crate) fn after(self, action: Action, outcome: Outcome) -> Option<Self> {
         match (action, outcome) {
             (Action::Read | Action::Scan, Outcome::Value { value, version }) => {
@@ -172,8 +172,8 @@ impl State {
         }
     }
 
-    /// The state after a change that reports whether there was a value before; `None` if the report contradicts the
-    /// state.
+    /// Returns the state after a change that reports whether the register had a value; `None` if the report contradicts
+    /// the state.
     fn changed(self, action: Action, found: bool) -> Option<Self> {
         let before = if found { self.present() } else { self.absent() }?;
         match action {
@@ -186,7 +186,7 @@ impl State {
         }
     }
 
-    /// The state after a write of unknown outcome whose value was found later, without a version.
+    /// Returns the state after a write of unknown outcome whose value was later found without a version.
     pub(crate) fn after_found(self, action: Action) -> Option<Self> {
         match action {
             Action::Write { value, condition } => {
@@ -196,7 +196,7 @@ impl State {
         }
     }
 
-    /// The state, if what is there is of this version (0: nothing), and not of the wanted one.
+    /// Returns the state if its version can be `version` (0: empty) and is not `wanted`.
     fn refused(self, version: u64, wanted: Option<u64>) -> Option<Self> {
         match version {
             0 => self.absent(),
@@ -205,8 +205,8 @@ impl State {
         }
     }
 
-    /// The state after a change of unknown outcome, if it happens; `seen` is the version with which its value was found
-    /// later.
+    /// Returns the state after a change of unknown outcome that happens. `seen` is the version with which its value was
+    /// later found.
     pub(crate) fn after_unknown(self, action: Action, seen: Option<u64>) -> Option<Self> {
         match (action, seen) {
             (Action::Read | Action::Scan, _) => None,
@@ -219,7 +219,7 @@ impl State {
         }
     }
 
-    /// Whether an operation that still has to happen cannot any more, since versions only grow.
+    /// Returns true if an outstanding operation with this outcome can no longer happen, because versions only grow.
     pub(crate) fn is_past(&self, action: Action, outcome: Outcome) -> bool {
         let (Outcome::Value { version, .. }
         | Outcome::Done { version }

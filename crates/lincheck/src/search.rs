@@ -1,11 +1,11 @@
-//! The search: all states that the register can be in, from event to event.
+//! The search: keeps all possible states of the register from event to event.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::register::{Content, State};
 use crate::{Action, Condition, Operation, Outcome};
 
-/// Changes of unknown outcome that nobody saw and that depend on no version: how many of each kind.
+/// Counts, by kind, of changes of unknown outcome whose value no read found and that depend on no version.
 type Kinds = [u32; 4];
 
 fn kind(action: Action) -> Option<usize> {
@@ -37,13 +37,13 @@ const OF_KIND: [Action; 4] = [
     Action::Remove { version: None },
 ];
 
-/// A way in which everything so far can have happened.
+/// One way in which all events so far can have happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Configuration {
     pub(crate) state: State,
-    /// Operations that have happened and not returned, in order of their numbers.
+    /// Operations that have happened but not returned, ascending by number.
     pub(crate) done: Vec<usize>,
-    /// Changes of unknown outcome that have happened.
+    /// Number of changes of unknown outcome that have happened, by kind.
     taken: Kinds,
 }
 
@@ -66,11 +66,11 @@ impl Configuration {
         }
     }
 
-    /// Whether all that may follow this one's double may follow this one.
+    /// Returns true if every continuation of `other` is also possible from this configuration.
     fn covers(&self, other: &Self) -> bool {
         let [always, absent, present, removals] = self.taken;
         let [other_always, other_absent, other_present, other_removals] = other.taken;
-        // A write without a condition that is left does for one with a condition that is not.
+        // A remaining unconditional write can replace a missing conditional one.
         let lacks = absent.saturating_sub(other_absent) + present.saturating_sub(other_present);
         self.state.covers(&other.state)
             && always + lacks <= other_always
@@ -78,12 +78,12 @@ impl Configuration {
     }
 }
 
-/// Configurations none of which covers another.
+/// A set of configurations in which none covers another.
 #[derive(Debug, Default)]
 struct Set(HashMap<Vec<usize>, Vec<Configuration>>);
 
 impl Set {
-    /// Adds one; false if another covers it.
+    /// Adds a configuration. Returns false if another one covers it.
     fn add(&mut self, new: &Configuration) -> bool {
         let alike = self.0.entry(new.done.clone()).or_default();
         if alike.iter().any(|old| old.covers(new)) {
@@ -99,65 +99,66 @@ impl Set {
     }
 }
 
-/// Where nothing fits any more.
+/// The point of a walk at which no configuration is left.
 #[derive(Debug)]
 pub(crate) struct Failed {
-    /// The operation that cannot have come to what it came to.
+    /// The operation whose outcome is impossible.
     pub(crate) operation: usize,
-    /// How everything before can have happened.
+    /// The configurations before that operation returned.
     pub(crate) before: Vec<Configuration>,
 }
 
-/// A history, and how each value was found.
+/// A history, and the ways in which its values were found.
 pub(crate) struct History<'h> {
     pub(crate) operations: &'h [Operation],
     pub(crate) seen: &'h Seen,
-    /// Whether a walk gives up what a read that is called later excludes. If not it takes longer, and fails at the return
-    /// at which nothing fits.
+    /// True if a walk discards states that a later read excludes. Without look-ahead a walk takes longer, and fails
+    /// exactly at the return at which nothing fits.
     pub(crate) look_ahead: bool,
 }
 
-/// How values were found.
+/// The ways in which values were found.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// The version that each value was found with.
+    /// The version with which each value was found.
     pub(crate) versions: HashMap<u64, u64>,
-    /// Writes of unknown outcome whose value was found without a version, and when the first read that found it
-    /// returned: each has happened by then.
+    /// Writes of unknown outcome whose value was found without a version, with the first return of such a read: the
+    /// write has happened by then.
     pub(crate) found: HashMap<usize, u64>,
 }
 
-/// The kinds of events of a walk; at the same time they come in this order.
+/// The kinds of events of a walk, in the order in which simultaneous events are processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Call,
-    /// The operation has happened.
+    /// An operation returned, so it has happened.
     Return,
-    /// A write of unknown outcome has happened: a read that found it has returned.
+    /// A read that found the value of a write of unknown outcome returned, so the write has happened.
     Found,
-    /// An operation that may have happened cannot happen any more.
+    /// An optional operation can no longer happen.
     Expire,
 }
 
-/// What is under way.
+/// The outstanding operations of a walk.
 #[derive(Debug, Default)]
 struct Pending {
-    /// When the last read of the walk that finds a value is called, by the value.
+    /// For each value, the call time of the last read that finds it.
     last_reads: HashMap<u64, u64>,
     /// The time of the event.
     now_ns: u64,
-    /// Called and not returned, of known outcome; or of unknown outcome, and it will be found.
+    /// Outstanding operations of known outcome, and writes of unknown outcome whose value will be found without a
+    /// version.
     known: Vec<usize>,
-    /// Of unknown outcome, by the version that their value was found with.
+    /// Operations of unknown outcome, by the version with which their value was found.
     seen: BTreeMap<u64, Vec<usize>>,
-    /// Of unknown outcome and with a condition, by its version.
+    /// Operations of unknown outcome that require a version, by that version.
     conditional: BTreeMap<u64, Vec<usize>>,
-    /// Of unknown outcome, all alike.
+    /// Numbers of other operations of unknown outcome, by kind.
     kinds: Kinds,
 }
 
 impl Pending {
-    /// Whether all reads that find a value have been called.
+    /// Returns true if all reads that find a value have been called.
     fn is_past(&self, value: u64) -> bool {
         let last = self.last_reads.get(&value);
         last.is_none_or(|last_ns| *last_ns <= self.now_ns)
@@ -165,7 +166,7 @@ impl Pending {
 }
 
 impl History<'_> {
-    /// The version with which the value of a change was found.
+    /// Returns the version with which the value of a change was found.
     fn seen(&self, action: Action) -> Option<u64> {
         match action {
             Action::Write { value, .. } => self.seen.versions.get(&value).copied(),
@@ -173,7 +174,7 @@ impl History<'_> {
         }
     }
 
-    /// When an operation has happened at the latest, if it must have.
+    /// Returns the time by which an operation must have happened, if any.
     pub(crate) fn end_ns(&self, i: usize) -> Option<u64> {
         match self.operations[i].end {
             Some(end) => Some(end.at_ns),
@@ -181,7 +182,7 @@ impl History<'_> {
         }
     }
 
-    /// The state after an operation that happens.
+    /// Returns the state after an operation has happened, if that is possible.
     fn after(&self, i: usize, state: State) -> Option<State> {
         let Operation { action, end, .. } = self.operations[i];
         match end {
@@ -190,8 +191,8 @@ impl History<'_> {
         }
     }
 
-    /// Walks through the events of these operations up to some time; the most configurations that there were. Of some
-    /// changes it does not matter whether they happen; if they do, they come to what they came to.
+    /// Walks through the events of `operations` up to `until_ns`, and returns the largest number of configurations.
+    /// Changes in `optional` may happen or not; one that happens has its recorded outcome.
     pub(crate) fn walk(
         &self,
         operations: &[usize],
@@ -203,7 +204,7 @@ impl History<'_> {
         let mut pending = Pending::default();
         for &i in operations {
             let operation = &self.operations[i];
-            // At the same time calls come first: that excludes less.
+            // Simultaneous calls come first, which excludes fewer orders.
             events.push((operation.call_ns, Event::Call, i));
             let event = operation.end.map_or(Event::Found, |_| Event::Return);
             let end = self.end_ns(i).filter(|at_ns| *at_ns <= until_ns);
@@ -229,7 +230,8 @@ impl History<'_> {
                 continue;
             }
             if event == Event::Expire || configurations.iter().all(|c| c.is_done(i)) {
-                // Most returns: they are alike in this, so none covers another afterwards either.
+                // Fast path for most returns: all configurations have this operation, so removing it makes none cover
+                // another.
                 configurations
                     .iter_mut()
                     .for_each(|c| c.done.retain(|&other| other != i));
@@ -251,7 +253,8 @@ impl History<'_> {
         Ok(most)
     }
 
-    /// Notes a change that may have happened before the walk; whether that cannot be told from its version alone.
+    /// Registers an optional change. Returns true if it needs an expiry event; a change with a version expires by that
+    /// version.
     fn may_happen(&self, pending: &mut Pending, i: usize) -> bool {
         let Operation { action, end, .. } = self.operations[i];
         let Some(Outcome::Done { version }) = end.map(|end| end.outcome) else {
@@ -288,7 +291,7 @@ impl History<'_> {
         }
     }
 
-    /// All ways to go on in which this operation has happened.
+    /// Returns all configurations in which this operation has happened.
     fn advance(
         &self,
         pending: &Pending,
@@ -318,7 +321,8 @@ impl History<'_> {
         after.into_vec()
     }
 
-    /// Carries out what fits and changes nothing; false if something can never happen any more.
+    /// Executes outstanding operations that fit and change nothing. Returns false if an outstanding operation can no
+    /// longer happen.
     fn settle(&self, pending: &Pending, configuration: &mut Configuration) -> bool {
         for &i in &pending.known {
             let operation = &self.operations[i];
@@ -336,7 +340,7 @@ impl History<'_> {
             }
         }
         let state = &mut configuration.state;
-        // One whose version is known is given up by its version.
+        // A value with an exact version is discarded by its version instead.
         if let Content::Value(value) = state.content
             && !state.exact
             && pending.is_past(value)
@@ -353,7 +357,7 @@ impl History<'_> {
         true
     }
 
-    /// Whether an operation is a write over something, with a value that no read of the walk finds.
+    /// Returns true if an operation is a write over an existing value, with a value that no read of the walk finds.
     fn is_hidden(&self, pending: &Pending, i: usize) -> bool {
         let operation = &self.operations[i];
         let Action::Write { value, .. } = operation.action else {
@@ -365,7 +369,7 @@ impl History<'_> {
             && !pending.last_reads.contains_key(&value)
     }
 
-    /// What may happen next.
+    /// Returns all configurations that one more operation can produce.
     fn steps(&self, pending: &Pending, from: &Configuration) -> Vec<Configuration> {
         let mut steps = Vec::new();
         let mut step = |state: Option<State>, change: &dyn Fn(&mut Configuration)| {
@@ -380,13 +384,13 @@ impl History<'_> {
         };
         let state = from.state;
         if self.look_ahead && matches!(state.content, Content::Value(_)) && !state.exact {
-            // It is settled: a read that is called later finds this value, so nothing may change it before.
+            // A read that is called later finds this value, so nothing may change the register before.
             return steps;
         }
         for &i in pending.known.iter().filter(|i| !from.is_done(**i)) {
             step(self.after(i, state), &|c| c.mark(i));
         }
-        // Neither of these can happen twice: the version is behind it then.
+        // None of these can happen twice: afterwards the state's version is past theirs.
         for (&version, all) in pending.seen.range(state.version..) {
             for &i in all {
                 let action = self.operations[i].action;
@@ -413,7 +417,7 @@ impl History<'_> {
     }
 }
 
-/// Forgets changes of unknown outcome that cannot happen any more.
+/// Removes changes of unknown outcome that can no longer happen.
 fn forget(pending: &mut Pending, configurations: &[Configuration]) {
     let lowest = configurations.iter().map(|c| c.state.version).min();
     let lowest = lowest.unwrap_or(0);

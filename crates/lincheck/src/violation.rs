@@ -1,23 +1,23 @@
-//! Violations in a history, in words.
+//! Violations of linearizability, and their description in words.
 
 use std::fmt;
 
 use crate::{Action, Condition, Operation, Outcome};
 
-/// Why a history is not linearizable.
+/// The reason why a history is not linearizable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// The last operation fits into no order of those of the window, whatever the register held before.
+    /// The misfit fits into no order of the window's operations, whatever the register held before.
     Order,
-    /// A read found a value that nobody set.
+    /// A read found a value that no operation set.
     FromNowhere,
     /// A read found a value before it was set.
     FromTheFuture,
-    /// A read found a value that was refused.
+    /// A read found a value whose write was refused.
     WasRefused,
     /// A value was found with two versions.
     TwoVersions,
-    /// Two writes set the same value: the history cannot be judged.
+    /// Two writes set the same value: such a history cannot be checked.
     SetTwice,
 }
 
@@ -37,23 +37,24 @@ impl fmt::Display for Reason {
 /// A history that is not linearizable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// Why.
+    /// The reason.
     pub reason: Reason,
-    /// The operations that show it, in the order of their calls; the last [`MOST_SHOWN`] to return if they are more.
+    /// The operations that show the violation, in the order of their calls. If they are more than [`MOST_SHOWN`], the
+    /// last to return.
     pub window: Vec<Operation>,
-    /// How many more they are.
+    /// Number of operations that were left out.
     pub left_out: usize,
-    /// With [`Reason::Order`], the one of them that fits nowhere.
+    /// The operation that fits nowhere, with [`Reason::Order`].
     pub misfit: Option<Operation>,
-    /// Possible values of the register before that one returned.
+    /// Possible values of the register before the misfit returned.
     pub before: Vec<String>,
-    /// Changes of unknown outcome that were called before, and do not explain it either.
+    /// Number of changes of unknown outcome that were called before, and do not explain the misfit.
     pub unknown: usize,
 }
 
 impl std::error::Error for Violation {}
 
-/// The most operations of a [`Violation::window`]: people read it.
+/// Largest number of operations in a [`Violation::window`], so that people can read it.
 pub const MOST_SHOWN: usize = 64;
 
 impl Violation {

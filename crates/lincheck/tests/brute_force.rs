@@ -1,4 +1,4 @@
-//! The checker against a search that tries every order, on histories of a few operations.
+//! Compares the checker with a search that tries every order, on histories of a few operations.
 
 use lincheck::{Action, Condition, End, Operation, Outcome, check};
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 /// The register's content, and the highest version so far.
 type Register = (Option<(u64, u64)>, u64);
 
-/// The outcome of an operation that happens now, and the register after it; `version` is that of a change.
+/// Returns the register after an operation that happens now, and its outcome. A change gets `version`.
 fn happens((there, highest): Register, action: Action, version: u64) -> (Register, Outcome) {
     let now = there.map_or(0, |(_, version)| version);
     let refused = ((there, highest), Outcome::Refused { version: now });
@@ -37,7 +37,7 @@ fn happens((there, highest): Register, action: Action, version: u64) -> (Registe
     }
 }
 
-/// The same at a store that tells no versions, if `plain`.
+/// Does the same as [`happens`]. If `plain`, the outcome is that of a store without versions.
 fn comes_to(plain: bool, now: Register, action: Action, version: u64) -> (Register, Outcome) {
     let (then, outcome) = happens(now, action, version);
     let found = now.0.is_some();
@@ -50,7 +50,7 @@ fn comes_to(plain: bool, now: Register, action: Action, version: u64) -> (Regist
     (then, outcome)
 }
 
-/// Versions that a history speaks of.
+/// Returns all versions in a history.
 fn versions(history: &[Operation]) -> Vec<u64> {
     let of_outcome = |o: &Operation| match o.end?.outcome {
         Outcome::Value { version, .. }
@@ -70,7 +70,7 @@ fn versions(history: &[Operation]) -> Vec<u64> {
     all.flatten().collect()
 }
 
-/// Whether the operations that have not happened can, in some order.
+/// Returns true if the operations in `left` can happen in some order.
 fn fits(plain: bool, history: &[Operation], left: &[usize], now: Register) -> bool {
     if left.iter().all(|&i| history[i].end.is_none()) {
         return true;
@@ -99,10 +99,11 @@ fn fits(plain: bool, history: &[Operation], left: &[usize], now: Register) -> bo
     })
 }
 
-/// How an operation is made: what, from when to when, when it happens, and whether its outcome is known.
+/// How to make an operation: action, ns from call to effect, order of the effect, ns from effect to return, and whether
+/// the outcome is known.
 type Recipe = (u8, u64, u64, u64, u8);
 
-/// A history that is linearizable: operations that happen one after the other.
+/// Makes a linearizable history: the operations take effect one after the other.
 fn history(plain: bool, recipes: &[Recipe]) -> Vec<Operation> {
     let mut order: Vec<usize> = (0..recipes.len()).collect();
     order.sort_by_key(|&i| (recipes[i].2, i));
@@ -165,7 +166,7 @@ fn recipes() -> impl Strategy<Value = Vec<Recipe>> {
     )
 }
 
-/// Another outcome, which mostly is wrong.
+/// Replaces the outcome by another one, which is usually wrong.
 fn spoil(operation: &mut Operation, how: u64) {
     let Some(end) = &mut operation.end else {
         return;
@@ -200,7 +201,7 @@ fn spoil(operation: &mut Operation, how: u64) {
     };
 }
 
-/// The same at a store that tells no versions.
+/// Does the same as [`spoil`], for a store that reports no versions.
 fn spoil_plain(operation: &mut Operation, how: u64) {
     let Some(end) = &mut operation.end else {
         return;
@@ -239,7 +240,7 @@ proptest! {
     }
 }
 
-/// Spoils a history once or twice, and compares what is judged.
+/// Spoils a history once or twice, and compares the checker with the brute-force search.
 fn agrees(
     plain: bool,
     recipes: &[Recipe],

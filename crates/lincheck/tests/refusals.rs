@@ -1,4 +1,4 @@
-//! Violations by a store, the words about them, and long histories.
+//! Violations by a store, their descriptions, and long histories.
 
 use lincheck::{Action, Condition, End, Operation, Outcome, Reason, Violation, check};
 
@@ -47,7 +47,7 @@ fn cas(process: u64, (from, to): (u64, u64), value: u64, expected: u64, version:
     operation(process, from, to, action, Outcome::Done { version })
 }
 
-/// The same, with an outcome that nobody knows.
+/// Returns the operation with an unknown outcome.
 fn unknown(operation: Operation) -> Operation {
     Operation {
         end: None,
@@ -101,7 +101,7 @@ fn a_lost_update_is_refused() {
     let violation = violation(&history);
     assert_eq!(violation.reason, Reason::Order);
     assert_eq!(violation.window.len(), 3, "{violation}");
-    // One of them after the other's is well.
+    // One compare-and-set after the other is linearizable.
     assert!(check(&[history[0], history[1], cas(2, (21, 41), 3, 2, 3)]).is_ok());
 }
 
@@ -163,13 +163,13 @@ fn what_is_unknown_may_happen_late_or_never_but_once_and_not_early() {
         Outcome::Absent,
     ));
     assert!(check(&history(&[remove, gone(1, 60, 70), put(1, 80, 90, 3, 3)])).is_ok());
-    // Once only.
+    // A removal of unknown outcome happens at most once.
     let twice = [gone(1, 60, 70), put(1, 80, 90, 3, 3), gone(1, 100, 110)];
     assert!(check(&history(&[&[remove][..], &twice].concat())).is_err());
     assert!(check(&history(&[&[remove, remove][..], &twice].concat())).is_ok());
 }
 
-/// A file may contain any claim.
+/// A history file may contain any claim.
 #[test]
 fn nonsense_is_judged_and_told_in_words() {
     let last = put(1, 100, 110, 1, u64::MAX);
@@ -179,12 +179,12 @@ fn nonsense_is_judged_and_told_in_words() {
         get(1, 130, 140, 1, u64::MAX),
     ];
     assert!(check(&after).is_ok());
-    // One that returned before it was called.
+    // An operation that returned before it was called.
     let early = violation(&[get(2, 200, 50, 1, u64::MAX), last]);
     assert!(early.to_string().contains("version 18446744073709551615"));
 }
 
-/// A million operations of which a thousand are of unknown outcome, and sixteen under way at a time.
+/// A million operations, sixteen at a time, of which a thousand have an unknown outcome.
 #[test]
 fn long_histories_are_judged() {
     let mut history = Vec::new();
@@ -197,7 +197,7 @@ fn long_histories_are_judged() {
                 version += 1;
                 put(i % 16, from, to, i, version)
             }
-            // Nobody sees these.
+            // No read finds these values.
             1 if i % 1_000 == 1 => unknown(put(i % 16, from, to, i, 0)),
             _ => get(i % 16, from, to, i / 4 * 4, version),
         });
@@ -207,7 +207,7 @@ fn long_histories_are_judged() {
     assert!(judged.states_max < 100, "{judged:?}");
 }
 
-/// Forty processes, each with an operation under way at any time, one of which goes back by one change.
+/// Forty processes, each with an outstanding operation at any time; one read returns an old value.
 #[test]
 fn a_window_is_short_also_when_many_are_under_way() {
     let mut history: Vec<Operation> = (1..5_000)
@@ -226,6 +226,6 @@ fn a_window_is_short_also_when_many_are_under_way() {
     );
     let text = violation.to_string();
     assert!(text.contains("41  GET -> 0x3e8, version 1000"), "{text}");
-    // All that returned before it has happened: the newest of them alone excludes it.
+    // All changes that returned before the stale read have happened: the newest alone excludes it.
     assert!(text.lines().count() < 70, "{text}");
 }

@@ -1,8 +1,8 @@
-//! Violations by a store that reports no versions, and long histories of it.
+//! Violations by a store that reports no versions, and long histories of such a store.
 
 use lincheck::{Action, Condition, End, Operation, Outcome, Reason, Violation, check};
 
-/// An operation of process 1 with an outcome.
+/// Returns an operation of process 1 with an outcome.
 fn operation((call_ns, at_ns): (u64, u64), action: Action, outcome: Outcome) -> Operation {
     Operation {
         process: 1,
@@ -42,7 +42,7 @@ fn gone(time: (u64, u64)) -> Operation {
     operation(time, Action::Scan, Outcome::Absent)
 }
 
-/// The same, with an outcome that nobody knows.
+/// Returns the operation with an unknown outcome.
 fn unknown(operation: Operation) -> Operation {
     Operation {
         end: None,
@@ -93,10 +93,10 @@ fn a_lost_update_is_refused() {
         get((40, 50), 1),
     ];
     assert_eq!(violation(&history).reason, Reason::Order);
-    // It is well while the update is under way, and if the update was refused it must have found nothing.
+    // The read is right while the update is outstanding. An update that was refused must have found nothing.
     is_right(&[history[0], update((20, 60), 2, true), history[2]]);
     assert!(check(&[history[0], update((20, 30), 2, false), history[2]]).is_err());
-    // A value that was overwritten does not come back either.
+    // An overwritten value does not return either.
     let back = [
         put((0, 10), 1, false),
         put((20, 90), 2, true),
@@ -119,10 +119,10 @@ fn a_ghost_after_a_delete_is_refused() {
         let history = [&history[..], &[ghost]].concat();
         assert_eq!(violation(&history).misfit, Some(ghost));
     }
-    // One that another process put there meanwhile is none.
+    // A value that another process may have put meanwhile is no ghost.
     let other = unknown(put((15, 0), 2, false));
     is_right(&[&history[..], &[other, get((40, 50), 2)]].concat());
-    // A scan that misses what is there all the time.
+    // A scan misses a value that is present all the time.
     let missed = [history[0], gone((20, 30))];
     assert_eq!(violation(&missed).reason, Reason::Order);
     assert!(violation(&missed).to_string().contains("SCAN -> not there"));
@@ -149,7 +149,7 @@ fn values_from_nowhere_are_refused() {
     assert_eq!(of(&[get((0, 10), 5), late]), Reason::FromTheFuture);
     let refused = update((0, 5), 5, false);
     assert_eq!(of(&[refused, get((6, 10), 5)]), Reason::WasRefused);
-    // Not an answer to this.
+    // The outcome is not an answer to this action.
     let odd = operation((0, 5), Action::Read, Outcome::Changed { found: false });
     assert_eq!(of(&[odd]), Reason::Order);
     let odd = operation(
@@ -173,7 +173,7 @@ fn what_is_unknown_may_happen_late_or_never_but_once_and_not_early() {
     let over = put((50, 60), 3, true);
     assert!(of(&[over, get((900, 910), 2)]));
     assert!(!of(&[get((30, 40), 2), over, get((900, 910), 2)]));
-    // A removal of unknown outcome explains one absence.
+    // A removal of unknown outcome explains one absence only.
     let absences = |removals: usize| {
         let removals = vec![unknown(remove((15, 0), true)); removals];
         let rest = [gone((30, 40)), put((50, 60), 3, false), gone((70, 80))];
@@ -182,7 +182,7 @@ fn what_is_unknown_may_happen_late_or_never_but_once_and_not_early() {
     assert_eq!([0, 1, 2].map(absences), [false, false, true]);
 }
 
-/// Histories of eight processes that see all that happens, one after the other, at times that overlap. Some die.
+/// Eight processes see all that happens, one after the other, at times that overlap. Some die.
 #[test]
 fn long_histories_are_judged() {
     let mut history = Vec::new();
@@ -192,7 +192,7 @@ fn long_histories_are_judged() {
         dice = dice
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        // It happens at 10 * i + 40.
+        // The operation takes effect at 10 * i + 40.
         let time = (10 * i + (dice >> 40) % 40, 10 * i + 41 + (dice >> 50) % 40);
         let found = there.is_some();
         let operation = match (dice >> 33) % 12 {
@@ -217,7 +217,7 @@ fn long_histories_are_judged() {
     println!("{judged:?}");
 }
 
-/// Whether an operation changes what is there, or is not there.
+/// Returns true if an operation changes the register, given whether it has a value.
 fn operation_changes(operation: &Operation, found: bool) -> bool {
     match operation.action {
         Action::Read | Action::Scan => false,
