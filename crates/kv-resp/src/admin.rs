@@ -9,7 +9,7 @@ use crate::number::integer;
 use crate::reply::{Protocol, Replies};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// The version of Redis whose behaviour these commands have; clients look for it.
+/// The version of Redis whose behaviour these commands imitate; clients check it.
 const REDIS_VERSION: &str = "7.0.0";
 
 fn get(n: &AtomicU64) -> u64 {
@@ -96,7 +96,7 @@ pub(crate) fn dbsize(call: &mut Call<'_>) -> Done {
 pub(crate) fn flush(call: &mut Call<'_>) -> Done {
     match (call.args.get(1), call.args.count()) {
         (None, _) => {}
-        // It is done when this returns, whatever is asked for.
+        // The flush is complete when the reply is sent, for both options.
         (Some(how), 2)
             if how.eq_ignore_ascii_case(b"sync") || how.eq_ignore_ascii_case(b"async") => {}
         _ => return Err(CommandError::Syntax),
@@ -106,7 +106,7 @@ pub(crate) fn flush(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-/// The sections of `INFO` and their lines.
+/// Returns the sections of `INFO` with their lines.
 fn sections(shared: &Shared) -> [(&'static str, String); 5] {
     let stats = shared.store.stats();
     [
@@ -121,7 +121,7 @@ fn sections(shared: &Shared) -> [(&'static str, String); 5] {
         ),
         (
             "Clients",
-            // No command blocks; clients ask all the same.
+            // No command blocks, but clients expect the line.
             format!(
                 "connected_clients:{}\r\nblocked_clients:0\r\n",
                 get(&shared.connections)
@@ -175,17 +175,17 @@ pub(crate) fn info(call: &mut Call<'_>) -> Done {
         .filter(|(name, _)| wanted(name))
     {
         let gap = if text.is_empty() { "" } else { "\r\n" };
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(text, "{gap}# {name}\r\n{lines}");
     }
     call.replies.text(&text);
     Ok(())
 }
 
-/// Settings that clients look at.
+/// Returns the settings that clients read.
 fn settings() -> [(&'static str, String); 4] {
     [
-        // Nothing is written to a disk.
+        // The store does not write to a disk.
         ("save", String::new()),
         ("appendonly", "no".to_owned()),
         ("databases", "1".to_owned()),
@@ -265,7 +265,7 @@ fn asked(names: &[&[u8]], command: &Command) -> bool {
     names.any(|n| n.eq_ignore_ascii_case(command.name.as_bytes()))
 }
 
-/// A command as `COMMAND` tells it: name, arity, flags, first key, last key, step.
+/// Describes a command as `COMMAND` does: name, arity, flags, first key, last key, step.
 fn describe(replies: &mut Replies<'_>, command: &Command) {
     replies.array(6);
     replies.bulk(command.name.as_bytes());

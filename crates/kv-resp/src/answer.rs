@@ -1,13 +1,13 @@
-//! Requests and answers as clients see them.
+//! Commands and replies from a client's point of view.
 
 use std::fmt;
 
-/// Answers inside of answers, at most.
+/// Largest nesting depth of arrays in an answer.
 const MAX_DEPTH: usize = 8;
-/// Elements of one answer that room is made for before they come.
+/// Largest number of elements for which memory is reserved before they arrive.
 const MAX_RESERVED: usize = 1024;
 
-/// A command as clients send it.
+/// Encodes a command as clients send it.
 pub fn command<'w>(words: impl ExactSizeIterator<Item = &'w [u8]>) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
     for word in words {
@@ -29,19 +29,19 @@ pub enum Answer {
     Integer(i64),
     /// A bulk string.
     Bulk(Vec<u8>),
-    /// A bulk string or an array that is not there.
+    /// The null bulk string or the null array.
     Nil,
     /// An array.
     Array(Vec<Answer>),
 }
 
-/// An answer that is not of the protocol.
+/// The error for bytes that violate the protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the server does not speak the Redis protocol: it said {0:?}")]
 pub struct BadAnswer(String);
 
 impl Answer {
-    /// The answer at the beginning of `bytes`, and its length; `None` while it is not whole.
+    /// Parses the answer at the beginning of `bytes`, and returns it with its length; `None` while it is incomplete.
     ///
     /// # Errors
     /// [`BadAnswer`].
@@ -94,7 +94,7 @@ fn parse(bytes: &[u8], depth: usize) -> Result<Option<(Answer, usize)>, BadAnswe
 }
 
 impl fmt::Display for Answer {
-    /// As redis-cli prints it where its output is no terminal.
+    /// Formats the answer as redis-cli does if its output is not a terminal.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Simple(text) | Self::Error(text) => f.write_str(text),

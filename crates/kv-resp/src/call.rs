@@ -1,4 +1,4 @@
-//! A command under way: what it works on, and why it may fail.
+//! The execution context of a command, and the errors of commands.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -23,7 +23,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Before this store.
+    /// Creates the shared state for a store.
     pub fn new(store: Arc<Store>) -> Self {
         Self {
             store,
@@ -38,10 +38,10 @@ impl Shared {
     }
 }
 
-/// The longest reply: one is made in memory.
+/// Bytes of the longest reply, since a reply is built in memory.
 const MAX_REPLY_BYTES: usize = 64 << 20;
 
-/// Refuses a reply that was begun at so many bytes, once it is too long.
+/// Returns an error if the reply that began at offset `begun` is too long.
 pub(crate) fn check_length(begun: usize, replies: &Replies<'_>) -> Done {
     if replies.bytes() - begun > MAX_REPLY_BYTES {
         return Err(CommandError::ReplyTooLong);
@@ -49,7 +49,7 @@ pub(crate) fn check_length(begun: usize, replies: &Replies<'_>) -> Done {
     Ok(())
 }
 
-/// Why a command was not carried out, in Redis's words where it has some.
+/// The reason why a command failed, in Redis's words if Redis has the error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CommandError {
     #[error("ERR syntax error")]
@@ -101,17 +101,17 @@ impl From<Refusal> for CommandError {
 
 pub(crate) type Done = Result<(), CommandError>;
 
-/// A command that is carried out.
+/// A command in execution.
 pub(crate) struct Call<'c> {
     pub(crate) shared: &'c Shared,
     pub(crate) session: &'c mut State,
     pub(crate) args: Args<'c>,
     pub(crate) replies: Replies<'c>,
-    /// All commands that there are.
+    /// All supported commands.
     pub(crate) commands: &'static [Command],
 }
 
-/// The state that a connection has set for itself.
+/// The state of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) id: u64,
@@ -119,32 +119,32 @@ pub(crate) struct State {
     pub(crate) ends: bool,
 }
 
-/// Properties of a command. Source of the numbers: <https://redis.io/docs/latest/commands/command/>.
+/// The properties of a command. Source of the numbers: <https://redis.io/docs/latest/commands/command/>.
 pub(crate) struct Command {
-    /// In lower case.
+    /// The name in lower case.
     pub(crate) name: &'static str,
-    /// How many strings it has with its name, at least so many if negative.
+    /// Number of strings including the name; if negative, the minimum.
     pub(crate) arity: i64,
-    /// Redis's words for what it does.
+    /// Redis's flags of the command.
     pub(crate) flags: &'static [&'static str],
-    /// The first key, the last one (negative: from the end), and the step between them.
+    /// The first key, the last key (negative: from the end), and the step between keys.
     pub(crate) keys: (i64, i64, i64),
-    /// Redis's group of commands.
+    /// Redis's group of the command.
     pub(crate) group: &'static str,
-    /// For people.
+    /// A summary for people.
     pub(crate) summary: &'static str,
-    /// Carries it out.
+    /// The function that executes the command.
     pub(crate) run: fn(&mut Call<'_>) -> Done,
 }
 
-/// The command of a name, in any case of letters.
+/// Finds a command by name, ignoring case.
 pub(crate) fn find(commands: &'static [Command], name: &[u8]) -> Option<&'static Command> {
     commands
         .iter()
         .find(|c| c.name.as_bytes().eq_ignore_ascii_case(name))
 }
 
-/// A string of a client in a message: its beginning, and no byte that is not to be seen.
+/// Returns the beginning of a client's string for a message, with non-printable bytes escaped.
 pub(crate) fn shown(bytes: &[u8]) -> String {
     bytes[..bytes.len().min(128)].escape_ascii().to_string()
 }

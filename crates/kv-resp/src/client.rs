@@ -1,4 +1,4 @@
-//! A connection that is served, with its session and what it is still to be sent.
+//! A connection being served, with its session and its unsent replies.
 
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
@@ -11,15 +11,15 @@ use crate::connection::Connection;
 use crate::frame::KEPT_BYTES;
 use crate::session::Session;
 
-/// A client that does not read its replies is not served further when it has left so many.
+/// Number of unsent bytes from which on a client's commands are no longer executed.
 const MAX_UNSENT_BYTES: usize = 1 << 20;
-/// How long more is looked for before sleeping: waking a thread costs its client some microseconds, and the thread as
-/// many.
+/// Time for which the thread polls before it sleeps: waking the thread costs the client some microseconds, and the
+/// thread as many.
 pub(crate) const PATIENCE: Duration = Duration::from_micros(50);
-/// The same of one polled connection, which learns how soon its client usually asks again: between these.
+/// Bounds of the polling time of one connection, which adapts to the client's usual pause.
 const LEAST_PATIENCE: Duration = Duration::from_micros(10);
 const MOST_PATIENCE: Duration = Duration::from_micros(200);
-/// A client that asks as late as this is not waited for: waking costs it little beside.
+/// A client that pauses this long is not worth polling for, since the wakeup is cheap in comparison.
 const LATE: Duration = Duration::from_millis(1);
 
 /// The next action on a connection after its turn.
@@ -34,7 +34,7 @@ pub(crate) enum Turn {
 pub(crate) enum Look {
     Ready,
     Nothing,
-    /// Nothing, for long: its descriptors tell from now on.
+    /// Nothing arrived for long: from now on, its descriptors report events.
     Sleeps,
 }
 
@@ -43,22 +43,22 @@ pub(crate) struct Client {
     token: Token,
     session: Session,
     out: Vec<u8>,
-    /// How much of `out` has left.
+    /// Number of bytes of `out` that were sent.
     sent: usize,
-    /// There may be something to read.
+    /// True if the connection may have something to read.
     readable: bool,
-    /// Nothing will make it readable again: it is read to the end.
+    /// True if the peer has closed: the connection is then read to the end, because no further event will arrive.
     hung_up: bool,
-    /// Commands have come that wait until replies have left.
+    /// True if commands wait until replies were sent.
     held: bool,
-    /// Nothing more comes.
+    /// True if the peer sends nothing more.
     ended: bool,
-    /// Replies wait until the client reads. Only then does it matter when it can be written to: a socket becomes
+    /// True if replies wait for the client to read. Only then are writable events requested, because a socket becomes
     /// writable whenever its client reads.
     blocked: bool,
-    /// It is polled, and its descriptors do not tell.
+    /// True if the connection is polled, and its descriptors report no events.
     awake: bool,
-    /// When something came last, and how long it is polled without.
+    /// The time of the last arrival, and the time for which the connection is polled without one.
     busy: Instant,
     patience: Duration,
 }
@@ -72,7 +72,7 @@ impl Client {
             session,
             out: Vec::new(),
             sent: 0,
-            // Its descriptors told nothing yet.
+            // The descriptors have not reported anything yet.
             readable,
             hung_up: false,
             held: false,
@@ -84,22 +84,22 @@ impl Client {
         }
     }
 
-    /// When something came last.
+    /// Returns the time of the last arrival.
     pub(crate) fn busy(&self) -> Instant {
         self.busy
     }
 
-    /// Whether it is polled.
+    /// Returns true if the connection is polled.
     pub(crate) fn is_polled(&self) -> bool {
         self.connection.is_polled()
     }
 
-    /// After a turn: whether it is to be polled from now on, and was not.
+    /// After a turn: returns true if the connection must be added to the polled ones.
     pub(crate) fn wakes(&mut self) -> bool {
         self.is_polled() && !std::mem::replace(&mut self.awake, true)
     }
 
-    /// Bytes that it is to be sent.
+    /// Returns the number of unsent bytes.
     pub(crate) fn out_bytes(&self) -> usize {
         self.out.len() - self.sent
     }
@@ -112,12 +112,12 @@ impl Client {
         self.connection.keep_alive()
     }
 
-    /// A descriptor tells.
+    /// Handles an event of a descriptor.
     pub(crate) fn on_event(&mut self, event: &Event) {
         self.readable |= event.is_readable() || event.is_error();
         self.hung_up |= event.is_read_closed() || event.is_error();
         if self.is_polled() && !self.awake {
-            // It slept since `busy`, after its patience.
+            // The connection was no longer polled once its patience after `busy` had run out.
             let waited = self.busy.elapsed();
             if waited < MOST_PATIENCE.min(3 * self.patience) {
                 self.patience = (2 * self.patience).min(MOST_PATIENCE);
@@ -128,8 +128,8 @@ impl Client {
         }
     }
 
-    /// Polls it. It is polled on without anything as long as its patience lasts since `busy`, when something came last for
-    /// which it is worth while.
+    /// Polls the connection. Without arrivals, polling continues for `patience` after the later of `busy` and the
+    /// connection's own last arrival.
     pub(crate) fn look(&mut self, now: Instant, busy: Instant) -> Look {
         if self.connection.poll() {
             self.readable = true;
@@ -147,7 +147,7 @@ impl Client {
         Look::Ready
     }
 
-    /// Reads once, and answers to memory.
+    /// Reads once, and writes the replies to memory.
     pub(crate) fn take(
         &mut self,
         buffer: &mut [u8],
@@ -176,7 +176,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends what was answered.
+    /// Sends the replies.
     pub(crate) fn give(&mut self, registry: &Registry) -> io::Result<Turn> {
         Ok(if !self.flush(registry)? {
             Turn::Wait
@@ -189,7 +189,7 @@ impl Client {
         })
     }
 
-    /// Sends what is to be sent; false if not all of it could leave.
+    /// Sends pending bytes. Returns false if not all could be sent.
     fn flush(&mut self, registry: &Registry) -> io::Result<bool> {
         while self.sent < self.out.len() {
             match self.connection.write(&self.out[self.sent..]) {

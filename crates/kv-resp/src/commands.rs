@@ -36,7 +36,7 @@ const GENERIC: &str = "generic";
 const CONNECTION: &str = "connection";
 const ADMIN: &str = "server";
 
-/// All commands; those that are asked for most come first.
+/// All commands, the most frequent ones first.
 #[rustfmt::skip]
 pub(crate) static COMMANDS: &[Command] = &[
     command(("get", 2, strings::get), READ, ONE, STRING, "Returns the value of a key."),

@@ -1,7 +1,7 @@
-//! How bytes come and go: types of connections, as Redis's `ConnectionType` (`connection.h`).
+//! The types of connections that carry bytes, as Redis's `ConnectionType` (`connection.h`).
 //!
-//! A type is a [`Listener`] that accepts [`Connection`]s. Both say through [`mio::event::Source`] which descriptor
-//! becomes ready, so that one thread serves connections of all types; a queue pair's is that of its completion channel.
+//! A type is a [`Listener`] that accepts [`Connection`]s. Both report readiness through [`mio::event::Source`], so that
+//! one thread serves connections of all types. A queue pair's descriptor is that of its completion channel.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -15,36 +15,38 @@ use mio::event::Source;
 use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use mio::{Interest, Registry, Token};
 
-/// A connection. Reads and writes do not block: they return [`io::ErrorKind::WouldBlock`], and what makes the next one
-/// worth while makes it ready anew. So does what comes after a read that gave less than there was room for.
+/// A connection. Reads and writes do not block, but return [`io::ErrorKind::WouldBlock`]. The connection becomes ready
+/// again when another attempt can succeed. It also becomes ready when data arrives after a read that did not fill the
+/// buffer.
 ///
-/// Some types are [polled](Self::is_polled): they are ready when [`poll`](Self::poll) says so, and their descriptors tell
-/// only after [`arm`](Self::arm).
+/// Some types are [polled](Self::is_polled): [`poll`](Self::poll) returns their readiness, and their descriptors report
+/// events only after [`arm`](Self::arm).
 pub trait Connection: Read + Write + Source + Send {
-    /// Whether it can be polled without system calls.
+    /// Returns true if the connection can be polled without system calls.
     fn is_polled(&self) -> bool {
         false
     }
 
-    /// Whether it has become ready since it was asked last.
+    /// Returns true if the connection has become ready since the last call.
     fn poll(&mut self) -> bool {
         false
     }
 
-    /// Has the descriptors tell when it becomes ready, before the thread sleeps. False if it has become ready already.
+    /// Makes the descriptors report readiness, before the thread sleeps. Returns false if the connection is already
+    /// ready.
     fn arm(&mut self) -> bool {
         true
     }
 
-    /// How often the peer is told that this end is there; `None` where the system does that.
+    /// Returns the interval of keep-alive messages; `None` if the system sends them.
     fn keep_alive_every(&self) -> Option<Duration> {
         None
     }
 
-    /// Tells the peer that this end is there.
+    /// Sends a keep-alive message to the peer.
     ///
     /// # Errors
-    /// Those of writing.
+    /// The errors of writing.
     fn keep_alive(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -56,21 +58,21 @@ impl Connection for UnixStream {}
 
 /// Accepts connections of one type.
 pub trait Listener: Source + Send {
-    /// The next connection that waits.
+    /// Accepts the next waiting connection.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when none waits; other errors are of this connection, or of the system, and later
-    /// ones may be accepted all the same.
+    /// [`io::ErrorKind::WouldBlock`] if no connection waits. Other errors concern this connection or the system; later
+    /// calls can succeed.
     fn accept(&mut self) -> io::Result<Box<dyn Connection>>;
 
-    /// Where clients find it.
+    /// Returns the address for clients.
     fn address(&self) -> Address;
 }
 
-/// Where a front listens.
+/// The address on which a front end listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
-    /// A host and a port, over TCP; port 0 takes a free one.
+    /// A host and a port for TCP; port 0 takes a free port.
     Tcp(String),
     /// The path of a Unix socket.
     Unix(PathBuf),
@@ -91,7 +93,7 @@ impl fmt::Display for Address {
 impl FromStr for Address {
     type Err = String;
 
-    /// A path has a `/`; what has none is a host and a port.
+    /// Parses a string with a `/` as a path, and any other as host and port.
     fn from_str(s: &str) -> Result<Self, String> {
         if s.contains('/') {
             return Ok(Self::Unix(s.into()));
@@ -108,10 +110,10 @@ impl FromStr for Address {
 }
 
 impl Address {
-    /// Listens there. A Unix socket that nobody listens on any more is replaced.
+    /// Listens at the address. An unused Unix socket file is replaced.
     ///
     /// # Errors
-    /// Those of the system. A device is needed to listen for RDMA: [`Rdma::listen`](crate::Rdma::listen).
+    /// The errors of the system. RDMA needs a device: [`Rdma::listen`](crate::Rdma::listen).
     pub fn listen(&self) -> io::Result<Box<dyn Listener>> {
         match self {
             Self::Rdma(_) => Err(io::ErrorKind::Unsupported.into()),
@@ -131,7 +133,7 @@ impl Address {
     }
 }
 
-/// Removes a socket that a process left behind which was killed. Any other file there makes `bind` fail.
+/// Removes the socket file of a process that was killed. Any other file makes `bind` fail.
 fn remove_stale(path: &Path) {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
     let refused = || {
@@ -146,7 +148,7 @@ fn remove_stale(path: &Path) {
 impl Listener for TcpListener {
     fn accept(&mut self) -> io::Result<Box<dyn Connection>> {
         let (stream, _) = TcpListener::accept(self)?;
-        // A reply is written once it is whole, and should not wait for a later one.
+        // Replies are written when they are complete, and must not wait for later ones.
         stream.set_nodelay(true)?;
         Ok(Box::new(stream))
     }
@@ -157,7 +159,7 @@ impl Listener for TcpListener {
     }
 }
 
-/// A Unix socket, removed with it.
+/// A Unix socket, whose file is removed on drop.
 #[derive(Debug)]
 struct Unix {
     listener: UnixListener,

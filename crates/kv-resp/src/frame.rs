@@ -1,50 +1,50 @@
-//! Commands of clients, decoded from the bytes of a stream, which come in any pieces.
+//! Decodes clients' commands from a byte stream, which arrives in pieces of any size.
 //!
 //! A command is an array of bulk strings, `*2\r\n$3\r\nGET\r\n$1\r\nk\r\n`, or an inline command, `GET k\r\n`, with
 //! Redis's quoting. Source: the Redis serialization protocol specification, and `networking.c` of Redis 7.0, whose
-//! words for what is wrong are used here.
+//! error messages are used here.
 
 use std::ops::Range;
 
-/// The longest string of a command. Redis's `proto-max-bulk-len` is 512 MiB, and at least this; values of the store are
-/// shorter by far.
+/// Bytes of the longest string in a command. Redis's `proto-max-bulk-len` is 512 MiB by default and at least this; the
+/// store's values are much shorter.
 pub const MAX_BULK_BYTES: usize = 1 << 20;
-/// The most strings of a command: Redis's limit until version 6.
+/// Largest number of strings in a command: Redis's limit until version 6.
 pub const MAX_ARGUMENTS: usize = 1 << 20;
-/// The longest command.
+/// Bytes of the longest command.
 pub const MAX_COMMAND_BYTES: usize = 64 << 20;
-/// The longest inline command: Redis's `PROTO_INLINE_MAX_SIZE`.
+/// Bytes of the longest inline command: Redis's `PROTO_INLINE_MAX_SIZE`.
 pub const MAX_INLINE_BYTES: usize = 64 << 10;
-/// The longest line that holds a count: a sign and the digits of 64 bits fit.
+/// Bytes of the longest line with a count, which fits a sign and the digits of 64 bits.
 const MAX_COUNT_BYTES: usize = 32;
-/// A buffer that has become larger is given back once it is empty.
+/// A larger buffer is freed once it is empty.
 pub(crate) const KEPT_BYTES: usize = 1 << 20;
 
 /// The error in a frame. The beginning of the next frame is then unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
-    /// A count of strings that is none, or above [`MAX_ARGUMENTS`].
+    /// The number of strings is malformed or above [`MAX_ARGUMENTS`].
     #[error("invalid multibulk length")]
     Arguments,
-    /// A length that is none, or above [`MAX_BULK_BYTES`].
+    /// The length is malformed or above [`MAX_BULK_BYTES`].
     #[error("invalid bulk length")]
     Bulk,
-    /// Something else than a bulk string.
+    /// Another byte stands where a bulk string must begin.
     #[error("expected '$', got '{}'", .0.escape_ascii())]
     Dollar(u8),
-    /// A count that does not end.
+    /// The line with a count is too long.
     #[error("too big count string")]
     Count,
-    /// A bulk string that is longer than it said.
+    /// A bulk string is longer than its length.
     #[error("expected CRLF after a bulk string")]
     Crlf,
-    /// An inline command longer than [`MAX_INLINE_BYTES`].
+    /// An inline command is longer than [`MAX_INLINE_BYTES`].
     #[error("too big inline request")]
     Inline,
-    /// A quote that is not closed, or is followed by something else than a space.
+    /// A quote is not closed, or not followed by a space.
     #[error("unbalanced quotes in request")]
     Quotes,
-    /// A command longer than [`MAX_COMMAND_BYTES`].
+    /// A command is longer than [`MAX_COMMAND_BYTES`].
     #[error("too big request")]
     Command,
 }
@@ -57,22 +57,22 @@ pub struct Args<'d> {
 }
 
 impl<'d> Args<'d> {
-    /// How many strings it has, its name among them; at least 1.
+    /// Returns the number of strings including the name, at least 1.
     pub fn count(&self) -> usize {
         self.places.len()
     }
 
-    /// One of them; the name is 0.
+    /// Returns string `i`, or `None` if it is missing; string 0 is the name.
     pub fn get(&self, i: usize) -> Option<&'d [u8]> {
         self.places.get(i).map(|p| &self.bytes[p.clone()])
     }
 
-    /// One of them that is there if the count is right; an empty string otherwise.
+    /// Returns string `i`, or an empty string if it is missing.
     pub fn at(&self, i: usize) -> &'d [u8] {
         self.get(i).unwrap_or_default()
     }
 
-    /// From this one on.
+    /// Returns the strings from number `i` on.
     pub fn from(&self, i: usize) -> impl Iterator<Item = &'d [u8]> + use<'d> {
         let Self { bytes, places } = *self;
         let places = places.get(i..).unwrap_or_default();
@@ -80,7 +80,7 @@ impl<'d> Args<'d> {
     }
 }
 
-/// Finds commands in a stream.
+/// Decodes commands from a stream.
 ///
 /// ```
 /// let mut decoder = kv_resp::Decoder::default();
@@ -94,22 +94,22 @@ impl<'d> Args<'d> {
 #[derive(Debug, Default)]
 pub struct Decoder {
     bytes: Vec<u8>,
-    /// Where the command begins that is being read, or was given last.
+    /// Start of the command that is being read, or was returned last.
     start: usize,
     /// Everything before this position has been decoded.
     at: usize,
-    /// Of an inline command: no line ends before this.
+    /// In an inline command: no line ends before this position.
     searched: usize,
-    /// Strings that the command still lacks; 0 between commands.
+    /// Number of strings that the command still lacks; 0 between commands.
     lacks: usize,
-    /// Places in `bytes` from `start` on, or in `inline`.
+    /// Ranges of the strings in `bytes`, relative to `start`, or in `inline`.
     places: Vec<Range<usize>>,
-    /// The strings of an inline command, without quotes.
+    /// The strings of an inline command, unquoted.
     inline: Vec<u8>,
 }
 
 impl Decoder {
-    /// Takes what came.
+    /// Takes received bytes.
     pub fn feed(&mut self, bytes: &[u8]) {
         if self.lacks == 0 {
             self.start = self.at;
@@ -128,10 +128,10 @@ impl Decoder {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next command, if all of it has come.
+    /// Returns the next command if it is complete.
     ///
     /// # Errors
-    /// [`ProtocolError`]: nothing that follows has a meaning, and asking again gives no meaning either.
+    /// [`ProtocolError`]: the rest of the stream cannot be decoded, and another call fails too.
     pub fn next_command(&mut self) -> Result<Option<Args<'_>>, ProtocolError> {
         while self.lacks == 0 {
             self.start = self.at;
@@ -172,7 +172,7 @@ impl Decoder {
         }))
     }
 
-    /// A count at `at`, behind its sign, and where it ends.
+    /// Parses the count at `at`, after its sign; returns the count and the end of its line.
     fn count(&self, wrong: ProtocolError) -> Result<Option<(i64, usize)>, ProtocolError> {
         let line = self.bytes.get(self.at + 1..).unwrap_or_default();
         let line = &line[..line.len().min(MAX_COUNT_BYTES)];
@@ -193,7 +193,7 @@ impl Decoder {
         }
     }
 
-    /// Reads a bulk string; false if it has not come.
+    /// Reads a bulk string. Returns false if it is incomplete.
     fn bulk(&mut self) -> Result<bool, ProtocolError> {
         match self.bytes.get(self.at) {
             None => return Ok(false),
@@ -212,7 +212,7 @@ impl Decoder {
             return Err(ProtocolError::Command);
         }
         let Some(behind) = self.bytes.get(end..end + 2) else {
-            // What has come of the two decides already: the pieces must not matter.
+            // If one of the two bytes is there, it must already decide: the result must not depend on the pieces.
             return match self.bytes.get(end) {
                 None | Some(b'\r') => Ok(false),
                 Some(_) => Err(ProtocolError::Crlf),
@@ -227,7 +227,7 @@ impl Decoder {
         Ok(true)
     }
 
-    /// Reads an inline command; false if it has not come. An empty line is one without strings.
+    /// Reads an inline command. Returns false if it is incomplete. An empty line yields no strings.
     fn line(&mut self) -> Result<bool, ProtocolError> {
         let most = self.bytes.len().min(self.at + MAX_INLINE_BYTES);
         let from = self.searched.clamp(self.at, most);
@@ -255,7 +255,8 @@ impl Decoder {
 }
 
 /// Splits a line at spaces, as Redis's `sdssplitargs` does. In double quotes `\n`, `\r`, `\t`, `\b`, `\a`, `\xHH` and
-/// `\` before anything else have their meaning of C. In single quotes only `\'` does. `None`: unbalanced quotes.
+/// `\` before anything else have their meaning of C. In single quotes only `\'` does. Returns `None` for unbalanced
+/// quotes.
 fn split(line: &[u8], strings: &mut Vec<u8>, places: &mut Vec<Range<usize>>) -> Option<()> {
     let space = |b: &u8| b.is_ascii_whitespace() || *b == 0x0b;
     let mut rest = line;
@@ -289,7 +290,7 @@ fn split(line: &[u8], strings: &mut Vec<u8>, places: &mut Vec<Range<usize>>) -> 
     }
 }
 
-/// Decodes the text between quotes, and returns the rest behind them.
+/// Decodes the text up to the closing quote, and returns the rest after it.
 fn quoted<'l>(quote: u8, mut rest: &'l [u8], strings: &mut Vec<u8>) -> Option<&'l [u8]> {
     let digit = |b: u8| {
         char::from(b)
@@ -331,7 +332,7 @@ mod tests {
 
     type Commands = (Vec<Vec<Vec<u8>>>, Option<ProtocolError>);
 
-    /// All commands of a stream that comes in pieces of these lengths, the last one again and again.
+    /// Returns all commands of a stream that arrives in pieces of these lengths, followed by the rest as one piece.
     fn commands(bytes: &[u8], pieces: &[usize]) -> Commands {
         let mut decoder = Decoder::default();
         let mut found = Vec::new();
@@ -419,7 +420,7 @@ mod tests {
             let error = one(bytes).expect_err("it is wrong");
             assert_eq!(error.to_string(), words, "{}", bytes.escape_ascii());
         }
-        // Nothing to do, and no mistake.
+        // These lines contain no command and no error.
         assert_eq!(one(b"*0\r\n*-1\r\n"), Ok(vec![]));
         assert_eq!(one(&long[1..]), Ok(vec![]));
     }
@@ -438,7 +439,7 @@ mod tests {
         assert_eq!(error, Some(ProtocolError::Command));
     }
 
-    /// Bytes that often are nearly commands.
+    /// Generates bytes that are often almost commands.
     fn nearly() -> impl Strategy<Value = Vec<u8>> {
         let token = prop_oneof![
             any::<u8>().prop_map(|b| vec![b]),

@@ -1,4 +1,4 @@
-//! The front: a thread that serves connections as they become ready.
+//! The front end: a thread that serves connections as they become ready.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind};
@@ -16,42 +16,42 @@ use crate::connection::{Address, Connection, Listener};
 use crate::session::Session;
 use kv::store::Store;
 
-/// Connections at the same time: Redis's default of `maxclients`.
+/// Largest number of connections at the same time: Redis's default of `maxclients`.
 const MAX_CONNECTIONS: usize = 10_000;
-/// Bytes that are read of a connection at once, and answered with one write.
+/// Bytes that are read from a connection at once, and answered with one write.
 const READ_BYTES: usize = 64 << 10;
-/// Replies to different connections leave one after the other once there are so many bytes of them, or nothing more to
-/// read. A client that is answered first asks first, and alone; answered together, clients ask together, and waiting for
-/// them is one system call for all.
+/// Replies to different connections are sent when this many bytes are pending, or nothing is left to read. If each
+/// reply were sent at once, clients would send their next requests one by one. Answered together, clients send
+/// together, and one system call waits for all of them.
 const TOGETHER_BYTES: usize = 64 << 10;
-/// How long accepting waits after the system refused, for lack of descriptors for instance.
+/// Pause before accepting is retried, after the system refused, for lack of descriptors for instance.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// Listeners at most.
+/// Largest number of listeners.
 const MAX_LISTENERS: usize = 8;
-/// Between looks at descriptors, connections are polled so often. A look is a system call, which takes as long as polling
-/// ten connections.
+/// Number of polls of all connections between two checks of the descriptors. A check is a system call, which takes as
+/// long as polling ten connections.
 const POLLS_PER_LOOK: u32 = 16;
 
-/// Up to this number, all connections are polled as long as any of them is busy. A few more polls cost little, and a
-/// notification by descriptor costs the client a system call. Of more connections, each is polled only while it is busy
-/// itself.
+/// Up to this number, all connections are polled as long as any of them is busy. Some extra polls cost little, while a
+/// notification by descriptor costs the client a system call. With more connections, each is polled only while it is
+/// busy itself.
 const MOST_POLLED_TOGETHER: usize = 128;
 
-/// Tokens: those of the listeners first.
+/// Tokens below this one belong to the listeners.
 const WAKER: Token = Token(MAX_LISTENERS);
 const FIRST_CLIENT: usize = MAX_LISTENERS + 1;
 
-/// What a front did.
+/// Statistics of a front end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrontStats {
-    /// Connections that are there.
+    /// Connections that are open.
     pub connections: u64,
-    /// Connections that ever were.
+    /// Connections that were ever accepted.
     pub connections_total: u64,
     /// Connections that were refused because there were too many.
     pub connections_refused: u64,
-    /// Commands that came.
+    /// Commands that were received.
     pub commands: u64,
     /// Commands that were answered with an error.
     pub errors: u64,
@@ -59,7 +59,7 @@ pub struct FrontStats {
     pub protocol_errors: u64,
 }
 
-/// A running front. Dropping it ends its connections.
+/// A running front end. Dropping the front end closes its connections.
 ///
 /// ```no_run
 /// let server = kv::Server::start(kv::ServerConfig::default())?;
@@ -78,10 +78,10 @@ pub struct Front {
 }
 
 impl Front {
-    /// Serves a store to whoever connects to one of the listeners.
+    /// Serves a store to all clients that connect to one of the listeners.
     ///
     /// # Errors
-    /// When the system refuses a descriptor or the thread, or there are more than 8 listeners.
+    /// If the system refuses a descriptor or the thread, or there are more than 8 listeners.
     pub fn start(store: Arc<Store>, mut listeners: Vec<Box<dyn Listener>>) -> io::Result<Self> {
         if listeners.len() > MAX_LISTENERS {
             return Err(ErrorKind::InvalidInput.into());
@@ -126,17 +126,17 @@ impl Front {
         })
     }
 
-    /// Where clients find it, in the order of the listeners.
+    /// Returns the addresses for clients, in the order of the listeners.
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// Whether it still serves; it does until it is stopped, unless the system fails it.
+    /// Returns true while the thread serves connections: until it is stopped, or a system call fails.
     pub fn serves(&self) -> bool {
         self.thread.as_ref().is_some_and(|t| !t.is_finished())
     }
 
-    /// Statistics of the front end so far.
+    /// Returns the statistics of the front end so far.
     pub fn stats(&self) -> FrontStats {
         let shared = &self.shared;
         FrontStats {
@@ -155,31 +155,31 @@ impl Drop for Front {
         self.stop.store(true, Ordering::Release);
         let woken = self.waker.wake();
         if let (Some(thread), Ok(())) = (self.thread.take(), woken) {
-            // A thread that panicked has nothing left to stop.
+            // A thread that panicked needs no further stop.
             let _ = thread.join();
         }
     }
 }
 
-/// What the thread owns.
+/// The state of the front end's thread.
 struct Serve {
     poll: Poll,
     listeners: Vec<Box<dyn Listener>>,
     clients: HashMap<usize, Client>,
-    /// The number of the next connection; none is used twice.
+    /// The number of the next connection; numbers are not reused.
     next: usize,
-    /// Connections that have more to do than their turn allowed.
+    /// Connections that have more work than one turn allowed.
     ready: Vec<usize>,
-    /// Polled connections whose descriptors do not tell: what comes is found by polling them.
+    /// Connections that are found ready by polling, while their descriptors report nothing.
     awake: Vec<usize>,
-    /// How often they were polled since descriptors were looked at.
+    /// Number of polls since the descriptors were checked.
     polls: u32,
-    /// When peers are told next that this end is there.
+    /// The time of the next keep-alive messages.
     keep_alive_at: Option<Instant>,
-    /// Connections that had their turn, and whose replies have not left.
+    /// Connections whose turn is over, but whose replies were not sent yet.
     unsent: Vec<usize>,
     unsent_bytes: usize,
-    /// Accepting failed, and is tried again then.
+    /// The time at which accepting is retried after a failure.
     accept_at: Option<Instant>,
     buffer: Vec<u8>,
     shared: Arc<Shared>,
@@ -213,7 +213,7 @@ impl Serve {
                 }
                 accept |= self.take_events(&events, &mut turns);
                 if turns.is_empty() && looks {
-                    // Whoever shares the core may be the client.
+                    // The client may run on the same core.
                     std::thread::yield_now();
                 }
             }
@@ -224,7 +224,7 @@ impl Serve {
             if turns.is_empty() {
                 continue;
             }
-            // One turn each, though it may be ready for several reasons.
+            // Each connection gets one turn, even if it is ready for several reasons.
             turns.sort_unstable();
             turns.dedup();
             for number in turns.drain(..) {
@@ -236,7 +236,7 @@ impl Serve {
         Ok(())
     }
 
-    /// When something is due that no descriptor tells of.
+    /// Returns the time of the next timer event.
     fn next_timer(&self) -> Option<Instant> {
         [self.accept_at, self.keep_alive_at]
             .into_iter()
@@ -244,7 +244,7 @@ impl Serve {
             .min()
     }
 
-    /// Notes which connections are ready. Whether there are some to be accepted.
+    /// Collects the connections that are ready. Returns true if connections may wait to be accepted.
     fn take_events(&mut self, events: &Events, turns: &mut Vec<usize>) -> bool {
         let mut accept = false;
         for event in events {
@@ -263,7 +263,7 @@ impl Serve {
         accept
     }
 
-    /// Polls connections, and has those tell that were polled long enough in vain.
+    /// Polls connections. A connection without arrivals for its patience is handed back to its descriptors.
     fn poll_awake(&mut self, now: Instant, busy: Instant) {
         let together = self.awake.len() <= MOST_POLLED_TOGETHER;
         let mut awake = std::mem::take(&mut self.awake);
@@ -282,7 +282,7 @@ impl Serve {
         self.awake = awake;
     }
 
-    /// Tells peers that this end is there, when it is time.
+    /// Sends keep-alive messages when they are due.
     fn keep_alive(&mut self, now: Instant) {
         if self.keep_alive_at.is_none_or(|at| at > now) {
             return;
@@ -333,7 +333,7 @@ impl Serve {
             self.shared
                 .connections_refused
                 .fetch_add(1, Ordering::Relaxed);
-            // It is told if it takes that at once.
+            // The client gets the message only if it can be written at once.
             let _ = connection.write(b"-ERR max number of clients reached\r\n");
             return;
         }
@@ -351,7 +351,7 @@ impl Serve {
         }
         let id = (number - FIRST_CLIENT) as u64 + 1;
         let client = Client::new(connection, token, Session::new(id));
-        // Its descriptors tell nothing before it is armed, and something may have come already.
+        // The descriptors report nothing before they are armed, and data may have arrived already.
         self.ready.push(number);
         self.clients.insert(number, client);
         self.shared.connections.fetch_add(1, Ordering::Relaxed);
@@ -360,7 +360,7 @@ impl Serve {
             .fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A turn of a connection; its replies leave with others.
+    /// Gives a connection a turn; its replies are sent together with others.
     fn turn(&mut self, number: usize) {
         let Some(client) = self.clients.get_mut(&number) else {
             return;
@@ -377,13 +377,13 @@ impl Serve {
         if client.wakes() {
             self.awake.push(number);
         }
-        // A polled client costs no system call: it is answered at once.
+        // Sending to a polled client costs no system call, so the reply is sent at once.
         if client.is_polled() || self.unsent_bytes >= TOGETHER_BYTES {
             self.send();
         }
     }
 
-    /// Sends replies, and ends the turns that they are of.
+    /// Sends the replies and finishes the turns of their connections.
     fn send(&mut self) {
         let mut unsent = std::mem::take(&mut self.unsent);
         for number in unsent.drain(..) {
@@ -399,7 +399,7 @@ impl Serve {
         (self.unsent, self.unsent_bytes) = (unsent, 0);
     }
 
-    /// A connection is over, for whatever reason.
+    /// Removes a connection that has ended.
     fn end(&mut self, number: usize) {
         self.clients.remove(&number);
         self.shared.connections.fetch_sub(1, Ordering::Relaxed);

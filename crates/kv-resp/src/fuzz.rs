@@ -1,11 +1,11 @@
-//! The fuzz target of this crate, and the replay of its corpus.
+//! The function that this crate's fuzz target runs, and the replay of its corpus.
 
 use std::sync::Arc;
 
 use crate::{Decoder, ProtocolError, Session, Shared};
 use kv::store::{Store, StoreConfig};
 
-/// The commands of a stream that comes in pieces.
+/// Decodes the commands of a stream that arrives in pieces.
 fn commands<'b>(
     pieces: impl Iterator<Item = &'b [u8]>,
 ) -> (Vec<Vec<Vec<u8>>>, Option<ProtocolError>) {
@@ -24,11 +24,11 @@ fn commands<'b>(
     (found, None)
 }
 
-/// A stream in the Redis protocol of any bytes, the first of which is the length of its pieces: the pieces do not
-/// matter, and each command has a reply.
+/// Reads any bytes as a stream in the Redis protocol; the first byte is the length of the pieces. The pieces must not
+/// affect the result, and each command must have a reply.
 ///
 /// # Panics
-/// If that is not so, or a command does.
+/// If a check fails, or a command panics.
 pub fn resp(bytes: &[u8]) {
     let [length, bytes @ ..] = bytes else {
         return;

@@ -1,4 +1,4 @@
-//! Commands on keys: whether they are there, and how long.
+//! Commands on keys: existence, removal and expiry.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use crate::number::integer;
 const SECOND: Duration = Duration::from_secs(1);
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// The time so many units after another, in milliseconds; at least 1, since 0 means never. `None`: out of range.
+/// Returns `from_ms` plus `time` units in milliseconds, at least 1 because 0 means never. Returns `None` if the result
+/// is out of range.
 pub(crate) fn deadline(from_ms: u64, time: i64, unit: Duration) -> Option<u64> {
     let unit = i64::try_from(unit.as_millis()).ok()?;
     let at = i64::try_from(from_ms)
@@ -17,7 +18,7 @@ pub(crate) fn deadline(from_ms: u64, time: i64, unit: Duration) -> Option<u64> {
     u64::try_from(at.max(1)).ok()
 }
 
-/// Counts the keys for which something holds.
+/// Counts the keys for which `holds` returns true, and replies with the count.
 fn count(call: &mut Call<'_>, mut holds: impl FnMut(&Call<'_>, &[u8]) -> bool) -> Done {
     let n = call
         .args
@@ -42,7 +43,7 @@ pub(crate) fn exists(call: &mut Call<'_>) -> Done {
     })
 }
 
-/// Milliseconds that a key has left; -1 if it does not expire, -2 if it is not there.
+/// Returns the milliseconds until a key expires; -1 if it never does, -2 if the key is absent.
 fn left_ms(call: &Call<'_>) -> i64 {
     let key = call.args.at(1);
     let (hash, mut partition) = call.shared.store.lock(key);
@@ -56,7 +57,7 @@ fn left_ms(call: &Call<'_>) -> i64 {
 
 pub(crate) fn ttl(call: &mut Call<'_>) -> Done {
     let left = left_ms(call);
-    // To the nearest second, as Redis does.
+    // Rounds to the nearest second, as Redis does.
     let seconds = if left < 0 {
         left
     } else {
@@ -106,7 +107,7 @@ fn expire_in(call: &mut Call<'_>, name: &'static str, unit: Duration) -> Done {
         call.replies.integer(0);
         return Ok(());
     };
-    // What never expires does so later than anything else.
+    // An item that never expires counts as expiring later than any other.
     let end = if before == 0 { u64::MAX } else { before };
     let refused = absent && before != 0
         || present && before == 0
@@ -114,7 +115,7 @@ fn expire_in(call: &mut Call<'_>, name: &'static str, unit: Duration) -> Done {
         || sooner && at >= end;
     if !refused {
         if at <= now {
-            // Its version is not asked about.
+            // Without a version, the removal cannot be refused.
             let _ = partition.delete(hash, key, None);
         } else {
             partition.expire(hash, key, at)?;

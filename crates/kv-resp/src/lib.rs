@@ -1,12 +1,12 @@
-//! The Redis protocol (RESP) in front of a [`kv::store::Store`], for clients without RDMA: `redis-cli` and `redis-benchmark` look at what RDMA
-//! clients use.
+//! The Redis protocol (RESP) in front of a [`kv::store::Store`], for clients without RDMA. For example, `redis-cli` and
+//! `redis-benchmark` can access the data of RDMA clients.
 //!
-//! Layers: [`Decoder`] and [`Replies`] are the protocol, pure. [`Session`] executes commands on a store. [`Listener`]
-//! and [`Connection`] carry the bytes. [`Front`] serves many connections in one thread.
+//! The layers: [`Decoder`] and [`Replies`] implement the protocol without I/O. [`Session`] executes commands on a
+//! store. [`Listener`] and [`Connection`] carry the bytes. [`Front`] serves many connections in one thread.
 //!
-//! Each command is carried out under the lock of its key's partition, and is atomic as in Redis. Commands of several
-//! keys (`DEL`, `EXISTS`, `MGET`, `MSET`) are atomic for each key, not for all together. Values have at most 64 KiB.
-//! There is no password: whoever can connect can change everything.
+//! Each command is executed under the lock of its key's partition, and is atomic as in Redis. A command of several keys
+//! (`DEL`, `EXISTS`, `MGET`, `MSET`) is atomic for each key, not for all together. Values have at most 64 KiB. There is
+//! no password: every client that can connect can change all keys.
 
 #![forbid(unsafe_code)]
 
@@ -40,7 +40,7 @@ pub use rdma::Rdma;
 pub use reply::{Protocol, Replies};
 pub use session::Session;
 
-/// The names of all commands.
+/// Returns the names of all commands.
 #[cfg(test)]
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     commands::COMMANDS.iter().map(|c| c.name)

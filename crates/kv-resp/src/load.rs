@@ -1,4 +1,5 @@
-//! A load in the Redis protocol: GETs or SETs of many keys, over connections of any type, with every answer checked.
+//! A load generator for the Redis protocol: GETs or SETs of many keys over connections of any type. Every answer is
+//! checked.
 
 use std::io::{self, ErrorKind, Write as _};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -12,26 +13,26 @@ use resp_rdma::Connector;
 use crate::connection::{Address, Connection};
 use crate::rdma::OverRdma;
 
-/// How long a server may take to grant a connection, or to answer.
+/// Largest time for a server to accept a connection, or to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long answers are looked for before the thread sleeps.
+/// Time for which a thread polls for answers before it sleeps.
 const PATIENCE: Duration = Duration::from_micros(100);
-/// A thread that finds nothing lets others run after so many rounds, and after each one while others do run: then a yield
-/// takes as long as that.
+/// An idle thread yields after this many rounds. It yields after every round while other threads compete for the core,
+/// which shows in the duration of a yield ([`CROWDED`]).
 const YIELD_EVERY: u32 = 16;
 const CROWDED: Duration = Duration::from_micros(3);
-/// SETs that are outstanding while keys are filled.
+/// Number of outstanding SETs while keys are filled.
 const FILL_PIPELINE: u64 = 64;
 /// Bytes that are read at once.
 const READ_BYTES: usize = 64 << 10;
-/// Latencies are counted to two digits, from 1 ns to 100 s.
+/// Latencies are recorded with two significant digits, from 1 ns to 100 s.
 const HIGHEST_NS: u64 = 100_000_000_000;
 
 impl Address {
-    /// Connects to a server there.
+    /// Connects to a server at this address.
     ///
     /// # Errors
-    /// Those of the system, and of `connector` for RDMA, which needs one.
+    /// The errors of the system, and for RDMA those of `connector`; `ErrorKind::Unsupported` if `connector` is missing.
     pub fn connect(&self, connector: Option<&Connector>) -> io::Result<Box<dyn Connection>> {
         match self {
             Self::Tcp(address) => {
@@ -52,10 +53,10 @@ impl Address {
         }
     }
 
-    /// The same host and port over RDMA.
+    /// Returns the same host and port for RDMA.
     ///
     /// # Errors
-    /// When the host has no address, or this is no host and port.
+    /// If the host name has no address, or this is not a host and port.
     pub fn over_rdma(&self) -> io::Result<Self> {
         let first = |text: &str| -> io::Result<SocketAddr> {
             text.to_socket_addrs()?
@@ -70,49 +71,49 @@ impl Address {
     }
 }
 
-/// What is asked.
+/// The command of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ask {
-    /// Values, which must be those that were set.
+    /// GET: the value must be the one that was set.
     Get,
-    /// To set a key to its value.
+    /// SET of a key to its value.
     Set,
 }
 
-/// A load.
+/// The parameters of a load.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
-    /// What is asked.
+    /// The command to send.
     pub ask: Ask,
-    /// Keys, from 0.
+    /// Number of keys; keys are numbered from 0.
     pub keys: u64,
     /// Bytes of a value.
     pub value_bytes: usize,
-    /// Commands that a connection has outstanding, at least 1.
+    /// Outstanding commands per connection, at least 1.
     pub pipeline: usize,
-    /// Where the order of keys begins.
+    /// The seed of the order of keys.
     pub seed: u64,
 }
 
 /// The result of a load.
 #[derive(Debug, Clone)]
 pub struct Measured {
-    /// Answers, each of which was right.
+    /// Number of answers, all of which were right.
     pub answers: u64,
-    /// How long they took to come.
+    /// Duration of the load.
     pub elapsed: Duration,
-    /// Nanoseconds from a command to its answer.
+    /// Latencies in nanoseconds from a command to its answer.
     pub latency_ns: Histogram<u64>,
 }
 
-/// Why a load ended early.
+/// The reason why a load ended early.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// A connection failed.
     #[error("a connection failed: {0}")]
     Io(#[from] io::Error),
-    /// The server has gone.
+    /// The server has closed a connection.
     #[error("the server has ended a connection")]
     Ended,
     /// An answer is wrong.
@@ -120,17 +121,17 @@ pub enum LoadError {
     Wrong {
         /// The number of the key.
         key: u64,
-        /// The beginning of what came.
+        /// The beginning of the received answer.
         answer: String,
-        /// The beginning of what was expected.
+        /// The beginning of the expected answer.
         expected: String,
     },
-    /// Nothing came for long.
+    /// The server did not answer for too long.
     #[error("the server has not answered for {TIMEOUT:?}")]
     Silent,
 }
 
-/// Has many connections ask the same server, in one thread.
+/// A set of connections to one server, driven by one thread.
 pub struct Loader {
     poll: Poll,
     clients: Vec<Client>,
@@ -140,7 +141,7 @@ pub struct Loader {
 
 struct Client {
     connection: Box<dyn Connection>,
-    /// Commands that are outstanding, oldest first: the key, and when it was asked.
+    /// Outstanding commands, oldest first: the key, and the time of the request.
     asked: std::collections::VecDeque<(u64, Instant)>,
     request: Vec<u8>,
     sent: usize,
@@ -148,7 +149,7 @@ struct Client {
     readable: bool,
 }
 
-/// The bytes of a key's value.
+/// Fills a buffer with the value of a key.
 fn value(key: u64, into: &mut [u8]) {
     let mut word = key ^ 0x9e37_79b9_7f4a_7c15;
     for chunk in into.chunks_mut(8) {
@@ -159,9 +160,9 @@ fn value(key: u64, into: &mut [u8]) {
 }
 
 impl Load {
-    /// Adds a command to what is to be sent.
+    /// Appends an encoded command to `into`.
     fn request(&self, ask: Ask, key: u64, into: &mut Vec<u8>) {
-        // Writing to memory does not fail.
+        // Writing to memory cannot fail.
         let _ = match ask {
             Ask::Get => write!(into, "*2\r\n$3\r\nGET\r\n$16\r\nkey:{key:012}\r\n"),
             Ask::Set => {
@@ -177,7 +178,7 @@ impl Load {
         }
     }
 
-    /// The right answer.
+    /// Returns the right answer in `into`.
     fn answer(&self, ask: Ask, key: u64, into: &mut Vec<u8>) {
         into.clear();
         match ask {
@@ -198,10 +199,10 @@ impl Load {
 }
 
 impl Loader {
-    /// Opens so many connections to a server.
+    /// Opens connections to a server.
     ///
     /// # Errors
-    /// Those of [`Address::connect`].
+    /// The errors of [`Address::connect`].
     pub fn connect(
         server: &Address,
         connector: Option<&Connector>,
@@ -230,10 +231,10 @@ impl Loader {
         })
     }
 
-    /// Sets all keys of a load by the first connection.
+    /// Sets all keys of a load through the first connection.
     ///
     /// # Errors
-    /// As for [`run`](Self::run).
+    /// The same as for [`run`](Self::run).
     pub fn fill(&mut self, load: &Load) -> Result<(), LoadError> {
         let load = Load {
             ask: Ask::Set,
@@ -248,10 +249,10 @@ impl Loader {
         Ok(())
     }
 
-    /// Asks until `stop`, and takes what is outstanding then. Each connection asks for keys in an order of its own.
+    /// Sends commands until `stop` is true, then takes the outstanding answers. The keys of each command are random.
     ///
     /// # Errors
-    /// At the first answer that is wrong, and when a connection fails.
+    /// At the first wrong answer, or if a connection fails.
     pub fn run(&mut self, load: &Load, stop: &AtomicBool) -> Result<Measured, LoadError> {
         let (keys, depth) = (load.keys.max(1), load.pipeline.max(1) as u64);
         let mut random = load.seed | 1;
@@ -264,8 +265,8 @@ impl Loader {
         })
     }
 
-    /// Has the first connections ask for the keys that `next` gives, until it gives none while nothing is outstanding.
-    /// It hears how many commands a connection has outstanding.
+    /// Sends commands on the first `connections` connections, for the keys that `next` returns. `next` gets the number
+    /// of outstanding commands of the connection. Ends when nothing is outstanding.
     fn drive(
         &mut self,
         load: &Load,
@@ -315,16 +316,16 @@ impl Loader {
         }
     }
 
-    /// Takes events of descriptors; sleeps for one where that is asked for.
+    /// Processes events of the descriptors, and sleeps for one if `sleep` is true.
     fn wait(&mut self, sleep: bool, events: &mut Events) -> io::Result<()> {
         let polled = self.clients.iter().any(|c| c.connection.is_polled());
         if polled && !sleep {
-            // Nothing else would come.
+            // Polled connections report no events before they are armed.
             return Ok(());
         }
         let mut wait = Duration::ZERO;
         if sleep {
-            // Some of them may have become ready meanwhile.
+            // Some connections may have become ready meanwhile.
             let mut armed = true;
             for client in &mut self.clients {
                 let arms = client.connection.arm();
@@ -349,7 +350,7 @@ impl Loader {
 }
 
 impl Client {
-    /// Sends commands for the keys that `next` gives.
+    /// Sends commands for the keys that `next` returns.
     fn ask(
         &mut self,
         load: &Load,
@@ -375,7 +376,7 @@ impl Client {
         Ok(())
     }
 
-    /// Takes answers.
+    /// Reads and checks answers.
     fn take(
         &mut self,
         load: &Load,

@@ -1,6 +1,6 @@
-//! Numbers as Redis spells them.
+//! Numbers in Redis's notation.
 
-/// A number as Redis writes it, and no other spelling (`string2ll`): no plus, no leading zeros, no spaces.
+/// Parses a number in Redis's canonical notation only (`string2ll`): no plus, no leading zeros, no spaces.
 pub(crate) fn integer(text: &[u8]) -> Option<i64> {
     let digits = text.strip_prefix(b"-").unwrap_or(text);
     let canonical = match digits {

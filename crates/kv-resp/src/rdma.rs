@@ -1,4 +1,4 @@
-//! Connections over RDMA: Valkey's transport of the crate `resp-rdma`.
+//! Connections over RDMA, by Valkey's transport in the crate `resp-rdma`.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -12,15 +12,15 @@ use resp_rdma::{Connector, Listener as RdmaListener};
 
 use crate::connection::{Address, Connection, Listener};
 
-/// Accepts connections over RDMA.
+/// A listener for connections over RDMA.
 #[derive(Debug)]
 pub struct Rdma(RdmaListener);
 
 impl Rdma {
-    /// Listens at an address, the port of which may be in use for TCP as well; port 0 takes a free one.
+    /// Listens at an address. The port may be in use for TCP as well; port 0 takes a free port.
     ///
     /// # Errors
-    /// Those of `rdma_bind_addr(3)`.
+    /// The errors of `rdma_bind_addr(3)`.
     pub fn listen(
         connector: &Connector,
         at: SocketAddr,
@@ -106,8 +106,8 @@ impl Write for OverRdma {
     }
 }
 
-/// Both descriptors are readable when something has come. That the peer has room again comes as a message, too, so nobody
-/// waits for them to be writable.
+/// Both descriptors become readable when something arrives. New room at the peer is also announced by a message, so
+/// writable events are never requested.
 impl Source for OverRdma {
     fn register(&mut self, r: &Registry, token: Token, _: Interest) -> io::Result<()> {
         self.each(|mut fd| fd.register(r, token, Interest::READABLE))

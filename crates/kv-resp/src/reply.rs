@@ -1,16 +1,16 @@
-//! Replies to clients, in RESP2 or RESP3.
+//! Replies to clients in RESP2 or RESP3.
 
-/// The version of the protocol that a connection speaks.
+/// The protocol version of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Protocol {
-    /// Before `HELLO 3`.
+    /// The version before `HELLO 3`.
     #[default]
     Resp2,
-    /// After it: has maps, a null of its own, and texts.
+    /// The version after `HELLO 3`, with maps, sets, a null type and verbatim strings.
     Resp3,
 }
 
-/// Writes replies behind each other.
+/// Writes replies one after the other.
 ///
 /// ```
 /// use kv_resp::{Protocol, Replies};
@@ -28,22 +28,22 @@ pub struct Replies<'o> {
 }
 
 impl<'o> Replies<'o> {
-    /// Writes behind what `out` holds.
+    /// Creates a writer that appends to `out`.
     pub fn new(out: &'o mut Vec<u8>, protocol: Protocol) -> Self {
         Self { out, protocol }
     }
 
-    /// Goes on in another version.
+    /// Continues in another protocol version.
     pub fn switch(&mut self, protocol: Protocol) {
         self.protocol = protocol;
     }
 
-    /// Bytes written, with those before.
+    /// Returns the length of `out`, including what was there before.
     pub fn bytes(&self) -> usize {
         self.out.len()
     }
 
-    /// Takes back what was written behind so many bytes.
+    /// Truncates `out` to `bytes` bytes.
     pub fn take_back(&mut self, bytes: usize) {
         self.out.truncate(bytes);
     }
@@ -61,36 +61,36 @@ impl<'o> Replies<'o> {
 
     fn line(&mut self, sign: u8, text: &str) {
         self.out.push(sign);
-        // A line ends with the first of these.
+        // CR and LF would end the line early, so they become spaces.
         let bytes = text.bytes();
         self.out
             .extend(bytes.map(|b| if matches!(b, b'\r' | b'\n') { b' ' } else { b }));
         self.out.extend_from_slice(b"\r\n");
     }
 
-    /// A word such as `OK`.
+    /// Writes a simple string, such as `OK`.
     pub fn simple(&mut self, text: &str) {
         self.line(b'+', text);
     }
 
-    /// An error: a word in capitals, then what is wrong.
+    /// Writes an error: a word in capitals, then the description.
     pub fn error(&mut self, text: &str) {
         self.line(b'-', text);
     }
 
-    /// A number.
+    /// Writes a number.
     pub fn integer(&mut self, n: i64) {
         self.number(b':', n);
     }
 
-    /// A string of any bytes.
+    /// Writes a string of any bytes.
     pub fn bulk(&mut self, bytes: &[u8]) {
         self.length(b'$', bytes.len());
         self.out.extend_from_slice(bytes);
         self.out.extend_from_slice(b"\r\n");
     }
 
-    /// A text for people.
+    /// Writes a text for people: a verbatim string in RESP3.
     pub fn text(&mut self, text: &str) {
         if self.protocol == Protocol::Resp2 {
             return self.bulk(text.as_bytes());
@@ -101,7 +101,7 @@ impl<'o> Replies<'o> {
         self.out.extend_from_slice(b"\r\n");
     }
 
-    /// Nothing.
+    /// Writes a null.
     pub fn null(&mut self) {
         self.out.extend_from_slice(match self.protocol {
             Protocol::Resp2 => b"$-1\r\n",
@@ -109,12 +109,12 @@ impl<'o> Replies<'o> {
         });
     }
 
-    /// An array: so many replies follow.
+    /// Begins an array of `count` replies, which follow.
     pub fn array(&mut self, count: usize) {
         self.length(b'*', count);
     }
 
-    /// A map: so many pairs of replies follow.
+    /// Begins a map of `pairs` pairs of replies, which follow.
     pub fn map(&mut self, pairs: usize) {
         match self.protocol {
             Protocol::Resp2 => self.length(b'*', 2 * pairs),
@@ -122,7 +122,7 @@ impl<'o> Replies<'o> {
         }
     }
 
-    /// A set: so many replies follow.
+    /// Begins a set of `count` replies, which follow.
     pub fn set(&mut self, count: usize) {
         match self.protocol {
             Protocol::Resp2 => self.length(b'*', count),
@@ -136,7 +136,7 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A reply as a client reads it.
+    /// A decoded reply.
     #[derive(Debug, Clone, PartialEq)]
     pub(crate) enum Reply {
         Simple(String),
@@ -157,7 +157,7 @@ pub(crate) mod tests {
         std::str::from_utf8(line).expect("text")
     }
 
-    /// Reads one reply.
+    /// Decodes one reply.
     pub(crate) fn read(bytes: &mut &[u8]) -> Reply {
         let head = line(bytes);
         let (sign, rest) = head.split_at(1);
@@ -210,7 +210,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// The reply as a client of RESP2 reads it.
+    /// Returns the reply as a RESP2 client reads it.
     fn in_resp2(reply: &Reply) -> Reply {
         match reply {
             Reply::Text(text) => Reply::Bulk(text.as_bytes().to_vec()),

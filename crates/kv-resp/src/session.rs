@@ -1,4 +1,4 @@
-//! A connection's session: decodes commands and carries them out.
+//! A connection's session: decodes and executes commands.
 
 use std::sync::atomic::Ordering;
 
@@ -7,7 +7,7 @@ use crate::commands::COMMANDS;
 use crate::frame::{Args, Decoder, ProtocolError};
 use crate::reply::Replies;
 
-/// The beginning of the arguments of a command that is not known.
+/// Returns the beginning of an unknown command's arguments.
 fn beginning(args: Args<'_>) -> String {
     let mut text = String::new();
     for arg in args.from(1) {
@@ -39,7 +39,7 @@ fn carry_out(call: &mut Call<'_>) -> Done {
     (command.run)(call)
 }
 
-/// One connection: its bytes in, its bytes out.
+/// The protocol state of one connection: bytes in, bytes out.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -61,7 +61,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A connection by its number, which clients may ask for.
+    /// Creates the session of the connection with this number, which clients can query.
     pub fn new(id: u64) -> Self {
         Self {
             decoder: Decoder::default(),
@@ -72,17 +72,18 @@ impl Session {
         }
     }
 
-    /// Takes what came.
+    /// Takes received bytes.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.decoder.feed(bytes);
     }
 
-    /// Whether it ends once everything is said.
+    /// Returns true if the connection must be closed after the last reply.
     pub fn ends(&self) -> bool {
         self.state.ends
     }
 
-    /// Carries out what has come, as long as `out` is shorter than `most` bytes; false if it stopped because of that.
+    /// Executes complete commands as long as `out` is shorter than `most` bytes. Returns false if it stopped for that
+    /// reason.
     pub fn run(&mut self, shared: &Shared, out: &mut Vec<u8>, most: usize) -> bool {
         let (mut commands, mut errors) = (0, 0);
         while !self.state.ends && out.len() < most {
@@ -128,7 +129,8 @@ fn refuse(replies: &mut Replies<'_>, error: &ProtocolError) {
     replies.error(&format!("ERR Protocol error: {error}"));
 }
 
-/// A web page that makes a browser send commands to a local port is stopped as Redis stops it: at a header of HTTP.
+/// Returns true for a header of HTTP. Like Redis, the session then ends, to stop web pages that make a browser send
+/// commands to a local port.
 fn is_http(name: &[u8]) -> bool {
     name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:")
 }

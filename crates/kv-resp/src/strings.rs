@@ -40,7 +40,7 @@ pub(crate) fn strlen(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-/// When a value that is set expires.
+/// The expiry of a value that is set.
 #[derive(Clone, Copy, PartialEq)]
 enum Lasts {
     Forever,
@@ -156,7 +156,7 @@ pub(crate) fn decrby(call: &mut Call<'_>) -> Done {
     add(call, by)
 }
 
-/// Adds to the number of a key; one that is not there is 0, one that expires goes on expiring.
+/// Adds to the number of a key. An absent key counts as 0, and the expiry time stays.
 fn add(call: &mut Call<'_>, by: i64) -> Done {
     let key = call.args.at(1);
     let (hash, mut partition) = call.shared.store.lock(key);

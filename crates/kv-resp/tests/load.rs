@@ -1,5 +1,6 @@
-//! A load in the Redis protocol as memtier_benchmark makes it, with every value checked. It has many connections over
-//! TCP and a Unix socket, ten GETs to a SET, pipelines of all depths, and values of all lengths, beside an RDMA client.
+//! A load in the Redis protocol as memtier_benchmark generates it, with every value checked. The load has many
+//! connections over TCP and a Unix socket, and ten GETs per SET. Pipeline depths and value lengths vary, and an RDMA
+//! client runs at the same time.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,16 +14,16 @@ use kv_resp::{Address, Front};
 
 const CONNECTIONS: u64 = 24;
 const PIPELINES: u64 = 250;
-/// Keys that all connections set and get; they are there from the start.
+/// Number of keys that all connections set and get; they exist from the start.
 const SHARED: u64 = 100;
-/// Keys of each connection alone.
+/// Number of keys that each connection has for itself.
 const OWN: u64 = 40;
 
 fn key(number: u64) -> String {
     format!("memtier-{number}")
 }
 
-/// A value of a key: its length follows from its stamp. Mostly short, some of tens of thousands of bytes.
+/// Returns a value of a key. The stamp determines the length: mostly short, sometimes tens of thousands of bytes.
 fn value(key: u64, stamp: u64) -> Vec<u8> {
     let length = match stamp % 32 {
         0 => 8 + stamp / 32 % 40_000,
@@ -58,7 +59,7 @@ fn line(replies: &mut impl BufRead) -> String {
     line.strip_suffix("\r\n").expect("a whole line").to_owned()
 }
 
-/// A bulk string, or nothing.
+/// Reads a bulk string; returns `None` for a null.
 fn bulk(replies: &mut impl BufRead) -> Option<Vec<u8>> {
     let head = line(replies);
     let length = head.strip_prefix('$').unwrap_or_else(|| panic!("{head}"));
@@ -72,11 +73,11 @@ fn bulk(replies: &mut impl BufRead) -> Option<Vec<u8>> {
 enum Asked {
     Set,
     Shared(u64),
-    /// A key of this connection alone, and the value that it must have.
+    /// A key of this connection only, with its expected value.
     Own(Option<Vec<u8>>),
 }
 
-/// The counts of a connection: SETs and GETs.
+/// Runs one connection, and returns its numbers of SETs and GETs.
 fn talk(number: u64, mut out: impl Write, replies: impl Read) -> (u64, u64) {
     let mut replies = BufReader::new(replies);
     let mut random = Random::new(number);
@@ -86,7 +87,7 @@ fn talk(number: u64, mut out: impl Write, replies: impl Read) -> (u64, u64) {
         let (mut request, mut asked) = (Vec::new(), Vec::new());
         let most = 1 << random.below(7);
         let depth = 1 + random.below(most);
-        // More would wait for replies to be read that nobody reads yet.
+        // With longer requests, the server would wait until its replies are read, which happens only after the write.
         while (asked.len() as u64) < depth && request.len() < 48 << 10 {
             let is_own = random.below(2) == 0;
             let key = if is_own {
@@ -170,7 +171,7 @@ fn many_connections_with_pipelines_get_what_was_set() {
                 })
             })
             .collect();
-        // An RDMA client sees the same keys meanwhile.
+        // An RDMA client reads the same keys at the same time.
         let mut random = Random::new(99);
         while talks.iter().any(|talk| !talk.is_finished()) {
             let number = random.below(SHARED);

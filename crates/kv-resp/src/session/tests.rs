@@ -5,7 +5,7 @@ use super::{Session, Shared};
 use crate::reply::tests::{Reply, read};
 use kv::store::{Mode, Store, StoreConfig};
 
-/// Each test runs in a thread of its own: so does its time.
+/// Returns the test's own time: each test runs in its own thread.
 fn clock() -> u64 {
     NOW.with(|now| now.load(Ordering::Relaxed))
 }
@@ -37,7 +37,7 @@ impl Talk {
         }
     }
 
-    /// The replies to inline commands.
+    /// Returns the replies to inline commands.
     fn all(&mut self, lines: &str) -> Vec<Reply> {
         self.session.feed(lines.as_bytes());
         let mut out = Vec::new();
@@ -50,7 +50,7 @@ impl Talk {
         replies
     }
 
-    /// The reply to one, as text.
+    /// Returns the reply to one inline command as text.
     fn say(&mut self, line: &str) -> String {
         let replies = self.all(&format!("{line}\r\n"));
         replies.iter().map(shown).collect::<Vec<_>>().join(" ")
@@ -204,7 +204,7 @@ fn what_cannot_be_done_is_said() {
         ("CONFIG GET save nosuch", "[\"save\" \"\"]"),
     ]);
     let long = format!("SET k {}", "v".repeat(70_000));
-    // Too long for an inline command.
+    // The value is too long for an inline command.
     let words = talk.say(&long);
     assert_eq!(words, "-ERR Protocol error: too big inline request");
     assert!(talk.session.ends());
@@ -277,7 +277,7 @@ fn commands_describe_themselves() {
             .starts_with("[\"get\" [\"summary\" ")
     );
     for command in super::COMMANDS {
-        // What has the right number of arguments is carried out, whatever they are.
+        // A command with the right number of arguments is executed, whatever they are.
         let arguments = usize::try_from(command.arity.abs() - 1).expect("a number");
         let line = format!("{}{}", command.name, " 1".repeat(arguments));
         let words = Talk::new().say(&line);
