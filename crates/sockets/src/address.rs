@@ -1,16 +1,16 @@
-//! The two addresses of a connection.
+//! The local and the remote address of a socket.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use libc::{sockaddr_storage, socklen_t};
 
-/// Own and peer's address of a connected socket.
+/// Returns the local and the peer's address of a connected socket.
 pub(crate) fn of(fd: c_int) -> Option<(SocketAddr, SocketAddr)> {
     Some((ask(fd, libc::getsockname)?, ask(fd, libc::getpeername)?))
 }
 
-/// Whether a peer with this address is on this host, as far as the addresses tell.
+/// Returns true if the addresses show that the peer is on this host.
 pub(crate) fn is_this_host(own: SocketAddr, peer: SocketAddr) -> bool {
     peer.ip().is_loopback() || own.ip() == peer.ip()
 }
@@ -36,7 +36,7 @@ fn ask(fd: c_int, ask: Ask) -> Option<SocketAddr> {
             // SAFETY: as above.
             let v6 = unsafe { &*(&raw const raw).cast::<libc::sockaddr_in6>() };
             let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-            // The peer of a socket for both families may have one for IPv4.
+            // The peer of a dual-stack socket may have an IPv4-mapped address.
             let ip = ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4);
             Some(SocketAddr::new(ip, u16::from_be(v6.sin6_port)))
         }

@@ -1,27 +1,28 @@
-//! The memory that a program passes to read into or write from.
+//! The memory that a program passes to a read or a write.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
 use libc::iovec;
 
-/// Buffers of a program, in order, of which a part may be used already.
+/// A program's buffers, in order, of which the beginning may already be used.
 #[derive(Clone, Copy)]
 pub struct Buffers<'a> {
     parts: *const iovec,
     count: usize,
-    /// Bytes at the beginning that are used.
+    /// Number of bytes at the beginning that are already used.
     skip: usize,
-    /// Bytes of all of them, without those.
+    /// Number of remaining bytes.
     len: usize,
     lives: PhantomData<&'a [iovec]>,
 }
 
 impl<'a> Buffers<'a> {
-    /// The buffers of a vector.
+    /// Creates a view of the buffers of an I/O vector.
     ///
     /// # Safety
-    /// Each is valid for reads, and for writes if something is to be received, for `'a`; nobody else uses them.
+    /// Each buffer must be valid for reads, and for writes if data is to be received, for `'a`. No other code may use
+    /// the buffers meanwhile.
     pub unsafe fn new(parts: &'a [iovec]) -> Self {
         Self {
             parts: parts.as_ptr(),
@@ -35,24 +36,24 @@ impl<'a> Buffers<'a> {
         }
     }
 
-    /// Bytes of all of them.
+    /// Returns the number of remaining bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Those bytes of them that come after the first `skip`.
+    /// Returns the buffers without their first `skip` remaining bytes.
     pub(crate) fn from(mut self, skip: usize) -> Self {
         self.skip += skip;
         self.len = self.len.saturating_sub(skip);
         self
     }
 
-    /// Whether there is no byte.
+    /// Returns true if no byte remains.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The pieces of `len` bytes from `skip` on.
+    /// Returns the pieces of memory that hold `len` bytes from `skip` on.
     pub(crate) fn pieces(
         self,
         skip: usize,
@@ -71,7 +72,7 @@ impl<'a> Buffers<'a> {
         })
     }
 
-    /// Copies bytes out of them, from `skip` on, to `to`.
+    /// Copies bytes from the buffers, from `skip` on, to `to`.
     pub(crate) fn copy_to(self, skip: usize, to: &mut [u8]) {
         let mut at = 0;
         for (from, n) in self.pieces(skip, to.len()) {
@@ -81,7 +82,7 @@ impl<'a> Buffers<'a> {
         }
     }
 
-    /// The parts of `len` bytes from `skip` on, as a vector.
+    /// Returns the pieces of `len` bytes from `skip` on as an I/O vector.
     pub(crate) fn vector(self, skip: usize, len: usize) -> Vec<iovec> {
         self.pieces(skip, len)
             .map(|(base, iov_len)| iovec {

@@ -1,6 +1,6 @@
-//! The calls of programs, as the preloaded library passes them on.
+//! The entry points for a program's calls, which the preloaded library passes on.
 //!
-//! A function returns `None` where the call is the kernel's alone.
+//! A function returns `None` if only the kernel must handle the call.
 
 use std::io;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::poll::Sets;
 use crate::reason::Reason;
 use crate::{nic, poll, real, table};
 
-/// A socket was made by `socket(2)`.
+/// Registers a socket that `socket(2)` created.
 pub fn socket_made(fd: c_int, domain: c_int, kind: c_int) {
     let is_stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
     if fd >= 0 && is_stream && matches!(domain, libc::AF_INET | libc::AF_INET6) {
@@ -20,7 +20,7 @@ pub fn socket_made(fd: c_int, domain: c_int, kind: c_int) {
     }
 }
 
-/// A connection was accepted at `listener`.
+/// Registers a connection that was accepted at `listener`.
 pub fn accepted(listener: c_int, fd: c_int) {
     if fd < 0 {
         return;
@@ -30,7 +30,7 @@ pub fn accepted(listener: c_int, fd: c_int) {
     socket_made(fd, domain, kind);
 }
 
-/// A socket connects.
+/// Records that a socket connects.
 pub fn connecting(fd: c_int) {
     if let Some(conn) = table::conn(fd) {
         conn.is_active
@@ -38,48 +38,48 @@ pub fn connecting(fd: c_int) {
     }
 }
 
-/// `recvmsg(2)` and its kin.
+/// Handles `recvmsg(2)` and the other receiving calls.
 #[inline]
 #[must_use]
 pub fn recv(fd: c_int, to: Buffers<'_>, flags: c_int) -> Option<io::Result<usize>> {
     Some(table::conn(fd)?.recv(fd, to, flags))
 }
 
-/// `sendmsg(2)` and its kin.
+/// Handles `sendmsg(2)` and the other sending calls.
 #[inline]
 #[must_use]
 pub fn send(fd: c_int, from: Buffers<'_>, flags: c_int) -> Option<io::Result<usize>> {
     Some(table::conn(fd)?.send(fd, from, flags))
 }
 
-/// Whether a descriptor is a connection of which the kernel does not know all.
+/// Returns true if the descriptor is a connection of which the kernel does not see all data.
 #[must_use]
 pub fn is_carried(fd: c_int) -> bool {
     table::conn(fd).is_some_and(|conn| !conn.is_plain())
 }
 
-/// Takes a connection back to TCP, for a call that only the kernel can do.
+/// Demotes a connection to TCP, for a call that only the kernel can execute.
 pub fn demote(fd: c_int) {
     if let Some(conn) = table::conn(fd) {
         conn.demote(fd, Reason::Unsupported);
     }
 }
 
-/// `shutdown(2)` is about to be called.
+/// Prepares a connection for `shutdown(2)`.
 pub fn shutting_down(fd: c_int) {
     if let Some(conn) = table::conn(fd) {
         conn.demote(fd, Reason::Shutdown);
     }
 }
 
-/// A descriptor is about to be closed.
+/// Removes a descriptor that is about to be closed.
 pub fn closing(fd: c_int) {
     if table::find(fd).is_some() && is_own_process() {
         table::remove(fd);
     }
 }
 
-/// Descriptors are about to be closed.
+/// Removes descriptors that are about to be closed.
 pub fn closing_range(first: u32, last: u32) {
     if is_own_process() {
         for fd in table::range(first, last) {
@@ -88,27 +88,27 @@ pub fn closing_range(first: u32, last: u32) {
     }
 }
 
-/// `to` was made the same as `from`.
+/// Records that `to` has become a duplicate of `from`.
 pub fn copied(from: c_int, to: c_int) {
     if to >= 0 && (table::find(from).is_some() || table::find(to).is_some()) && is_own_process() {
         table::copy(from, to);
     }
 }
 
-/// Bytes that can be read at once, where the kernel does not know.
+/// Returns the number of bytes that can be read at once, if the kernel does not know it.
 #[must_use]
 pub fn unread(fd: c_int) -> Option<u64> {
     table::conn(fd)?.unread()
 }
 
-/// An epoll instance was made.
+/// Registers a new epoll instance.
 pub fn epoll_made(fd: c_int) {
     if fd >= 0 {
         table::add_epoll(fd);
     }
 }
 
-/// `epoll_ctl(2)`.
+/// Handles `epoll_ctl(2)`.
 #[must_use]
 pub fn epoll_control(
     epoll: c_int,
@@ -119,7 +119,7 @@ pub fn epoll_control(
     table::epoll(epoll)?.control(epoll, op, fd, table::conn(fd), event)
 }
 
-/// `epoll_wait(2)`; `sleep` is the kernel's function with a timeout in milliseconds.
+/// Handles `epoll_wait(2)`; `sleep` is the kernel's function with a timeout in milliseconds.
 pub fn epoll_wait(
     epoll: c_int,
     events: &mut [epoll_event],
@@ -129,7 +129,7 @@ pub fn epoll_wait(
     Some(table::epoll(epoll)?.wait(epoll, events, deadline, sleep))
 }
 
-/// `poll(2)`; `sleep` is the kernel's function with a timeout in milliseconds.
+/// Handles `poll(2)`; `sleep` is the kernel's function with a timeout in milliseconds.
 pub fn poll_wait(
     fds: &mut [pollfd],
     deadline: Option<Instant>,
@@ -138,7 +138,7 @@ pub fn poll_wait(
     poll::poll(fds, deadline, sleep)
 }
 
-/// `select(2)`; `sleep` is `poll(2)` with a timeout in milliseconds.
+/// Handles `select(2)`; `sleep` is `poll(2)` with a timeout in milliseconds.
 pub fn select_wait(
     sets: &mut Sets<'_>,
     deadline: Option<Instant>,
@@ -149,7 +149,7 @@ pub fn select_wait(
     Some(if n < 0 { n } else { sets.take_ready(&fds) })
 }
 
-/// A program is about to take the place of this one.
+/// Demotes all connections, because `exec` is about to replace the program.
 pub fn executing() {
     if is_own_process() {
         for (fd, conn) in table::all_conns() {
@@ -160,14 +160,15 @@ pub fn executing() {
     }
 }
 
-/// In the parent of a child that was forked: both have the connections now.
+/// Marks all connections as shared; called in the parent after `fork(2)`.
 pub fn has_forked() {
     for (_, conn) in table::all_conns() {
         conn.share();
     }
 }
 
-/// A socket came from another process, by a message or by `exec`: what it has on RDMA goes back to TCP.
+/// Registers a socket that came from another process by a message or by `exec`. A connection that is on RDMA is demoted
+/// to TCP.
 pub fn adopted(fd: c_int) {
     let domain = real::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN).unwrap_or(0);
     let kind = real::option(fd, libc::SOL_SOCKET, libc::SO_TYPE).unwrap_or(0);
@@ -182,14 +183,14 @@ pub fn adopted(fd: c_int) {
     }
 }
 
-/// This process has begun: adopts the sockets that a program before it, in the same process, had on RDMA.
+/// Adopts the sockets that the previous program of this process had on RDMA; called at the start of a program.
 pub fn begun() {
     if let Ok(fds) = nic::inherited() {
         fds.into_iter().for_each(adopted);
     }
 }
 
-/// In a forked child.
+/// Resets the state of this process; called in a forked child.
 pub fn forked() {
     nic::forget();
     crate::page::forget_pid();
@@ -201,7 +202,7 @@ pub fn forked() {
 
 static OWN_PID: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(0);
 
-/// Whether this process has the table: a child of `vfork(2)` only borrows its parent's memory.
+/// Returns true if this process owns the table: a child of `vfork(2)` only borrows its parent's memory.
 fn is_own_process() -> bool {
     use std::sync::atomic::Ordering::Relaxed;
     let pid = real::getpid();

@@ -1,11 +1,12 @@
-//! A TCP connection: on TCP, then on RDMA, and on TCP again if need be.
+//! A TCP connection, which begins on TCP, changes to RDMA, and can be demoted to TCP.
 //!
-//! The kernel's connection stays underneath. Both ends find one [page](crate::page) by the two addresses. When both have
-//! connected their queue pairs, each direction changes to RDMA at a byte that the sender writes into the page. From there
-//! on, the TCP stream carries wake bytes, which are counted, until the direction is demoted; then plain bytes again.
-//! Since all is counted, no marker in the stream is needed, and no byte of one kind can be taken for another.
+//! The kernel's connection stays open underneath. Both ends find one [page](crate::page) by the two addresses. When
+//! both have connected their queue pairs, each direction changes to RDMA at a byte that the sender writes into the
+//! page. From then on, the TCP stream carries wake bytes, which are counted, until the direction is demoted; then plain
+//! bytes follow again. Because all bytes are counted, the stream needs no markers, and bytes of one kind cannot be
+//! taken for another.
 //!
-//! Order of locks: `setup`, `rx`, `tx`, then those of the page: receiving, sending of side 0, sending of side 1.
+//! Lock order: `setup`, `rx`, `tx`, then the page's locks: receiving, sending of side 0, sending of side 1.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,24 +21,24 @@ use crate::reason::Reason;
 use crate::ring::{Arena, Ring};
 use crate::{address, real};
 
-/// Calls that move bytes before a connection looks for its page: connections of one request stay on TCP.
+/// Number of data calls before a connection looks for its page: short connections stay on TCP.
 const CALLS_BEFORE: u32 = 3;
-/// Calls after which it does not wait for the peer any more.
+/// Number of calls after which a connection stops waiting for the peer.
 const CALLS_WAITING: u32 = 512;
 
 /// The state of a connection in this process.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Phase {
-    /// Nothing yet.
+    /// The connection has not looked for its page.
     Fresh = 0,
-    /// It has the page, and waits for the peer.
+    /// The connection has its page, and waits for the peer.
     Waiting = 1,
-    /// Its queue pair is connected.
+    /// The queue pair is connected.
     Ready = 2,
-    /// It stays on TCP, and calls go to the kernel as they are.
+    /// The connection stays on TCP, and calls go to the kernel unchanged.
     Plain = 3,
-    /// Another process has brought it onto RDMA; the first use here demotes it.
+    /// Another process moved the connection to RDMA; the first use in this process demotes it.
     Foreign = 4,
 }
 
@@ -53,26 +54,27 @@ impl Phase {
     }
 }
 
-/// A connection.
+/// A connection, and its state in this process.
 pub(crate) struct Conn {
     refs: AtomicU32,
     phase: AtomicU8,
-    /// Grows with each connection that this object is used for.
+    /// Increases with each connection for which this object is reused.
     generation: AtomicU32,
     calls: AtomicU32,
-    /// This side connected; the other accepted.
+    /// True if this side connected; false if it accepted.
     pub(crate) is_active: AtomicBool,
-    /// Calls within the kernel's plain functions.
+    /// Numbers of calls that are inside the kernel's plain functions.
     pub(crate) plain_readers: AtomicU32,
     pub(crate) plain_writers: AtomicU32,
-    /// Bytes that they moved.
+    /// Bytes that plain calls have moved in each direction.
     pub(crate) bytes_in: AtomicU64,
     pub(crate) bytes_out: AtomicU64,
-    /// A send found no room since an edge of `EPOLLOUT` was reported.
+    /// True if a send found no room since the last reported edge of `EPOLLOUT`.
     pub(crate) was_full: AtomicBool,
-    /// Threads that sleep in a read.
+    /// Number of threads that sleep in a read.
     pub(crate) sleeping_readers: AtomicU32,
-    /// Threads that wait for room while another one, which sleeps in a read, gets the wake byte.
+    /// The lock of `woken`. Threads wait there for room while another thread, which sleeps in a read, receives the wake
+    /// byte.
     pub(crate) napping: Mutex<()>,
     pub(crate) woken: Condvar,
     setup: Mutex<Setup>,
@@ -89,27 +91,27 @@ struct Setup {
     arena: usize,
 }
 
-/// What receiving needs.
+/// The state for receiving.
 #[derive(Default)]
 pub(crate) struct Rx {
     pub(crate) link: Option<Link>,
     pub(crate) ring: Option<Ring>,
 }
 
-/// What sending needs.
+/// The state for sending.
 #[derive(Default)]
 pub(crate) struct Tx {
     pub(crate) link: Option<Link>,
     pub(crate) sender: Option<Sender>,
     pub(crate) nic: Option<&'static Nic>,
-    /// The program has not asked for `TCP_NODELAY`.
+    /// True if the program had not set `TCP_NODELAY`.
     had_delay: bool,
-    /// Sends in a row after which the receiver had taken nothing, and how much it had taken.
+    /// Number of consecutive sends during which the receiver took nothing, and its last head.
     pub(crate) unanswered: u32,
     pub(crate) last_head: u64,
 }
 
-/// The page, and which side of it this is.
+/// A page, and this process's side of it.
 #[derive(Clone)]
 pub(crate) struct Link {
     pub(crate) page: Arc<Page>,
@@ -140,7 +142,7 @@ impl Default for Conn {
 }
 
 impl Conn {
-    /// Begins anew, with one descriptor.
+    /// Resets the object for a new connection with one descriptor.
     pub(crate) fn renew(&self) {
         self.generation.fetch_add(1, Ordering::Relaxed);
         self.calls.store(0, Ordering::Relaxed);
@@ -169,13 +171,13 @@ impl Conn {
         self.phase.store(phase as u8, Ordering::SeqCst);
     }
 
-    /// Whether the kernel alone knows what is ready.
+    /// Returns true if the kernel alone knows the readiness.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         !matches!(self.phase(), Phase::Ready | Phase::Foreign)
     }
 
-    /// A call that moves bytes begins: brings the connection on its way to RDMA. The phase that it has then.
+    /// Begins a data call: continues the change to RDMA if possible. Returns the resulting phase.
     #[inline]
     pub(crate) fn begin_call(&self, fd: i32) -> Phase {
         let phase = self.phase();
@@ -191,7 +193,7 @@ impl Conn {
         }
     }
 
-    /// Another process may use the connection: the page is looked for at the first call.
+    /// Records that another process may use the connection: the next call then looks for the page at once.
     pub(crate) fn share(&self) {
         self.calls.fetch_max(CALLS_BEFORE, Ordering::Relaxed);
     }
@@ -213,7 +215,7 @@ impl Conn {
         self.phase()
     }
 
-    /// Stays on TCP.
+    /// Keeps the connection on TCP.
     fn give_up(&self, setup: &mut Setup, reason: Reason) {
         if let Some(page) = setup.page.take() {
             page.reason().store(reason as u64, Ordering::Relaxed);
@@ -271,7 +273,7 @@ impl Conn {
         Err(Reason::NoResources)
     }
 
-    /// The kernel must have counted the same bytes, or somebody else has moved some.
+    /// Checks that the kernel counted the same bytes as this library; otherwise other code has moved some.
     fn check_counts(&self, fd: i32) -> Result<(), Reason> {
         let idle = self.plain_readers.load(Ordering::Acquire)
             + self.plain_writers.load(Ordering::Acquire)
@@ -280,14 +282,14 @@ impl Conn {
         let syn = u64::from(self.is_active.load(Ordering::Relaxed));
         let ours = self.bytes_out.load(Ordering::Acquire);
         let taken_ours = self.bytes_in.load(Ordering::Acquire);
-        // Another thread is within a call: what it moves will be counted when it returns.
+        // While another thread is inside a call, its bytes are not counted yet.
         if idle && (taken != taken_ours || sent != ours && sent != ours + syn) {
             return Err(Reason::Uncounted);
         }
         Ok(())
     }
 
-    /// Another process of this side has the page: everything that is in it will be read, and the rest goes by TCP.
+    /// Uses a page of another process on this side: its remaining data will be read, and all later data goes by TCP.
     fn adopt(&self, page: Page, side: usize) {
         let owner = page.side(side);
         let id = i32::try_from(owner.arena.load(Ordering::Acquire)).unwrap_or(-1);
@@ -308,7 +310,7 @@ impl Conn {
         self.set_phase(Phase::Foreign);
     }
 
-    /// Goes as far towards RDMA as the peer has come.
+    /// Continues the change to RDMA as far as the peer's stage permits.
     fn meet(&self, fd: i32, setup: &mut Setup) -> Result<(), Reason> {
         let page = setup.page.clone().ok_or(Reason::NoResources)?;
         let (own, peer) = (page.side(setup.side), page.side(1 - setup.side));
@@ -335,7 +337,7 @@ impl Conn {
         self.connect(fd, nic, setup, &page)
     }
 
-    /// Makes the queue pair and the ring, and tells the peer.
+    /// Creates the queue pair and the ring, and publishes them to the peer.
     fn prepare(&self, nic: &Nic, setup: &mut Setup, page: &Page) -> io::Result<()> {
         let (ring, remote, place) = nic.take_ring()?;
         (setup.arena, setup.ring) = (place.number, Some(ring.clone()));
@@ -353,7 +355,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Connects the queue pair, and takes what the peer WRITEs from now on.
+    /// Connects the queue pair, and accepts the peer's WRITEs from now on.
     fn connect(
         &self,
         fd: i32,
@@ -364,7 +366,7 @@ impl Conn {
         let failed = Reason::NoResources;
         let mut rx = lock(&self.rx);
         let mut tx = lock(&self.tx);
-        // Nobody may be within a plain read when wake bytes may come.
+        // No thread may be inside a plain read once wake bytes can arrive.
         self.set_phase(Phase::Ready);
         if self.plain_readers.load(Ordering::SeqCst) > 0 {
             self.set_phase(Phase::Waiting);
@@ -380,7 +382,7 @@ impl Conn {
             page: Arc::clone(page),
             side: setup.side,
         };
-        // A wake byte must not wait for the acknowledgement of the one before (RFC 896).
+        // Without `TCP_NODELAY`, a wake byte would wait for the acknowledgement of the previous one (RFC 896).
         tx.had_delay = real::option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY) == Some(0);
         real::set_nodelay(fd, true);
         (tx.link, tx.sender, tx.nic) = (Some(link.clone()), Some(sender), Some(nic));
@@ -389,7 +391,7 @@ impl Conn {
         incoming
             .by_tcp
             .store(self.bytes_in.load(Ordering::Acquire), Ordering::Relaxed);
-        // A thread may sleep in `epoll_wait(2)` by now, without having asked to be woken.
+        // A thread may already sleep in `epoll_wait(2)` without having armed the connection.
         incoming.rx_armed.store(1, Ordering::Relaxed);
         page.side(setup.side)
             .stage
@@ -397,14 +399,14 @@ impl Conn {
         Ok(())
     }
 
-    /// A plain read begins; `None` if the connection is not plain any more.
+    /// Begins a plain read; returns `None` if the connection is no longer plain.
     pub(crate) fn enter_plain_read(&self) -> Option<PlainCall<'_>> {
         self.plain_readers.fetch_add(1, Ordering::SeqCst);
         let call = PlainCall(&self.plain_readers);
         self.is_plain().then_some(call)
     }
 
-    /// Goes back to TCP, in both directions. Bytes sent by RDMA are received before bytes sent by TCP.
+    /// Demotes both directions to TCP. Bytes that were sent by RDMA are received before bytes sent by TCP.
     pub(crate) fn demote(&self, fd: i32, reason: Reason) {
         let mut setup = lock(&self.setup);
         match self.phase() {
@@ -427,14 +429,14 @@ impl Conn {
         real::set_errno(before);
     }
 
-    /// Receiving is done with RDMA: all went to the program.
+    /// Makes the connection plain after all RDMA data was received.
     pub(crate) fn set_plain_if_demoted(&self) {
         if self.phase() == Phase::Ready {
             self.set_phase(Phase::Plain);
         }
     }
 
-    /// The last descriptor of this process goes.
+    /// Releases the connection when the last descriptor of this process is closed.
     pub(crate) fn release(&self, fd: i32) {
         let before = real::errno();
         let mut setup = lock(&self.setup);
@@ -444,7 +446,7 @@ impl Conn {
         let mut rx = lock(&self.rx);
         let mut tx = lock(&self.tx);
         if let Some(link) = tx.link.take() {
-            // What another process has made is that one's to leave, unless this is the same process after `exec`.
+            // A side that another process owns is closed by that process. After `exec` the process is the same.
             let owner = link.page.side(link.side).pid.load(Ordering::Relaxed);
             if owner == u64::from(std::process::id()) {
                 let ring = rx.ring.take().filter(|_| setup.page.is_some());
@@ -462,7 +464,7 @@ impl Conn {
     fn leave(&self, fd: i32, link: &Link, setup: &Setup, ring: Option<Ring>) {
         demote_page(link, fd, Reason::Shutdown);
         let incoming = link.page.dir(1 - link.side);
-        // Wake bytes that nobody has taken would have the kernel reset the connection.
+        // The kernel would reset the connection if unread wake bytes were left at close.
         let mut read = incoming.wakes_read.load(Ordering::Relaxed);
         let by_tcp =
             incoming.by_tcp.load(Ordering::Relaxed) >= incoming.switch_at.load(Ordering::Relaxed);
@@ -477,7 +479,7 @@ impl Conn {
         if crate::stale::has_ended(&link.page) {
             let _ = std::fs::remove_file(&link.page.path);
         }
-        // Another process may still have to read what is left in the ring.
+        // The ring is freed only if it is empty: another process may still have to read from it.
         let is_read = ring
             .as_ref()
             .is_none_or(|ring| ring.tail() == incoming.head.load(Ordering::Relaxed));
@@ -486,7 +488,7 @@ impl Conn {
         }
     }
 
-    /// In a forked child: the parent's queue pairs are not this process's.
+    /// Gives up the parent's queue pairs; called in a forked child.
     pub(crate) fn forked(&self) {
         let locks = (
             self.setup.try_lock(),
@@ -504,7 +506,7 @@ impl Conn {
         match self.phase() {
             Phase::Ready => self.set_phase(Phase::Foreign),
             Phase::Waiting => {
-                // Whoever of both processes uses it first after this goes by the page.
+                // The first of the two processes to use the connection claims the page.
                 *setup = Setup::default();
                 self.set_phase(Phase::Fresh);
             }
@@ -513,11 +515,11 @@ impl Conn {
     }
 }
 
-/// Within a plain call.
+/// A running plain call, which is counted until drop.
 pub(crate) struct PlainCall<'c>(&'c AtomicU32);
 
 impl<'c> PlainCall<'c> {
-    /// One that the counter already counts.
+    /// Wraps a call that the counter already includes.
     pub(crate) fn counted(counter: &'c AtomicU32) -> Self {
         Self(counter)
     }
@@ -529,7 +531,7 @@ impl Drop for PlainCall<'_> {
     }
 }
 
-/// Takes both directions of a page back to TCP. A peer that sleeps is woken first.
+/// Demotes both directions of a page to TCP. A sleeping peer is woken first.
 fn demote_page(link: &Link, fd: i32, reason: Reason) {
     let page = &link.page;
     let dirs = [page.dir(0), page.dir(1)];
@@ -557,9 +559,9 @@ fn demote_page(link: &Link, fd: i32, reason: Reason) {
     }
 }
 
-/// Sends a wake byte; the sender holds the lock of the direction.
+/// Sends a wake byte; the caller holds the direction's sending lock.
 pub(crate) fn send_wake(wakes: &AtomicU64, fd: i32) {
-    // Counted first: the receiver never takes more than are counted.
+    // The byte is counted first, because the receiver never takes more bytes than are counted.
     wakes.fetch_add(1, Ordering::SeqCst);
     if !real::send_byte(fd) {
         wakes.fetch_sub(1, Ordering::SeqCst);
@@ -572,7 +574,7 @@ enum Claim {
     Stale,
 }
 
-/// Takes a side of a page for this process.
+/// Claims a side of a page for this process.
 fn claim(page: &Page, side: usize, nic: &Nic, cookie: u64) -> Claim {
     let (own, peer) = (page.side(side), page.side(1 - side));
     if peer.is_dead()
@@ -595,7 +597,7 @@ fn claim(page: &Page, side: usize, nic: &Nic, cookie: u64) -> Claim {
     own.cookie.store(cookie, Ordering::Release);
     own.start.store(nic.start, Ordering::Release);
     own.stage.store(stage::HERE, Ordering::Release);
-    // Removed by somebody who took it for stale: a page of its own would never be found.
+    // Another process may have removed the file as stale; the peer would then never find this page.
     if page.is_current() {
         Claim::Mine
     } else {
@@ -603,7 +605,7 @@ fn claim(page: &Page, side: usize, nic: &Nic, cookie: u64) -> Claim {
     }
 }
 
-/// The name of the page of a connection, which both ends come to: network namespace, lower and higher address.
+/// Returns the file name of a connection's page, the same at both ends: network namespace, lower and higher address.
 fn page_name(own: SocketAddr, peer: SocketAddr) -> io::Result<String> {
     use std::os::unix::fs::MetadataExt;
     let namespace = std::fs::metadata("/proc/self/ns/net")?.ino();

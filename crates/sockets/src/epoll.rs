@@ -1,7 +1,8 @@
-//! `epoll(7)` over connections of which only a part of the events is the kernel's.
+//! `epoll(7)` over connections of which the kernel knows only some events.
 //!
-//! The kernel's instance has every descriptor, too: it wakes the thread, by a wake byte at the latest. A connection's events
-//! come with a token in the place of the program's data, so that they can be told apart and looked at.
+//! The kernel's instance also watches every descriptor, and wakes the thread, at the latest by a wake byte. A
+//! connection is registered with a token in place of the program's data, so that its events can be recognised and
+//! examined.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -25,7 +26,7 @@ const EDGE: u32 = EPOLLET.cast_unsigned();
 const ALWAYS: u32 = (EPOLLERR | EPOLLHUP).cast_unsigned();
 const ENDED: u32 = (EPOLLERR | EPOLLHUP | EPOLLRDHUP).cast_unsigned();
 
-/// While connections are ready, the kernel is asked about the rest every so many calls.
+/// While connections are ready, the kernel is asked for other events once in so many calls.
 const KERNEL_EVERY: u32 = 16;
 
 /// The RDMA connections that an epoll instance watches.
@@ -34,7 +35,7 @@ pub(crate) struct Epoll {
     refs: AtomicU32,
     calls: AtomicU32,
     watched: Mutex<Watched>,
-    /// Connections that are watched.
+    /// Number of watched connections.
     count: AtomicUsize,
 }
 
@@ -42,7 +43,7 @@ pub(crate) struct Epoll {
 struct Watched {
     list: Vec<Watch>,
     by_fd: HashMap<c_int, usize>,
-    /// Where the next look begins, so that each gets its turn.
+    /// Index at which the next search begins, so that each connection gets its turn.
     next: usize,
 }
 
@@ -54,13 +55,13 @@ struct Watch {
     data: u64,
     /// The events that the kernel was told to watch.
     kernel: u32,
-    /// A one-shot watch that has reported.
+    /// True for a one-shot watch that has reported.
     is_done: bool,
-    /// Bytes that had come when `EPOLLIN` was reported; `None` before.
+    /// Number of bytes received when `EPOLLIN` was last reported; `None` before the first report.
     reported_tail: Option<u64>,
 }
 
-/// Upper half of a token: no pointer of a program and no small number has it.
+/// Returns the upper half of tokens, which no pointer of a program and no small number has.
 fn mark() -> u64 {
     static MARK: OnceLock<u64> = OnceLock::new();
     *MARK.get_or_init(|| {
@@ -96,12 +97,12 @@ impl Epoll {
         &self.refs
     }
 
-    /// Whether a wait would find an event of ours.
+    /// Returns true if a wait would find an event of a watched connection.
     pub(crate) fn is_ready(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0 && lock(&self.watched).any_ready()
     }
 
-    /// Whether it watches connections that are not the kernel's alone.
+    /// Returns true if a watched connection is not plain TCP.
     pub(crate) fn is_ours(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
             && lock(&self.watched)
@@ -110,12 +111,13 @@ impl Epoll {
                 .any(|watch| !watch.conn.is_plain())
     }
 
-    /// Asks the peers of all connections for wake bytes.
+    /// Asks the peers of all connections for wake bytes. Returns true if a connection is already ready.
     pub(crate) fn arm_all(&self) -> bool {
         lock(&self.watched).arm()
     }
 
-    /// `epoll_ctl(2)` of a descriptor, which is `conn` or no connection; `None` where it is the kernel's alone.
+    /// Handles `epoll_ctl(2)` for a descriptor. `conn` is its connection, if any. Returns `None` if only the kernel
+    /// must handle the call.
     pub(crate) fn control(
         &self,
         epoll: c_int,
@@ -159,7 +161,7 @@ impl Epoll {
         }
     }
 
-    /// `epoll_wait(2)`, where `sleep` is the kernel's function with a timeout in milliseconds or -1.
+    /// Handles `epoll_wait(2)`; `sleep` is the kernel's function with a timeout in milliseconds or -1.
     pub(crate) fn wait(
         &self,
         epoll: c_int,
@@ -175,7 +177,7 @@ impl Epoll {
             if found > 0 {
                 return self.with_kernel(epoll, events, found);
             }
-            // Once for all others, then sleeping.
+            // Before sleeping, the kernel is asked once for all other events.
             let n = sleep(events, 0);
             let n = if n > 0 {
                 self.translate(epoll, events, n)
@@ -212,7 +214,7 @@ impl Epoll {
         }
     }
 
-    /// Adds what the kernel has beside what was found, from time to time.
+    /// Adds the kernel's events to those already found, once in [`KERNEL_EVERY`] calls. Returns the total.
     fn with_kernel(&self, epoll: c_int, events: &mut [epoll_event], found: usize) -> c_int {
         let mut total = c_int::try_from(found).unwrap_or(0);
         let is_turn = self
@@ -231,7 +233,8 @@ impl Epoll {
         total
     }
 
-    /// The same for events behind those that were found: a connection that is among those already is left out.
+    /// Translates the kernel's `n` events after the first `found`. Drops events of connections that are already among
+    /// the found ones.
     fn translate_others(
         &self,
         epoll: c_int,
@@ -248,7 +251,7 @@ impl Epoll {
             let data = event.u64;
             let event = match fd_of(data) {
                 None => Some(event),
-                // What is left of it comes with a later call: its events are levels, or kept as new edges.
+                // A later call reports the dropped event: it is level-triggered, or remains a new edge.
                 Some(fd) => watched.translate(epoll, fd, event.events).filter(|new| {
                     let data = new.u64;
                     !events[..found].iter().any(|old| {
@@ -265,7 +268,7 @@ impl Epoll {
         c_int::try_from(kept - found).unwrap_or(0)
     }
 
-    /// Turns the kernel's `n` events into the program's; how many those are.
+    /// Translates the kernel's `n` events into the program's, and returns their number.
     fn translate(&self, epoll: c_int, events: &mut [epoll_event], n: c_int) -> c_int {
         let mut watched = lock(&self.watched);
         let mut kept = 0;
@@ -284,10 +287,10 @@ impl Epoll {
     }
 }
 
-/// How long a wait for room lasts at most before the peer is looked at.
+/// Longest sleep while waiting for room, before the peer is checked.
 const LOOK_AT_PEER_MS: c_int = 100;
 
-/// The time that is left, or less of it where a peer has to be looked at: a connection waits for room.
+/// Returns the remaining time in milliseconds, capped if a connection waits for room and its peer must be checked.
 pub(crate) fn capped_ms(deadline: Option<Instant>, waits_for_room: bool) -> c_int {
     match remaining_ms(deadline) {
         ms if waits_for_room && !(0..LOOK_AT_PEER_MS).contains(&ms) => LOOK_AT_PEER_MS,
@@ -295,7 +298,7 @@ pub(crate) fn capped_ms(deadline: Option<Instant>, waits_for_room: bool) -> c_in
     }
 }
 
-/// Milliseconds until then, rounded up; -1 for ever.
+/// Returns the remaining milliseconds, rounded up; -1 without a deadline.
 pub(crate) fn remaining_ms(deadline: Option<Instant>) -> c_int {
     let Some(end) = deadline else { return -1 };
     let left = end.saturating_duration_since(Instant::now());
@@ -321,7 +324,7 @@ impl Watched {
         }
     }
 
-    /// The events of connections, without asking the kernel.
+    /// Collects the events of connections without asking the kernel.
     fn collect(&mut self, epoll: c_int, events: &mut [epoll_event]) -> usize {
         let mut found = 0;
         let mut looked = 0;
@@ -384,7 +387,7 @@ impl Watched {
         }
     }
 
-    /// The program's event for one of the kernel's.
+    /// Translates one kernel event into the program's.
     fn translate(&mut self, epoll: c_int, fd: c_int, kernel: u32) -> Option<epoll_event> {
         let at = *self.by_fd.get(&fd)?;
         let watch = self.list.get_mut(at)?;
@@ -404,7 +407,7 @@ impl Watched {
         }
         let ready = watch.ready(kernel);
         if ready == 0 {
-            // The kernel has disarmed what reports once.
+            // The kernel has disarmed a one-shot watch, so it is armed again.
             if watch.events & ONESHOT != 0 {
                 watch.tell(epoll, libc::EPOLL_CTL_MOD);
             }
@@ -419,7 +422,7 @@ impl Watch {
         self.conn.generation() != self.generation || self.conn.refs().load(Ordering::Relaxed) == 0
     }
 
-    /// The events that the kernel is to watch. It does not watch for room while data goes by RDMA.
+    /// Returns the events that the kernel must watch. While data goes by RDMA, the kernel does not watch for room.
     fn wanted(&self) -> u32 {
         if self.is_done {
             return ONESHOT;
@@ -427,7 +430,7 @@ impl Watch {
         if self.conn.is_plain() || self.conn.readiness().ask_kernel_out {
             self.events
         } else if self.events & OUT != 0 {
-            // What wakes a sender that waits for room is a byte that can be read.
+            // A sender that waits for room is woken by a readable byte.
             self.events & !OUT | IN
         } else {
             self.events
@@ -443,7 +446,7 @@ impl Watch {
         unsafe { real::epoll_ctl(epoll, op, self.fd, &raw mut event) }
     }
 
-    /// The events that are to be reported, given those of the kernel.
+    /// Returns the events to report, given those of the kernel.
     fn ready(&self, kernel: u32) -> u32 {
         if self.is_done {
             return 0;
@@ -474,7 +477,7 @@ impl Watch {
 
     fn report(&mut self, epoll: c_int, ready: u32) -> epoll_event {
         let is = self.conn.readiness();
-        // What cannot be read yet has not been reported: no connection gets so many bytes.
+        // `u64::MAX` means that no data was reported: no connection receives that many bytes.
         self.reported_tail = Some(if is.readable { is.tail } else { u64::MAX });
         if ready & OUT != 0 {
             self.conn.was_full.store(false, Ordering::SeqCst);
@@ -491,7 +494,7 @@ impl Watch {
     }
 }
 
-/// Whether the kernel's stream has a byte still, or has ended: after wake bytes were taken.
+/// Returns true if the kernel's stream still has a byte or has ended, after wake bytes were taken.
 fn has_unread(fd: c_int) -> bool {
     let before = real::errno();
     let has = real::peek(fd, libc::MSG_DONTWAIT) >= 0;

@@ -1,4 +1,4 @@
-//! The NIC of this process, its rings, and queue pairs.
+//! The NIC of this process, with its rings and queue pairs.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,15 +13,15 @@ use verbs::{
 use crate::buffers::Buffers;
 use crate::ring::{Arena, HEAD, RING, Ring, SLOT, SLOTS};
 
-/// Bytes that are copied at once into registered memory, and published.
+/// Bytes that are copied into registered memory and published at a time.
 const STAGE: usize = 32 * 1024;
-/// Payload that goes inline, where the device takes it.
+/// Largest payload that is sent inline, if the device supports it.
 const INLINE: u32 = 512;
-/// Each so many posts one is signaled, so that the send queue empties.
+/// Number of work requests after which one is signaled, so that the send queue is drained.
 const SIGNAL_EVERY: u32 = 16;
 const SEND_WRS: u32 = 128;
 
-/// Takes a lock; a thread that panicked while it held it left nothing half done that matters.
+/// Takes a lock, even after a thread panicked while it held the lock: the protected states stay usable.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()
@@ -36,34 +36,34 @@ pub(crate) struct Nic {
     pub(crate) pid: u64,
     pub(crate) start: u64,
     slots: Mutex<Slots>,
-    /// Registered memory from which large payload goes.
+    /// Registered memory from which large payloads are sent.
     stages: Mutex<Vec<MemoryRegion>>,
 }
 
 #[derive(Default)]
 struct Slots {
     arenas: Vec<Arc<MemoryRegion>>,
-    /// Arena and offset.
+    /// Arena and offset of each free ring.
     free: Vec<(usize, usize)>,
 }
 
-/// Which arena of this process a ring is in, and the number of its segment.
+/// The arena of a ring: its number in this process, and the identifier of its SysV segment.
 pub(crate) struct Place {
     pub(crate) number: usize,
     pub(crate) id: i32,
 }
 
-/// Never freed: a forked child leaves its parent's as it is, and makes its own.
+/// The NIC is never freed: a forked child leaves its parent's NIC untouched, and creates its own.
 static NIC: AtomicPtr<Nic> = AtomicPtr::new(std::ptr::null_mut());
 static MAKING: Mutex<()> = Mutex::new(());
 
-/// The folder of connections in the fabric's, which belongs to this user alone.
+/// Returns the folder of connections inside the fabric's folder, which only this user can access.
 pub(crate) fn folder() -> io::Result<PathBuf> {
     let fabric = softnic::fabric_dir().map_err(io::Error::other)?;
     Ok(fabric.join("tcp"))
 }
 
-/// The NIC of this process, made at the first call.
+/// Returns the NIC of this process, and creates it at the first call.
 pub(crate) fn get() -> io::Result<&'static Nic> {
     let known = || {
         // SAFETY: a leaked box, or null.
@@ -81,18 +81,18 @@ pub(crate) fn get() -> io::Result<&'static Nic> {
     known().ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// The NIC, if there is one yet.
+/// Returns the NIC if it already exists.
 pub(crate) fn existing() -> Option<&'static Nic> {
     // SAFETY: a leaked box, or null.
     unsafe { NIC.load(Ordering::Acquire).as_ref() }
 }
 
-/// In a forked child: the NIC is the parent's.
+/// Forgets the parent's NIC; called in a forked child.
 pub(crate) fn forget() {
     NIC.store(std::ptr::null_mut(), Ordering::Release);
 }
 
-/// Descriptors that this program got from the one before it, of connections that some process had brought onto RDMA.
+/// Returns descriptors inherited through `exec` of connections that a process had moved to RDMA.
 pub(crate) fn inherited() -> io::Result<Vec<i32>> {
     let mut cookies = Vec::new();
     for entry in std::fs::read_dir(folder()?)? {
@@ -135,7 +135,7 @@ impl Nic {
         })
     }
 
-    /// A ring that nobody uses, what peers need to write to it, and which arena it is in.
+    /// Takes a free ring. Returns it with the address and key for the peer's WRITEs, and its arena.
     pub(crate) fn take_ring(&self) -> io::Result<(Ring, RemoteMemory, Place)> {
         let mut slots = lock(&self.slots);
         if slots.free.is_empty() {
@@ -159,12 +159,12 @@ impl Nic {
         Ok((ring, RemoteMemory { len, ..remote }, place))
     }
 
-    /// Gives a ring back, which nobody writes to or reads any more.
+    /// Frees a ring, which no process writes to or reads from any more.
     pub(crate) fn give_ring(&self, arena: usize, offset: usize) {
         lock(&self.slots).free.push((arena, offset));
     }
 
-    /// A queue pair that can be connected.
+    /// Creates a queue pair that can be connected.
     pub(crate) fn prepare(&self) -> io::Result<Prepared> {
         let cq = self._context.create_cq(SEND_WRS)?;
         let qp = self
@@ -185,7 +185,7 @@ impl Nic {
     }
 }
 
-/// A queue pair before it is connected.
+/// A queue pair that is not connected yet.
 pub(crate) struct Prepared {
     qp: PreparedQp<Rc>,
     cq: CompletionQueue,
@@ -196,7 +196,7 @@ impl Prepared {
         self.qp.endpoint()
     }
 
-    /// Connects it to a peer that takes data in `ring`.
+    /// Connects the queue pair to a peer that receives data in `ring`.
     pub(crate) fn connect(self, peer: &QpEndpoint, ring: RemoteMemory) -> io::Result<Sender> {
         let qp = self.qp.connect(peer)?;
         let list = qp.postlist(4);
@@ -211,20 +211,20 @@ impl Prepared {
     }
 }
 
-/// WRITEs into the ring of a peer.
+/// WRITEs data into the ring of a peer.
 pub(crate) struct Sender {
     qp: QueuePair<Rc>,
     cq: CompletionQueue,
     list: Postlist<Rc>,
     ring: RemoteMemory,
     inline: usize,
-    /// WRs since the last one that was signaled.
+    /// Number of work requests since the last signaled one.
     unsignaled: u32,
 }
 
 impl Sender {
-    /// WRITEs `len` bytes of the program's buffers, of which the first is the connection's byte `sent`, and how many there
-    /// are then. There is room for them. Returns when the peer has them.
+    /// WRITEs `len` bytes of the program's buffers, and then the new tail. `sent` is the position of the first byte in
+    /// the stream. The ring must have room. Returns when the peer has the bytes.
     pub(crate) fn write(
         &mut self,
         nic: &Nic,
@@ -275,7 +275,7 @@ impl Sender {
                 self.list.rdma_write(stage.slice(start..end)?, remote);
             }
             done += n;
-            // The stage is used again when the WRs have completed.
+            // The stage can be reused only after the work requests have completed.
             self.publish(sent + done as u64, true)?;
         }
         Ok(())
@@ -288,7 +288,7 @@ impl Sender {
             .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Posts the list, and behind it how many bytes there are.
+    /// Posts the list, followed by a WRITE of the new tail.
     fn publish(&mut self, tail: u64, wait: bool) -> io::Result<()> {
         self.list.rdma_write(Inline(&tail.to_ne_bytes()), self.ring);
         let last = self.list.len() - 1;
@@ -305,10 +305,10 @@ impl Sender {
         Ok(())
     }
 
-    /// Waits for the completion of the one signaled WR.
+    /// Waits for the completion of the only signaled work request.
     fn complete(&self) -> io::Result<()> {
         let mut buffer = WcBuffer::<4>::new();
-        // The NIC completes every WR in the end: with an error if the peer has died.
+        // The NIC completes every work request in the end, with an error if the peer has died.
         loop {
             if let Some(wc) = self.cq.poll(&mut buffer)?.next() {
                 return wc
@@ -320,7 +320,8 @@ impl Sender {
     }
 }
 
-/// The one or two parts of the ring that `len` bytes from a cursor on take: offset in the ring, and range of the bytes.
+/// Returns the one or two parts of the ring that `len` bytes from a cursor occupy: the offset in the ring, and the
+/// range of the bytes.
 fn parts(cursor: u64, len: usize) -> impl Iterator<Item = (usize, (usize, usize))> {
     let at = usize::try_from(cursor % RING as u64).unwrap_or(0);
     let first = len.min(RING - at);

@@ -1,7 +1,7 @@
-//! The page that both ends of a connection map: who they are, and the state of each direction.
+//! The page that both ends of a connection map, with the identity of each side and the state of each direction.
 //!
-//! It is a file of the fabric's folder, named by the two addresses. All words are atomics; cursors count bytes from the
-//! beginning of the connection. Data, and how much of it there is, go by RDMA WRITE instead ([`crate::ring`]).
+//! The page is a file in the fabric's folder, named by the two addresses. All words are atomics; cursors count bytes
+//! from the start of the connection. The data and its tail go by RDMA WRITE instead ([`crate::ring`]).
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -15,27 +15,27 @@ use memmap2::{MmapOptions, MmapRaw};
 const WORDS: usize = 512;
 const BYTES: usize = WORDS * 8;
 
-/// Stages of a side.
+/// The stages of a side.
 pub(crate) mod stage {
-    /// It has found the page.
+    /// The side has found the page.
     pub(crate) const HERE: u64 = 1;
-    /// Its queue pair can be connected to.
+    /// The side's queue pair is ready to be connected.
     pub(crate) const ENDPOINT: u64 = 2;
-    /// Its queue pair is connected, and it takes what the peer WRITEs.
+    /// The side's queue pair is connected, and the side accepts the peer's WRITEs.
     pub(crate) const READY: u64 = 3;
-    /// It stays on TCP, or has closed the socket.
+    /// The side stays on TCP, or has closed the socket.
     pub(crate) const GONE: u64 = 9;
 }
 
-/// States of a direction.
+/// The states of a direction.
 pub(crate) mod state {
-    /// By TCP, and may change to RDMA.
+    /// Data goes by TCP; the direction can change to RDMA.
     pub(crate) const TCP: u64 = 0;
-    /// By RDMA, after the bytes that [`Dir::switch_at`](super::Dir) counts.
+    /// Data goes by RDMA, after the bytes that [`Dir::switch_at`](super::Dir) counts.
     pub(crate) const RDMA: u64 = 1;
-    /// By TCP again, after the bytes by RDMA and the wake bytes.
+    /// Data goes by TCP again, after the RDMA bytes and the wake bytes.
     pub(crate) const DEMOTED: u64 = 2;
-    /// By TCP, and stays there.
+    /// Data goes by TCP for good.
     pub(crate) const NEVER: u64 = 3;
 }
 
@@ -46,49 +46,49 @@ pub(crate) struct Page {
     pub(crate) path: PathBuf,
 }
 
-/// A side's words.
+/// The words of one side.
 #[derive(Clone, Copy)]
 pub(crate) struct Side<'p> {
     pub(crate) pid: &'p AtomicU64,
     pub(crate) start: &'p AtomicU64,
     pub(crate) cookie: &'p AtomicU64,
     pub(crate) stage: &'p AtomicU64,
-    /// Where the ring is: the number of the arena among those of the process, and the offset.
+    /// The ring: the identifier of its arena's SysV segment, and its offset there.
     pub(crate) arena: &'p AtomicU64,
     pub(crate) offset: &'p AtomicU64,
     text: &'p [AtomicU64],
 }
 
-/// A direction's words, each group of them written by one side.
+/// The words of one direction, in groups that are each written by one side.
 #[derive(Clone, Copy)]
 pub(crate) struct Dir<'p> {
     lock: &'p AtomicU64,
     pub(crate) state: &'p AtomicU64,
-    /// Bytes that went by TCP before the first by RDMA.
+    /// Bytes sent by TCP before the first byte by RDMA.
     pub(crate) switch_at: &'p AtomicU64,
     /// Wake bytes sent by TCP.
     pub(crate) wakes: &'p AtomicU64,
     /// Bytes sent by RDMA.
     pub(crate) sent: &'p AtomicU64,
-    /// The receiver sleeps until there is data.
+    /// Nonzero if the receiver sleeps until data arrives.
     pub(crate) rx_armed: &'p AtomicU64,
-    /// The sender sleeps until there is room.
+    /// Nonzero if the sender sleeps until the ring has room.
     pub(crate) tx_armed: &'p AtomicU64,
     rx_lock: &'p AtomicU64,
-    /// Bytes received by RDMA, by TCP before them, and wake bytes.
+    /// Bytes received by RDMA, bytes received by TCP before them, and wake bytes taken.
     pub(crate) head: &'p AtomicU64,
     pub(crate) by_tcp: &'p AtomicU64,
     pub(crate) wakes_read: &'p AtomicU64,
 }
 
 impl Page {
-    /// Maps the page at `path`, made if it is not there and `make` says so.
+    /// Maps the page at `path`; creates the file if it is missing and `make` is true.
     pub(crate) fn open(path: &Path, make: bool) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(make).mode(0o600);
         let file = options.open(path)?;
         if make && file.metadata()?.len() < BYTES as u64 {
-            // Both ends may do this: it grows with zeroes, or stays as it is.
+            // Both ends may do this at the same time: the file grows with zeroes, or stays as it is.
             file.set_len(BYTES as u64)?;
         }
         let found = file.metadata()?;
@@ -102,7 +102,7 @@ impl Page {
         })
     }
 
-    /// Whether the page is still what its path names.
+    /// Returns true if `path` still names this page.
     pub(crate) fn is_current(&self) -> bool {
         fs::metadata(&self.path).is_ok_and(|named| named.ino() == self.inode)
     }
@@ -112,7 +112,7 @@ impl Page {
         unsafe { std::slice::from_raw_parts(self.map.as_mut_ptr().cast::<AtomicU64>(), WORDS) }
     }
 
-    /// Side 0 or 1.
+    /// Returns the words of side 0 or 1.
     pub(crate) fn side(&self, side: usize) -> Side<'_> {
         let words = &self.words()[8 + (side & 1) * 80..];
         Side {
@@ -126,7 +126,7 @@ impl Page {
         }
     }
 
-    /// The direction in which side 0 or 1 sends.
+    /// Returns the words of the direction in which side 0 or 1 sends.
     pub(crate) fn dir(&self, sender: usize) -> Dir<'_> {
         let words = &self.words()[168 + (sender & 1) * 64..];
         Dir {
@@ -144,14 +144,14 @@ impl Page {
         }
     }
 
-    /// Room for why the connection is not on RDMA: a number of [`crate::reason`].
+    /// Returns the word for the reason why the connection is not on RDMA: a number of [`crate::reason`].
     pub(crate) fn reason(&self) -> &AtomicU64 {
         &self.words()[1]
     }
 }
 
 impl Side<'_> {
-    /// Writes what the peer must know; before the stage says that it is there.
+    /// Writes the data for the peer, before the stage announces it. Returns false if it is too long.
     pub(crate) fn set_text(&self, text: &[u8]) -> bool {
         let (room, _) = self.text.split_at(self.text.len());
         if text.len() > (room.len() - 1) * 8 {
@@ -166,7 +166,7 @@ impl Side<'_> {
         true
     }
 
-    /// What the peer wrote.
+    /// Returns the data that the other side wrote.
     pub(crate) fn text(&self) -> Vec<u8> {
         let words = self.text[1..].iter();
         let mut bytes: Vec<u8> = words
@@ -177,7 +177,7 @@ impl Side<'_> {
         bytes
     }
 
-    /// Whether a process has this side and has ended.
+    /// Returns true if a process claimed this side and has ended.
     pub(crate) fn is_dead(&self) -> bool {
         let (pid, start) = (
             self.pid.load(Ordering::Acquire),
@@ -187,7 +187,7 @@ impl Side<'_> {
     }
 }
 
-/// A lock in the page, held until it is dropped.
+/// A lock in the page, which is held until drop.
 pub(crate) struct Held<'p>(&'p AtomicU64);
 
 impl Drop for Held<'_> {
@@ -210,7 +210,7 @@ impl<'p> Dir<'p> {
     }
 }
 
-/// The number of this process, without a system call for each.
+/// Returns the number of this process, cached to avoid system calls.
 fn own_pid() -> u64 {
     match OWN_PID.load(Ordering::Relaxed) {
         0 => {
@@ -222,7 +222,7 @@ fn own_pid() -> u64 {
     }
 }
 
-/// In a forked child.
+/// Forgets the parent's number; called in a forked child.
 pub(crate) fn forget_pid() {
     OWN_PID.store(0, Ordering::Relaxed);
 }
@@ -241,7 +241,7 @@ fn hold(lock: &AtomicU64) -> Held<'_> {
     Held(lock)
 }
 
-/// Waits for a lock; takes it from a process that was killed while it held it. A live holder is between two system
+/// Waits for a lock, and takes it from a holder that was killed. A live holder keeps the lock only between two system
 /// calls.
 #[cold]
 fn hold_slowly(lock: &AtomicU64, me: u64) {

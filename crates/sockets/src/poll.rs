@@ -1,4 +1,4 @@
-//! `poll(2)` and `select(2)` over connections and other descriptors.
+//! `poll(2)` and `select(2)` over RDMA connections and other descriptors.
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ const IN: i16 = POLLIN | POLLRDNORM;
 const OUT: i16 = POLLOUT | POLLWRNORM;
 const ENDED: i16 = POLLERR | POLLHUP | POLLRDHUP;
 
-/// A descriptor of which the kernel does not know all.
+/// A descriptor of which the kernel does not know all events.
 enum Ours {
     Conn(usize, &'static Conn),
     Epoll(usize, &'static Epoll),
@@ -30,7 +30,7 @@ fn ours(fds: &[pollfd]) -> Vec<Ours> {
     fds.iter().enumerate().filter_map(one).collect()
 }
 
-/// `poll(2)`, where `sleep` is the kernel's function with a timeout in milliseconds or -1.
+/// Handles `poll(2)`; `sleep` is the kernel's function with a timeout in milliseconds or -1.
 pub(crate) fn poll(
     fds: &mut [pollfd],
     deadline: Option<Instant>,
@@ -70,7 +70,7 @@ pub(crate) fn poll(
     }
 }
 
-/// Asks the kernel, and adds what it does not know.
+/// Asks the kernel, and adds the events that the kernel does not know.
 fn attempt(
     fds: &mut [pollfd],
     ours: &[Ours],
@@ -82,7 +82,7 @@ fn attempt(
         if let Ours::Conn(i, conn) = one
             && !conn.readiness().ask_kernel_out
         {
-            // What wakes a sender that waits for room is a byte that can be read.
+            // A sender that waits for room is woken by a readable byte.
             let waker = if asked[*i] & OUT != 0 { POLLIN } else { 0 };
             fds[*i].events = asked[*i] & !OUT | waker;
         }
@@ -120,7 +120,7 @@ impl Ours {
         }
     }
 
-    /// Events that the kernel does not know.
+    /// Returns the events that the kernel does not know.
     fn events(&self, asked: &[i16]) -> i16 {
         match self {
             Self::Conn(i, conn) => {
@@ -144,7 +144,7 @@ impl Ours {
         }
     }
 
-    /// All events, given those of the kernel.
+    /// Returns all events, given those of the kernel.
     fn all_events(&self, fd: c_int, asked: i16, kernel: i16) -> i16 {
         let conn = match self {
             Self::Conn(_, conn) => conn,
@@ -167,16 +167,16 @@ impl Ours {
     }
 }
 
-/// The sets of `select(2)`.
+/// The descriptor sets of `select(2)`.
 pub struct Sets<'s> {
-    /// Read, write, except: the program's.
+    /// The program's sets for reading, writing and exceptions.
     pub sets: [Option<&'s mut fd_set>; 3],
-    /// Descriptors below this count.
+    /// Only descriptors below this number are examined.
     pub count: c_int,
 }
 
 impl Sets<'_> {
-    /// The descriptors as `poll(2)` has them, if the kernel does not know all of one.
+    /// Returns the descriptors as a list for `poll(2)`, or `None` if the kernel knows all events.
     pub(crate) fn to_poll(&self) -> Option<Vec<pollfd>> {
         let is_in = |set: &Option<&mut fd_set>, fd| {
             // SAFETY: a live set; `fd` is below its size.
@@ -204,7 +204,7 @@ impl Sets<'_> {
         (!ours(&fds).is_empty()).then_some(fds)
     }
 
-    /// Writes what is ready into the sets; how many bits there are.
+    /// Writes the ready descriptors into the sets, and returns the number of set bits.
     pub(crate) fn take_ready(&mut self, fds: &[pollfd]) -> c_int {
         let masks = [IN | POLLHUP | POLLERR, OUT | POLLERR, libc::POLLPRI];
         let mut bits = 0;

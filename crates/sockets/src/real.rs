@@ -1,4 +1,4 @@
-//! The C library's own functions, which the preloaded library's stand in front of.
+//! The C library's own functions, which the preloaded library overrides.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_ulong, c_void};
 use std::mem::transmute;
@@ -9,18 +9,18 @@ use libc::{
     socklen_t, ssize_t, timespec, timeval,
 };
 
-/// Finds the next library's function of a name.
+/// Finds the function of this name in the next library.
 fn find(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let mut found = known.load(Ordering::Relaxed);
     if found.is_null() {
-        // SAFETY: a string as its argument.
+        // SAFETY: the argument is a NUL-terminated string.
         found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
         known.store(found, Ordering::Relaxed);
     }
     found
 }
 
-/// The error value of a function that the C library does not have.
+/// The error value that is returned if the C library does not have a function.
 trait Failure {
     const FAILED: Self;
 }
@@ -114,19 +114,19 @@ pub fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// This thread's `errno`.
+/// Returns this thread's `errno`.
 pub fn errno() -> c_int {
     // SAFETY: the errno of this thread.
     unsafe { *libc::__errno_location() }
 }
 
-/// The number of this process by a system call: a child of `vfork(2)` shares what its parent remembers.
+/// Returns the number of this process by a system call, because a child of `vfork(2)` shares its parent's cached value.
 pub(crate) fn getpid() -> pid_t {
     // SAFETY: no arguments.
     unsafe { libc::getpid() }
 }
 
-/// Receives without waiting into nothing: drops up to `len` bytes (at most 64) of the stream.
+/// Discards up to `len` bytes (at most 64) of the stream, without waiting.
 pub(crate) fn discard(fd: c_int, len: u64) -> ssize_t {
     let mut bytes = [0u8; 64];
     let len = usize::try_from(len).unwrap_or(bytes.len()).min(bytes.len());
@@ -134,14 +134,14 @@ pub(crate) fn discard(fd: c_int, len: u64) -> ssize_t {
     unsafe { recv(fd, bytes.as_mut_ptr().cast(), len, libc::MSG_DONTWAIT) }
 }
 
-/// Looks at the next byte of the stream: 0 at its end, -1 with `errno`.
+/// Peeks at the next byte of the stream. Returns 0 at the end of the stream, and -1 with `errno` on an error.
 pub(crate) fn peek(fd: c_int, flags: c_int) -> ssize_t {
     let mut byte = 0u8;
     // SAFETY: room for one byte.
     unsafe { recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK | flags) }
 }
 
-/// Sends one byte without waiting; false if it could not go.
+/// Sends one byte without waiting. Returns false if it could not be sent.
 pub(crate) fn send_byte(fd: c_int) -> bool {
     let byte = 0u8;
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -152,7 +152,7 @@ pub(crate) fn send_byte(fd: c_int) -> bool {
     sent
 }
 
-/// Waits for one descriptor; what `poll(2)` returns, and the events.
+/// Waits for one descriptor. Returns the result of `poll(2)`, and the events.
 pub(crate) fn poll_one(fd: c_int, events: i16, timeout_ms: c_int) -> (c_int, i16) {
     let mut one = pollfd {
         fd,
@@ -164,21 +164,21 @@ pub(crate) fn poll_one(fd: c_int, events: i16, timeout_ms: c_int) -> (c_int, i16
     (n, one.revents)
 }
 
-/// Whether operations on the descriptor do not wait (`O_NONBLOCK`).
+/// Returns true if operations on the descriptor do not block (`O_NONBLOCK`).
 pub(crate) fn is_nonblocking(fd: c_int) -> bool {
     // SAFETY: a command without argument.
     let flags = unsafe { fcntl(fd, libc::F_GETFL, 0) };
     flags >= 0 && flags & libc::O_NONBLOCK != 0
 }
 
-/// An integer option of a socket.
+/// Returns an integer option of a socket.
 pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     let mut value: c_int = 0;
     fixed_option(fd, level, name, &mut value)?;
     Some(value)
 }
 
-/// Has small segments sent at once (`TCP_NODELAY`), or not.
+/// Sets or clears `TCP_NODELAY`.
 pub(crate) fn set_nodelay(fd: c_int, on: bool) {
     let value = c_int::from(on);
     let len = socklen_t::try_from(size_of::<c_int>()).unwrap_or(4);
@@ -187,14 +187,14 @@ pub(crate) fn set_nodelay(fd: c_int, on: bool) {
     unsafe { libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, from, len) };
 }
 
-/// The number that the kernel gives a socket, and no other until it is started again (`SO_COOKIE`).
+/// Returns the kernel's number of a socket (`SO_COOKIE`), which is unique until the next boot.
 pub(crate) fn cookie(fd: c_int) -> Option<u64> {
     let mut value = 0u64;
     fixed_option(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut value)?;
     Some(value)
 }
 
-/// How long a send may wait (`SO_SNDTIMEO`), in milliseconds; `None` for ever.
+/// Returns the send timeout (`SO_SNDTIMEO`) in milliseconds; `None` without a timeout.
 pub(crate) fn send_timeout_ms(fd: c_int) -> Option<u64> {
     let mut value = timeval {
         tv_sec: 0,
@@ -205,8 +205,8 @@ pub(crate) fn send_timeout_ms(fd: c_int) -> Option<u64> {
     (ms > 0).then_some(ms)
 }
 
-/// Bytes that the kernel has seen of a connection: sent by this side, and taken by it (`tcp(7)`, `TCP_INFO`).
-/// The first may count the SYN of the side that connected.
+/// Returns the kernel's counts of a connection: bytes that this side has sent, and bytes that it has read (`tcp(7)`,
+/// `TCP_INFO`). The first may include the SYN of the side that connected.
 pub(crate) fn bytes_by_kernel(fd: c_int) -> Option<(u64, u64)> {
     // `struct tcp_info` of linux/tcp.h: tcpi_bytes_acked and tcpi_bytes_received are the words from byte 120 on.
     let mut info = [0u64; 17];
@@ -238,7 +238,8 @@ pub(crate) fn bytes_by_kernel(fd: c_int) -> Option<(u64, u64)> {
 fn fixed_option<T>(fd: c_int, level: c_int, name: c_int, value: &mut T) -> Option<()> {
     let mut len = socklen_t::try_from(size_of::<T>()).ok()?;
     let to: *mut c_void = std::ptr::from_mut(value).cast();
-    // SAFETY: writes at most `len` bytes of a plain value, for which any bytes are valid (integers, structures of such).
+    // SAFETY: writes at most `len` bytes of a plain value, for which any bytes are valid (integers, or structures of
+    // integers).
     let got = unsafe { libc::getsockopt(fd, level, name, to, &raw mut len) };
     (got == 0 && len as usize == size_of::<T>()).then_some(())
 }

@@ -1,22 +1,22 @@
-//! Why a connection stays on TCP, or went back to it.
+//! The reasons why a connection stays on TCP, or was demoted.
 
-/// A reason, as a page of a connection holds it.
+/// A reason, as stored in the page of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Reason {
-    /// It does not.
+    /// No reason: the connection is on RDMA, or may still change.
     None = 0,
-    /// The peer does not take part.
+    /// The peer does not use this library.
     PeerSilent = 1,
-    /// Bytes went by without this library: by another process, or by system calls of the program's own.
+    /// Bytes bypassed this library, by another process or by the program's own system calls.
     Uncounted = 2,
-    /// A queue pair or a ring could not be made.
+    /// A queue pair or a ring could not be created.
     NoResources = 3,
     /// A direction was shut down, or the socket closed.
     Shutdown = 4,
-    /// Another process uses the socket too: it was forked, or got it by a message or by `exec`.
+    /// Another process also uses the socket: it was forked, or received the socket by a message or by `exec`.
     OtherProcess = 5,
-    /// The program called what only the kernel's TCP can do.
+    /// The program made a call that only the kernel's TCP supports.
     Unsupported = 6,
     /// A WRITE to the peer failed.
     WriteFailed = 7,
@@ -37,7 +37,7 @@ impl Reason {
         (Self::WriteFailed, "a WRITE to the peer failed"),
     ];
 
-    /// In words, of the number in a page.
+    /// Returns the text for a number in a page.
     #[must_use]
     pub(crate) fn text(number: u64) -> &'static str {
         let found = Self::ALL

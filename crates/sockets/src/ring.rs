@@ -1,6 +1,6 @@
 //! Rings that peers WRITE into, in SysV segments to which other processes of this user can attach.
 //!
-//! A slot is a page, whose first word is the number of bytes that the peer has written, and the ring behind it.
+//! A slot begins with a page, whose first word is the number of bytes that the peer has written. The ring follows.
 
 use std::io;
 use std::sync::Arc;
@@ -12,26 +12,26 @@ use crate::buffers::Buffers;
 
 /// Bytes of a ring.
 pub(crate) const RING: usize = 256 * 1024;
-/// Bytes in front of it.
+/// Bytes of a slot before the ring.
 pub(crate) const HEAD: usize = 4096;
 /// Bytes of a slot.
 pub(crate) const SLOT: usize = HEAD + RING;
-/// Slots of an arena.
+/// Number of slots in an arena.
 pub(crate) const SLOTS: usize = 16;
 
 /// The memory of rings.
 #[derive(Clone)]
 pub(crate) enum Arena {
-    /// Of this process.
+    /// Memory of this process.
     Own(Arc<MemoryRegion>),
-    /// Of another one.
+    /// Memory of another process.
     Attached(Arc<Attached>),
 }
 
 /// A SysV segment of another process.
 pub(crate) struct Attached(*mut u8);
 
-// SAFETY: an address that stays attached, and is only read through raw pointers and atomics.
+// SAFETY: the address stays attached, and is only accessed through raw pointers and atomics.
 unsafe impl Send for Attached {}
 // SAFETY: as for Send.
 unsafe impl Sync for Attached {}
@@ -44,16 +44,16 @@ impl Drop for Attached {
 }
 
 impl Arena {
-    /// Attaches to another process's arena.
+    /// Attaches to an arena of another process.
     pub(crate) fn attach(id: i32) -> io::Result<Self> {
         // SAFETY: any bytes are a valid value; the kernel writes it.
         let mut about: libc::shmid_ds = unsafe { std::mem::zeroed() };
-        // SAFETY: room for what it writes.
+        // SAFETY: `about` has room for the result.
         let found = unsafe { libc::shmctl(id, libc::IPC_STAT, &raw mut about) };
         if found < 0 || about.shm_segsz != SLOT * SLOTS {
             return Err(io::ErrorKind::NotFound.into());
         }
-        // SAFETY: attached where the kernel likes.
+        // SAFETY: with a null address, the kernel chooses where to attach.
         let start = unsafe { libc::shmat(id, std::ptr::null(), 0) };
         if start.addr() == usize::MAX {
             return Err(io::Error::last_os_error());
@@ -69,7 +69,7 @@ impl Arena {
     }
 }
 
-/// One slot.
+/// One slot of an arena.
 #[derive(Clone)]
 pub(crate) struct Ring {
     arena: Arena,
@@ -77,24 +77,24 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// The slot at `offset`, if there is one.
+    /// Returns the slot at `offset`, or `None` if the offset is invalid.
     pub(crate) fn at(arena: Arena, offset: usize) -> Option<Self> {
         let fits = offset.is_multiple_of(SLOT) && offset.checked_add(SLOT)? <= SLOT * SLOTS;
         fits.then_some(Self { arena, offset })
     }
 
-    /// The offset in its arena.
+    /// Returns the offset in the arena.
     pub(crate) fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Bytes that the peer has written since the beginning.
+    /// Returns the number of bytes that the peer has written since the start of the connection.
     #[inline]
     pub(crate) fn tail(&self) -> u64 {
         self.tail_word().load(Ordering::Acquire)
     }
 
-    /// Begins anew.
+    /// Resets the tail to 0 for a new connection.
     pub(crate) fn reset(&self) {
         self.tail_word().store(0, Ordering::Release);
     }

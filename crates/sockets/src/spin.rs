@@ -1,25 +1,25 @@
-//! Looking for a while before sleeping, where that has paid off.
+//! Adaptive spinning before a thread sleeps.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a look lasts at most. A peer that is woken by the kernel answers within some 10 µs to 30 µs.
+/// Longest spin. A peer that the kernel wakes answers within about 10 µs to 30 µs.
 const LONGEST: Duration = Duration::from_micros(25);
-/// Spins in a row that found nothing, after which most are left out.
+/// Number of consecutive unsuccessful spins after which most waits do not spin.
 const PATIENCE: u32 = 4;
-/// Of those that are left out, every so many one is tried.
+/// Of the waits that would not spin, one in so many spins nevertheless.
 const RETRY: u32 = 32;
 
 static MISSES: AtomicU32 = AtomicU32::new(0);
 
-/// One wait.
+/// One wait, with the decision whether to spin.
 pub(crate) struct Spin {
     tries: bool,
 }
 
 impl Spin {
-    /// A wait begins.
+    /// Decides whether a wait spins.
     pub(crate) fn begin() -> Self {
         let misses = MISSES.load(Ordering::Relaxed);
         let tries = has_two_processors() && (misses < PATIENCE || misses.is_multiple_of(RETRY));
@@ -29,7 +29,7 @@ impl Spin {
         Self { tries }
     }
 
-    /// Looks until `ready`, or for as long as it has paid off; whether it is.
+    /// Spins until `ready` returns true, for at most [`LONGEST`]. Returns the last result of `ready`.
     pub(crate) fn until(&self, mut ready: impl FnMut() -> bool) -> bool {
         if ready() {
             return true;
@@ -46,7 +46,7 @@ impl Spin {
                     return true;
                 }
             }
-            // No `sched_yield(2)`: on a busy machine it costs a time slice, and a sleeper that is woken none.
+            // `sched_yield(2)` is avoided: on a busy machine it can cost a time slice, while waking a sleeper does not.
             if start.elapsed() > LONGEST {
                 MISSES.fetch_add(1, Ordering::Relaxed);
                 return ready();

@@ -1,4 +1,4 @@
-//! Files of processes that have ended.
+//! Removes page files of processes that have ended.
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +21,7 @@ pub(crate) fn remove(dir: &Path) {
     }
 }
 
-/// Whether no process uses a page any more.
+/// Returns true if no process uses a page any more.
 pub(crate) fn has_ended(page: &Page) -> bool {
     use std::sync::atomic::Ordering::Acquire;
     [0, 1].into_iter().all(|side| {

@@ -10,9 +10,9 @@ use crate::{nic, stale};
 
 /// A connection.
 pub struct Connection {
-    /// Both directions.
+    /// Both directions of the connection.
     pub ways: [Way; 2],
-    /// Why it is not on RDMA, or `-`.
+    /// The reason why the connection is not on RDMA, or `-`.
     pub reason: &'static str,
 }
 
@@ -22,22 +22,22 @@ pub struct Way {
     pub from: String,
     /// Address of the receiver.
     pub to: String,
-    /// Process of the sender; 0 if none has found the other yet.
+    /// The process of the sender; 0 if no process has claimed that side yet.
     pub sender: u64,
-    /// Process of the receiver.
+    /// The process of the receiver; 0 if no process has claimed that side yet.
     pub receiver: u64,
-    /// `rdma`, `tcp`, or `back`: on TCP again after RDMA.
+    /// `rdma`; `tcp`; or `back` if the direction was demoted from RDMA to TCP.
     pub path: &'static str,
-    /// Bytes that went by RDMA.
+    /// Bytes sent by RDMA.
     pub bytes: u64,
-    /// Times that a sleeping peer was woken.
+    /// Number of wake bytes sent to a sleeping peer.
     pub wakes: u64,
 }
 
-/// The connections of this user's processes in a fabric, by default in the one that this process would join.
+/// Returns the connections of this user's processes in a fabric, by default the fabric that this process would join.
 ///
 /// # Errors
-/// Where the folder cannot be read. One that is not there has no connections.
+/// If the folder cannot be read. A missing folder means that there are no connections.
 pub fn connections(fabric: Option<&str>) -> io::Result<Vec<Connection>> {
     let mut folder = nic::folder()?;
     if let Some(name) = fabric {
@@ -54,7 +54,7 @@ pub fn connections(fabric: Option<&str>) -> io::Result<Vec<Connection>> {
         let Some(name) = name.to_str().and_then(|name| name.strip_prefix("c-")) else {
             continue;
         };
-        // One that is closed meanwhile is none.
+        // The connection may have been closed meanwhile.
         let Ok(page) = Page::open(&entry.path(), false) else {
             continue;
         };
@@ -65,7 +65,7 @@ pub fn connections(fabric: Option<&str>) -> io::Result<Vec<Connection>> {
     Ok(found)
 }
 
-/// The folder of the fabric with this name, beside that of another.
+/// Returns the folder of the fabric with this name, given the folder of another fabric.
 fn named(folder: PathBuf, name: &str) -> PathBuf {
     let fabric = folder
         .parent()

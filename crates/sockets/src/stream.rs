@@ -1,4 +1,4 @@
-//! Sending and receiving.
+//! Sending and receiving on a connection.
 
 use std::io;
 use std::sync::atomic::{Ordering, fence};
@@ -15,16 +15,17 @@ use crate::reason::Reason;
 use crate::ring::{RING, Ring};
 use crate::spin::Spin;
 
-/// How long a sender sleeps at most before it looks for room again: another thread may have taken its wake byte.
+/// Longest sleep of a sender in ms before it checks for room again, because another thread may have taken its wake
+/// byte.
 const NAP_MS: u64 = 10;
 
-/// Sends without progress of the receiver after which the kernel is asked whether it is there still.
+/// Number of sends without progress of the receiver after which the kernel is asked whether the peer still exists.
 const ASK_KERNEL_AFTER: u32 = 16;
 
 /// The result of an attempt to send.
 enum Sent<'c> {
     Bytes(usize),
-    /// The direction is on TCP, and stays there for as long as the call is counted.
+    /// The direction is on TCP, and stays there while the call is counted.
     Plain(PlainCall<'c>),
     Full,
 }
@@ -37,18 +38,18 @@ enum Got {
     Nothing,
     /// The direction is on TCP for good.
     Plain,
-    /// The connection is not ready after all.
+    /// The connection turned out not to be ready.
     Retry,
 }
 
-/// Readiness of a connection that is not plain TCP.
+/// The readiness of a connection that is not plain TCP.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Readiness {
     pub(crate) readable: bool,
     pub(crate) writable: bool,
-    /// Bytes received by RDMA so far: a new edge when it has grown.
+    /// Number of bytes received by RDMA so far; an increase is a new edge.
     pub(crate) tail: u64,
-    /// Only the kernel knows whether there is something to read, or room.
+    /// True if only the kernel knows whether data, or room, is available.
     pub(crate) ask_kernel_in: bool,
     pub(crate) ask_kernel_out: bool,
 }
@@ -62,10 +63,10 @@ fn fail(errno: c_int) -> io::Error {
 }
 
 impl Conn {
-    /// Sends; what `sendmsg(2)` does with these flags.
+    /// Sends data as `sendmsg(2)` does with these flags.
     ///
     /// # Errors
-    /// Those of `sendmsg(2)`.
+    /// The errors of `sendmsg(2)`.
     pub(crate) fn send(&self, fd: c_int, from: Buffers<'_>, flags: c_int) -> io::Result<usize> {
         if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0 {
             self.demote(fd, Reason::Unsupported);
@@ -73,7 +74,7 @@ impl Conn {
         if self.begin_call(fd) != Phase::Ready || from.is_empty() {
             self.plain_writers.fetch_add(1, Ordering::SeqCst);
             let call = PlainCall::counted(&self.plain_writers);
-            // Counted first: nobody changes to RDMA from here on.
+            // The call is counted first, so that the direction cannot change to RDMA from here on.
             if from.is_empty() || self.phase() != Phase::Ready {
                 return self.send_plain(fd, from, flags, &call);
             }
@@ -84,7 +85,7 @@ impl Conn {
             match self.try_send(fd, from, done) {
                 Sent::Bytes(n) => done += n,
                 Sent::Plain(call) if done == 0 => return self.send_plain(fd, from, flags, &call),
-                // The rest is the next call's.
+                // The next call sends the rest by TCP.
                 Sent::Plain(_) => return Ok(done),
                 Sent::Full => {
                     if flags & libc::MSG_DONTWAIT != 0 || real::is_nonblocking(fd) {
@@ -121,7 +122,7 @@ impl Conn {
 
     fn try_send(&self, fd: c_int, from: Buffers<'_>, skip: usize) -> Sent<'_> {
         let mut tx = lock(&self.tx);
-        // Counted under the lock under which the direction changes to RDMA.
+        // The call is counted under the lock under which the direction changes to RDMA.
         let plain = || {
             self.plain_writers.fetch_add(1, Ordering::SeqCst);
             Sent::Plain(PlainCall::counted(&self.plain_writers))
@@ -154,7 +155,7 @@ impl Conn {
             return Sent::Full;
         }
         if sender.write(nic, from.from(skip), n, sent).is_err() {
-            // The peer has died: what the kernel says is true of it.
+            // The peer has died: the kernel's TCP reports the right error.
             dir.state.store(state::DEMOTED, Ordering::Release);
             link.page
                 .reason()
@@ -162,7 +163,7 @@ impl Conn {
             return plain();
         }
         dir.sent.store(sent + n as u64, Ordering::Release);
-        // A peer that takes nothing may have closed its socket: TCP would say so at the second send.
+        // A peer that takes nothing may have closed its socket, which TCP would report at the second send.
         let head = dir.head.load(Ordering::Relaxed);
         *unanswered = if head == *last_head {
             *unanswered + 1
@@ -206,7 +207,7 @@ impl Conn {
             *deadline = timeout.map(|ms| Instant::now() + Duration::from_millis(ms));
         }
         if self.sleeping_readers.load(Ordering::SeqCst) > 0 {
-            // The thread that reads takes the byte that would wake this one, and passes it on.
+            // The thread in the read receives the wake byte for this one, and notifies it.
             let nap = Duration::from_millis(NAP_MS);
             let napping = lock(&self.napping);
             if full() {
@@ -231,14 +232,14 @@ impl Conn {
         if revents & libc::POLLIN != 0 {
             self.look(fd);
             if full() {
-                // Plain bytes, or the end of the stream, that a reader has to take.
+                // A reader must take these plain bytes or the end of the stream.
                 std::thread::sleep(Duration::from_micros(200));
             }
         }
         Ok(())
     }
 
-    /// Goes back to TCP if the peer takes nothing any more: the kernel knows what that means to a sender.
+    /// Demotes the direction if the peer is gone or dead, so that the kernel's TCP reports the state to the sender.
     fn check_peer(&self, link: &Link) {
         let peer = link.page.side(1 - link.side);
         if peer.stage.load(Ordering::Acquire) == stage::GONE || peer.is_dead() {
@@ -250,7 +251,7 @@ impl Conn {
         }
     }
 
-    /// The same for a connection whose ring is full; whether it was.
+    /// Does the same as `check_peer` if the ring is full. Returns true if the ring is full.
     pub(crate) fn check_full(&self) -> bool {
         let is = self.readiness();
         let is_full = !is.writable && !is.ask_kernel_out;
@@ -261,10 +262,10 @@ impl Conn {
         is_full
     }
 
-    /// Receives; what `recvmsg(2)` does with these flags.
+    /// Receives data as `recvmsg(2)` does with these flags.
     ///
     /// # Errors
-    /// Those of `recvmsg(2)`.
+    /// The errors of `recvmsg(2)`.
     pub(crate) fn recv(&self, fd: c_int, to: Buffers<'_>, flags: c_int) -> io::Result<usize> {
         if flags & (libc::MSG_OOB | libc::MSG_TRUNC) != 0 {
             self.demote(fd, Reason::Unsupported);
@@ -351,7 +352,7 @@ impl Conn {
                 return Got::Bytes(0);
             }
             match self.recv_kernel_side(fd, link, now) {
-                // Written before the peer closed, seen after.
+                // The peer wrote data before it closed, and the data became visible only now.
                 Got::End | Got::Failed(_) if has_data(ring.as_ref(), link) => {}
                 Got::Nothing if dir.state.load(Ordering::Acquire) != now => {}
                 other => return other,
@@ -359,7 +360,8 @@ impl Conn {
         }
     }
 
-    /// While the peer may change to RDMA at any moment: looks first, and takes only what was there when it had not.
+    /// Receives while the peer may change to RDMA at any moment: peeks first, and takes only bytes that were there
+    /// before a change.
     fn recv_before(&self, fd: c_int, link: &Link, to: Buffers<'_>, peek: c_int) -> Option<Got> {
         let parts = to.vector(0, to.len());
         let dir = link.page.dir(1 - link.side);
@@ -375,7 +377,7 @@ impl Conn {
         })
     }
 
-    /// Plain bytes that are counted: before the change to RDMA.
+    /// Receives plain bytes that precede the change to RDMA, and counts them.
     fn recv_some(
         &self,
         fd: c_int,
@@ -445,7 +447,7 @@ impl Conn {
         }
     }
 
-    /// Nothing is in the ring: takes wake bytes, and asks whether the stream has ended.
+    /// Takes wake bytes when the ring is empty, and checks whether the stream has ended.
     fn recv_kernel_side(&self, fd: c_int, link: &Link, now: u64) -> Got {
         let dir = link.page.dir(1 - link.side);
         let mut read = dir.wakes_read.load(Ordering::Relaxed);
@@ -489,7 +491,7 @@ impl Conn {
         self.sleeping_readers.fetch_add(1, Ordering::SeqCst);
         dir.rx_armed.store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        // A plain look for a byte: the kernel's own timeouts and signals end it as they end a read.
+        // The thread sleeps in a peek, which the kernel's own timeouts and signals end like a read.
         let slept = if ready() { 1 } else { real::peek(fd, 0) };
         self.sleeping_readers.fetch_sub(1, Ordering::SeqCst);
         dir.rx_armed.store(0, Ordering::Relaxed);
@@ -497,13 +499,13 @@ impl Conn {
         result(slept).map(|_| ())
     }
 
-    /// Wakes threads that wait for room, after a wake byte was taken that may have been theirs.
+    /// Wakes threads that wait for room, since the wake byte that was taken may have been for them.
     fn wake_writers(&self) {
         drop(lock(&self.napping));
         self.woken.notify_all();
     }
 
-    /// Takes wake bytes that are there.
+    /// Takes the wake bytes that have arrived.
     pub(crate) fn look(&self, fd: c_int) {
         let before = real::errno();
         let rx = lock(&self.rx);
@@ -530,7 +532,7 @@ impl Conn {
         real::set_errno(before);
     }
 
-    /// Readiness of the connection; without a system call.
+    /// Returns the readiness of the connection, without a system call.
     pub(crate) fn readiness(&self) -> Readiness {
         let mut is = Readiness::default();
         {
@@ -560,7 +562,8 @@ impl Conn {
         is
     }
 
-    /// Asks the peer to send a wake byte for data, and for room if none is there; whether something is ready by now.
+    /// Asks the peer for a wake byte on data, and on room if none is available. Returns true if something is ready
+    /// already.
     pub(crate) fn arm(&self, for_data: bool, for_room: bool) -> bool {
         let links = {
             let rx = lock(&self.rx);
@@ -582,7 +585,7 @@ impl Conn {
         for_data && is.readable || for_room && is.writable
     }
 
-    /// The program is awake: no wake byte is needed.
+    /// Cancels the request for wake bytes, because the program is awake.
     pub(crate) fn disarm(&self) {
         let rx = lock(&self.rx);
         if let Some(link) = &rx.link {
@@ -593,7 +596,7 @@ impl Conn {
         }
     }
 
-    /// Bytes that a read would get at once (`FIONREAD`), if the kernel does not know.
+    /// Returns the number of bytes that a read would return at once (`FIONREAD`), if the kernel does not know it.
     pub(crate) fn unread(&self) -> Option<u64> {
         let rx = lock(&self.rx);
         let (link, ring) = (rx.link.as_ref()?, rx.ring.as_ref()?);
@@ -612,7 +615,7 @@ impl Conn {
 }
 
 impl Link {
-    /// Whether the peer has closed its socket, or has ended.
+    /// Returns true if the peer has closed its socket or has ended.
     fn has_peer_ended(&self, fd: c_int) -> bool {
         let ended = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
         let (n, revents) = real::poll_one(fd, libc::POLLRDHUP, 0);
@@ -622,7 +625,8 @@ impl Link {
             && (peer.stage.load(Ordering::Acquire) == stage::GONE || peer.is_dead())
     }
 
-    /// Whether this side sends by RDMA; changes to it where both are ready. The caller holds the lock of sending.
+    /// Returns true if this side sends by RDMA. Changes to RDMA if both sides are ready. The caller holds the sending
+    /// lock.
     fn is_on_rdma(&self, conn: &Conn) -> bool {
         let dir = self.page.dir(self.side);
         match dir.state.load(Ordering::Relaxed) {
@@ -648,7 +652,8 @@ fn has_data(ring: Option<&Ring>, link: &Link) -> bool {
     ring.is_some_and(|ring| tail(ring, &dir) != dir.head.load(Ordering::Relaxed))
 }
 
-/// How much has come by RDMA. A direction that was demoted gets no more, and its ring may be another connection's by now.
+/// Returns the number of bytes received by RDMA. A demoted direction gets no more, and its ring may already belong to
+/// another connection.
 fn tail(ring: &Ring, dir: &Dir<'_>) -> u64 {
     if dir.state.load(Ordering::Acquire) == state::DEMOTED {
         dir.sent.load(Ordering::Acquire)

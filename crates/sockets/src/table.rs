@@ -10,13 +10,13 @@ use crate::nic::lock;
 const CHUNK: usize = 1024;
 const CHUNKS: usize = 1024;
 
-/// Numbers of connections and epoll instances: 0 is neither, odd is an epoll instance.
+/// For each descriptor: 0 for neither, an even number for a connection, an odd number for an epoll instance.
 static FDS: [OnceLock<Box<[AtomicU32; CHUNK]>>; CHUNKS] = [const { OnceLock::new() }; CHUNKS];
 static CONNS: Pool<Conn> = Pool::new();
 static EPOLLS: Pool<Epoll> = Pool::new();
 
-/// Objects that are never freed, only used again: whoever finds one by a descriptor that is closed at the same time finds
-/// an object still.
+/// A pool of objects that are never freed, only reused. A thread that looks up a descriptor while it is being closed
+/// still finds an object.
 struct Pool<T> {
     chunks: [OnceLock<Box<[T]>>; CHUNKS],
     free: Mutex<(Vec<u32>, u32)>,
@@ -52,7 +52,7 @@ impl<T: Default> Pool<T> {
     }
 }
 
-/// What a descriptor is.
+/// The kind of a descriptor, with its object.
 #[derive(Clone, Copy)]
 pub(crate) enum Entry {
     Conn(&'static Conn, u32),
@@ -81,12 +81,12 @@ fn entry(value: u32) -> Option<Entry> {
     }
 }
 
-/// The connection or epoll instance of a descriptor; `None` for other descriptors.
+/// Returns the connection or epoll instance of a descriptor; `None` for other descriptors.
 pub(crate) fn find(fd: i32) -> Option<Entry> {
     entry(slot(fd)?.load(Ordering::Acquire))
 }
 
-/// The connection of a descriptor.
+/// Returns the connection of a descriptor.
 #[inline]
 pub(crate) fn conn(fd: i32) -> Option<&'static Conn> {
     match find(fd)? {
@@ -95,7 +95,7 @@ pub(crate) fn conn(fd: i32) -> Option<&'static Conn> {
     }
 }
 
-/// The epoll instance of a descriptor.
+/// Returns the epoll instance of a descriptor.
 pub(crate) fn epoll(fd: i32) -> Option<&'static Epoll> {
     match find(fd)? {
         Entry::Epoll(epoll, _) => Some(epoll),
@@ -103,7 +103,7 @@ pub(crate) fn epoll(fd: i32) -> Option<&'static Epoll> {
     }
 }
 
-/// Makes a descriptor a connection.
+/// Registers a descriptor as a connection.
 pub(crate) fn add_conn(fd: i32) -> Option<&'static Conn> {
     remove(fd);
     let (slot, index) = (slot_made(fd)?, CONNS.take()?);
@@ -113,7 +113,7 @@ pub(crate) fn add_conn(fd: i32) -> Option<&'static Conn> {
     Some(conn)
 }
 
-/// Makes a descriptor an epoll instance.
+/// Registers a descriptor as an epoll instance.
 pub(crate) fn add_epoll(fd: i32) -> Option<()> {
     remove(fd);
     let (slot, index) = (slot_made(fd)?, EPOLLS.take()?);
@@ -122,7 +122,7 @@ pub(crate) fn add_epoll(fd: i32) -> Option<()> {
     Some(())
 }
 
-/// Makes `to` what `from` is.
+/// Makes `to` an entry for the same object as `from`.
 pub(crate) fn copy(from: i32, to: i32) {
     if from == to {
         return;
@@ -138,7 +138,7 @@ pub(crate) fn copy(from: i32, to: i32) {
     slot.store(value, Ordering::Release);
 }
 
-/// A descriptor is about to be closed, or is something else already.
+/// Removes the entry of a descriptor that is about to be closed or is already reused.
 pub(crate) fn remove(fd: i32) {
     let Some(slot) = slot(fd) else { return };
     if slot.load(Ordering::Relaxed) == 0 {
@@ -156,12 +156,12 @@ pub(crate) fn remove(fd: i32) {
     }
 }
 
-/// Every descriptor that is a connection.
+/// Returns every descriptor that is a connection.
 pub(crate) fn all_conns() -> impl Iterator<Item = (i32, &'static Conn)> {
     range(0, u32::MAX).filter_map(|fd| Some((fd, conn(fd)?)))
 }
 
-/// Descriptors from `first` to `last` that are anything of ours.
+/// Returns the descriptors from `first` to `last` that have an entry.
 pub(crate) fn range(first: u32, last: u32) -> impl Iterator<Item = i32> {
     let (first, last) = (first as usize, last as usize);
     FDS.iter()
