@@ -44,7 +44,7 @@ pub use wire::{Op, Step};
 pub type Server = service::Server<Btree>;
 /// A server whose workers the caller runs.
 pub type LocalServer = service::LocalServer<Btree>;
-/// A worker of a [`LocalServer`] that does not run yet.
+/// A worker of a [`LocalServer`] that has not started.
 pub type LocalWorker = service::LocalWorker<Btree>;
 /// Connects clients to a [`LocalServer`].
 pub type Connector = service::Connector<rendezvous::Rendezvous>;

@@ -109,7 +109,7 @@ pub struct Accepted {
     pub memory: Option<RemoteAccess>,
 }
 
-/// Memory that clients reach without the server's processor.
+/// Memory that a client accesses without the server's processor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteAccess {
     /// The server's RC queue pair for this client.

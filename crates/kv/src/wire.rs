@@ -101,7 +101,7 @@ pub enum Op<'a> {
     Put {
         /// The key.
         key: &'a [u8],
-        /// Its new value.
+        /// The new value.
         value: &'a [u8],
         /// The condition for setting the value.
         condition: Condition,

@@ -73,7 +73,7 @@ pub struct Operation {
 pub struct End {
     /// A time after the operation ended.
     pub at_ns: u64,
-    /// What it came to.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
@@ -138,7 +138,7 @@ pub enum Outcome {
     Value {
         /// The value.
         value: u64,
-        /// Its version.
+        /// The version of the value.
         version: u64,
     },
     /// A read found the register empty, or a removal found no value.

@@ -27,7 +27,7 @@ fn ask(fd: c_int, ask: Ask) -> Option<SocketAddr> {
     }
     match c_int::from(raw.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the family says which structure it is.
+            // SAFETY: the address family determines the structure.
             let v4 = unsafe { &*(&raw const raw).cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
             Some(SocketAddr::new(ip.into(), u16::from_be(v4.sin_port)))

@@ -61,13 +61,13 @@ impl<'a> Buffers<'a> {
     ) -> impl Iterator<Item = (*mut u8, usize)> + 'a {
         let (mut skip, mut left) = (self.skip + skip, len);
         (0..self.count).filter_map(move |i| {
-            // SAFETY: one of the vector's parts, which lives for `'a`.
+            // SAFETY: `i` is below the number of parts, and the vector lives for `'a`.
             let part = unsafe { *self.parts.add(i) };
             let from = skip.min(part.iov_len);
             skip -= from;
             let n = (part.iov_len - from).min(left);
             left -= n;
-            // SAFETY: within the part.
+            // SAFETY: `from` is within the part.
             (n > 0).then(|| (unsafe { part.iov_base.cast::<u8>().add(from) }, n))
         })
     }

@@ -223,7 +223,7 @@ impl Epoll {
             .is_multiple_of(KERNEL_EVERY);
         if is_turn && let Some(rest) = events.get_mut(found..).filter(|rest| !rest.is_empty()) {
             let max = c_int::try_from(rest.len()).unwrap_or(c_int::MAX);
-            // SAFETY: room for so many events.
+            // SAFETY: `rest` has room for `max` events.
             let n = unsafe { real::epoll_wait(epoll, rest.as_mut_ptr(), max, 0) };
             if n > 0 {
                 let mut others = self.translate_others(epoll, events, found, n);
@@ -442,7 +442,7 @@ impl Watch {
             events: self.kernel,
             u64: token(self.fd),
         };
-        // SAFETY: an event.
+        // SAFETY: `event` is a valid event.
         unsafe { real::epoll_ctl(epoll, op, self.fd, &raw mut event) }
     }
 

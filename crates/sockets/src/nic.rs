@@ -66,7 +66,7 @@ pub(crate) fn folder() -> io::Result<PathBuf> {
 /// Returns the NIC of this process, and creates it at the first call.
 pub(crate) fn get() -> io::Result<&'static Nic> {
     let known = || {
-        // SAFETY: a leaked box, or null.
+        // SAFETY: the pointer is null, or a box that was leaked.
         unsafe { NIC.load(Ordering::Acquire).as_ref() }
     };
     if let Some(nic) = known() {
@@ -83,7 +83,7 @@ pub(crate) fn get() -> io::Result<&'static Nic> {
 
 /// Returns the NIC if it already exists.
 pub(crate) fn existing() -> Option<&'static Nic> {
-    // SAFETY: a leaked box, or null.
+    // SAFETY: the pointer is null, or a box that was leaked.
     unsafe { NIC.load(Ordering::Acquire).as_ref() }
 }
 

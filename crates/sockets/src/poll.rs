@@ -179,7 +179,7 @@ impl Sets<'_> {
     /// Returns the descriptors as a list for `poll(2)`, or `None` if the kernel knows all events.
     pub(crate) fn to_poll(&self) -> Option<Vec<pollfd>> {
         let is_in = |set: &Option<&mut fd_set>, fd| {
-            // SAFETY: a live set; `fd` is below its size.
+            // SAFETY: the set is live, and `fd` is below its size.
             set.as_ref()
                 .is_some_and(|set| unsafe { libc::FD_ISSET(fd, std::ptr::from_ref::<fd_set>(set)) })
         };
@@ -210,12 +210,12 @@ impl Sets<'_> {
         let mut bits = 0;
         for (i, set) in self.sets.iter_mut().enumerate() {
             let Some(set) = set else { continue };
-            // SAFETY: a live set.
+            // SAFETY: the set is live.
             unsafe { libc::FD_ZERO(std::ptr::from_mut::<fd_set>(set)) };
             for one in fds {
                 let asked = [POLLIN, POLLOUT, libc::POLLPRI][i];
                 if one.events & asked != 0 && one.revents & masks[i] != 0 {
-                    // SAFETY: a live set; the descriptor came from one.
+                    // SAFETY: the set is live, and the descriptor came from a set.
                     unsafe { libc::FD_SET(one.fd, std::ptr::from_mut::<fd_set>(set)) };
                     bits += 1;
                 }

@@ -130,14 +130,14 @@ pub(crate) fn getpid() -> pid_t {
 pub(crate) fn discard(fd: c_int, len: u64) -> ssize_t {
     let mut bytes = [0u8; 64];
     let len = usize::try_from(len).unwrap_or(bytes.len()).min(bytes.len());
-    // SAFETY: room for so many bytes.
+    // SAFETY: `bytes` has room for `len` bytes.
     unsafe { recv(fd, bytes.as_mut_ptr().cast(), len, libc::MSG_DONTWAIT) }
 }
 
 /// Peeks at the next byte of the stream. Returns 0 at the end of the stream, and -1 with `errno` on an error.
 pub(crate) fn peek(fd: c_int, flags: c_int) -> ssize_t {
     let mut byte = 0u8;
-    // SAFETY: room for one byte.
+    // SAFETY: `byte` has room for one byte.
     unsafe { recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK | flags) }
 }
 
@@ -146,7 +146,7 @@ pub(crate) fn send_byte(fd: c_int) -> bool {
     let byte = 0u8;
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     let before = errno();
-    // SAFETY: one byte to send.
+    // SAFETY: `byte` is one byte to send.
     let sent = unsafe { send(fd, (&raw const byte).cast(), 1, flags) } == 1;
     set_errno(before);
     sent
@@ -159,14 +159,14 @@ pub(crate) fn poll_one(fd: c_int, events: i16, timeout_ms: c_int) -> (c_int, i16
         events,
         revents: 0,
     };
-    // SAFETY: one entry.
+    // SAFETY: `one` is one entry.
     let n = unsafe { poll(&raw mut one, 1, timeout_ms) };
     (n, one.revents)
 }
 
 /// Returns true if operations on the descriptor do not block (`O_NONBLOCK`).
 pub(crate) fn is_nonblocking(fd: c_int) -> bool {
-    // SAFETY: a command without argument.
+    // SAFETY: the command has no argument.
     let flags = unsafe { fcntl(fd, libc::F_GETFL, 0) };
     flags >= 0 && flags & libc::O_NONBLOCK != 0
 }
@@ -183,7 +183,7 @@ pub(crate) fn set_nodelay(fd: c_int, on: bool) {
     let value = c_int::from(on);
     let len = socklen_t::try_from(size_of::<c_int>()).unwrap_or(4);
     let from = (&raw const value).cast();
-    // SAFETY: an integer.
+    // SAFETY: `value` is an integer of `len` bytes.
     unsafe { libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, from, len) };
 }
 
@@ -212,7 +212,7 @@ pub(crate) fn bytes_by_kernel(fd: c_int) -> Option<(u64, u64)> {
     let mut info = [0u64; 17];
     fixed_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)?;
     let (mut in_queue, mut out_queue): (c_int, c_int) = (0, 0);
-    // SAFETY: both write an integer.
+    // SAFETY: both calls write an integer.
     let failed = unsafe {
         ioctl(
             fd,

@@ -8,7 +8,7 @@ use crate::page::{Page, state};
 use crate::reason::Reason;
 use crate::{nic, stale};
 
-/// A connection.
+/// The state of a connection.
 pub struct Connection {
     /// Both directions of the connection.
     pub ways: [Way; 2],
@@ -16,11 +16,11 @@ pub struct Connection {
     pub reason: &'static str,
 }
 
-/// A direction of a connection.
+/// The state of one direction of a connection.
 pub struct Way {
-    /// Address of the sender.
+    /// The address of the sender.
     pub from: String,
-    /// Address of the receiver.
+    /// The address of the receiver.
     pub to: String,
     /// The process of the sender; 0 if no process has claimed that side yet.
     pub sender: u64,

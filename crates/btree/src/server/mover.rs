@@ -31,14 +31,14 @@ enum Stepped {
     Unknown,
 }
 
-/// Connects to the server with a number.
+/// A function that connects to a server by its number.
 type Connect = Box<dyn FnMut(u16) -> Result<Pipeline, ClientError> + Send>;
 
 /// Executes the takes that its server was asked for.
 pub struct Mover {
     store: Arc<Store>,
     handovers: Arc<Handovers>,
-    /// The number of its server.
+    /// The number of the mover's own server.
     part: u16,
     connect: Connect,
     givers: HashMap<u16, Pipeline>,

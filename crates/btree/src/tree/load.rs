@@ -6,7 +6,7 @@ use super::memory::Number;
 use super::store::Store;
 use super::walk::root_word;
 
-/// Why a tree was not loaded.
+/// The reason why a tree was not loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {

@@ -99,7 +99,7 @@ impl Store {
     /// Prepares for clients that lock and WRITE leaves.
     ///
     /// # Errors
-    /// When a verb fails.
+    /// If a verb fails.
     pub fn share_locks(&mut self, pd: &ProtectionDomain, port: PortGid) -> Result<(), RpcError> {
         self.index.memory.share_locks(pd, port)
     }

@@ -1,96 +1,96 @@
-//! A request under way, and what comes of it.
+//! An outstanding request and its answer.
 
 use std::time::Instant;
 
-/// How a request went.
+/// The answer to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// A GET found this.
+    /// A GET found a value.
     Value {
         /// The value.
         value: &'a [u8],
-        /// Its version.
+        /// The version of the value.
         version: u64,
     },
-    /// A PUT set the value, which has this version now; a DELETE removed the one that had it.
+    /// A PUT set the value, or a DELETE removed one. The version is that of the value.
     Done {
         /// The version.
         version: u64,
     },
-    /// The key is not there.
+    /// The key is absent.
     NotFound,
     /// The condition does not hold.
     Condition {
-        /// The version that is there, 0 for none.
+        /// The present version, 0 if the key is absent.
         version: u64,
     },
     /// The store is full.
     Full,
-    /// Key or value are too long for the server, or the value for this client's messages.
+    /// The key or the value is too long for the server, or the value for this client's messages.
     TooLong,
-    /// No answer came in time. A change may have been made, and is not made later.
+    /// No answer arrived in time. A change may have been made; it will not be made later.
     Lost,
 }
 
 /// An answered request.
 #[derive(Debug, Clone, Copy)]
 pub struct Completion<'a> {
-    /// What was given with the request.
+    /// The caller's token of the request.
     pub token: u64,
-    /// How it went.
+    /// The answer.
     pub answer: Answer<'a>,
-    /// When it was sent, about: the time that the pipeline read last before.
+    /// The approximate time of submission: the pipeline's last clock reading before it.
     pub sent: Instant,
-    /// When its answer was seen.
+    /// The time at which the answer was seen.
     pub seen: Instant,
 }
 
-/// What a client has had to do beside its requests.
+/// Statistics of a client.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ClientStats {
     /// Requests that were sent again over new queue pairs.
     pub retries: u64,
-    /// Times that it connected again.
+    /// Number of reconnects.
     pub reconnects: u64,
     /// Requests that got no answer before their deadline.
     pub lost: u64,
-    /// Answers to no request.
+    /// Answers that belong to no outstanding request.
     pub discarded: u64,
-    /// Items that were being changed while they were READ, and were READ again.
+    /// Items that changed while they were READ, and were READ again.
     #[serde(default)]
     pub torn: u64,
-    /// Requests that could not be carried out without the server, so that it was asked.
+    /// Questions that were sent to the server, because a request could not be executed without the server.
     #[serde(default)]
     pub asked: u64,
-    /// Locks that others had when this client wanted them.
+    /// Lock attempts that found the lock taken.
     #[serde(default)]
     pub contended: u64,
 }
 
-/// A request under way.
+/// An outstanding request, or a free slot.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) token: u64,
-    /// Whether it is under way.
+    /// True if the request is outstanding.
     pub(super) used: bool,
     pub(super) is_get: bool,
     pub(super) lane: usize,
-    /// Number of the change; 0 of a GET.
+    /// The number of the change in its lane; 0 for a GET.
     pub(super) seq: u32,
-    /// When it was submitted, among the others.
+    /// The position in the order of submission.
     pub(super) order: u64,
-    /// Its bytes, in case they have to be sent again.
+    /// The encoded request, in case it must be sent again.
     pub(super) bytes: Vec<u8>,
-    /// A value that comes in several messages, and how much of it has come.
+    /// A value that is sent in chunks, and the number of bytes received.
     pub(super) chunks: Vec<u8>,
     pub(super) came: usize,
     pub(super) sent: Instant,
-    /// When the connection broke it may have been made.
+    /// True if the change may already have been made when the connection broke.
     pub(super) uncertain: bool,
 }
 
 impl Pending {
-    /// The request is over, with this answer, which was seen at that time.
+    /// Returns the completion of this request.
     #[inline]
     pub(super) fn completion<'a>(&self, answer: Answer<'a>, seen: Instant) -> Completion<'a> {
         Completion {
@@ -101,7 +101,7 @@ impl Pending {
         }
     }
 
-    /// A slot of the window without a request.
+    /// Returns a slot of the window without a request.
     pub(super) fn unused(now: Instant) -> Self {
         Self {
             token: 0,

@@ -372,7 +372,7 @@ impl Log {
         }
     }
 
-    /// Forgets everything.
+    /// Removes all blocks.
     pub(super) fn clear(&mut self) {
         (self.head, self.tail, self.used, self.dead) = (0, 0, 0, 0);
     }
