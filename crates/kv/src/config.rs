@@ -92,6 +92,7 @@ pub struct ServerConfig {
     pub log_bytes: Option<usize>,
     /// `reads`: with 0, a GET is two READs, of an index bucket and of an item. Otherwise a GET is one READ of this many
     /// bytes, at most 64 KiB: a neighbourhood of records with keys and values inline, as in FaRM-KV.
+    ///
     /// `atomics`: bytes that a client READs to find a key whose record is not known; 0 stands for 512.
     pub read_size: usize,
     /// `atomics`: the placement of lock words.

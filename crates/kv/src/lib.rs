@@ -1,7 +1,7 @@
 //! Key-value stores over the verbs.
 //!
 //! A [`Server`] keeps keys and values in a [`store`]. [`Client`]s find the server by TCP ([`rendezvous`]) and reach the
-//! data by verbs as the server's [`Design`] defines (Kalia, Kaminsky, Andersen, USENIX ATC 2016, section 4.3).
+//! data by verbs. The server's [`Design`] defines how (Kalia, Kaminsky, Andersen, USENIX ATC 2016, section 4.3).
 //!
 //! The layers, from below:
 //! - [`store`] is the storage engine without a network, except for memory that clients READ.
@@ -10,6 +10,7 @@
 //!   and [`service::guests`] recovers what dead clients leave behind.
 //! - At the client, each implementation of `client::design` reaches items in its way. [`Pipeline`] keeps requests
 //!   outstanding, and [`Client`] has blocking calls.
+//!
 //! `docs/kv.md` says what each design promises.
 //!
 //! [`load`] generates requests and checks every value; [`history`] records what concurrent clients saw, for a

@@ -59,8 +59,8 @@ pub enum WindowPolicy {
     /// while.
     #[default]
     FullPostlists,
-    /// Sends at once as many requests as were answered since the last time, as the `rdma_bench` benchmark of
-    /// header-only sequencers does (by the authors of the design).
+    /// Sends at once as many requests as were answered since the last time. The `rdma_bench` benchmark of header-only
+    /// sequencers, by the authors of the design, does this.
     AsAnswered,
     /// Sends a whole window when all earlier requests are answered. The same authors' benchmark of sequencers over RPC
     /// does this.

@@ -8,7 +8,7 @@
 //!
 //! 1. A session has one guess, which is in all of its requests. So every header-only answer to one of its requests
 //!    means `guess << 32 | lower`, whichever request it answers, however late it arrives.
-//! 2. A session receives only answers to its own requests. Its queue pair has a new random Q_Key, and the server
+//! 2. A session receives only answers to its own requests. Its queue pair has a new random Q_Key. The server sends
 //!    answers to the queue pair number and Q_Key of the session that sent the request. The NIC drops packets to a queue
 //!    pair that was destroyed, and packets with another Q_Key.
 //! 3. An answer is accepted only if its number is greater than all that the client has accepted. The server's worker

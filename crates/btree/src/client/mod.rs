@@ -2,6 +2,7 @@
 //!
 //! [`Client`] has blocking calls over a [`Pipeline`], which keeps a window of requests outstanding. A [`Router`] is a
 //! client of several servers, and a [`Controller`] keeps them equally loaded.
+//!
 //! Below the pipeline, `lane` sends RPCs to one worker. `walker` READs nodes, `cache` keeps inner nodes, and
 //! `leaf_change` changes leaves. `choice` selects RPC or READs for each request. `connect` opens sessions.
 

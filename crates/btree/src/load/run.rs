@@ -380,7 +380,7 @@ fn judge(
             if let Some(value) = value {
                 value_is_right(value, key_of(i) + offset);
             }
-            // The answer is checked only if no later change of the key was executed meanwhile.
+            // A change that was requested meanwhile may have been executed first; then the answer is not checked.
             if own.get(place).copied() == Some(if present { PRESENT } else { ABSENT }) {
                 report.missing += u64::from(present && value.is_none());
                 report.ghosts += u64::from(!present && value.is_some());
