@@ -1,4 +1,5 @@
-//! Notes which commit and compiler a benchmark was built from: they belong to every result.
+//! Passes the git commit and the compiler version to the crate as environment variables. Benchmark
+//! results record both.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +11,7 @@ fn main() {
     let compiler = output(Command::new(rustc).arg("--version"));
     println!("cargo::rustc-env=VERBATIM_RUSTC={}", or_unknown(compiler));
     println!("cargo::rerun-if-changed=build.rs");
-    // Every commit appends a line to this log.
+    // Git appends a line to this log at every commit, so a commit reruns this script.
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"])
         && Path::new(&log).exists()
     {

@@ -1,6 +1,6 @@
 //! Measures LMDB behind TCP: `cargo run --release -p bench --example lmdb -- [KEYS] [SECONDS]`.
 //!
-//! The first two cores that this process may use are the client's and the server's.
+//! The client runs on the first core that this process may use, the server on the second.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use bench::link::{Exe, Link};
 use bench::peers::lmdb::{Lmdb, Rate, Setup};
 use bench::pin::{Cores, pinned};
 
-/// Entries of a scan.
+/// Entries that each scan reads.
 const ENTRIES: u32 = 100;
 
 fn main() -> Result<()> {

@@ -1,8 +1,8 @@
-//! How long a cache line takes from one core to another.
+//! Measurement of the one-way time of a cache line between two cores.
 //!
-//! It decides what every other figure of the same machine means: virtual machines move between
-//! cores that share a cache (tens of nanoseconds) and cores that do not (hundreds), even while a
-//! benchmark runs.
+//! This time decides how every other figure of the same machine is to be read. Hypervisors move
+//! virtual processors between cores that share a cache (tens of nanoseconds) and cores that do not
+//! (hundreds), even while a benchmark runs.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
@@ -12,16 +12,16 @@ use anyhow::Result;
 use crate::pin::{Cores, pin};
 use crate::stats::median;
 
-/// A word alone on its pair of cache lines: processors prefetch lines in pairs.
+/// A word on a pair of cache lines of its own: processors prefetch lines in pairs.
 #[repr(align(128))]
 struct Line(AtomicU32);
 
-/// Bounces up to this are called near (one-way, in nanoseconds): cores that share a cache were seen at 20 to 70 ns, others
-/// at 100 and more, on virtual machines with EPYC and Xeon processors.
+/// Longest one-way bounce that is called near, in nanoseconds. On virtual machines with EPYC and
+/// Xeon processors, cores that share a cache took 20 to 70 ns. Other cores took 100 ns and more.
 pub const NEAR_NS: f64 = 80.0;
 
-/// Measures the distance of two cores in a few milliseconds, in nanoseconds: the median of several bounces, since a thread
-/// that is interrupted makes one of them long.
+/// Measures the distance of two cores in a few milliseconds, in nanoseconds. The result is the
+/// median of several bounces, because an interrupted thread makes one bounce long.
 ///
 /// # Errors
 /// As [`bounce_ns`].
@@ -43,8 +43,8 @@ pub fn bounce_ns(cores: Cores, rounds: u32) -> Result<f64> {
         let echo = scope.spawn(|| -> Result<()> {
             let pinned = pin(cores.responder);
             for i in 0..=rounds {
-                // Acquire and Release: each store is seen by the load of the other side that
-                // waits for it; nothing else is passed along.
+                // Acquire pairs with the Release store of the other thread. The two threads
+                // exchange no other data.
                 while line.0.load(Ordering::Acquire) != 2 * i + 1 {
                     std::hint::spin_loop();
                 }
@@ -57,7 +57,8 @@ pub fn bounce_ns(cores: Cores, rounds: u32) -> Result<f64> {
             let mut begin = Instant::now();
             for i in 0..=rounds {
                 if i == 1 {
-                    // The first exchange waits for the other thread to start.
+                    // Start the timer after the first exchange, which waits for the other thread to
+                    // start.
                     begin = Instant::now();
                 }
                 line.0.store(2 * i + 1, Ordering::Release);

@@ -1,9 +1,12 @@
-//! Where the time of a message goes: instructions on one core, and waiting between two.
+//! Breakdown of the time of a message: instructions on one core, and waiting between two cores.
 //!
-//! *Measured*: what each phase takes on one core (`crate::phases`), and what a message takes between two cores. *Derived*:
-//! waiting is the time between two cores less that of the busier end on one core. It is for cache lines, for the other end,
-//! and for credits that the other end gives. *Modelled*: a message moves the lines of its record, and a 16th of a line that
-//! tells the sender how far the receiver is; each as long as a bounce, if none overlapped.
+//! - *Measured*: the time of each phase on one core (`crate::phases`), and the time of a message
+//!   between two cores.
+//! - *Derived*: waiting is the time between two cores less the time of the busier end on one core.
+//!   It includes waiting for cache lines, for the other end, and for credits that the other end
+//!   grants.
+//! - *Modelled*: a message moves the lines of its record, and a 16th of a line for the receiver's
+//!   progress that the sender reads. Each line takes one bounce, as if no transfers overlapped.
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -20,49 +23,49 @@ use crate::stats::median;
 
 pub use crate::phases::{Measured, Phases};
 
-/// What one core is measured for, in milliseconds.
+/// Duration of the measurement on one core, in milliseconds.
 const ONE_CORE_MS: u64 = 40;
 
 /// Bytes of a cache line.
 const LINE_BYTES: f64 = 64.0;
 
-/// Whose messages they are.
+/// Implementation that sends the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
-    /// This project's.
+    /// This project's verbs.
     Ours,
-    /// The bare ring's.
+    /// The bare ring, which is the limit.
     Limit,
 }
 
-/// Messages between two cores of one distance.
+/// Times of messages between two cores that are all near, or all far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TwoCores {
-    /// Measured, a message.
+    /// Measured time per message, in ns.
     pub ns: f64,
-    /// Derived: `ns` less the busier end on one core, at least 0.
+    /// Derived: `ns` less the time of the busier end on one core, at least 0.
     pub waiting_ns: f64,
-    /// Modelled: lines of a message times the bounce of these rounds.
+    /// Modelled: cache lines per message times the median bounce of these rounds, in ns.
     pub lines_ns: f64,
-    /// Rounds.
+    /// Rounds that were measured between such cores.
     pub rounds: usize,
 }
 
-/// Where the time of a row's messages goes; medians of the rounds.
+/// Breakdown of the time of a row's messages; all figures are medians of the rounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Breakdown {
-    /// The row.
+    /// Row that was measured.
     pub row: Row,
-    /// Whose messages.
+    /// Implementation that sent the messages.
     pub side: Side,
-    /// On one core, measured.
+    /// Phases measured on one core.
     pub one_core: Measured,
-    /// Cache lines of a message, modelled.
+    /// Cache lines that a message moves, by the model.
     pub lines: f64,
-    /// With near cores, if there was such a round.
+    /// Times between near cores; `None` if no round had near cores.
     pub near: Option<TwoCores>,
-    /// With far cores, if there was such a round.
+    /// Times between far cores; `None` if no round had far cores.
     pub far: Option<TwoCores>,
 }
 
@@ -73,10 +76,11 @@ struct Round {
     bounce_ns: [f64; 2],
 }
 
-/// Measures the rows of the settings, which SEND as fast as they can; tells `on_row` before each.
+/// Measures the rows of the settings, which must SEND as fast as possible. Calls `on_row` before
+/// each row.
 ///
 /// # Errors
-/// When a row is of something else, or a measurement fails.
+/// When a row is not a row of SENDs, or a measurement fails.
 pub fn run(bench: &Bench, mut on_row: impl FnMut(Row)) -> Result<Vec<Breakdown>> {
     let rows = &bench.settings.rows;
     if let Some(row) = rows.iter().find(|row| row.sends().is_none()) {
@@ -125,7 +129,7 @@ fn round(bench: &Bench, row: Row, side: Side) -> Result<Round> {
     })
 }
 
-/// Lines that a message moves, by the model.
+/// Cache lines that a message moves, by the model.
 fn lines(limit: Limit) -> f64 {
     let record_bytes = if limit.has_payload { 32.0 } else { 16.0 };
     record_bytes / LINE_BYTES + 1.0 / 16.0
@@ -217,7 +221,7 @@ mod tests {
         let (near, far) = (result.near.unwrap(), result.far.unwrap());
         assert_eq!((near.ns, near.waiting_ns, near.rounds), (20.0, 4.0, 1));
         assert_eq!((far.ns, far.waiting_ns), (100.0, 84.0));
-        // Half a line of record, and a 16th of a line.
+        // Half a line for the record, and a 16th of a line for the receiver's progress.
         assert_eq!(far.lines_ns, 200.0 * 0.5625);
         assert_eq!(result.one_core.verified_ops, 30);
         assert!(result.one_core.instructions.is_none() && result.one_core.cycles.is_some());

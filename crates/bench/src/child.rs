@@ -1,14 +1,14 @@
-//! A child process that ends with its handle.
+//! A child process that is killed when its handle is dropped.
 
 use std::process::Child;
 
-/// A child process that does not outlive its handle.
+/// Handle of a child process, which is killed and waited for on drop.
 #[derive(Debug)]
 pub struct KillOnDrop(pub Child);
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
-        // It may have ended by itself; either way it is waited for.
+        // `kill` fails if the child has ended already; `wait` reaps the child in either case.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

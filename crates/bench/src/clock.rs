@@ -1,6 +1,6 @@
 //! The clock that the processes of a measurement share.
 
-/// Nanoseconds of a clock that all processes of this host share; on a simulated core virtual ones.
+/// Returns the monotonic time of this host in nanoseconds, or the virtual time on a simulated core.
 pub(crate) fn now_ns() -> u64 {
     if let Some(now) = simnic::now() {
         return u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
@@ -10,7 +10,7 @@ pub(crate) fn now_ns() -> u64 {
     whole + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
-/// Operations and the time that they took, as a rate in 10^6 a second.
+/// Returns the rate in 10^6 operations per second.
 #[allow(clippy::cast_precision_loss)] // far below 2^52 of either
 pub(crate) fn mops(ops: u64, elapsed_ns: u64) -> f64 {
     ops as f64 * 1e3 / elapsed_ns.max(1) as f64

@@ -1,5 +1,6 @@
-//! Collectives over a ring: how long they take, and whether their results are right. The same code measures threads over a
-//! real-time NIC and, in [`simulated::collective`](crate::simulated::collective), machines in virtual time.
+//! Collectives over a ring: measures their time and checks their results. The same code measures
+//! threads over a real-time NIC and, in [`simulated::collective`](crate::simulated::collective),
+//! machines in virtual time.
 
 use std::time::{Duration, Instant};
 
@@ -8,24 +9,25 @@ use collective::{Config, DataType, Reduction, Ring, ring_of};
 use serde::Serialize;
 use verbs::{Access, Context, MemoryRegion, ProtectionDomain};
 
-/// Which collective.
+/// A collective operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Collective {
-    /// Everyone gets the reduction of everyone's buffer.
+    /// Every rank gets the reduction of all ranks' buffers.
     AllReduce,
-    /// Everyone gets everyone's block.
+    /// Every rank gets every rank's block.
     AllGather,
-    /// Each gets the reduction of its block.
+    /// Each rank gets the reduction of its own block.
     ReduceScatter,
-    /// Everyone gets rank 0's buffer.
+    /// Every rank gets the buffer of rank 0.
     Broadcast,
-    /// Each sends its buffer to the next.
+    /// Each rank sends its buffer to the next rank.
     SendRecv,
 }
 
 impl Collective {
-    /// Bus bandwidth over algorithm bandwidth, as nccl-tests defines it: what a link carries for each byte of the buffer.
+    /// Returns the ratio of bus bandwidth to algorithm bandwidth, as nccl-tests defines it: the
+    /// bytes that a link carries for each byte of the buffer.
     #[must_use]
     #[allow(clippy::cast_precision_loss)] // 64 ranks at most
     pub fn bus_factor(self, ranks: usize) -> f64 {
@@ -37,51 +39,51 @@ impl Collective {
         }
     }
 
-    /// Whether blocks travel; else the whole buffer does.
+    /// Returns true if each step moves one block of the buffer, false if it moves the whole buffer.
     #[must_use]
     pub fn is_blockwise(self) -> bool {
         !matches!(self, Self::Broadcast | Self::SendRecv)
     }
 }
 
-/// What runs.
+/// Parameters of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Setup {
-    /// Which collective.
+    /// Collective that runs.
     pub collective: Collective,
-    /// How many ranks, 2 or more.
+    /// Number of ranks, 2 or more.
     pub ranks: usize,
-    /// Bytes of the buffer of a rank: of `f32`, which are summed.
+    /// Bytes of a rank's buffer; its elements are `f32`, and reductions sum them.
     pub bytes: usize,
-    /// How often it runs for a measurement.
+    /// Times that the collective runs in one measurement.
     pub iterations: usize,
-    /// Queue pairs of a connection.
+    /// Queue pairs per connection.
     pub lanes: usize,
-    /// Bytes of a slice, at most.
+    /// Maximum bytes of a slice.
     pub slice_bytes: usize,
 }
 
-/// What came of it.
+/// Result of a measurement.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Outcome {
-    /// Time of one collective, of the slowest rank, in ns.
+    /// Time of one collective on the slowest rank, in ns.
     pub time_ns: f64,
-    /// Bytes of the buffer over that time, in 10^9 bytes a second.
+    /// Bytes of the buffer divided by that time, in 10^9 bytes per second.
     pub algorithm_gb_s: f64,
-    /// Bytes that each link carries over that time, in 10^9 bytes a second.
+    /// Bytes that each link carries divided by that time, in 10^9 bytes per second.
     pub bus_gb_s: f64,
-    /// Whether all results before and after the measurement were right.
+    /// True if all results before and after the measurement were right.
     pub verified: bool,
 }
 
-/// What one rank found.
+/// Measurement of one rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
     took: Duration,
     verified: bool,
 }
 
-/// The outcome of all ranks.
+/// Combines the measurements of all ranks into the outcome.
 pub(crate) fn outcome(setup: &Setup, ranks: &[Measured]) -> Result<Outcome> {
     let slowest = ranks.iter().map(|rank| rank.took).max();
     let slowest = slowest.context("there are no ranks")?;
@@ -99,7 +101,7 @@ pub(crate) fn outcome(setup: &Setup, ranks: &[Measured]) -> Result<Outcome> {
     })
 }
 
-/// What a rank does: a checked run, the measured runs, and another checked run.
+/// Runs one rank: a checked run, the measured runs, and another checked run.
 pub(crate) fn rank(ring: &mut Ring, pd: &ProtectionDomain, setup: &Setup) -> Result<Measured> {
     let len = setup.bytes.max(4);
     let (buffer, other) = (pd.alloc(len, Access::ALL)?, pd.alloc(len, Access::ALL)?);
@@ -130,14 +132,14 @@ fn run_once(
     }
 }
 
-/// An element of a rank: small, so that sums of `f32` are exact.
+/// Returns an element of a rank's buffer. Values are small, so that sums of `f32` are exact.
 fn element(rank: usize, at: usize) -> f32 {
     #[allow(clippy::cast_precision_loss)] // below 64
     let value = ((at * 7 + rank * 5) % 61) as f32;
     value
 }
 
-/// Runs it once on buffers that were just filled: whether the result is right.
+/// Fills the buffers, runs the collective once, and returns true if the result is right.
 fn checked(
     ring: &mut Ring,
     buffer: &MemoryRegion,
@@ -179,7 +181,7 @@ fn checked(
         }))
 }
 
-/// Runs it in real time: a thread for each rank, over one device.
+/// Runs the measurement in real time, with a thread for each rank, over one device.
 ///
 /// # Errors
 /// When a verb or a rank fails.
@@ -207,7 +209,8 @@ pub fn run(context: &Context, config: &Config, setup: &Setup) -> Result<Outcome>
     outcome(setup, &measured)
 }
 
-/// What `memcpy` of so many bytes does on one core, in 10^9 bytes a second: the best of several runs.
+/// Returns the rate of `memcpy` of `bytes` bytes on one core, in 10^9 bytes per second. The best of
+/// several runs counts.
 #[must_use]
 pub fn memcpy_gb_s(bytes: usize) -> f64 {
     let from = vec![1u8; bytes.max(1)];

@@ -1,17 +1,17 @@
-//! Queue pairs of the two sides become known to each other over their link.
+//! Connection of queue pairs between the two sides of a link.
 
 use anyhow::{Context as _, Result, bail};
 use verbs::{Connected, PreparedQp, QpEndpoint, QueuePair};
 
 use crate::link::Link;
 
-/// Connects `qp` to the other side's: both send what they have, then both receive.
+/// Connects `qp` to the other side's queue pair: both sides send their endpoint, then both receive.
 pub(crate) fn connect<T: Connected>(link: &mut Link, qp: PreparedQp<T>) -> Result<QueuePair<T>> {
     let connected = connect_all(link, vec![qp])?.pop();
     connected.context("one queue pair was connected")
 }
 
-/// Connects each of `qps` to the other side's in its place.
+/// Connects each queue pair of `qps` to the other side's queue pair with the same index.
 pub(crate) fn connect_all<T: Connected>(
     link: &mut Link,
     qps: Vec<PreparedQp<T>>,
@@ -25,7 +25,8 @@ pub(crate) fn connect_all<T: Connected>(
     Ok(connected.collect::<Result<_, _>>()?)
 }
 
-/// Tells the other side this one's queue pairs; as many of its own.
+/// Sends the endpoints of this side's queue pairs and returns those of the other side, which has
+/// equally many.
 pub(crate) fn exchange(link: &mut Link, own: &[QpEndpoint]) -> Result<Vec<QpEndpoint>> {
     link.send(&own)?;
     let peers: Vec<QpEndpoint> = link.recv()?;

@@ -1,4 +1,4 @@
-//! What is measured, beside whom, and what is wanted of it.
+//! Rows of the benchmark, with the peer, the limit and the goal of each.
 
 use serde::{Deserialize, Serialize};
 
@@ -33,20 +33,20 @@ pub enum Row {
     RcSend,
     /// 8-byte UC SENDs.
     UcSend,
-    /// Header-only UD SENDs, one WR a post.
+    /// Header-only UD SENDs, one WR per post.
     UdSendSingle,
-    /// Header-only RC SENDs, one WR a post.
+    /// Header-only RC SENDs, one WR per post.
     #[serde(rename = "rc-send-0-single")]
     RcSend0Single,
-    /// Header-only UC SENDs, one WR a post.
+    /// Header-only UC SENDs, one WR per post.
     #[serde(rename = "uc-send-0-single")]
     UcSend0Single,
-    /// 8-byte UD SENDs, one WR a post.
+    /// 8-byte UD SENDs, one WR per post.
     #[serde(rename = "ud-send-8-single")]
     UdSend8Single,
-    /// 8-byte RC SENDs, one WR a post.
+    /// 8-byte RC SENDs, one WR per post.
     RcSendSingle,
-    /// 8-byte UC SENDs, one WR a post.
+    /// 8-byte UC SENDs, one WR per post.
     UcSendSingle,
     /// Requests and responses of 8 bytes over UD, in batches: the sequencer's design `rpc-batch`.
     Rpc,
@@ -54,7 +54,7 @@ pub enum Row {
     RcLatency,
     /// 8-byte RDMA WRITEs.
     RcWrite,
-    /// 8-byte RDMA WRITEs, one WR a post.
+    /// 8-byte RDMA WRITEs, one WR per post.
     RcWriteSingle,
     /// 8-byte fetch-and-adds.
     FetchAdd,
@@ -64,11 +64,11 @@ pub enum Row {
     WritePrivate,
     /// The sequencer's design `spec-s0`.
     Sequencer,
-    /// The same beside the sequencer's other designs.
+    /// The sequencer's design `spec-s0`, compared with the sequencer's other designs.
     SequencerLead,
     /// CPU time of an idle process with 1,000 connected queue pairs.
     IdleCpu,
-    /// Resident memory of the same process.
+    /// Resident memory of an idle process with 1,000 connected queue pairs.
     IdleMemory,
     /// 10,000 queue pairs created and connected.
     Connect,
@@ -82,39 +82,41 @@ pub enum Row {
     IbWriteLat,
     /// `ib_write_bw -s 65536`, unmodified.
     IbWriteBw,
-    /// `ib_write_bw -n 5` from its start to its end, less the time that it takes to fail without a device.
+    /// `ib_write_bw -n 5` from start to end, less the time that the program takes to fail without a
+    /// device.
     IbWriteStart,
     /// `ucx_perftest -t put_bw -D short -s 8`, unmodified, over `rc_verbs`.
     UctPut,
     /// `ucx_perftest -t ucp_put_bw -s 8`, unmodified, over `rc_verbs`.
     UcpPut,
-    /// 8-byte RC SENDs by packets, beside datagrams of the same size.
+    /// 8-byte RC SENDs over packets, compared with datagrams of the same size.
     WireSend,
-    /// 8-byte RDMA WRITEs by packets, beside datagrams of the same size.
+    /// 8-byte RDMA WRITEs over packets, compared with datagrams of the same size.
     WireWrite,
-    /// 8-byte RC SENDs by packets, beside a limit.
+    /// 8-byte RC SENDs over packets, compared with an absolute goal.
     WireSendRate,
-    /// 8-byte RDMA WRITEs by packets, beside a limit.
+    /// 8-byte RDMA WRITEs over packets, compared with an absolute goal.
     WireWriteRate,
-    /// 64 KiB RDMA WRITEs by packets, beside TCP.
+    /// 64 KiB RDMA WRITEs over packets, compared with TCP.
     WireTcp,
-    /// 64 KiB RDMA WRITEs by packets, beside datagrams of the same size.
+    /// 64 KiB RDMA WRITEs over packets, compared with datagrams of the same size.
     WireUdp,
-    /// One-way latency of an 8-byte RC SEND by packets.
+    /// One-way latency of an 8-byte RC SEND over packets.
     WireLatency,
-    /// 64 KiB RDMA WRITEs by packets of which 1 % are lost, beside the same without loss.
+    /// 64 KiB RDMA WRITEs over packets of which 1 % are lost, compared with the same row without
+    /// loss.
     WireLoss,
-    /// CPU time of an idle process with 1,000 queue pairs that are connected by packets.
+    /// CPU time of an idle process with 1,000 queue pairs that are connected over packets.
     WireIdle,
 }
 
-/// What a row's figures count.
+/// Unit of a row's figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// 10^6 operations a second.
+    /// 10^6 operations per second.
     Mops,
-    /// 10^9 bytes a second.
+    /// 10^9 bytes per second.
     GbytesPerS,
     /// Nanoseconds.
     Ns,
@@ -129,7 +131,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// For a column of figures.
+    /// Returns the unit's name for a column of figures.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -143,34 +145,34 @@ impl Unit {
         }
     }
 
-    /// Whether more of it is better.
+    /// Returns true if more of the unit is better.
     #[must_use]
     pub fn more_is_better(self) -> bool {
         matches!(self, Unit::Mops | Unit::GbytesPerS)
     }
 }
 
-/// What is wanted of a row.
+/// Goal of a row: a ratio, or a figure in the row's unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Goal {
-    /// The least that is acceptable.
+    /// Worst figure that is acceptable.
     pub at_least: f64,
-    /// What to aim for.
+    /// Figure to aim for.
     pub aim_for: f64,
 }
 
-/// Whether two cores share a cache, by their bounce time.
+/// Distance of two cores, judged by their bounce time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Distance {
-    /// They do.
+    /// The cores share a cache.
     Near,
-    /// They do not.
+    /// The cores share no cache.
     Far,
 }
 
 impl Distance {
-    /// From the one-way bounce time of a cache line.
+    /// Returns the distance for a one-way bounce time of a cache line.
     #[must_use]
     pub fn of_bounce_ns(ns: f64) -> Distance {
         if ns <= NEAR_NS {
@@ -182,7 +184,7 @@ impl Distance {
 }
 
 impl Row {
-    /// The software NIC as this project's own programs use it, in the order of the table.
+    /// Rows of the software NIC as this project's programs use it, in the order of the table.
     pub const EMBEDDED: [Row; 24] = [
         Row::UdSend,
         Row::RcSend0,
@@ -210,7 +212,7 @@ impl Row {
         Row::Connect,
     ];
 
-    /// The drop-in libraries as unmodified programs use them, in the order of the table.
+    /// Rows of the drop-in libraries as unmodified programs use them, in the order of the table.
     pub const DROP_IN: [Row; 8] = [
         Row::IbSendBw,
         Row::IbSendBwUd,
@@ -222,7 +224,8 @@ impl Row {
         Row::UcpPut,
     ];
 
-    /// The software NIC by packets between two addresses of this host, in the order of the table.
+    /// Rows of the software NIC over packets between two addresses of this host, in the order of
+    /// the table.
     pub const WIRE: [Row; 9] = [
         Row::WireSend,
         Row::WireWrite,
@@ -235,13 +238,13 @@ impl Row {
         Row::WireIdle,
     ];
 
-    /// Every row.
+    /// Returns every row.
     pub fn all() -> impl Iterator<Item = Row> {
         let rows = Row::EMBEDDED.into_iter().chain(Row::DROP_IN);
         rows.chain(Row::WIRE)
     }
 
-    /// For `--only`.
+    /// Returns the row's name for `--only`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -289,7 +292,7 @@ impl Row {
         }
     }
 
-    /// The SENDs of a row that sends as fast as it can.
+    /// Returns the row's SENDs, if the row SENDs as fast as possible.
     #[must_use]
     pub fn sends(self) -> Option<Sends> {
         let (verb, payload_bytes, list) = match self {
@@ -314,7 +317,7 @@ impl Row {
         })
     }
 
-    /// What bounds it on these cores, if it moves messages and nothing else.
+    /// Returns the bare-ring limit on these cores, if the row exchanges only messages.
     #[must_use]
     pub fn limit(self) -> Option<Limit> {
         let bare = |exchange, list| Limit {
@@ -329,7 +332,7 @@ impl Row {
         }
     }
 
-    /// What is wanted of its share of the limit.
+    /// Returns the goal for the row's share of its limit.
     #[must_use]
     pub fn limit_goal(self) -> Option<Goal> {
         let limit = self.limit()?;
@@ -342,7 +345,7 @@ impl Row {
         Some(Goal { at_least, aim_for })
     }
 
-    /// What its figures count.
+    /// Returns the unit of the row's figures.
     #[must_use]
     pub fn unit(self) -> Unit {
         if self.sends().is_some() {
@@ -373,12 +376,13 @@ impl Row {
             Row::IbWriteStart => Unit::Ms,
             Row::IdleCpu | Row::WireIdle => Unit::CpuPercent,
             Row::IdleMemory => Unit::Mib,
-            // Rows of SENDs have theirs above.
+            // Rows of SENDs were handled above.
             _ => Unit::S,
         }
     }
 
-    /// Who is measured beside it; `None` where a limit is set instead.
+    /// Returns the peer that is measured beside the row, or `None` if an absolute goal is set
+    /// instead.
     #[must_use]
     pub fn peer(self) -> Option<Peer> {
         if self.sends().is_some() {
@@ -405,8 +409,8 @@ impl Row {
         }
     }
 
-    /// What is wanted of it: a ratio to the peer, or a figure in the row's own unit; `None` where only its share of the
-    /// limit counts.
+    /// Returns the goal of the row: a ratio to the peer, or a figure in the row's own unit. `None`
+    /// if only the share of the limit counts.
     #[must_use]
     pub fn goal(self, distance: Distance) -> Option<Goal> {
         if let Some(sends) = self.sends() {
@@ -431,13 +435,13 @@ impl Row {
             (Row::WireUdp, _) => (0.8, 0.9),
             (Row::WireLatency, _) => (1.5, 1.2),
             (Row::WireIdle, _) => (0.0, 0.0),
-            // Rows of SENDs have theirs above.
+            // Rows of SENDs were handled above.
             _ => (2.0, 2.0),
         };
         Some(Goal { at_least, aim_for })
     }
 
-    /// Whether `figure` (a ratio, or a value where there is no peer) reaches `wanted`.
+    /// Returns true if `figure` (a ratio, or a value if the row has no peer) reaches `wanted`.
     #[must_use]
     pub fn reaches(self, figure: f64, wanted: f64) -> bool {
         if self.unit().more_is_better() {
@@ -448,7 +452,8 @@ impl Row {
     }
 }
 
-/// What is wanted of a row of SENDs beside UCX's active messages, which are posted one by one.
+/// Returns the goal of a row of SENDs compared with UCX's active messages, which are posted one by
+/// one.
 fn sends_goal(sends: Sends, distance: Distance) -> Goal {
     let (at_least, aim_for) = match (sends.list, sends.verb, distance) {
         (1, _, _) => (1.0, 2.0),

@@ -1,7 +1,9 @@
-//! Small programs, two for each design guideline: one breaks it and one keeps it, and both do the same work.
+//! Small programs, two for each design guideline: one breaks the guideline, the other keeps it.
+//! Both do the same work.
 //!
-//! Most are streams of one verb ([`crate::micro`]) to another process on the software NIC, and from all cores of a
-//! machine to others on a simulated NIC. The rest talk to themselves through queue pairs of one process.
+//! Most programs are streams of one verb ([`crate::micro`]). On the software NIC, a stream goes to
+//! another process. On a simulated NIC, streams go from all cores of a machine to other machines.
+//! The remaining programs send to themselves through queue pairs of one process.
 
 use std::time::{Duration, Instant};
 
@@ -21,45 +23,47 @@ use crate::simulated;
 
 /// A guideline's two programs.
 pub struct Programs {
-    /// The guideline, by its name in `nicmodel::guidelines`.
+    /// Name of the guideline in `nicmodel::guidelines`.
     pub guideline: &'static str,
-    /// The NIC on which it applies.
+    /// Profile of the NIC to which the guideline applies.
     pub nic: &'static str,
-    /// What the one does that breaks it.
+    /// Description of the program that breaks the guideline.
     pub breaks: &'static str,
-    /// What the other does instead.
+    /// Description of the program that keeps the guideline.
     pub keeps: &'static str,
-    /// Threads of the program on that NIC, each like the one that runs on the software NIC.
+    /// Number of threads of the program on that NIC. Each does what the single thread on the
+    /// software NIC does.
     threads: u32,
-    /// Machines that these send to, or get from.
+    /// Machines that these threads send to or READ from.
     peers: u32,
     program: Program,
 }
 
-/// What runs.
+/// Kind of program.
 enum Program {
-    /// A stream, and whether its work is counted in bytes and not in operations.
+    /// A stream of one verb. If `in_bytes` is true, its work is counted in bytes instead of
+    /// operations.
     Stream {
         of: fn(bool) -> (Verb, Knobs),
         in_bytes: bool,
         receive: fn(bool) -> Receive,
     },
-    /// Rounds of something, and what that is on a simulated NIC.
+    /// Rounds of a function on the software NIC, and the equivalent on a simulated NIC.
     Rounds {
         run: fn(&Lab, bool, u64) -> Result<()>,
         simulated: Simulated,
     },
 }
 
-/// What a program is on a simulated NIC.
+/// Equivalent of a program of rounds on a simulated NIC.
 enum Simulated {
-    /// Its rate, in 10^6 a second.
+    /// Computes the rate, in 10^6 per second.
     Rate(fn(&Profile, bool) -> Result<f64>),
-    /// Nothing, and why.
+    /// No equivalent exists, for this reason.
     No(&'static str),
 }
 
-/// Virtual time of a stream.
+/// Virtual duration of a stream, in ms.
 const VIRTUAL_MS: u64 = 3;
 
 const fn stream(of: fn(bool) -> (Verb, Knobs)) -> Program {
@@ -70,12 +74,12 @@ const fn stream(of: fn(bool) -> (Verb, Knobs)) -> Program {
     }
 }
 
-/// Either of two.
+/// Returns `kept` if `keeps` is true, and `broken` otherwise.
 fn pick<T>(keeps: bool, kept: T, broken: T) -> T {
     if keeps { kept } else { broken }
 }
 
-/// Every guideline's programs.
+/// The programs of all guidelines.
 pub const ALL: [Programs; 13] = [
     Programs {
         guideline: "doorbell-batching",
@@ -317,23 +321,24 @@ pub const ALL: [Programs; 13] = [
     },
 ];
 
-/// The programs of a guideline.
+/// Returns the programs of a guideline.
 #[must_use]
 pub fn by_name(guideline: &str) -> Option<&'static Programs> {
     ALL.iter().find(|programs| programs.guideline == guideline)
 }
 
 impl Programs {
-    /// Runs one of the two on the software NIC for so many rounds, or for a millisecond for each 100; its work a
-    /// second. `worker` starts the other process of a stream.
+    /// Runs one of the two programs on the software NIC and returns its work per second. A program
+    /// of rounds runs `rounds` rounds; a stream runs 1 ms per 100 rounds. `worker` starts the other
+    /// process of a stream.
     ///
     /// # Errors
-    /// The device cannot, or a completion failed or did not come.
+    /// The device cannot run the program, or a completion failed or did not arrive.
     pub fn run(&self, keeps: bool, rounds: u64, worker: Exe) -> Result<f64> {
         match &self.program {
             Program::Rounds { run, .. } => {
                 let lab = Lab::new()?;
-                // Connections and memory are touched once before anything is timed.
+                // Warm up: touch connections and memory before the timed run.
                 run(&lab, keeps, 1)?;
                 let begun = Instant::now();
                 run(&lab, keeps, rounds)?;
@@ -350,8 +355,8 @@ impl Programs {
         }
     }
 
-    /// Runs one of the two on simulated machines with a NIC, in virtual time; its work a second. The other way round
-    /// says why it cannot.
+    /// Runs one of the two programs on simulated machines with a NIC, in virtual time. Returns its
+    /// work per second, or as the inner error the reason why the program cannot be simulated.
     ///
     /// # Errors
     /// When the profile lacks what a simulation needs, or a verb fails.
@@ -370,8 +375,8 @@ impl Programs {
         }
     }
 
-    /// Of the processes that were counted on the software NIC the one in question, as a program with all its threads on
-    /// the guideline's NIC.
+    /// Selects the relevant process among those counted on the software NIC and scales its profile
+    /// up. The result has all threads of the program on the guideline's NIC.
     #[must_use]
     pub fn on_nic(&self, keeps: bool, counted: &[OperationProfile]) -> Option<OperationProfile> {
         let (inbound, receive) = match &self.program {
@@ -389,7 +394,7 @@ impl Programs {
             false => counted.iter().max_by_key(|process| process.operations())?,
         };
         let mut all = one.clone();
-        // What a program cannot see: a NIC's own way to deliver.
+        // The NIC decides how it delivers a message; the counts of a program cannot show it.
         for counted in all.queue_pairs.iter_mut().flat_map(|qp| &mut qp.received) {
             counted.operation.receive = receive;
         }
@@ -418,7 +423,7 @@ impl Programs {
         Ok(Task::Stream(Stream::new(verb, &knobs, ms)?))
     }
 
-    /// Operations a second, or bytes.
+    /// Returns the work per second, in operations or in bytes.
     fn work(&self, task: &Task, outcome: &Outcome) -> Result<f64> {
         let Outcome::Rate(rate) = outcome else {
             bail!("a stream has a rate");
@@ -434,12 +439,12 @@ impl Programs {
     }
 }
 
-/// Longest wait for a completion.
+/// Maximum wait for a completion.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Memory that the programs read and write.
+/// Bytes of memory that the programs read and write.
 const REGION_BYTES: usize = 64 << 10;
 
-/// What every program has: a device, memory, and a completion queue.
+/// Resources that every program uses: a device, memory, and a completion queue.
 struct Lab {
     pd: ProtectionDomain,
     cq: CompletionQueue,
@@ -471,7 +476,7 @@ impl Lab {
         Ok((a.connect(&to_b)?, b.connect(&to_a)?))
     }
 
-    /// A UD queue pair, and the way to it.
+    /// Creates a UD queue pair and its destination.
     fn datagram(&self) -> Result<(QueuePair<Ud>, UdDestination)> {
         let qp = self.pd.qp::<Ud>(&self.cq, &self.cq);
         let qp = qp
@@ -494,7 +499,7 @@ impl Lab {
         Ok(recvs)
     }
 
-    /// Waits for so many completions, which must be good.
+    /// Waits for `count` successful completions.
     fn wait(&self, mut count: usize) -> Result<()> {
         let mut buffer = WcBuffer::<32>::new();
         while count > 0 {
@@ -515,7 +520,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Rounds of one-sided operations: so many at a time, in lists, some signaled, and then a wait for all.
+    /// Runs rounds of one-sided operations. Each round posts `window` operations in postlists,
+    /// signals some of them, and waits for all completions.
     fn one_sided(
         &self,
         window: usize,
@@ -547,7 +553,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Rounds of a list of datagrams, which are received.
+    /// Runs rounds that send a postlist of datagrams and receive all of them.
     fn datagrams(
         &self,
         window: usize,
@@ -571,7 +577,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Rounds of requests by UC WRITE and responses by UD SENDs in lists.
+    /// Runs rounds of requests by UC WRITEs and responses by UD SENDs, both in postlists.
     fn requests(&self, window: usize, rounds: u64) -> Result<()> {
         let (client, _server) = self.connected::<Uc>()?;
         let (receiver, to) = self.datagram()?;
@@ -606,7 +612,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Rounds of one SEND on each of so many connected queue pairs.
+    /// Runs rounds of one SEND on each of `queue_pairs` connected queue pairs.
     fn many(&self, queue_pairs: usize, rounds: u64) -> Result<()> {
         let mut pairs = Vec::new();
         for _ in 0..queue_pairs {
@@ -642,7 +648,8 @@ mod tests {
                 simulated.unwrap_or_else(|error| panic!("{}: {error:#}", guideline.name))
             };
             if let (Ok(broken), Ok(kept)) = (work(false), work(true)) {
-                // What READs miss in the NIC's cache is fetched again while others are served.
+                // The NIC serves other READs while it fetches the WQEs that its cache missed, so
+                // the rates may be equal.
                 let least = pick(guideline.name == "read-window", 0.99, 1.15);
                 assert!(kept > least * broken, "{}: {broken} {kept}", guideline.name);
             }

@@ -1,4 +1,4 @@
-//! The jobs that a driver gives to the responder's process.
+//! Jobs that a driver sends to the worker process.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,94 +15,94 @@ use crate::peers::lmdb::order::Serve;
 use crate::pin::Cores;
 use crate::probe::question::Probe;
 
-/// One job.
+/// A job.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Job {
-    /// Be the other end of one verb's measurement.
+    /// Run the other end of one verb's measurement.
     Micro(MicroOrder),
-    /// Be the other end of many queue pairs.
+    /// Run the other end of many queue pairs.
     Connections(ConnectionsOrder),
-    /// Be the target of WRITEs that are looked at.
+    /// Run the target of probed WRITEs.
     Probe(ProbeOrder),
     /// Answer requests, and sleep between them.
     Events(EventsOrder),
-    /// Be one of a crowd.
+    /// Run one member of a crowd.
     Crowd(MemberOrder),
-    /// Be the server of requests at some depth.
+    /// Run the server of requests at a given depth.
     Depth(DepthOrder),
-    /// Be the target of copies without a NIC.
+    /// Run the target of copies without a NIC.
     HostCopy(Copies),
-    /// Be the other end of messages through bare rings.
+    /// Run the other end of messages through bare rings.
     Bare(Bare),
-    /// Be the other end of datagrams without a NIC.
+    /// Run the other end of datagrams without a NIC.
     Datagrams(Datagrams),
-    /// Be the server of an ordered store without a NIC.
+    /// Run the server of an ordered store without a NIC.
     Lmdb(Serve),
-    /// Be the driver of a measurement whose other end is a process that this one starts.
+    /// Drive a measurement whose other end is a process that this worker starts.
     Drive(DriveOrder),
-    /// End.
+    /// End the worker.
     Stop,
 }
 
-/// A measurement in an environment that the driver of the benchmark does not have.
+/// A measurement in a process with another environment than the benchmark's driver.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DriveOrder {
     pub(crate) cores: Cores,
-    /// Starts the process at the other end.
+    /// Program that runs at the other end.
     pub(crate) far: Exe,
-    /// The NIC of both processes.
+    /// NIC of both processes.
     pub(crate) nic: NicChoice,
     pub(crate) what: Driven,
 }
 
-/// What is measured.
+/// Measurement to drive.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Driven {
-    /// One verb.
+    /// Measurement of one verb.
     Task(Task),
-    /// CPU time of the process at the other end, which is idle.
+    /// Measurement of the CPU time of an idle process at the other end.
     IdleCpu {
-        /// Its connected queue pairs.
+        /// Connected queue pairs of the idle process.
         queue_pairs: usize,
     },
 }
 
-/// A part of a measurement of one verb.
+/// One process's part of a measurement of one verb.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MicroOrder {
-    /// The worker's NIC.
+    /// NIC of the worker.
     pub(crate) nic: NicChoice,
     pub(crate) task: Task,
-    /// Threads of the worker.
+    /// Number of the worker's threads, one per lane.
     pub(crate) lanes: usize,
-    /// Cores for the lanes' threads, in turn; on another host those that it chooses itself.
+    /// Cores for the lanes' threads, used in turn. A worker on another host chooses its own cores.
     pub(crate) cores: Vec<usize>,
 }
 
 /// Queue pairs that are connected all at once.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ConnectionsOrder {
-    /// The worker's NIC.
+    /// NIC of the worker.
     pub(crate) nic: NicChoice,
     pub(crate) queue_pairs: usize,
-    /// Whether the worker then sleeps until it is told to end.
+    /// True if the worker then sleeps until the driver ends the job.
     pub(crate) idle: bool,
 }
 
 /// A probe of WRITEs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ProbeOrder {
-    /// The target's NIC.
+    /// NIC of the target.
     pub(crate) nic: NicChoice,
     pub(crate) probe: Probe,
 }
 
-/// Round trips between processes that sleep: answer every request.
+/// Round trips between processes that sleep; the worker answers every request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct EventsOrder {
-    /// The worker's NIC, where it needs one.
+    /// NIC of the worker, used only by [`Transport::Verbs`].
     pub(crate) nic: NicChoice,
     pub(crate) transport: Transport,
 }

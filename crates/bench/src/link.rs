@@ -1,6 +1,6 @@
-//! How the two processes of a benchmark talk besides the verbs: JSON, one value per line.
+//! Control channel between the two processes of a benchmark: JSON, one value per line.
 //!
-//! A line that begins with `!` says why its sender has failed.
+//! A line that begins with `!` holds the reason why its sender has failed.
 
 mod fan;
 mod gate;
@@ -25,22 +25,22 @@ pub(crate) use gate::Gate;
 use gone::Gone;
 pub(crate) use gone::cause;
 
-/// Begins a line that says why its sender has failed.
+/// First character of a line that holds the reason why its sender has failed.
 const FAILED: char = '!';
 
-/// How to start the other process: this program again, in its worker's role.
+/// Command that starts the other process: this program again, in the worker's role.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Exe {
-    /// The program.
+    /// Path of the program.
     pub path: PathBuf,
-    /// The arguments that make it call [`crate::worker::serve`].
+    /// Arguments that make the program call [`crate::worker::serve`].
     pub args: Vec<String>,
-    /// Environment variables that it gets beside those of this process.
+    /// Environment variables that are added to those of this process.
     pub envs: Vec<(String, String)>,
 }
 
 impl Exe {
-    /// The same with further environment variables.
+    /// Returns the same command with further environment variables.
     #[must_use]
     pub(crate) fn with_envs<'a>(&self, envs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Exe {
         let mut exe = self.clone();
@@ -56,9 +56,10 @@ impl Exe {
 pub struct Link {
     reader: Box<dyn BufRead + Send>,
     writer: Box<dyn Write + Send>,
-    /// The worker, at the driver's end.
+    /// The worker process, at the driver's end.
     child: Option<KillOnDrop>,
-    /// Where this end waits for others of its own side, when it meets the other end.
+    /// Gate at which the threads of this side wait for each other whenever this end meets the other
+    /// end.
     gate: Option<Arc<Gate>>,
 }
 
@@ -71,11 +72,11 @@ impl std::fmt::Debug for Link {
 }
 
 impl Link {
-    /// The worker's end, over standard input and output. From here on this process ends when the
-    /// one that started it does, even if that is killed.
+    /// Returns the worker's end, over standard input and output. From this call on, the process is
+    /// killed when its parent ends, even if the parent is killed.
     #[must_use]
     pub fn stdio() -> Link {
-        // Where the kernel has no such signal, a closed pipe ends the worker when it next listens.
+        // On a kernel without this signal, a closed pipe ends the worker at its next receive.
         let _ = set_parent_process_death_signal(Some(Signal::KILL));
         Link {
             reader: Box::new(BufReader::new(std::io::stdin())),
@@ -85,12 +86,12 @@ impl Link {
         }
     }
 
-    /// An end of a connection to another host.
+    /// Makes an end of a connection to another host.
     ///
     /// # Errors
-    /// When the system has no descriptor to give.
+    /// When the system has no free file descriptor.
     pub fn tcp(stream: TcpStream) -> Result<Link> {
-        // Lines are short, and each is waited for.
+        // Lines are short, and each is awaited: disable Nagle's algorithm.
         stream.set_nodelay(true)?;
         Ok(Link {
             reader: Box::new(BufReader::new(stream.try_clone()?)),
@@ -100,7 +101,7 @@ impl Link {
         })
     }
 
-    /// Starts a worker on `core`; it is killed when the link is dropped.
+    /// Starts a worker on `core`. Dropping the link kills the worker.
     ///
     /// # Errors
     /// When the program cannot be started.
@@ -123,10 +124,10 @@ impl Link {
         })
     }
 
-    /// Two connected ends inside one process, for a worker that is a thread.
+    /// Makes two connected ends inside one process, for a worker that is a thread.
     ///
     /// # Errors
-    /// When the system has no pipe to give.
+    /// When the system cannot create a pipe.
     pub fn pair() -> Result<(Link, Link)> {
         let (left_reader, right_writer) = std::io::pipe()?;
         let (right_reader, left_writer) = std::io::pipe()?;
@@ -142,8 +143,8 @@ impl Link {
         ))
     }
 
-    /// Two connected ends for two threads of a simulated cluster, which share a thread of this process: who waits for
-    /// the other one lets virtual time pass.
+    /// Makes two connected ends for two threads of a simulated cluster, which share a thread of
+    /// this process. Waiting for the other end lets virtual time pass.
     #[must_use]
     pub fn simulated_pair() -> (Link, Link) {
         let (there, back) = (Pipe::default(), Pipe::default());
@@ -156,7 +157,7 @@ impl Link {
         (end(&back, &there), end(&there, &back))
     }
 
-    /// The worker's process id, at the driver's end of a spawned one.
+    /// Returns the process id of a spawned worker, at the driver's end.
     #[must_use]
     pub fn worker_pid(&self) -> Option<u32> {
         self.child.as_ref().map(|child| child.0.id())
@@ -175,20 +176,22 @@ impl Link {
             .map_err(|_| Gone("the other process of the benchmark is gone".to_owned()).into())
     }
 
-    /// Says why this end goes no further; to one that is gone already nothing.
+    /// Sends the reason why this end has failed. Errors are ignored, because the other end may be
+    /// gone.
     pub fn fail(&mut self, error: &anyhow::Error) {
         if let Ok(reason) = serde_json::to_string(&format!("{error:#}")) {
-            // At once, since a lane of a fan takes each write for a line.
+            // One write, because a lane of a fan takes each write for a line.
             let line = format!("{FAILED}{reason}\n");
             let _ = self.writer.write_all(line.as_bytes());
             let _ = self.writer.flush();
         }
     }
 
-    /// Both ends come here before either goes on; an end with a gate waits there in between.
+    /// Waits until both ends have called this function. An end with a gate also waits at the gate
+    /// for the other threads of its side.
     ///
     /// # Errors
-    /// When the other end is gone, or one behind the gate has given up.
+    /// When the other end is gone, or another thread of this side has given up.
     pub(crate) fn meet(&mut self) -> Result<()> {
         let Some(gate) = self.gate.clone() else {
             self.send(&"ready")?;
@@ -200,7 +203,7 @@ impl Link {
         self.send(&"ready")
     }
 
-    /// Puts a gate where this end meets the other one.
+    /// Sets the gate at which this end waits when it meets the other end.
     pub(crate) fn through(&mut self, gate: &Arc<Gate>) {
         self.gate = Some(Arc::clone(gate));
     }
@@ -208,7 +211,7 @@ impl Link {
     /// Receives one value.
     ///
     /// # Errors
-    /// When the other end is gone, or said something else.
+    /// When the other end is gone, or sent a value of another type.
     pub fn recv<T: DeserializeOwned>(&mut self) -> Result<T> {
         match self.recv_or_end()? {
             Some(value) => Ok(value),
@@ -219,10 +222,10 @@ impl Link {
         }
     }
 
-    /// Receives one value; `None` when the other end is gone.
+    /// Receives one value, or `None` when the other end is gone.
     ///
     /// # Errors
-    /// When the other end said something else, or that it has failed.
+    /// When the other end sent a value of another type, or reported a failure.
     pub fn recv_or_end<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         let mut line = String::new();
         let read = self.reader.read_line(&mut line).map_err(|error| {
@@ -243,11 +246,11 @@ impl Link {
     }
 }
 
-/// Bytes from one simulated thread to another, and whether that is all.
+/// Bytes from one simulated thread to another, and whether the writer has closed.
 #[derive(Clone, Default)]
 struct Pipe(Arc<Mutex<(VecDeque<u8>, bool)>>);
 
-/// The end that writes; dropping it ends what the other one reads.
+/// The writing end of a pipe; dropping it ends the stream.
 struct Closing(Pipe);
 
 impl Read for Pipe {

@@ -7,21 +7,21 @@ use verbs::{
     QpBuilder, Transport,
 };
 
-/// Which NIC a workload runs on.
+/// Selection of the NIC that a workload runs on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NicChoice {
-    /// Its provider: `softnic` or `system`.
+    /// Provider: `softnic` or `system`.
     pub provider: String,
-    /// Its name; the provider's first without one.
+    /// Device name; `None` selects the provider's first device.
     pub device: Option<String>,
-    /// Its port, from 1.
+    /// Port number, counted from 1.
     pub port_num: u8,
-    /// The entry of the port's GID table that it sends from; the best without one.
+    /// Index of the source GID in the port's GID table; `None` selects the best one.
     pub gid_index: Option<u8>,
 }
 
 impl NicChoice {
-    /// The first device of a provider, and its first port.
+    /// Selects the first device of a provider, and its first port.
     #[must_use]
     pub fn first_of(provider: &str) -> NicChoice {
         NicChoice {
@@ -32,28 +32,28 @@ impl NicChoice {
         }
     }
 
-    /// The name of the device that is chosen.
+    /// Returns the name of the selected device.
     ///
     /// # Errors
-    /// When there is no such provider or device; the message lists those that are there.
+    /// When the provider or the device does not exist. The message lists those that exist.
     pub fn device_name(&self) -> Result<String> {
         let provider = Provider::by_name(&self.provider)?;
         Ok(provider.device(self.device.as_deref())?.name().to_owned())
     }
 }
 
-/// Pages of registered memory.
+/// Page size of registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pages {
-    /// Of 4 KiB.
+    /// Pages of 4 KiB.
     Small,
-    /// Of 2 MiB, which an administrator has to reserve.
+    /// Pages of 2 MiB, which an administrator has to reserve.
     Huge,
 }
 
 impl Pages {
-    /// As on the command line and in JSON.
+    /// Returns the name on the command line and in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -82,7 +82,7 @@ impl Nic {
         })
     }
 
-    /// The first port of an open device.
+    /// Allocates a protection domain on an open device, for its first port.
     pub(crate) fn on(context: &Context) -> Result<Nic> {
         Ok(Nic {
             pd: context.alloc_pd()?,
@@ -92,7 +92,7 @@ impl Nic {
         })
     }
 
-    /// Starts making a queue pair on the chosen port.
+    /// Returns a builder of a queue pair on the selected port.
     pub(crate) fn qp<T: Transport>(
         &self,
         send_cq: &CompletionQueue,
@@ -105,7 +105,7 @@ impl Nic {
         }
     }
 
-    /// Registered memory, in pages of one kind if that was asked for.
+    /// Allocates registered memory, in pages of the given size if any.
     pub(crate) fn alloc(
         &self,
         bytes: usize,
@@ -127,7 +127,7 @@ impl Nic {
     }
 }
 
-/// Why there is no memory in huge pages, and what to do.
+/// Returns a message that says why huge pages are missing, and what to do.
 fn no_huge_pages(bytes: usize) -> String {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let free = info
@@ -140,15 +140,16 @@ fn no_huge_pages(bytes: usize) -> String {
     )
 }
 
-/// The number of bytes or WRs of something small.
+/// Converts a small number of bytes or WRs; larger numbers saturate.
 pub(crate) fn small(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-/// Takes successful completions from `cq` into `on_each`; the number taken.
+/// Polls `cq` and passes each successful completion to `on_each`. Returns the number of
+/// completions.
 ///
 /// # Errors
-/// The first failed completion.
+/// When a completion has failed, or `on_each` fails.
 #[inline]
 pub(crate) fn reap<const N: usize>(
     cq: &CompletionQueue,

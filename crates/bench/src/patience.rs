@@ -1,16 +1,17 @@
-//! How long a benchmark waits for what should come at once.
+//! Timeouts of a benchmark.
 
 use anyhow::{Result, bail};
 
 use crate::clock::now_ns;
 
-/// How long a benchmark waits for something that should come at once.
+/// Timeout for an event that should happen at once, in ns.
 pub(crate) const PATIENCE_NS: u64 = 10_000_000_000;
 
-/// What a look at memory that has not changed takes of a simulated core in nanoseconds, as in [`verbs::Waiter`].
+/// Time of one poll of unchanged memory on a simulated core, in nanoseconds, as in
+/// [`verbs::Waiter`].
 const LOOK: u64 = 20;
 
-/// Notices when nothing has come for too long, without reading the clock each time.
+/// A timeout that does not read the clock at each poll.
 pub(crate) struct Patience {
     empty: u32,
     since_ns: Option<u64>,
@@ -28,8 +29,9 @@ impl Patience {
         }
     }
 
-    /// One that looks again at once, for latencies: a processor's pause takes up to a hundred cycles,
-    /// and makes an emulated one leave its translated code.
+    /// Creates a timeout that polls again without a pause, for latencies. A processor's pause
+    /// instruction takes up to a hundred cycles, and makes an emulated processor leave its
+    /// translated code.
     pub(crate) fn eager(limit_ns: u64) -> Patience {
         Patience {
             pauses: false,
@@ -37,14 +39,14 @@ impl Patience {
         }
     }
 
-    /// Something came.
+    /// Restarts the timeout after an event.
     #[inline]
     pub(crate) fn reset(&mut self) {
         self.empty = 0;
         self.since_ns = None;
     }
 
-    /// Nothing came; true when that has been so for the whole time.
+    /// Notes a poll without an event. Returns true once no event has happened for the whole time.
     #[inline]
     pub(crate) fn is_over(&mut self) -> bool {
         if simnic::is_simulated() {
@@ -60,12 +62,13 @@ impl Patience {
         now - *self.since_ns.get_or_insert(now) > self.limit_ns
     }
 
-    /// When nothing came any more, about; now, if something did lately.
+    /// Returns the approximate time of the last event in ns, or the current time if an event
+    /// happened lately.
     pub(crate) fn quiet_since_ns(&self) -> u64 {
         self.since_ns.unwrap_or_else(now_ns)
     }
 
-    /// As an error.
+    /// Notes a poll without an event. Fails once no event has happened for the whole time.
     #[inline]
     pub(crate) fn check(&mut self, what: &str) -> Result<()> {
         if self.is_over() {

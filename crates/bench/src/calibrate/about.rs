@@ -1,4 +1,4 @@
-//! What is known of a machine without measuring.
+//! Facts about a machine that need no measurement.
 
 use nicmodel::profile::LinkLayer;
 
@@ -7,14 +7,14 @@ use nicmodel::profile::LinkLayer;
 pub struct About {
     /// Name of the profile.
     pub name: String,
-    /// NIC and machine in a line.
+    /// NIC and machine, in one line.
     pub title: String,
-    /// What else a reader should know.
+    /// Further remarks for a reader of the profile.
     pub about: String,
-    /// What its port speaks.
+    /// Link layer of the NIC's port.
     pub link_layer: LinkLayer,
-    /// Numbers that somebody says: key, value, who.
+    /// Published numbers: key, value, and source.
     pub said: Vec<(&'static str, f64, String)>,
-    /// Cores that post.
+    /// Number of cores that post.
     pub cores: usize,
 }

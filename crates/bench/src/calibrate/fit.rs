@@ -1,45 +1,46 @@
-//! From rates to the numbers of a profile. Each is the one that makes the model give the rate, with the numbers that were
-//! fitted before it; `nicmodel` says what a rate is made of.
+//! Fits the numbers of a profile to measured rates. Each number is the one with which the model
+//! gives the measured rate, given the numbers fitted before it. `nicmodel` documents how a rate
+//! follows from the numbers.
 
 use nicmodel::Profile;
 use nicmodel::bounds::Resource;
 
 use super::probes::{LINK_BYTES, LOCK_BITS, Probe, Results, UNIT_LISTS};
 
-/// A number of the profile, or why there is none.
+/// Result for one number of the profile.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Finding {
-    /// Fitted to rates.
+    /// The number was fitted to rates.
     Fitted {
-        /// Its value.
+        /// Fitted value.
         value: f64,
-        /// The rates.
+        /// Rates that the value was fitted to.
         to: Vec<String>,
-        /// How it follows from them.
+        /// How the value follows from the rates.
         how: String,
     },
-    /// It does not show in what was measured.
+    /// The measured rates do not depend on the number, or gave an impossible value.
     Hidden {
-        /// Why.
+        /// Reason why the number could not be fitted.
         why: String,
     },
-    /// It does not show, and a profile can do without: it is left out.
+    /// The measured rates do not depend on the number, and the profile omits this optional key.
     LeftOut,
 }
 
-/// A key of a profile, such as `processing.send_ns`, and what was found.
+/// Keys of a profile, such as `processing.send_ns`, each with its result.
 pub(super) type Found = Vec<(&'static str, Finding)>;
 
 type Number = Result<f64, String>;
 
-/// Collects numbers; a later one may build on what is here.
+/// Collects fitted numbers; a later number may build on an earlier one.
 struct Fit<'r> {
     results: &'r Results,
     found: Found,
 }
 
 impl Fit<'_> {
-    /// Adds a number that may not be negative, and returns it.
+    /// Records the result for `key` and returns it. A negative or infinite number becomes an error.
     fn add(&mut self, key: &'static str, from: &[Probe], number: Number, how: &str) -> Number {
         let number = number.and_then(|value| {
             if value.is_finite() && value >= 0.0 {
@@ -64,7 +65,8 @@ impl Fit<'_> {
     }
 }
 
-/// Everything that the results show. What the profile `like` says of sizes of WQEs and headers is taken for granted.
+/// Fits every number that the results show. Sizes of WQEs and headers are taken from the profile
+/// `like`.
 pub(super) fn fit(results: &Results, like: &Profile) -> Found {
     let mut fit = Fit {
         results,
@@ -81,7 +83,7 @@ pub(super) fn fit(results: &Results, like: &Profile) -> Found {
     fit.found
 }
 
-/// What a core's verbs take.
+/// Fits the CPU time of each verb.
 fn of_cores(fit: &mut Fit<'_>) {
     use Probe::{Lists, ListsSignaled, OneLine, Receive, ThreeLines};
     let ns = |probe| fit.results.ns(probe);
@@ -91,7 +93,8 @@ fn of_cores(fit: &mut Fit<'_>) {
         let (lists, signaled) = (ns(Lists)?, ns(ListsSignaled)?);
         let poll = (signaled - lists) / (1.0 - 1.0 / 64.0);
         let post = lists - mmio / 32.0 - poll / 64.0;
-        // Behind each part of a window of 256 the receiver posts a message of one line; an eighth of them is signaled.
+        // After each part of a window of 256, the receiver posts a message of one line; one in 8 of
+        // these messages is signaled.
         let report = (post + mmio + poll / 8.0) / 64.0;
         let receive = ns(Receive).map_or(f64::NAN, |receive| receive - poll - report);
         Ok([mmio, poll, post, receive])
@@ -125,9 +128,11 @@ fn of_cores(fit: &mut Fit<'_>) {
     let _ = fit.add("host.post_recv_ns", &[Receive], receive, how);
 }
 
-/// What sending takes of the NIC; with its units, the time for which an operation holds one.
+/// NIC time per operation: the time for which an operation occupies one of the NIC's processing
+/// units.
 struct Units {
-    /// Of a WRITE and of a READ; of the whole NIC where its units do not show.
+    /// Times of a WRITE and of a READ. If the processing units do not show, these are times of the
+    /// whole NIC.
     write_ns: Number,
     read_ns: Number,
 }
@@ -201,7 +206,7 @@ fn of_units(fit: &mut Fit<'_>) -> Units {
     }
 }
 
-/// What arriving messages take of the NIC.
+/// Fits the NIC time of arriving messages.
 fn of_arrivals(fit: &mut Fit<'_>) {
     use Probe::{Atomics, InboundHeaderOnly, InboundPayload, InboundWrite};
     let ns = |probe| fit.results.ns(probe);
@@ -226,14 +231,14 @@ fn of_arrivals(fit: &mut Fit<'_>) {
     let _ = fit.add("processing.atomic_ns", &[Atomics], atomics, how);
 }
 
-/// The locks of atomics.
+/// Fits the address bits and the hold time of the NIC's locks for atomics.
 fn of_locks(fit: &mut Fit<'_>) {
     use Probe::{OneLock, TwoLocks};
     let ns = |probe| fit.results.ns(probe);
     let one = ns(OneLock);
     let bits = one.clone().and_then(|one| {
         for bits in LOCK_BITS {
-            // Two locks do twice as much, but for chance.
+            // Two locks give about twice the rate of one; 0.75 leaves room for noise.
             if ns(TwoLocks(bits))? > 0.75 * one {
                 return Ok(if bits == *LOCK_BITS.start() { 0 } else { bits });
             }
@@ -260,14 +265,15 @@ fn of_locks(fit: &mut Fit<'_>) {
     );
 }
 
-/// The network: long READs from elsewhere, whose answers leave by the measured port.
+/// Fits the network link to long inbound READs, whose responses leave by the measured port.
 fn of_link(fit: &mut Fit<'_>, like: &Profile) {
     let [short, long] = LINK_BYTES;
     let probes = LINK_BYTES.map(Probe::Link);
     let ns = |bytes| fit.results.ns(Probe::Link(bytes));
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     let bytes_per_ns = ns(short).and_then(|one| Ok((long - short) as f64 / (ns(long)? - one)));
-    // Between two packets of responses, beside their headers and what the link takes between any two.
+    // Bytes between two response packets, beside their headers and the gap that the link has
+    // between any two packets.
     let gap = bytes_per_ns.clone().and_then(|bytes_per_ns| {
         let stream = fit.results.stream(probes[0]).ok_or("it was not measured")?;
         let footprint = stream.footprint(like).map_err(|error| error.to_string())?;
@@ -292,13 +298,14 @@ fn of_link(fit: &mut Fit<'_>, like: &Profile) {
     let _ = fit.add("port.read_response_gap_bytes", &probes, gap, how);
 }
 
-/// The PCIe link, where it is what binds.
+/// Fits the PCIe link from streams that are limited by it.
 fn of_pcie(fit: &mut Fit<'_>, like: &Profile) {
     use Probe::{PcieLists, PcieMmio, Send};
     let ns = |probe| fit.results.ns(probe);
     let lanes = f64::from(like.pcie.lanes.value);
     let known_gbytes = lanes * like.pcie.lane_mbps.value * 1e-3;
-    // How long the link would be busy, were it as fast as that of the profile that is taken for granted.
+    // Time for which the link would be busy per operation at the speed that the profile `like`
+    // gives.
     let busy_ns = |probe, resource| {
         let stream = fit.results.stream(probe).ok_or("it was not measured")?;
         let bounds = stream.bounds(like).map_err(|error| error.to_string())?;
@@ -333,7 +340,7 @@ fn of_pcie(fit: &mut Fit<'_>, like: &Profile) {
     let _ = fit.add("pcie.mmio_overhead_bytes", &[PcieMmio], overhead, how);
 }
 
-/// Ways that a message takes.
+/// Fits the latencies of PCIe and of the port.
 fn of_latencies(fit: &mut Fit<'_>, units: &Units) {
     use Probe::{CompleteFetched, CompleteInline, CompleteRead, InboundWrite};
     let ns = |probe| fit.results.ns(probe);
@@ -345,8 +352,9 @@ fn of_latencies(fit: &mut Fit<'_>, units: &Units) {
         pcie,
         how,
     );
-    // Both go to the NIC, and a completion comes back; a DMA read at the responder is as long as one at the requester. A
-    // READ's data go to the requester's memory before their completion.
+    // A READ and a WRITE both travel to the responder, and a completion comes back. A DMA read
+    // takes as long at the responder as at the requester. A READ's data are written to the
+    // requester's memory before its completion.
     let port = ns(CompleteRead).and_then(|read| {
         let units_ns = units.read_ns.clone()? - units.write_ns.clone()?;
         let longer = read - ns(CompleteFetched)?;
@@ -357,11 +365,12 @@ fn of_latencies(fit: &mut Fit<'_>, units: &Units) {
     let _ = fit.add("port.latency_ns", from, port, how);
 }
 
-/// The cache of WQEs.
+/// Fits the NIC's cache of WQEs.
 fn of_cache(fit: &mut Fit<'_>) {
     let results = fit.results;
-    // Answers are written, and WQEs come by MMIO: the NIC reads nothing, unless it has lost some. Where the windows
-    // just fit it loses a few, since some cores are ahead of others; where they do not, nearly all.
+    // Responses are written and WQEs arrive by MMIO, so the NIC reads memory only for WQEs that its
+    // cache has lost. If the windows just fit, the NIC loses a few, because some cores run ahead of
+    // others. If they do not fit, it loses nearly all.
     let misses = |window: &usize| {
         results
             .lines_read(Probe::ReadWindow(*window))

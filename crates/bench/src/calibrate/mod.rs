@@ -1,9 +1,10 @@
-//! A profile of a NIC from measurements: streams that are bound by one number each, on the NIC itself or, to see that it
-//! works, on a simulated one.
+//! Builds the profile of a NIC from measurements. Each measured stream is limited by one number of
+//! the profile. The streams run on a real NIC or, to test the calibration, on a simulated one.
 //!
-//! What cannot be seen without hardware counters or a second machine (sizes of WQEs and PCIe headers, the work of programs)
-//! is taken over from another profile, as assumed. On the software NIC all costs are those of software, and what comes out
-//! describes that and no hardware.
+//! Some numbers cannot be measured without hardware counters or a second machine: sizes of WQEs and
+//! PCIe headers, and the work of programs. They are copied from another profile and marked as
+//! assumed. On the software NIC all costs are costs of software, and the resulting profile
+//! describes no hardware.
 
 mod about;
 mod fit;
@@ -23,41 +24,42 @@ use probes::{Probe, Results};
 use crate::micro::{MAX_THREADS, Outcome, Runner, Stream, Task};
 use crate::nic::NicChoice;
 
-/// Where probes run.
+/// Machine on which probes run.
 pub trait Machine {
-    /// What is known without measuring.
+    /// Returns the facts about the machine that need no measurement.
     ///
     /// # Errors
-    /// When the device does not say.
+    /// When the device or the system does not report them.
     fn about(&self) -> Result<About>;
 
-    /// Whether samples say what the NIC read.
+    /// Returns true if samples include the cache lines that the NIC read.
     fn counts_reads(&self) -> bool;
 
-    /// How long a measurement takes, in ms.
+    /// Returns the duration of one measurement, in ms.
     fn duration_ms(&self) -> u64;
 
-    /// Measures once.
+    /// Measures a stream once.
     ///
     /// # Errors
-    /// When the NIC cannot do that.
+    /// When the NIC cannot run the stream.
     fn measure(&mut self, stream: &Stream) -> Result<Sample>;
 }
 
-/// What came of it.
+/// Result of a calibration.
 #[derive(Clone, Debug)]
 pub struct Calibration {
-    /// The profile.
+    /// Calibrated profile.
     pub profile: Profile,
-    /// The same as a file.
+    /// Text of the profile's file.
     pub text: String,
 }
 
-/// Measures all that a profile needs. `like` is the profile from which comes what cannot be measured; `done` is told of
-/// each measurement, and how many there are.
+/// Measures all numbers that a profile needs and returns the profile. Numbers that cannot be
+/// measured come from the profile `like`. After each measurement, `done` is called with the total
+/// number of measurements.
 ///
 /// # Errors
-/// When nothing can be measured, or the profile that comes out is impossible.
+/// When nothing can be measured, or the resulting profile is impossible.
 pub fn calibrate(
     machine: &mut dyn Machine,
     like: &Profile,
@@ -82,7 +84,8 @@ pub fn calibrate(
             Err(ProfileError::Impossible(problems)) => problems,
             Err(error) => return Err(error).context("what was measured makes no profile"),
         };
-        // A rate that something else binds can give a number that is none; each is given up once.
+        // If another resource limits a stream, its rate can give an impossible number. Each such
+        // number is replaced by the one of `like`.
         let mut given_up = false;
         for problem in &problems {
             let finding = found.iter_mut().find(|(key, _)| *key == problem.key);
@@ -102,7 +105,8 @@ pub fn calibrate(
     }
 }
 
-/// A simulated NIC, of which all is known: what comes out can be compared.
+/// A simulated NIC, whose numbers are known: the calibrated profile can be compared with the
+/// original.
 #[derive(Debug)]
 pub struct Simulated<'p>(pub &'p Profile);
 
@@ -147,7 +151,7 @@ impl Machine for Simulated<'_> {
     }
 }
 
-/// A NIC of this machine.
+/// A NIC of this machine, real or software.
 #[derive(Debug)]
 pub struct Real {
     nic: NicChoice,
@@ -157,7 +161,8 @@ pub struct Real {
 }
 
 impl Real {
-    /// One that is measured by `runner`, so long each time, in so many rounds of which the median counts.
+    /// Creates a machine that `runner` measures. Each stream runs for `duration_ms` in each of
+    /// `rounds` rounds, and the median counts.
     #[must_use]
     pub fn new(nic: NicChoice, runner: Runner, duration_ms: u64, rounds: u32) -> Real {
         Real {
@@ -169,17 +174,17 @@ impl Real {
     }
 }
 
-/// What is measured on a NIC of this machine, in its order.
+/// Returns the tasks that are measured on a NIC of this machine, in their order.
 ///
 /// # Errors
-/// When the system does not say how many cores there are.
+/// When the system does not report the number of cores.
 pub fn tasks(duration_ms: u64) -> Result<Vec<Task>> {
     let cores = posting_cores()?;
     let task = |probe: Probe| Ok(Task::Stream(probe.stream(cores, duration_ms)?));
     Probe::all(false).into_iter().map(task).collect()
 }
 
-/// Half of the cores for each side, as far as there are two.
+/// Returns the number of posting cores: half of the allowed cores, at least 1.
 fn posting_cores() -> Result<usize> {
     Ok((crate::pin::allowed()?.len() / 2).clamp(1, MAX_THREADS))
 }
@@ -211,7 +216,7 @@ impl Machine for Real {
                 f64::from(port.active_mtu.bytes()),
                 "ibv_query_port: active_mtu".to_owned(),
             ),
-            // As far as WQEs of the profile that the rest is taken from have room.
+            // At most 900 bytes: the WQEs of the profile `like` have no more room.
             (
                 "wqe.max_inline_bytes",
                 f64::from(inline.unwrap_or(0).min(900)),
@@ -263,7 +268,7 @@ impl Machine for Real {
     }
 }
 
-/// A profile's name from a device's.
+/// Makes a profile's name from a device's name.
 fn name(device: &str) -> String {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_".contains(c);
     let name: String = device

@@ -1,4 +1,4 @@
-//! What is measured of a NIC: streams, each of which is bound by one or two numbers of its profile.
+//! Streams that are measured on a NIC. Each is limited by one or two numbers of its profile.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,71 +7,73 @@ use anyhow::Result;
 
 use crate::micro::{Direction, Knobs, Rate, Stream, Verb};
 
-/// A measurement.
+/// A stream to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Probe {
-    /// One core, WRITEs whose WQEs have one cache line, one a doorbell.
+    /// One core: WRITEs whose WQEs fit one cache line, one per doorbell.
     OneLine,
-    /// The same with three lines.
+    /// One core: WRITEs whose WQEs take three cache lines, one per doorbell.
     ThreeLines,
-    /// One core, lists of 32.
+    /// One core: WRITEs in postlists of 32.
     Lists,
-    /// The same, and each is signaled.
+    /// One core: WRITEs in postlists of 32, all signaled.
     ListsSignaled,
-    /// One core that receives header-only SENDs.
+    /// One core: receives header-only SENDs.
     Receive,
-    /// One queue pair, one WRITE a doorbell.
+    /// One queue pair: one WRITE per doorbell.
     UnitSingly,
-    /// One queue pair, lists of so many.
+    /// One queue pair: WRITEs in postlists of this length.
     UnitLists(usize),
-    /// All cores: header-only SENDs in lists.
+    /// All cores: header-only SENDs in postlists.
     Send,
     /// All cores: READs.
     Read,
-    /// WRITEs from elsewhere.
+    /// Inbound WRITEs.
     InboundWrite,
-    /// Header-only SENDs from elsewhere, and with payload.
+    /// Inbound SENDs, header-only and with payload.
     InboundHeaderOnly,
     InboundPayload,
-    /// Atomics from elsewhere on so many counters, 8 bytes apart.
+    /// Inbound atomics on 2^16 counters, 8 bytes apart.
     Atomics,
-    /// On one counter.
+    /// Inbound atomics on one counter.
     OneLock,
-    /// On two counters that are 2^k bytes apart.
+    /// Inbound atomics on two counters that are 2^k bytes apart.
     TwoLocks(u32),
-    /// One UC WRITE at a time: its payload is inline, or has to be fetched.
+    /// One UC WRITE at a time, whose payload is inline, or is fetched by DMA.
     CompleteInline,
     CompleteFetched,
     /// One READ at a time.
     CompleteRead,
-    /// READs of so many bytes from elsewhere.
+    /// Inbound READs of this many bytes.
     Link(usize),
-    /// All cores: WQEs of two lines in lists, and of three lines one a doorbell.
+    /// All cores: WQEs of two lines in postlists, and WQEs of three lines, one per doorbell.
     PcieLists,
     PcieMmio,
-    /// All cores: windows of so many READs.
+    /// All cores: windows of this many READs.
     ReadWindow(usize),
 }
 
 /// Counters of [`Probe::Atomics`]: more than a NIC has locks.
 const COUNTERS: usize = 1 << 16;
 
-/// Bytes of payload that make a WRITE's WQE three lines, with a header of 36 bytes.
+/// Payload bytes that make a WRITE's WQE three lines long, with 36 bytes of headers.
 const THREE_LINES: usize = 100;
 
-/// Low bits of addresses that are tried.
+/// Exponents of the distances between two counters that are tried, in bits.
 pub(super) const LOCK_BITS: std::ops::RangeInclusive<u32> = 3..=16;
 
-/// The two payloads from which the link follows: long enough for it to bind, and of one packet.
+/// Payload sizes from which the link's numbers follow. Both make the link the bottleneck and fit
+/// one packet.
 pub(super) const LINK_BYTES: [usize; 2] = [256, 1024];
 
-/// Lists of [`Probe::UnitLists`].
+/// Postlist lengths of [`Probe::UnitLists`].
 pub(super) const UNIT_LISTS: [usize; 2] = [4, 64];
 
 const READ_WINDOWS: [usize; 7] = [64, 128, 256, 384, 512, 768, 1024];
 
 impl Probe {
-    /// All of them; windows of READs only where somebody counts what the NIC reads.
+    /// Returns all probes. Windows of READs are included only if the machine counts what the NIC
+    /// reads (`counted`).
     pub(super) fn all(counted: bool) -> Vec<Probe> {
         use Probe::*;
         let mut all = vec![
@@ -103,10 +105,10 @@ impl Probe {
         all
     }
 
-    /// What to run.
+    /// Returns the stream to run.
     pub(super) fn stream(self, cores: usize, duration_ms: u64) -> Result<Stream> {
         let some = Some::<usize>;
-        // One core with queue pairs enough that none of the NIC's units holds it up.
+        // One core with so many queue pairs that no processing unit of the NIC limits it.
         let one = Knobs {
             batch: some(1),
             window: some(256),
@@ -130,7 +132,7 @@ impl Probe {
             window: some(256),
             ..inbound
         };
-        // Few outstanding: one lock does about two in a microsecond.
+        // Few operations outstanding: one lock completes about two per microsecond.
         let locks = Knobs {
             batch: some(4),
             window: some(16),
@@ -291,7 +293,7 @@ impl Probe {
                 (Verb::RcRead, sliding)
             }
         };
-        // One lock does about two in a microsecond: fewer of them need longer.
+        // One lock completes about two operations per microsecond, so these streams run longer.
         let slow = matches!(self, Probe::OneLock | Probe::TwoLocks(_));
         let duration_ms = if slow { 5 * duration_ms } else { duration_ms };
         Stream::new(verb, &knobs, duration_ms)
@@ -299,7 +301,7 @@ impl Probe {
 }
 
 impl fmt::Display for Probe {
-    /// As evidence names it.
+    /// Writes the probe as the evidence in a profile names it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Probe::OneLine => f.write_str("one core, WRITEs of one line, one a doorbell"),
@@ -328,20 +330,21 @@ impl fmt::Display for Probe {
     }
 }
 
-/// What came of a measurement.
+/// Result of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// Its rate.
+    /// Measured rate.
     pub rate: Rate,
-    /// Cache lines that the NIC read from memory for each WR, where somebody counts.
+    /// Cache lines that the NIC read from memory for each WR; `None` if the machine does not count
+    /// them.
     pub lines_read: Option<f64>,
 }
 
-/// What came of all of them.
+/// Results of all measurements.
 #[derive(Debug, Default)]
 pub(super) struct Results {
     samples: BTreeMap<Probe, (Stream, Sample)>,
-    /// Why some could not be run.
+    /// Reasons why probes could not be run.
     failures: BTreeMap<Probe, String>,
 }
 
@@ -360,13 +363,13 @@ impl Results {
         }
     }
 
-    /// Where nothing could be measured at all, why the first could not.
+    /// Returns why the first probe failed if no probe succeeded at all.
     pub(super) fn nothing(&self) -> Option<&str> {
         let first = self.failures.values().next().map(String::as_str);
         first.filter(|_| self.samples.is_empty())
     }
 
-    /// Time of one operation, in ns.
+    /// Returns the time of one operation, in ns.
     pub(super) fn ns(&self, probe: Probe) -> Result<f64, String> {
         match self.samples.get(&probe) {
             Some((_, sample)) => Ok(1e3 / sample.rate.rate_mops),
@@ -385,7 +388,7 @@ impl Results {
         self.samples.get(&probe)?.1.lines_read
     }
 
-    /// As evidence names a result.
+    /// Returns the result as the evidence in a profile names it.
     pub(super) fn evidence(&self, probe: Probe) -> String {
         match self.ns(probe) {
             Ok(ns) => format!("{probe}: {:.4} M/s", 1e3 / ns),

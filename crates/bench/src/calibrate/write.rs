@@ -1,4 +1,4 @@
-//! A profile as the text of its file, each number with its evidence.
+//! Writes a profile as the text of its file, each number with its evidence.
 
 use std::fmt::Write;
 
@@ -19,7 +19,8 @@ const TABLES: [&str; 7] = [
     "cache",
 ];
 
-/// The file: what was said, what was found, and the rest as `like` has it.
+/// Returns the text of the file. Published and fitted numbers come first; all other numbers are
+/// copied from `like`.
 pub(super) fn profile(about: &About, found: &Found, like: &Profile) -> String {
     let link_layer = match about.link_layer {
         LinkLayer::Infiniband => "infiniband",
@@ -57,7 +58,7 @@ pub(super) fn profile(about: &About, found: &Found, like: &Profile) -> String {
     text
 }
 
-/// A number and its evidence; nothing where it is left out.
+/// Returns a number with its evidence, or `None` if the number is left out.
 fn line(key: &str, about: &About, found: &Found, like: &Profile) -> Option<String> {
     if let Some((_, value, who)) = about.said.iter().find(|(said, ..)| *said == key) {
         return Some(format!(
@@ -100,13 +101,13 @@ fn line(key: &str, about: &About, found: &Found, like: &Profile) -> Option<Strin
     ))
 }
 
-/// Whole numbers without a fraction, others to five digits behind the point.
+/// Formats a number with at most five decimals; whole numbers have none.
 fn number(value: f64) -> String {
     let rounded = (value * 1e5).round() / 1e5;
     rounded.to_string()
 }
 
-/// A basic string of TOML; JSON escapes are a part of its own.
+/// Formats a basic string of TOML. JSON's escapes are valid in TOML.
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

@@ -1,4 +1,4 @@
-//! Brings a crowd together, and lets its pairs have the cores in turn.
+//! Starts a crowd, connects its members, and runs its pairs all at once or in turn.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,12 +13,13 @@ use crate::link::{Exe, Link};
 use crate::nic::NicChoice;
 use crate::pin::{Cores, pin_to};
 
-/// What some work took.
+/// Time and messages of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taken {
-    /// From the first one that began to the last one that was done; of pairs in turn the sum.
+    /// Time from the first member's start to the last member's end. For pairs in turn, the sum over
+    /// the pairs.
     pub elapsed_ns: u64,
-    /// Messages that came in order and were answered.
+    /// Messages that arrived in order and were answered.
     pub verified: u64,
 }
 
@@ -32,10 +33,10 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// Starts the processes by `worker`.
+    /// Starts the processes with the program `worker`.
     ///
     /// # Errors
-    /// When one cannot be started.
+    /// When a process cannot be started.
     pub fn start(cores: Cores, worker: &Exe, nic: &NicChoice, scene: &Scene) -> Result<Crowd> {
         let links = (0..scene.processes).map(|_| Link::spawn(worker, cores.requester));
         Ok(Crowd {
@@ -46,7 +47,7 @@ impl Crowd {
         })
     }
 
-    /// The same with a thread of this process for each of them.
+    /// Starts a crowd whose members are threads of this process.
     #[cfg(test)]
     pub(super) fn of_threads(cores: Cores, nic: &NicChoice, scene: &Scene) -> Result<Crowd> {
         let mut links = Vec::new();
@@ -63,10 +64,10 @@ impl Crowd {
         })
     }
 
-    /// All at once, on both cores, where the scheduler puts them.
+    /// Runs all pairs at once on both cores, where the scheduler places the processes.
     ///
     /// # Errors
-    /// When a verb fails, messages are not in order, or nothing comes for 30 s.
+    /// When a verb fails, messages are out of order, or no message arrives for 30 s.
     pub fn together(&mut self) -> Result<Taken> {
         let pairs = self.scene.pairs();
         let both = [self.cores.requester, self.cores.responder];
@@ -90,7 +91,7 @@ impl Crowd {
         })
     }
 
-    /// Each pair alone, a core for each of the two.
+    /// Runs each pair alone, with a core for each of its two members.
     ///
     /// # Errors
     /// As [`together`](Self::together).
@@ -105,9 +106,11 @@ impl Crowd {
         Ok(sum)
     }
 
-    /// Lets these pairs do their work at once; the first and the second ones have these cores.
+    /// Runs `pairs` at once. The first members of the pairs run on `cores[0]`, the second members
+    /// on `cores[1]`.
     fn run(&mut self, pairs: &[(usize, usize)], cores: [&[usize]; 2]) -> Result<Taken> {
-        // What each member has to do with whom, and the place of the queue pair there.
+        // For each member: its peers, the index of the queue pair at the peer, and the member's
+        // role.
         let mut peers = vec![Vec::new(); self.links.len()];
         for &(one, other) in pairs {
             let places = (peers[one].len(), peers[other].len());
@@ -139,7 +142,7 @@ impl Crowd {
         })
     }
 
-    /// Hands the members' queue pairs on to their peers.
+    /// Passes the endpoints of the members' queue pairs on to their peers.
     fn introduce(&mut self, members: &[usize], peers: &[Vec<(usize, usize, Role)>]) -> Result<()> {
         let mut endpoints: Vec<Vec<QpEndpoint>> = vec![Vec::new(); self.links.len()];
         for &member in members {
@@ -155,7 +158,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Lets the members begin together and leave together.
+    /// Starts all members together, collects their results, and lets them end together.
     fn wait_for(&mut self, members: &[usize]) -> Result<Vec<Done>> {
         self.meet(members)?;
         let mut done = Vec::new();
@@ -166,7 +169,7 @@ impl Crowd {
         Ok(done)
     }
 
-    /// All members come here before any goes on.
+    /// Waits until all members have reached this point, then lets them continue.
     fn meet(&mut self, members: &[usize]) -> Result<()> {
         for &member in members {
             let _: String = self.links[member].recv()?;

@@ -1,4 +1,4 @@
-//! One process of a crowd: asks, answers, and polls in between without yielding.
+//! One process of a crowd. It asks, answers, and polls without ever yielding.
 
 use std::collections::HashMap;
 
@@ -17,43 +17,43 @@ use crate::nic::{Nic, NicChoice, reap, small};
 use crate::patience::{PATIENCE_NS, Patience};
 use crate::pin::pinned_to;
 
-/// What a member of a crowd is told.
+/// Order that the driver sends to a member of a crowd.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MemberOrder {
     pub(super) nic: NicChoice,
     pub(super) pace: Pace,
     pub(super) messages_each: u64,
-    /// Its peers, in the order of their queue pairs.
+    /// Role toward each peer, in the order of the queue pairs.
     pub(super) roles: Vec<Role>,
-    /// Cores that it may use.
+    /// Cores that the member may use.
     pub(super) cores: Vec<usize>,
 }
 
-/// What a member is to one of its peers.
+/// Role of a member toward one of its peers.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Role {
     pub(super) asks: bool,
     pub(super) answers: bool,
 }
 
-/// What a member has done, and when.
+/// Result of a member, with its start and end time.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Done {
     pub(super) begin_ns: u64,
     pub(super) end_ns: u64,
-    /// Messages that came in order and were answered.
+    /// Messages that arrived in order.
     pub(super) verified: u64,
 }
 
-/// Bytes of a message: its number, and whether it is an answer.
+/// Bytes of a message: its number, and a word that is nonzero in answers.
 const MESSAGE_BYTES: usize = 16;
-/// Completions that are taken at once.
+/// Completions that one poll takes at most.
 const POLL: usize = 16;
 
-/// The worker's part.
+/// Runs one member in the worker process.
 ///
 /// # Errors
-/// When a verb fails, messages are not in order, or the driver is gone.
+/// When a verb fails, messages are out of order, or the driver is gone.
 pub(crate) fn work(link: &mut Link, order: &MemberOrder) -> Result<()> {
     pinned_to(&order.cores, || {
         let nic = Nic::open(&order.nic)?;
@@ -67,7 +67,7 @@ pub(crate) fn work(link: &mut Link, order: &MemberOrder) -> Result<()> {
             end_ns,
             verified,
         })?;
-        // Its queue pairs live until all have ended.
+        // Keeps the queue pairs alive until all members have ended.
         link.meet()
     })
 }
@@ -78,14 +78,14 @@ struct Peer {
     list: Postlist<Rc>,
     recvs: RecvList,
     in_flight: usize,
-    /// Messages that are to be sent, have been sent, and were answered.
+    /// Messages to send in all, sent so far, and answered so far.
     to_send: u64,
     sent: u64,
     answered: u64,
-    /// Messages that are to come, and have come.
+    /// Messages to receive in all, and received so far.
     to_come: u64,
     came: u64,
-    /// The number that the next answer carries, when one is due.
+    /// Number that the next answer carries; `None` if no answer is due.
     answer: Option<u64>,
 }
 
@@ -97,7 +97,7 @@ impl Peer {
             && self.in_flight == 0
     }
 
-    /// Adds and posts what may be sent now.
+    /// Posts the answers and messages that may be sent now, and the receives.
     fn go_on(&mut self, pace: Pace) -> Result<()> {
         self.list.clear();
         let room = |peer: &Self| peer.in_flight + peer.list.len() < peer.list.capacity();
@@ -129,7 +129,7 @@ impl Peer {
         self.list.send(Inline(&bytes)).signaled();
     }
 
-    /// Takes a message; whether it was one that wants an answer some time.
+    /// Processes an arrived message. Returns true for a message and false for an answer.
     fn take(&mut self, number: u64, is_answer: bool, pace: Pace) -> Result<bool> {
         if is_answer {
             if number <= self.answered || number > self.sent {
@@ -160,7 +160,7 @@ struct Member {
 impl Member {
     fn new(link: &mut Link, nic: &Nic, order: &MemberOrder) -> Result<Member> {
         let pace = order.pace;
-        // Messages and answers of both sides.
+        // Receives for the messages and the answers of both sides.
         let recvs = usize::try_from(2 * pace.window)?;
         let sends = recvs + 2;
         let cq = nic.cq(order.roles.len() * (recvs + sends))?;
@@ -211,7 +211,8 @@ impl Member {
         })
     }
 
-    /// Until all is sent, answered and taken; the messages that were taken.
+    /// Runs until all messages are sent, answered and received. Returns the number of messages
+    /// received.
     fn run(&mut self) -> Result<u64> {
         let mut wcs = WcBuffer::<POLL>::new();
         let mut patience = Patience::eager(3 * PATIENCE_NS);

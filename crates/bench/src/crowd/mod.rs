@@ -1,8 +1,10 @@
-//! Many polling processes on two cores, beside the same work with the cores for two processes at a time.
+//! Many polling processes on two cores, compared with the same work when only two processes share
+//! the cores at a time.
 //!
-//! A process that polls does not sleep, and one that waits for it gets no core while it polls in vain. So what a crowd
-//! takes, as a multiple of what its pairs take in turn, says whether pollers yield in time. The processes here do nothing
-//! about it themselves: each polls its completion queue and never yields.
+//! A polling process never sleeps. While it polls in vain, the process that it waits for may get no
+//! core. The ratio of the crowd's time to the time of its pairs in turn tells whether pollers yield
+//! in time. These processes take no measures themselves: each polls its completion queue and never
+//! yields.
 
 mod drive;
 mod member;

@@ -1,24 +1,24 @@
-//! Who talks to whom in a crowd.
+//! Communication patterns of a crowd.
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
-/// A kind of crowd.
+/// Communication pattern of a crowd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// Pairs of which one SENDs a message and waits for the answer.
+    /// Pairs: one process SENDs a message and waits for the answer.
     PingPong,
-    /// Pairs of which one SENDs, and the other one answers each 32nd message.
+    /// Pairs: one process SENDs, and the other answers each 32nd message.
     Stream,
-    /// Each process asks every other one, and answers all.
+    /// Each process sends to every other process and answers every message.
     AllToAll,
-    /// One pair of ping-pongs beside a process that computes and never waits.
+    /// One ping-pong pair beside a process that computes and never waits.
     BesideBusy,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Kind; 4] = [
         Kind::PingPong,
         Kind::Stream,
@@ -26,7 +26,7 @@ impl Kind {
         Kind::BesideBusy,
     ];
 
-    /// As on the command line and in JSON.
+    /// Returns the name on the command line and in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -38,31 +38,32 @@ impl Kind {
     }
 }
 
-/// A crowd of some kind.
+/// Kind and size of a crowd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scene {
-    /// What its processes do.
+    /// Communication pattern of the processes.
     pub kind: Kind,
-    /// Polling processes.
+    /// Number of polling processes.
     pub processes: usize,
-    /// Messages of each process to each other one that it asks, without the answers.
+    /// Messages from each process to each peer that it asks, without the answers.
     pub messages_each: u64,
 }
 
-/// How messages go from one process to another.
+/// Flow control of the messages from one process to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Pace {
-    /// Messages on their way that are not answered.
+    /// Maximum number of messages that are sent and not answered.
     pub(super) window: u64,
-    /// Messages that one answer is for.
+    /// Messages per answer.
     pub(super) answer_every: u64,
 }
 
 impl Scene {
-    /// A crowd of so many processes.
+    /// Creates the description of a crowd of `processes` processes. [`Kind::BesideBusy`] always has
+    /// 2.
     ///
     /// # Errors
-    /// When they do not make pairs.
+    /// When the number of processes makes no pairs.
     pub fn new(kind: Kind, processes: usize, messages_each: u64) -> Result<Scene> {
         if processes < 2 || (kind != Kind::AllToAll && !processes.is_multiple_of(2)) {
             bail!("{processes} processes make no pairs; take an even number from 2 on");
@@ -79,7 +80,7 @@ impl Scene {
         })
     }
 
-    /// Messages of the whole crowd, without the answers.
+    /// Returns the number of messages of the whole crowd, without the answers.
     #[must_use]
     pub fn messages(&self) -> u64 {
         let pairs = self.pairs().len() as u64;
@@ -87,7 +88,7 @@ impl Scene {
         pairs * ways * self.messages_each
     }
 
-    /// Processes that talk to each other.
+    /// Returns the pairs of processes that talk to each other.
     pub(super) fn pairs(&self) -> Vec<(usize, usize)> {
         match self.kind {
             Kind::AllToAll => (0..self.processes)
@@ -99,7 +100,7 @@ impl Scene {
         }
     }
 
-    /// Whether the second one of a pair asks too.
+    /// Returns true if the second process of a pair asks too.
     pub(super) fn both_ask(&self) -> bool {
         self.kind == Kind::AllToAll
     }

@@ -1,4 +1,4 @@
-//! The initiator: keeps requests in flight, and checks what the responses say.
+//! The initiator: keeps requests in flight and checks the responses.
 
 use std::collections::HashMap;
 
@@ -18,19 +18,19 @@ use crate::nic::{Nic, NicChoice, reap, small};
 use crate::patience::{PATIENCE_NS, Patience};
 use crate::pin::pinned;
 
-/// What came of an exchange.
+/// Result of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rate {
-    /// Requests that were answered in the measured time.
+    /// Requests per second that were answered in the measured time.
     pub requests_per_s: f64,
     /// Requests of the whole run whose data were checked.
     pub verified: u64,
 }
 
-/// Exchanges requests with a worker at the other end of `link`, from `core`.
+/// Exchanges requests from `core` with a worker at the other end of `link`.
 ///
 /// # Errors
-/// When a verb fails, data are wrong, or nothing comes for 10 s.
+/// When a verb fails, data are wrong, or no response arrives for 10 s.
 pub fn run(core: usize, link: &mut Link, nic: &NicChoice, shape: &Shape) -> Result<Rate> {
     pinned(core, || drive(link, nic, &Nic::open(nic)?, shape))
 }
@@ -55,7 +55,7 @@ pub(super) fn drive(link: &mut Link, choice: &NicChoice, nic: &Nic, shape: &Shap
     })
 }
 
-/// A queue pair, and what is to be posted to it.
+/// A queue pair, with the work requests to be posted to it.
 struct End {
     qp: QueuePair<Rc>,
     list: Postlist<Rc>,
@@ -71,19 +71,20 @@ struct Client<'s> {
     requests: MemoryRegion,
     data: MemoryRegion,
     responses: MemoryRegion,
-    /// By slot, the number of the request on its way, or 0.
+    /// For each slot, the number of its outstanding request, or 0.
     waits_for: Vec<u64>,
     asked: u64,
     answered: u64,
 }
 
-/// Marks the work request of a request, beside the completions of RECVs.
+/// Bit of the `wr_id` of a request's SEND; `wr_id`s of RECVs lack this bit.
 const SENT: u64 = 1 << 32;
 
 impl<'s> Client<'s> {
     fn new(link: &mut Link, nic: &Nic, shape: &'s Shape) -> Result<Self> {
         let (slots, depth) = (shape.slots(), shape.depth);
-        // A response may come before the SEND of its request has completed.
+        // A response may arrive before the SEND of its request has completed, so the send queue
+        // holds more than `depth` requests.
         let sends = 4 * depth + 1;
         let cq = nic.cq(shape.queue_pairs * (sends + 2 * depth))?;
         let mut qps = Vec::new();
@@ -94,7 +95,7 @@ impl<'s> Client<'s> {
         let data = shape
             .memory
             .register(nic, slots * shape.stride(), Access::ALL)?;
-        // One more for the request that ends the exchange.
+        // One slot more, for the request that ends the exchange.
         let requests = nic.alloc((slots + 1) * REQUEST_BYTES, Access::LOCAL_WRITE, None)?;
         let responses = nic.alloc(2 * slots * RESPONSE_BYTES, Access::LOCAL_WRITE, None)?;
         for slot in 0..slots {
@@ -134,7 +135,8 @@ impl<'s> Client<'s> {
         })
     }
 
-    /// Exchanges requests for the time that was asked for, and ends; the requests a second.
+    /// Exchanges requests for the configured time, then ends the exchange. Returns the requests per
+    /// second.
     fn exchange(&mut self) -> Result<f64> {
         let span = self.shape.duration_ms * 1_000_000;
         let begin = now_ns() + span / 10;
@@ -169,7 +171,7 @@ impl<'s> Client<'s> {
         measured.context("no requests were answered in the measured time")
     }
 
-    /// Adds a request for each free slot to what is to be posted, as far as the send queues have room.
+    /// Adds a request for each free slot to the postlists, as far as the send queues have room.
     fn ask_all(&mut self, free: &mut Vec<usize>) -> Result<()> {
         let mut waiting = 0;
         for turn in 0..free.len() {
@@ -186,7 +188,7 @@ impl<'s> Client<'s> {
         Ok(())
     }
 
-    /// Adds a request for a slot to what is to be posted.
+    /// Adds a request for a slot to the postlist of its queue pair.
     fn ask(&mut self, slot: usize) -> Result<()> {
         self.asked += 1;
         self.waits_for[slot] = self.asked;
@@ -217,7 +219,7 @@ impl<'s> Client<'s> {
         Ok(())
     }
 
-    /// Takes completions; slots whose request was answered become `free`.
+    /// Takes completions. Slots whose requests were answered are added to `free`.
     fn poll(
         &mut self,
         wcs: &mut WcBuffer<POLL>,
@@ -267,7 +269,7 @@ impl<'s> Client<'s> {
         Ok(())
     }
 
-    /// Tells the server that there are no more requests.
+    /// Tells the server that no more requests follow.
     fn end(&mut self, wcs: &mut WcBuffer<POLL>) -> Result<()> {
         let at = self.shape.slots() * REQUEST_BYTES;
         let request = self.requests.slice(at..at + REQUEST_BYTES)?;

@@ -1,18 +1,18 @@
-//! Data that can be checked: the number of its request in the first and the last word, and in one between.
+//! Checkable payloads: the first, the last and one middle word hold the number of their request.
 
 use anyhow::{Result, bail};
 use verbs::MemoryRegion;
 
-/// Where the words lie in a payload of so many bytes. The middle one moves from request to request, so that in time all
-/// of the payload is looked at.
+/// Returns the offsets of the marked words in a payload. The middle word moves from request to
+/// request, so that all words are checked in time.
 fn words(payload_bytes: usize, number: u64) -> [usize; 3] {
     let words = payload_bytes / 8;
     let turn = usize::try_from(number % (1 << 20)).unwrap_or(0);
-    // Nine words on each time: another cache line.
+    // Each request moves the middle word by nine words, to another cache line.
     [0, 8 * (turn * 9 % words), 8 * (words - 1)]
 }
 
-/// Marks the payload at `at`.
+/// Writes the marks of request `number` into the payload at `at`.
 pub(super) fn stamp(
     memory: &MemoryRegion,
     at: usize,
@@ -25,7 +25,7 @@ pub(super) fn stamp(
     Ok(())
 }
 
-/// Whether the payload at `at` has the marks of this request.
+/// Fails unless the payload at `at` has the marks of request `number`.
 pub(super) fn check(
     memory: &MemoryRegion,
     at: usize,

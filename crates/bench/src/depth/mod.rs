@@ -1,8 +1,10 @@
-//! Requests and responses as a storage target and its initiator exchange them (NVMe over Fabrics), at several depths.
+//! Requests and responses at several depths, as an NVMe over Fabrics target and its initiator
+//! exchange them.
 //!
-//! The client SENDs a request of 64 bytes that names a slot of its memory. The server takes it from a shared receive
-//! queue, WRITEs the data into that slot or READs them from there, and SENDs a response behind. The client keeps so many
-//! requests of each queue pair in flight as the depth says. Both poll, each one completion queue, and post once a poll.
+//! The client SENDs a request of 64 bytes that names a slot of its memory. The server takes the
+//! request from a shared receive queue and WRITEs the data into the slot, or READs them from it.
+//! Then it SENDs a response. The client keeps `depth` requests in flight on each queue pair. Each
+//! side polls one completion queue and posts once per poll.
 
 mod client;
 mod data;

@@ -15,7 +15,7 @@ use crate::link::Link;
 use crate::nic::{Nic, reap, small};
 use crate::patience::{PATIENCE_NS, Patience};
 
-/// The worker's part.
+/// Runs the server in the worker process.
 ///
 /// # Errors
 /// When a verb fails, data are wrong, or the driver is gone.
@@ -25,16 +25,16 @@ pub(crate) fn work(link: &mut Link, order: &DepthOrder) -> Result<()> {
     link.send(&verified)
 }
 
-/// A request whose data are moved or to be moved.
+/// A request whose data transfer has started or is waiting for room.
 #[derive(Clone, Copy)]
 struct Request {
     queue_pair: usize,
     number: u64,
-    /// Of the client's memory and of this side's.
+    /// Slot in the client's memory and in the server's.
     slot: usize,
 }
 
-/// A queue pair, and what is to be posted to it.
+/// A queue pair, with the work requests to be posted to it.
 struct End {
     qp: QueuePair<Rc>,
     list: Postlist<Rc>,
@@ -53,21 +53,22 @@ struct Server<'s> {
     data: MemoryRegion,
     responses: MemoryRegion,
     client: RemoteMemory,
-    /// Requests for which a send queue had no room yet.
+    /// Requests that wait for room in their send queue.
     waiting: VecDeque<Request>,
-    /// By slot, the request whose READ is on its way.
+    /// For each slot, the request whose READ is outstanding.
     reading: Vec<Option<Request>>,
     verified: u64,
     ended: bool,
 }
 
-/// Marks the work request of a READ; with the slot.
+/// Bit of the `wr_id` of a READ; the other bits hold the slot.
 const READ: u64 = 1 << 32;
 
 impl<'s> Server<'s> {
     fn new(link: &mut Link, nic: &Nic, shape: &'s Shape) -> Result<Self> {
         let slots = shape.slots();
-        // Each request takes two WRs, and a client may have the response before its SEND has completed.
+        // Each request takes two WRs, and the client may receive the response before the server's
+        // SEND has completed.
         let sends = 4 * shape.depth + 4;
         let cq = nic.cq(shape.queue_pairs * sends + 2 * slots)?;
         let srq = nic.pd.create_srq(small(2 * slots), 1)?;
@@ -116,7 +117,7 @@ impl<'s> Server<'s> {
         })
     }
 
-    /// Answers until the client has said that it is done; how many requests were verified here.
+    /// Serves requests until the client ends the exchange. Returns the number of verified requests.
     fn serve(mut self) -> Result<u64> {
         let mut wcs = WcBuffer::<POLL>::new();
         let mut patience = Patience::eager(PATIENCE_NS);
@@ -178,7 +179,7 @@ impl<'s> Server<'s> {
         Ok(())
     }
 
-    /// Begins with the requests for which there is room.
+    /// Starts the transfers of waiting requests whose send queue has room.
     fn go_on(&mut self) -> Result<()> {
         let Shape {
             way, payload_bytes, ..
@@ -216,7 +217,7 @@ impl<'s> Server<'s> {
         Ok(())
     }
 
-    /// Adds the response to what is to be posted.
+    /// Adds the response to the postlist of its queue pair.
     fn respond(&mut self, request: Request) -> Result<()> {
         let at = request.slot * RESPONSE_BYTES;
         self.responses.write_u64(at, request.number)?;
@@ -232,7 +233,7 @@ impl<'s> Server<'s> {
         let end = &mut self.ends[queue_pair];
         if wr_id & READ == 0 {
             end.in_flight -= match self.shape.way {
-                // The WRITE before it is not signaled.
+                // This completion also covers the WRITE before the response, which is not signaled.
                 Way::Write => 2,
                 Way::Read => 1,
             };

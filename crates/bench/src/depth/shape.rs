@@ -1,11 +1,11 @@
-//! What an exchange of requests and responses looks like.
+//! Parameters of an exchange of requests and responses.
 
 use serde::{Deserialize, Serialize};
 use verbs::{Access, MemoryRegion};
 
 use crate::nic::{Nic, NicChoice};
 
-/// How the server moves the data.
+/// Verb with which the server moves the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
@@ -16,7 +16,7 @@ pub enum Way {
 }
 
 impl Way {
-    /// As on the command line and in JSON.
+    /// Returns the name on the command line and in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -26,20 +26,21 @@ impl Way {
     }
 }
 
-/// Where the data lie, on both sides.
+/// Kind of memory that holds the data, on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Memory {
-    /// In memory that was allocated for peers to map.
+    /// Memory that was allocated for peers to map.
     Shared,
-    /// In memory of the process alone; the software NIC gives such a region of up to 64 MiB a backing that peers map.
+    /// Private memory of the process. The software NIC backs such a region of up to 64 MiB with
+    /// memory that peers map.
     Heap,
-    /// The same in a region of 65 MiB, which stays private to its process.
+    /// Private memory in a region of at least 65 MiB, which peers cannot map.
     Large,
 }
 
 impl Memory {
-    /// As on the command line and in JSON.
+    /// Returns the name on the command line and in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -49,7 +50,7 @@ impl Memory {
         }
     }
 
-    /// Registers at least so many zeroed bytes.
+    /// Registers at least `bytes` zeroed bytes.
     pub(super) fn register(
         self,
         nic: &Nic,
@@ -65,20 +66,20 @@ impl Memory {
     }
 }
 
-/// One exchange.
+/// Parameters of one exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
-    /// How the server moves the data.
+    /// Verb with which the server moves the data.
     pub way: Way,
-    /// Where they lie.
+    /// Kind of memory that holds the data.
     pub memory: Memory,
-    /// Requests of each queue pair in flight, at least 1.
+    /// Requests in flight on each queue pair, at least 1.
     pub depth: usize,
-    /// Queue pairs, at least 1.
+    /// Number of queue pairs, at least 1.
     pub queue_pairs: usize,
     /// Bytes of data of each request, at least 8.
     pub payload_bytes: usize,
-    /// How long requests are counted, after a tenth of it that is not.
+    /// Time for which requests are counted. A warm-up of a tenth of this time precedes it.
     pub duration_ms: u64,
 }
 
@@ -86,23 +87,23 @@ pub struct Shape {
 pub(super) const REQUEST_BYTES: usize = 64;
 /// Bytes of a response.
 pub(super) const RESPONSE_BYTES: usize = 16;
-/// Completions that are taken at once: a quarter of a depth of 32, so that the two sides work at the same time and do not
-/// wait for each other's batches.
+/// Completions that one poll takes at most. A quarter of a depth of 32 lets both sides work at the
+/// same time, so that neither waits for the other's batches.
 pub(super) const POLL: usize = 8;
 
 impl Shape {
-    /// Requests in flight.
+    /// Returns the number of slots: the requests in flight on all queue pairs.
     pub(super) fn slots(&self) -> usize {
         self.depth * self.queue_pairs
     }
 
-    /// Bytes from one slot of data to the next.
+    /// Returns the distance of two slots of data, in bytes.
     pub(super) fn stride(&self) -> usize {
         self.payload_bytes.next_multiple_of(64)
     }
 }
 
-/// What the server is told.
+/// Order that the driver sends to the server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DepthOrder {
     pub(super) nic: NicChoice,

@@ -1,4 +1,4 @@
-//! An end that sleeps on a completion channel.
+//! The verbs end of a ping-pong, which sleeps on a completion channel.
 
 use anyhow::{Context, Result, ensure};
 use verbs::{
@@ -11,13 +11,14 @@ use crate::connect::connect;
 use crate::link::Link;
 use crate::nic::{Nic, NicChoice, reap, small};
 
-/// RECVs of a side, posted again one by one. One message is under way at a time.
+/// RECVs of a side; each is posted again when its message is taken. One message is under way at a
+/// time.
 const RECVS: usize = 4;
 
-/// Send WRs of a side; one in so many is signaled.
+/// Depth of a side's send queue; every (`SENDS` / 2)th WR is signaled.
 const SENDS: usize = 16;
 
-/// A queue pair whose receive CQ has a completion channel, as an event-driven server has it.
+/// A queue pair whose receive CQ has a completion channel, as in an event-driven server.
 pub(super) struct Channel {
     qp: QueuePair<Rc>,
     send_cq: CompletionQueue,
@@ -69,7 +70,7 @@ impl Channel {
         })
     }
 
-    /// The next message, if one has come; its RECV is posted again.
+    /// Returns the next message, if one has arrived, and posts its RECV again.
     fn poll(&mut self) -> Result<Option<Message>> {
         let mut place = None;
         reap(&self.recv_cq, &mut WcBuffer::<1>::new(), |wc| {
@@ -104,7 +105,7 @@ impl End for Channel {
 
     fn receive(&mut self) -> Result<Message> {
         loop {
-            // What has come before the CQ was armed has no event.
+            // Messages that arrived before the CQ was armed raise no event, so poll first.
             if let Some(message) = self.poll()? {
                 return Ok(message);
             }

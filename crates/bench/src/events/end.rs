@@ -16,16 +16,16 @@ use crate::usage::Usage;
 /// Bytes of a request, and of an answer.
 pub const MESSAGE_BYTES: usize = 64;
 
-/// A request or an answer: the same number in every word of 8 bytes.
+/// A request or an answer: all eight 64-bit words hold the same number.
 pub(super) type Message = [u8; MESSAGE_BYTES];
 
 /// The number of the request that ends the ping-pong.
 const END: u64 = u64::MAX >> 1;
 
-/// Round trips between the looks at the clock.
+/// Round trips between two reads of the clock.
 const CLOCK_EVERY: u64 = 16;
 
-/// One side of a connection, which sleeps until a message comes.
+/// One side of a connection, which sleeps until a message arrives.
 pub(super) trait End {
     /// Sends a message.
     fn send(&mut self, message: &Message) -> Result<()>;
@@ -33,16 +33,16 @@ pub(super) trait End {
     fn receive(&mut self) -> Result<Message>;
 }
 
-/// What a measurement of one transport came to.
+/// Result of measuring one transport.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RoundTrips {
-    /// Round trips that were made and checked, before and while they were timed.
+    /// Round trips that were made and checked, including the warm-up.
     pub round_trips: u64,
-    /// Round trips a second.
+    /// Round trips per second.
     pub per_second: f64,
-    /// CPU time of all threads of both processes, in microseconds for each round trip.
+    /// CPU time of all threads of both processes, in microseconds per round trip.
     pub cpu_us: f64,
-    /// How often a thread of the two processes went to sleep, for each round trip.
+    /// Voluntary sleeps of all threads of both processes, per round trip.
     pub sleeps: f64,
 }
 
@@ -54,7 +54,7 @@ fn message(number: u64) -> Message {
     message
 }
 
-/// The number of a message.
+/// Returns the number of a message. Fails if the words differ.
 fn number_of(message: &Message) -> Result<u64> {
     let (words, _) = message.as_chunks::<8>();
     let number = words.first().map_or(0, |word| u64::from_le_bytes(*word));
@@ -75,7 +75,8 @@ fn exchange(end: &mut impl End, number: u64) -> Result<()> {
     Ok(())
 }
 
-/// Opens an end by `open` and makes round trips for `duration`, after an eighth of that time to warm up.
+/// Opens an end with `open` and makes round trips for `duration`, after a warm-up of an eighth of
+/// that time.
 pub(super) fn drive_end<E: End, A>(
     link: &mut Link,
     open: impl FnOnce(&mut Link, &A) -> Result<E>,
@@ -117,7 +118,7 @@ pub(super) fn drive_end<E: End, A>(
     );
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let (timed, number) = (timed as f64, |count: u64| count as f64);
-    // A thread that ends takes its counts with it.
+    // A count can decrease: a thread that ends takes its counts out of the sum.
     let each = |before: u64, after: u64| number(after.saturating_sub(before)) / timed;
     Ok(RoundTrips {
         round_trips: answered,
@@ -127,7 +128,7 @@ pub(super) fn drive_end<E: End, A>(
     })
 }
 
-/// Answers requests up to the last; how many.
+/// Answers requests up to the last one. Returns the number of answered requests.
 pub(super) fn answer_all(end: &mut dyn End) -> Result<u64> {
     let mut answered = 0;
     loop {
@@ -143,7 +144,7 @@ pub(super) fn answer_all(end: &mut dyn End) -> Result<u64> {
     }
 }
 
-/// An epoll descriptor for one other descriptor.
+/// An epoll descriptor that watches one other descriptor.
 pub(super) struct Sleep {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
@@ -184,7 +185,7 @@ impl Sleep {
 mod tests {
     use super::*;
 
-    /// Answers what it is told to.
+    /// An end that receives prepared messages, the last one first.
     struct Fixed(Vec<Message>);
 
     impl End for Fixed {

@@ -1,8 +1,8 @@
-//! What is measured: which transport, and where the processes run.
+//! Transports and placements that are measured.
 
 use serde::{Deserialize, Serialize};
 
-/// How requests and answers travel.
+/// Transport of the requests and answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
@@ -10,15 +10,15 @@ pub enum Transport {
     Verbs,
     /// A TCP connection over loopback, with `TCP_NODELAY`.
     Tcp,
-    /// A stream socket of the Unix domain.
+    /// A Unix domain stream socket.
     Unix,
 }
 
 impl Transport {
-    /// All of them.
+    /// All transports.
     pub const ALL: [Transport; 3] = [Transport::Verbs, Transport::Tcp, Transport::Unix];
 
-    /// In words.
+    /// Returns the name for printed tables.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -29,21 +29,21 @@ impl Transport {
     }
 }
 
-/// Where the two processes run.
+/// Cores on which the two processes run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
-    /// Each on a core of its own.
+    /// Each process on a core of its own.
     TwoCores,
-    /// Both on the requester's core: a wake-up is a switch to the other process.
+    /// Both processes on the requester's core: each wake-up is a switch to the other process.
     OneCore,
 }
 
 impl Placement {
-    /// Both of them.
+    /// Both placements.
     pub const ALL: [Placement; 2] = [Placement::TwoCores, Placement::OneCore];
 
-    /// In words.
+    /// Returns the name for printed tables.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {

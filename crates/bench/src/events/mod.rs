@@ -1,7 +1,9 @@
-//! Round trips between two processes that sleep: completion channels beside TCP and Unix sockets.
+//! Round trips between two processes that sleep: completion channels compared with TCP and Unix
+//! sockets.
 //!
-//! Each side is an event-driven program: it waits in `epoll_wait(2)` for one descriptor, takes what has come, answers and
-//! waits again. One request of 64 bytes is under way at a time. Both sides check every message.
+//! Each side is an event-driven program. It waits in `epoll_wait(2)` for one descriptor, takes the
+//! message, answers, and waits again. One request of 64 bytes is under way at a time. Both sides
+//! check every message.
 
 mod channel;
 mod end;
@@ -21,10 +23,10 @@ use crate::pin::{Cores, pinned};
 pub use self::end::{MESSAGE_BYTES, RoundTrips};
 pub use self::kinds::{Placement, Transport};
 
-/// Measures round trips for `duration`, with a worker that is started for it.
+/// Starts a worker process and measures round trips for `duration`.
 ///
 /// # Errors
-/// When a verb or a socket fails, a message has other bytes than it should, or none comes for 10 s.
+/// When a verb or a socket fails, a message has wrong bytes, or no message arrives for 10 s.
 pub fn run(
     cores: Cores,
     worker: &Exe,
@@ -56,7 +58,7 @@ fn drive(link: &mut Link, order: &EventsOrder, duration: Duration) -> Result<Rou
     }
 }
 
-/// The worker's part.
+/// Runs the answering end in the worker process.
 ///
 /// # Errors
 /// As [`run`].

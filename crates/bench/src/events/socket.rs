@@ -1,4 +1,4 @@
-//! An end that is a stream socket.
+//! The socket end of a ping-pong: a stream socket.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -11,19 +11,19 @@ use anyhow::{Context, Result, bail};
 use super::end::{End, MESSAGE_BYTES, Message, Sleep};
 use crate::link::Link;
 
-/// A connected socket that does not block.
+/// A connected nonblocking socket.
 pub(super) struct Socket<S> {
     stream: S,
     sleep: Sleep,
 }
 
-/// Connects to the worker's TCP socket, whose address comes over the link.
+/// Connects to the worker's TCP socket, whose address arrives over the link.
 pub(super) fn connect_tcp(link: &mut Link) -> Result<Socket<TcpStream>> {
     let address: SocketAddr = link.recv()?;
     tcp(TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?)
 }
 
-/// Listens at a free port of loopback.
+/// Listens on a free loopback port, sends its address over the link, and accepts one connection.
 pub(super) fn accept_tcp(link: &mut Link) -> Result<Socket<TcpStream>> {
     let listener =
         TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot listen on loopback")?;
@@ -37,13 +37,14 @@ fn tcp(stream: TcpStream) -> Result<Socket<TcpStream>> {
     Socket::new(stream)
 }
 
-/// Connects to the worker's Unix socket, whose path comes over the link.
+/// Connects to the worker's Unix socket, whose path arrives over the link.
 pub(super) fn connect_unix(link: &mut Link) -> Result<Socket<UnixStream>> {
     let path: PathBuf = link.recv()?;
     unix(UnixStream::connect(&path).with_context(|| format!("cannot connect to {path:?}"))?)
 }
 
-/// Listens in a folder of its own, which is gone afterwards.
+/// Listens in a temporary folder, sends the path over the link, and accepts one connection. The
+/// folder is removed afterwards.
 pub(super) fn accept_unix(link: &mut Link) -> Result<Socket<UnixStream>> {
     let folder = tempfile::tempdir().context("cannot make a folder for a socket")?;
     let path = folder.path().join("socket");
@@ -68,7 +69,7 @@ impl<S: Read + Write + AsFd> Socket<S> {
 
 impl<S: Read + Write + AsFd> End for Socket<S> {
     fn send(&mut self, message: &Message) -> Result<()> {
-        // One message is under way: there is always room.
+        // The socket buffer always has room, because only one message is under way.
         self.stream.write_all(message).context("cannot send")
     }
 

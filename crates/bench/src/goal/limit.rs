@@ -1,23 +1,23 @@
-//! What two cores can exchange at most in place of a row's messages.
+//! Limits: the most messages that two cores can exchange in place of a row's messages.
 
 use serde::{Deserialize, Serialize};
 
 use crate::micro::verb::Verb;
 use crate::peers::bare::Exchange;
 
-/// Messages of a row that SENDs as fast as it can.
+/// Messages of a row that SENDs as fast as possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sends {
-    /// Over which transport.
+    /// Transport and verb.
     pub verb: Verb,
-    /// 0 for header-only messages.
+    /// Payload bytes; 0 for header-only messages.
     pub payload_bytes: usize,
-    /// WRs of a postlist.
+    /// WRs per postlist.
     pub list: usize,
 }
 
 impl Sends {
-    /// In words, or in few words for a table.
+    /// Describes the SENDs, briefly for a table or in full.
     #[must_use]
     pub(super) fn text(self, in_few_words: bool) -> String {
         let payload = match (self.payload_bytes, in_few_words) {
@@ -34,7 +34,7 @@ impl Sends {
         format!("{}, {payload}, {list}", self.verb.label())
     }
 
-    /// A bare ring with the same records and lists.
+    /// Returns the limit: a bare ring with the same records and list lengths.
     #[must_use]
     pub fn limit(self) -> Limit {
         Limit {
@@ -48,16 +48,17 @@ impl Sends {
 /// Messages through bare rings between the two cores ([`crate::peers::bare_pair`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Limit {
-    /// Who sends what to whom.
+    /// Pattern of the exchange.
     pub exchange: Exchange,
-    /// Whether messages carry 8 bytes, in records of 32; otherwise they are header-only, in records of 16.
+    /// True if messages carry 8 bytes, in records of 32 bytes; false if they are header-only, in
+    /// records of 16 bytes.
     pub has_payload: bool,
-    /// Messages of a list, which one store publishes.
+    /// Messages per list, which one store publishes.
     pub list: usize,
 }
 
 impl Limit {
-    /// For a column of names.
+    /// Returns the limit's name for a column of names.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self.exchange {

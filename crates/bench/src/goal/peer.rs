@@ -1,4 +1,4 @@
-//! Who is measured beside a row.
+//! Peers that are measured beside rows.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,58 +9,59 @@ use crate::peers::ucx;
 /// Payload of the rows that measure bandwidth.
 pub(crate) const BULK_PAYLOAD_BYTES: usize = 1 << 20;
 
-/// Payload of a packet of the rows that measure bandwidth by packets: the largest path MTU.
+/// Payload of one packet in the rows that measure bandwidth over packets: the largest path MTU.
 pub(crate) const PACKET_PAYLOAD_BYTES: usize = 4096;
 
 /// UDP payload of the packet of an 8-byte SEND: BTH, payload, ICRC (IBTA vol. 1, annex A17).
 const SEND_PACKET_BYTES: usize = 12 + 8 + 4;
 
-/// UDP payload of the packet of an 8-byte WRITE, which has a RETH, too.
+/// UDP payload of the packet of an 8-byte WRITE, which also has a RETH.
 const WRITE_PACKET_BYTES: usize = SEND_PACKET_BYTES + 16;
 
 /// UDP payload of a packet in the middle of a long message.
 const BULK_PACKET_BYTES: usize = 12 + PACKET_PAYLOAD_BYTES + 4;
 
-/// Who is measured beside a row.
+/// Peer that is measured beside a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Peer {
-    /// A test of `ucx_perftest`.
+    /// The test `am_bw` of `ucx_perftest`.
     UcxAmBw,
-    /// A test of `ucx_perftest`.
+    /// The test `am_lat` of `ucx_perftest`.
     UcxAmLat,
-    /// A test of `ucx_perftest`.
+    /// The test `put_bw` of `ucx_perftest`.
     UctPutBw,
-    /// A test of `ucx_perftest`.
+    /// The test `ucp_put_bw` of `ucx_perftest`.
     UcpPutBw,
-    /// A test of `ucx_perftest`.
+    /// The test `ucp_fadd` of `ucx_perftest`.
     UcxFadd,
     /// `memcpy` into a mapping shared by two processes.
     Memcpy,
     /// `process_vm_writev` into another process.
     ProcessVmWritev,
-    /// The same with 64 KiB a call.
+    /// `process_vm_writev` of 64 KiB per call into another process.
     ProcessVmWritev64Kib,
     /// `redis-benchmark -t incr -P 64`.
     RedisIncr,
     /// The fastest of the sequencer's other designs.
     OtherDesigns,
-    /// Datagrams as long as the packet of an 8-byte SEND, 16 a system call.
+    /// Datagrams as long as the packet of an 8-byte SEND, 16 per system call.
     UdpOfSends,
-    /// Datagrams as long as the packet of an 8-byte WRITE, 16 a system call.
+    /// Datagrams as long as the packet of an 8-byte WRITE, 16 per system call.
     UdpOfWrites,
-    /// Datagrams as long as a packet with 4096 bytes of payload, 15 a system call: as many as one can take.
+    /// Datagrams as long as a packet with 4096 bytes of payload, 15 per system call, the most that
+    /// fit one call.
     UdpBulk,
-    /// A datagram as long as the packet of an 8-byte SEND, to and fro.
+    /// Ping-pong of a datagram as long as the packet of an 8-byte SEND.
     UdpPingPong,
     /// `iperf3` over TCP.
     Iperf3,
-    /// The same row without faults.
+    /// The same row without injected faults.
     NoFaults,
 }
 
 impl Peer {
-    /// For a column of names.
+    /// Returns the peer's name for a column of names.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -80,7 +81,7 @@ impl Peer {
         }
     }
 
-    /// The UCX test, if it is one.
+    /// Returns the UCX test, if the peer is a UCX test.
     #[must_use]
     pub fn ucx(self) -> Option<ucx::Test> {
         match self {
@@ -93,7 +94,8 @@ impl Peer {
         }
     }
 
-    /// The exchange of datagrams and the bytes of each, if it is one.
+    /// Returns the exchange of datagrams and the bytes per datagram, if the peer is such an
+    /// exchange.
     #[must_use]
     pub fn datagrams(self) -> Option<(Exchange, usize)> {
         let stream = |segments| Exchange::Stream { segments };
@@ -106,7 +108,7 @@ impl Peer {
         }
     }
 
-    /// The way of copying and the bytes of a copy, if it is one.
+    /// Returns the copy method and the bytes per copy, if the peer is a copy.
     #[must_use]
     pub fn copy(self) -> Option<(Method, usize)> {
         match self {

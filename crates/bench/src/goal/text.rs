@@ -1,9 +1,9 @@
-//! What a row is, in words.
+//! Descriptions of the rows.
 
 use super::Row;
 
 impl Row {
-    /// What is measured, in words.
+    /// Describes the row in full.
     #[must_use]
     pub fn what(self) -> String {
         if let Some(sends) = self.sends() {
@@ -45,13 +45,13 @@ impl Row {
             Row::WireLatency => "half of a round trip of an 8-byte RC SEND by packets",
             Row::WireLoss => "64 KiB RDMA WRITE by packets, 1 % lost each way",
             Row::WireIdle => "idle process with 1,000 queue pairs connected by packets: CPU",
-            // Rows of SENDs have their text above.
+            // Rows of SENDs were handled above.
             _ => self.name(),
         };
         text.to_owned()
     }
 
-    /// The same in few words, for a table.
+    /// Describes the row in few words, for a table.
     #[must_use]
     pub fn label(self) -> String {
         if let Some(sends) = self.sends() {
@@ -86,7 +86,7 @@ impl Row {
             Row::WireLatency => "RC SEND, 8 B: half a round trip",
             Row::WireLoss => "RDMA WRITE, 64 KiB, 1 % lost",
             Row::WireIdle => "idle, 1,000 remote QPs: CPU",
-            // Rows of SENDs have their text above.
+            // Rows of SENDs were handled above.
             _ => self.name(),
         };
         text.to_owned()

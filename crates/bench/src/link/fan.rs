@@ -1,6 +1,8 @@
-//! Several conversations over one link: each thread of this side has one of the other side to talk to.
+//! Several conversations over one link: each thread of this side talks to one thread of the other
+//! side.
 //!
-//! A line is then the number of its lane, a space and what was said there; the number and a full stop end the lane.
+//! Each line consists of the lane's number, a space, and the message. The number and a full stop
+//! end the lane.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,8 +16,9 @@ use super::Link;
 type SharedWriter = Arc<Mutex<Box<dyn Write + Send>>>;
 
 impl Link {
-    /// Runs `each` in so many threads, each with a link of its own to the thread of the same number at the other end,
-    /// which has to fan out into as many. What came of them, in order.
+    /// Runs `each` in `lanes` threads and returns the results in order. Each thread has a link to
+    /// the thread of the same number at the other end. The other end must fan out into as many
+    /// threads.
     pub(crate) fn fan<R: Send>(
         &mut self,
         lanes: usize,
@@ -55,7 +58,7 @@ impl Link {
             };
             threads.into_iter().map(end).collect()
         });
-        // All lanes have ended, and their writers with them.
+        // All lanes have ended, so this is the last reference to the writer.
         if let Some(writer) = Arc::into_inner(writer) {
             self.writer = writer.into_inner().unwrap_or_else(PoisonError::into_inner);
         }
@@ -63,7 +66,7 @@ impl Link {
     }
 }
 
-/// Hands lines to their lanes until all have ended.
+/// Passes lines on to their lanes until all lanes have ended.
 fn hear(reader: &mut Box<dyn BufRead + Send>, mut lanes: Vec<Option<Sender<Vec<u8>>>>) {
     let mut line = Vec::new();
     while lanes.iter().any(Option::is_some) {
@@ -75,10 +78,10 @@ fn hear(reader: &mut Box<dyn BufRead + Send>, mut lanes: Vec<Option<Sender<Vec<u
         let number = std::str::from_utf8(&line[..digits]).ok();
         let lane = number.and_then(|number| lanes.get_mut(number.parse::<usize>().ok()?));
         match (lane, line.get(digits)) {
-            // A lane that has failed here hears nothing any more.
+            // Ignore lines for a lane that has failed on this side.
             (Some(Some(lane)), Some(b' ')) => drop(lane.send(line[digits + 1..].to_vec())),
             (Some(lane), Some(b'.')) => *lane = None,
-            // Not of one lane: why the other end has failed as a whole.
+            // A line without a lane: the other end has failed as a whole.
             _ => {
                 for lane in lanes.iter().flatten() {
                     let _ = lane.send(line.clone());
@@ -97,7 +100,7 @@ struct LaneReader {
 impl Read for LaneReader {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if self.rest.is_empty() {
-            // A sender that is gone is the end.
+            // A dropped sender means the end of the stream.
             self.rest = self.said.recv().unwrap_or_default();
         }
         let count = self.rest.len().min(into.len());
@@ -107,7 +110,7 @@ impl Read for LaneReader {
     }
 }
 
-/// Whatever is written at once is a line; dropping it ends the lane.
+/// Writer of a lane: each write is one line, and dropping the writer ends the lane.
 struct LaneWriter {
     number: usize,
     writer: SharedWriter,
@@ -137,7 +140,7 @@ impl Write for LaneWriter {
 
 impl Drop for LaneWriter {
     fn drop(&mut self) {
-        // An other end that is gone needs no end of a lane.
+        // Ignore the error: if the other end is gone, the lane has ended.
         let _ = LaneWriter::write(self, b'.', b"\n");
     }
 }
@@ -158,7 +161,7 @@ mod tests {
             let there = scope.spawn(|| other.fan(3, right));
             (one.fan(3, left), there.join().unwrap())
         });
-        // The link is whole again.
+        // After the fan, the link carries single values again.
         one.send(&7).unwrap();
         assert_eq!(other.recv::<u32>().unwrap(), 7);
         done

@@ -1,4 +1,4 @@
-//! Threads of one process that begin together.
+//! A barrier for the threads of one process.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -7,7 +7,7 @@ use verbs::Waiter;
 
 use super::gone::Gone;
 
-/// A place where so many threads wait for each other, once.
+/// A barrier at which `threads` threads wait for each other, once.
 #[derive(Debug)]
 pub(crate) struct Gate {
     threads: usize,
@@ -30,10 +30,10 @@ impl Gate {
         }
     }
 
-    /// Waits until all are here; on a simulated core virtual time passes meanwhile.
+    /// Waits until all threads have arrived. On a simulated core, virtual time passes meanwhile.
     ///
     /// # Errors
-    /// When one of them has given up.
+    /// When one of the threads has given up.
     pub(crate) fn pass(&self) -> Result<()> {
         let mut state = self.state();
         state.came += 1;
@@ -57,7 +57,7 @@ impl Gate {
         }
     }
 
-    /// Nobody need wait for this thread.
+    /// Makes all waiting threads fail, because this thread will not arrive.
     pub(crate) fn give_up(&self) {
         self.state().given_up = true;
         self.changed.notify_all();

@@ -1,8 +1,8 @@
-//! Errors that are consequences of another one.
+//! Errors that are consequences of other errors.
 
 use std::fmt;
 
-/// The other end is gone, or has said that it failed: a consequence of an error, and not the error itself.
+/// The other end is gone or has reported a failure. This error is a consequence of another error.
 #[derive(Debug)]
 pub(crate) struct Gone(pub(super) String);
 
@@ -14,7 +14,7 @@ impl fmt::Display for Gone {
 
 impl std::error::Error for Gone {}
 
-/// The first of some errors that is no consequence of another one, if there is such a one.
+/// Returns the first error that is not a [`Gone`], or else the first error.
 pub(crate) fn cause(errors: Vec<anyhow::Error>) -> Option<anyhow::Error> {
     let is_own = |error: &anyhow::Error| !error.is::<Gone>();
     let place = errors.iter().position(is_own).unwrap_or(0);

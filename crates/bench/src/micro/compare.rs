@@ -1,5 +1,5 @@
-//! The same on two NICs: the software NIC and a device of this machine, round by round, and
-//! `perftest` on that device as a check that our own use of it is fair.
+//! Compares two NICs round by round: the software NIC and a device of this machine. `perftest` on
+//! that device checks that this benchmark measures the device fairly.
 
 use std::collections::BTreeMap;
 
@@ -18,54 +18,56 @@ use crate::peers::perftest;
 use crate::pin::Cores;
 use crate::stats::Spread;
 
-/// The payloads that are compared, in bytes.
+/// Payload sizes that are compared, in bytes.
 pub const PAYLOADS_BYTES: [usize; 5] = [8, 64, 4096, 64 << 10, 1 << 20];
 
-/// How many times faster than the device the software NIC is at least, in 8-byte messages.
+/// Goal for 8-byte messages: the software NIC's rate is at least this multiple of the device's
+/// rate.
 pub const RATE_GOAL: f64 = 20.0;
 
-/// The share of the device's latency that the software NIC has at most, with 8 bytes.
+/// Goal for 8-byte messages: the software NIC's latency is at most this share of the device's
+/// latency.
 pub const LATENCY_GOAL: f64 = 0.1;
 
-/// How much is compared.
+/// Extent of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// How often each row is measured on each side.
+    /// Number of measurements of each row on each side.
     pub rounds: u32,
-    /// How long each measurement takes.
+    /// Duration of each measurement, in ms.
     pub duration_ms: u64,
-    /// In bytes.
+    /// Payload sizes in bytes.
     pub payloads_bytes: Vec<usize>,
-    /// Whether `perftest` is run too.
+    /// True if `perftest` is run too.
     pub perftest: bool,
 }
 
-/// What is compared, and where.
+/// A comparison: its extent, its devices, and its cores.
 #[derive(Clone, Debug)]
 pub struct Comparison {
-    /// How much.
+    /// Extent of the comparison.
     pub settings: Settings,
-    /// Where.
+    /// Cores on which the two processes run.
     pub cores: Cores,
-    /// Starts a worker.
+    /// Program that starts a worker.
     pub worker: Exe,
-    /// The software NIC.
+    /// Software NIC.
     pub softnic: NicChoice,
-    /// What it is compared with.
+    /// NIC that the software NIC is compared with.
     pub system: NicChoice,
-    /// The device of `system` by name.
+    /// Device name of `system`.
     pub device: String,
-    /// The entry of its GID table that RDMA packets come from.
+    /// Index of the entry in the device's GID table that is used as source GID.
     pub gid_index: u8,
-    /// The smaller path MTU of the two: the longest datagram.
+    /// Smaller path MTU of the two devices, which is the longest datagram.
     pub mtu_bytes: u32,
 }
 
 impl Comparison {
-    /// Looks at both devices.
+    /// Queries both devices.
     ///
     /// # Errors
-    /// When one of them is not there or cannot be opened.
+    /// When a device does not exist or cannot be opened.
     pub fn new(
         settings: Settings,
         cores: Cores,
@@ -87,10 +89,10 @@ impl Comparison {
         })
     }
 
-    /// What is measured, in the order of the table.
+    /// Returns the tasks that are measured, in the order of the table.
     ///
     /// # Errors
-    /// When a payload is nothing that can be measured.
+    /// When a payload size is invalid.
     pub fn tasks(&self) -> Result<Vec<Task>> {
         let duration_ms = self.settings.duration_ms;
         let knobs = |payload_bytes: usize| Knobs {
@@ -117,7 +119,7 @@ impl Comparison {
     }
 }
 
-/// The name of a device, and the GID index and active MTU of its port.
+/// Returns the name of a device, and the GID index and the active MTU of its port.
 fn port(choice: &NicChoice) -> Result<(String, u8, u32)> {
     let device = Provider::by_name(&choice.provider)?.device(choice.device.as_deref())?;
     let context = device.open()?;
@@ -129,20 +131,20 @@ fn port(choice: &NicChoice) -> Result<(String, u8, u32)> {
     Ok((device.name().to_owned(), gid_index, mtu))
 }
 
-/// Whose figure it is.
+/// Program and NIC that produced a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
-    /// Ours, on the software NIC.
+    /// This benchmark, on the software NIC.
     Softnic,
-    /// Ours, on the device.
+    /// This benchmark, on the device.
     System,
-    /// `perftest`'s, on the device.
+    /// `perftest`, on the device.
     Perftest,
 }
 
 impl Side {
-    /// In words.
+    /// Returns the name for printed tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -156,68 +158,68 @@ impl Side {
 /// One measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Counted from 0.
+    /// Round, counted from 0.
     pub round: u32,
-    /// Which row, counted from 0.
+    /// Row, counted from 0.
     pub row: usize,
-    /// Whose.
+    /// Program and NIC that were measured.
     pub side: Side,
-    /// Messages in 10^6 a second, or the median latency in nanoseconds.
+    /// Rate in 10^6 messages per second, or the median latency in nanoseconds.
     pub value: f64,
-    /// All of our own result.
+    /// Full result, if this benchmark measured it.
     pub outcome: Option<Outcome>,
 }
 
-/// What happens during a comparison, as it happens.
+/// Progress of a comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// A measurement is about to be made.
+    /// A measurement begins.
     Begin {
-        /// What.
+        /// Task that is measured.
         task: Task,
-        /// Whose.
+        /// Program and NIC that are measured.
         side: Side,
     },
-    /// A measurement was made.
+    /// A measurement has succeeded.
     Sample(Sample),
 }
 
-/// What came of a row.
+/// Result of a row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowResult {
-    /// What was measured.
+    /// Task that was measured.
     pub task: Task,
-    /// What `softnic`, `system` and `perftest` count: `mops` or `ns`.
+    /// Unit of `softnic`, `system` and `perftest`: `mops` or `ns`.
     pub unit: String,
-    /// On the software NIC.
+    /// Figures of the software NIC.
     pub softnic: Option<Spread>,
-    /// On the device.
+    /// Figures of the device.
     pub system: Option<Spread>,
-    /// `perftest` on the device.
+    /// Figures of `perftest` on the device.
     pub perftest: Option<Spread>,
-    /// The software NIC's figure divided by the device's of the same round.
+    /// The software NIC's figure divided by the device's figure of the same round.
     pub ratio: Option<Spread>,
-    /// The device's figure by our own program divided by `perftest`'s of the same round.
+    /// The device's figure by this benchmark divided by `perftest`'s figure of the same round.
     pub system_to_perftest: Option<Spread>,
-    /// What is wanted of the ratio, where something is: at least for a rate, at most for a latency.
+    /// Goal for the ratio, if the row has one: a minimum for a rate, a maximum for a latency.
     pub goal: Option<f64>,
-    /// Whether the median of the ratio is what is wanted.
+    /// True if the median of the ratio meets the goal.
     pub goal_met: Option<bool>,
-    /// Datagrams that did not arrive: on the software NIC, and on the device.
+    /// Datagrams that did not arrive, on the software NIC and on the device.
     pub lost_ops: [u64; 2],
-    /// Why there is no figure of a side, or fewer than rounds.
+    /// Errors of measurements that failed.
     pub errors: Vec<String>,
 }
 
-/// The whole result.
+/// Result of a comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// In the order of [`Comparison::tasks`].
+    /// Results of the rows, in the order of [`Comparison::tasks`].
     pub rows: Vec<RowResult>,
 }
 
 impl Summary {
-    /// Whether every goal is met and nothing failed on our two sides.
+    /// Returns true if every goal is met and every row was measured on both NICs.
     #[must_use]
     pub fn met(&self) -> bool {
         self.rows.iter().all(|row| row.goal_met != Some(false))
@@ -225,17 +227,18 @@ impl Summary {
     }
 }
 
-/// Compares, telling `on_event` what happens. What fails is noted in the result, and the rest goes on.
+/// Runs the comparison and reports progress to `on_event`. Failures are noted in the result, and
+/// the other measurements go on.
 ///
 /// # Errors
-/// When there is nothing that could be measured.
+/// When the tasks of the comparison are invalid.
 pub fn run(comparison: &Comparison, mut on_event: impl FnMut(&Event)) -> Result<Summary> {
     let tasks = comparison.tasks()?;
     let mut runner = Runner::new(comparison.cores, comparison.worker.clone());
     let mut taken = Taken::default();
     for round in 0..comparison.settings.rounds {
         for (row, task) in tasks.iter().enumerate() {
-            // Who comes first changes, so that neither always meets the warmer machine.
+            // Alternate the order of the sides, so that neither always finds the machine warmer.
             let mut sides = [Side::Softnic, Side::System];
             if round % 2 == 1 {
                 sides.reverse();
@@ -282,7 +285,7 @@ fn by_perftest(comparison: &Comparison, task: &Task, on_device: f64) -> Result<f
         Task::Stream(_) => on_device * 1e6,
         Task::PingPong(ping) => 1e9 / on_device / if ping.is_one_way() { 2.0 } else { 1.0 },
     };
-    // A count of the same duration.
+    // Count of operations that takes the same duration.
     #[allow(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,

@@ -1,5 +1,6 @@
-//! How far the responder of UC WRITEs is: it looks for the last WRITE of each part of a window in its memory and WRITEs
-//! its number to the requester.
+//! Credits of a UC WRITE stream: the responder reports its progress to the requester. The responder
+//! polls its memory for the last WRITE of each part of a window and WRITEs that number to the
+//! requester.
 
 use anyhow::{Context, Result};
 use verbs::{Access, MemoryRegion, Postlist, QueuePair, RemoteMemory, Uc, WcBuffer};
@@ -13,18 +14,21 @@ use crate::patience::{PATIENCE_NS, Patience};
 /// Send WRs of the responder on each queue pair.
 pub(super) const SEND_WRS: usize = 16;
 
-/// Bytes of a number; they are in registered memory, since not every NIC takes them inline.
+/// Bytes of a reported number. Numbers are in registered memory, because not every NIC supports
+/// inline data.
 const NUMBER_BYTES: usize = 8;
 
-/// Behind the places in the responder's memory: whether the requester has ended.
+/// Bytes of the word behind the slots in the responder's memory. A nonzero word says that the
+/// requester has ended.
 pub(super) const END_BYTES: usize = NUMBER_BYTES;
 
-/// Whether the requester of a stream needs to know.
+/// Returns true if the stream's requester needs credits.
 pub(super) fn wanted(stream: &Stream) -> bool {
     stream.verb == Verb::UcWrite && stream.direction == Direction::Inbound
 }
 
-/// WRITEs of a part: as near to a quarter of a window as whole postlists of it come.
+/// Returns the WRITEs per part: the whole postlists that come nearest to a quarter of a window and
+/// divide it.
 fn part(stream: &Stream) -> usize {
     let lists = stream.window / stream.batch;
     let a_part = (1..=lists.div_ceil(4))
@@ -48,12 +52,13 @@ impl Credits {
         Ok(Credits { memory, part })
     }
 
-    /// Whether all WRITEs are known to have arrived when so many have been posted.
+    /// Returns true if the responder reports exactly after `posted` WRITEs, so that the stream can
+    /// end there.
     pub(super) fn can_end_at(&self, posted: u64) -> bool {
         posted.is_multiple_of(self.part)
     }
 
-    /// Waits until so many have arrived on a queue pair.
+    /// Waits until `until` WRITEs have arrived on a queue pair.
     pub(super) fn wait(&self, queue_pair: usize, until: u64) -> Result<()> {
         let mut patience = Patience::new(PATIENCE_NS);
         while u64::from_le(self.memory.read_u64(NUMBER_BYTES * queue_pair)?) < until {
@@ -63,7 +68,7 @@ impl Credits {
     }
 }
 
-/// Tells the responder that the requester has ended.
+/// Tells the responder that the requester has ended, by a WRITE behind the slots.
 pub(super) fn end(
     nic: &Nic,
     qp: &QueuePair<Uc>,
@@ -91,12 +96,12 @@ pub(super) fn end(
 struct Giver<'q> {
     qp: &'q QueuePair<Uc>,
     list: Postlist<Uc>,
-    /// The number of the last WRITE of the next part, and one more.
+    /// Number of WRITEs that have arrived when the next part is complete.
     due: u64,
     outstanding: usize,
 }
 
-/// Tells of what arrives until the requester has ended.
+/// Reports the arrived WRITEs until the requester has ended.
 pub(super) fn give(
     nic: &Nic,
     qps: &[QueuePair<Uc>],
@@ -106,7 +111,8 @@ pub(super) fn give(
 ) -> Result<()> {
     let part = part(stream);
     let parts = stream.window / part;
-    // A number for each part of a window: those of the last window may still be on their way.
+    // One number for each part of a window, because the WRITEs of the last window's numbers may
+    // still be outstanding.
     let numbers = nic
         .pd
         .alloc(NUMBER_BYTES * parts * qps.len(), Access::LOCAL_READ)?;

@@ -1,4 +1,4 @@
-//! The two ends of a lane: the thread that posts, and the thread that it posts to.
+//! The two ends of a lane: the requester's thread and the responder's thread.
 
 use anyhow::Result;
 
@@ -10,7 +10,7 @@ use super::{one_sided, ping, send};
 use crate::link::Link;
 use crate::nic::Nic;
 
-/// The thread of a lane on the measured side; what its requester measured.
+/// Runs the thread of a lane on the measured side. Returns the result of the lane's requester.
 pub(crate) fn near(link: &mut Link, nic: &Nic, task: &Task, target: &Target) -> Result<Outcome> {
     match task.direction() {
         Direction::Outbound => drive_on(link, nic, task),
@@ -21,7 +21,7 @@ pub(crate) fn near(link: &mut Link, nic: &Nic, task: &Task, target: &Target) -> 
     }
 }
 
-/// The thread of a lane on the other side.
+/// Runs the thread of a lane on the other side.
 pub(crate) fn far(link: &mut Link, nic: &Nic, task: &Task, target: &Target) -> Result<()> {
     match task.direction() {
         Direction::Outbound => work_on(link, nic, task, target),
@@ -32,7 +32,7 @@ pub(crate) fn far(link: &mut Link, nic: &Nic, task: &Task, target: &Target) -> R
     }
 }
 
-/// The requester's part, on an open NIC.
+/// Runs the requester on an open NIC.
 fn drive_on(link: &mut Link, nic: &Nic, task: &Task) -> Result<Outcome> {
     Ok(match task {
         Task::Stream(stream) if stream.verb.is_send() => {
@@ -43,7 +43,7 @@ fn drive_on(link: &mut Link, nic: &Nic, task: &Task) -> Result<Outcome> {
     })
 }
 
-/// The responder's part, on an open NIC.
+/// Runs the responder on an open NIC.
 fn work_on(link: &mut Link, nic: &Nic, task: &Task, target: &Target) -> Result<()> {
     match task {
         Task::Stream(stream) if stream.verb.is_send() => send::work(link, nic, stream),

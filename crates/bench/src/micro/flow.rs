@@ -1,4 +1,5 @@
-//! Windows of one-sided WRs on all queue pairs of a thread, refilled as they complete.
+//! Windows of one-sided WRs on all queue pairs of a thread. WRs that complete are replaced by new
+//! ones.
 
 use std::ops::Range;
 
@@ -13,47 +14,47 @@ use crate::clock::now_ns;
 use crate::nic::reap;
 use crate::patience::{PATIENCE_NS, Patience};
 
-/// WRs of one queue pair with following numbers, in following places of its window.
+/// Consecutive WRs of one queue pair, in consecutive slots of its window.
 pub(super) struct Run {
     pub(super) queue_pair: usize,
-    /// The number of the first, among those of its queue pair.
+    /// Number of the first WR, among those of its queue pair.
     pub(super) number: u64,
-    /// Their places, among those of all queue pairs.
+    /// Slots of the WRs, among those of all queue pairs.
     pub(super) places: Range<usize>,
 }
 
-/// What is posted, and what is looked at when it has completed.
+/// The WRs that are posted, and the check of their results on completion.
 pub(super) trait Requests<T: Connected> {
-    /// Whether the WR of a place is always the same, so that a window of them is built once.
+    /// True if a slot always holds the same WR, so that the WRs of a window are built once.
     const SAME: bool = false;
 
-    /// Adds the WRs of a run to a list.
+    /// Adds the WRs of a run to a postlist.
     ///
     /// # Errors
-    /// When a place is not in its memory.
+    /// When a slot is not in the memory.
     fn add(&mut self, list: &mut Postlist<T>, run: &Run) -> Result<()>;
 
-    /// Checks what completed WRs have brought.
+    /// Checks the data of completed WRs.
     ///
     /// # Errors
-    /// When it is wrong.
+    /// When the data are wrong.
     fn check(&mut self, _: &Run) -> Result<()> {
         Ok(())
     }
 }
 
-/// A queue pair at work.
+/// A queue pair with its window of WRs.
 struct Flow<'q, T: Connected> {
     qp: &'q QueuePair<T>,
     stream: &'q Stream,
     list: Postlist<T>,
     signals: Signals,
-    /// Its place among the queue pairs.
+    /// Index of the queue pair.
     number: usize,
-    /// The next WR, and its slot of the window.
+    /// Number of the next WR to post, and its slot of the window.
     next: u64,
     slot: usize,
-    /// WRs that have completed, and the slot of the next that will.
+    /// Number of completed WRs, and the slot of the next WR to complete.
     completed: u64,
     completed_slot: usize,
 }
@@ -95,7 +96,7 @@ impl<'q, T: Connected> Flow<'q, T> {
         }
     }
 
-    /// Posts the next list.
+    /// Posts the next postlist.
     #[inline]
     fn post<R: Requests<T>>(&mut self, requests: &mut R) -> Result<()> {
         let (slot, end) = (self.slot, self.slot + self.stream.batch);
@@ -113,7 +114,7 @@ impl<'q, T: Connected> Flow<'q, T> {
         Ok(())
     }
 
-    /// Waits until so many have completed.
+    /// Waits until `until` WRs have completed.
     #[inline]
     fn wait<R: Requests<T>>(&mut self, until: u64, requests: &mut R) -> Result<()> {
         if self.completed >= until {
@@ -137,7 +138,7 @@ impl<'q, T: Connected> Flow<'q, T> {
         Ok(())
     }
 
-    /// Checks WRs that have completed, up to the end of the window and from its beginning.
+    /// Checks `count` completed WRs, wrapping around at the end of the window.
     fn complete<R: Requests<T>>(&mut self, mut count: usize, requests: &mut R) -> Result<()> {
         while count > 0 {
             let slot = self.completed_slot;
@@ -152,7 +153,8 @@ impl<'q, T: Connected> Flow<'q, T> {
     }
 }
 
-/// Posts for the time of the stream; what was measured, and the number of all WRs of each queue pair.
+/// Posts for the duration of the stream. Returns the measurement, and the number of WRs posted on
+/// each queue pair.
 pub(super) fn run<T: Connected, R: Requests<T>>(
     qps: &[QueuePair<T>],
     stream: &Stream,
@@ -185,7 +187,8 @@ pub(super) fn run<T: Connected, R: Requests<T>>(
             }
         }
         posted += turn;
-        // With full windows as many are posted as complete; and not at once, as completions of a window are found.
+        // Once windows are full, the rate of posting equals the rate of completion. Posting is the
+        // smoother measure, because completions of a whole window are found at once.
         if !stream.burst && posted >= stream.window as u64 {
             meter.tick(posted * qps.len() as u64);
         }

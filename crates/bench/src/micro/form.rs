@@ -1,6 +1,8 @@
-//! Forms of payload, and how each carries a message's stamp: the number that the receiver checks.
+//! Forms of payload. Each form carries a message's stamp, which is the number that the receiver
+//! checks.
 //!
-//! Each form is a type, so that a loop over WRs is compiled for its form and decides nothing for each of them.
+//! Each form is a type, so that the loop over WRs is compiled for its form and has no branch per
+//! WR.
 
 use anyhow::{Context, Result};
 use verbs::{Access, HeaderOnly, Inline, MemoryRegion, MrSlice, Payload, WorkCompletion};
@@ -9,17 +11,17 @@ use super::verb::tail;
 use crate::nic::{Nic, Pages};
 use crate::peers::copy::pattern;
 
-/// What the payloads of a window need.
+/// Layout of a window's payloads.
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
     pub(super) payload_bytes: usize,
-    /// Payloads that the NIC may be reading at once.
+    /// Number of payloads that the NIC may be reading at once.
     pub(super) slots: usize,
     pub(super) pages: Option<Pages>,
 }
 
 impl Layout {
-    /// Bytes from one payload's place to the next.
+    /// Returns the distance of two payloads, in bytes.
     pub(super) fn stride(&self) -> usize {
         self.payload_bytes.next_multiple_of(8)
     }
@@ -27,39 +29,39 @@ impl Layout {
 
 /// A form of payload.
 pub(super) trait Form: Sized {
-    /// What a WR is given.
+    /// Type of the payload that a WR takes.
     type Payload<'f>: Payload
     where
         Self: 'f;
 
-    /// Marks the stamp of the last message.
+    /// Bit that marks the stamp of the last message.
     const LAST: u64;
 
-    /// Whether the stamp is the immediate.
+    /// True if the stamp is the immediate.
     const IMM: bool = false;
 
-    /// Whether the NIC reads the payload from memory, which is its own until the WR completes.
+    /// True if the NIC reads the payload from memory, which must not change until the WR completes.
     const IN_MEMORY: bool = false;
 
     fn new(nic: &Nic, layout: &Layout) -> Result<Self>;
 
-    /// The payload of a slot, with its stamp.
+    /// Returns the payload of a slot, with its stamp.
     fn payload(&mut self, slot: usize, stamp: u64) -> Result<Self::Payload<'_>>;
 
-    /// The stamps at both ends of a message that has arrived.
+    /// Returns the stamps at both ends of a message that has arrived.
     fn received(
         memory: &MemoryRegion,
         wc: &WorkCompletion<'_>,
         payload_bytes: usize,
     ) -> Result<[u64; 2]>;
 
-    /// The stamp of a message.
+    /// Makes the stamp of a message.
     #[inline]
     fn stamp(number: u64, last: bool) -> u64 {
         (number & (Self::LAST - 1)) | if last { Self::LAST } else { 0 }
     }
 
-    /// The number nearest to `near` that a stamp can be of.
+    /// Returns the message number nearest to `near` that has this stamp.
     fn nearest(stamp: u64, near: u64) -> u64 {
         let half = Self::LAST / 2;
         let ahead = stamp.wrapping_sub(near) & (Self::LAST - 1);
@@ -71,19 +73,19 @@ pub(super) trait Form: Sized {
     }
 }
 
-/// The lower half of a stamp, for the forms that carry no more.
+/// Returns the lower half of a stamp, for the forms that carry 32 bits.
 #[inline]
 pub(super) fn low(stamp: u64) -> u32 {
-    #[allow(clippy::cast_possible_truncation)] // that is the point; see `Form::nearest`
+    #[allow(clippy::cast_possible_truncation)] // truncation is intended; see `Form::nearest`
     {
         stamp as u32
     }
 }
 
-/// The mark of a stamp in 32 bits.
+/// Mark of the last message in a stamp of 32 bits.
 const LAST_OF_32: u64 = 1 << 31;
 
-/// The mark of a stamp in a word.
+/// Mark of the last message in a stamp of 64 bits.
 const LAST_OF_64: u64 = 1 << 63;
 
 /// No payload: the stamp is the immediate.
@@ -110,7 +112,7 @@ impl Form for ImmOnly {
     }
 }
 
-/// Four bytes inline: the stamp alone.
+/// Four inline bytes: the stamp alone.
 pub(super) struct InlineShort([u8; 4]);
 
 impl Form for InlineShort {
@@ -135,7 +137,7 @@ impl Form for InlineShort {
     }
 }
 
-/// Eight bytes inline: the stamp alone.
+/// Eight inline bytes: the stamp alone.
 pub(super) struct InlineWord([u8; 8]);
 
 impl Form for InlineWord {
@@ -159,7 +161,7 @@ impl Form for InlineWord {
     }
 }
 
-/// More bytes inline: the stamp at both ends, and between them what nobody reads.
+/// More than eight inline bytes: the stamp at both ends, and unchecked bytes between them.
 pub(super) struct InlineBytes(Vec<u8>);
 
 impl Form for InlineBytes {
@@ -188,7 +190,7 @@ impl Form for InlineBytes {
     }
 }
 
-/// Registered memory that the NIC reads, a place for each slot: the stamp at both ends.
+/// Registered memory that the NIC reads, with a place for each slot; the stamp is at both ends.
 pub(super) struct InMemory {
     source: MemoryRegion,
     slices: Vec<MrSlice>,
@@ -236,7 +238,7 @@ impl Form for InMemory {
     }
 }
 
-/// The words at both ends of a payload.
+/// Reads the words at both ends of a payload.
 #[inline]
 pub(super) fn both_ends(
     memory: &MemoryRegion,
@@ -250,7 +252,7 @@ pub(super) fn both_ends(
     Ok(ends.map(u64::from_le))
 }
 
-/// Evaluates an expression with `$form` being the form of SENDs with such a payload.
+/// Evaluates an expression with `$form` being the form of SENDs with this payload.
 macro_rules! with_form {
     ($payload_bytes:expr, $inline:expr, $form:ident => $body:expr) => {
         match $payload_bytes {
@@ -267,7 +269,7 @@ macro_rules! with_form {
     };
 }
 
-/// Evaluates an expression with `$form` being the form of WRITEs with such a payload.
+/// Evaluates an expression with `$form` being the form of WRITEs with this payload.
 macro_rules! with_write_form {
     ($payload_bytes:expr, $inline:expr, $form:ident => $body:expr) => {
         match ($payload_bytes, $inline) {

@@ -1,14 +1,14 @@
-//! What the receiver of SENDs tells their sender.
+//! Results that the receiver of SENDs reports to their sender.
 
 use serde::{Deserialize, Serialize};
 
 use super::knobs::{Stream, gcd};
 use crate::patience::PATIENCE_NS;
 
-/// How long a datagram may take before it counts as lost.
+/// Time after which a missing datagram counts as lost, in ns.
 pub(super) const LOST_NS: u64 = PATIENCE_NS / 20;
 
-/// What the receiver found when all was over.
+/// Result of the receiver at the end of a stream.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Found {
     pub(super) received: u64,
@@ -17,12 +17,12 @@ pub(super) struct Found {
     pub(super) wrong: Option<String>,
 }
 
-/// Messages that the receiver takes from one report to the next.
+/// Returns the number of messages that the receiver takes between two reports.
 pub(super) fn chunk(stream: &Stream) -> usize {
     gcd(stream.window, (stream.window / 4).max(1))
 }
 
-/// Reports that can be on their way to the sender.
+/// Returns the maximum number of reports that are on their way to the sender.
 pub(super) fn reports(stream: &Stream) -> usize {
     2 * stream.window / chunk(stream)
 }

@@ -1,4 +1,4 @@
-//! What a measurement can be asked for, and what follows for the rest.
+//! Parameters of a measurement, their defaults, and their limits.
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
@@ -6,47 +6,47 @@ use serde::{Deserialize, Serialize};
 use super::verb::{SHORT_BYTES, Verb};
 use crate::nic::Pages;
 
-/// The largest payload, in bytes.
+/// Largest payload, in bytes.
 pub const MAX_PAYLOAD_BYTES: usize = 1 << 28;
 
-/// The most WRs in a window.
+/// Maximum WRs in a window.
 pub const MAX_WINDOW: usize = 8192;
 
-/// The most queue pairs of a thread.
+/// Maximum queue pairs of a thread.
 pub const MAX_QUEUE_PAIRS: usize = 1024;
 
-/// The most threads that post.
+/// Maximum number of posting threads.
 pub const MAX_THREADS: usize = 256;
 
-/// The most counters of atomics.
+/// Maximum number of counters for atomics.
 pub const MAX_ADDRESSES: usize = 1 << 24;
 
-/// The most bytes from one counter to the next.
+/// Maximum distance of two counters, in bytes.
 pub const MAX_SPACING_BYTES: usize = 1 << 21;
 
-/// Payloads up to this many bytes are inline unless somebody says otherwise: one cache line.
+/// Largest payload that is inline by default, in bytes: one cache line.
 pub const AUTO_INLINE_BYTES: usize = 64;
 
-/// Windows are at most so many bytes of payload unless somebody says otherwise.
+/// Maximum payload bytes of a window whose length was not set.
 const AUTO_WINDOW_BYTES: usize = 8 << 20;
 
-/// The most memory that the windows of a thread may need, in bytes.
+/// Maximum memory for the windows of a thread, in bytes.
 const MAX_WINDOW_BYTES: usize = 1 << 30;
 
-/// On which end of a verb the measured NIC is. It is that of the process that was started; the other ends are in
-/// processes of their own, each with a NIC of its own where the NIC is software or simulated.
+/// Role of the measured NIC, which belongs to the started process. The other ends are separate
+/// processes. Each of them has its own NIC if the NIC is software or simulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Direction {
-    /// It is the requester.
+    /// The measured NIC is the requester.
     #[default]
     Outbound,
-    /// It is the responder of requesters elsewhere.
+    /// The measured NIC is the responder of requesters in other processes.
     Inbound,
 }
 
 impl Direction {
-    /// As on the command line and in JSON.
+    /// Returns the name on the command line and in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -56,40 +56,43 @@ impl Direction {
     }
 }
 
-/// Knobs of a measurement; `None` is a default that fits the others.
+/// Parameters of a measurement. `None` selects a default that fits the other parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Knobs {
-    /// Bytes of payload of each message; 8 unless set.
+    /// Payload bytes of each message; 8 by default.
     pub payload_bytes: Option<usize>,
-    /// WRs that one doorbell announces; 16 unless set or the window is too small.
+    /// WRs per doorbell; 16 by default, or fewer if the window is too small.
     pub batch: Option<usize>,
-    /// WRs outstanding at most on each queue pair; 256 unless set, the payloads are long, or it is more READs than
-    /// `reads_kept` allows.
+    /// Maximum outstanding WRs on each queue pair; 256 by default. The default is smaller for long
+    /// payloads, or where `reads_kept` allows fewer READs.
     pub window: Option<usize>,
-    /// READs that a requester's NIC can have outstanding without losing WQEs from its cache; a window of READs that is not set
-    /// stays within it.
+    /// READs that a requester's NIC can have outstanding without losing WQEs from its cache. The
+    /// default window of READs stays within it.
     pub reads_kept: Option<usize>,
-    /// One WR in so many is signaled; 16 unless set or the window is too small.
+    /// One WR in this many is signaled; 16 by default, or fewer if the window is too small.
     pub signal_every: Option<usize>,
-    /// Whether the payload is inline; up to [`AUTO_INLINE_BYTES`] unless set.
+    /// True if the payload is inline; by default it is up to [`AUTO_INLINE_BYTES`].
     pub inline: Option<bool>,
-    /// Whether a window is posted when the one before is done, and not its WRs as room comes.
+    /// True if a window is posted only when the previous window is done. False if WRs are posted as
+    /// room becomes free.
     pub burst: bool,
-    /// Queue pairs of each thread, which takes turns with them; 1 unless set.
+    /// Queue pairs of each thread, which uses them in turn; 1 by default.
     pub queue_pairs: Option<usize>,
-    /// Threads that post, each to one of the other side; 1 unless set, or as many as processes.
+    /// Posting threads, each with its own thread on the other side; 1 by default, or the number of
+    /// processes.
     pub threads: Option<usize>,
-    /// Processes of the other side, among which its threads are; one for each thread unless set.
+    /// Processes of the other side, which share its threads; one per thread by default.
     pub processes: Option<usize>,
-    /// On which end the measured NIC is.
+    /// Role of the measured NIC.
     pub direction: Direction,
-    /// Counters among which atomics choose at random; 1 unless set.
+    /// Counters among which atomics choose at random; 1 by default.
     pub addresses: Option<usize>,
-    /// Bytes from one counter to the next; 8 unless set.
+    /// Distance of two counters, in bytes; 8 by default.
     pub spacing_bytes: Option<usize>,
-    /// Pages of all memory that is registered; huge ones where they come unasked, unless set.
+    /// Page size of all registered memory. By default the kernel chooses, and may use huge pages.
     pub pages: Option<Pages>,
-    /// Whether the target of WRITEs is memory of its process alone, which the NIC did not allocate.
+    /// True if the target of WRITEs is private memory of its process, which the NIC did not
+    /// allocate.
     pub private: bool,
 }
 
@@ -110,49 +113,50 @@ impl Knobs {
     }
 }
 
-/// Windows of one verb's WRs, refilled for a time.
+/// A stream: windows of one verb's WRs, refilled for a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stream {
-    /// What is posted.
+    /// Verb that is posted.
     pub verb: Verb,
-    /// On which end the measured NIC is.
+    /// Role of the measured NIC.
     pub direction: Direction,
-    /// Bytes of payload of each message.
+    /// Payload bytes of each message.
     pub payload_bytes: usize,
-    /// WRs that one doorbell announces.
+    /// WRs per doorbell.
     pub batch: usize,
-    /// WRs outstanding at most on each queue pair; a multiple of `batch` and of `signal_every`.
+    /// Maximum outstanding WRs on each queue pair, a multiple of `batch` and of `signal_every`.
     pub window: usize,
-    /// One WR in so many is signaled.
+    /// One WR in this many is signaled.
     pub signal_every: usize,
-    /// Whether the payload is inline.
+    /// True if the payload is inline.
     pub inline: bool,
-    /// Whether a window is posted when the one before is done.
+    /// True if a window is posted only when the previous window is done.
     pub burst: bool,
-    /// Queue pairs of each thread; postlists go to them in turn.
+    /// Queue pairs of each thread, which get postlists in turn.
     pub queue_pairs: usize,
     /// Threads of each side.
     pub threads: usize,
     /// Processes of the other side.
     pub processes: usize,
-    /// Counters of atomics, chosen at random for each.
+    /// Counters for atomics; each WR chooses one at random.
     pub addresses: usize,
-    /// Bytes from one counter to the next.
+    /// Distance of two counters, in bytes.
     pub spacing_bytes: usize,
-    /// Pages of registered memory.
+    /// Page size of registered memory.
     pub pages: Option<Pages>,
-    /// Whether the target of WRITEs is memory of its process alone, which the NIC did not allocate.
+    /// True if the target of WRITEs is private memory of its process, which the NIC did not
+    /// allocate.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub private: bool,
-    /// How long it runs; the first tenth is not measured.
+    /// Duration in ms; the first tenth is not measured.
     pub duration_ms: u64,
 }
 
 impl Stream {
-    /// Fills in what `knobs` leaves open.
+    /// Creates a stream and fills in the parameters that `knobs` leaves open.
     ///
     /// # Errors
-    /// When knobs contradict each other; the message says which to change.
+    /// When parameters contradict each other. The message says which one to change.
     pub fn new(verb: Verb, knobs: &Knobs, duration_ms: u64) -> Result<Stream> {
         let payload_bytes = knobs.payload_bytes.unwrap_or(8);
         verb.check_payload(payload_bytes)?;
@@ -222,8 +226,8 @@ impl Stream {
                 lcm(batch, signal_every).saturating_mul(2)
             );
         }
-        // Otherwise the room for the next postlist would wait for a completion that the WRs before
-        // it do not ask for.
+        // The room for the next postlist must depend only on completions that the WRs already
+        // posted request.
         if !self.burst && batch + signal_every - 1 > window {
             bail!(
                 "a window of {window} WRs never has room for a batch of {batch} when one WR in \
@@ -277,33 +281,34 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether nobody else uses a requester's counters.
+    /// Returns true if a requester's counters are used by no other queue pair.
     pub(super) fn has_own_counters(&self) -> bool {
         self.queue_pairs == 1 && self.threads == 1
     }
 
-    /// Bytes from one payload's place to the next.
+    /// Returns the distance of two payload slots, in bytes.
     pub(super) fn stride(&self) -> usize {
         self.payload_bytes.next_multiple_of(8)
     }
 
-    /// Places of payload that a thread needs: a window for each queue pair.
+    /// Returns the payload slots of a thread: a window for each queue pair.
     pub(super) fn places(&self) -> usize {
         self.window * self.queue_pairs
     }
 
-    /// Bytes of these places.
+    /// Returns the bytes of all payload slots of a thread.
     pub(super) fn window_bytes(&self) -> usize {
         self.stride().saturating_mul(self.places())
     }
 
-    /// Bytes of payload that a WR carries itself.
+    /// Returns the inline payload bytes of a WR.
     pub(super) fn inline_bytes(&self) -> usize {
         if self.inline { self.payload_bytes } else { 0 }
     }
 
-    /// Postlists that a queue pair gets one after the other, without a look at its completions: as many as one
-    /// completion makes room for. Where there are several queue pairs, each gets one in turn.
+    /// Returns the postlists that a queue pair gets in one turn, between two polls of its CQ. A
+    /// single queue pair gets as many as one completion makes room for; several queue pairs get one
+    /// each.
     #[inline]
     pub(super) fn lists_of_turn(&self) -> usize {
         if self.queue_pairs == 1 && self.signal_every.is_multiple_of(self.batch) {
@@ -313,18 +318,19 @@ impl Stream {
         }
     }
 
-    /// WRs of these postlists.
+    /// Returns the WRs of a queue pair's turn.
     #[inline]
     pub(super) fn turn(&self) -> u64 {
         (self.batch * self.lists_of_turn()) as u64
     }
 
-    /// Fewer messages than this of each queue pair are never measured.
+    /// Returns the minimum number of messages on each queue pair.
     pub(super) fn least_messages(&self) -> u64 {
         2 * self.window as u64
     }
 
-    /// WRs of a queue pair that must be done before its next turn, when so many are posted.
+    /// Returns the number of a queue pair's WRs that must be done before its next turn, when
+    /// `posted` WRs are posted.
     #[inline]
     pub(super) fn done_before_next(&self, posted: u64) -> u64 {
         if self.burst && posted.is_multiple_of(self.window as u64) {
@@ -334,11 +340,11 @@ impl Stream {
         }
     }
 
-    /// Whether the next turn of each queue pair can be its last, after so many WRs of it.
+    /// Returns true if the next turn of each queue pair, after `posted` WRs, can be its last.
     #[inline]
     pub(super) fn can_end_after(&self, posted: u64) -> bool {
         let posted = posted + self.turn();
-        // The last WR is signaled, so that every WR completes; and the last burst is whole.
+        // The last WR must be signaled, so that every WR completes. The last burst must be whole.
         let whole = if self.burst {
             self.window
         } else {

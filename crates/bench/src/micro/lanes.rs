@@ -1,6 +1,8 @@
-//! The threads of a measurement. A *lane* is a thread that posts and the thread that it posts to, on two NICs, with a
-//! link between them. On this side all lanes are in one process with the measured NIC; on the other side they are dealt
-//! out to processes. All lanes begin together, and what they give is added up.
+//! Threads of a measurement, in lanes.
+//!
+//! A *lane* is a posting thread and its peer thread, on two NICs, with a link between them. On this
+//! side, all lanes are in one process with the measured NIC. On the other side, they are
+//! distributed over processes. All lanes begin together, and their rates are added up.
 
 use std::sync::Arc;
 use std::thread;
@@ -17,13 +19,13 @@ use crate::link::{Gate, Link, cause};
 use crate::nic::{Nic, NicChoice};
 use crate::pin::pinned;
 
-/// What a worker says when its lanes have ended.
+/// Message from a worker when its lanes have ended.
 #[derive(Debug, Serialize, Deserialize)]
 struct End {
     wrong: Option<String>,
 }
 
-/// The outcomes of all lanes, or the error that ended them.
+/// Combines the outcomes of all lanes, or returns the error that ended them.
 pub(crate) fn together(results: Vec<Result<Outcome>>) -> Result<Outcome> {
     let (mut outcomes, mut errors) = (Vec::new(), Vec::new());
     for result in results {
@@ -45,7 +47,7 @@ pub(crate) fn together(results: Vec<Result<Outcome>>) -> Result<Outcome> {
     }
 }
 
-/// Measures with workers at the other ends of `links`.
+/// Measures with the workers at the other ends of `links`.
 pub(crate) fn measure(
     links: &mut [Link],
     choice: &NicChoice,
@@ -99,7 +101,7 @@ pub(crate) fn measure(
     Ok(outcome)
 }
 
-/// The worker's part.
+/// Runs the worker's lanes.
 ///
 /// # Errors
 /// When a verb fails, or the driver is gone.
@@ -118,7 +120,7 @@ pub(crate) fn work(link: &mut Link, order: &MicroOrder) -> Result<()> {
     })
 }
 
-/// Runs a lane's thread on its core, if any were chosen.
+/// Runs a lane's thread on its core, if cores were chosen.
 fn on_core<T>(cores: &[usize], lane: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
     match cores {
         [] => work(),
@@ -126,12 +128,12 @@ fn on_core<T>(cores: &[usize], lane: usize, work: impl FnOnce() -> Result<T>) ->
     }
 }
 
-/// Lanes of a process of the other side.
+/// Returns the number of lanes in a process of the other side.
 fn lanes_of(process: usize, threads: usize, processes: usize) -> usize {
     (threads + processes - 1 - process) / processes
 }
 
-/// The cores of a process of the other side, of whose lanes each `processes`th is its own.
+/// Returns the cores of a process of the other side, to which each `processes`th lane belongs.
 fn dealt(cores: &[usize], process: usize, processes: usize) -> Vec<usize> {
     if cores.is_empty() {
         return Vec::new();
@@ -155,7 +157,8 @@ mod tests {
                 assert!(all[0] - all[processes - 1] <= 1, "{all:?}");
             }
         }
-        // Lanes 0 to 3 on cores 1, 3, 1, 3: of two processes one has the first, the other the second.
+        // Lanes 0 to 3 run on cores 1, 3, 1, 3. Of two processes, the first has core 1 and the
+        // second core 3.
         assert_eq!(dealt(&[1, 3], 0, 2), [1, 1]);
         assert_eq!(dealt(&[1, 3], 1, 2), [3, 3]);
         assert_eq!(dealt(&[1, 3], 0, 1), [1, 3]);

@@ -1,9 +1,10 @@
-//! One verb at a time, with every knob that its cost depends on.
+//! Measurements of one verb at a time, with every parameter that its cost depends on.
 //!
-//! A [`Stream`] keeps windows of WRs outstanding and gives a rate; a [`PingPong`] has one message
-//! on its way and gives a latency. Both run for a time, not for a count, so that a NIC that is a
-//! hundred times slower takes no longer; both check every message or, for RDMA WRITEs, the last one
-//! of each place. [`compare`] runs the same on two NICs and beside `perftest`.
+//! A [`Stream`] keeps windows of WRs outstanding and measures a rate. A [`PingPong`] has one
+//! message under way and measures a latency. Both run for a time instead of a count, so that a NIC
+//! that is a hundred times slower takes no longer. Both check every message or, for RDMA WRITEs,
+//! the last message of each slot. [`compare`] runs the same on two NICs and compares them with
+//! `perftest`.
 
 pub mod compare;
 mod credit;

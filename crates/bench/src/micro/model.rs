@@ -1,4 +1,4 @@
-//! What the model of a NIC says of a stream.
+//! Predictions of the NIC model for a stream.
 
 use nicmodel::{Bounds, Footprint, Load, Method, Mix, Operation, OperationError, Profile, Role};
 use nicmodel::{Transport, Verb as ModelVerb, locks};
@@ -7,7 +7,7 @@ use super::knobs::{Direction, Stream};
 use super::verb::Verb;
 
 impl Stream {
-    /// One of its WRs, as the model knows it.
+    /// Returns one of the stream's WRs as an operation of the model.
     #[must_use]
     pub fn operation(&self) -> Operation {
         let (verb, transport) = match self.verb {
@@ -29,7 +29,7 @@ impl Stream {
         }
     }
 
-    /// How it hands its WQEs to the NIC.
+    /// Returns how the stream passes its WQEs to the NIC.
     #[must_use]
     pub fn method(&self) -> Method {
         if self.batch > 1 {
@@ -39,21 +39,21 @@ impl Stream {
         }
     }
 
-    /// What one of its WRs costs on both sides.
+    /// Returns the footprint of one of the stream's WRs on both sides.
     ///
     /// # Errors
-    /// When the NIC cannot do it.
+    /// When the NIC does not support the operation.
     pub fn footprint(&self, profile: &Profile) -> Result<Footprint, OperationError> {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let batch = self.batch as f64;
         Footprint::of_one(profile, &self.operation(), self.method(), batch)
     }
 
-    /// What each resource of the measured machine allows, without what the other side needs. The messages by which
-    /// receivers of SENDs say how far they are come besides: four a window.
+    /// Returns the rate that each resource of the measured machine allows, without the needs of the
+    /// other side. The four reports per window that receivers of SENDs send are not included.
     ///
     /// # Errors
-    /// When the NIC cannot do it.
+    /// When the NIC does not support the operation.
     pub fn bounds(&self, profile: &Profile) -> Result<Bounds, OperationError> {
         let role = match self.direction {
             Direction::Outbound => Role::Requester,

@@ -1,4 +1,5 @@
-//! The phases of a SEND on one core: both ends are queue pairs of one process, which one thread drives in turn.
+//! Phases of a SEND on one core. Both ends are queue pairs of one process, and one thread drives
+//! both in turn.
 
 use std::thread;
 
@@ -37,7 +38,7 @@ where
 {
     let to = qp::<T>(nic, stream.window, 1)?;
     let to = T::build(to.max_inline_data(small(stream.inline_bytes())))?;
-    // Nobody reports here, so that these RECVs are never posted.
+    // The receiver sends no reports here, so these RECVs are never posted.
     let reports = T::recv_list(&to, 1);
     let from = T::build(qp::<T>(nic, 1, stream.window)?.max_inline_data(0u32))?;
     let places = Places::post::<T>(nic, stream, &from)?;

@@ -1,14 +1,15 @@
 //! Rates of RDMA WRITEs, READs and fetch-and-adds.
 //!
-//! The worker offers memory and sleeps. Of READs and atomics the driver checks each result when its
-//! completion, or that of a later WR, is there. Of WRITEs the worker checks at the end what came last
-//! to each place, which by the order of a queue pair tells of all.
+//! The worker offers memory and sleeps. For READs and atomics, the driver checks each result when
+//! its completion, or that of a later WR, arrives. For WRITEs, the worker checks at the end the
+//! last WRITE of each slot. By the ordering of a queue pair, this confirms all earlier WRITEs.
 //!
-//! Each queue pair has a window of places of its own, of which number `n` uses the `n`th in turn.
+//! Each queue pair has its own window of slots; WR number `n` uses slot `n` modulo the window.
 //!
-//! On UC a WRITE completes when it is sent, and nobody tells the requester whether it has arrived. That is the rate of a
-//! requester. Where the responder is measured ([`credit`]), its processor looks for what has arrived and WRITEs back how
-//! far it is, and the requester is at most a window ahead of that.
+//! On UC, a WRITE completes when it is sent, and the requester does not learn whether it has
+//! arrived. The stream then measures the requester's rate. If the responder is measured
+//! ([`credit`]), its processor polls for arrived WRITEs and WRITEs its progress back. The requester
+//! stays at most a window ahead of that progress.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -29,11 +30,11 @@ use crate::nic::{Nic, small};
 use crate::patience::{PATIENCE_NS, Patience};
 use crate::peers::copy::pattern;
 
-/// How long the worker waits for a WRITE that has completed at the other side: on UC that means that
-/// it was sent.
+/// Maximum wait of the worker for a WRITE that has completed at the requester, in ns. On UC,
+/// completion only means that the WRITE was sent.
 const ARRIVAL_NS: u64 = PATIENCE_NS / 5;
 
-/// Numbers that were written or added on each queue pair.
+/// Number of WRITEs or adds on each queue pair.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Count(u64);
 
@@ -107,7 +108,7 @@ fn connected<T: Connected>(
         qp.context("cannot make a queue pair for this window and inline payload; lower them")
     });
     let qps = connect_all(link, prepared.collect::<Result<_>>()?)?;
-    // UC drops what comes before the other side is ready.
+    // UC drops messages that arrive before the other side is ready.
     link.meet()?;
     Ok(qps)
 }
@@ -154,7 +155,7 @@ pub(super) fn work(link: &mut Link, nic: &Nic, stream: &Stream, target: &Target)
     }
 }
 
-/// Hears how many there were, and tells what is wrong in the memory, if anything.
+/// Receives the number of operations and sends a description of the first wrong slot, or `None`.
 fn verify(link: &mut Link, stream: &Stream, memory: &MemoryRegion) -> Result<()> {
     let Count(count) = link.recv()?;
     let mut patience = Patience::new(ARRIVAL_NS);
@@ -170,7 +171,8 @@ fn verify(link: &mut Link, stream: &Stream, memory: &MemoryRegion) -> Result<()>
     link.send(&wrong)
 }
 
-/// A place that does not hold the last of the numbers `0..count` that went there, or another payload.
+/// Returns a description of a slot that lacks the last of the numbers `0..count` written to it, or
+/// has a wrong payload.
 fn wrong_place(stream: &Stream, memory: &MemoryRegion, count: u64) -> Result<Option<String>> {
     let window = stream.window as u64;
     let want = pattern(stream.payload_bytes);
@@ -220,7 +222,8 @@ mod tests {
         let stream = Stream::new(Verb::RcWrite, &knobs, 1).unwrap();
         let memory = nic.pd.alloc(4 * 24, Access::LOCAL_WRITE).unwrap();
         assert_eq!(wrong_place(&stream, &memory, 0).unwrap(), None);
-        // Six WRITEs: numbers 4 and 5 came to the first two places, stamped one higher.
+        // Six WRITEs: numbers 4 and 5 went to the first two slots. Stamps are one higher than
+        // numbers.
         for (slot, stamp) in [(0, 5u64), (1, 6), (2, 3), (3, 4)] {
             memory.write_at(slot * 24, &pattern(24)).unwrap();
             memory.write_u64(slot * 24, stamp).unwrap();

@@ -1,4 +1,4 @@
-//! What came of a measurement.
+//! Results of measurements.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,15 +6,15 @@ use super::knobs::Stream;
 use super::pace::Timed;
 use crate::clock::mops;
 
-/// What came of a [`Stream`].
+/// Result of a [`Stream`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rate {
-    /// Messages in the measured time, in 10^6 a second.
+    /// Messages in the measured time, in 10^6 per second.
     pub rate_mops: f64,
-    /// Their payload, in 10^9 bytes a second.
+    /// Payload in the measured time, in 10^9 bytes per second.
     pub bandwidth_gbytes_per_s: f64,
-    /// Messages of the whole run that were checked: each SEND, READ and atomic, and for WRITEs those
-    /// that were last in their place and, by order, all before them.
+    /// Messages of the whole run that were checked. Each SEND, READ and atomic is checked. For
+    /// WRITEs, the last one of each slot is checked, which by ordering confirms all before it.
     pub verified_ops: u64,
     /// Datagrams that did not arrive.
     pub lost_ops: u64,
@@ -33,7 +33,7 @@ impl Rate {
         }
     }
 
-    /// The same with a rate that was found in another way.
+    /// Returns the result with another rate, measured in another way.
     pub(crate) fn at(self, rate_mops: f64) -> Rate {
         let bytes = if self.rate_mops > 0.0 {
             self.bandwidth_gbytes_per_s / self.rate_mops
@@ -47,7 +47,7 @@ impl Rate {
         }
     }
 
-    /// The rate of two threads together.
+    /// Adds the results of two threads.
     pub(super) fn plus(self, other: Rate) -> Rate {
         Rate {
             rate_mops: self.rate_mops + other.rate_mops,
@@ -58,33 +58,34 @@ impl Rate {
     }
 }
 
-/// What came of a [`PingPong`](super::PingPong); times in nanoseconds, less what reading the clock takes.
+/// Result of a [`PingPong`](super::PingPong). Times are in nanoseconds, less the time of reading
+/// the clock.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// The median.
+    /// Median.
     pub latency_ns_p50: f64,
-    /// 99 % are at most this.
+    /// 99th percentile.
     pub latency_ns_p99: f64,
-    /// 99.9 % are at most this.
+    /// 99.9th percentile.
     pub latency_ns_p999: f64,
-    /// The longest.
+    /// Maximum.
     pub latency_ns_max: f64,
-    /// The mean.
+    /// Mean.
     pub latency_ns_mean: f64,
-    /// What one reading of the clock takes; already subtracted.
+    /// Time of one reading of the clock, which is already subtracted.
     pub clock_ns: f64,
     /// Exchanges that were checked.
     pub verified_ops: u64,
-    /// The raw samples: each latency that occurred, to three digits, and how often.
+    /// Raw samples: each latency that occurred, to three digits, with its count.
     pub histogram: Vec<(f64, u64)>,
 }
 
-/// What came of a [`Task`](super::Task).
+/// Result of a [`Task`](super::Task).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Of a stream.
+    /// Result of a stream.
     Rate(Rate),
-    /// Of a ping-pong.
+    /// Result of a ping-pong.
     Latency(Latency),
 }

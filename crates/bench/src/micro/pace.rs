@@ -1,24 +1,23 @@
-//! Time without reading the clock for every message: where it is slow, that would be what is
-//! measured.
+//! Timing without reading the clock for every message: a slow clock would dominate the measurement.
 
 use crate::clock::now_ns;
 
-/// The share of a run that is not measured: one in so many.
+/// Part of a run that is not measured: one in this many.
 const WARM_UP: u64 = 10;
 
-/// Tells when a time is over; reads the clock about once in a thousandth of it.
+/// Timer that reads the clock about once per thousandth of its duration.
 pub(crate) struct Pace {
     begin_ns: u64,
     duration_ns: u64,
     last_ns: u64,
-    /// Questions from one reading of the clock to the next.
+    /// Calls of `is_over` between two readings of the clock.
     every: u32,
     left: u32,
     over: bool,
 }
 
 impl Pace {
-    /// The time begins now.
+    /// Starts the timer now.
     pub(crate) fn new(duration_ms: u64) -> Pace {
         let now = now_ns();
         Pace {
@@ -31,7 +30,7 @@ impl Pace {
         }
     }
 
-    /// Whether the time is over; once it is, it stays so.
+    /// Returns true if the time is over. Once it is over, it stays over.
     #[inline]
     pub(crate) fn is_over(&mut self) -> bool {
         self.left -= 1;
@@ -56,24 +55,24 @@ impl Pace {
     }
 }
 
-/// Operations and how long they took.
+/// Operations and the time that they took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Timed {
     pub(crate) ops: u64,
     pub(crate) elapsed_ns: u64,
 }
 
-/// Counts operations from the end of the warm-up on.
+/// Counter of operations from the end of the warm-up on.
 pub(crate) struct Meter {
     warm_up_ns: u64,
-    /// How many operations were done when, at the first look.
+    /// Number of operations done, and the time in ns, at the first tick.
     first: Option<(u64, u64)>,
-    /// The same at the end of the warm-up.
+    /// Number of operations done, and the time in ns, at the end of the warm-up.
     mark: Option<(u64, u64)>,
 }
 
 impl Meter {
-    /// For a run of this length.
+    /// Creates a meter for a run of this duration.
     pub(crate) fn new(duration_ms: u64) -> Meter {
         Meter {
             warm_up_ns: duration_ms.saturating_mul(1_000_000) / WARM_UP,
@@ -82,7 +81,7 @@ impl Meter {
         }
     }
 
-    /// `done` operations are done.
+    /// Notes that `done` operations are done.
     #[inline]
     pub(crate) fn tick(&mut self, done: u64) {
         if self.mark.is_none() {
@@ -100,7 +99,7 @@ impl Meter {
         }
     }
 
-    /// The last of `done` operations was done at `end_ns`.
+    /// Returns the measurement, if the last of `done` operations was done at `end_ns`.
     pub(crate) fn finish(&self, done: u64, end_ns: u64) -> Timed {
         let since = |(count, ns): (u64, u64)| Timed {
             ops: done.saturating_sub(count),

@@ -1,9 +1,9 @@
 //! Latencies: one message at a time.
 //!
-//! Of SENDs and WRITEs the worker sends back what it got, and the latency is half of a round trip;
-//! of READs and atomics it is the time from the post to the completion. Each exchange is timed and
-//! goes into a histogram; what the clock itself takes is measured first and subtracted, since where
-//! the kernel must be asked for the time that is more than the message.
+//! For SENDs and WRITEs, the worker echoes each message, and the latency is half of a round trip.
+//! For READs and atomics, it is the time from the post to the completion. Each exchange is timed
+//! and recorded in a histogram. The time of reading the clock is measured first and subtracted. A
+//! clock that needs a system call takes longer than the message.
 
 mod fetches;
 mod pending;

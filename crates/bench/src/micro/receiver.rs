@@ -1,4 +1,4 @@
-//! The end that receives SENDs, checks each and reports how far it has come.
+//! The end that receives SENDs, checks each one and reports its progress.
 
 use std::marker::PhantomData;
 
@@ -16,10 +16,10 @@ use crate::patience::{PATIENCE_NS, Patience};
 /// Send WRs for reports.
 pub(super) const REPORT_WRS: usize = 64;
 
-/// One report in so many is signaled.
+/// One report in this many is signaled.
 const REPORTS_SIGNALED: usize = 8;
 
-/// Receives on all queue pairs until each has its last message, or nothing comes any more.
+/// Receives on all queue pairs until each has its last message, or until messages stop arriving.
 pub(super) fn receive<T: Sends, F: Form>(
     stream: &Stream,
     qps: &[SendQp<T>],
@@ -61,7 +61,7 @@ pub(super) fn receive<T: Sends, F: Form>(
     })
 }
 
-/// Where messages arrive: a RECV for each of a window, in lists of a chunk.
+/// Buffers for a window of messages, each with a RECV. The RECVs are grouped into lists of a chunk.
 pub(super) struct Places {
     memory: MemoryRegion,
     lists: Vec<RecvList>,
@@ -71,7 +71,7 @@ impl Places {
     /// Posts all RECVs of a queue pair.
     pub(super) fn post<T: Sends>(nic: &Nic, stream: &Stream, qp: &T::Prepared) -> Result<Places> {
         let room = (T::BEFORE + stream.payload_bytes).max(8);
-        // Nobody reads a header: all share one place for it.
+        // Header-only messages share one buffer, because their GRH is not read.
         let stride = if stream.payload_bytes == 0 {
             0
         } else {
@@ -97,17 +97,18 @@ impl Places {
 pub(super) struct Receiver<'q, T: Sends, F: Form> {
     pub(super) from: &'q SendQp<T>,
     payload_bytes: usize,
-    /// What a completion says of a message's length.
+    /// Length that a completion reports for a message.
     byte_len: u32,
     chunk: usize,
     places: Places,
-    /// Messages whose RECVs are not posted again yet, and the next list of those that are.
+    /// Messages whose RECVs are not posted again yet, and the index of the next RECV list to post
+    /// again.
     used: usize,
     next: usize,
     report: Postlist<T>,
     reported: usize,
     signals: usize,
-    /// The number that is due.
+    /// Number of the next expected message.
     pub(super) due: u64,
     ended: bool,
     pub(super) wrong: Option<String>,
@@ -135,7 +136,7 @@ impl<'q, T: Sends, F: Form> Receiver<'q, T, F> {
         }
     }
 
-    /// Checks a message. Nearly each is the one that is due: then one comparison decides.
+    /// Checks a message. Nearly every message is the expected one, which one comparison confirms.
     #[inline]
     pub(super) fn take(&mut self, wc: &WorkCompletion<'_>) -> Result<()> {
         let stamps = F::received(&self.places.memory, wc, self.payload_bytes)?;
@@ -148,7 +149,7 @@ impl<'q, T: Sends, F: Form> Receiver<'q, T, F> {
         Ok(())
     }
 
-    /// Takes the last message, one after others that were lost, or a wrong one.
+    /// Checks the last message, a message after lost ones, or a wrong message.
     #[cold]
     fn take_other(&mut self, [stamp, behind]: [u64; 2], byte_len: u32) {
         let (due, mut wrong) = (self.due, |what: String| {
@@ -168,7 +169,8 @@ impl<'q, T: Sends, F: Form> Receiver<'q, T, F> {
         self.ended |= stamp & F::LAST != 0;
     }
 
-    /// After so many messages posts RECVs again, in whole chunks, and reports; whether there was a chunk.
+    /// Counts `came` messages, posts RECVs again in whole chunks, and reports each chunk. Returns
+    /// true if a chunk was complete.
     #[inline]
     fn give_back(&mut self, came: usize, wcs: &mut WcBuffer<32>) -> Result<bool> {
         self.used += came;
@@ -177,7 +179,7 @@ impl<'q, T: Sends, F: Form> Receiver<'q, T, F> {
             self.used -= self.chunk;
             self.from.qp.post_recv(&mut self.places.lists[self.next])?;
             self.next = (self.next + 1) % self.places.lists.len();
-            // Not those that came in the meantime: their RECVs are not posted again yet.
+            // Exclude messages whose RECVs are not posted again yet.
             self.report(self.due - self.used as u64, wcs)?;
         }
         Ok(whole)
@@ -191,7 +193,8 @@ impl<'q, T: Sends, F: Form> Receiver<'q, T, F> {
         Ok(())
     }
 
-    /// Tells the sender how far it is: a window from there has RECVs.
+    /// Reports the progress to the sender: RECVs are posted for a window of messages from `credit`
+    /// on.
     fn report(&mut self, credit: u64, wcs: &mut WcBuffer<32>) -> Result<()> {
         self.reported += 1;
         let signaled = self.reported.is_multiple_of(REPORTS_SIGNALED);

@@ -1,4 +1,4 @@
-//! The one-sided WRs: RDMA WRITEs, READs and fetch-and-adds.
+//! One-sided WRs: RDMA WRITEs, READs and fetch-and-adds.
 
 use anyhow::{Context, Result, bail};
 use verbs::{Access, Connected, MemoryRegion, MrSlice, Postlist, QueuePair, Rc, RemoteMemory};
@@ -9,7 +9,7 @@ use super::knobs::Stream;
 use super::verb::tail;
 use crate::nic::Nic;
 
-/// The places of all queue pairs in `remote`.
+/// Returns the slots of all queue pairs in `remote`.
 fn remote_places(stream: &Stream, remote: RemoteMemory) -> Result<Vec<RemoteMemory>> {
     (0..stream.places())
         .map(|place| {
@@ -19,7 +19,7 @@ fn remote_places(stream: &Stream, remote: RemoteMemory) -> Result<Vec<RemoteMemo
         .collect()
 }
 
-/// The places of all queue pairs in `local`.
+/// Returns the slots of all queue pairs in `local`.
 fn local_places(stream: &Stream, local: &MemoryRegion) -> Result<Vec<MrSlice>> {
     let places = (0..stream.places()).map(|place| {
         let at = place * stream.stride();
@@ -28,7 +28,7 @@ fn local_places(stream: &Stream, local: &MemoryRegion) -> Result<Vec<MrSlice>> {
     Ok(places.collect::<Result<_, _>>()?)
 }
 
-/// RDMA WRITEs: number `n` carries the stamp `n + 1`.
+/// RDMA WRITEs; number `n` carries the stamp `n + 1`.
 pub(super) struct Writes<F: Form> {
     form: F,
     to: Vec<RemoteMemory>,
@@ -59,7 +59,7 @@ impl<T: Connected, F: Form> Requests<T> for Writes<F> {
     }
 }
 
-/// RDMA READs: each place of the target holds its own number, counted from 1.
+/// RDMA READs; each slot of the target holds its own number, counted from 1.
 pub(super) struct Reads {
     results: MemoryRegion,
     into: Vec<MrSlice>,
@@ -85,7 +85,7 @@ impl Requests<Rc> for Reads {
     #[inline]
     fn add(&mut self, list: &mut Postlist<Rc>, run: &Run) -> Result<()> {
         for place in run.places.clone() {
-            // So that what a READ of an earlier turn left there is not taken for this one's.
+            // Clear the results, so that data of an earlier READ are not taken for this one's.
             let at = place * self.stride;
             self.results.write_u64(at, 0)?;
             self.results.write_u64(at + tail(self.payload_bytes), 0)?;
@@ -111,7 +111,8 @@ pub(super) struct AddsToOne {
     results: MemoryRegion,
     into: Vec<MrSlice>,
     counter: RemoteMemory,
-    /// What the next one of each queue pair finds, or more where others add too.
+    /// For each queue pair, the value that the next add must return. With other adders it is a
+    /// lower bound.
     next: Vec<u64>,
     exact: bool,
 }
@@ -159,9 +160,10 @@ pub(super) struct AddsToMany {
     into: Vec<MrSlice>,
     counters: Vec<RemoteMemory>,
     choice: Choice,
-    /// The counters of the adds that are outstanding, by place.
+    /// Counters of the outstanding adds, by slot.
     chosen: Vec<usize>,
-    /// Of each queue pair's adds to each counter: what the next one finds, or more.
+    /// For each queue pair and counter, the value that the next add must return. With other adders
+    /// it is a lower bound.
     next: Vec<u64>,
     exact: bool,
 }
@@ -221,8 +223,8 @@ fn wrong_sum(number: u64, counter: usize, got: u64, next: u64, exact: bool) -> a
     )
 }
 
-/// Numbers below a limit, evenly and without order: an xorshift of 64 bits (Marsaglia, Journal of Statistical Software
-/// 8(14), 2003).
+/// Generator of uniform numbers below a limit: a 64-bit xorshift (Marsaglia, Journal of Statistical
+/// Software 8(14), 2003).
 struct Choice {
     state: u64,
     below: u64,
@@ -231,7 +233,7 @@ struct Choice {
 impl Choice {
     fn new(seed: u64, below: usize) -> Choice {
         Choice {
-            // Any state but 0.
+            // A xorshift's state must not be 0.
             state: (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             below: below as u64,
         }

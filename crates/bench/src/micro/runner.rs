@@ -1,4 +1,4 @@
-//! The processes of the other side.
+//! Worker processes of the other side.
 
 use anyhow::{Context, Result};
 
@@ -10,7 +10,8 @@ use crate::nic::NicChoice;
 use crate::pin::Cores;
 use crate::remote;
 
-/// The other processes, started or connected to when they are first needed, and again after a failure.
+/// Owner of the links to the worker processes. They are started or connected to on first use, and
+/// again after a failure.
 #[derive(Debug)]
 pub struct Runner {
     cores: Cores,
@@ -18,17 +19,17 @@ pub struct Runner {
     links: Vec<Link>,
 }
 
-/// Where the other processes are.
+/// Location of the worker processes.
 #[derive(Debug)]
 enum Others {
-    /// Here: this program once more.
+    /// On this host: this program, started again.
     Here(Exe),
-    /// On a host that listens.
+    /// On a host that listens for connections.
     There(remote::Peer),
 }
 
 impl Runner {
-    /// One that starts its workers by `worker`.
+    /// Creates a runner that starts its workers with the program `worker`.
     #[must_use]
     pub fn new(cores: Cores, worker: Exe) -> Runner {
         Runner {
@@ -38,7 +39,8 @@ impl Runner {
         }
     }
 
-    /// One whose workers are started by [`remote::listen`] on another host, or this one.
+    /// Creates a runner whose workers are started by [`remote::listen`] on another host, or on this
+    /// one.
     #[must_use]
     pub fn connecting(cores: Cores, peer: remote::Peer) -> Runner {
         Runner {
@@ -48,7 +50,7 @@ impl Runner {
         }
     }
 
-    /// Links to so many other processes.
+    /// Returns links to at least `count` workers on this host, or to all workers of the peer.
     fn links(&mut self, count: usize) -> Result<Vec<Link>> {
         let mut links = std::mem::take(&mut self.links);
         match &self.others {
@@ -66,7 +68,7 @@ impl Runner {
     /// Measures once.
     ///
     /// # Errors
-    /// When a verb fails, something wrong arrived, or nothing came for 10 s.
+    /// When a verb fails, wrong data arrive, or nothing arrives for 10 s.
     pub fn measure(&mut self, nic: &NicChoice, task: &Task) -> Result<Outcome> {
         let (threads, processes) = task.threads_and_processes();
         let mut links = self.links(processes)?;
@@ -77,7 +79,8 @@ impl Runner {
         let used = links.get_mut(..processes);
         let used = used.context("the other host has too few processes for this")?;
         let outcome = measure(used, nic, task, &here, &there)?;
-        // After an error the others may wait for who knows what: then they are dropped.
+        // Keep the links only after success. After an error, workers may be in any state, so the
+        // links are dropped.
         self.links = links;
         Ok(outcome)
     }

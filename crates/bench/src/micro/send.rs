@@ -1,11 +1,11 @@
 //! Rates of SENDs, over RC, UC and UD.
 //!
-//! The sender is at most a window ahead of the receiver, which tells it four times a window, in a
-//! header-only message of its own, how far it has come: so there is always a RECV, and neither
-//! drops (UD) nor RNR retries (RC) are what is measured. Every message carries its number, as its
-//! immediate when it has no payload and else in its first and last word, and the receiver checks
-//! each. The time is the receiver's: from its first message after the warm-up to its last. All that holds for
-//! each of the queue pairs, between which both sides take turns.
+//! The sender is at most a window ahead of the receiver. The receiver reports its progress four
+//! times per window, in a header-only message. So a RECV is always posted, and the rate includes
+//! neither drops (UD) nor RNR retries (RC). Every message carries its number: as immediate if it
+//! has no payload, otherwise in its first and last word. The receiver checks each message. The
+//! receiver takes the time, from its first message after the warm-up to its last. All this holds
+//! for each queue pair; both sides use the queue pairs in turn.
 
 use anyhow::Result;
 use verbs::{Access, QpBuilder, Rc, Uc, Ud};
@@ -37,7 +37,7 @@ pub(super) fn work(link: &mut Link, nic: &Nic, stream: &Stream) -> Result<()> {
     })
 }
 
-/// Starts making a queue pair with queues of its own.
+/// Returns a builder of a queue pair with its own CQs.
 pub(super) fn qp<T: Sends>(nic: &Nic, send_wrs: usize, recv_wrs: usize) -> Result<QpBuilder<T>> {
     let (send_cq, recv_cq) = (nic.cq(send_wrs + 1)?, nic.cq(recv_wrs + 1)?);
     Ok(nic

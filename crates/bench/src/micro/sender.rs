@@ -1,4 +1,4 @@
-//! The end that SENDs: at most a window ahead of the receiver.
+//! The end that SENDs; it stays at most a window ahead of the receiver.
 
 use anyhow::{Context, Result, bail};
 use verbs::{Postlist, RecvList, WcBuffer};
@@ -14,7 +14,7 @@ use crate::link::Link;
 use crate::nic::{Nic, reap};
 use crate::patience::{PATIENCE_NS, Patience};
 
-/// Sends on all queue pairs for the time of the stream.
+/// Sends on all queue pairs for the duration of the stream.
 pub(super) fn send<T: Sends, F: Form>(
     link: &mut Link,
     nic: &Nic,
@@ -70,18 +70,18 @@ pub(super) struct Sender<'q, T: Sends, F: Form> {
     list: Postlist<T>,
     form: F,
     signals: Signals,
-    /// Whether the list holds WRs of which only the immediate changes.
+    /// True if the postlist holds built WRs of which only the immediate changes.
     is_built: bool,
-    /// The number of the next message, and its slot of the window.
+    /// Number of the next message, and its slot of the window.
     next: u64,
     slot: usize,
     wcs: WcBuffer<32>,
-    /// RECVs for reports, posted again as a whole when half of them are used.
+    /// RECVs for reports; once half of them are used, the used ones are posted again together.
     recvs: RecvList,
     used_recvs: usize,
     /// Messages whose WRs have completed.
     completed: u64,
-    /// How far the receiver has come.
+    /// Number of messages that the receiver has reported as taken.
     credit: u64,
 }
 
@@ -114,7 +114,8 @@ impl<'q, T: Sends, F: Form> Sender<'q, T, F> {
         })
     }
 
-    /// Posts the next list; of the last one the last message says so.
+    /// Posts the next postlist. If `last` is true, its last message is marked as the last of the
+    /// stream.
     #[inline]
     pub(super) fn post(&mut self, last: bool) -> Result<()> {
         let end = self.next + self.stream.batch as u64;
@@ -168,7 +169,7 @@ impl<'q, T: Sends, F: Form> Sender<'q, T, F> {
         let mut patience = Patience::new(PATIENCE_NS);
         let mut lost = Patience::new(LOST_NS);
         while self.completed.min(self.credit) < least {
-            // Both queues, whichever is late: a NIC in software makes progress when it is polled.
+            // Poll both CQs: a NIC in software progresses only when it is polled.
             let done = self.reap_sends()?;
             let taken = self.reap_reports(end)?;
             if done + taken > 0 {
@@ -176,7 +177,8 @@ impl<'q, T: Sends, F: Form> Sender<'q, T, F> {
                 lost.reset();
                 continue;
             }
-            // Of datagrams any may be lost, also a report; then what was sent is no longer there.
+            // Any message of a transport that loses messages may be lost, including a report. After
+            // the timeout, outstanding messages count as taken or lost.
             if T::LOSES && self.completed >= least && lost.is_over() {
                 self.credit = least;
             }
@@ -185,7 +187,7 @@ impl<'q, T: Sends, F: Form> Sender<'q, T, F> {
         Ok(())
     }
 
-    /// Takes reports of the receiver; `near` is about how far it can be.
+    /// Takes reports of the receiver. `near` is a number near the progress to expect.
     fn reap_reports(&mut self, near: u64) -> Result<usize> {
         let mut credit = self.credit;
         let taken = reap(self.to.qp.recv_cq(), &mut self.wcs, |wc| {

@@ -1,12 +1,12 @@
-//! Which WRs are signaled.
+//! Choice of the WRs that are signaled.
 
 use verbs::{Postlist, Transport};
 
-/// One WR in so many, counted through the postlists of a queue pair.
+/// Marks one WR in `every`, counted through the postlists of a queue pair.
 pub(super) struct Signals {
     every: usize,
     batch: usize,
-    /// The place of the next one, counted from the first WR of the next postlist.
+    /// Index of the next signaled WR, counted from the first WR of the next postlist.
     next: usize,
 }
 
@@ -19,12 +19,12 @@ impl Signals {
         }
     }
 
-    /// Whether they have the same places in every postlist.
+    /// Returns true if every postlist has its signaled WRs at the same indexes.
     pub(super) fn stay(&self) -> bool {
         self.batch.is_multiple_of(self.every)
     }
 
-    /// Marks those of the next postlist.
+    /// Marks the signaled WRs of the next postlist.
     #[inline]
     pub(super) fn mark<T: Transport>(&mut self, list: &mut Postlist<T>) {
         self.each(|place| list.set_signaled(place, true));

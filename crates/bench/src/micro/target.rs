@@ -1,4 +1,4 @@
-//! What the responders of a process have in common.
+//! State shared by the responders of a process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ use super::task::Task;
 use super::verb::Verb;
 use crate::nic::Nic;
 
-/// What the responders of a process have in common: the counters of atomics, which all requesters use.
+/// State shared by the responders of a process: the counters for atomics, which all requesters use.
 #[derive(Debug)]
 pub(crate) struct Target {
     counters: Option<MemoryRegion>,
@@ -18,7 +18,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Of a process that responds to `task`.
+    /// Creates the shared state of a process that responds to `task`.
     pub(crate) fn new(nic: &Nic, task: &Task) -> Result<Target> {
         let (counters, spacing_bytes) = match task {
             Task::Stream(stream) if stream.verb == Verb::Atomics => {
@@ -41,12 +41,13 @@ impl Target {
         Ok(counters.remote())
     }
 
-    /// A requester has added so much.
+    /// Notes that a requester has added `count`.
     pub(super) fn added(&self, count: u64) {
         self.added.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// When all have ended: what is wrong in the counters, if anything.
+    /// Returns a description of a wrong sum of the counters, or `None`. Call after all requesters
+    /// have ended.
     pub(crate) fn wrong(&self) -> Result<Option<String>> {
         let Some(counters) = &self.counters else {
             return Ok(None);
@@ -60,7 +61,7 @@ impl Target {
     }
 }
 
-/// What is wrong in a target, as an error.
+/// Turns a description of wrong data in a target into an error.
 pub(crate) fn check(wrong: Option<String>) -> Result<()> {
     match wrong {
         Some(wrong) => bail!("the target found {wrong}"),

@@ -1,4 +1,4 @@
-//! What is measured: a rate or a latency.
+//! Tasks: measurements of a rate or a latency.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -15,28 +15,29 @@ fn is_one(count: &u32) -> bool {
     *count == 1
 }
 
-/// One message to and fro, for a time.
+/// A ping-pong: one message back and forth, for a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PingPong {
-    /// What is posted.
+    /// Verb that is posted.
     pub verb: Verb,
-    /// Bytes of payload.
+    /// Payload bytes.
     pub payload_bytes: usize,
-    /// Whether the payload is inline.
+    /// True if the payload is inline.
     pub inline: bool,
-    /// Exchanges from one reading of the clock to the next. With 1 the histogram is that of single exchanges; with
-    /// more the mean is without what each sample costs.
+    /// Exchanges per sample, which is the time between two readings of the clock. With 1, the
+    /// histogram shows single exchanges. With more, the mean excludes the cost of each sample.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub exchanges_per_sample: u32,
-    /// How long it runs; the first tenth is not measured.
+    /// Duration in ms; the first tenth is not measured.
     pub duration_ms: u64,
 }
 
 impl PingPong {
-    /// Fills in what `knobs` leaves open; batch, window and signaled period do not matter.
+    /// Creates a ping-pong and fills in the parameters that `knobs` leaves open. Batch, window and
+    /// signaled period are ignored.
     ///
     /// # Errors
-    /// When knobs contradict each other; the message says which to change.
+    /// When parameters contradict each other. The message says which one to change.
     pub fn new(verb: Verb, knobs: &Knobs, duration_ms: u64) -> Result<PingPong> {
         let payload_bytes = knobs.payload_bytes.unwrap_or(8);
         verb.check_payload(payload_bytes)?;
@@ -49,30 +50,31 @@ impl PingPong {
         })
     }
 
-    /// Bytes of payload that a WR carries itself.
+    /// Returns the inline payload bytes of a WR.
     pub(super) fn inline_bytes(&self) -> usize {
         if self.inline { self.payload_bytes } else { 0 }
     }
 
-    /// Whether its latency is half of a round trip, or all of it from post to completion.
+    /// Returns true if the latency is half of a round trip, false if it is the time from post to
+    /// completion.
     #[must_use]
     pub fn is_one_way(&self) -> bool {
         self.verb.carries_payload()
     }
 }
 
-/// What is measured.
+/// A measurement of a rate or a latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Task {
-    /// A rate.
+    /// Measures a rate.
     Stream(Stream),
-    /// A latency.
+    /// Measures a latency.
     PingPong(PingPong),
 }
 
 impl Task {
-    /// What is posted.
+    /// Returns the verb that is posted.
     #[must_use]
     pub fn verb(&self) -> Verb {
         match self {
@@ -81,7 +83,7 @@ impl Task {
         }
     }
 
-    /// Bytes of payload of each message.
+    /// Returns the payload bytes of each message.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         match self {
@@ -97,7 +99,7 @@ impl Task {
         }
     }
 
-    /// Processes of the other side.
+    /// Returns the number of processes of the other side.
     #[must_use]
     pub fn processes(&self) -> usize {
         self.threads_and_processes().1

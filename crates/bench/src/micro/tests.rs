@@ -1,4 +1,4 @@
-//! Every verb with every knob, for an instant on the software NIC.
+//! Tests of every verb with every parameter, briefly on the software NIC.
 
 use anyhow::Result;
 
@@ -6,7 +6,8 @@ use super::*;
 use crate::link::Link;
 use crate::nic::NicChoice;
 
-/// Runs `task` for an instant on the software NIC, with the workers as threads; what came of it, and of them.
+/// Runs `task` briefly on the software NIC, with threads as workers. Returns the outcome, and the
+/// results of the workers.
 fn run(task: &Task) -> (Result<Outcome>, Vec<Result<()>>) {
     let nic = NicChoice::first_of("softnic");
     let (mut links, workers): (Vec<_>, Vec<_>) = (0..task.processes())
@@ -139,7 +140,7 @@ fn either_end_can_be_measured_with_many_threads() {
                         ..Knobs::default()
                     },
                 );
-                // Of each queue pair at least two windows.
+                // Each queue pair sends at least two windows.
                 let least = (2 * 16 * threads * queue_pairs) as u64;
                 assert!(
                     rate.verified_ops + rate.lost_ops >= least,

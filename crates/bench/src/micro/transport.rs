@@ -1,4 +1,4 @@
-//! SENDs over RC, UC and UD: what differs between them.
+//! Differences between SENDs over RC, UC and UD.
 
 use anyhow::{Context, Result, bail};
 use verbs::{
@@ -10,7 +10,7 @@ use crate::connect::{connect_all, exchange};
 use crate::link::Link;
 use crate::nic::Nic;
 
-/// A queue pair that can SEND, and to whom.
+/// A queue pair that can SEND, with its destination.
 pub(super) struct SendQp<T: Sends> {
     pub(super) qp: QueuePair<T>,
     pub(super) to: T::To,
@@ -18,16 +18,16 @@ pub(super) struct SendQp<T: Sends> {
 
 /// A transport that has SENDs.
 pub(super) trait Sends: Transport + Sized {
-    /// What a WR must name besides its payload.
+    /// Destination that a WR must name.
     type To;
 
-    /// A queue pair that is not connected yet.
+    /// Type of a queue pair that is not connected yet.
     type Prepared;
 
-    /// Bytes before a message's payload in its RECV.
+    /// Bytes before a message's payload in its RECV buffer.
     const BEFORE: usize;
 
-    /// Whether messages may be lost.
+    /// True if messages may be lost.
     const LOSES: bool;
 
     fn build(qp: QpBuilder<Self>) -> Result<Self::Prepared>;
@@ -36,7 +36,7 @@ pub(super) trait Sends: Transport + Sized {
 
     fn post_recv(qp: &Self::Prepared, list: &mut RecvList) -> Result<(), PostError>;
 
-    /// Makes the queue pairs of each side known to the other.
+    /// Connects the queue pairs of both sides.
     ///
     /// # Errors
     /// When the other side is gone, or a payload does not fit a datagram.
@@ -56,7 +56,7 @@ pub(super) trait Sends: Transport + Sized {
     ) -> Wr<'l>;
 }
 
-/// SENDs of a connected queue pair; `$loses` is whether messages may be lost.
+/// Implements SENDs of a connected queue pair; `$loses` is true if messages may be lost.
 macro_rules! connected_sends {
     ($transport:ty, $loses:literal) => {
         impl Sends for $transport {

@@ -3,10 +3,10 @@
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
-/// What an immediate carries, as payload of a SEND.
+/// Bytes of an immediate, as payload of a SEND.
 pub(super) const SHORT_BYTES: usize = 4;
 
-/// What is posted, and on which transport.
+/// A verb and its transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verb {
@@ -38,7 +38,7 @@ impl Verb {
         Verb::Atomics,
     ];
 
-    /// As on the command line and in JSON.
+    /// Returns the name on the command line and in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ impl Verb {
         }
     }
 
-    /// For a table.
+    /// Returns the name for a table.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -66,18 +66,18 @@ impl Verb {
         }
     }
 
-    /// Whether it is a SEND, which takes a RECV.
+    /// Returns true if the verb is a SEND, which consumes a RECV.
     #[must_use]
     pub fn is_send(self) -> bool {
         matches!(self, Verb::UdSend | Verb::RcSend | Verb::UcSend)
     }
 
-    /// Whether its payload travels with the request, so that it can be inline.
+    /// Returns true if the payload travels with the request, so that it can be inline.
     pub(super) fn carries_payload(self) -> bool {
         !matches!(self, Verb::RcRead | Verb::Atomics)
     }
 
-    /// What stamps and words need: a whole word, or nothing where nothing can be sent.
+    /// Fails unless the payload has room for a stamp: 8 bytes or more, or for SENDs 0 or 4.
     pub(super) fn check_payload(self, payload_bytes: usize) -> Result<()> {
         match self {
             Verb::Atomics if payload_bytes != 8 => {
@@ -98,7 +98,7 @@ impl Verb {
     }
 }
 
-/// The aligned word that lies last in a payload.
+/// Returns the offset of the last aligned word that fits in a payload.
 pub(super) fn tail(payload_bytes: usize) -> usize {
     payload_bytes.saturating_sub(8) & !7
 }

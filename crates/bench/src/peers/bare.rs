@@ -1,8 +1,8 @@
-//! Orders of messages through bare rings, without a NIC.
+//! Jobs that exchange messages through bare rings, without a NIC.
 
 use serde::{Deserialize, Serialize};
 
-/// Who sends what to whom.
+/// Pattern of the exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Exchange {
@@ -10,18 +10,19 @@ pub enum Exchange {
     Stream,
     /// Each message is answered before the next is sent.
     PingPong,
-    /// A window of requests, each answered: round trips as fast as both sides can.
+    /// A window of requests is kept outstanding, and each is answered: the rate of round trips.
     Rpc,
 }
 
-/// What is exchanged through bare rings.
+/// Parameters of an exchange through bare rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Bare {
     pub(crate) exchange: Exchange,
-    /// Whether a message carries 8 bytes and its record has 32; otherwise it is header-only, in 16.
+    /// True if a message carries 8 bytes, in a record of 32 bytes; false if it is header-only, in a
+    /// record of 16 bytes.
     pub(crate) has_payload: bool,
-    /// Messages of a list, which one store publishes: 1 to 16.
+    /// Messages per list, which one store publishes: 1 to 16.
     pub(crate) list: usize,
-    /// How long it runs; the first tenth is not measured.
+    /// Duration in ms; the first tenth is not measured.
     pub(crate) duration_ms: u64,
 }

@@ -1,4 +1,4 @@
-//! Messages through bare rings between two processes: the limit of what verbs between the same cores can reach.
+//! Messages through bare rings between two processes: the limit of verbs between the same cores.
 
 use anyhow::{Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -14,19 +14,20 @@ use crate::link::Link;
 use crate::micro::pace::{Meter, Pace, Timed};
 use crate::patience::{PATIENCE_NS, Patience};
 
-/// Exchanges between two looks at the clock of a ping-pong.
+/// Exchanges between two readings of the clock in a ping-pong.
 const EXCHANGES: u64 = 64;
 
-/// What was measured.
+/// Result of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figure {
-    /// 10^6 messages or round trips a second; of a ping-pong nanoseconds of half a round trip.
+    /// Rate in 10^6 messages or round trips per second. For a ping-pong, half of a round trip in
+    /// nanoseconds.
     pub value: f64,
-    /// Messages that were checked at the end that counts them.
+    /// Messages that were checked at the counting end.
     pub verified_ops: u64,
 }
 
-/// What an end has counted.
+/// Counts of one end.
 #[derive(Debug, Serialize, Deserialize)]
 struct Seen {
     received: u64,
@@ -47,7 +48,7 @@ impl Seen {
     }
 
     /// # Errors
-    /// When other messages came than `sent`.
+    /// When a message was wrong, or the number of messages differs from `sent`.
     fn check(&self, sent: u64) -> Result<()> {
         if let Some(wrong) = &self.wrong {
             bail!("a bare ring carried {wrong}");
@@ -80,10 +81,10 @@ pub fn drive(link: &mut Link, bare: Bare) -> Result<Figure> {
     }
 }
 
-/// The worker's part.
+/// Runs the worker's end.
 ///
 /// # Errors
-/// When memory cannot be had or the driver is gone.
+/// When memory cannot be allocated or the driver is gone.
 pub fn work(link: &mut Link, bare: Bare) -> Result<()> {
     let record_words = if bare.has_payload {
         WITH_8_BYTES
@@ -92,7 +93,7 @@ pub fn work(link: &mut Link, bare: Bare) -> Result<()> {
     };
     let words = Words::create(2 * words_of(record_words))?;
     for word in words.words() {
-        // Pages are there before the clock runs.
+        // Touch the pages before the timed run.
         word.store(0, std::sync::atomic::Ordering::Relaxed);
     }
     link.send(&words.at()?)?;
@@ -103,7 +104,7 @@ pub fn work(link: &mut Link, bare: Bare) -> Result<()> {
     }
 }
 
-/// The ring from the driver to the worker, and the one back.
+/// Returns the ring from the driver to the worker, and the ring back.
 fn rings<const WORDS: usize>(words: &Words) -> Result<[Ring<'_, WORDS>; 2]> {
     let (there, back) = words.words().split_at(words_of(WORDS));
     Ok([Ring::new(there)?, Ring::new(back)?])
@@ -147,7 +148,7 @@ fn work_on<const WORDS: usize>(link: &mut Link, words: &Words, bare: Bare) -> Re
     link.send(&seen)
 }
 
-/// Waits until the next `count` messages are within the window.
+/// Waits until the next `count` messages fit the window.
 #[inline]
 fn make_room<const WORDS: usize>(producer: &mut Producer<'_, WORDS>, count: usize) -> Result<()> {
     if producer.has_room(count) {
@@ -163,7 +164,7 @@ fn make_room<const WORDS: usize>(producer: &mut Producer<'_, WORDS>, count: usiz
     }
 }
 
-/// Sends for the time; how many messages.
+/// Sends for the configured time. Returns the number of messages.
 fn stream<const WORDS: usize>(producer: &mut Producer<'_, WORDS>, bare: Bare) -> Result<u64> {
     let mut wrs = SendList::<WORDS>::new();
     let mut pace = Pace::new(bare.duration_ms);
@@ -196,7 +197,7 @@ fn sink<const WORDS: usize>(receiver: &mut Receiver<'_, WORDS>, bare: Bare) -> R
     Ok(Seen::new(receiver, &meter))
 }
 
-/// Sends one message and waits for its answer, for the time.
+/// Sends one message at a time and waits for its answer, for the configured time.
 fn ping_pong<const WORDS: usize>(
     producer: &mut Producer<'_, WORDS>,
     receiver: &mut Receiver<'_, WORDS>,
@@ -224,7 +225,7 @@ fn ping_pong<const WORDS: usize>(
     Ok((sent, Seen::new(receiver, &meter)))
 }
 
-/// Keeps a window of requests outstanding for the time.
+/// Keeps a window of requests outstanding for the configured time.
 fn requests<const WORDS: usize>(
     producer: &mut Producer<'_, WORDS>,
     receiver: &mut Receiver<'_, WORDS>,
@@ -236,7 +237,7 @@ fn requests<const WORDS: usize>(
     let mut sent = 0;
     let mut last = false;
     while !receiver.ended {
-        // Never waits for room: the server may be waiting for this end to take answers.
+        // Do not wait for room: the server may be waiting until this end takes answers.
         if !last && sent + bare.list as u64 <= receiver.due + WINDOW as u64 {
             if !producer.has_room(bare.list) {
                 producer.poll()?;
@@ -260,7 +261,8 @@ fn requests<const WORDS: usize>(
     Ok((sent, Seen::new(receiver, &meter)))
 }
 
-/// Answers each message with its number, up to the last one; takes up to `at_once`.
+/// Answers each message with its number, up to the last one. Takes up to `at_once` messages per
+/// poll.
 fn answer<const WORDS: usize>(
     producer: &mut Producer<'_, WORDS>,
     receiver: &mut Receiver<'_, WORDS>,

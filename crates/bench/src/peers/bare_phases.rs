@@ -9,7 +9,8 @@ use super::bare_ring::{
 };
 use crate::phases::{self, Measured, OneCore, right};
 
-/// Measures messages of 8 bytes or header-only ones, in lists of `list`, which divides the window.
+/// Measures messages of 8 bytes or header-only messages, in lists of `list` messages. `list` must
+/// divide the window.
 ///
 /// # Errors
 /// When a message is wrong.

@@ -1,13 +1,17 @@
-//! A single-producer ring with the costs of the verbs interface and nothing else: what two cores can exchange at most.
+//! A single-producer ring with only the costs of the verbs interface: the most that two cores can
+//! exchange.
 //!
-//! - The sender fills a `struct ibv_send_wr` and an `ibv_sge` for each message. [`Producer::post`] reads them and writes a
-//!   record of 16 bytes (header-only) or 32 bytes (8 bytes of payload).
-//! - [`Consumer::poll`] takes an entry of a local receive queue for each record, copies the payload to the place that the
-//!   entry names, and fills an `ibv_wc` in the caller's array. The receiver checks each message and posts RECVs again.
-//! - One message in [`SIGNAL_EVERY`] is signaled: [`Producer::poll`] fills an `ibv_wc` once the consumer has taken it.
+//! - The sender fills a `struct ibv_send_wr` and an `ibv_sge` for each message. [`Producer::post`]
+//!   reads them and writes a record of 16 bytes (header-only) or 32 bytes (8 bytes of payload).
+//! - [`Consumer::poll`] takes an entry of a local receive queue for each record. It copies the
+//!   payload to the address in the entry, and fills an `ibv_wc` in the caller's array. The receiver
+//!   checks each message and posts RECVs again.
+//! - One message in [`SIGNAL_EVERY`] is signaled: [`Producer::poll`] fills an `ibv_wc` once the
+//!   consumer has taken the message.
 //!
-//! A record's header holds the lap number of its slot, so that nothing is zeroed. One release store publishes a list. There
-//! are no queue pairs, keys, states, retries or errors: the ring is a limit, not a transport.
+//! A record's header holds the lap number of its slot, so that consumed records need no zeroing.
+//! One release store publishes a list. Queue pairs, keys, states, retries and errors are missing:
+//! the ring is a limit, not a transport.
 //!
 //! Unsafe code: the immediate is a member of a union of the C ABI.
 
@@ -21,66 +25,70 @@ use verbs_abi::{
     IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc,
 };
 
-/// Messages that the producer is ahead of the consumer at most, as in the rows that the ring is the limit of.
+/// Maximum distance of the producer from the consumer in messages, as in the rows that the ring
+/// limits.
 pub(crate) const WINDOW: usize = 256;
 
-/// One message in so many is signaled, as in these rows.
+/// One message in this many is signaled, as in the rows that the ring limits.
 pub(crate) const SIGNAL_EVERY: u64 = 16;
 
-/// Signaled messages that can be within a window.
+/// Maximum number of signaled messages in a window.
 const SIGNALED: usize = 2 * WINDOW / 16;
 
 /// The longest list.
 pub(crate) const MAX_LIST: usize = 16;
 
-/// Records of a ring: a power of two, at least the window.
+/// Records in a ring: a power of two, at least the window.
 const SLOTS: usize = 512;
 
-/// Words before the records: the consumer's position, alone on its pair of cache lines (processors prefetch pairs).
+/// Words before the records. They hold the consumer's position on its own pair of cache lines,
+/// because processors prefetch pairs.
 const HEAD: usize = 16;
 
-/// RECVs that are posted again at once, as in the rows that the ring is the limit of.
+/// RECVs that are posted again at once, as in the rows that the ring limits.
 const CHUNK: usize = WINDOW / 4;
 
-/// The producer is told the consumer's position after so many records, or when no more are there. Measured on an EPYC
-/// guest, near: telling it after each poll costs a list of one 15 % of its rate, and a ping-pong as much.
+/// Records after which the consumer publishes its position; it also does so when no more records
+/// are available. Measured on an EPYC guest with near cores: publishing after each poll costs lists
+/// of one message 15 % of their rate. It costs a ping-pong as much.
 const TOLD: u64 = 32;
 
-/// Entries that one poll takes at most, as in these rows.
+/// Maximum entries that one poll takes, as in the rows that the ring limits.
 const POLLED: usize = 32;
 
-/// Marks the last message of a run, in the number that a payload or an immediate carries.
+/// Bit that marks the last message of a run, in the number that a payload or an immediate carries.
 const LAST_OF_64: u64 = 1 << 63;
 const LAST_OF_32: u32 = 1 << 31;
 
-/// What completions say; no queue pair has it.
+/// Queue pair number in completions; no queue pair has it.
 const QP_NUM: u32 = 0x11;
 
-/// Words of a header-only record, and of one with 8 bytes of payload.
+/// Words of a header-only record, and of a record with 8 bytes of payload.
 pub(crate) const HEADER_ONLY: usize = 2;
 pub(crate) const WITH_8_BYTES: usize = 4;
 
-/// Words of shared memory that a ring needs.
+/// Returns the words of shared memory that a ring needs.
 pub(crate) const fn words_of(record_words: usize) -> usize {
     HEAD + SLOTS * record_words
 }
 
-/// A ring in shared words, all zero at first. `WORDS` is [`HEADER_ONLY`] or [`WITH_8_BYTES`].
+/// A ring in shared words, which are all zero at first. `WORDS` is [`HEADER_ONLY`] or
+/// [`WITH_8_BYTES`].
 ///
-/// Word 0 of a record: lap number (32 bits), bytes of payload (16), opcode (8). Word 1: immediate, queue pair number.
-/// Word 2: payload.
+/// Word 0 of a record: lap number (32 bits), bytes of payload (16), opcode (8). Word 1: immediate,
+/// queue pair number. Word 2: payload.
 #[derive(Clone, Copy)]
 pub(crate) struct Ring<'m, const WORDS: usize> {
-    /// Records that the consumer has taken.
+    /// Number of records that the consumer has taken, as published to the producer.
     consumed: &'m AtomicU64,
     records: &'m [[AtomicU64; WORDS]; SLOTS],
 }
 
 impl<'m, const WORDS: usize> Ring<'m, WORDS> {
-    /// The ring in the first [`words_of`] of `words`.
+    /// Creates a view of the ring in the first [`words_of`] of `words`.
     ///
     /// # Errors
-    /// When there are fewer.
+    /// When `words` has too few words.
     pub(crate) fn new(words: &'m [AtomicU64]) -> Result<Self> {
         let (head, rest) = words.split_at_checked(HEAD).context("no room for a ring")?;
         let records = rest.as_chunks().0.first_chunk();
@@ -91,7 +99,7 @@ impl<'m, const WORDS: usize> Ring<'m, WORDS> {
     }
 }
 
-/// The place of an ever-growing number among `N` places.
+/// Returns `number` modulo `N`, as an index.
 #[inline]
 fn place<const N: usize>(number: u64) -> usize {
     #[allow(clippy::cast_possible_truncation, reason = "less than N")]
@@ -100,7 +108,7 @@ fn place<const N: usize>(number: u64) -> usize {
     }
 }
 
-/// The lap number of a position's header, from 1: a slot that was never written has 0.
+/// Returns the lap number of a position, counted from 1. A slot that was never written holds 0.
 #[inline]
 fn lap(position: u64) -> u64 {
     (position / SLOTS as u64 + 1) & 0xffff_ffff
@@ -114,13 +122,13 @@ fn low(value: u64) -> u32 {
     }
 }
 
-/// The word at a byte address of a buffer of `N` words.
+/// Returns the index of the word at a byte address, in a buffer of `N` words.
 #[inline]
 fn word_at<const N: usize>(addr: u64) -> usize {
     place::<N>(addr / 8)
 }
 
-/// A list of send WRs with their scatter/gather elements and payloads, as a program keeps them.
+/// A list of send WRs with their scatter/gather elements and payloads, as in a verbs program.
 pub(crate) struct SendList<const WORDS: usize> {
     wrs: Vec<ibv_send_wr>,
     sges: Vec<ibv_sge>,
@@ -148,7 +156,8 @@ impl<const WORDS: usize> SendList<WORDS> {
         }
     }
 
-    /// Fills `count` WRs for the messages from number `first` on; `last` marks the last one.
+    /// Fills `count` WRs for the messages from number `first` on. If `last` is true, the last WR is
+    /// marked.
     #[inline]
     pub(crate) fn fill(&mut self, first: u64, count: usize, last: bool) {
         let (wrs, sges) = (&mut self.wrs[..count], &mut self.sges[..count]);
@@ -185,11 +194,11 @@ fn stamp_of_32(number: u64, last: bool) -> u32 {
 /// The sending end of a ring.
 pub(crate) struct Producer<'m, const WORDS: usize> {
     ring: Ring<'m, WORDS>,
-    /// The position of the next record.
+    /// Position of the next record.
     next: u64,
-    /// The signaled WRs that have not completed are the numbers of this range, times [`SIGNAL_EVERY`].
+    /// Signaled WRs that have not completed, counted in signaled WRs.
     signaled: std::ops::Range<u64>,
-    /// Work request identifiers of signaled WRs, by their numbers.
+    /// `wr_id`s of outstanding signaled WRs.
     wr_ids: [u64; SIGNALED],
     wcs: [ibv_wc; POLLED],
 }
@@ -205,13 +214,14 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
         }
     }
 
-    /// Whether `count` more messages are within the window after the last completion.
+    /// Returns true if `count` more messages fit the window after the last completion.
     #[inline]
     pub(crate) fn has_room(&self, count: usize) -> bool {
         self.next + count as u64 <= self.signaled.start * SIGNAL_EVERY + WINDOW as u64
     }
 
-    /// Writes the records of the first `count` WRs of a list and publishes them. There must be room.
+    /// Writes the records of the first `count` WRs of a list and publishes them. The ring must have
+    /// room.
     #[inline(never)]
     pub(crate) fn post(&mut self, list: &SendList<WORDS>, count: usize) {
         let first = self.next;
@@ -239,15 +249,17 @@ impl<'m, const WORDS: usize> Producer<'m, WORDS> {
                 self.signaled.end += 1;
             }
         }
-        // Publishes the list: the consumer comes to its other records only after it has loaded this with Acquire.
+        // Publishes the list: the consumer reads the other records only after it has loaded this
+        // header with Acquire.
         self.ring.records[place::<SLOTS>(first)][0].store(first_header, Ordering::Release);
         self.next = first + count as u64;
     }
 
-    /// Fills a completion for each signaled message that the consumer has taken, and looks at them as a program does.
+    /// Fills a completion for each signaled message that the consumer has taken, and checks the
+    /// completions as a verbs program does.
     ///
     /// # Errors
-    /// When one is not that of the WR that was due.
+    /// When a completion belongs to another WR than the expected one.
     #[inline]
     pub(crate) fn poll(&mut self) -> Result<usize> {
         let due = self.signaled.start;
@@ -293,14 +305,14 @@ struct Entry {
     sge: ibv_sge,
 }
 
-/// The receiving end of a ring with its receive queue and the memory that messages arrive in.
+/// The receiving end of a ring, with its receive queue and its RECV buffers.
 struct Consumer<'m, const WORDS: usize> {
     ring: Ring<'m, WORDS>,
-    /// The position of the next record, which is also the number of RECVs taken.
+    /// Position of the next record, which is also the number of RECVs taken.
     next: u64,
-    /// The position that the producer was told last.
+    /// Position that was published last.
     told: u64,
-    /// RECVs posted so far.
+    /// Number of RECVs posted so far.
     posted: u64,
     queue: [Entry; WINDOW],
     memory: Box<[u64; WINDOW]>,
@@ -318,7 +330,8 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
         }
     }
 
-    /// Takes records into `wcs` as far as there are both, and RECVs for them; how many.
+    /// Takes records into `wcs` until records, entries of `wcs` or RECVs run out. Returns the
+    /// number of records taken.
     #[inline(never)]
     fn poll(&mut self, wcs: &mut [ibv_wc]) -> usize {
         let mut taken = 0;
@@ -352,7 +365,8 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
         }
         let untold = self.next - self.told;
         if untold >= TOLD || (taken == 0 && untold > 0) {
-            // The loads above come before: the producer may write these slots again.
+            // Release orders the loads above before this store: from here on, the producer may
+            // overwrite these slots.
             self.ring.consumed.store(self.next, Ordering::Release);
             self.told = self.next;
         }
@@ -360,26 +374,26 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
     }
 }
 
-/// A program at the receiving end of a ring, which checks each message.
+/// The program at the receiving end of a ring, which checks each message.
 pub(crate) struct Receiver<'m, const WORDS: usize> {
     consumer: Consumer<'m, WORDS>,
     wcs: [ibv_wc; POLLED],
-    /// RECVs of the window, posted again as they are, a chunk at a time.
+    /// RECVs of the window, which are posted again unchanged, one chunk at a time.
     recvs: Vec<ibv_recv_wr>,
     sges: Vec<ibv_sge>,
-    /// Messages whose RECVs are not posted again yet, and where the next chunk begins.
+    /// Messages whose RECVs are not posted again yet, and the index of the next chunk's first RECV.
     used: usize,
     chunk: usize,
-    /// The number that is due: so many messages are checked.
+    /// Number of the next expected message, which is also the number of checked messages.
     pub(crate) due: u64,
-    /// Whether the last message came.
+    /// True once the last message has arrived.
     pub(crate) ended: bool,
-    /// What was wrong first.
+    /// Description of the first wrong message.
     pub(crate) wrong: Option<String>,
 }
 
 impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
-    /// One that has posted RECVs for a window.
+    /// Creates a receiver and posts RECVs for a window.
     pub(crate) fn new(ring: Ring<'m, WORDS>) -> Self {
         let sge = |index: usize| ibv_sge {
             addr: 8 * index as u64,
@@ -420,7 +434,7 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
         }
     }
 
-    /// Takes and checks up to `count` messages; how many came.
+    /// Takes and checks up to `count` messages. Returns the number of messages taken.
     #[inline]
     pub(crate) fn poll(&mut self, count: usize) -> usize {
         let taken = self.consumer.poll(&mut self.wcs[..count.min(POLLED)]);
@@ -456,7 +470,7 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
         self.ended = true;
     }
 
-    /// Posts the RECVs of whole chunks again; whether there was one.
+    /// Posts the RECVs of whole chunks again. Returns true if at least one chunk was complete.
     #[inline]
     pub(crate) fn give_back(&mut self) -> bool {
         let has_chunk = self.used >= CHUNK;
@@ -481,7 +495,7 @@ mod tests {
             .collect()
     }
 
-    /// Several laps of messages in lists of `list`, each checked.
+    /// Sends several laps of messages in lists of `list`, and checks each message.
     fn laps<const WORDS: usize>(list: usize) {
         let words = words(WORDS);
         let ring = Ring::<WORDS>::new(&words).unwrap();

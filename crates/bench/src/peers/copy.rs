@@ -1,32 +1,32 @@
-//! Ways of copying between processes without a NIC.
+//! Jobs that copy between processes without a NIC.
 
 use serde::{Deserialize, Serialize};
 
-/// How the bytes get there.
+/// Method of copying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
     /// `memcpy` into a mapping that both processes share.
     Memcpy,
-    /// `process_vm_writev` into memory of the other process alone.
+    /// `process_vm_writev` into private memory of the other process.
     ProcessVmWritev,
 }
 
-/// What the worker is asked to provide.
+/// Parameters of the copies, sent to the worker.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Copies {
     pub(super) method: Method,
     pub(super) payload_bytes: usize,
 }
 
-/// Bytes that differ from place to place.
+/// Returns a pattern of bytes that differ from offset to offset.
 pub(crate) fn pattern(size: usize) -> Vec<u8> {
     (0..size)
         .map(|i| (i * 31 + (i >> 8)).to_le_bytes()[0])
         .collect()
 }
 
-/// Marks the beginning of a payload with a number.
+/// Writes a number to the beginning of a payload.
 pub(crate) fn stamp(payload: &mut [u8], number: u64) {
     let number = number.to_le_bytes();
     let size = payload.len().min(number.len());

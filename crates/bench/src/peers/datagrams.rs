@@ -1,22 +1,22 @@
-//! Orders of datagrams without a NIC.
+//! Jobs that exchange datagrams without a NIC.
 
 use serde::{Deserialize, Serialize};
 
-/// What is done with datagrams.
+/// Pattern of the exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Exchange {
-    /// They go one way, as fast as the sender can, so many in one system call: more than one are segmented by the kernel
-    /// (UDP GSO), and arrive as they were sent (GRO).
+    /// Datagrams go one way, as fast as the sender can. If `segments` is more than 1, the kernel
+    /// segments each system call's data (UDP GSO) and coalesces them again at the receiver (GRO).
     Stream {
-        /// Datagrams of a system call, at most 64.
+        /// Datagrams per system call, at most 64.
         segments: usize,
     },
-    /// Each is answered before the next is sent.
+    /// Each datagram is answered before the next is sent.
     PingPong,
 }
 
-/// What the worker is asked to provide.
+/// Parameters of the datagrams, sent to the worker.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Datagrams {
     pub(super) exchange: Exchange,

@@ -1,5 +1,6 @@
-//! What a pipeline of copies between two cores costs: one copies a block into a slot, the other one looks at it and gives
-//! the slot back. Whatever moves data between two processes by a copy is at most as fast.
+//! Cost of a pipeline of copies between two cores. One core copies a block into a slot; the other
+//! core reads the block and returns the slot. Any transfer between two processes by a copy is at
+//! most this fast.
 //!
 //! Unsafe code: the peer is defined by raw memory access.
 
@@ -14,7 +15,7 @@ use anyhow::{Result, ensure};
 use super::copy::{pattern, stamp};
 use crate::pin::{Cores, pin};
 
-/// A block, and whose it is: the copier's when `turn` is even, the reader's when it is odd.
+/// A block with its owner: the copier owns it when `turn` is even, the reader when it is odd.
 struct Slot {
     turn: Turn,
     block: UnsafeCell<Vec<u8>>,
@@ -23,11 +24,12 @@ struct Slot {
 #[repr(align(128))]
 struct Turn(AtomicU64);
 
-// SAFETY: the block is touched only by the thread whose turn it is, see `Slot`.
+// SAFETY: only the thread that owns the slot by its `turn` accesses the block, see `Slot`.
 unsafe impl Sync for Slot {}
 
-/// Copies of `block_bytes` a second, at least 16, from one core to the other through so many slots; the other core finds
-/// the number of each copy at its start and the last byte of the pattern.
+/// Measures the copies of `block_bytes` bytes per second from one core to the other, through
+/// `slots` slots. `block_bytes` must be at least 16. The other core checks the number at the start
+/// of each block, and its last byte.
 ///
 /// # Errors
 /// When a thread cannot be pinned, or a block is wrong.
@@ -56,7 +58,7 @@ pub fn copies_per_s(
     })
 }
 
-/// Copies until the time is over; a slot that is not given back is waited for.
+/// Copies until the time is over. Waits for each slot until the reader has returned it.
 fn copy(core: usize, slots: &[Slot], block_bytes: usize, duration: Duration) -> Result<f64> {
     pin(core)?;
     let mut sources: Vec<_> = slots.iter().map(|_| pattern(block_bytes)).collect();
@@ -67,11 +69,12 @@ fn copy(core: usize, slots: &[Slot], block_bytes: usize, duration: Duration) -> 
         for (slot, source) in slots.iter().zip(&mut sources) {
             number += 1;
             stamp(source, number);
-            // SYNC POINT: pairs with the reader's store behind its look at the block.
+            // SYNC POINT: pairs with the reader's Release after it has read the block.
             while !slot.turn.0.load(Ordering::Acquire).is_multiple_of(2) {
                 std::hint::spin_loop();
             }
-            // SAFETY: it is the copier's turn; the block has as many bytes, and no reference to it lives now.
+            // SAFETY: it is the copier's turn. The block has `block_bytes` bytes, and no reference
+            // to it is live now.
             // JUSTIFICATION: this copy is what the peer measures.
             unsafe {
                 let block = (*slot.block.get()).as_mut_ptr();
@@ -89,7 +92,7 @@ fn copy(core: usize, slots: &[Slot], block_bytes: usize, duration: Duration) -> 
     }
 }
 
-/// Looks at each block until the copier has ended.
+/// Checks each block until the copier has ended.
 fn read(core: usize, slots: &[Slot], block_bytes: usize, ended: &AtomicBool) -> Result<()> {
     let pinned = pin(core);
     let last = pattern(block_bytes).pop();
@@ -109,7 +112,7 @@ fn read(core: usize, slots: &[Slot], block_bytes: usize, ended: &AtomicBool) -> 
                 std::hint::spin_loop();
             }
             number += 1;
-            // SAFETY: it is the reader's turn; the reference ends before the slot is given back.
+            // SAFETY: it is the reader's turn. The reference ends before the slot is returned.
             let block = unsafe { &*slot.block.get() };
             let right = block.starts_with(&number.to_le_bytes()) && block.last() == last.as_ref();
             slot.turn.0.fetch_add(1, Ordering::Release);

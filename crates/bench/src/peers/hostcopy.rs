@@ -1,7 +1,7 @@
-//! What a copy between two processes costs without any NIC: `memcpy` into a shared mapping, and
+//! Copies between two processes without any NIC: `memcpy` into a shared mapping, and
 //! `process_vm_writev` into private memory.
 //!
-//! Unsafe code: a peer writes the memory of another process.
+//! Unsafe code: one process writes the memory of another process.
 
 #![allow(unsafe_code)]
 
@@ -17,17 +17,17 @@ use super::mapping::{Mapping, create, open};
 use crate::job::Job;
 use crate::link::Link;
 
-/// Where the driver finds the worker's buffer.
+/// Location of the worker's buffer.
 #[derive(Debug, Serialize, Deserialize)]
 struct Buffer {
     pid: i32,
     addr: usize,
-    /// The memfd, for [`Method::Memcpy`].
+    /// Descriptor of the memfd, for [`Method::Memcpy`].
     fd: Option<i32>,
 }
 
-/// Copies `payload_bytes` into the worker `copies` times; bytes per second. The worker compares
-/// what arrived last with what was sent last.
+/// Copies `payload_bytes` into the worker `copies` times. Returns bytes per second. The worker
+/// checks the bytes of the last copy.
 ///
 /// # Errors
 /// When memory cannot be mapped or written, or the worker finds other bytes.
@@ -59,10 +59,10 @@ pub fn drive(link: &mut Link, method: Method, payload_bytes: usize, copies: u64)
     Ok(rate)
 }
 
-/// The worker's part: offers a buffer, and checks it when the driver is done.
+/// Runs the worker: offers a buffer, and checks it when the driver is done.
 ///
 /// # Errors
-/// When memory cannot be had or the driver is gone.
+/// When memory cannot be allocated or the driver is gone.
 pub fn work(link: &mut Link, request: Copies) -> Result<()> {
     let pid = i32::try_from(std::process::id())?;
     let size = request.payload_bytes;
@@ -93,7 +93,7 @@ pub fn work(link: &mut Link, request: Copies) -> Result<()> {
             (buffer, Target { mapping, _fd: None })
         }
     };
-    // Pages are there before the clock runs.
+    // Touch the pages before the timed run.
     target.mapping.write(&vec![0xa5; size]);
     link.send(&buffer)?;
     let copies: u64 = link.recv()?;
@@ -107,7 +107,7 @@ struct Target {
     _fd: Option<OwnedFd>,
 }
 
-/// Runs `copy` `copies` times, each with another stamp; bytes per second.
+/// Runs `copy` `copies` times, each time with another stamp. Returns bytes per second.
 fn timed(copies: u64, source: &mut [u8], mut copy: impl FnMut(&[u8]) -> Result<()>) -> Result<f64> {
     copy(source)?;
     let begin = Instant::now();
@@ -156,7 +156,7 @@ fn process_vm_writev(pid: i32, addr: usize, source: &[u8]) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Does one job.
+    /// Runs one job.
     fn serve(link: &mut Link) -> Result<()> {
         match link.recv()? {
             Job::HostCopy(copies) => work(link, copies),

@@ -1,4 +1,4 @@
-//! `iperf3`: what TCP reaches between two addresses of this host.
+//! `iperf3`: the bandwidth of TCP between two addresses of this host.
 
 use std::process::{Command, Stdio};
 
@@ -9,13 +9,13 @@ use super::port::{free_port, wait_for_listener};
 use crate::child::KillOnDrop;
 use crate::pin::{Cores, spawn_on};
 
-/// The program; Debian's package has its name.
+/// Name of the program, and of Debian's package.
 const PROGRAM: &str = "iperf3";
 
 /// Addresses of the client and of the server.
 const ADDRESSES: [&str; 2] = ["127.0.0.1", "127.0.0.2"];
 
-/// What `--json` prints, as far as it counts.
+/// The parts of the `--json` report that are used.
 #[derive(Debug, Deserialize)]
 struct Report {
     end: End,
@@ -32,8 +32,8 @@ struct Received {
     bits_per_second: f64,
 }
 
-/// Has a client send `bytes` over one TCP connection to a server, 64 KiB a system call; what the server received, in
-/// bytes, and in bytes a second.
+/// Sends `bytes` over one TCP connection from a client to a server, 64 KiB per system call. Returns
+/// the bytes that the server received, and its bytes per second.
 ///
 /// # Errors
 /// The program is not installed, fails, or prints something else than its result.

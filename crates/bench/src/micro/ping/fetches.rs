@@ -1,4 +1,4 @@
-//! The requester of READs or fetch-and-adds, one at a time.
+//! Requester of READs or fetch-and-adds, one at a time.
 
 use anyhow::{Result, bail};
 use verbs::{Access, MemoryRegion, Postlist, QueuePair, Rc, RemoteMemory, WcBuffer};
@@ -11,7 +11,7 @@ use crate::micro::verb::{Verb, tail};
 use crate::nic::{Nic, reap};
 use crate::patience::{PATIENCE_NS, Patience};
 
-/// An end that fetches: READs, or fetch-and-adds.
+/// Requester that READs or fetches and adds.
 pub(super) struct Fetches {
     qp: QueuePair<Rc>,
     list: Postlist<Rc>,

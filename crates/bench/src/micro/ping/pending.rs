@@ -1,4 +1,4 @@
-//! WRs of a ping-pong that have not completed.
+//! Outstanding WRs of a ping-pong.
 
 use anyhow::Result;
 use verbs::{CompletionQueue, WcBuffer};
@@ -9,17 +9,17 @@ use crate::micro::task::PingPong;
 use crate::nic::reap;
 use crate::patience::{PATIENCE_NS, Patience};
 
-/// Send WRs of either side.
+/// Send queue depth of either side.
 pub(super) const SEND_WRS: usize = 32;
 
-/// One WR in so many is signaled when its payload is its own (inline or none). Else each is: its
-/// buffer is the NIC's until it completes.
+/// One WR in this many is signaled, unless the NIC reads the payload from memory. Those WRs are all
+/// signaled, because the NIC may read their buffer until they complete.
 const SIGNALED: u32 = 16;
 
-/// Payloads in memory take turns.
+/// Number of payload buffers in memory, which are used in turn.
 const SLOTS: usize = 2;
 
-/// The payloads of a ping-pong.
+/// Returns the layout of a ping-pong's payloads.
 pub(super) fn layout(ping: &PingPong) -> Layout {
     Layout {
         payload_bytes: ping.payload_bytes,
@@ -28,7 +28,7 @@ pub(super) fn layout(ping: &PingPong) -> Layout {
     }
 }
 
-/// Counts the WRs of a queue pair.
+/// Counter of a queue pair's WRs.
 pub(super) struct Pending {
     posted: u32,
     /// Signaled WRs that have not completed.
@@ -45,14 +45,15 @@ impl Pending {
         }
     }
 
-    /// Waits for the place of the next WR, of this number: its slot, and whether it is to be signaled.
+    /// Waits for room for the WR with this number. Returns its payload slot, and true if the WR is
+    /// to be signaled.
     #[inline]
     pub(super) fn next<F: Form>(
         &mut self,
         cq: &CompletionQueue,
         number: u32,
     ) -> Result<(usize, bool)> {
-        // In memory the WR before the last has completed: its slot is free.
+        // With payloads in memory, the WR before the last has completed, so its slot is free.
         let left = if F::IN_MEMORY {
             SLOTS - 1
         } else {

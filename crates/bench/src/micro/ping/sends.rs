@@ -1,4 +1,4 @@
-//! An end that exchanges SENDs.
+//! The end of a ping-pong that exchanges SENDs.
 
 use anyhow::{Context, Result, bail};
 use verbs::{Access, MemoryRegion, Postlist, RecvList, WcBuffer};
@@ -12,18 +12,18 @@ use crate::micro::transport::{SendQp, Sends};
 use crate::nic::{Nic, reap, small};
 use crate::patience::{PATIENCE_NS, Patience};
 
-/// RECVs of either side, in two lists that take turns: so many that posting them again is seldom,
-/// but few when they are long.
+/// Returns the RECVs of either side, in two lists that are used in turn. Many RECVs make posting
+/// rare; long messages get few.
 fn recvs(payload_bytes: usize) -> usize {
     if payload_bytes <= 1 << 16 { 64 } else { 8 }
 }
 
-/// Where SENDs arrive.
+/// Buffers of RECVs.
 struct RecvPlaces {
     memory: MemoryRegion,
-    /// The first is in use, the other comes behind it.
+    /// RECV lists: the first one is in use, the other one follows.
     lists: [RecvList; 2],
-    /// Messages that came to the first.
+    /// Messages that arrived in the first list.
     received: usize,
 }
 
@@ -137,14 +137,14 @@ impl<T: Sends, F: Form> SendEnd<T, F> {
         Ok(())
     }
 
-    /// Sends back what comes, up to the last.
+    /// Echoes messages up to the last one.
     pub(super) fn echo(&mut self) -> Result<()> {
         let mut number = 0;
         while number & LAST == 0 {
             number = self.receive()?;
             self.post(number)?;
         }
-        // The last echo must be out of the queue pair before it is gone.
+        // The last echo must be sent before the queue pair is destroyed.
         self.pending.wait(self.to.qp.send_cq(), 0)
     }
 }

@@ -1,4 +1,4 @@
-//! Times of exchanges, less what reading the clock takes.
+//! Times of exchanges, less the time of reading the clock.
 
 use anyhow::Result;
 use hdrhistogram::Histogram;
@@ -7,16 +7,16 @@ use crate::clock::now_ns;
 use crate::micro::outcome::Latency;
 use crate::micro::task::PingPong;
 
-/// Marks the last number.
+/// Bit that marks the last number.
 pub(super) const LAST: u32 = 1 << 31;
 
-/// Samples that are taken at least.
+/// Minimum number of samples.
 const LEAST: u64 = 20;
 
-/// Exchanges of the warm-up at least.
+/// Minimum number of exchanges in the warm-up.
 const WARM_UP: u32 = 8;
 
-/// Calls `exchange` with rising numbers for the time of `ping`; the last is marked.
+/// Calls `exchange` with rising numbers for the duration of `ping`. The last number is marked.
 pub(super) fn timed(
     ping: &PingPong,
     mut exchange: impl FnMut(u32) -> Result<()>,
@@ -47,21 +47,21 @@ pub(super) fn timed(
     Ok(samples.latency(clock_ns, number))
 }
 
-/// What the clock has shown: a sample for some exchanges in a row.
+/// Recorded samples; each sample covers some consecutive exchanges.
 struct Samples {
     histogram: Histogram<u64>,
-    /// The sum of all samples.
+    /// Sum of all samples.
     sum_ns: u64,
-    /// Exchanges of a sample.
+    /// Exchanges per sample.
     exchanges: u64,
-    /// Latencies of an exchange.
+    /// Latencies per exchange: 2 if a latency is half of a round trip, otherwise 1.
     parts: f64,
 }
 
 impl Samples {
     fn new(ping: &PingPong) -> Result<Samples> {
         Ok(Samples {
-            // Up to ten minutes, to three digits.
+            // Up to ten minutes, with three significant digits.
             histogram: Histogram::new_with_max(600_000_000_000, 3)?,
             sum_ns: 0,
             exchanges: ping.exchanges_per_sample.into(),
@@ -99,8 +99,8 @@ impl Samples {
     }
 }
 
-/// The median time that one reading of the clock takes: that of many in a row, so that a clock
-/// coarser than it does not hide it.
+/// Returns the median time of one reading of the clock. Each sample reads the clock many times in a
+/// row, so that a coarse clock still shows the time.
 fn clock_ns() -> u64 {
     const IN_A_ROW: u64 = 32;
     let mut times: Vec<u64> = (0..31)
@@ -133,7 +133,7 @@ mod tests {
             .unwrap();
             let last = numbers.pop().unwrap();
             assert_eq!(last & !LAST, u32::try_from(numbers.len()).unwrap() + 1);
-            // Nothing but the warm-up is missing among the raw samples.
+            // The raw samples miss only the warm-up.
             let recorded: u64 = latency.histogram.iter().map(|(_, count)| count).sum();
             assert!(
                 (LEAST..latency.verified_ops).contains(&recorded),

@@ -1,4 +1,5 @@
-//! An end that exchanges RDMA WRITEs and looks for the other's in its memory.
+//! The end of a ping-pong that exchanges RDMA WRITEs and polls its memory for the other end's
+//! WRITEs.
 
 use anyhow::{Context, Result, bail};
 use verbs::{Access, Connected, MemoryRegion, Postlist, QueuePair, RemoteMemory};
@@ -62,12 +63,13 @@ impl<T: Connected, F: Form> WriteEnd<T, F> {
         Ok(self.qp.post_send(&mut self.list)?)
     }
 
-    /// Waits for the WRITE after number `before`: all of it, from its first word to its last.
+    /// Waits until the WRITE after number `before` has arrived completely, from its first word to
+    /// its last.
     #[inline]
     fn receive(&mut self, before: u32) -> Result<u32> {
         let mut patience = Patience::eager(PATIENCE_NS);
         loop {
-            // Nobody promises an order of the bytes of one WRITE, so both words are waited for.
+            // The bytes of one WRITE arrive in no guaranteed order, so wait for both words.
             let last = u64::from_le(self.memory.read_u64(self.tail)?);
             if last != u64::from(before) {
                 let first = u64::from_le(self.memory.read_u64(0)?);
@@ -92,7 +94,7 @@ impl<T: Connected, F: Form> WriteEnd<T, F> {
         Ok(())
     }
 
-    /// Sends back what comes, up to the last.
+    /// Echoes WRITEs up to the last one.
     pub(super) fn echo(&mut self) -> Result<()> {
         let mut number = 0;
         while number & LAST == 0 {
