@@ -1,6 +1,6 @@
-//! What each phase of a message takes on one core: a window is posted while nobody receives, then received, then its RECVs
-//! are posted again, then its completions are polled. All cache lines are that core's own, so it is instructions that take
-//! the time.
+//! Time of each phase of a message on one core. One thread posts a window, then receives its
+//! messages, posts the RECVs again, and polls the completions. All cache lines stay in that core's
+//! cache, so the time is spent on instructions.
 
 use anyhow::{Context, Result, ensure};
 use perf_event::events::Hardware;
@@ -10,23 +10,23 @@ use serde::{Deserialize, Serialize};
 use crate::clock::now_ns;
 use crate::patience::{PATIENCE_NS, Patience};
 
-/// Two ends of a connection on one core. Each method moves so many messages as a window has.
+/// Two ends of a connection on one core. `post` and `post_recv` handle a whole window per call.
 pub(crate) trait OneCore {
-    /// Messages of a window.
+    /// Returns the number of messages in a window.
     fn window(&self) -> u64;
-    /// Fills and posts WRs of a window.
+    /// Fills and posts the WRs of a window.
     fn post(&mut self) -> Result<()>;
-    /// Polls for messages and checks them; how many came.
+    /// Polls for messages and checks them. Returns the number of messages.
     fn receive(&mut self) -> Result<u64>;
-    /// Posts RECVs for a window again.
+    /// Posts the RECVs of a window again.
     fn post_recv(&mut self) -> Result<()>;
-    /// Polls for completions of SENDs; for how many messages they are.
+    /// Polls for completions of SENDs. Returns the number of messages that they cover.
     fn poll(&mut self) -> Result<u64>;
-    /// Messages that were right so far.
+    /// Returns the number of correct messages so far.
     fn verified(&self) -> Result<u64>;
 }
 
-/// A figure of each phase, per message.
+/// A figure per message for each phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Phases {
     /// Filling WRs and posting them.
@@ -51,45 +51,45 @@ impl Phases {
         }
     }
 
-    /// Of the sender's core.
+    /// Returns the sum of the sender's phases.
     #[must_use]
     pub fn sender(self) -> f64 {
         self.post + self.poll
     }
 
-    /// Of the receiver's core.
+    /// Returns the sum of the receiver's phases.
     #[must_use]
     pub fn receiver(self) -> f64 {
         self.receive + self.post_recv
     }
 }
 
-/// What was measured on one core.
+/// Result of a measurement on one core.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Nanoseconds a message.
+    /// Nanoseconds per message.
     pub ns: Phases,
-    /// Instructions a message, where the processor's counters can be read.
+    /// Instructions per message; `None` if the processor's counters cannot be read.
     pub instructions: Option<Phases>,
-    /// Cycles a message, where the processor's counters can be read.
+    /// Cycles per message; `None` if the processor's counters cannot be read.
     pub cycles: Option<Phases>,
     /// Messages that were checked.
     pub verified_ops: u64,
 }
 
-/// Measures for `duration_ms`, and as long again where there are counters.
+/// Measures times for `duration_ms`, and each available hardware counter for half as long.
 ///
 /// # Errors
-/// When a verb fails, nothing comes, or something wrong does.
+/// When a verb fails, no message arrives, or a message is wrong.
 pub(crate) fn measure(ends: &mut dyn OneCore, duration_ms: u64) -> Result<Measured> {
-    // The first windows find cold caches.
+    // Warm up the caches.
     phases(ends, duration_ms / 10, now_ns)?;
     let ns = phases(ends, duration_ms, now_ns)?;
     let mut count = |event| -> Result<Option<Phases>> {
         let Some(mut counter) = counter(event) else {
             return Ok(None);
         };
-        // Where the counter cannot be read once it could be opened, its phases are 0.
+        // If reading an open counter fails, its phases are 0.
         phases(ends, duration_ms / 2, || counter.read().unwrap_or(0)).map(Some)
     };
     Ok(Measured {
@@ -100,14 +100,15 @@ pub(crate) fn measure(ends: &mut dyn OneCore, duration_ms: u64) -> Result<Measur
     })
 }
 
-/// A running counter of this thread in user mode, where the kernel and the processor have it: most virtual machines do not.
+/// Starts a hardware counter of this thread in user mode. Returns `None` without support by the
+/// kernel and the processor, as in most virtual machines.
 fn counter(event: Hardware) -> Option<Counter> {
     let mut counter = Builder::new().kind(event).build().ok()?;
     counter.enable().ok()?;
     Some(counter)
 }
 
-/// Phases by what `read` says at their ends.
+/// Measures the phases as differences of `read` at their ends.
 fn phases(
     ends: &mut dyn OneCore,
     duration_ms: u64,
@@ -158,7 +159,7 @@ fn until(count: u64, mut step: impl FnMut() -> Result<u64>, what: &str) -> Resul
     Ok(())
 }
 
-/// The error of ends that saw something wrong.
+/// Returns `verified`, or the error of ends that noticed a wrong message.
 pub(crate) fn right(wrong: Option<&str>, verified: u64) -> Result<u64> {
     match wrong {
         None => Ok(verified),
@@ -170,7 +171,7 @@ pub(crate) fn right(wrong: Option<&str>, verified: u64) -> Result<u64> {
 mod tests {
     use super::*;
 
-    /// Takes a tick of a counter for each message in phases 1 to 4, so many ticks as the phase's number.
+    /// Ends that only count calls; the test supplies the readings of the clock.
     #[derive(Default)]
     struct Ticks {
         calls: u64,

@@ -1,4 +1,4 @@
-//! Which cores a benchmark runs on.
+//! Choice of the cores that a benchmark runs on.
 
 use std::process::{Child, Command};
 
@@ -9,17 +9,18 @@ use serde::{Deserialize, Serialize};
 /// The two cores of a benchmark: one for each process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cores {
-    /// The requester's: the side that posts and measures.
+    /// Core of the requester, which posts and measures.
     pub requester: usize,
-    /// The responder's.
+    /// Core of the responder.
     pub responder: usize,
 }
 
 impl Cores {
-    /// The first two cores that this process may use.
+    /// Returns the first two cores that this process may use.
     ///
     /// # Errors
-    /// When it may use only one: two processes that take turns measure the scheduler.
+    /// When the process may use only one core: two processes that take turns would measure the
+    /// scheduler.
     pub fn first_two() -> Result<Cores> {
         let allowed = allowed()?;
         match allowed[..] {
@@ -35,11 +36,11 @@ impl Cores {
         }
     }
 
-    /// Cores for so many threads of each side: these two, and for further threads the other cores that this process may
-    /// use, in turn.
+    /// Returns the cores for the threads of each side. The first thread of a side has its core of
+    /// these two. Further threads alternate over the other cores that this process may use.
     ///
     /// # Errors
-    /// When the system does not tell which those are.
+    /// When the system does not report the usable cores.
     pub fn shared_out(&self, threads: usize) -> Result<(Vec<usize>, Vec<usize>)> {
         let (mut one, mut other) = (vec![self.requester], vec![self.responder]);
         if threads > 1 {
@@ -57,11 +58,11 @@ impl Cores {
         Ok((one, other))
     }
 
-    /// Cores for so many threads when the other side is elsewhere: the first of these, and for further threads all
-    /// others.
+    /// Returns the cores for the threads of this side when the other side is on another host. The
+    /// first thread has the requester's core; further threads use all others.
     ///
     /// # Errors
-    /// As [`Cores::shared_out`].
+    /// When the system does not report the usable cores.
     pub fn all(&self, threads: usize) -> Result<Vec<usize>> {
         let (mut one, other) = self.shared_out(threads)?;
         if threads > 1 {
@@ -70,10 +71,10 @@ impl Cores {
         Ok(one)
     }
 
-    /// These two cores, if they differ and this process may use both.
+    /// Returns these two cores, if they differ and this process may use both.
     ///
     /// # Errors
-    /// Otherwise; the message lists what may be used.
+    /// When the cores are equal or one of them may not be used. The message lists the usable cores.
     pub fn chosen(requester: usize, responder: usize) -> Result<Cores> {
         if requester == responder {
             bail!("the two processes need two different cores, not core {requester} twice");
@@ -91,10 +92,10 @@ impl Cores {
     }
 }
 
-/// The cores that the calling thread may use, in rising order.
+/// Returns the cores that the calling thread may use, in rising order.
 ///
 /// # Errors
-/// When the system does not tell.
+/// When the system does not report them.
 pub fn allowed() -> Result<Vec<usize>> {
     let set = sched_getaffinity(None).context("cannot ask for the CPU affinity")?;
     Ok((0..CpuSet::MAX_CPU)
@@ -110,22 +111,23 @@ pub fn pin(core: usize) -> Result<()> {
     pin_to(&[core])
 }
 
-/// Lets the calling thread run on these cores alone.
+/// Restricts the calling thread to these cores.
 pub(crate) fn pin_to(cores: &[usize]) -> Result<()> {
     let mut set = CpuSet::new();
     cores.iter().for_each(|core| set.set(*core));
     sched_setaffinity(None, &set).with_context(|| format!("cannot pin a thread to {cores:?}"))
 }
 
-/// Runs `work` with the calling thread pinned to `core`, and gives the thread back its freedom.
+/// Runs `work` with the calling thread pinned to `core`, then restores the thread's affinity.
 ///
 /// # Errors
-/// When pinning fails, or `work` does.
+/// When pinning or `work` fails.
 pub fn pinned<T>(core: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
     pinned_to(&[core], work)
 }
 
-/// Runs `work` with the calling thread on these cores alone, and gives the thread back its freedom.
+/// Runs `work` with the calling thread restricted to these cores, then restores the thread's
+/// affinity.
 pub(crate) fn pinned_to<T>(cores: &[usize], work: impl FnOnce() -> Result<T>) -> Result<T> {
     let before = sched_getaffinity(None).context("cannot ask for the CPU affinity")?;
     pin_to(cores)?;
@@ -142,8 +144,8 @@ pub fn spawn_on(core: usize, command: &mut Command) -> Result<Child> {
     spawn_on_cores(&[core], command)
 }
 
-/// Starts `command` so that its threads share `cores`, at least one: a child inherits the affinity
-/// of the thread that starts it, so this thread moves there and back.
+/// Starts `command` so that its threads share `cores`, at least one core. A child inherits the
+/// affinity of the thread that starts it, so this thread's affinity is changed and restored.
 ///
 /// # Errors
 /// When pinning or starting fails.

@@ -1,4 +1,4 @@
-//! What a result needs beside it to mean anything.
+//! Circumstances that are recorded with a result.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,34 +11,34 @@ use crate::pin::Cores;
 pub struct Record<S = crate::setup::Settings> {
     /// Seconds since 1970.
     pub started_unix_s: u64,
-    /// The commit that the program was built from; `-dirty` when it was changed.
+    /// Commit that the program was built from, with `-dirty` if files were changed.
     pub commit: String,
-    /// The compiler.
+    /// Compiler version.
     pub rustc: String,
-    /// Whether the build was optimised.
+    /// True if the build was optimised.
     pub optimised: bool,
-    /// The CPU, as the kernel names it.
+    /// CPU model, as the kernel names it.
     pub cpu_model: String,
-    /// How many CPUs are online.
+    /// Number of online CPUs.
     pub cpus: usize,
-    /// The kernel's release.
+    /// Kernel release.
     pub kernel: String,
-    /// Processes that ran or wanted to, on average over the minute before; 0 is a quiet machine.
+    /// Load average over the minute before; 0 means an idle machine.
     pub load_before: f64,
-    /// Where the two processes ran.
+    /// Cores of the two processes.
     pub cores: Cores,
-    /// The provider of the verbs: the kind of the figures.
+    /// Provider of the verbs, which determines the kind of the figures.
     pub provider: String,
-    /// The device.
+    /// Device name.
     pub device: String,
-    /// Rounds, sizes and depths.
+    /// Parameters of the measurement: rounds, sizes and depths.
     pub settings: S,
-    /// The command line.
+    /// Command line.
     pub command: Vec<String>,
 }
 
 impl<S> Record<S> {
-    /// Reads the machine's part from the system.
+    /// Creates a record and reads the machine's properties from the system.
     #[must_use]
     pub fn new(cores: Cores, provider: String, device: String, settings: S) -> Record<S> {
         Record {
@@ -65,11 +65,11 @@ impl<S> Record<S> {
     }
 }
 
-/// What `/proc/cpuinfo` says of the first CPU.
+/// Properties of the first CPU in `/proc/cpuinfo`.
 pub(crate) struct Cpu {
-    /// As the kernel names it.
+    /// Model, as the kernel names it.
     pub(crate) model: String,
-    /// In GHz, as far as it says.
+    /// Clock in GHz, if the kernel reports it.
     pub(crate) clock_ghz: Option<f64>,
 }
 

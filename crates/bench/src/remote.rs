@@ -1,8 +1,9 @@
-//! The two sides of a measurement on two hosts: one listens, the other connects and measures.
+//! Measurements on two hosts: one side listens, the other side connects and measures.
 //!
-//! The one that connects opens a TCP connection for each process that it wants at the other end. Each begins with a
-//! line of JSON in both directions, which says what either side was started for; then a worker takes the connection
-//! over, and speaks on it what it speaks with a driver on its own host ([`crate::worker`]).
+//! The connecting side opens one TCP connection for each process at the other end. Each connection
+//! begins with a line of JSON in both directions, which describes the measurement. Then a worker
+//! takes the connection over. The worker's protocol is the same as with a driver on its own host
+//! ([`crate::worker`]).
 
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
@@ -16,21 +17,21 @@ use serde_json::Value;
 
 use crate::link::{Exe, Link};
 
-/// The version of what is said on a connection; whatever changes the jobs of workers changes it.
+/// Version of the protocol; every change of the workers' jobs increments it.
 pub const PROTOCOL: u32 = 2;
 
-/// How long one that connects waits for one that listens.
+/// Time for which the connecting side waits for the listening side.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The first line of either side.
+/// First line of either side.
 #[derive(Debug, Serialize, Deserialize)]
 struct Hello {
     protocol: u32,
-    /// Of the program; only told, not compared.
+    /// Commit of the program, which is only shown in messages.
     commit: String,
-    /// Connections that there will be.
+    /// Total number of connections.
     connections: usize,
-    /// What the side was started for.
+    /// Description of the measurement.
     what: Value,
 }
 
@@ -44,7 +45,7 @@ impl Hello {
         }
     }
 
-    /// Whether the two sides can measure together.
+    /// Fails unless the two sides have the same protocol and the same measurement.
     fn check(&self, peer: &Hello) -> Result<()> {
         if self.protocol != peer.protocol {
             bail!(
@@ -68,7 +69,7 @@ impl Hello {
     }
 }
 
-/// Adds each place where two values differ.
+/// Adds a description of each difference between two values to `found`.
 fn differences(place: &str, here: &Value, there: &Value, found: &mut Vec<String>) {
     match (here, there) {
         (Value::Object(one), Value::Object(other)) => {
@@ -88,22 +89,23 @@ fn differences(place: &str, here: &Value, there: &Value, found: &mut Vec<String>
     }
 }
 
-/// Where one listens.
+/// Listening side of a measurement.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Its host and port.
+    /// Host and port of the listening side.
     pub address: String,
-    /// What this side was started for.
+    /// Description of the measurement on this side.
     pub what: Value,
-    /// Processes that are wanted there.
+    /// Number of processes on the listening side.
     pub processes: usize,
 }
 
 impl Peer {
-    /// Links to all processes there.
+    /// Connects to all processes of the listening side.
     ///
     /// # Errors
-    /// When nobody listens there, another program does, or one that was started for something else.
+    /// When no program listens, another program listens, or the descriptions of the measurement
+    /// differ.
     pub fn connect(&self) -> Result<Vec<Link>> {
         let own = Hello::new(self.processes, &self.what);
         let link = |_| -> Result<Link> {
@@ -119,7 +121,7 @@ impl Peer {
     }
 }
 
-/// Connects, also to one that begins to listen a little later.
+/// Connects, and retries while the other side does not listen yet.
 fn reach(address: &str) -> Result<TcpStream> {
     let begin = Instant::now();
     let hint = || {
@@ -146,12 +148,14 @@ fn reach(address: &str) -> Result<TcpStream> {
     }
 }
 
-/// Serves one that connects: a worker process for each of its connections, until all have ended.
+/// Serves one connecting side: starts a worker process for each of its connections, and waits until
+/// all have ended.
 ///
-/// `told` is called with the address as soon as somebody can connect to it.
+/// `told` is called with the address as soon as connections to it succeed.
 ///
 /// # Errors
-/// When the address cannot be listened on, the other side was started for something else, or a worker fails.
+/// When the address cannot be listened on, the descriptions of the measurement differ, or a worker
+/// fails.
 pub fn listen(
     address: &str,
     what: &Value,
@@ -179,17 +183,19 @@ pub fn listen(
     Ok(())
 }
 
-/// Answers on a new connection and hands it over to a worker; with the number of connections that there will be.
+/// Answers the first line of a new connection and passes the connection to a worker. Returns the
+/// total number of connections, and the worker.
 fn welcome(stream: TcpStream, what: &Value, worker: &Exe) -> Result<(usize, Child)> {
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut link = Link::tcp(stream.try_clone()?)?;
     let peer: Hello = link.recv().context("it says nothing of ours")?;
     let own = Hello::new(peer.connections, what);
-    // The other side finds the same differences, and says so in its own words.
+    // Send the own description before the check, so that the other side can report the differences
+    // too.
     link.send(&own)?;
     own.check(&peer)?;
     stream.set_read_timeout(None)?;
-    // The other side waits for the answer before it says more, so nothing of it is left in the link's buffer.
+    // The other side waits for the answer before it sends more, so the link's buffer is empty.
     drop(link);
     let socket = OwnedFd::from(stream);
     let child = Command::new(&worker.path)

@@ -1,7 +1,8 @@
-//! The benchmark: every row beside its peer and its limit, round after round.
+//! The benchmark: measures every row with its peer and its limit, round by round.
 //!
-//! A peer or a limit that several rows have is measured once a round. Each measurement lies between two bounces of a cache
-//! line, which say whether the cores were near or far, or moved meanwhile ([`Sample::distance`]).
+//! A peer or a limit that several rows share is measured once per round. Two bounce measurements of
+//! a cache line enclose each measurement. They tell whether the cores were near or far, or moved in
+//! between ([`Sample::distance`]).
 
 use std::collections::HashSet;
 
@@ -17,7 +18,7 @@ use crate::summary::Taken;
 pub use crate::setup::{Bench, Measured, Settings};
 pub use crate::summary::{Event, Figures, RowResult, Sample, Side, Summary, Verdict};
 
-/// Measurements of a round of `rows`.
+/// Returns the number of measurements in a round of `rows`.
 #[must_use]
 pub fn steps(rows: &[Row]) -> usize {
     let peers: HashSet<Peer> = rows.iter().filter_map(|row| row.peer()).collect();
@@ -25,12 +26,12 @@ pub fn steps(rows: &[Row]) -> usize {
     rows.len() + peers.len() + limits.len()
 }
 
-/// Runs the benchmark, telling `on_event` what happens.
+/// Runs the benchmark and reports progress to `on_event`.
 ///
-/// A row that fails is noted in the result, and the others go on.
+/// A row that fails is noted in the result, and the other rows go on.
 ///
 /// # Errors
-/// When the cores cannot be used, or there is nothing to run.
+/// When the cores cannot be used, or the settings have no rounds.
 pub fn run(bench: &Bench, mut on_event: impl FnMut(&Event)) -> Result<Summary> {
     let rows = &bench.settings.rows;
     let mut taken = Taken::default();
@@ -65,7 +66,7 @@ pub fn run(bench: &Bench, mut on_event: impl FnMut(&Event)) -> Result<Summary> {
     Ok(taken.summary(rows, bounce_ns))
 }
 
-/// What a round measures, in order.
+/// Returns the measurements of a round, in order.
 fn order(rows: &[Row], round: u32) -> Vec<(Row, Side)> {
     let (mut peers, mut limits) = (HashSet::new(), HashSet::new());
     let mut order = Vec::new();
@@ -77,7 +78,7 @@ fn order(rows: &[Row], round: u32) -> Vec<(Row, Side)> {
         if row.limit().is_some_and(|limit| limits.insert(limit)) {
             sides.push(Side::Limit);
         }
-        // Who comes first changes, so that nobody always meets the warmer machine.
+        // Alternate the order of the sides, so that no side always finds the machine warmer.
         if round % 2 == 1 {
             sides.reverse();
         }

@@ -1,4 +1,4 @@
-//! What a run of the benchmark is given, and what one measurement gives.
+//! Settings of a run of the benchmark, and the result of one measurement.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,42 +7,42 @@ use crate::link::Exe;
 use crate::nic::NicChoice;
 use crate::pin::Cores;
 
-/// How much is measured.
+/// Extent of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// How often each row and its peer are measured.
+    /// Number of measurements of each row and its peer.
     pub rounds: u32,
-    /// Divides every count of operations: 1 for results, more for a run that only has to work.
+    /// Divisor of durations and counts of operations: 1 for results, more for a smoke test.
     pub shrink: u64,
-    /// The rows, in order.
+    /// Rows to measure, in order.
     pub rows: Vec<Row>,
 }
 
-/// What the benchmark runs with.
+/// A run's settings, cores, worker program and NIC.
 #[derive(Clone, Debug)]
 pub struct Bench {
-    /// How much.
+    /// Extent of the run.
     pub settings: Settings,
-    /// Where.
+    /// Cores of the two processes.
     pub cores: Cores,
-    /// Starts a worker.
+    /// Program that starts a worker.
     pub worker: Exe,
-    /// The NIC of our side.
+    /// NIC of this project's side.
     pub nic: NicChoice,
 }
 
 impl Bench {
-    /// `count` operations, or as many as a tiny run has.
+    /// Returns `count` divided by the `shrink` setting, at least 64.
     #[must_use]
     pub fn scaled(&self, count: u64) -> u64 {
         (count / self.settings.shrink.max(1)).max(64)
     }
 }
 
-/// One figure and what was counted for it.
+/// A figure of a row, with the operations counted for it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// In the unit of the row.
+    /// Figure in the unit of the row.
     pub value: f64,
     /// Operations that the receiving end checked.
     pub verified_ops: u64,

@@ -5,18 +5,18 @@ use serde::{Deserialize, Serialize};
 /// Median and spread of a few samples of one quantity, all in that quantity's unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// The middle sample, or the mean of the two middle ones.
+    /// Middle sample, or the mean of the two middle samples.
     pub median: f64,
-    /// The smallest sample.
+    /// Smallest sample.
     pub min: f64,
-    /// The largest sample.
+    /// Largest sample.
     pub max: f64,
-    /// The median of the samples' distances from the median.
+    /// Median of the samples' distances from the median.
     pub mad: f64,
 }
 
 impl Spread {
-    /// Summarises `samples`; `None` when there are none or one is not a number.
+    /// Summarises `samples`. Returns `None` if there are no samples or a sample is NaN.
     #[must_use]
     pub fn of(samples: &[f64]) -> Option<Spread> {
         let median = median(samples)?;
@@ -29,14 +29,14 @@ impl Spread {
         })
     }
 
-    /// Whether the ranges from least to most have a value in common: then a difference may be noise.
+    /// Returns true if the ranges from minimum to maximum overlap: then a difference may be noise.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.min <= other.max && other.min <= self.max
     }
 }
 
-/// The median of `samples`; `None` when there are none or one is not a number.
+/// Returns the median of `samples`, or `None` if there are no samples or a sample is NaN.
 #[must_use]
 pub fn median(samples: &[f64]) -> Option<f64> {
     if samples.is_empty() || samples.iter().any(|x| x.is_nan()) {

@@ -1,4 +1,4 @@
-//! What was measured, and what came of each row: with near cores and with far ones apart.
+//! Samples of a run, and the summary of each row, with near and far cores apart.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,20 +6,20 @@ use crate::goal::{Distance, Goal, Row, Unit};
 use crate::setup::Measured;
 use crate::stats::Spread;
 
-/// Which side of a row was measured.
+/// Side of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
-    /// This project's.
+    /// This project's implementation.
     Ours,
-    /// The peer's.
+    /// The peer.
     Peer,
-    /// What bounds both.
+    /// The limit of both.
     Limit,
 }
 
 impl Side {
-    /// For a message.
+    /// Returns the side's name for messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -33,26 +33,26 @@ impl Side {
 /// One measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Counted from 0.
+    /// Round, counted from 0.
     pub round: u32,
-    /// The row; of a peer or a limit that several rows have, the first of them.
+    /// Row that was measured; for a peer or a limit that several rows share, the first of them.
     pub row: Row,
-    /// Whose.
+    /// Side that was measured.
     pub side: Side,
-    /// In the unit of the row.
+    /// Figure in the unit of the row.
     pub value: f64,
-    /// The row's unit.
+    /// Unit of the row.
     pub unit: Unit,
     /// Operations that the receiving end checked (the peer's count for a peer).
     pub verified_ops: u64,
     /// Datagrams that were sent and did not arrive.
     pub lost_ops: u64,
-    /// What a cache line took one way, before and after.
+    /// One-way time of a cache line between the two cores, before and after the measurement.
     pub bounce_ns: [f64; 2],
 }
 
 impl Sample {
-    /// How far the cores were from each other; `None` when they moved meanwhile.
+    /// Returns the distance of the cores, or `None` if they moved during the measurement.
     #[must_use]
     pub fn distance(&self) -> Option<Distance> {
         let [before, after] = self.bounce_ns.map(Distance::of_bounce_ns);
@@ -60,38 +60,38 @@ impl Sample {
     }
 }
 
-/// What happens during a run, as it happens.
+/// Progress of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 pub enum Event {
-    /// A cache line was bounced: one way, between the two cores of this run.
+    /// The bounce of a cache line between the two cores was measured.
     Bounce {
-        /// Counted from 0.
+        /// Round, counted from 0.
         round: u32,
-        /// One way.
+        /// One-way time in nanoseconds.
         bounce_ns: f64,
     },
-    /// A measurement is about to be made.
+    /// A measurement begins.
     Begin {
-        /// Counted from 0.
+        /// Round, counted from 0.
         round: u32,
-        /// The row.
+        /// Row that is measured.
         row: Row,
-        /// Whose.
+        /// Side that is measured.
         side: Side,
     },
-    /// A measurement was made.
+    /// A measurement has succeeded.
     Sample(Sample),
 }
 
-/// What is wanted of a figure, and whether its median is that.
+/// Comparison of a median with its goal.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// What is wanted.
+    /// The goal.
     pub goal: Goal,
-    /// Whether the median is at least what is wanted at least.
+    /// True if the median reaches the goal's minimum.
     pub at_least_reached: bool,
-    /// Whether the median is what was aimed for.
+    /// True if the median reaches the goal's aim.
     pub aim_reached: bool,
 }
 
@@ -114,20 +114,21 @@ pub struct Figures {
     pub ours: Option<Spread>,
     /// The peer's figure.
     pub peer: Option<Spread>,
-    /// Ours divided by the peer's, of the same round.
+    /// This project's figure divided by the peer's figure of the same round.
     pub ratio: Option<Spread>,
-    /// What is wanted of the ratio, or of our own figure where there is no peer; `None` without such a figure.
+    /// Verdict on the ratio, or on this project's figure if the row has no peer; `None` without
+    /// such a figure.
     pub verdict: Option<Verdict>,
     /// The limit's figure.
     pub limit: Option<Spread>,
-    /// Ours divided by the limit's, of the same round.
+    /// This project's figure divided by the limit's figure of the same round.
     pub share: Option<Spread>,
-    /// What is wanted of the share.
+    /// Verdict on the share of the limit.
     pub limit_verdict: Option<Verdict>,
 }
 
 impl Figures {
-    /// Whether all that is wanted at least is reached.
+    /// Returns true if every verdict reaches its minimum.
     #[must_use]
     pub fn reached(&self) -> bool {
         let verdicts = [self.verdict, self.limit_verdict];
@@ -135,44 +136,45 @@ impl Figures {
     }
 }
 
-/// What came of a row.
+/// Result of a row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowResult {
-    /// The row.
+    /// Row that was measured.
     pub row: Row,
-    /// In words.
+    /// Description of the row.
     pub what: String,
-    /// Of all figures but ratios and shares.
+    /// Unit of all figures except ratios and shares.
     pub unit: Unit,
-    /// Who the peer is.
+    /// Name of the peer.
     pub peer_name: Option<String>,
-    /// What the limit is.
+    /// Name of the limit.
     pub limit_name: Option<String>,
-    /// With near cores, if there was such a measurement of ours.
+    /// Figures with near cores; `None` if no measurement of this project's side had near cores.
     pub near: Option<Figures>,
-    /// With far cores, if there was such a measurement of ours.
+    /// Figures with far cores; `None` if no measurement of this project's side had far cores.
     pub far: Option<Figures>,
-    /// Measurements of ours during which the cores moved: they count in neither.
+    /// Measurements of this project's side during which the cores moved; `near` and `far` exclude
+    /// them.
     pub moved: u32,
-    /// Whether all that is wanted at least is reached, near and far as far as both occurred.
+    /// True if every minimum is reached, near and far, as far as both occurred.
     pub at_least_reached: bool,
-    /// Datagrams that did not arrive, of all rounds.
+    /// Datagrams of all rounds that did not arrive.
     pub lost_ops: u64,
-    /// Why there is no figure, or fewer than rounds.
+    /// Errors of measurements that failed.
     pub errors: Vec<String>,
 }
 
-/// The whole result.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// One way, at the start of every round.
+    /// One-way bounce time in nanoseconds, measured at the start of every round.
     pub bounce_ns: Spread,
-    /// In the order of the settings.
+    /// Results of the rows, in the order of the settings.
     pub rows: Vec<RowResult>,
 }
 
 impl Summary {
-    /// Whether every row reached what is wanted at least.
+    /// Returns true if every row reached its minimum.
     #[must_use]
     pub fn reached(&self) -> bool {
         self.rows.iter().all(|row| row.at_least_reached)
@@ -207,7 +209,7 @@ pub(crate) struct Taken {
     errors: Vec<(Row, Side, String)>,
 }
 
-/// Whether what was measured of `side` for one row is also that of another.
+/// Returns true if a measurement of `side` for row `of` also counts for `row`.
 fn is_of(of: Row, side: Side, row: Row) -> bool {
     match side {
         Side::Ours => of == row,
@@ -320,7 +322,7 @@ mod tests {
         }
     }
 
-    /// Ours, a peer and a limit in each of some rounds.
+    /// Makes the result of rounds, each with a figure of this project, a peer and a limit.
     fn rounds(of_rounds: &[(f64, f64, f64, [f64; 2])]) -> RowResult {
         let samples = (0..)
             .zip(of_rounds)
@@ -333,7 +335,7 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_round_by_round() {
-        // The machine is ten times slower in round 1, for all: ratio and share do not notice.
+        // The machine is ten times slower in round 1 for all sides: ratio and share do not change.
         let result = rounds(&[(80.0, 20.0, 160.0, NEAR), (8.0, 2.0, 16.0, NEAR)]);
         let near = result.near.unwrap();
         let ratio = near.ratio.unwrap();
@@ -355,10 +357,10 @@ mod tests {
         assert_eq!(result.near.unwrap().ours.unwrap().median, 80.0);
         assert_eq!(result.far.unwrap().ours.unwrap().max, 8.0);
         assert_eq!(result.moved, 1);
-        // Near enough of the limit, and far not.
+        // The near figure reaches its share of the limit, the far figure does not.
         assert!(result.near.unwrap().reached() && !result.far.unwrap().reached());
         assert!(!result.at_least_reached);
-        // What was not measured at the same distance is not compared.
+        // Figures of different distances are not compared.
         let samples = [
             (0, Row::UdSend, Side::Ours, 80.0, NEAR),
             (0, Row::UdSend, Side::Peer, 2.0, FAR),
@@ -395,7 +397,7 @@ mod tests {
         let result = taken.result(Row::Connect);
         assert_eq!(result.errors, ["round 1, ours: no"]);
         assert!(!result.at_least_reached);
-        // A peer that fails fails for all rows that have it.
+        // A failed peer is an error of all rows that have it.
         taken.note(Row::UdSend, Side::Peer, 0, &anyhow::anyhow!("none"));
         assert_eq!(taken.result(Row::RcSend).errors.len(), 1);
         assert_eq!(taken.result(Row::Connect).errors.len(), 1);

@@ -1,28 +1,28 @@
-//! What a process uses: CPU time and resident memory, from `/proc`.
+//! CPU time and resident memory of a process, from `/proc`.
 
 use anyhow::{Context, Result};
 
-/// What a process has used up to now.
+/// Resources that a process has used up to now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// CPU time of all its threads.
+    /// CPU time of all its threads, in nanoseconds.
     pub cpu_ns: u64,
     /// Memory in RAM, shared or not.
     pub resident_bytes: u64,
-    /// How often a thread has gone to sleep (voluntary context switches).
+    /// Voluntary context switches of all its threads: the number of times that they went to sleep.
     pub sleeps: u64,
 }
 
 impl Usage {
-    /// Of process `pid`.
+    /// Reads the usage of process `pid`.
     ///
     /// # Errors
-    /// When it is gone, or the kernel does not tell.
+    /// When the process is gone, or the kernel does not report the usage.
     pub fn of(pid: u32) -> Result<Usage> {
         let (mut cpu_ns, mut sleeps) = (0, 0);
         let tasks = format!("/proc/{pid}/task");
         for task in std::fs::read_dir(&tasks).with_context(|| format!("cannot read {tasks}"))? {
-            // A thread may end while its siblings are read; its time is lost with it.
+            // A thread may end between two reads; its time is then not counted.
             let task = task?.path();
             if let Ok(text) = std::fs::read_to_string(task.join("schedstat")) {
                 cpu_ns += cpu_ns_of(&text).context("schedstat has another form")?;
@@ -43,17 +43,17 @@ impl Usage {
     }
 }
 
-/// The first number of `/proc/PID/task/TID/schedstat`: nanoseconds on a CPU.
+/// Parses the first number of `/proc/PID/task/TID/schedstat`: nanoseconds on a CPU.
 fn cpu_ns_of(schedstat: &str) -> Option<u64> {
     schedstat.split_whitespace().next()?.parse().ok()
 }
 
-/// `VmRSS:    5004 kB` in `/proc/PID/status`.
+/// Parses the line `VmRSS:    5004 kB` in `/proc/PID/status`, and returns bytes.
 fn resident_of(status: &str) -> Option<u64> {
     Some(number_after("VmRSS:", status)? * 1024)
 }
 
-/// The number of the line of `/proc/PID/status` that begins with `name`.
+/// Returns the number of the line of `/proc/PID/status` that begins with `name`.
 fn number_after(name: &str, status: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()

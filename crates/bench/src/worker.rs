@@ -1,4 +1,4 @@
-//! The responder's process: does the jobs that the driver sends it, until the driver is gone.
+//! The worker process: runs the jobs that the driver sends, until the driver is gone.
 
 use anyhow::Result;
 
@@ -14,7 +14,8 @@ use crate::pin::allowed;
 use crate::probe;
 use crate::rows::{connections, wire};
 
-/// Does jobs until told to stop or the driver is gone. Where this host is not the driver's it has a NIC of its own,
+/// Runs jobs until the driver sends [`Job::Stop`] or is gone. A worker on another host than the
+/// driver has its own NIC, `nic`, and chooses its own cores.
 /// `nic`, and cores of its own.
 ///
 /// # Errors

@@ -14,7 +14,8 @@ fn value(profile: &Profile, key: &str) -> f64 {
     number.unwrap_or_else(|| panic!("no {key}")).value
 }
 
-/// Numbers of the true profile within tolerances, and fitted; what is assumed may come from another NIC.
+/// Asserts that numbers are fitted and within tolerances of the true profile; assumed numbers may
+/// come from another NIC.
 #[track_caller]
 fn compare(got: &Profile, truth: &Profile, tolerances: &[(&str, f64)]) {
     let mut wrong = Vec::new();
@@ -38,7 +39,7 @@ fn compare(got: &Profile, truth: &Profile, tolerances: &[(&str, f64)]) {
 #[test]
 fn connect_ib_is_found_again_from_its_rates() {
     let cib = nic("cib");
-    // Not like Connect-IB itself: then nothing that was assumed could be wrong.
+    // Calibrate with another NIC's profile: Connect-IB's own profile would hide wrong assumptions.
     let calibration =
         calibrate(&mut Simulated(cib), nic("cx3"), |_| ()).expect("it can be measured");
     let got = &calibration.profile;
@@ -65,7 +66,7 @@ fn connect_ib_is_found_again_from_its_rates() {
             ("cache.read_window_threads", 0.0),
         ],
     );
-    // Products, of which the parts cannot be told apart.
+    // Only these products can be measured, not their factors.
     let near = |got: f64, truth: f64, within: f64| {
         assert!(
             (got / truth - 1.0).abs() < within,
@@ -78,7 +79,7 @@ fn connect_ib_is_found_again_from_its_rates() {
     near(lanes(got), lanes(cib), 0.03);
     assert!((value(got, "port.read_response_gap_bytes") - 21.0).abs() < 10.0);
     assert!((value(got, "pcie.mmio_overhead_bytes") - 4.46).abs() < 4.0);
-    // What nobody can see says where it comes from.
+    // A number that cannot be measured names its origin.
     let numbers = got.numbers();
     let header = numbers
         .iter()
@@ -91,7 +92,7 @@ fn connect_ib_is_found_again_from_its_rates() {
             .to_string()
             .contains("as in the profile cx3")
     );
-    // The file is the profile.
+    // The text parses to the same profile.
     assert_eq!(&Profile::parse(&calibration.text).expect("it parses"), got);
 }
 

@@ -1,4 +1,4 @@
-//! Host and DPU behind one simulated NIC, with the programs that are measured on them.
+//! Programs on a host and on its DPU, behind one simulated NIC.
 
 use std::time::Duration;
 
@@ -30,7 +30,8 @@ fn sequence(design: Design, place: Place) -> simulated::Outcome {
     outcome
 }
 
-/// The study: counters of remote atomics are faster in the DPU's memory, counters of its cores slower.
+/// As in the study: counters of remote atomics are faster in the DPU's memory, counters of its
+/// cores are slower.
 #[test]
 fn every_design_runs_on_both_places() {
     for design in Design::ALL {
@@ -96,8 +97,8 @@ fn latency_ns(verb: Verb, payload: usize, inline: bool, place: Place) -> f64 {
     }
 }
 
-/// The study: SENDs are 0.4 µs faster to the DPU, and inlining shrinks the gap; READs are 11 to 13 % faster there, of which
-/// a client's own work is a part.
+/// As in the study: SENDs to the DPU are 0.4 µs faster, and inlining shrinks the difference. READs
+/// are 11 to 13 % faster there, including the client's own work.
 #[test]
 fn the_dpu_is_nearer() {
     let saved = |verb, payload, inline| {

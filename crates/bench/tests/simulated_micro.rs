@@ -1,5 +1,6 @@
-//! The microbenchmarks on simulated machines: both directions and every knob give what was published and what the
-//! model says. Virtual time is deterministic, so figures can be compared.
+//! The microbenchmarks on simulated machines: both directions and every parameter give the
+//! published rates and the model's predictions. Virtual time is deterministic, so figures can be
+//! compared.
 
 use bench::micro::{Direction, Knobs, Outcome, Rate, Stream, Task, Verb};
 use bench::simulated::micro::{run, run_counted};
@@ -18,7 +19,7 @@ fn measure(nic: &Profile, stream: Stream) -> Rate {
     }
 }
 
-/// All cores of the machine, with enough queue pairs for all units of its NIC.
+/// Parameters that use all cores of the machine, with enough queue pairs for all units of its NIC.
 fn busy(nic: &Profile, direction: Direction) -> Knobs {
     Knobs {
         direction,
@@ -29,7 +30,7 @@ fn busy(nic: &Profile, direction: Direction) -> Knobs {
 }
 
 fn rate(nic: &Profile, verb: Verb, knobs: &Knobs) -> f64 {
-    // Long beside the time in which all that is outstanding is done.
+    // The duration is long compared with the time that all outstanding operations take.
     measure(nic, Stream::new(verb, knobs, 3).expect("knobs that fit")).rate_mops
 }
 
@@ -100,7 +101,8 @@ fn the_peaks_of_both_directions_are_those_published() {
     );
 }
 
-/// Figure 14: one counter is one lock; counters whose addresses have equal low 12 bits are, too.
+/// Figure 14: one counter is one lock. Counters whose addresses have equal low 12 bits share a
+/// lock.
 #[test]
 fn atomics_depend_on_how_many_locks_their_counters_use() {
     let cib = nic("cib");
@@ -116,11 +118,11 @@ fn atomics_depend_on_how_many_locks_their_counters_use() {
     near(of(1, 8), one, 0.03);
     near(of(512, 4096), one, 0.03);
     near(of(8192, 8), printed("atomics_cib_zbig"), 0.05);
-    // Many are outstanding, so that no lock is ever idle.
+    // Many operations are outstanding, so that no lock is ever idle.
     let few = of(8, 8);
     near(few, 8.0 * one, 0.03);
     assert_eq!(of(8, 8), of(8, 8));
-    // 64 counters in records of 512 bytes have 8 locks between them.
+    // 64 counters in records of 512 bytes share 8 locks.
     near(of(64, 512), few, 0.1);
 }
 
@@ -149,7 +151,7 @@ fn more_queue_pairs_of_one_core_are_faster_until_the_core_is_busy() {
             queue_pairs: Some(queue_pairs),
             ..Knobs::default()
         };
-        // No core is needed to receive WRITEs.
+        // WRITEs need no receiving core.
         let stream = Stream::new(Verb::UcWrite, &knobs, 1).expect("knobs that fit");
         let model = stream.bounds(cib).expect("it can").predicted_mops;
         let got = measure(cib, stream).rate_mops;
@@ -164,7 +166,7 @@ fn more_queue_pairs_of_one_core_are_faster_until_the_core_is_busy() {
     assert!(rates[3] < 3.0 * rates[2], "{rates:?}");
 }
 
-/// What the NIC reads is what the model expects of each work request, and what its WQE cache misses.
+/// The NIC reads what the model expects of each work request; the WQE cache misses nothing.
 #[test]
 fn counted_reads_are_those_expected_and_the_misses() {
     let cib = nic("cib");

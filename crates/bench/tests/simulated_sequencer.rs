@@ -1,4 +1,5 @@
-//! The sequencer on a simulated cluster: deterministic, loses nothing, and as fast as published.
+//! The sequencer on a simulated cluster is deterministic, loses nothing, and is as fast as
+//! published.
 
 use std::time::Duration;
 
@@ -37,7 +38,7 @@ fn no_message_is_lost_or_doubled() {
         assert_eq!((messages.dropped, outcome.lost), (0, 0), "{design}");
         assert_eq!(messages.sent, messages.received, "{design}");
         if design == Design::Atomics {
-            // READs of the limit come besides.
+            // Clients also READ the limit.
             assert!(messages.sent >= outcome.requests, "{design}");
         } else {
             assert_eq!(messages.sent, 2 * outcome.requests, "{design}");
@@ -45,7 +46,7 @@ fn no_message_is_lost_or_doubled() {
     }
 }
 
-/// Figure 7 and Table 3: rates that were fitted within 3 %, others within 10 %.
+/// Figure 7 and Table 3: fitted rates are within 3 %, others within 10 %.
 #[test]
 fn the_ladder_of_the_paper() {
     let cases = [
@@ -69,7 +70,7 @@ fn the_ladder_of_the_paper() {
     }
 }
 
-/// What the ladder teaches: each step pays, and one core of Spec-S0, which posts RECVs, is slower.
+/// Each step of the ladder pays, but one core of Spec-S0, which posts RECVs, is slower.
 #[test]
 fn steps_of_the_ladder() {
     let rate = |design| simulate(&short(design, 1)).rate_mops;
@@ -84,7 +85,7 @@ fn steps_of_the_ladder() {
     assert!(rate(Design::SpecS0) < rates[3]);
 }
 
-/// As many machines as clients, each with a request outstanding.
+/// Simulates as many machines as clients, each with one outstanding request.
 fn many_machines(machines: usize) -> Outcome {
     simulate(&Setup {
         clients: machines,

@@ -1,10 +1,12 @@
-//! LMDB behind a plain TCP server with pipelining: what an ordered store that is not remote memory reaches.
+//! LMDB behind a plain TCP server with pipelining: the rate of an ordered store that does not use
+//! remote memory.
 //!
-//! The worker is the server. It has LMDB's file in memory, without syncing and without locks, and a comparator of integers.
-//! All requests that have arrived are carried out in one transaction, and the answers leave with one write. Both ends look at
-//! their sockets again and again before they sleep.
+//! The worker is the server. It keeps LMDB's file in memory, without syncing and without locks, and
+//! compares keys as integers. One transaction executes all requests that have arrived, and one
+//! write sends their answers. Both ends poll their sockets for a while before they sleep.
 //!
-//! Keys are even numbers when they are loaded, odd ones when they are inserted; values follow from keys, and every one is
+//! Loaded keys are even numbers, inserted keys are odd. Values are a function of their keys, and
+//! every value is checked.
 //! checked.
 
 mod client;
@@ -29,38 +31,38 @@ use wire::{MOST_ENTRIES, Request};
 pub use client::Rate;
 pub(crate) use server::work;
 
-/// Requests outstanding while keys are loaded.
+/// Maximum outstanding requests while keys are loaded.
 const LOAD_WINDOW: usize = 8192;
 
-/// What is stored and how it is asked for.
+/// Parameters of the store and of its client.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// Keys that are loaded; as many can be inserted afterwards.
+    /// Number of loaded keys; as many can be inserted afterwards.
     pub keys: u64,
-    /// The value of a key.
+    /// Function from a key to its value.
     pub value: fn(u64) -> u64,
-    /// Requests outstanding, 1 or more.
+    /// Maximum outstanding requests, 1 or more.
     pub window: usize,
-    /// What random choices start from.
+    /// Seed of random choices.
     pub seed: u64,
 }
 
-/// A server in the worker's process, and a client of it in this one.
+/// A server in the worker's process, and its client in this process.
 #[derive(Debug)]
 pub struct Lmdb<'l> {
     link: &'l mut Link,
     client: Client,
     setup: Setup,
     random: Random,
-    /// Keys that were inserted.
+    /// Number of keys that were inserted.
     inserted: u64,
 }
 
 impl<'l> Lmdb<'l> {
-    /// Has the worker serve an empty store.
+    /// Makes the worker serve an empty store, and connects a client.
     ///
     /// # Errors
-    /// The setup makes no sense, the worker has no room for the keys, or the server cannot be reached.
+    /// The setup is invalid, the worker has no room for the keys, or the server cannot be reached.
     pub fn start(link: &'l mut Link, setup: Setup) -> Result<Self> {
         ensure!(
             (1..1 << 62).contains(&setup.keys),
@@ -81,7 +83,7 @@ impl<'l> Lmdb<'l> {
         })
     }
 
-    /// Loads the keys in their order.
+    /// Loads the keys in ascending order.
     ///
     /// # Errors
     /// The server fails.
@@ -93,7 +95,7 @@ impl<'l> Lmdb<'l> {
         self.client.ask(&mut load, LOAD_WINDOW, None)
     }
 
-    /// Looks up loaded keys at random, for so long.
+    /// Looks up random loaded keys for `duration`.
     ///
     /// # Errors
     /// The server fails, or a value is wrong.
@@ -107,10 +109,12 @@ impl<'l> Lmdb<'l> {
         self.client.ask(&mut lookups, self.setup.window, until)
     }
 
-    /// Scans ranges of so many entries from loaded keys at random on, for so long. A scan counts as one operation.
+    /// Scans ranges of `entries` entries for `duration`, each from a random loaded key on. A scan
+    /// counts as one operation.
     ///
     /// # Errors
-    /// More than 4096 entries, or keys were inserted already; the server fails; or an entry is missing, wrong or too many.
+    /// `entries` is more than 4096, keys were inserted already, or the server fails. An entry is
+    /// missing, wrong or superfluous.
     pub fn scans(&mut self, entries: u32, duration: Duration) -> Result<Rate> {
         ensure!(
             entries <= MOST_ENTRIES,
@@ -129,8 +133,8 @@ impl<'l> Lmdb<'l> {
         self.client.ask(&mut scans, self.setup.window, until)
     }
 
-    /// Inserts new keys in an order without a pattern, for so long or until there are as many as were loaded. Afterwards each
-    /// is looked up, which is not in the time.
+    /// Inserts new keys in a scattered order, for `duration` or until as many keys are inserted as
+    /// were loaded. Afterwards, outside of the measured time, each inserted key is looked up.
     ///
     /// # Errors
     /// The server fails, or does not have a key or its value afterwards.
@@ -159,7 +163,7 @@ impl<'l> Lmdb<'l> {
         Ok(rate)
     }
 
-    /// Ends the server, so that the worker takes the next job.
+    /// Stops the server; the worker then takes the next job.
     ///
     /// # Errors
     /// The server has failed, or the worker is gone.
@@ -169,14 +173,15 @@ impl<'l> Lmdb<'l> {
     }
 }
 
-/// The key that is loaded as number `n`.
+/// Returns the loaded key with number `n`.
 fn loaded(n: u64) -> u64 {
     2 * n
 }
 
-/// The key that is inserted as number `n` of `keys`: each once, far from the one before.
+/// Returns the inserted key with number `n` of `keys`. Each key occurs once, far from its
+/// predecessor.
 fn inserted(n: u64, keys: u64) -> u64 {
-    // Near the golden section of all keys; the next number that has no common divisor with theirs.
+    // The step is close to the golden section of the number of keys, and coprime to that number.
     let step = (u128::from(keys) * 0x9e37_79b9_7f4a_7c15) >> 64;
     let step = (u64::try_from(step).unwrap_or(0).max(1)..).find(|step| gcd(*step, keys) == 1);
     let place = u128::from(n) * u128::from(step.unwrap_or(1)) % u128::from(keys.max(1));
@@ -187,7 +192,7 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Changes, each of which must be made.
+/// Changes of the store; each must succeed.
 struct Changes<I>(I);
 
 impl<I: Iterator<Item = Request>> Requests for Changes<I> {
@@ -206,7 +211,7 @@ impl<I: Iterator<Item = Request>> Requests for Changes<I> {
     }
 }
 
-/// Lookups of keys that are there.
+/// Lookups of existing keys.
 struct Lookups<I> {
     keys: I,
     value: fn(u64) -> u64,
@@ -235,7 +240,7 @@ impl<I: Iterator<Item = u64>> Requests for Lookups<I> {
     }
 }
 
-/// Scans from loaded keys on.
+/// Scans, each from a loaded key on.
 struct Scans<'r> {
     random: &'r mut Random,
     setup: Setup,
@@ -243,7 +248,7 @@ struct Scans<'r> {
 }
 
 impl Requests for Scans<'_> {
-    /// The number of the first key.
+    /// Number of the first key.
     type Sent = u64;
 
     fn next(&mut self) -> Option<(Request, u64)> {

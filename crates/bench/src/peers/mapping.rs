@@ -1,6 +1,6 @@
-//! Memory that two processes of a benchmark share, and memory that one writes for another.
+//! Shared memory of two processes of a benchmark, and memory that one process writes for the other.
 //!
-//! Unsafe code: mapping memory, and reaching it.
+//! Unsafe code: mapping memory, and accessing the mappings.
 
 #![allow(unsafe_code)]
 
@@ -13,10 +13,10 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use serde::{Deserialize, Serialize};
 
-/// Creates shared memory of `size` bytes, all zero.
+/// Creates shared memory of `size` zeroed bytes.
 ///
 /// # Errors
-/// When the system has none.
+/// When the system has no memory.
 pub(super) fn create(size: usize) -> Result<OwnedFd> {
     let fd = memfd_create("verbatim-bench", MemfdFlags::CLOEXEC)
         .context("cannot create shared memory")?;
@@ -24,23 +24,24 @@ pub(super) fn create(size: usize) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Opens the shared memory that is descriptor `fd` of process `pid`.
+/// Opens the shared memory that process `pid` has as descriptor `fd`.
 ///
 /// # Errors
-/// When that process is gone, or the kernel refuses.
+/// When that process is gone, or the kernel refuses access.
 pub(super) fn open(pid: i32, fd: i32) -> Result<OwnedFd> {
     let path = format!("/proc/{pid}/fd/{fd}");
     rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .context("cannot open the worker's memory")
 }
 
-/// Words that two processes share, all zero at first and reached only by atomic operations.
+/// Words that two processes share. They are all zero at first and accessed only by atomic
+/// operations.
 pub(super) struct Words {
     mapping: Mapping,
     fd: OwnedFd,
 }
 
-/// Where another process finds [`Words`].
+/// Location of [`Words`] for another process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct WordsAt {
     pid: i32,
@@ -60,7 +61,7 @@ impl Words {
     /// Maps the words of another process.
     ///
     /// # Errors
-    /// When that process is gone, or the kernel refuses.
+    /// When that process is gone, or the kernel refuses access.
     pub(super) fn open(at: &WordsAt) -> Result<Words> {
         Words::map(open(at.pid, at.fd)?, at.count)
     }
@@ -70,10 +71,11 @@ impl Words {
         Ok(Words { mapping, fd })
     }
 
-    /// For [`Words::open`] of another process, as long as these are there.
+    /// Returns the location for [`Words::open`] in another process. It is valid as long as these
+    /// words exist.
     ///
     /// # Errors
-    /// When this process has a number that the kernel never gives.
+    /// When the process id exceeds the range of `i32`, which the kernel never assigns.
     pub(super) fn at(&self) -> Result<WordsAt> {
         Ok(WordsAt {
             pid: i32::try_from(std::process::id())?,
@@ -82,7 +84,7 @@ impl Words {
         })
     }
 
-    /// The words.
+    /// Returns the words.
     pub(super) fn words(&self) -> &[AtomicU64] {
         let count = self.mapping.size / size_of::<AtomicU64>();
         // SAFETY: the mapping is `size` readable and writable bytes at a page's start, which is
@@ -93,7 +95,7 @@ impl Words {
     }
 }
 
-/// Memory of our own making that somebody else may write: reached by copying only.
+/// A mapping that another process may write; it is accessed only by copies.
 pub(super) struct Mapping {
     start: NonNull<u8>,
     size: usize,
@@ -141,16 +143,16 @@ impl Mapping {
     pub(super) fn write(&self, source: &[u8]) {
         assert!(source.len() <= self.size);
         // SAFETY: the mapping is `size` writable bytes until `drop` (made by mmap in `new` and
-        // `private`), checked above to be enough; `source` is other memory, since a mapping is
-        // never lent out as a slice. Nobody else accesses the bytes now: driver and worker take
-        // turns by messages over the link.
+        // `private`), and the check above ensures that they are enough. `source` is other memory,
+        // because a mapping is never lent out as a slice. No other thread or process accesses the
+        // bytes now: driver and worker take turns by messages over the link.
         // JUSTIFICATION: this copy is what the peer measures.
         unsafe {
             std::ptr::copy_nonoverlapping(source.as_ptr(), self.start.as_ptr(), source.len());
         }
     }
 
-    /// Copies the mapping.
+    /// Returns a copy of the mapping.
     pub(super) fn read(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.size];
         // SAFETY: as in `write`, in the other direction; `bytes` has `size` bytes.

@@ -1,4 +1,4 @@
-//! The programs that the software NIC is measured beside.
+//! Peers: the programs that the software NIC is compared with.
 
 pub(crate) mod bare;
 pub mod bare_pair;

@@ -1,4 +1,4 @@
-//! `perftest`: the tools that RDMA devices are usually measured with.
+//! `perftest`: the usual benchmarks of RDMA devices.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -15,27 +15,27 @@ use crate::micro::task::{PingPong, Task};
 use crate::micro::verb::Verb;
 use crate::pin::{Cores, spawn_on};
 
-/// Longer than any run that still does something.
+/// Timeout of a run, longer than any run that makes progress.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What one run of a tool printed.
+/// Output of one run of a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
-    /// Of a tool that ends in `_bw`.
+    /// Result of a tool whose name ends in `_bw`.
     Bandwidth {
-        /// Messages in 10^6 a second.
+        /// Rate in 10^6 messages per second.
         rate_mops: f64,
     },
-    /// Of a tool that ends in `_lat`.
+    /// Result of a tool whose name ends in `_lat`.
     Latency {
-        /// What it calls typical: the median, in nanoseconds.
+        /// Median latency, in nanoseconds; the tool calls it typical.
         latency_ns_p50: f64,
     },
 }
 
 impl Report {
-    /// In the unit of the task: 10^6 a second, or nanoseconds.
+    /// Returns the figure in the unit of the task: 10^6 per second, or nanoseconds.
     #[must_use]
     pub fn value(self) -> f64 {
         match self {
@@ -45,7 +45,7 @@ impl Report {
     }
 }
 
-/// The tool for a task, if there is one.
+/// Returns the tool for a task, or `None` if no tool fits.
 #[must_use]
 pub fn tool(task: &Task) -> Option<&'static str> {
     Some(match (task, task.verb()) {
@@ -58,11 +58,11 @@ pub fn tool(task: &Task) -> Option<&'static str> {
         (Task::PingPong(_), Verb::RcRead) => "ib_read_lat",
         (Task::PingPong(_), Verb::Atomics) => "ib_atomic_lat",
     })
-    // Header-only messages are nothing that they can send.
+    // The tools cannot send header-only messages.
     .filter(|_| task.payload_bytes() > 0)
 }
 
-/// Whether the tools are installed.
+/// Returns true if the tools are installed.
 #[must_use]
 pub fn is_installed() -> bool {
     std::env::var_os("PATH").is_some_and(|path| {
@@ -70,7 +70,8 @@ pub fn is_installed() -> bool {
     })
 }
 
-/// The options of a run: the same knobs as ours, as far as the tools have them.
+/// Returns the options of a run: the same parameters as those of this benchmark, as far as the
+/// tools have them.
 fn args(task: &Task, iterations: u64) -> Vec<String> {
     let mut args = vec![
         "-F".to_owned(), // no word about the CPU's frequency
@@ -125,11 +126,11 @@ fn args(task: &Task, iterations: u64) -> Vec<String> {
     args
 }
 
-/// Iterations that are about `wanted` and that the tools take.
+/// Returns a number of iterations near `wanted` that the tools accept.
 fn iterations(task: &Task, wanted: u64) -> u64 {
     match task {
         Task::Stream(stream) => {
-            // Whole windows are whole postlists and whole signaled periods.
+            // A multiple of the window is also a multiple of postlists and signaled periods.
             let window = stream.window as u64;
             wanted
                 .clamp(2 * window.max(4), 1_000_000)
@@ -143,8 +144,8 @@ fn iterations(task: &Task, wanted: u64) -> u64 {
 /// index, with about `wanted` iterations.
 ///
 /// # Errors
-/// When there is no such tool, or it fails, takes more than two minutes, or prints something else
-/// than its result.
+/// When no tool fits the task. When the tool fails, takes more than two minutes, or prints
+/// something other than its result.
 pub fn run(
     task: &Task,
     wanted: u64,
@@ -166,17 +167,17 @@ pub fn run(
     run_tool(&Runs::AsItIs, tool, &all, task.payload_bytes(), cores)
 }
 
-/// How a program is started.
+/// Verbs library that a program runs on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Runs {
-    /// On the machine's own libibverbs.
+    /// The installed libibverbs.
     AsItIs,
-    /// By this `verbatim run`, on the software NIC.
+    /// The software NIC, by this `verbatim run`.
     OnSoftnic(PathBuf),
 }
 
 impl Runs {
-    /// Starts to describe a run of `program`.
+    /// Returns a command that runs `program`.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
         match self {
@@ -193,7 +194,7 @@ impl Runs {
 /// Runs `tool` with `args` once between two pinned processes.
 ///
 /// # Errors
-/// When it fails, takes more than two minutes, or prints something else than a result for
+/// When the tool fails, takes more than two minutes, or prints something other than a result for
 /// `payload_bytes`.
 pub fn run_tool(
     runs: &Runs,
@@ -223,10 +224,10 @@ pub fn run_tool(
     parse(&text, payload_bytes).with_context(|| format!("{tool} {}", args.join(" ")))
 }
 
-/// What a client prints until it ends, which must be in time and well.
+/// Returns the output of a client. Fails if the client fails or exceeds the timeout.
 fn output(mut client: KillOnDrop, tool: &str) -> Result<String> {
     let deadline = Instant::now() + LIMIT;
-    // What they print is far less than a pipe holds, so it can wait there.
+    // The output is far smaller than a pipe's buffer, so the client does not block on it.
     let status = loop {
         if let Some(status) = client.0.try_wait()? {
             break status;
@@ -250,9 +251,9 @@ fn output(mut client: KillOnDrop, tool: &str) -> Result<String> {
     Ok(out)
 }
 
-/// Reads a tool's table: a line of column names that starts with `#bytes`, then a line of figures.
+/// Parses a tool's table: a line of column names that starts with `#bytes`, then a line of figures.
 ///
-/// A column's name may hold blanks, but each but the first two ends in its unit in brackets.
+/// A column's name may contain blanks. Each name except the first two ends in its unit in brackets.
 fn parse(text: &str, payload_bytes: usize) -> Result<Report> {
     let mut lines = text.lines().map(str::trim);
     let header = lines
@@ -285,7 +286,7 @@ fn parse(text: &str, payload_bytes: usize) -> Result<Report> {
         bail!("measured another payload than {payload_bytes} bytes");
     }
     if names.iter().any(|name| name == "MsgRate[Mpps]") {
-        // Each is rounded: the rate to six decimals, the bandwidth to two. What it calls MB are MiB.
+        // The tool rounds the rate to six decimals and the bandwidth to two. Its MB are MiB.
         let rate_mops = if payload_bytes >= 1024 {
             figure(&["BW average[MB/sec]", "BW average[MiB/sec]"])? * 1.048_576 / bytes
         } else {
@@ -298,7 +299,7 @@ fn parse(text: &str, payload_bytes: usize) -> Result<Report> {
     })
 }
 
-/// The names of a line of columns.
+/// Splits a header line into column names.
 fn columns(header: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut name: Vec<&str> = Vec::new();
@@ -317,7 +318,7 @@ mod tests {
     use super::*;
     use crate::micro::knobs::Knobs;
 
-    /// As perftest 6.06 printed it on Soft-RoCE.
+    /// Output of perftest 6.06 on Soft-RoCE.
     const SEND_BW: &str = "\
 ---------------------------------------------------------------------------------------
 Device not recognized to implement inline feature. Disabling it
@@ -356,7 +357,7 @@ Device not recognized to implement inline feature. Disabling it
                 rate_mops: 0.071_563
             }
         );
-        // Of long messages the bandwidth has more digits: 105.70 MiB/s of 1 MiB.
+        // For long messages, the bandwidth has more digits: 105.70 MiB/s with 1 MiB.
         let rate = parse(READ_BW, 1 << 20).unwrap().value();
         assert!((rate - 105.70e-6).abs() < 1e-12, "{rate}");
         let latency = parse(SEND_LAT, 8).unwrap();

@@ -1,4 +1,4 @@
-//! TCP ports of programs that are started to be measured.
+//! TCP ports for the programs of a measurement.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -7,14 +7,15 @@ use anyhow::{Context, Result, bail};
 
 use crate::child::KillOnDrop;
 
-/// A port that nobody listens on now. Somebody else may take it before the server does; then the
-/// server fails, and that is reported.
+/// Returns a port without a listener. Another program may take the port before the server does;
+/// then the server fails, and the failure is reported.
 pub(crate) fn free_port() -> Result<u16> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).context("cannot find a free TCP port")?;
     Ok(listener.local_addr()?.port())
 }
 
-/// Waits until `port` is listened on, without connecting: the server serves its first connection.
+/// Waits until a program listens on `port`. It does not connect, because the server serves its
+/// first connection.
 pub(crate) fn wait_for_listener(port: u16, server: &mut KillOnDrop, name: &str) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
@@ -35,7 +36,7 @@ pub(crate) fn wait_for_listener(port: u16, server: &mut KillOnDrop, name: &str) 
     }
 }
 
-/// Whether a `/proc/net/tcp` table has a listening socket (state 0A) on `port`.
+/// Returns true if a `/proc/net/tcp` table has a listening socket (state 0A) on `port`.
 fn listens(table: &str, port: u16) -> bool {
     table.lines().skip(1).any(|line| {
         let mut fields = line.split_whitespace().skip(1);

@@ -18,10 +18,10 @@ pub const REQUESTS: u64 = 2_000_000;
 /// The key that `redis-benchmark -t incr` increments.
 const KEY: &str = "counter:__rand_int__";
 
-/// A server of our own, without persistence and without a TCP port.
+/// A Redis server, without persistence and without a TCP port.
 #[derive(Debug)]
 pub struct Server {
-    // Dropped in this order: the server ends before its folder is removed.
+    // Fields are dropped in this order: the server must end before its folder is removed.
     _child: KillOnDrop,
     folder: TempDir,
     cores: Cores,
@@ -68,8 +68,8 @@ impl Server {
         self.folder.path().join("socket")
     }
 
-    /// Runs `redis-benchmark` on the requester's core; requests per second. The counter is read
-    /// before and after: what is reported was really counted.
+    /// Runs `redis-benchmark` on the requester's core and returns the requests per second. The
+    /// counter is read before and after, to check that the server executed the requests.
     ///
     /// # Errors
     /// When `redis-benchmark` is missing or fails, or the counter does not account for the run.
@@ -101,7 +101,7 @@ impl Server {
         parse(&String::from_utf8_lossy(&out.stdout)).context("redis-benchmark")
     }
 
-    /// The counter's value, 0 before the first increment.
+    /// Returns the counter's value, 0 before the first increment.
     fn counter(&self) -> Result<u64> {
         let mut stream = UnixStream::connect(self.socket()).context("cannot reach redis-server")?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
@@ -119,15 +119,16 @@ impl Server {
     }
 }
 
-/// Reads what `redis-benchmark --csv` prints: requests per second of INCR.
+/// Parses the output of `redis-benchmark --csv` and returns the requests per second of INCR.
 fn parse(text: &str) -> Result<f64> {
     column(text, "rps", "INCR")
 }
 
-/// Reads what `redis-benchmark --csv` prints: a column of a test's line, a number above 0.
+/// Parses the output of `redis-benchmark --csv` and returns a column of a test's line, a number
+/// above 0.
 ///
 /// # Errors
-/// When it printed something else.
+/// When the output has another form.
 pub fn column(text: &str, column: &str, test: &str) -> Result<f64> {
     let mut lines = text.lines().map(fields);
     let names = lines
@@ -182,7 +183,7 @@ mod tests {
         }
     }
 
-    /// The benchmark's smoke test.
+    /// Runs the benchmark briefly.
     #[test]
     fn it_runs_tiny_and_counts() {
         let server = Server::start(Cores::first_two().unwrap()).unwrap();

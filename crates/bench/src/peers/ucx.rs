@@ -19,7 +19,7 @@ pub enum Test {
     AmBw,
     /// `am_lat`: one-way latency of UCT active messages.
     AmLat,
-    /// `put_bw -D short`: rate of UCT puts of data that the descriptor carries.
+    /// `put_bw -D short`: rate of UCT puts with inline data.
     PutBw,
     /// `ucp_put_bw`: rate of UCP puts.
     UcpPutBw,
@@ -28,7 +28,7 @@ pub enum Test {
 }
 
 impl Test {
-    /// Its name for `-t`.
+    /// Returns the name for `-t`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -40,7 +40,8 @@ impl Test {
         }
     }
 
-    /// Messages of a run of about a third of a second on cores that share a cache.
+    /// Returns the number of messages for a run of about a third of a second on cores that share a
+    /// cache.
     #[must_use]
     pub fn iterations(self) -> u64 {
         match self {
@@ -51,7 +52,7 @@ impl Test {
         }
     }
 
-    /// Whether it goes below UCP, to one transport on one device.
+    /// Returns true if the test uses UCT, below UCP, with one transport on one device.
     fn is_uct(self) -> bool {
         matches!(self, Test::AmBw | Test::AmLat | Test::PutBw)
     }
@@ -59,8 +60,8 @@ impl Test {
     fn args(self, iterations: u64, over: &Over) -> Vec<String> {
         let iterations = iterations.to_string();
         let mut args = vec!["-t", self.name(), "-s", "8", "-n", &iterations, "-v", "-f"];
-        // UCT tests name transport and device by flags of the client. UCP tests take the transport
-        // from UCX_TLS on both sides.
+        // UCT tests name transport and device by options of the client. UCP tests take the
+        // transport from UCX_TLS on both sides.
         if self.is_uct() {
             args.extend(match over {
                 Over::Posix => ["-x", "posix", "-d", "memory"],
@@ -76,7 +77,7 @@ impl Test {
     }
 }
 
-/// What a run printed.
+/// Result of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// Messages that were timed.
@@ -86,27 +87,27 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Time per message in nanoseconds; for `am_lat` that is half of a round trip.
+    /// Returns the time per message in nanoseconds; for `am_lat`, half of a round trip.
     #[must_use]
     pub fn ns_per_message(self) -> f64 {
         1e9 / self.rate
     }
 }
 
-/// What UCX moves the messages over.
+/// Transport that UCX uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Over {
     /// POSIX shared memory.
     Posix,
-    /// Verbs: its transport `rc_verbs`, on the software NIC by this `verbatim run`, and `ud_verbs`, without which UCP
-    /// finds nobody to connect with.
+    /// Verbs on the software NIC, by this `verbatim run`. The UCX transports are `rc_verbs` and
+    /// `ud_verbs`; UCP cannot connect without the latter.
     RcVerbs(PathBuf),
 }
 
 /// Runs `test` once between two pinned processes.
 ///
 /// # Errors
-/// When `ucx_perftest` is missing, fails, or prints something else than its result.
+/// When `ucx_perftest` is missing, fails, or prints something other than its result.
 pub fn run(test: Test, iterations: u64, cores: Cores, over: &Over) -> Result<Measured> {
     let port = free_port()?;
     let mut server = KillOnDrop(spawn_on(
@@ -159,7 +160,7 @@ fn perftest(over: &Over, port: u16) -> Command {
     command
 }
 
-/// Reads what `ucx_perftest -v -f` prints: a line of column names, a line of numbers.
+/// Parses the output of `ucx_perftest -v -f`: a line of column names, then lines of numbers.
 fn parse(text: &str) -> Result<Measured> {
     let mut lines = text.lines().map(str::trim);
     let names: Vec<&str> = lines
@@ -227,7 +228,7 @@ iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,over
         }
     }
 
-    /// The benchmark's smoke test: every test of the peer runs.
+    /// Runs every test of the peer briefly.
     #[test]
     fn every_test_runs_tiny() {
         let cores = Cores::first_two().unwrap();

@@ -1,7 +1,8 @@
-//! What datagrams between two addresses of this host cost without any NIC: what RoCEv2 over UDP can reach at best.
+//! Datagrams between two addresses of this host without any NIC: the most that RoCEv2 over UDP can
+//! reach.
 //!
-//! Both sides poll. A stream has no flow control: datagrams that find the receiver's buffer full are lost, and only those
-//! that arrive count, if they arrive in order.
+//! Both sides poll. A stream has no flow control: datagrams that find the receiver's buffer full
+//! are lost. Only datagrams that arrive in order count.
 
 #![allow(unsafe_code)]
 
@@ -22,14 +23,15 @@ use crate::link::Link;
 const ADDRESSES: [&str; 2] = ["127.0.0.1:0", "127.0.0.2:0"];
 /// The number of a datagram that ends an exchange.
 const END: u64 = u64::MAX;
-/// How often the end is sent, a millisecond apart: the receiver's buffer may be full.
+/// Number of times that the end is sent, a millisecond apart, because the receiver's buffer may be
+/// full.
 const ENDS: usize = 100;
-/// Without a datagram for so long the other side is gone.
+/// Time without a datagram after which the other side counts as gone.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes of the receiver's buffer, as the software NIC's.
+/// Size of the receiver's buffer in bytes, as for the software NIC.
 const BUFFER_BYTES: i32 = 8 << 20;
 
-/// What the worker has seen.
+/// Result of the worker.
 #[derive(Debug, Serialize, Deserialize)]
 struct Seen {
     datagrams: u64,
@@ -37,8 +39,8 @@ struct Seen {
     seconds: f64,
 }
 
-/// Exchanges `count` datagrams of `datagram_bytes` with the worker. A stream: datagrams a second that arrive. Ping-pong:
-/// nanoseconds of half a round trip.
+/// Exchanges `count` datagrams of `datagram_bytes` with the worker. Returns the datagrams per
+/// second that arrive for a stream, and the nanoseconds of half a round trip for a ping-pong.
 ///
 /// # Errors
 /// A socket fails, the worker is gone, or a datagram arrives out of order.
@@ -66,7 +68,7 @@ pub fn drive(
     end[..8].copy_from_slice(&END.to_le_bytes());
     set_option(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0)?;
     for _ in 0..ENDS {
-        // The worker may have its end already, and its socket be closed.
+        // The worker may have received the end already and closed its socket.
         let _ = socket.send_to(&end, to);
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -126,7 +128,7 @@ fn ping(socket: &UdpSocket, to: SocketAddr, datagram_bytes: usize, count: u64) -
     Ok(begin.elapsed().as_secs_f64() * 1e9 / 2.0 / count as f64)
 }
 
-/// The worker's part: receives, or answers, until the end.
+/// Runs the worker: receives, or answers, until the end.
 ///
 /// # Errors
 /// A socket fails, or the driver is gone.
@@ -168,7 +170,7 @@ pub fn work(link: &mut Link, request: Datagrams) -> Result<()> {
     }
 }
 
-/// Polls until something arrives.
+/// Polls until a datagram arrives.
 fn poll(socket: &UdpSocket, buffer: &mut [u8]) -> Result<(usize, SocketAddr)> {
     let mut begin = None;
     loop {
@@ -187,7 +189,7 @@ fn open(address: &str) -> Result<UdpSocket> {
     let socket = UdpSocket::bind(address).with_context(|| format!("cannot bind {address}"))?;
     socket.set_nonblocking(true)?;
     set_option(&socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
-    // With CAP_NET_ADMIN more than net.core.rmem_max.
+    // With CAP_NET_ADMIN, the buffer may exceed net.core.rmem_max.
     set_option(
         &socket,
         libc::SOL_SOCKET,

@@ -1,4 +1,4 @@
-//! The requester of a probe, and its target.
+//! The requester and the target of a probe.
 
 use anyhow::Result;
 use verbs::{Access, Connected, MemoryRegion, Postlist, QueuePair, Rc, RemoteMemory, Uc, WcBuffer};
@@ -12,10 +12,10 @@ use crate::nic::{Nic, NicChoice, reap};
 use crate::patience::{PATIENCE_NS, Patience};
 use crate::pin::pinned;
 
-/// Makes a probe, with a worker at the other end of `link` as the target.
+/// Runs a probe with the worker at the other end of `link` as the target.
 ///
 /// # Errors
-/// When a verb fails, or nothing comes for 10 s.
+/// When a verb fails, or no message arrives for 10 s.
 pub fn run(core: usize, link: &mut Link, nic: &NicChoice, probe: Probe) -> Result<Seen> {
     pinned(core, || {
         let own = Nic::open(nic)?;
@@ -34,7 +34,7 @@ fn drive(link: &mut Link, nic: &Nic, probe: &Probe) -> Result<Seen> {
     }
 }
 
-/// The worker's part.
+/// Runs the target in the worker process.
 ///
 /// # Errors
 /// When a verb fails, or the driver is gone.
@@ -50,7 +50,7 @@ fn target(link: &mut Link, nic: &Nic, probe: &Probe) -> Result<()> {
     }
 }
 
-/// The requester: memory whose words all are the number of the WRITE.
+/// The requester. Every word of its memory holds the number of the current WRITE.
 struct Writer<T: Connected> {
     qp: QueuePair<T>,
     list: Postlist<T>,
@@ -75,7 +75,7 @@ impl<T: Connected> Writer<T> {
         })
     }
 
-    /// Writes a number and waits for the completion.
+    /// WRITEs a number and waits for the completion.
     fn write(&mut self, number: u32) -> Result<()> {
         for at in (0..self.memory.len()).step_by(8) {
             self.memory.write_u64(at, u64::from(number).to_le())?;
@@ -92,7 +92,7 @@ impl<T: Connected> Writer<T> {
         for number in 1..=probe.writes {
             self.write(number)?;
             if probe.question == Question::Visible {
-                // Not by the NIC, which might keep the two in order.
+                // Notify over the link: the NIC could order a notification behind the WRITE.
                 link.send(&number)?;
                 let _: u32 = link.recv()?;
             }
@@ -101,7 +101,7 @@ impl<T: Connected> Writer<T> {
     }
 }
 
-/// The target: memory that its processor looks at.
+/// The target, whose processor reads the written memory.
 struct Target<T: Connected> {
     _qp: QueuePair<T>,
     memory: MemoryRegion,
@@ -118,8 +118,8 @@ impl<T: Connected> Target<T> {
         Ok(Self { _qp: qp, memory })
     }
 
-    /// Whether some word is of an older WRITE than `number`. Looked at from right to left: a WRITE that goes on from left
-    /// to right meanwhile can only have made words newer.
+    /// Returns true if a word is of an older WRITE than `number`. Words are read from right to
+    /// left: a WRITE that proceeds from left to right meanwhile can only have made words newer.
     fn lacks(&self, number: u32) -> Result<bool> {
         for at in (0..self.memory.len()).step_by(8).rev() {
             if u64::from_le(self.memory.read_u64(at)?) < u64::from(number) {

@@ -1,8 +1,9 @@
-//! Probes of what a NIC's WRITEs look like to the target's processor.
+//! Probes of how a NIC's WRITEs appear to the target's processor.
 //!
-//! No specification says in which order the bytes of one RDMA WRITE appear in memory, and systems that poll memory for a
-//! request depend on it all the same: they take a message for whole when its last byte is there (HERD, FaRM). And a WRITE
-//! that has completed at the requester must be in the target's memory for whoever hears of it by other means.
+//! No specification states the order in which the bytes of one RDMA WRITE appear in memory. Systems
+//! that poll memory for requests depend on this order: they take a message as complete when its
+//! last byte has arrived (HERD, FaRM). Also, a WRITE that has completed at the requester must be
+//! visible in the target's memory, even if the target learns of the completion by other means.
 
 mod ends;
 pub(crate) mod question;

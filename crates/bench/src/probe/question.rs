@@ -1,21 +1,21 @@
-//! What is asked about WRITEs, and what the target saw.
+//! Parameters of a probe, and its result.
 
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::micro::verb::Verb;
 
-/// What is asked.
+/// Property that a probe tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Question {
-    /// Whether the words of a WRITE are seen from left to right.
+    /// The words of a WRITE become visible from left to right.
     Order,
-    /// Whether a WRITE that has completed is seen.
+    /// A completed WRITE is visible.
     Visible,
 }
 
-/// A probe: so many WRITEs of one size, one after the other.
+/// A probe: a number of WRITEs of one size, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probe {
     pub(super) question: Question,
@@ -25,10 +25,10 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// A probe of RDMA WRITEs over RC or UC.
+    /// Creates a probe of RDMA WRITEs over RC or UC.
     ///
     /// # Errors
-    /// Another verb; a payload that is not of whole words, or of fewer than two.
+    /// When the verb is another one, or the payload is not two or more whole words.
     pub fn new(question: Question, verb: Verb, payload_bytes: usize, writes: u32) -> Result<Self> {
         if !matches!(verb, Verb::RcWrite | Verb::UcWrite) {
             bail!(
@@ -49,18 +49,19 @@ impl Probe {
         })
     }
 
-    /// Bytes of each WRITE.
+    /// Returns the bytes of each WRITE.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         self.payload_bytes
     }
 }
 
-/// What the target saw.
+/// Result of the target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
-    /// WRITEs that were looked at. Where the order is asked for, the target misses some: they do not wait for it.
+    /// Number of inspected WRITEs. With [`Question::Order`] the target misses some, because the
+    /// requester does not wait for it.
     pub looks: u64,
-    /// Of these, how many had a word that was not there yet: left of their last one, or after they had completed.
+    /// Inspected WRITEs of which a word was missing: left of their last word, or after completion.
     pub missing: u64,
 }

@@ -1,4 +1,4 @@
-//! Many queue pairs: what they cost an idle process, and how fast they are made.
+//! Many queue pairs: their cost in an idle process, and the time to create and connect them.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use crate::pin::pinned;
 use crate::setup::{Bench, Measured};
 use crate::usage::Usage;
 
-/// Queue pairs of the idle process.
+/// Number of queue pairs of the idle process.
 pub(super) const IDLE_QUEUE_PAIRS: u64 = 1_000;
 
-/// Queue pairs that are created and connected.
+/// Number of queue pairs that are created and connected.
 const CONNECTED_QUEUE_PAIRS: u64 = 10_000;
 
 /// Measures [`Row::IdleCpu`](crate::goal::Row::IdleCpu) once.
@@ -38,7 +38,8 @@ pub(super) fn connect(bench: &Bench) -> Result<Measured> {
     with_worker(bench, |link| drive_connect(link, &order))
 }
 
-/// CPU time of the idle process at the other end of `link`, which has so many queue pairs.
+/// Measures the CPU time of the idle process at the other end of `link`, which has `queue_pairs`
+/// queue pairs.
 pub(super) fn idle_cpu_of(
     link: &mut Link,
     nic: &NicChoice,
@@ -69,14 +70,14 @@ fn with_worker<R: Send>(
     })
 }
 
-/// Messages in flight while connections are checked.
+/// Maximum messages in flight while connections are checked.
 const CHECKED_AT_ONCE: usize = 64;
 
-/// What an idle process costs.
+/// Cost of an idle process.
 struct Idle {
-    /// In percent of a core.
+    /// CPU time in percent of a core.
     cpu: Measured,
-    /// In MiB.
+    /// Resident memory in MiB.
     memory: Measured,
 }
 
@@ -86,7 +87,7 @@ fn drive_idle(link: &mut Link, order: &ConnectionsOrder) -> Result<Idle> {
     let (qps, _) = connect_all(link, &nic, order)?;
     check_all(&qps)?;
     let checked: usize = link.recv()?;
-    // What follows the last message (timers, going to sleep) is not idleness yet.
+    // Wait until the work after the last message (timers, going to sleep) is done.
     std::thread::sleep(Duration::from_millis(500));
     let before = Usage::of(pid)?;
     let begin_ns = now_ns();
@@ -101,12 +102,12 @@ fn drive_idle(link: &mut Link, order: &ConnectionsOrder) -> Result<Idle> {
     };
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let (cpu, memory) = (
-        // A thread that ends takes its time with it.
+        // The difference can be negative: a thread that ends takes its time out of the sum.
         100.0 * after.cpu_ns.saturating_sub(before.cpu_ns) as f64 / elapsed_ns.max(1) as f64,
         after.resident_bytes as f64 / f64::from(1 << 20),
     );
     Ok(Idle {
-        // The kernel's own bookkeeping shows beyond two digits.
+        // Two digits are kept; the kernel's own accounting shows beyond them.
         cpu: measured((cpu * 100.0).round() / 100.0),
         memory: measured(memory),
     })
@@ -130,8 +131,8 @@ fn drive_connect(link: &mut Link, order: &ConnectionsOrder) -> Result<Measured> 
     })
 }
 
-/// Creates `count` queue pairs here and as many at the worker, and connects them; with the time
-/// from the first creation to the last connection, exchange of addresses included.
+/// Creates queue pairs here and as many at the worker, and connects them. Returns them with the
+/// time from the first creation to the last connection in ns, including the exchange of addresses.
 fn connect_all(
     link: &mut Link,
     nic: &Nic,
@@ -198,7 +199,7 @@ fn check_all(qps: &[QueuePair<Rc>]) -> Result<()> {
     wait(&mut outstanding, 0)
 }
 
-/// The worker's part.
+/// Runs the worker's end.
 ///
 /// # Errors
 /// When a verb fails, or the driver is gone.
@@ -208,13 +209,13 @@ pub(crate) fn work(link: &mut Link, order: &ConnectionsOrder) -> Result<()> {
     let checked = connected.check()?;
     link.send(&checked)?;
     if order.idle {
-        // Asleep in here: this is what is measured.
+        // The worker sleeps here while the driver measures.
         let _: String = link.recv()?;
     }
     Ok(())
 }
 
-/// The worker's queue pairs, which share their RECVs.
+/// The worker's queue pairs, which share a receive queue.
 struct Connected {
     qps: Vec<QueuePair<Rc>>,
     cq: verbs::CompletionQueue,
@@ -263,7 +264,8 @@ impl Connected {
         })
     }
 
-    /// Receives one message over each connection; how many came over the right one.
+    /// Receives one message over each connection. Returns the number of messages that came over the
+    /// right connection.
     fn check(&mut self) -> Result<usize> {
         let mut seen = vec![false; self.qps.len()];
         let mut wcs = WcBuffer::<CHECKED_AT_ONCE>::new();

@@ -1,4 +1,4 @@
-//! The limits of rows.
+//! Measurement of the rows' limits.
 
 use anyhow::Result;
 

@@ -1,7 +1,8 @@
-//! Our side of every row of the benchmark.
+//! This project's side of every row of the benchmark.
 //!
-//! A row of one verb is a setting of the microbenchmarks ([`verbs`]). The others are of a whole process: many queue
-//! pairs ([`connections`]), two addresses ([`wire`]), the sequencer, or programs of other people.
+//! A row of one verb is a microbenchmark with certain parameters ([`verbs`]). The other rows
+//! measure a whole process: many queue pairs ([`connections`]), two addresses ([`wire`]), the
+//! sequencer, or third-party programs.
 
 pub(crate) mod connections;
 pub(crate) mod limit;
@@ -16,7 +17,7 @@ use anyhow::Result;
 use crate::goal::Row;
 use crate::setup::{Bench, Measured};
 
-/// Measures our side of `row` once.
+/// Measures this project's side of `row` once.
 pub(crate) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
     match row {
         Row::Rpc => sequencer::rpc(bench),

@@ -1,4 +1,4 @@
-//! The peers of rows.
+//! Measurement of the rows' peers.
 
 use anyhow::Result;
 
@@ -10,18 +10,19 @@ use crate::peers::{hostcopy, iperf3, redis, ucx, udp};
 use crate::pin::pinned;
 use crate::setup::{Bench, Measured};
 
-/// Messages of a run of the rows that measure bandwidth.
+/// Messages in a run of the rows that measure bandwidth.
 const BULK_MESSAGES: u64 = 5_000;
 
-/// Bytes that go over TCP: about half a second of them.
+/// Bytes that are sent over TCP, about half a second's worth.
 const TCP_BYTES: u64 = 1 << 30;
 
-/// Datagrams of a stream of short ones, of long ones, and of a ping-pong: about half a second each.
+/// Datagrams in a stream of short ones, in a stream of long ones, and in a ping-pong; about half a
+/// second each.
 const SHORT_DATAGRAMS: u64 = 4_000_000;
 const LONG_DATAGRAMS: u64 = 250_000;
 const PING_PONGS: u64 = 50_000;
 
-/// Measures a peer once; Redis's server is started when it is first needed.
+/// Measures a peer once. The Redis server is started on first use.
 pub(crate) fn measure(
     bench: &Bench,
     peer: Peer,
@@ -62,7 +63,7 @@ pub(crate) fn measure(
             Ok(done(rate / 1e9, copies))
         })
     } else {
-        // One server for the whole run: it sleeps when nobody asks.
+        // One server for all rounds: it sleeps without requests.
         let server = match server {
             Some(server) => server,
             None => server.insert(redis::Server::start(bench.cores)?),
@@ -73,8 +74,9 @@ pub(crate) fn measure(
     }
 }
 
-/// Exchanges datagrams between two processes: 10^6 a second, their payload in 10^9 bytes a second where they are long, or
-/// nanoseconds of half a round trip.
+/// Exchanges datagrams between two processes. The figure is the rate in 10^6 per second for short
+/// datagrams. For long ones it is their payload in 10^9 bytes per second. For a ping-pong it is
+/// half of a round trip in nanoseconds.
 fn datagrams(bench: &Bench, exchange: Exchange, datagram_bytes: usize) -> Result<Measured> {
     let is_long = datagram_bytes > PACKET_PAYLOAD_BYTES;
     let count = bench.scaled(match exchange {

@@ -1,4 +1,4 @@
-//! Other people's programs, as they are installed, on the software NIC.
+//! Third-party programs, as installed, on the software NIC.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -55,7 +55,7 @@ fn perftest(
     payload_bytes: usize,
     count: u64,
 ) -> Result<Measured> {
-    // Whole postlists and whole signaled periods.
+    // A multiple of whole postlists and whole signaled periods.
     let count = bench.scaled(count).next_multiple_of(1600);
     let mut args: Vec<String> = options.split_whitespace().map(str::to_owned).collect();
     args.extend(["-F".to_owned(), "-n".to_owned(), count.to_string()]);
@@ -70,13 +70,14 @@ fn perftest(
     Ok(taken(value, count))
 }
 
-/// What a client of perftest's sleeps by itself: a second behind its connection to the server (`ethernet_client_connect`
-/// of its `perftest_communication.c`), and 100 ms twice while it counts cycles (`sample_get_cpu_mhz` of `get_clock.c`).
+/// Time that a client of perftest sleeps, in milliseconds. It sleeps for a second after connecting
+/// to the server (`ethernet_client_connect` of its `perftest_communication.c`). It sleeps twice for
+/// 100 ms while it counts cycles (`sample_get_cpu_mhz` of `get_clock.c`).
 const OWN_SLEEP_MS: f64 = 1200.0;
 
-/// Milliseconds that a client of `ib_write_bw` takes with five messages, of which the first arrives before its end,
-/// less those that it sleeps by itself and those that the same program takes to find no device on the machine's own
-/// libibverbs.
+/// Measures the time in milliseconds that a client of `ib_write_bw` takes to send five messages.
+/// The client's own sleeps are subtracted. The time that the program takes to find no device on the
+/// installed libibverbs is subtracted too.
 fn start(bench: &Bench, runs: &Runs) -> Result<Measured> {
     const TOOL: &str = "ib_write_bw";
     const ARGS: [&str; 5] = ["-F", "-n", "5", "-s", "8"];

@@ -1,4 +1,4 @@
-//! The sequencer as a user runs it: a server process and a client process, by their commands.
+//! The sequencer's commands: a server process and a client process, as a user runs them.
 
 use std::io::{BufRead, BufReader};
 use std::process::{ChildStdout, Command, Stdio};
@@ -10,16 +10,16 @@ use crate::child::KillOnDrop;
 use crate::pin::spawn_on;
 use crate::setup::{Bench, Measured};
 
-/// The design that is measured.
+/// Design that is measured.
 const DESIGN: &str = "spec-s0";
 
-/// The others.
+/// Other designs.
 const OTHERS: [&str; 4] = ["atomics", "rpc", "rpc-batch", "rpc-batch-mq"];
 
-/// Requests that the client has outstanding.
+/// Maximum outstanding requests of the client.
 const WINDOW: &str = "256";
 
-/// How long a client runs, in milliseconds.
+/// Duration of a client, in milliseconds.
 const DURATION_MS: u64 = 500;
 
 /// Measures the design with one worker and one client process.
@@ -32,7 +32,7 @@ pub(super) fn rpc(bench: &Bench) -> Result<Measured> {
     of_design(bench, "rpc-batch")
 }
 
-/// Measures every other design in the same way; the fastest of them.
+/// Measures every other design in the same way. Returns the fastest result.
 pub(crate) fn best_other(bench: &Bench) -> Result<Measured> {
     let mut best: Option<Measured> = None;
     for design in OTHERS {
@@ -112,7 +112,7 @@ fn of_design(bench: &Bench, design: &str) -> Result<Measured> {
     })
 }
 
-/// The JSON lines that a child prints.
+/// Parses the JSON lines that a child prints.
 fn lines(out: Option<ChildStdout>) -> impl Iterator<Item = Result<Value>> {
     out.into_iter()
         .flat_map(|out| BufReader::new(out).lines())

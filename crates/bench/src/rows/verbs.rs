@@ -1,4 +1,4 @@
-//! The rows of one verb: settings of the microbenchmarks.
+//! Rows of one verb, as parameters of the microbenchmarks.
 
 use anyhow::{Result, bail};
 
@@ -11,10 +11,10 @@ use crate::micro::verb::Verb;
 use crate::peers::bare_ring::WINDOW;
 use crate::setup::{Bench, Measured};
 
-/// Of payloads of so many bytes and more the bandwidth counts, not the rate.
+/// Smallest payload, in bytes, for which a row's figure is a bandwidth instead of a rate.
 const LONG_BYTES: usize = 4096;
 
-/// How long a row and its limit are measured, in milliseconds.
+/// Duration of the measurement of a row or its limit, in milliseconds.
 pub(super) const DURATION_MS: u64 = 300;
 
 /// Measures a row once.
@@ -24,7 +24,7 @@ pub(super) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
     Ok(figure(&task, &outcome))
 }
 
-/// What is measured for a row.
+/// Returns the task that measures a row.
 pub(crate) fn task(bench: &Bench, row: Row) -> Result<Task> {
     let shrink = bench.settings.shrink.max(1);
     let duration_ms = (DURATION_MS / shrink).max(1);
@@ -65,7 +65,7 @@ pub(crate) fn task(bench: &Bench, row: Row) -> Result<Task> {
     Ok(Task::Stream(Stream::new(verb, &knobs, duration_ms)?))
 }
 
-/// The figure of a row: a rate, a bandwidth where payloads are long, or a mean latency.
+/// Returns the figure of a row: a rate, a bandwidth for long payloads, or a mean latency.
 pub(super) fn figure(task: &Task, outcome: &Outcome) -> Measured {
     match outcome {
         Outcome::Rate(rate) => Measured {
@@ -93,7 +93,7 @@ mod tests {
     use crate::pin::Cores;
     use crate::setup::Settings;
 
-    /// Runs our side of `row` tiny, with the worker as a thread.
+    /// Runs this project's side of `row` briefly, with a thread as the worker.
     fn tiny(row: Row) -> Measured {
         let bench = Bench {
             settings: Settings {

@@ -1,7 +1,8 @@
-//! The path by packets: the two processes have two addresses of this host.
+//! Rows over packets: the two processes have two addresses of this host.
 //!
-//! A process finds its addresses, and whether its packets are lost, in its environment when it opens the NIC. So the
-//! process that measures is one that the benchmark's own starts, and it starts the one at the other end.
+//! When a process opens the NIC, it reads its address and its fault plan from the environment. The
+//! benchmark therefore starts a separate process that measures, and that process starts the worker
+//! at the other end.
 
 use anyhow::{Result, bail};
 
@@ -17,16 +18,18 @@ use crate::micro::verb::Verb;
 use crate::pin::pinned;
 use crate::setup::{Bench, Measured};
 
-/// How long a row is measured, in milliseconds: longer than one of shared memory, since a packet takes longer.
+/// Duration of a row in milliseconds. It is longer than for shared memory, because a packet takes
+/// longer.
 const DURATION_MS: u64 = 500;
 
-/// Payload of the rows of bandwidth.
+/// Payload of the rows that measure bandwidth.
 const BANDWIDTH_PAYLOAD_BYTES: usize = 64 << 10;
 
-/// Addresses of the driver and of the worker: loopback's, and none that other programs are likely to be run at.
+/// Addresses of the driver and of the worker: loopback addresses that other programs are unlikely
+/// to use.
 const ADDRESSES: [&str; 2] = ["127.47.91.1", "127.47.91.2"];
 
-/// Loses one packet in a hundred that a process sends.
+/// Fault plan that drops one in a hundred of a process's sent packets.
 const LOSS: &str = "drop,direction=send,p=0.01";
 
 /// Measures a row of [`Row::WIRE`] once.
@@ -35,7 +38,7 @@ pub(super) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
     of_processes(bench, what(bench, row)?, fault)
 }
 
-/// Measures the row of losses without faults.
+/// Measures the row with losses without its fault plan.
 pub(super) fn without_faults(bench: &Bench) -> Result<Measured> {
     of_processes(bench, what(bench, Row::WireLoss)?, "")
 }
@@ -77,7 +80,8 @@ fn what(bench: &Bench, row: Row) -> Result<Driven> {
     Ok(Driven::Task(task))
 }
 
-/// Measures between a process with the first address and one with the second, both under a plan of faults.
+/// Measures between a process with the first address and a process with the second, both under a
+/// fault plan.
 fn of_processes(bench: &Bench, what: Driven, fault: &str) -> Result<Measured> {
     let exe = |address| {
         bench.worker.with_envs([
@@ -98,10 +102,10 @@ fn of_processes(bench: &Bench, what: Driven, fault: &str) -> Result<Measured> {
     driver.recv()
 }
 
-/// The part of the process with the first address.
+/// Runs the process with the first address.
 ///
 /// # Errors
-/// When the measurement fails, or the benchmark's own process is gone.
+/// When the measurement fails, or the benchmark's process is gone.
 pub(crate) fn drive(link: &mut Link, order: &DriveOrder) -> Result<()> {
     let measured = match &order.what {
         Driven::Task(task) => {

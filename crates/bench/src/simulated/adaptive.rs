@@ -1,9 +1,10 @@
-//! A split between host and DPU that adapts, under a hot spot that jumps: the remote B-tree's own servers, movers, controller
-//! and clients in virtual time.
+//! An adaptive split of keys between host and DPU, under a hot spot that jumps. The remote B-tree's
+//! own servers, movers, controller and clients run in virtual time.
 //!
-//! The keys are shared by a server on the host and one on the DPU of the same machine. Popular keys are neighbours. At each
-//! jump other keys are popular, so the split is wrong until ranges have moved. Walks cost as in trees of the keys that each
-//! server has when the split is the best for uniform keys; what they cost does not change while ranges move.
+//! A server on the host and a server on the DPU of the same machine share the keys. Popular keys
+//! are neighbours. At each jump other keys become popular, so the split is wrong until ranges have
+//! moved. Walks cost as much as in trees with the keys that each server has at the best split for
+//! uniform keys. This cost does not change while ranges move.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -26,30 +27,30 @@ use verbs::{Context, Waiter};
 use super::sequencer::check_cores;
 use super::{Bed, Gate};
 
-/// What runs.
+/// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Setup {
-    /// Keys of the tree that walks cost the time of.
+    /// Number of keys of the tree that determines the cost of walks.
     pub keys: u64,
-    /// The share of them that the DPU's tree is thought to have.
+    /// Share of these keys that is in the DPU's tree, for the cost of walks.
     pub dpu_share: f64,
-    /// The power of Zipf's law by which keys are popular.
+    /// Exponent of Zipf's law, which the popularity of keys follows.
     pub exponent: f64,
-    /// How long the same keys are popular.
+    /// Time for which the same keys are popular.
     pub every: Duration,
-    /// How often other keys become popular.
+    /// Number of phases; other keys are popular in each.
     pub jumps: u32,
-    /// How often the controller looks; `None` for a split that stays.
+    /// Period of the controller; `None` for a fixed split.
     pub looks: Option<Duration>,
-    /// Where the controller runs.
+    /// Place where the controller runs.
     pub controller: Place,
-    /// The share of requests that the DPU has at the beginning, 0 to 1 without both.
+    /// Initial share of requests that the DPU serves, 0 to 1 exclusive.
     pub begin: f64,
-    /// Bytes a second that a server takes from the other at most.
+    /// Maximum bytes per second that a server takes from the other server.
     pub handover_bytes_per_s: u32,
-    /// Clients.
+    /// Number of clients.
     pub clients: usize,
-    /// What random numbers start from.
+    /// Seed of random numbers.
     pub seed: u64,
 }
 
@@ -71,47 +72,47 @@ impl Default for Setup {
     }
 }
 
-/// Keys of the real tree.
+/// Number of keys of the real tree.
 const KEYS: u64 = 1 << 14;
-/// Worker cores on each side: one core moves ranges.
+/// Worker cores on each side; one further core moves ranges.
 const WORKERS: usize = 7;
-/// Requests that a client has outstanding.
+/// Maximum outstanding requests of a client.
 const WINDOW: usize = 16;
-/// Machines that clients run on.
+/// Number of client machines.
 const MACHINES: usize = 4;
-/// What is shown is measured in steps of this.
+/// Length of a step of the recorded course.
 const STEP: Duration = Duration::from_micros(500);
 
-/// One step of time.
+/// One step of the recorded course.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Point {
-    /// When it ended, in ms of virtual time from when clients began.
+    /// End of the step, in ms of virtual time since the clients began.
     pub ms: f64,
-    /// Look-ups in 10^6 a second.
+    /// Look-ups in 10^6 per second.
     pub rate_mops: f64,
-    /// The share of the step's requests that the DPU had.
+    /// Share of the step's requests that the DPU served.
     pub dpu_share: f64,
-    /// Entries that were moved until then.
+    /// Number of entries moved up to the end of the step.
     pub moved: u64,
 }
 
-/// What came of it.
+/// Result of the experiment.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// The course of it.
+    /// Recorded course, step by step.
     pub points: Vec<Point>,
-    /// When other keys became popular, in ms.
+    /// Times at which the phases begin, in ms.
     pub jumps_ms: Vec<f64>,
-    /// Answers that were checked.
+    /// Number of answers that were checked.
     pub values: u64,
-    /// Requests that were sent to the server that did not have the key.
+    /// Number of requests that were sent to the server without the key.
     pub redirected: u64,
-    /// Whether every value was its key's and none was missing.
+    /// True if every value was that of its key and no key was missing.
     pub verified: bool,
 }
 
 impl Outcome {
-    /// The mean rate from a time on, in ms, for so long.
+    /// Returns the mean rate from `from_ms` on for `for_ms`, in 10^6 per second.
     #[must_use]
     pub fn rate(&self, from_ms: f64, for_ms: f64) -> f64 {
         let within = |p: &&Point| p.ms > from_ms && p.ms <= from_ms + for_ms + 1e-9;
@@ -126,8 +127,8 @@ impl Outcome {
         rates.iter().sum::<f64>() / count
     }
 
-    /// How long after each jump the mean rate of the 5 ms that follow is a share of `best`, in ms; `None` if it is not before
-    /// the next jump.
+    /// Returns the time from the start of each phase until the mean rate of the following 5 ms
+    /// reaches `share` of `best`, in ms. `None` if the rate does not reach it within the phase.
     #[must_use]
     pub fn convergence_ms(&self, best: f64, share: f64) -> Vec<Option<f64>> {
         let end = self.points.last().map_or(0.0, |p| p.ms);
@@ -146,10 +147,10 @@ impl Outcome {
     }
 }
 
-/// A rate that holds for so long, in ms, is settled.
+/// Time for which a rate must hold to count as settled, in ms.
 const SETTLED_MS: f64 = 5.0;
 
-/// The most popular key of a phase: phases are far from each other.
+/// Returns the most popular key of a phase; the keys of different phases are far apart.
 fn hot(phase: u32) -> u64 {
     (u64::from(phase) * 7 + 3) * KEYS / 11 % KEYS
 }
@@ -161,7 +162,8 @@ fn popularity(setup: &Setup, phase: u32) -> Popularity {
     }
 }
 
-/// The key behind which a share of all requests of a phase is.
+/// Returns the key at which to split, so that a share `behind` of the phase's requests goes to this
+/// key and those after it.
 fn split_at(setup: &Setup, phase: u32, behind: f64) -> u64 {
     let mut chooser = Chooser::new(KEYS, popularity(setup, phase), 99);
     let mut keys: Vec<u64> = (0..20_000).map(|_| chooser.next(0)).collect();
@@ -176,8 +178,8 @@ fn split_at(setup: &Setup, phase: u32, behind: f64) -> u64 {
     keys.get(at).copied().unwrap_or(KEYS - 1).max(1)
 }
 
-/// The rate of the best split that stays, for the first phase: of splits that give the DPU different shares of the
-/// requests, in 10^6 a second, with that share.
+/// Returns the best rate of a fixed split in the first phase, in 10^6 per second, with the DPU's
+/// share of requests at that split.
 ///
 /// # Errors
 /// As [`run`].
@@ -201,7 +203,7 @@ pub fn best_static(profile: &Profile, setup: &Setup) -> Result<(f64, f64)> {
     Ok(best)
 }
 
-/// Runs it.
+/// Runs the experiment.
 ///
 /// # Errors
 /// When the profile has no DPU or lacks what a simulation needs.
@@ -242,7 +244,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     })
 }
 
-/// Measures until the last phase ends.
+/// Records the course until the last phase ends.
 fn watch(
     bed: &Bed,
     setup: &Setup,
@@ -271,7 +273,7 @@ fn watch(
     (points, jumps.collect())
 }
 
-/// A server with its part of the keys, and its workers running.
+/// Creates a server with its part of the keys, and starts its workers.
 fn serve(bed: &Bed, setup: &Setup, place: Place, split: u64) -> Result<LocalServer> {
     let (context, machine) = bed.at(0, place)?;
     let (part, share) = match place {
@@ -314,7 +316,7 @@ fn serve(bed: &Bed, setup: &Setup, place: Place, split: u64) -> Result<LocalServ
     Ok(server)
 }
 
-/// A client's configuration.
+/// Returns the configuration of a client.
 fn config() -> ClientConfig {
     ClientConfig {
         window: WINDOW,
@@ -323,7 +325,7 @@ fn config() -> ClientConfig {
     }
 }
 
-/// What takes ranges from the other server, on a core of its own.
+/// Starts the thread that takes ranges from the other server, on its own core.
 fn start_mover(
     bed: &Bed,
     part: usize,
@@ -367,7 +369,7 @@ fn start_controller(
             let Ok(parts) = ways.iter().map(connect).collect::<Result<Vec<_>, _>>() else {
                 return;
             };
-            // The study's rates: the host walks three times as fast.
+            // The rates of the study: the host walks three times as fast as the DPU.
             let mut controller =
                 Controller::new(parts, 0, (Law::default(), vec![split]), &[3.0, 1.0]);
             while !stop.get() {
@@ -380,7 +382,7 @@ fn start_controller(
     Ok(())
 }
 
-/// Lets so much time pass, and some microseconds at least, in a simulated thread.
+/// Waits in a simulated thread for `time`, and for at least some microseconds.
 fn pass(time: Duration) {
     let until = verbs::time::now() + time;
     let mut waiter = Waiter::new();
@@ -393,12 +395,12 @@ fn pass(time: Duration) {
     }
 }
 
-/// Clients, and what they say.
+/// The clients' shared counters and reports.
 #[derive(Clone, Debug, Default)]
 struct Clients {
-    /// Look-ups that were answered.
+    /// Number of look-ups that were answered.
     done: Rc<Cell<u64>>,
-    /// Requests to each server.
+    /// Number of requests to each server.
     asked: Rc<Cell<[u64; 2]>>,
     redirected: Rc<Cell<u64>>,
     left: Rc<Cell<usize>>,
@@ -406,7 +408,7 @@ struct Clients {
     failure: Rc<RefCell<Option<String>>>,
 }
 
-/// A router that counts.
+/// A router that counts requests and answers.
 struct Counted {
     router: Router,
     clients: Clients,
@@ -459,7 +461,7 @@ impl Clients {
         self.asked.get()
     }
 
-    /// Starts all, and lets time pass until they may ask.
+    /// Starts all clients, waits until they have connected, and lets them begin.
     fn start(&self, bed: &Bed, setup: &Setup, ways: &[Connector]) -> Result<()> {
         let gate = Gate::default();
         self.left.set(setup.clients);
@@ -483,7 +485,7 @@ impl Clients {
         }
     }
 
-    /// One client, through all phases.
+    /// Runs one client through all phases.
     fn run(
         &self,
         number: u64,
@@ -543,7 +545,7 @@ mod tests {
             adaptive.points.last().is_some_and(|p| p.moved > 0),
             "something moved"
         );
-        // In the second phase the old split is wrong.
+        // The initial split is wrong in the second phase.
         let (a, f) = (adaptive.rate(20.0, 4.0), fixed.rate(20.0, 4.0));
         assert!(a > 1.1 * f, "{a} {f}");
     }

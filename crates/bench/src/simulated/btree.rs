@@ -1,6 +1,8 @@
-//! The remote B-tree's own server and clients on a simulated cluster, on the host or the DPU of the server's machine.
+//! The remote B-tree's own server and clients on a simulated cluster, with the server on the host
+//! or on the DPU of its machine.
 //!
-//! Walks cost as in a tree of [`Setup::keys`] keys. The real tree has as many levels and few keys.
+//! Walks cost as much as in a tree of [`Setup::keys`] keys. The real tree has as many levels but
+//! fewer keys.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -23,59 +25,61 @@ use verbs::Context;
 use super::sequencer::check_cores;
 use super::{Bed, Gate};
 
-/// What runs.
+/// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Setup {
-    /// How clients reach the tree.
+    /// Access of the clients to the tree.
     pub access: Access,
-    /// Where the server and its tree are.
+    /// Place of the server and its tree.
     pub place: Place,
-    /// With two servers, one on the host and one on the DPU: the share of the keys that the DPU has, the last ones, 0 to 1.
-    /// `place` means nothing then.
+    /// Share of the keys on the DPU, 0 to 1, with two servers: one on the host, one on the DPU. The
+    /// DPU has the last keys. `place` is ignored if this is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dpu_share: Option<f64>,
-    /// Keys of the tree that walks cost the time of.
+    /// Number of keys of the tree that determines the cost of walks.
     pub keys: u64,
     /// Bytes of a node.
     pub node_bytes: usize,
-    /// How full its nodes are, up to 1.
+    /// Fill level of the nodes, up to 1.
     pub fill: f64,
-    /// Inner nodes that a client which READs keeps.
+    /// Inner nodes that a client with one-sided READs caches.
     pub cache_nodes: usize,
-    /// Cores of a server, a worker each.
+    /// Cores of a server, with one worker each.
     pub cores: usize,
-    /// Clients; each sends to all workers.
+    /// Number of clients; each sends to all workers.
     pub clients: usize,
-    /// Machines that clients run on.
+    /// Number of client machines.
     pub machines: usize,
-    /// Requests that a client has outstanding.
+    /// Maximum outstanding requests of a client.
     pub window: usize,
-    /// Requests that a client posts with one doorbell, at most.
+    /// Maximum requests that a client posts with one doorbell.
     pub postlist: usize,
-    /// Requests that a worker answers with one doorbell, at most; with 1 it walks for one at a time.
+    /// Maximum requests that a worker answers with one doorbell; with 1 it executes one walk at a
+    /// time.
     pub batch: usize,
-    /// What random numbers start from.
+    /// Seed of random numbers.
     pub seed: u64,
-    /// Virtual time that is measured, after a fifth of it, or 150 µs if that is more, for warming up.
+    /// Virtual time that is measured. A warm-up of a fifth of it, at least 150 µs, precedes it.
     pub time: Duration,
 }
 
-/// Keys of the real tree, at most.
+/// Maximum number of keys of the real tree.
 const KEYS: u64 = 1 << 14;
 
-/// Time before the measured time, at least: clients begin with all of their windows.
+/// Minimum warm-up, because clients begin with whole windows.
 const WARM_UP: Duration = Duration::from_micros(150);
 
-/// How long clients go on behind the measured time: their last requests have no successors.
+/// Time for which clients continue after the measured time, because their last requests have no
+/// successors.
 const BEHIND: Duration = Duration::from_micros(20);
 
-/// Clients begin within this time: about a round trip.
+/// Time within which clients begin, about a round trip.
 const ROUND_TRIP_NS: u64 = 2000;
 
 impl Setup {
-    /// The study of BlueField-2, as far as it prints its setup: RPCs that are answered one at a time by 8 cores. Nodes are
-    /// full, as a bulk load leaves them: then 256 M keys take the study's 5 READs of 2 KiB and 6 of 512 B. Clients keep all
-    /// cores busy.
+    /// The setup of the study of BlueField-2, as far as it is published: 8 cores answer RPCs one at
+    /// a time. Nodes are full, as after a bulk load: then 256 M keys take the study's 5 READs of 2
+    /// KiB or 6 of 512 B. The clients keep all cores busy.
     #[must_use]
     pub fn study(place: Place, keys: u64) -> Self {
         Self {
@@ -97,8 +101,8 @@ impl Setup {
         }
     }
 
-    /// The study's clients that READ nodes and keep none. Two of them, whose cores never wait, come to its 0.8 M/s: their
-    /// number is fitted to that.
+    /// The study's clients that READ nodes and cache none. Their number is fitted: two clients
+    /// whose cores never wait reach the study's 0.8 M/s.
     #[must_use]
     pub fn one_sided(place: Place, node_bytes: usize) -> Self {
         Self {
@@ -112,7 +116,7 @@ impl Setup {
         }
     }
 
-    /// The same with one client that has one request outstanding: latency.
+    /// Returns the same setup with one client and one outstanding request, which measures latency.
     #[must_use]
     pub fn alone(self) -> Self {
         Self {
@@ -131,7 +135,7 @@ impl Setup {
         }
     }
 
-    /// The servers, in the order of their keys.
+    /// Returns the servers' parts, in the order of their keys.
     fn parts(&self) -> Vec<Part> {
         let all = KEYS.min(self.keys);
         let part = |place, from: f64, to: f64| {
@@ -170,40 +174,40 @@ impl Setup {
 #[derive(Clone, Copy, Debug)]
 struct Part {
     place: Place,
-    /// The tree that walks cost the time of.
+    /// Shape of the tree that determines the cost of walks.
     shape: Shape,
     /// Number of the first key of the real tree.
     first: u64,
-    /// The real tree.
+    /// Shape of the real tree.
     small: Shape,
 }
 
-/// What came of it.
+/// Result of the experiment.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// Look-ups in the measured time, in 10^6 a second.
+    /// Look-ups in the measured time, in 10^6 per second.
     pub rate_mops: f64,
-    /// The median of the clients' medians, in ns.
+    /// Median of the clients' medians, in ns.
     pub latency_ns_p50: u64,
-    /// The worst client's 99th percentile, in ns.
+    /// Largest 99th percentile of a client, in ns.
     pub latency_ns_p99: u64,
-    /// Levels of the tree; of the highest one if there are two.
+    /// Levels of the tree, or of the higher tree if there are two.
     pub levels: u64,
-    /// READs of a look-up, over the whole run; 0 by RPC.
+    /// READs per look-up over the whole run; 0 with RPCs.
     pub reads_per_lookup: f64,
-    /// Answers to a doorbell of the servers, over the whole run; 0 if they answer nothing.
+    /// Answers per doorbell of the servers over the whole run; 0 if the servers answer nothing.
     pub answers_per_doorbell: f64,
-    /// Look-ups of the whole run.
+    /// Number of look-ups of the whole run.
     pub operations: u64,
-    /// Answers that were checked.
+    /// Number of answers that were checked.
     pub values: u64,
-    /// Whether every value was its key's and none was missing.
+    /// True if every value was that of its key and no key was missing.
     pub verified: bool,
     /// Virtual time of the whole run, in ms.
     pub virtual_ms: f64,
 }
 
-/// Runs it.
+/// Runs the experiment.
 ///
 /// # Errors
 /// When the profile lacks what a simulation needs, or the setup cannot work.
@@ -243,7 +247,8 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     })
 }
 
-/// Look-ups by all cores of the server alone, without network, in 10^6 a second.
+/// Returns the rate of local look-ups by all cores of the server, without a network, in 10^6 per
+/// second.
 ///
 /// # Errors
 /// As [`run`].
@@ -284,28 +289,28 @@ pub fn run_local(profile: &Profile, setup: &Setup) -> Result<f64> {
     Ok(rate.get())
 }
 
-/// Look-ups of a core in [`run_local`].
+/// Number of look-ups of each core in [`run_local`].
 const LOCAL: u32 = 1000;
 
 fn warm_up(setup: &Setup) -> Duration {
     (setup.time / 5).max(WARM_UP)
 }
 
-/// Refuses a profile by which what a server's cores do would cost nothing.
+/// Fails for a profile that lacks the costs of a server's cores.
 fn check_costs(bed: &Bed, profile: &Profile, setup: &Setup) -> Result<()> {
-    // The cores of a server whose clients do everything have nothing to do.
+    // With one-sided READs, the server's cores do nothing.
     if setup.access != Access::Read {
         bed.check_costs_of_cores(profile)?;
     }
     Ok(())
 }
 
-/// A server with its tree.
+/// Creates a server and loads its tree.
 fn load(context: &Context, setup: &Setup, part: &Part) -> Result<LocalServer> {
     let small = part.small;
     let config = ServerConfig {
         node_bytes: setup.node_bytes,
-        // Room for emptier nodes.
+        // Capacity for nodes that are not full.
         keys: small.keys * (setup.node_bytes as u64 / 16),
         workers: setup.cores,
         batch: setup.batch,
@@ -324,7 +329,7 @@ fn load(context: &Context, setup: &Setup, part: &Part) -> Result<LocalServer> {
     Ok(server)
 }
 
-/// Says at each server which keys the others have, so that clients that come to the wrong one go to the right one.
+/// Tells each server which keys the other servers have, so that it redirects clients.
 fn disown(parts: &[Part], servers: &[LocalServer]) -> Result<()> {
     for (own, server) in servers.iter().enumerate() {
         for (other, part) in (0u16..).zip(parts).filter(|(n, _)| usize::from(*n) != own) {
@@ -340,7 +345,7 @@ fn disown(parts: &[Part], servers: &[LocalServer]) -> Result<()> {
     Ok(())
 }
 
-/// The same with its workers running.
+/// Creates a server, loads its tree, and starts its workers.
 fn serve(bed: &Bed, setup: &Setup, part: &Part) -> Result<LocalServer> {
     let (context, machine) = bed.at(0, part.place)?;
     let mut server = load(context, setup, part)?;
@@ -351,10 +356,10 @@ fn serve(bed: &Bed, setup: &Setup, part: &Part) -> Result<LocalServer> {
     Ok(server)
 }
 
-/// Clients, and what they say.
+/// The clients' shared counters and reports.
 #[derive(Clone, Debug, Default)]
 struct Clients {
-    /// Requests that were answered.
+    /// Number of requests that were answered.
     done: Rc<Cell<u64>>,
     left: Rc<Cell<usize>>,
     reports: Rc<RefCell<Vec<LoadReport>>>,
@@ -362,7 +367,7 @@ struct Clients {
 }
 
 impl Clients {
-    /// Starts all, and lets time pass until they may ask.
+    /// Starts all clients, waits until they have connected, and lets them begin.
     fn start(
         &self,
         bed: &Bed,
@@ -390,7 +395,7 @@ impl Clients {
             };
             let time = warm_up(setup) + setup.time + BEHIND;
             let seed = setup.seed.wrapping_mul(1 << 20) + i as u64;
-            // Clients of a network do not begin in step.
+            // Clients of a network do not start synchronously.
             let later = Random::new(setup.seed ^ (i as u64) << 32).below(ROUND_TRIP_NS);
             bed.spawn(machine, format!("client {i}"), move || {
                 let connect =
@@ -424,7 +429,7 @@ impl Clients {
         }
     }
 
-    /// What all of them say.
+    /// Combines the clients' reports into an outcome.
     fn outcome(&self, servers: &[LocalServer]) -> Result<Outcome> {
         let reports = self.reports.take();
         let mut medians: Vec<u64> = reports.iter().map(|r| r.latency.p50_ns).collect();
@@ -452,7 +457,7 @@ impl Clients {
     }
 }
 
-/// Counts what is answered while it runs.
+/// A router that counts answers while it runs.
 struct Counted {
     router: Router,
     done: Rc<Cell<u64>>,

@@ -1,5 +1,5 @@
-//! Collectives over a ring of simulated machines, a rank each: the transport's own code. Reductions take no time, as if a
-//! GPU did them beside.
+//! Collectives over a ring of simulated machines, one rank each, with the transport's own code.
+//! Reductions take no virtual time, as if a GPU did them concurrently.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use crate::collective::{outcome, rank};
 /// Bytes of a clear-to-send entry.
 const CLEAR_BYTES: u32 = 40;
 
-/// Runs it.
+/// Runs the collective.
 ///
 /// # Errors
 /// When the profile lacks what a simulation needs, or a rank fails.
@@ -45,11 +45,12 @@ pub fn run(profile: &Profile, setup: &Setup, seed: u64) -> Result<Outcome> {
     outcome(setup, &measured)
 }
 
-/// The bus bandwidth that the model allows, in 10^9 bytes a second, and what limits it: each machine posts and gets a WRITE of
-/// a slice with immediate, and a clear-to-send entry for it. Latency is not in it.
+/// Returns the bus bandwidth that the model allows, in 10^9 bytes per second, and its bottleneck.
+/// Each machine posts and receives a WRITE of a slice with immediate, and a clear-to-send entry for
+/// it. Latency is ignored.
 ///
 /// # Errors
-/// When the NIC cannot do these verbs.
+/// When the NIC does not support these verbs.
 pub fn bound(profile: &Profile, setup: &Setup) -> Result<(f64, Resource)> {
     let block = if setup.collective.is_blockwise() {
         setup.bytes.div_ceil(setup.ranks)
@@ -107,7 +108,7 @@ mod tests {
             let ran = run(profile, &setup(Collective::AllReduce, ranks, 256), 1);
             ran.expect("it runs").time_ns
         };
-        // Beside what does not depend on the ranks, each step takes one latency: 6, 14 and 30 steps.
+        // Apart from a constant time, each step takes one latency: 6, 14 and 30 steps.
         let [four, eight, sixteen] = [4, 8, 16].map(time);
         let (first, second) = ((eight - four) / 8.0, (sixteen - eight) / 16.0);
         assert!(

@@ -1,6 +1,6 @@
-//! The emulation of DrTM-KV that Figure 10 of the paper shows (section 4.3.2), on a simulated cluster: a GET is one READ,
-//! a PUT two atomics, which lock a record and unlock it, and nothing else. A store that works does more for a PUT:
-//! [`kv`](super::kv) has one.
+//! The paper's emulation of DrTM-KV (section 4.3.2, Figure 10) on a simulated cluster. A GET is one
+//! READ. A PUT is two atomics, which lock and unlock a record. A complete store does more work for
+//! a PUT, see [`kv`](super::kv).
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,34 +14,37 @@ use verbs::{Access, MemoryRegion, MrSlice, Postlist, QueuePair, RemoteMemory, Wa
 
 use super::Bed;
 
-/// Bytes that a GET READs: a value.
+/// Bytes that a GET READs, which is one value.
 const VALUE_BYTES: usize = 32;
-/// Bytes from one value to the next, behind whose beginnings they lie.
+/// Distance of two values, in bytes.
 const RECORD_BYTES: usize = 64;
-/// Records. The paper has 16 M of them; these are as many as it takes that hardly any two clients want the same one.
+/// Number of records. The paper has 16 M; these are enough that two clients rarely want the same
+/// record.
 const RECORDS: usize = 1 << 18;
-/// A lock: side by side in an array, so that their addresses differ in the bits by which NICs choose a lock of their own.
+/// Bytes of a lock. Locks are adjacent in an array, so that their addresses differ in the bits by
+/// which NICs choose their internal locks.
 const LOCK_BYTES: usize = 8;
 
-/// What runs.
+/// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Setup {
-    /// The share of PUTs.
+    /// Share of PUTs.
     pub puts: f64,
-    /// Clients, and machines that they run on.
+    /// Number of clients.
     pub clients: usize,
-    /// See there.
+    /// Number of client machines.
     pub machines: usize,
-    /// Operations that a client has outstanding.
+    /// Maximum outstanding operations of a client.
     pub window: usize,
-    /// What random numbers start from.
+    /// Seed of random numbers.
     pub seed: u64,
-    /// Virtual time that is measured, after a fifth of it for warming up.
+    /// Virtual time that is measured. A warm-up of a fifth of it precedes it.
     pub time: Duration,
 }
 
 impl Setup {
-    /// As many clients as the peak needs; the more PUTs, the longer it takes to see many.
+    /// Setup with as many clients as the peak needs. The measured time grows with the share of
+    /// PUTs, to contain enough of them.
     #[must_use]
     pub fn paper(puts: f64) -> Self {
         Self {
@@ -55,18 +58,18 @@ impl Setup {
     }
 }
 
-/// What came of it.
+/// Result of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Outcome {
-    /// GETs and PUTs in the measured time, in 10^6 a second.
+    /// GETs and PUTs in the measured time, in 10^6 per second.
     pub rate_mops: f64,
-    /// Locks that a client found taken, and asked for again, of the whole run.
+    /// Lock attempts of the whole run that found the lock taken and were retried.
     pub refused: u64,
-    /// PUTs of the whole run.
+    /// Number of PUTs of the whole run.
     pub puts: u64,
 }
 
-/// What an outstanding operation does next.
+/// Next step of an outstanding operation.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Get,
@@ -74,11 +77,11 @@ enum Step {
     Unlock(usize),
 }
 
-/// A client's side.
+/// A client.
 struct Client {
     qp: QueuePair<verbs::Rc>,
     list: Postlist<verbs::Rc>,
-    /// A place for each operation's answer.
+    /// Buffers for the answers, one for each operation.
     memory: MemoryRegion,
     into: Vec<(MrSlice, MrSlice)>,
     values: RemoteMemory,
@@ -86,12 +89,12 @@ struct Client {
     steps: Vec<Step>,
     dice: Random,
     puts: f64,
-    /// What it writes into locks.
+    /// Value that the client writes into locks that it takes.
     name: u64,
     counts: Rc<Counts>,
 }
 
-/// What all clients did.
+/// Counters of all clients.
 #[derive(Debug, Default)]
 struct Counts {
     done: Cell<u64>,
@@ -139,7 +142,7 @@ impl Client {
         Ok(())
     }
 
-    /// What comes behind an operation's answer; false if nothing does any more.
+    /// Determines the step after an operation's answer. Returns false if the run is over.
     fn goes_on(&mut self, place: usize) -> Result<bool> {
         let old = self.memory.read_u64(place * RECORD_BYTES)?;
         match self.steps[place] {
@@ -203,7 +206,7 @@ impl Client {
     }
 }
 
-/// Runs it.
+/// Runs the experiment.
 ///
 /// # Errors
 /// When the profile lacks what a simulation needs, or a verb fails.
@@ -290,7 +293,8 @@ mod tests {
         run(builtin(nic).expect("built in"), &setup).expect("it runs")
     }
 
-    /// On a ConnectX-3 atomics hold up READs, and two of them are a PUT (section 4.3.2); what is known of both NICs binds.
+    /// On a ConnectX-3, a PUT costs as much as two atomics (section 4.3.2); on both NICs the known
+    /// rates are the limit.
     #[test]
     fn puts_cost_what_two_atomics_do() {
         let cx3 = rate("cx3", 1.0);

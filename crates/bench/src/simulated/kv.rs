@@ -1,4 +1,5 @@
-//! The key-value stores' own servers and clients on a simulated cluster: Figures 9 (HERD) and 10 (DrTM-KV) of the paper.
+//! The key-value stores' own servers and clients on a simulated cluster, as in Figures 9 (HERD) and
+//! 10 (DrTM-KV) of the paper.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -16,52 +17,56 @@ use simnic::Counters;
 use super::sequencer::ATC16_SEND_DEPTH;
 use super::{Bed, Gate};
 
-/// What runs.
+/// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Setup {
-    /// How clients reach the data.
+    /// Design of the store.
     pub design: Design,
-    /// `reads`: bytes of a GET's only READ; with 0 there are two.
+    /// For `reads`: bytes of a GET's only READ; with 0, a GET takes two READs.
     pub read_size: usize,
-    /// `atomics`: where locks are.
+    /// For `atomics`: placement of the locks.
     pub locks: LockPlacement,
-    /// `atomics`: bytes that records begin at multiples of.
+    /// For `atomics`: alignment of records, in bytes.
     pub record_align: usize,
-    /// Cores of the server, a worker each.
+    /// Cores of the server, with one worker each.
     pub cores: usize,
-    /// Clients; each sends to all workers.
+    /// Number of clients; each sends to all workers.
     pub clients: usize,
-    /// Machines that clients run on.
+    /// Number of client machines.
     pub machines: usize,
-    /// Requests that a client has outstanding.
+    /// Maximum outstanding requests of a client.
     pub window: usize,
-    /// Requests that a worker answers with one doorbell, at most.
+    /// Maximum requests that a worker answers with one doorbell.
     pub batch: usize,
-    /// UD queue pairs of a worker.
+    /// Number of UD queue pairs of a worker.
     pub queues: usize,
-    /// Whether clients and workers go about their work as in the benchmark of the paper's authors; see [`Setup::atc16`].
+    /// True if clients and workers use the loops of the benchmark of the paper's authors, see
+    /// [`Setup::atc16`].
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub atc16: bool,
-    /// The share of PUTs.
+    /// Share of PUTs.
     pub puts: f64,
     /// Bytes of a value.
     pub value_bytes: usize,
-    /// What random numbers start from.
+    /// Seed of random numbers.
     pub seed: u64,
-    /// Virtual time that is measured, after a fifth of it, or 150 µs if that is more, for warming up.
+    /// Virtual time that is measured. A warm-up of a fifth of it, at least 150 µs, precedes it.
     pub time: Duration,
 }
 
-/// Time before the measured time, at least: clients begin at once, with all of their windows, which takes a server some
-/// round trips to get used to. At 98 M/s one of 128 clients with 32 requests each is 42 µs.
+/// Minimum warm-up. Clients begin simultaneously with whole windows, and the server needs some
+/// round trips to reach a steady state. At 98 M/s, a round trip of 128 clients with 32 requests
+/// each takes 42 µs.
 const WARM_UP: Duration = Duration::from_micros(150);
 
-/// How long clients go on behind the measured time: their last requests have no successors.
+/// Time for which clients continue after the measured time, because their last requests have no
+/// successors.
 const BEHIND: Duration = Duration::from_micros(20);
 
 impl Setup {
-    /// The paper's setup (section 4.3): 128 clients on 8 machines, 16-byte keys, 32-byte values, 5 % PUTs, a UD queue pair
-    /// of a worker for each of two ports. The window is that of the benchmark that its authors published.
+    /// The paper's setup (section 4.3): 128 clients on 8 machines, 16-byte keys, 32-byte values, 5
+    /// % PUTs. Each worker has a UD queue pair for each of two ports. The window is that of the
+    /// benchmark published by the paper's authors.
     #[must_use]
     pub fn paper(cores: usize, batched: bool) -> Self {
         Self {
@@ -83,9 +88,10 @@ impl Setup {
         }
     }
 
-    /// The same with the loops of the benchmark that the paper's authors published (`rdma_bench`). A client is stop-and-go:
-    /// it posts each request alone, and sends the next 32 when all are answered. A worker's pass takes at most one request
-    /// of a client and 32 in all, and answers have a postlist and a doorbell for each port.
+    /// The paper's setup with the loops of the benchmark published by its authors (`rdma_bench`). A
+    /// client is stop-and-go: it posts each request alone, and sends the next 32 once all are
+    /// answered. A worker's pass takes at most one request per client and 32 in all. Answers have a
+    /// postlist and a doorbell for each port.
     #[must_use]
     pub fn atc16(cores: usize, batched: bool) -> Self {
         Self {
@@ -95,9 +101,10 @@ impl Setup {
         }
     }
 
-    /// Figure 10: the same clients and items, but records that clients lock and WRITE themselves (section 4.3). The paper's
-    /// clients know where all records are, and so do these. Their windows are as large as the peak needs; the more PUTs,
-    /// the longer it takes to see many.
+    /// The setup of Figure 10: the same clients and items, but clients lock and WRITE the records
+    /// themselves (section 4.3). As in the paper, the clients know the location of every record.
+    /// Windows are as large as the peak needs. The measured time grows with the share of PUTs, to
+    /// contain enough of them.
     #[must_use]
     pub fn drtm(puts: f64) -> Self {
         Self {
@@ -109,8 +116,9 @@ impl Setup {
         }
     }
 
-    /// Keys of the simulated store: what a look-up costs is the profile's, not the host's. Of those that clients lock there are
-    /// more, so that few of them want the same one.
+    /// Returns the number of keys in the simulated store. The cost of a look-up comes from the
+    /// profile, so few keys are enough. Stores with locks have more keys, so that clients rarely
+    /// want the same lock.
     fn keys(&self) -> u64 {
         match self.design {
             Design::Herd | Design::Reads => 1 << 16,
@@ -119,28 +127,28 @@ impl Setup {
     }
 }
 
-/// What came of it.
+/// Result of the experiment.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// Operations in the measured time, in 10^6 a second.
+    /// Operations in the measured time, in 10^6 per second.
     pub rate_mops: f64,
-    /// The median of the clients' medians, in ns.
+    /// Median of the clients' medians, in ns.
     pub latency_ns_p50: u64,
-    /// The worst client's 99th percentile, in ns.
+    /// Largest 99th percentile of a client, in ns.
     pub latency_ns_p99: u64,
-    /// Answers to a doorbell of the server, or to a WQE that it wrote by MMIO, in the measured time.
+    /// Answers of the server per doorbell or WQE written by MMIO, in the measured time.
     pub answers_per_doorbell: f64,
-    /// Operations of the whole run.
+    /// Number of operations of the whole run.
     pub operations: u64,
-    /// Values that were checked, and whether all was right.
+    /// Number of values that were checked.
     pub values: u64,
-    /// Whether every value was its key's and none was missing.
+    /// True if every value was that of its key and no key was missing.
     pub verified: bool,
     /// Virtual time of the whole run, in ms.
     pub virtual_ms: f64,
 }
 
-/// Runs it.
+/// Runs the experiment.
 ///
 /// # Errors
 /// When the profile lacks what a simulation needs, or the setup cannot work.
@@ -154,11 +162,12 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         );
     }
     let bed = Bed::new(profile, 1 + setup.machines, setup.seed)?;
-    // The cores of a server whose clients do everything have nothing to do.
+    // With `atomics`, the clients do everything and the server's cores do nothing.
     if setup.design != Design::Atomics {
         bed.check_costs_of_cores(profile)?;
     }
-    // What a request costs a core beside its verbs was fitted to one core of the paper's, in both ways.
+    // The CPU time of a request besides its verbs is fitted to one core of the paper's server,
+    // batched and unbatched.
     let cost_ns = if setup.batch > 1 {
         mixes::HERD_BATCH_NS
     } else {
@@ -193,7 +202,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         stop_and_go: setup.atc16,
         ..Workload::default()
     };
-    // So many that hardly any two keys share one.
+    // Room for so many locations that two keys rarely share one.
     let room = match setup.design {
         Design::Atomics => usize::try_from(64 * workload.keys)?,
         Design::Herd | Design::Reads => 1,
@@ -283,7 +292,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     })
 }
 
-/// How workers go about their work.
+/// Returns a server configuration with the loops of the workers.
 fn loops(profile: &Profile, setup: &Setup) -> ServerConfig {
     let ours = ServerConfig::default();
     if !setup.atc16 {
@@ -297,7 +306,8 @@ fn loops(profile: &Profile, setup: &Setup) -> ServerConfig {
     }
 }
 
-/// What left a server between two looks at its NIC's counters, for each time that the NIC was told of something.
+/// Returns the messages sent between two readings of the NIC's counters, per doorbell or WQE
+/// written by MMIO.
 #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
 fn answers_per_doorbell(before: &Counters, after: &Counters) -> f64 {
     let posts = |at: &Counters| at.doorbells + at.wqes_by_mmio;
@@ -305,11 +315,12 @@ fn answers_per_doorbell(before: &Counters, after: &Counters) -> f64 {
     if posted == 0 {
         return 0.0;
     }
-    // What is under way at one of the looks is counted on one side only.
+    // A message in progress at a reading counts as posted or sent only, so the ratio may fall below
+    // 1.
     ((after.sent - before.sent) as f64 / posted as f64).max(1.0)
 }
 
-/// Puts every key into the store, without a network.
+/// Puts every key into the store locally.
 fn fill(server: &LocalServer, workload: &Workload, known: &Locations) -> Result<()> {
     let mut key = vec![0; workload.key_bytes];
     let mut value = vec![0; workload.value_bytes];
@@ -326,7 +337,8 @@ mod tests {
     use super::*;
     use nicmodel::profile::builtin;
 
-    /// The store's own code runs, every value is right, and the same seed gives the same twice; batches pay.
+    /// The store's own code runs, every value is right, the same seed gives the same result twice,
+    /// and batches pay.
     #[test]
     fn batches_pay_on_a_connect_ib_and_every_value_is_right() {
         let cib = builtin("cib").expect("built in");
@@ -350,8 +362,8 @@ mod tests {
         assert_eq!(again.operations, batched.operations);
     }
 
-    /// With the loops of the paper's authors every value is right, too. Two workers with few clients find few requests in a
-    /// pass, and divide their answers over the ports.
+    /// Every value is right with the loops of the paper's authors, too. Two workers with few
+    /// clients find few requests per pass, and divide their answers over the ports.
     #[test]
     fn the_authors_loops_serve_the_same_values() {
         let cib = builtin("cib").expect("built in");
@@ -363,11 +375,12 @@ mod tests {
         };
         let outcome = run(cib, &setup).expect("runs");
         assert!(outcome.verified && outcome.values > 100, "{outcome:?}");
-        // A pass takes at most one request of each of 16 clients, and half of them are on each port.
+        // A pass takes at most one request of each of 16 clients, and each port has half of the
+        // answers.
         assert!(outcome.answers_per_doorbell <= 8.0, "{outcome:?}");
     }
 
-    /// GETs by two READs: at most half of what the NIC answers, whatever the server's core does.
+    /// GETs by two READs reach at most half of the NIC's READ rate, whatever the server's cores do.
     #[test]
     fn the_store_that_is_read_runs_on_simulated_cores() {
         let cib = builtin("cib").expect("built in");
@@ -391,7 +404,8 @@ mod tests {
         );
     }
 
-    /// Clients that lock and WRITE records: PUTs cost, locks that lie alike cost more, and one lock for all costs all.
+    /// If clients lock and WRITE records, PUTs cost. Locks with equal low address bits cost more,
+    /// and a NIC with one lock for all costs most.
     #[test]
     fn the_store_of_records_runs_on_simulated_nics() {
         let rate = |nic, puts, locks, record_align| {

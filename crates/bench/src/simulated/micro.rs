@@ -1,8 +1,9 @@
-//! The microbenchmarks' own code on a simulated cluster: the measured machine, and one for each process of the other
-//! side. Every thread has a core of its own.
+//! The microbenchmarks' own code on a simulated cluster: the measured machine, and a machine for
+//! each process of the other side. Every thread has its own core.
 //!
-//! The rate of SENDs and WRITEs is what the measured NIC has sent, or received, in the middle of the stream. What their
-//! requesters have posted, or what has left them, is more: they are ahead by all that is under way, which is much where a link binds.
+//! For SENDs and WRITEs, the rate is what the measured NIC has sent, or received, in the middle of
+//! the stream. The number of posted or sent WRs would be larger. It includes all WRs in flight,
+//! which are many if a link is the bottleneck.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -19,7 +20,7 @@ use crate::link::{Gate, Link, cause};
 use crate::micro::{self, Direction, Outcome, Target, Task};
 use crate::nic::Nic;
 
-/// Measures once, in virtual time.
+/// Runs a task once, in virtual time.
 ///
 /// # Errors
 /// When the profile lacks what a simulation needs, or a verb fails.
@@ -27,7 +28,8 @@ pub fn run(profile: &Profile, task: &Task) -> Result<Outcome> {
     Ok(run_counted(profile, task)?.0)
 }
 
-/// The same, with what the measured NIC counted from its first to its last work request.
+/// Runs a task once and also returns the counters of the measured NIC, from its first to its last
+/// work request.
 ///
 /// # Errors
 /// As [`run`].
@@ -35,7 +37,7 @@ pub fn run_counted(profile: &Profile, task: &Task) -> Result<(Outcome, Counters)
     run_receiving(profile, task, Receive::Regular)
 }
 
-/// The same, with the other side on the host or on the DPU of its machines.
+/// Runs a task once, with the other side on the host or on the DPU of its machines.
 ///
 /// # Errors
 /// As [`run`], and when the NIC has no DPU.
@@ -43,7 +45,7 @@ pub fn run_towards(profile: &Profile, task: &Task, far: Place) -> Result<Outcome
     Ok(run_on(profile, task, Receive::Regular, far)?.0)
 }
 
-/// The same, with RECVs that take payload in this way.
+/// Runs a task once, with RECVs that deliver payload in the given way.
 ///
 /// # Errors
 /// As [`run`].
@@ -152,7 +154,7 @@ fn run_on(
     Ok((outcome.context("nothing was measured")?, counters))
 }
 
-/// Refuses atomics on a NIC without them: the profile has no times for them.
+/// Fails for atomics if the profile has no times for them.
 fn check_atomics(profile: &Profile, task: &Task) -> Result<()> {
     let known = profile.processing.atomic_ns.is_some() && profile.atomics.lock_hold_ns.is_some();
     if task.verb() == micro::Verb::Atomics && !known {
@@ -165,14 +167,15 @@ fn check_atomics(profile: &Profile, task: &Task) -> Result<()> {
     Ok(())
 }
 
-/// Whether the NIC's counters say what its rate is. What leaves in bursts is measured from one to the next, and READs and
-/// atomics are done when their answers are back, which requesters see themselves.
+/// Returns true if the NIC's counters give the rate. Bursts are measured from one burst to the
+/// next. READs and atomics are done when their responses are back, which the requesters see
+/// themselves.
 fn is_counted(stream: &micro::Stream) -> bool {
     !stream.burst && !matches!(stream.verb, micro::Verb::RcRead | micro::Verb::Atomics)
 }
 
-/// What the measured NIC sends or receives in 10^6 a second, without the beginning and the end of a stream; nothing if its
-/// threads have all ended before that.
+/// Returns the rate of the measured NIC's sent or received messages in 10^6 per second, without the
+/// beginning and the end of a stream. `None` if all threads end before that.
 fn counted_mops(bed: &Bed, stream: &micro::Stream, ended: impl Fn() -> bool) -> Option<f64> {
     let counters = || bed.cluster.counters(bed.cluster.machine(0));
     let count = || match stream.direction {
@@ -219,8 +222,8 @@ mod tests {
         }
     }
 
-    /// The paper: "a few microseconds" for a round trip (`gen_rtt`), and an atomic holds its lock for
-    /// 1 / 2.24 M/s.
+    /// The paper: "a few microseconds" for a round trip (`gen_rtt`). An atomic holds its lock for 1
+    /// / 2.24 M/s.
     #[test]
     fn times_are_those_of_the_profile() {
         for verb in Verb::ALL {
@@ -240,7 +243,8 @@ mod tests {
         assert!((atomics.rate_mops / 2.24 - 1.0).abs() < 0.03, "{atomics:?}");
     }
 
-    /// One operation at a time: the model's bound is at most a few percent above what the simulator does.
+    /// With one operation at a time, the model's bound is at most a few percent above the simulated
+    /// rate.
     #[test]
     fn a_closed_loop_is_as_fast_as_the_model_allows() {
         use nicmodel::bounds::round_trip_ns;
@@ -276,7 +280,8 @@ mod tests {
         }
     }
 
-    /// A queue pair is on one of a Connect-IB's two ports, and carries what that port does; several fill both.
+    /// A queue pair uses one of a Connect-IB's two ports and reaches that port's rate; several
+    /// queue pairs fill both ports.
     #[test]
     fn one_queue_pair_fills_one_port() {
         let port = cib().port.gbps.value / 8.0;
@@ -305,7 +310,7 @@ mod tests {
         }
     }
 
-    /// WRITEs that a link holds up: many are under way at the end, and are not in the rate.
+    /// With WRITEs that wait for a link, the many WRITEs in flight at the end are not counted.
     #[test]
     fn no_rate_is_above_what_binds_it() {
         for payload_bytes in [8, 256] {

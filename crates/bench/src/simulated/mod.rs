@@ -21,9 +21,9 @@ use nicmodel::profile::Place;
 use simnic::{Cluster, Machine};
 use verbs::{Context, Provider, Waiter};
 
-/// Costs that a design needs and a profile does not have.
+/// Error: the profile lacks costs that a design needs.
 ///
-/// Other designs may do without them.
+/// Other designs may not need these costs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "profile {profile} has no {}, so a server's cores would cost nothing; give them in a profile of your own (verbatim \
@@ -31,18 +31,18 @@ use verbs::{Context, Provider, Waiter};
     .missing.join(", ")
 )]
 pub struct UnknownCosts {
-    /// The profile.
+    /// Name of the profile.
     pub profile: String,
-    /// Its keys.
+    /// Missing keys of the profile.
     pub missing: Vec<&'static str>,
 }
 
-/// A cluster with its devices open.
+/// A simulated cluster with its devices open.
 struct Bed {
     cluster: Cluster,
-    /// Those of the hosts, by machine.
+    /// Devices of the hosts, by machine.
     contexts: Vec<Context>,
-    /// Those of the DPUs, by machine; none if the NIC has no DPU.
+    /// Devices of the DPUs, by machine; empty if the NIC has no DPU.
     dpus: Vec<Context>,
 }
 
@@ -60,7 +60,7 @@ impl Bed {
         })
     }
 
-    /// Refuses a profile by which what a server's cores do would cost nothing.
+    /// Fails for a profile that lacks the costs of a server's cores.
     fn check_costs_of_cores(&self, profile: &Profile) -> Result<(), UnknownCosts> {
         let missing = self.cluster.unknown_of_cores();
         if missing.is_empty() {
@@ -72,7 +72,7 @@ impl Bed {
         })
     }
 
-    /// The device of a place, and where its threads run.
+    /// Returns the device of a place, and the machine that runs its threads.
     ///
     /// # Errors
     /// When the NIC has no DPU.
@@ -94,7 +94,7 @@ impl Bed {
             .spawn(self.cluster.machine(machine), name, body);
     }
 
-    /// Lets time pass until `ready`.
+    /// Runs the simulation until `ready` returns true.
     fn run_until(&self, ready: impl Fn() -> bool) -> Result<()> {
         let step = Duration::from_micros(10);
         for _ in 0..MOST_STEPS {
@@ -109,21 +109,21 @@ impl Bed {
         )
     }
 
-    /// Lets time pass for so long.
+    /// Runs the simulation for `time`.
     fn pass(&self, time: Duration) {
         self.cluster.run_until(self.cluster.now() + time);
     }
 
-    /// Lets time pass until all threads have ended.
+    /// Runs the simulation until all threads have ended.
     fn finish(&self) -> Result<()> {
         self.cluster.run().context("the simulation stalled")
     }
 }
 
-/// Steps of 10 µs for what must come soon.
+/// Maximum steps of 10 µs in [`Bed::run_until`].
 const MOST_STEPS: u32 = 100_000;
 
-/// Threads that begin together: each comes here, and goes on when all may.
+/// A barrier for simulated threads: each thread arrives and waits until `open` is set.
 #[derive(Clone, Debug, Default)]
 struct Gate {
     came: Rc<Cell<usize>>,
@@ -131,7 +131,7 @@ struct Gate {
 }
 
 impl Gate {
-    /// Waits in a simulated thread.
+    /// Notes the arrival of a simulated thread, and waits until the gate is open.
     fn pass(&self) {
         self.came.set(self.came.get() + 1);
         let mut waiter = Waiter::new();

@@ -1,4 +1,4 @@
-//! What a host and its DPU are to each other and to other machines, one READ at a time.
+//! Distances between a host, its DPU and other machines, measured by one READ at a time.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,8 +17,8 @@ fn bf2() -> &'static Profile {
     builtin("bf2").expect("built in")
 }
 
-/// Reads a word from the memory of `to` over a queue pair of `from`, connected to one of `through`: how long it took and
-/// what was read, or why it failed.
+/// READs a word from the memory of `to` over a queue pair of `from` that is connected to a queue
+/// pair of `through`. Returns the time and the word, or the reason of a failure.
 fn read(bed: &Bed, from: End, through: End, to: End) -> Result<(Duration, u64), String> {
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
     let at = |(machine, place)| bed.at(machine, place).expect("it is there").0;
@@ -88,7 +88,7 @@ fn memory_of_a_dpu_is_nearer_than_the_hosts_and_no_network_is_between_them() {
     let network = Duration::from_secs_f64(2.0 * network * 1e-9);
     let (to_own, back) = (took(host, dpu), took(dpu, host));
     assert!(to_dpu - to_own >= network, "{to_own:?} {to_dpu:?}");
-    // An Arm core takes longer for what it does.
+    // The Arm core takes longer for its own work.
     assert!(to_dpu - back >= network / 2, "{back:?} {to_dpu:?}");
 }
 

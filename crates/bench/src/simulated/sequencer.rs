@@ -16,46 +16,49 @@ use serde::Serialize;
 
 use super::{Bed, Gate};
 
-/// What runs.
+/// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Setup {
-    /// The design.
+    /// Design of the sequencer.
     pub design: Design,
-    /// Where the server and its memory are; on the host if `None`.
+    /// Place of the server and its memory; `None` means the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub place: Option<Place>,
-    /// Cores of the server, a worker each.
+    /// Cores of the server, with one worker each.
     pub cores: usize,
-    /// Clients.
+    /// Number of clients.
     pub clients: usize,
-    /// Workers that each client sends to, with a session at each and the window divided among them.
+    /// Number of workers that each client sends to. The client has a session at each of them and
+    /// divides its window among the sessions.
     pub sessions: usize,
-    /// Machines that clients run on; as few as have a core for each client if `None`.
+    /// Number of client machines; `None` means as few as have a core for each client.
     pub machines: Option<usize>,
-    /// Requests that a client has outstanding.
+    /// Maximum outstanding requests of a client.
     pub window: usize,
-    /// Requests that a client posts with one doorbell.
+    /// Maximum requests that a client posts with one doorbell.
     pub postlist: usize,
-    /// Requests that a worker answers with one doorbell, at most.
+    /// Maximum requests that a worker answers with one doorbell.
     pub batch: usize,
-    /// Answers to a doorbell, at most, if they are fewer than the requests of a batch, whose numbers are taken at once.
+    /// Maximum answers per doorbell, if fewer than the requests of a batch. A batch takes its
+    /// numbers at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answers: Option<usize>,
-    /// UD queue pairs of a worker; as in the paper if `None`.
+    /// Number of UD queue pairs of a worker; `None` means as in the paper.
     pub queues: Option<usize>,
-    /// The loops of clients and workers.
+    /// Loops of clients and workers.
     #[serde(skip_serializing_if = "Loops::are_ours")]
     pub loops: Loops,
-    /// What the random numbers of the simulation start from: when each client begins, and keys of the NICs.
+    /// Seed of random numbers, which determine when each client begins, and the keys of the NICs.
     pub seed: u64,
-    /// Virtual time that is measured, after a fifth of it for warming up.
+    /// Virtual time that is measured. A warm-up of a fifth of it precedes it.
     pub time: Duration,
 }
 
 impl Setup {
-    /// The paper's setup: 70 clients, batches of 16. How many requests clients have outstanding it does not print;
-    /// it is 32, and their requests go to all workers, in the benchmark that its authors published (`rdma_bench`).
-    /// For datagrams, which all come to one CQ, that makes no difference.
+    /// The paper's setup: 70 clients, batches of 16. The paper does not state the number of
+    /// outstanding requests. The benchmark published by its authors (`rdma_bench`) has 32, which go
+    /// to all workers. For datagrams, which all arrive at one CQ, the distribution over workers
+    /// makes no difference.
     #[must_use]
     pub fn paper(design: Design, cores: usize) -> Self {
         Self {
@@ -79,9 +82,9 @@ impl Setup {
         }
     }
 
-    /// The paper's setup with the loops of its authors' benchmark, as that has it. Over RPC a client posts each request
-    /// alone, and a worker takes at most 32 requests in a pass. With Spec-S0 each client sends to one worker and has 16
-    /// requests outstanding.
+    /// The paper's setup with the loops and parameters of its authors' benchmark. With RPC, a
+    /// client posts each request alone, and a worker takes at most 32 requests in a pass. With
+    /// Spec-S0, each client sends to one worker and has 16 requests outstanding.
     #[must_use]
     pub fn atc16(design: Design, cores: usize) -> Self {
         let paper = Self {
@@ -105,31 +108,34 @@ impl Setup {
     }
 }
 
-/// How clients and workers go about their work; ours by default.
+/// Loops of clients and workers; the default is this project's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Loops {
-    /// When a client sends its next requests.
+    /// Policy by which a client sends its next requests.
     pub policy: WindowPolicy,
-    /// A client sends to all workers in turn, over one queue pair with one window for all; ours has a session with each
-    /// worker, and a part of the window for each.
+    /// If true, a client sends to all workers in turn, over one queue pair and with one window. If
+    /// false, it has a session with each worker, and a part of the window for each.
     pub spread: bool,
-    /// How many requests a worker's pass takes from each client.
+    /// Number of requests that a worker's pass takes from each client.
     pub scan: Scan,
-    /// The answers of a batch leave on a queue pair for each port, with a doorbell each.
+    /// If true, the answers of a batch are sent on one queue pair per port, with a doorbell each.
     pub doorbell_per_port: bool,
-    /// With datagrams a worker's requests come to one queue pair, and its answers rotate over several.
+    /// If true, with datagrams a worker receives requests on one queue pair and rotates its answers
+    /// over several.
     pub rotate: bool,
-    /// SENDs that a queue pair of a worker may have under way, if fewer than ours.
+    /// Maximum outstanding SENDs of a worker's queue pair, if fewer than this project's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub send_depth: Option<u32>,
 }
 
-/// The benchmark of the paper's authors signals one SEND in 64, and polls for its completion before it posts the next one
-/// to be signaled: less than twice as many are under way.
+/// Send queue depth of the benchmark of the paper's authors. It signals one SEND in 64, and polls
+/// for its completion before it posts the next signaled SEND. So fewer than twice 64 SENDs are
+/// outstanding.
 pub(super) const ATC16_SEND_DEPTH: u32 = 128;
 
 impl Loops {
-    /// Those of the benchmark that the paper's authors published (`rdma_bench`), whose rates the paper has.
+    /// Returns the loops of the benchmark published by the paper's authors (`rdma_bench`), which
+    /// produced the rates in the paper.
     #[must_use]
     pub fn atc16(design: Design) -> Self {
         match design {
@@ -151,53 +157,54 @@ impl Loops {
         }
     }
 
-    /// Whether these are the loops of this project.
+    /// Returns true if these are the loops of this project.
     #[must_use]
     pub fn are_ours(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Clients begin within this time: about a round trip.
+/// Time within which clients begin, about a round trip.
 const ROUND_TRIP_NS: u64 = 2000;
 
-/// UD queue pairs of a worker in the paper: one for each port of the NIC, and three with multi-queue.
+/// Returns the number of UD queue pairs of a worker in the paper: one for each port of the NIC,
+/// three per port with multi-queue.
 fn paper_queues(setup: &Setup, profile: &Profile) -> usize {
     let ports = profile.port.count.value as usize;
     match setup.design {
-        // All requests of a worker, and their answers, are on one port.
+        // All requests of a worker, and their answers, use one port.
         Design::SpecS0 if setup.loops.rotate => 3,
         Design::RpcBatchMq | Design::SpecS0 => 3 * ports,
         _ => ports,
     }
 }
 
-/// UD queue pairs of a worker.
+/// Returns the number of UD queue pairs of a worker.
 #[must_use]
 pub fn queues(profile: &Profile, setup: &Setup) -> usize {
     setup.queues.unwrap_or(paper_queues(setup, profile))
 }
 
-/// What came of it.
+/// Result of the experiment.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// Numbers handed out in the measured time, in 10^6 a second.
+    /// Numbers assigned in the measured time, in 10^6 per second.
     pub rate_mops: f64,
-    /// Median and 99th percentile of the latency of a postlist, over the clients' own, in ns.
+    /// Median of the clients' medians of a postlist's latency, in ns.
     pub latency_ns_p50: u64,
-    /// The 99th percentile: the worst client's.
+    /// Largest 99th percentile of a client, in ns.
     pub latency_ns_p99: u64,
-    /// Answers to a doorbell of the server; 0 with atomics, where it answers nothing.
+    /// Answers per doorbell of the server; 0 with atomics, which the server does not answer.
     pub answers_per_doorbell: f64,
-    /// Requests that clients lost.
+    /// Number of requests that clients lost.
     pub lost: u64,
-    /// Numbers that clients got, over the whole run.
+    /// Numbers that clients received over the whole run.
     pub requests: u64,
-    /// Messages that left all NICs, that arrived and were taken, and that arrived and were dropped.
+    /// Messages that were sent, received and dropped by all NICs.
     pub messages: Messages,
-    /// Whether the numbers are those of a sequencer.
+    /// True if the checker accepts the numbers as those of a sequencer.
     pub verified: bool,
-    /// The checker's words.
+    /// Verdict of the checker, in words.
     pub verdict: String,
     /// Virtual time of the whole run, in ms.
     pub virtual_ms: f64,
@@ -206,15 +213,15 @@ pub struct Outcome {
 /// Messages of all machines, over the whole run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Messages {
-    /// That left.
+    /// Messages sent.
     pub sent: u64,
-    /// That arrived and were taken.
+    /// Messages that arrived and were accepted.
     pub received: u64,
-    /// That arrived and were dropped.
+    /// Messages that arrived and were dropped.
     pub dropped: u64,
 }
 
-/// Runs it.
+/// Runs the experiment.
 ///
 /// # Errors
 /// When the profile lacks what a simulation or the design needs, or the setup cannot work.
@@ -258,7 +265,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         };
         let connector = connector.clone();
         let until = Until::DurationMs(ran_ms(setup.time));
-        // Clients of a network do not begin in step.
+        // Clients of a network do not start synchronously.
         let later = Random::new(setup.seed ^ (i as u64) << 32).below(ROUND_TRIP_NS);
         bed.spawn(machine, format!("client {i}"), move || {
             match Client::connect_through(connector.clone(), &context, config) {
@@ -302,7 +309,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     Ok(outcome(&bed, &server, &reports, &verdict, measured))
 }
 
-/// Refuses a place that the NIC does not have, and more cores than that place has.
+/// Fails for a place that the NIC does not have, and for more cores than that place has.
 pub(super) fn check_cores(profile: &Profile, place: Place, cores: usize) -> Result<()> {
     let Some(there) = profile.at(place) else {
         bail!(
@@ -323,7 +330,7 @@ pub(super) fn check_cores(profile: &Profile, place: Place, cores: usize) -> Resu
 
 fn server_config(profile: &Profile, setup: &Setup) -> ServerConfig {
     let queues = queues(profile, setup);
-    // Clients are spread evenly over workers, and at each over its queue pairs.
+    // Clients are spread evenly over workers, and over the queue pairs of each worker.
     let sessions = setup.clients * setup.sessions;
     let window = setup.window.div_ceil(setup.sessions);
     let receiving = if setup.loops.rotate { 1 } else { queues };
@@ -351,7 +358,8 @@ fn server_config(profile: &Profile, setup: &Setup) -> ServerConfig {
     }
 }
 
-/// How long clients run: longer than warming up and measuring, in whole milliseconds.
+/// Returns the duration of the clients in whole milliseconds, longer than the warm-up and the
+/// measured time.
 fn ran_ms(time: Duration) -> u64 {
     let most = u64::try_from((time + time / 5).as_millis()).unwrap_or(u64::MAX);
     most.saturating_add(1)
@@ -401,7 +409,7 @@ mod tests {
     use super::*;
     use nicmodel::profile::builtin;
 
-    /// With the loops of the paper's authors each design gives every number once, too.
+    /// Each design assigns every number once with the loops of the paper's authors, too.
     #[test]
     fn the_authors_loops_give_the_same_numbers() {
         let cib = builtin("cib").expect("built in");
@@ -415,7 +423,8 @@ mod tests {
             let right = outcome.verified && outcome.lost == 0 && outcome.requests > 100;
             assert!(right, "{design}: {outcome:?}");
             if design == Design::RpcBatchMq {
-                // A pass takes at most one request of each of 12 clients, and half of them are on each port.
+                // A pass takes at most one request of each of 12 clients, and each port has half of
+                // the answers.
                 assert!(outcome.answers_per_doorbell <= 6.0, "{outcome:?}");
             }
         }

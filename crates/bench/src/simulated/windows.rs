@@ -1,5 +1,6 @@
-//! Windows of READs or WRITEs from all cores of a machine, as in Figure 13 of the paper: each core posts a window to
-//! a machine of its own, waits for all of it, and begins the next one.
+//! Windows of READs or WRITEs from all cores of a machine, as in Figure 13 of the paper. Each core
+//! posts a window to its own peer machine, waits until all of it is done, and begins the next
+//! window.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,30 +16,31 @@ use super::Bed;
 /// Bytes of each READ or WRITE.
 const BYTES: usize = 8;
 
-/// What each of many READs or WRITEs that are outstanding takes at most, all cores together.
+/// Maximum time per READ or WRITE with many outstanding, all cores together.
 const AT_MOST: Duration = Duration::from_nanos(20);
 
-/// What runs.
+/// Parameters of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Setup {
-    /// READs or WRITEs, both on RC.
+    /// READs or WRITEs, both over RC.
     pub verb: Verb,
-    /// How many a core posts before it waits for them.
+    /// Number of operations that a core posts before it waits for them.
     pub window: usize,
-    /// Virtual time that is measured, after as much for warming up; longer where that is less than some windows.
+    /// Virtual time that is measured, after a warm-up of the same length. Both are longer if they
+    /// would cover too few windows.
     pub time: Duration,
 }
 
-/// What came of it.
+/// Result of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Outcome {
-    /// READs or WRITEs of all cores, in 10^6 a second.
+    /// READs or WRITEs of all cores, in 10^6 per second.
     pub rate_mops: f64,
-    /// WQEs that the NIC had to fetch again, in 10^6 a second.
+    /// WQEs that the NIC had to fetch again, in 10^6 per second.
     pub wqe_cache_misses_mops: f64,
 }
 
-/// A core's side.
+/// A core of the measured machine.
 struct Core {
     qp: QueuePair<verbs::Rc>,
     list: Postlist<verbs::Rc>,
@@ -64,7 +66,7 @@ impl Core {
                 }
                 self.qp.post_send(&mut self.list)?;
             }
-            // They complete in order: the last one speaks for all.
+            // Operations complete in order, so the last completion covers all.
             loop {
                 let mut came = self.qp.send_cq().poll(&mut buffer)?;
                 match came.next() {
@@ -78,7 +80,7 @@ impl Core {
     }
 }
 
-/// Runs it.
+/// Runs the experiment.
 ///
 /// # Errors
 /// When the profile lacks what a simulation needs, or a verb fails.
@@ -119,7 +121,8 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             drop((results, memory));
         });
     }
-    // A window leaves in a burst and comes back in one: their number must be large, and what leaves is counted.
+    // A window leaves in a burst and completes in a burst. The measured time must cover many
+    // windows, and the sent messages are counted.
     let windows = u32::try_from(8 * cores * setup.window)?;
     let time = setup.time.max(AT_MOST * windows);
     let counters = || bed.cluster.counters(bed.cluster.machine(0));
@@ -146,7 +149,8 @@ mod tests {
 
     use super::*;
 
-    /// The paper: WRITEs never miss; READs do when more are outstanding than at the window that is best.
+    /// As in the paper: WRITEs never miss. READs miss when more are outstanding than in the best
+    /// window.
     #[test]
     fn reads_miss_behind_the_best_window_and_writes_never() {
         let cib = builtin("cib").expect("built in");
@@ -160,8 +164,8 @@ mod tests {
         assert!(of(Verb::RdmaRead, 64).rate_mops > 3.0 * of(Verb::RdmaRead, 1).rate_mops);
     }
 
-    /// Section 5.3.2: READs are the faster the larger their windows, up to the best; what does not fit the cache any more
-    /// costs more than it gains.
+    /// Section 5.3.2: READs are faster with larger windows, up to the best window. Beyond it, WQEs
+    /// that no longer fit the cache cost more than the window gains.
     #[test]
     fn the_rate_of_reads_rises_up_to_the_best_window_and_falls_behind_it() {
         for nic in ["cib", "cx3"] {

@@ -1,4 +1,4 @@
-//! A connection to the server with a window of requests outstanding.
+//! A client connection to the server, with a window of outstanding requests.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -11,32 +11,33 @@ use anyhow::{Context, Result, bail};
 use super::socket::Idle;
 use super::wire::{ANSWER_BYTES, Request};
 
-/// Without an answer for so long the server is given up.
+/// Time without an answer after which the client gives up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What is asked, and what the answers must be.
+/// Source of requests, and check of their answers.
 pub(super) trait Requests {
-    /// What is kept of a request to check its answer.
+    /// Data of a request that the check of its answer needs.
     type Sent;
 
-    /// The next request, if there is one.
+    /// Returns the next request, or `None` at the end.
     fn next(&mut self) -> Option<(Request, Self::Sent)>;
 
-    /// Checks the answer to a request at the start of some bytes: its length, or `None` while it is not whole.
+    /// Checks the answer at the start of `bytes`. Returns its length, or `None` while it is
+    /// incomplete.
     fn check(&mut self, sent: &Self::Sent, bytes: &[u8]) -> Result<Option<usize>>;
 }
 
-/// How many requests were answered, and in what time.
+/// Number of answered requests, and the time that they took.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
-    /// Requests, each answered rightly.
+    /// Requests that were answered correctly.
     pub operations: u64,
     /// Seconds from the first request to the last answer.
     pub seconds: f64,
 }
 
 impl Rate {
-    /// Requests a second.
+    /// Returns the requests per second.
     #[must_use]
     pub fn per_s(&self) -> f64 {
         #[allow(clippy::cast_precision_loss)] // far below 2^52
@@ -50,7 +51,7 @@ pub(super) struct Client {
     stream: TcpStream,
     output: Vec<u8>,
     input: Box<[u8]>,
-    /// Bytes of the input that have come and are not checked.
+    /// Bytes of the input that were received and not checked yet.
     filled: usize,
 }
 
@@ -67,7 +68,8 @@ impl Client {
         })
     }
 
-    /// Asks with up to `window` requests outstanding, until there are no more or the time is over, and checks all answers.
+    /// Sends requests with up to `window` outstanding, until the requests or the time run out.
+    /// Checks all answers.
     pub(super) fn ask<R: Requests>(
         &mut self,
         requests: &mut R,
@@ -111,7 +113,8 @@ impl Client {
         }
     }
 
-    /// Sends the requests. The server reads them, since it has no more answers than the sockets take.
+    /// Sends the encoded requests. The server keeps reading, because its answers fit the sockets'
+    /// buffers.
     fn send(&mut self) -> Result<()> {
         let (mut sent, mut idle) = (0, Idle::default());
         while sent < self.output.len() {
@@ -127,7 +130,7 @@ impl Client {
         Ok(())
     }
 
-    /// Waits until something comes, and takes it.
+    /// Waits until data arrive, and receives them.
     fn receive(&mut self) -> Result<()> {
         let mut idle = Idle::default();
         loop {

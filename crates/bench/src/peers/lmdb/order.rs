@@ -1,10 +1,10 @@
-//! Orders of an LMDB server.
+//! Job of an LMDB server.
 
 use serde::{Deserialize, Serialize};
 
-/// What the worker is asked to serve.
+/// Parameters of the store that the worker serves.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Serve {
-    /// Keys that there will be at the most.
+    /// Maximum number of keys.
     pub(super) keys: u64,
 }

@@ -1,4 +1,5 @@
-//! The server: one thread reads what has arrived on all connections, carries it out in one transaction and answers.
+//! The server: one thread reads the requests of all connections, executes them in one transaction,
+//! and answers.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,17 +15,18 @@ use super::store::Store;
 use super::wire::Request;
 use crate::link::Link;
 
-/// Bytes that are received at a time.
+/// Size of a connection's input buffer, in bytes.
 const INPUT_BYTES: usize = 1 << 18;
-/// Entries of SCANs after which the answers leave: the client checks them while further ones are scanned.
+/// Number of SCAN entries after which answers are sent, so that the client checks them while the
+/// server scans further.
 const MOST_ENTRIES: u32 = 2048;
-/// Rounds after which new connections are looked for.
+/// Rounds between two checks for new connections.
 const ACCEPT_EVERY: u32 = 256;
 
-/// The worker's part: serves until the driver says that it is over, or is gone.
+/// Runs the server in the worker until the driver stops it or is gone.
 ///
 /// # Errors
-/// There is no room for the store, LMDB fails, or the system gives no socket.
+/// The store has no room, LMDB fails, or the system cannot create a socket.
 pub(crate) fn work(link: &mut Link, order: Serve) -> Result<()> {
     let mut store = Store::new(order.keys)?;
     let listener = TcpListener::bind(("127.0.0.1", 0)).context("cannot listen for clients")?;
@@ -42,7 +44,7 @@ pub(crate) fn work(link: &mut Link, order: Serve) -> Result<()> {
 }
 
 fn serve(listener: &TcpListener, store: &mut Store, stop: &AtomicBool) -> Result<()> {
-    /// How soon it sees that it should stop.
+    /// Maximum time until the server notices that it should stop.
     const SLEEP: Duration = Duration::from_millis(20);
     let mut connections: Vec<Connection> = Vec::new();
     let (mut idle, mut rounds) = (Idle::default(), 0u32);
@@ -51,7 +53,7 @@ fn serve(listener: &TcpListener, store: &mut Store, stop: &AtomicBool) -> Result
         if connections.is_empty() || rounds.is_multiple_of(ACCEPT_EVERY) {
             accept(listener, &mut connections)?;
         }
-        // A client that is gone or speaks another protocol loses its connection.
+        // Close the connections of clients that are gone or violate the protocol.
         connections.retain_mut(|connection| connection.receive().is_ok());
         if connections.iter().all(|c| c.requests.is_empty()) {
             let sockets = connections.iter().map(|c| c.stream.as_fd());
@@ -76,7 +78,7 @@ fn accept(listener: &TcpListener, connections: &mut Vec<Connection>) -> Result<(
         match listener.accept() {
             Ok((stream, _)) => connections.push(Connection::new(stream)?),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-            // It was gone before it was accepted.
+            // The client closed the connection before it was accepted.
             Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(e) => return Err(e).context("cannot accept a client"),
         }
@@ -86,12 +88,12 @@ fn accept(listener: &TcpListener, connections: &mut Vec<Connection>) -> Result<(
 struct Connection {
     stream: TcpStream,
     input: Box<[u8]>,
-    /// Bytes of the input that have come and are no whole request yet.
+    /// Bytes of the input that were received and are not decoded yet.
     filled: usize,
-    /// What was decoded of them.
+    /// Decoded requests.
     requests: Vec<Request>,
     answers: Vec<u8>,
-    /// Bytes of the answers that have been sent.
+    /// Number of answer bytes that have been sent.
     sent: usize,
 }
 
@@ -109,7 +111,8 @@ impl Connection {
         })
     }
 
-    /// Decodes what has come. A client that does not read its answers is not read either.
+    /// Receives and decodes requests. While a client leaves answers unread, the server does not
+    /// read from it.
     fn receive(&mut self) -> Result<()> {
         if !self.answers.is_empty() {
             return self.send();
@@ -135,7 +138,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends what the socket takes of the answers.
+    /// Sends as many bytes of the answers as the socket takes.
     fn send(&mut self) -> Result<()> {
         self.requests.clear();
         while self.sent < self.answers.len() {

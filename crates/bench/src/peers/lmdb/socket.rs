@@ -1,4 +1,4 @@
-//! Waiting for sockets as both ends do: looking again for a while, then sleeping.
+//! Waiting for sockets on both ends: polls for a while, then sleeps.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -6,22 +6,22 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How long to look again before sleeping: each end has a core of its own.
+/// Time to poll before sleeping; each end has its own core.
 const SPIN: Duration = Duration::from_micros(100);
 
-/// Since when nothing has come.
+/// Start of the current period without data.
 #[derive(Debug, Default)]
 pub(super) struct Idle(Option<Instant>);
 
 impl Idle {
-    /// Something has come.
+    /// Ends the period without data.
     #[inline]
     pub(super) fn end(&mut self) {
         self.0 = None;
     }
 
-    /// Nothing has come: for how long now. Sleeps for at most `timeout`, until one of `sockets` has something to read, if that
-    /// is long.
+    /// Notes that no data have arrived, and returns how long the period lasts. After a short time
+    /// of polling, it sleeps until one of `sockets` is readable, for at most `timeout`.
     pub(super) fn wait<'s>(
         &mut self,
         sockets: impl Iterator<Item = BorrowedFd<'s>>,

@@ -1,4 +1,5 @@
-//! The ordered store: LMDB with what makes it fast for keys and values of 8 bytes in memory.
+//! The ordered store: LMDB with the options that make it fast for keys and values of 8 bytes in
+//! memory.
 
 #![allow(unsafe_code)]
 
@@ -15,22 +16,23 @@ use heed::{
 
 use super::wire::{self, Request};
 
-/// Where the file is: memory, so that no disk is measured.
+/// Folder of the file: a file system in memory, so that no disk is measured.
 const FOLDER: &str = "/dev/shm";
 
 type Word = U64<NativeEndian>;
 
-/// A store that only one thread uses. Its file has no name any more, so its memory is free when the process ends, however
-/// that is.
+/// A store that a single thread uses. Its file is unlinked, so its memory is freed however the
+/// process ends.
 pub(super) struct Store {
     env: Env,
     db: Database<'static, Word, Word, IntegerComparator>,
 }
 
 impl Store {
-    /// A new store with room for so many keys.
+    /// Creates a store with room for `keys` keys.
     pub(super) fn new(keys: u64) -> Result<Self> {
-        // An entry takes 26 bytes of a page that may be half full, and pages that are copied are reused only later.
+        // An entry takes 26 bytes of a page that may be half full. Copied pages are reused only
+        // later.
         let room = keys.saturating_mul(128).saturating_add(64 << 20);
         ensure_free(room)?;
         let folder = tempfile::Builder::new()
@@ -39,8 +41,9 @@ impl Store {
             .with_context(|| format!("cannot make a folder for LMDB in {FOLDER}"))?;
         let mut options = EnvOpenOptions::new();
         options.map_size(usize::try_from(room)?.next_multiple_of(1 << 20));
-        // SAFETY: the folder is new and this process's alone, so nobody else changes the file. Without locks no two
-        // transactions may overlap: `carry_out` has the store for itself, and ends its transaction.
+        // SAFETY: the folder is new and belongs to this process alone, so no other process changes
+        // the file. Without locks, no two transactions may overlap: `carry_out` has exclusive
+        // access to the store and ends its transaction.
         let env = unsafe {
             options.flags(
                 EnvFlags::WRITE_MAP
@@ -62,13 +65,14 @@ impl Store {
             CommitOrAbort::Commit(db) => db,
             CommitOrAbort::Abort(never) => match never {},
         };
-        // LMDB keeps the file open and mapped, and needs its name only once.
+        // LMDB keeps the file open and mapped, and needs its name only to open it.
         folder.close().context("cannot remove LMDB's folder")?;
         Ok(Self { env, db })
     }
 
-    /// Carries out requests that arrived together, in one transaction: lists of them with room for their answers. Changes are
-    /// committed when it returns.
+    /// Executes the requests that arrived together in one transaction, and appends their answers.
+    /// Each item of `turns` is a list of requests with the buffer for its answers. Changes are
+    /// committed on return.
     pub(super) fn carry_out<'t>(
         &mut self,
         turns: impl Iterator<Item = (&'t [Request], &'t mut Vec<u8>)>,
@@ -123,14 +127,15 @@ impl Store {
                 }
                 answers[start..start + 4].copy_from_slice(&count.to_le_bytes());
             }
-            // `change` does these; a batch that has one is a writing one.
+            // Changes are executed by `change`: a batch that contains one is a writing batch.
             Request::Put { .. } | Request::Append { .. } => answers.push(0),
         }
         Ok(())
     }
 }
 
-/// Refuses to fill the memory: a process that touches a page that there is no room for is killed.
+/// Fails if the folder has less than `bytes` free. Otherwise the kernel would kill the process on a
+/// page without memory.
 fn ensure_free(bytes: u64) -> Result<()> {
     let folder = Path::new(FOLDER);
     let stat = rustix::fs::statvfs(folder)
@@ -161,7 +166,7 @@ mod tests {
     fn what_is_put_is_found_and_scanned_in_order() {
         let mut store = Store::new(1000).expect("opened");
         let put = |key| Request::Put { key, value: !key };
-        // Also within one batch, and keys whose order is not that of their bytes.
+        // Include keys within the same batch, and keys whose order differs from their byte order.
         let keys = [300, 2, 1, 256, u64::MAX];
         let mut batch = keys.map(put).to_vec();
         batch.push(Request::Get { key: 256 });
@@ -177,7 +182,7 @@ mod tests {
         assert_eq!(first.collect::<Vec<_>>(), [2, 256, 300].map(entry));
         let (second, _) = wire::take_entries(&scanned[length..]).expect("whole");
         assert_eq!(second.collect::<Vec<_>>(), [entry(u64::MAX)]);
-        // A key that is there gets another value.
+        // A PUT of an existing key changes its value.
         let key = 300;
         let again = [Request::Put { key, value: 5 }, Request::Get { key }];
         assert_eq!(ask(&mut store, &again), [1, 1, 5, 0, 0, 0, 0, 0, 0, 0]);

@@ -15,7 +15,7 @@ fn setup(keys: u64) -> Setup {
     }
 }
 
-/// Runs with a worker that is a thread.
+/// Runs a test with a thread as worker.
 fn with_worker(run: impl FnOnce(&mut Link)) {
     let (mut left, mut right) = Link::pair().expect("pipes");
     let worker = std::thread::spawn(move || crate::worker::serve(&mut right, None));
@@ -59,7 +59,7 @@ fn wrong_and_missing_values_are_noticed() {
         for wrong in [true, false] {
             let mut lmdb = Lmdb::start(link, setup(100)).expect("started");
             lmdb.load().expect("loaded");
-            // A value that is not the key's, or a key that is not expected.
+            // Put a wrong value for a key, or an unexpected key.
             let key = if wrong { 50 } else { 51 };
             let put = std::iter::once(Request::Put { key, value: 7 });
             lmdb.client.ask(&mut Changes(put), 1, None).expect("put");
@@ -79,7 +79,7 @@ fn two_clients_are_served_and_one_that_speaks_otherwise_is_not() {
         let (mut one, mut two) = (connect(), connect());
         let mut stranger = TcpStream::connect(address).expect("connects");
         stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("sent");
-        // Its connection is closed or reset, and nothing comes.
+        // The server closes or resets the stranger's connection and sends nothing.
         assert!(!matches!(stranger.read(&mut [0; 8]), Ok(1..)));
         let put = |key| Request::Put { key, value: key };
         let mut puts = Changes((0..200).map(put));

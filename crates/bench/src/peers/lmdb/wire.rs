@@ -1,4 +1,5 @@
-//! The protocol between the LMDB server and its client: little-endian, without padding, answers in the order of requests.
+//! The protocol between the LMDB server and its client: little-endian, without padding. Answers are
+//! in the order of requests.
 //!
 //! | request | bytes | answer |
 //! |---|---|---|
@@ -9,7 +10,7 @@
 
 use anyhow::{Result, bail, ensure};
 
-/// Entries that a SCAN asks for at the most.
+/// Maximum entries of a SCAN.
 pub(super) const MOST_ENTRIES: u32 = 4096;
 
 /// Bytes of the longest answer.
@@ -30,12 +31,12 @@ pub(super) enum Request {
 }
 
 impl Request {
-    /// Whether it changes something.
+    /// Returns true if the request changes the store.
     pub(super) fn writes(&self) -> bool {
         matches!(self, Self::Put { .. } | Self::Append { .. })
     }
 
-    /// Entries that a SCAN asks for.
+    /// Returns the entries that a SCAN requests, or 0 for other requests.
     #[inline]
     pub(super) fn entries(&self) -> u32 {
         match self {
@@ -59,7 +60,8 @@ impl Request {
         }
     }
 
-    /// The first request of some bytes and its length; `None` while it is not whole.
+    /// Decodes the first request in `bytes` and returns it with its length, or `None` while it is
+    /// incomplete.
     #[inline]
     pub(super) fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>> {
         let Some(&kind) = bytes.first() else {
@@ -98,14 +100,14 @@ impl Request {
     }
 }
 
-/// The word at an offset, 0 behind the end.
+/// Returns the word at an offset, or 0 behind the end.
 #[inline]
 pub(super) fn word(bytes: &[u8], at: usize) -> u64 {
     let word = bytes.get(at..at + 8).and_then(|w| w.try_into().ok());
     u64::from_le_bytes(word.unwrap_or_default())
 }
 
-/// The half word at an offset, 0 behind the end.
+/// Returns the half word at an offset, or 0 behind the end.
 #[inline]
 pub(super) fn count(bytes: &[u8], at: usize) -> u32 {
     let word = bytes.get(at..at + 4).and_then(|w| w.try_into().ok());
@@ -124,7 +126,7 @@ pub(super) fn put_value(value: Option<u64>, into: &mut Vec<u8>) {
     }
 }
 
-/// The answer to a GET and its length; `None` while it is not whole.
+/// Decodes the answer to a GET and returns it with its length, or `None` while it is incomplete.
 #[inline]
 pub(super) fn take_value(bytes: &[u8]) -> Option<(Option<u64>, usize)> {
     match bytes.first()? {
@@ -134,7 +136,8 @@ pub(super) fn take_value(bytes: &[u8]) -> Option<(Option<u64>, usize)> {
     }
 }
 
-/// The entries of an answer to a SCAN and its length; `None` while it is not whole.
+/// Decodes the answer to a SCAN and returns its entries and its length, or `None` while it is
+/// incomplete.
 #[inline]
 pub(super) fn take_entries(bytes: &[u8]) -> Option<(impl Iterator<Item = (u64, u64)>, usize)> {
     let length = 4 + 16 * count(bytes.get(..4)?, 0) as usize;

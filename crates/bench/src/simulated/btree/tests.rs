@@ -1,4 +1,4 @@
-//! The study of BlueField-2 in short.
+//! Short versions of the experiments of the BlueField-2 study.
 
 use super::*;
 use nicmodel::profile::builtin;
@@ -21,8 +21,8 @@ fn ran(setup: &Setup) -> Outcome {
     outcome
 }
 
-/// Local look-ups of the study on all cores of the DPU. What is printed for 256 M keys, 2 M/s, seems to be swapped with
-/// the 2.5 M/s by RPC, which does the same and more.
+/// Local look-ups of the study on all cores of the DPU. The published value for 256 M keys, 2 M/s,
+/// seems to be swapped with the 2.5 M/s by RPC: an RPC does the same work and more.
 #[test]
 fn local_lookups_on_a_dpu_are_as_fast_as_published() {
     let local = |place, keys| run_local(bf2(), &Setup::study(place, keys)).expect("it runs");
@@ -46,7 +46,7 @@ fn clients_that_read_need_a_read_for_each_level() {
         for place in [Place::Host, Place::Dpu] {
             let outcome = ran(&Setup::one_sided(place, node_bytes).alone());
             assert_eq!(outcome.levels, levels);
-            // And one of the word that says where the root is.
+            // Clients also READ the word with the root's address from time to time.
             let reads = outcome.reads_per_lookup;
             #[expect(clippy::cast_precision_loss, reason = "a small number")]
             let most = levels as f64 + 1.0 / 20.0;
@@ -80,7 +80,8 @@ fn the_same_seed_gives_the_same_output_on_both_places() {
     }
 }
 
-/// The study: a quarter of a small tree on the DPU beside the host is better than the host alone, half of it is not.
+/// As in the study: a quarter of a small tree on the DPU beside the host is faster than the host
+/// alone, half of it is not.
 #[test]
 fn a_part_of_the_keys_on_the_dpu_pays_up_to_a_point() {
     let rate = |share| {
