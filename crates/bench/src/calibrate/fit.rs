@@ -141,7 +141,8 @@ fn of_units(fit: &mut Fit<'_>) -> Units {
     use Probe::{OneLine, Read, Send, UnitLists, UnitSingly};
     let ns = |probe| fit.results.ns(probe);
     let [short, _] = UNIT_LISTS.map(UnitLists);
-    // Where one queue pair is as fast as several of one core, the core is what binds, and units do not show.
+    // If one queue pair is as fast as several queue pairs of one core, the core is the bottleneck. The
+    // rates then do not depend on the number of units.
     let unit = ns(UnitSingly).and_then(|unit| {
         if unit > 1.1 * ns(OneLine)? {
             Ok(unit)
