@@ -1,7 +1,7 @@
-//! The skeleton of a new service: a counter behind HERD RPC, whose clients add to it.
+//! Skeleton of a new service: a counter behind HERD RPC, to which clients add.
 //!
-//! What is the service's own: its configuration and design, the three messages of its rendezvous, its operations, and a
-//! check of what clients saw. A new service begins as a copy of this file.
+//! The service defines its configuration and design, the three messages of its rendezvous, its
+//! operations, and a check of the clients' results. A new service begins as a copy of this file.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use verbs::{
 };
 
 service::designs! {
-    /// How clients reach the counter.
+    /// Access of the clients to the counter.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     enum Design {
         /// HERD RPC.
@@ -27,11 +27,11 @@ service::designs! {
     }
 }
 
-/// How a server runs.
+/// Configuration of a server.
 #[derive(Debug, Default)]
 struct Config {
     nic: NicConfig,
-    /// Clients at the same time, 1 to 64.
+    /// Maximum number of simultaneous clients, 1 to 64.
     max_clients: usize,
 }
 
@@ -53,7 +53,7 @@ impl service::ServerConfig for Config {
     }
 }
 
-/// Request slots of a client: 8 bytes, what to add.
+/// Layout of a client's request slots: 8 bytes, the number to add.
 const LAYOUT: Layout = Layout {
     window: 16,
     payload: 8,
@@ -114,7 +114,7 @@ impl service::Hello for Hello {
     }
 }
 
-/// The storage.
+/// The service with its storage.
 #[derive(Debug)]
 struct Counter {
     config: Config,
@@ -127,7 +127,7 @@ struct Counter {
     mailbox: Mailbox<Command, Counts>,
 }
 
-/// What the worker is told.
+/// Command to the worker.
 #[derive(Debug)]
 enum Command {
     Add(u32, Connected, Done),
@@ -135,7 +135,7 @@ enum Command {
     Stop,
 }
 
-/// What a client has at the server.
+/// A client's session at the server; dropping it removes the client.
 #[derive(Debug)]
 struct Session(Arc<Counter>, Arc<Slot>);
 
@@ -227,7 +227,7 @@ impl Service for Counter {
     }
 }
 
-/// The worker's loop.
+/// Adapter of the RPC server to the worker's loop.
 struct Worker<'c> {
     engine: herd::Server,
     add: Add<'c>,
@@ -242,7 +242,7 @@ impl Work for Worker<'_> {
         match command {
             Command::Add(index, Connected { qp, to, .. }, done) => {
                 let added = self.engine.add_client(index, qp, to, LAYOUT.window);
-                // The client may have gone meanwhile.
+                // Sending fails if the client is gone meanwhile.
                 let _ = done.send(added.map_err(|e| e.to_string()));
             }
             Command::Remove(slot) => self.engine.remove_client(slot.index()),
@@ -270,7 +270,7 @@ impl Work for Worker<'_> {
     }
 }
 
-/// The operation: adds, and answers with the sum.
+/// The operation: adds to the counter and answers with the sum.
 struct Add<'c>(&'c AtomicU64);
 
 impl Handler for Add<'_> {
@@ -287,7 +287,7 @@ impl Handler for Add<'_> {
     }
 }
 
-/// A client of one thread: adds, and returns the sums that it was answered.
+/// Runs a client with one thread: adds the numbers and returns the sums in the answers.
 fn add_all(
     target: &Target<Rendezvous>,
     numbers: &[u64],
@@ -323,7 +323,7 @@ fn add_all(
     Ok(sums)
 }
 
-/// The check: each sum was given once, and sums of one client grow.
+/// Checks that each sum was returned once, and that the sums of each client grow.
 fn check(clients: &[Vec<u64>], numbers: usize) -> bool {
     let mut all = clients.concat();
     all.sort_unstable();

@@ -1,4 +1,4 @@
-//! A thread that accepts connections.
+//! Acceptor of TCP connections.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,7 +13,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::worker::lock;
 
-/// A thread that accepts connections, and a thread for each of them. Dropping it ends them all.
+/// A thread that accepts connections, and a thread for each connection. Dropping the acceptor ends
+/// all of them.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     shared: Arc<Accepting>,
@@ -22,13 +23,14 @@ pub(crate) struct Acceptor {
 
 #[derive(Debug)]
 struct Accepting {
-    /// Second handles of connections, to end them by.
+    /// Duplicate handles of the connections, used to shut them down.
     streams: Mutex<HashMap<u64, TcpStream>>,
     stop: AtomicBool,
     wake: OwnedFd,
 }
 
-/// A connection that is served: its second handle goes with it, also when serving it panics or never begins.
+/// A connection that is being served. Dropping it removes the duplicate handle, even if serving
+/// panics or never begins.
 struct Served {
     shared: Arc<Accepting>,
     id: u64,
@@ -41,11 +43,11 @@ impl Drop for Served {
 }
 
 impl Acceptor {
-    /// Calls `serve` for every connection, in a thread of its own, which ends when `serve` returns. When the acceptor
-    /// is dropped connections are shut down, so that `serve` finds their end.
+    /// Calls `serve` for every connection, in a separate thread that ends when `serve` returns.
+    /// Dropping the acceptor shuts the connections down, so that `serve` sees their end.
     ///
     /// # Errors
-    /// When the system gives no descriptor or thread.
+    /// When the system cannot create a descriptor or a thread.
     pub(crate) fn start(
         listener: TcpListener,
         serve: impl Fn(TcpStream) + Send + Sync + 'static,
@@ -69,10 +71,10 @@ impl Acceptor {
 impl Drop for Acceptor {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        // An eventfd takes one more.
+        // This write cannot fail: the counter of the eventfd has room.
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has nothing left to stop.
+            // A panicked thread needs no stop.
             let _ = thread.join();
         }
     }
@@ -95,7 +97,7 @@ where
         }
         let accepted = listener.accept().and_then(|(s, _)| Ok((s.try_clone()?, s)));
         let Ok((kept, stream)) = accepted else {
-            // Out of descriptors, perhaps: clients that go give some back.
+            // The process may be out of descriptors: wait until clients leave and free some.
             std::thread::sleep(Duration::from_millis(10));
             continue;
         };
@@ -117,7 +119,7 @@ where
         }
     }
     for stream in lock(&shared.streams).values() {
-        // It may be closed already.
+        // The connection may be closed already.
         let _ = stream.shutdown(Shutdown::Both);
     }
     for thread in threads {

@@ -1,4 +1,5 @@
-//! A client's side of the rendezvous: finds a server by TCP or in this process, and keeps its session open.
+//! The client's side of the rendezvous: finds a server by TCP or in this process, and keeps its
+//! session open.
 
 use std::fmt;
 use std::io;
@@ -11,16 +12,16 @@ use crate::nic::OpenError;
 use crate::protocol::{Protocol, check_welcome};
 use crate::rendezvous::{Answer, Call, Refused, persist};
 
-/// Where a client's server is.
+/// Location of a server.
 #[derive(Debug, Clone)]
 pub enum Target<P: Protocol> {
-    /// At a TCP address.
+    /// Server at a TCP address.
     Tcp(String),
-    /// In this process.
+    /// Server in this process.
     Local(Connector<P>),
 }
 
-/// A session at a server: it ends when this is dropped.
+/// A session at a server; dropping it ends the session.
 #[derive(Debug)]
 pub struct Connection(#[expect(dead_code, reason = "its end is what counts")] Held);
 
@@ -31,31 +32,31 @@ enum Held {
     Local(Box<dyn fmt::Debug + Send + Sync>),
 }
 
-/// Why a client of any service cannot connect.
+/// Error of a client that cannot connect to a service.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The configuration cannot work.
+    /// The configuration is invalid.
     #[error("{0}")]
     Config(String),
-    /// The server cannot be reached, or is none.
+    /// The server cannot be reached, or is not a server of this service.
     #[error("cannot reach a {service} at {server}: {source}")]
     Unreachable {
-        /// What was looked for.
+        /// Name of the service.
         service: &'static str,
-        /// The address.
+        /// Address of the server.
         server: String,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// The server refused.
+    /// The server refused the client, or the client refused the server's offer.
     #[error("the {service} refused: {reason}")]
     Refused {
-        /// What the server is.
+        /// Name of the service.
         service: &'static str,
-        /// Why.
+        /// Reason in words.
         reason: String,
-        /// Whether it may succeed later.
+        /// True if connecting may succeed later.
         retry: bool,
     },
     /// The device lacks what the server's design needs.
@@ -70,7 +71,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// A server of this protocol refused, or said what this client refuses.
+    /// Creates the error of a refusal, for a server of the protocol `P`.
     pub fn refused<P: Protocol>(Refused { reason, retry }: Refused) -> Self {
         Self::Refused {
             service: P::SERVICE,
@@ -79,7 +80,7 @@ impl ConnectError {
         }
     }
 
-    /// Whether trying to connect again cannot help.
+    /// Returns true if connecting again cannot succeed.
     pub fn is_hopeless(&self) -> bool {
         match self {
             Self::Unreachable { source, .. } => source.kind() == io::ErrorKind::InvalidInput,
@@ -90,11 +91,12 @@ impl ConnectError {
 }
 
 impl<P: Protocol> Target<P> {
-    /// Opens a session for a client with this window. `prepare` looks at what the server offers and says what this
-    /// client wants; what it gives besides is returned with the server's answer. Each step over TCP may take `patience`.
+    /// Opens a session for a client with this window. `prepare` reads the server's offer and
+    /// returns the client's message. Its other result is returned together with the server's
+    /// answer. Each step over TCP may take up to `patience`.
     ///
     /// # Errors
-    /// [`ConnectError`], or what `prepare` says.
+    /// [`ConnectError`], or the error of `prepare`.
     pub fn open<Q, E: From<ConnectError>>(
         &self,
         window: usize,
@@ -133,11 +135,11 @@ impl<P: Protocol> Target<P> {
         }
     }
 
-    /// Calls `open`, again and again with growing pauses until `until`, as long as that may help. A server in this
-    /// process does not come back.
+    /// Calls `open` until it succeeds, with growing pauses, until `until`. Stops earlier if a retry
+    /// cannot succeed, for example because a server in this process is gone.
     ///
     /// # Errors
-    /// The last one.
+    /// The last error of `open`.
     pub fn persist<T, E>(
         &self,
         until: Instant,

@@ -1,4 +1,4 @@
-//! Checks of configurations.
+//! Configuration of servers, and checks of values.
 
 use std::ops::RangeInclusive;
 
@@ -9,32 +9,32 @@ use crate::nic::NicConfig;
 
 /// The part of a server's configuration that every service has.
 pub trait ServerConfig {
-    /// Refuses a value that cannot work.
+    /// Fails if a value is invalid.
     ///
     /// # Errors
-    /// Which one, and what it may be.
+    /// Names the invalid value and its valid range.
     fn check(&self) -> Result<(), String>;
 
-    /// Refuses a device that cannot run it.
+    /// Fails if the device cannot run the service.
     ///
     /// # Errors
-    /// What the device lacks.
+    /// Names what the device lacks.
     fn check_device(&self, device: &Capabilities) -> Result<(), Unsupported>;
 
-    /// The TCP address where clients find it.
+    /// Returns the TCP address on which the server listens.
     fn listen(&self) -> &str;
 
-    /// The NIC.
+    /// Returns the configuration of the NIC.
     fn nic(&self) -> &NicConfig;
 
-    /// The largest window that a client may ask for.
+    /// Returns the largest window that a client may request.
     fn max_window(&self) -> usize;
 }
 
-/// Refuses a value out of its range.
+/// Fails if a value is out of its range.
 ///
 /// # Errors
-/// The name, the value and the range.
+/// Names the value, and states its range.
 pub fn in_range(name: &str, value: usize, range: RangeInclusive<usize>) -> Result<(), String> {
     if range.contains(&value) {
         return Ok(());

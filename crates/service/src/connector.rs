@@ -1,4 +1,4 @@
-//! How a client in the same process reaches a server without TCP.
+//! Connections of clients in the server's process, without TCP.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,12 +6,13 @@ use std::sync::Arc;
 use crate::protocol::Protocol;
 use crate::rendezvous::Refused;
 
-/// The side of a server that takes clients.
+/// The accepting side of a server.
 pub(crate) trait AcceptSide<P: Protocol>: Send + Sync {
-    /// What a client hears first.
+    /// Returns the server's first message to a client.
     fn welcome(&self) -> P::Welcome;
 
-    /// Connects to a client. What it gets besides is the client's session: the server frees it when it is dropped.
+    /// Connects a client. The second result is the client's session; dropping it frees the client's
+    /// resources at the server.
     fn accept(
         &self,
         hello: &P::Hello,
@@ -21,11 +22,11 @@ pub(crate) trait AcceptSide<P: Protocol>: Send + Sync {
     fn stop(&self);
 }
 
-/// Connects clients to a server in this process. Clones lead to the same server.
+/// Connects clients to a server in this process. Clones connect to the same server.
 pub struct Connector<P: Protocol>(pub(crate) Arc<dyn AcceptSide<P>>);
 
 impl<P: Protocol> Connector<P> {
-    /// Tells the server to stop: its workers end.
+    /// Stops the server: its workers end.
     pub fn stop(&self) {
         self.0.stop();
     }

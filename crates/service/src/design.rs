@@ -1,22 +1,22 @@
-//! Designs of a service: which there are, what each needs of a device, and whether a device can run it.
+//! Designs of a service: a list of them, and a check of what each needs of a device.
 
 use std::fmt;
 
 use serde::Serialize;
 use verbs::{Capabilities, Capability, Lack};
 
-/// A design that a device cannot run.
+/// Error: a device cannot run a design.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Unsupported {
-    /// The design.
+    /// Name of the design.
     pub design: &'static str,
-    /// The device.
+    /// Name of the device.
     pub device: String,
-    /// Its provider.
+    /// Provider of the device.
     pub provider: &'static str,
-    /// What the design needs and the device does not have; never empty.
+    /// Capabilities that the design needs and the device lacks; never empty.
     pub lacks: Vec<Lack>,
-    /// The designs that run there.
+    /// Designs that the device can run.
     pub runnable: Vec<&'static str>,
 }
 
@@ -49,10 +49,11 @@ impl fmt::Display for Unsupported {
 
 impl std::error::Error for Unsupported {}
 
-/// Whether a design runs on a device: one of `all`, each with what it needs. [`designs!`](crate::designs) calls this.
+/// Fails unless a device can run a design. `all` lists the designs, each with its needed
+/// capabilities. [`designs!`](crate::designs) calls this function.
 ///
 /// # Errors
-/// Says what the device lacks and why, and which designs run there.
+/// Names what the device lacks and why, and the designs that it can run.
 pub fn check(
     design: &'static str,
     all: &[(&'static str, Vec<Capability>)],
@@ -75,7 +76,8 @@ pub fn check(
     })
 }
 
-/// Declares the designs of a service: an enum with a name, a line of summary and the needed capabilities of each.
+/// Declares the designs of a service as an enum. Each design has a name, a summary of one line, and
+/// its needed capabilities.
 ///
 /// ```
 /// service::designs! {
@@ -105,21 +107,22 @@ macro_rules! designs {
             /// All designs.
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$Variant),+];
 
-            /// Its name, as on the command line.
+            /// Returns the name on the command line.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$Variant => $name,)+
                 }
             }
 
-            /// What it does, in a line.
+            /// Returns a description in one line.
             pub fn summary(self) -> &'static str {
                 match self {
                     $(Self::$Variant => $summary,)+
                 }
             }
 
-            /// What it needs of a device, at the server and at clients.
+            /// Returns the capabilities that the design needs of a device, at the server and at
+            /// clients.
             pub fn needs(self) -> Vec<$crate::Capability> {
                 match self {
                     $(Self::$Variant => {
@@ -129,16 +132,16 @@ macro_rules! designs {
                 }
             }
 
-            /// Whether it runs on a device.
+            /// Fails unless a device can run the design.
             ///
             /// # Errors
-            /// Says what the device lacks and why, and which designs run there.
+            /// Names what the device lacks and why, and the designs that it can run.
             pub fn check(self, device: &$crate::Capabilities) -> Result<(), $crate::Unsupported> {
                 let all = Self::ALL.map(|design| (design.name(), design.needs()));
                 $crate::design::check(self.name(), &all, device)
             }
 
-            /// The designs that run on a device.
+            /// Returns the designs that a device can run.
             pub fn runnable(device: &$crate::Capabilities) -> Vec<Self> {
                 let runs = |design: &Self| design.check(device).is_ok();
                 Self::ALL.into_iter().filter(runs).collect()

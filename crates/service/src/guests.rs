@@ -1,23 +1,27 @@
-//! Clients that change objects in the server's memory by themselves, and the recovery of what dead or slow ones leave.
+//! Recovery of locks that dead or slow clients leave, for clients that change objects in the
+//! server's memory directly.
 //!
-//! Such a client locks an object by a compare-and-swap of its lock word, WRITEs the object and unlocks it. It may die, stop
-//! or become slow while it has the lock. Other clients that wait for longer than half of the lease complain
-//! ([`Guests::release`]). The server then does, in this order:
+//! Such a client locks an object by a compare-and-swap of its lock word, WRITEs the object, and
+//! unlocks it. The client may die, stop or become slow while it holds the lock. Other clients
+//! complain if they wait longer than half of the lease ([`Guests::release`]). The server then
+//! proceeds in this order:
 //!
-//! 1. If the owner is connected, it waits until the same acquisition has lasted for a lease since the first complaint.
-//! 2. It takes the owner's access away: the owner's queue pair goes to ERR, and the registrations of the memory that were
-//!    the owner's alone are undone. When that has returned, no WRITE or atomic of the owner can land any more, however late
-//!    the owner wakes up.
-//! 3. It finishes what the owner has written down as its changes, as far as the owner still has those locks. Each client
-//!    has redo entries at the server, and WRITEs an entry before it WRITEs the object. An object without an entry was not
-//!    touched.
-//! 4. It frees the lock.
+//! 1. If the owner is connected, the server waits until the same acquisition has lasted for a lease
+//!    since the first complaint.
+//! 2. The server revokes the owner's access: the owner's queue pair goes to ERR, and the owner's
+//!    private registrations of the memory are removed. After that, no WRITE or atomic of the owner
+//!    can take effect, however late the owner resumes.
+//! 3. The server finishes the owner's recorded changes, as far as the owner still has those locks.
+//!    Each client has redo entries at the server, and WRITEs an entry before it WRITEs the object.
+//!    An object without an entry is unchanged.
+//! 4. The server frees the lock.
 //!
-//! An owner that is still alive finds its queue pair broken and connects anew. When a connection ends, steps 2 and 3 happen
-//! at once.
+//! An owner that is still alive finds its queue pair broken and connects again. When a connection
+//! ends, steps 2 and 3 follow immediately.
 //!
-//! A system implements [`LockTable`]: where its lock words are, and how a redo entry is carried out. A lock word of 0 is
-//! free. Every acquisition has a different word ([`lock_word`]), so that the server can tell a long one from many.
+//! A system implements [`LockTable`]: the location of its lock words, and the execution of a redo
+//! entry. A lock word of 0 means free. Every acquisition has a different word ([`lock_word`]), so
+//! that the server distinguishes one long acquisition from several short ones.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -32,51 +36,54 @@ use crate::worker::lock;
 #[cfg(test)]
 mod tests;
 
-/// The owner that is the server itself: [`Guests::next_owner`] gives it to no client.
+/// Owner number of the server itself; [`Guests::next_owner`] assigns it to no client.
 pub const SERVER_OWNER: u32 = 0xff_ffff;
 
-/// The lock word of an owner's acquisition: the owner in the upper 24 bits, then 16 bits of the lease in milliseconds, then
-/// 24 bits of the acquisition's number.
+/// Returns the lock word of an acquisition: 24 bits of owner, 16 bits of lease in milliseconds, 24
+/// bits of acquisition number, from the upper bits down.
 pub fn lock_word(owner: u32, lease_ms: u16, number: u32) -> u64 {
     u64::from(owner & 0xff_ffff) << 40 | u64::from(lease_ms) << 24 | u64::from(number & 0xff_ffff)
 }
 
-/// Who has a lock, by its [word](lock_word).
+/// Returns the owner in a [lock word](lock_word).
 pub fn owner_of(word: u64) -> u32 {
     (word >> 40) as u32
 }
 
 /// A part of the objects that clients lock, for example a partition of a store.
 pub trait LockTable: Debug + Send + Sync + 'static {
-    /// The lock word of an object, or `None` if there is no such object. Numbers come from clients.
+    /// Returns the lock word of an object, or `None` if the object does not exist. Object numbers
+    /// are untrusted input from clients.
     fn lock_of(&self, object: u64) -> Option<&AtomicU64>;
 
-    /// Who has a lock, by its word, which is not 0.
+    /// Returns the owner in a lock word, which is not 0.
     fn owner_of(&self, word: u64) -> u32 {
         owner_of(word)
     }
 
-    /// Bytes of a redo entry, the same for all parts.
+    /// Returns the bytes of a redo entry, which are the same for all parts.
     fn redo_bytes(&self) -> usize;
 
-    /// The part that a redo entry is about, as an index. The entry may hold any bytes.
+    /// Returns the index of the part that a redo entry refers to. The entry may hold arbitrary
+    /// bytes.
     fn part_of(entry: &[u8]) -> Option<usize>;
 
-    /// Carries out a redo entry and frees the lock, if the entry is whole and the object's lock word is the one that the
-    /// entry names, of this owner. Returns whether it did. The entry may hold any bytes.
+    /// Executes a redo entry and frees its lock. This requires a complete entry whose lock word
+    /// belongs to `owner` and equals the object's. Returns true if the entry was executed. The
+    /// entry may hold arbitrary bytes.
     fn redo(&self, entry: &[u8], owner: u32) -> bool;
 }
 
-/// The clients of a server that reach its memory, and their locks.
+/// The clients that access a server's memory, with their locks.
 #[derive(Debug)]
 pub struct Guests<T> {
     tables: Vec<Arc<T>>,
     lease: Duration,
     threads: bool,
-    /// By owner.
+    /// Clients by owner number.
     guests: Mutex<HashMap<u32, Guest>>,
     owners: AtomicU32,
-    /// Locks that somebody complained about: the acquisition, and since when.
+    /// Locks with complaints: the acquisition, and the time of its first complaint.
     suspects: Mutex<HashMap<(usize, u64), (u64, Instant)>>,
     recovered: AtomicU64,
     expelled: AtomicU64,
@@ -84,27 +91,27 @@ pub struct Guests<T> {
 
 #[derive(Debug)]
 struct Guest {
-    /// Of the client at the server.
+    /// Index of the client at the server.
     index: u32,
-    /// `None` while it is taken away.
+    /// Access of the client; `None` while it is being revoked.
     access: Option<ClientAccess>,
 }
 
-/// What a client reaches the server's memory by.
+/// Resources through which a client accesses the server's memory.
 #[derive(Debug)]
 pub struct ClientAccess {
-    /// The server's end of the client's queue pair.
+    /// Server's end of the client's queue pair.
     pub qp: QueuePair<Rc>,
-    /// Registrations of the server's memory that are this client's alone.
+    /// Registrations of the server's memory for this client alone.
     pub memory: Vec<MemoryRegion>,
     /// Redo entries, one after the other, which the client WRITEs before it changes objects.
     pub redo: Option<MemoryRegion>,
 }
 
 impl<T: LockTable> Guests<T> {
-    /// No clients yet. `tables` are the parts of the objects, none where clients only READ. With `threads` a client's access
-    /// is taken away by a thread of its own, so that no worker waits; without, as on a simulated NIC, by the caller of
-    /// [`release`](Self::release).
+    /// Creates a set without clients. `tables` are the parts of the objects, empty if clients only
+    /// READ. With `threads`, a separate thread revokes a client's access, so that no worker waits.
+    /// Without, as on a simulated NIC, the caller of [`release`](Self::release) revokes it.
     pub fn new(tables: Vec<Arc<T>>, lease: Duration, threads: bool) -> Self {
         Self {
             tables,
@@ -118,19 +125,20 @@ impl<T: LockTable> Guests<T> {
         }
     }
 
-    /// The owner that a new connection is in lock words: 24 bits, neither 0 nor [`SERVER_OWNER`].
+    /// Returns an owner number for a new connection's lock words: 24 bits, neither 0 nor
+    /// [`SERVER_OWNER`].
     pub fn next_owner(&self) -> u32 {
         let guests = lock(&self.guests);
         loop {
             let owner = self.owners.fetch_add(1, Ordering::Relaxed) % (SERVER_OWNER - 1) + 1;
-            // Numbers are reused, and a client may have had this one since then.
+            // Numbers are reused; skip a number that a client still has.
             if !guests.contains_key(&owner) {
                 return owner;
             }
         }
     }
 
-    /// A client has connected: the one of this index at the server, with this owner in lock words.
+    /// Adds a connected client: `index` at the server, `owner` in lock words.
     pub fn add(&self, index: u32, owner: u32, access: ClientAccess) {
         let guest = Guest {
             index,
@@ -139,13 +147,14 @@ impl<T: LockTable> Guests<T> {
         lock(&self.guests).insert(owner, guest);
     }
 
-    /// Locks that were freed for their owners, and clients whose access was taken away for that.
+    /// Returns the number of locks freed for their owners, and the number of clients whose access
+    /// was revoked for that.
     pub fn counts(&self) -> (u64, u64) {
         let of = |n: &AtomicU64| n.load(Ordering::Relaxed);
         (of(&self.recovered), of(&self.expelled))
     }
 
-    /// The client of this index is gone: takes its access away, and finishes its changes.
+    /// Removes the client with this index: revokes its access and finishes its changes.
     pub fn remove(&self, index: u32) {
         let owner = lock(&self.guests)
             .iter()
@@ -156,7 +165,7 @@ impl<T: LockTable> Guests<T> {
         }
     }
 
-    /// An owner has a lock for too long.
+    /// Revokes the access of an owner that has held a lock for too long.
     fn expel_slow(&self, owner: u32) {
         if let Some(access) = self.take(owner) {
             tracing::warn!("a client holds a lock beyond its lease: its access is taken away");
@@ -165,13 +174,13 @@ impl<T: LockTable> Guests<T> {
         }
     }
 
-    /// An owner's access, for the first caller that takes it away.
+    /// Returns an owner's access to the first caller, and `None` to later callers.
     fn take(&self, owner: u32) -> Option<ClientAccess> {
         lock(&self.guests).get_mut(&owner)?.access.take()
     }
 
-    /// Takes an owner's access away, and finishes its changes. On the software NIC this waits for a process that was
-    /// stopped in the very middle of a WRITE.
+    /// Revokes an owner's access and finishes its changes. On the software NIC, this waits for a
+    /// process that was stopped in the middle of a WRITE.
     fn expel(&self, owner: u32, access: ClientAccess) {
         let ClientAccess { qp, memory, redo } = access;
         if let Err(e) = qp.to_error() {
@@ -184,7 +193,7 @@ impl<T: LockTable> Guests<T> {
         lock(&self.guests).remove(&owner);
     }
 
-    /// Makes the changes that a client has written down and still has the locks for.
+    /// Executes the redo entries of a client whose locks it still holds.
     fn finish(&self, owner: u32, memory: &MemoryRegion) {
         let bytes = self.tables.first().map_or(0, |table| table.redo_bytes());
         if bytes == 0 {
@@ -202,8 +211,9 @@ impl<T: LockTable> Guests<T> {
         }
     }
 
-    /// A client has waited long for the lock of an object of a part: frees the lock, if it is time. Returns whether it is
-    /// free now, or there is none; otherwise the client complains again later.
+    /// Handles the complaint of a client that has waited long for an object's lock. Frees the lock
+    /// once its lease is over. Returns true if the lock is free now or does not exist; otherwise
+    /// the client must complain again later.
     pub fn release(self: &Arc<Self>, part: usize, object: u64) -> bool {
         let Some(table) = self.tables.get(part) else {
             return true;
@@ -226,7 +236,7 @@ impl<T: LockTable> Guests<T> {
                     return false;
                 }
                 if self.threads {
-                    // A worker must not wait. The client complains again.
+                    // A worker must not wait here. The client complains again.
                     let guests = Arc::clone(self);
                     let thread = std::thread::Builder::new().name("expel".to_owned());
                     if let Err(e) = thread.spawn(move || guests.expel_slow(owner)) {
@@ -238,7 +248,7 @@ impl<T: LockTable> Guests<T> {
             }
             None => {}
         }
-        // Nobody can change this word any more: its owner is gone, and all others wait for 0.
+        // No client can change this word any more: its owner is gone, and all others wait for 0.
         if lock_of
             .compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
@@ -248,13 +258,13 @@ impl<T: LockTable> Guests<T> {
         true
     }
 
-    /// Whether the first complaint about the same acquisition is a lease ago.
+    /// Returns true if the first complaint about the same acquisition was a lease ago.
     fn is_over(&self, part: usize, object: u64, word: u64) -> bool {
-        /// Locks that are watched at the most; clients complain again.
+        /// Maximum number of watched locks; beyond it all are dropped, and clients complain again.
         const MOST: usize = 4096;
         let now = verbs::time::now();
         let mut suspects = lock(&self.suspects);
-        // An old entry says nothing: numbers of acquisitions come again.
+        // Old entries are meaningless, because numbers of acquisitions repeat.
         suspects.retain(|_, (_, since)| now.duration_since(*since) < 8 * self.lease);
         if suspects.len() >= MOST {
             suspects.clear();

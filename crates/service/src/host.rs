@@ -1,4 +1,5 @@
-//! A service and what is known of it, whoever runs its workers: its clients, and whether it broke.
+//! A service, and state that is independent of who runs its workers: its clients, and its first
+//! failure.
 
 use std::fmt::{Debug, Display};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,44 +15,45 @@ use crate::protocol::{Protocol, check_hello};
 use crate::rendezvous::Refused;
 use crate::worker::lock;
 
-/// What the server of one system does: [`Server`](crate::Server) runs it with threads and TCP,
+/// The server of one system. [`Server`](crate::Server) runs it with threads and TCP,
 /// [`LocalServer`](crate::LocalServer) without.
 pub trait Service: Debug + Send + Sync + Sized + 'static {
-    /// The messages of its rendezvous.
+    /// Messages of the rendezvous.
     type Protocol: Protocol;
-    /// Its configuration.
+    /// Configuration of the server.
     type Config: ServerConfig;
-    /// What it takes from its surroundings, such as a clock. The default is that of a server with threads.
+    /// Dependencies on the environment, such as a clock. The default is that of a server with
+    /// threads.
     type Environment: Default;
     /// A worker that does not run yet.
     type Worker: Debug + Send + 'static;
-    /// Why a worker ends early.
+    /// Error that ends a worker early.
     type WorkerError: Display;
-    /// What a client has at the server. Dropping it frees it.
+    /// A client's resources at the server; dropping it frees them.
     type Session: Debug + Send + Sync + 'static;
-    /// What it reports.
+    /// Statistics of the server.
     type Stats;
 
-    /// Its objects on a device, and its workers.
+    /// Creates the service's objects on a device, and its workers.
     ///
     /// # Errors
-    /// Why it does not start.
+    /// When the service cannot start.
     fn new(
         context: &Context,
         config: Self::Config,
         environment: Self::Environment,
     ) -> Result<(Arc<Self>, Vec<Self::Worker>), ServerError>;
 
-    /// The configuration that it runs with.
+    /// Returns the configuration of the server.
     fn config(&self) -> &Self::Config;
 
-    /// What a client hears first.
+    /// Returns the server's first message to a client.
     fn welcome(&self) -> WelcomeOf<Self>;
 
-    /// Connects this side to a client, whose version and window have been checked.
+    /// Connects the server's side to a client, whose version and window have been checked.
     ///
     /// # Errors
-    /// Why not.
+    /// When the server refuses the client.
     fn accept(
         self: &Arc<Self>,
         hello: &HelloOf<Self>,
@@ -60,10 +62,11 @@ pub trait Service: Debug + Send + Sync + Sized + 'static {
     /// Runs a worker until [`stop`](Self::stop).
     ///
     /// # Errors
-    /// Why it cannot go on.
+    /// When the worker cannot continue.
     fn work(&self, index: usize, worker: Self::Worker) -> Result<(), Self::WorkerError>;
 
-    /// Work for a thread of its own beside the workers, if there is any.
+    /// Returns the name and the body of a further thread beside the workers, if the service needs
+    /// one.
     fn background(
         self: &Arc<Self>,
         _failure: &Failure,
@@ -71,36 +74,36 @@ pub trait Service: Debug + Send + Sync + Sized + 'static {
         None
     }
 
-    /// What it did so far, with this many clients.
+    /// Returns the statistics so far, with these counts of clients.
     fn stats(&self, clients: ClientCounts) -> Self::Stats;
 
-    /// Gives clients nothing more: called before their connections end.
+    /// Stops offering anything new to clients; called before their connections end.
     fn close(&self) {}
 
-    /// Tells the workers to end.
+    /// Makes the workers end.
     fn stop(&self);
 }
 
-/// What a client of a service hears first.
+/// The first message of a service to a client.
 pub type WelcomeOf<S> = <<S as Service>::Protocol as Protocol>::Welcome;
-/// What a client of a service says.
+/// The message of a client to a service.
 pub type HelloOf<S> = <<S as Service>::Protocol as Protocol>::Hello;
-/// What a client of a service is answered.
+/// The answer of a service to a client that it accepts.
 pub type AcceptedOf<S> = <<S as Service>::Protocol as Protocol>::Accepted;
 
-/// Why a server of any service does not start.
+/// Error of a server that does not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// The configuration cannot work.
+    /// The configuration is invalid.
     #[error("{0}")]
     Config(String),
     /// The address cannot be listened on.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// The address.
+        /// Address of the server.
         address: String,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
     /// The device lacks what the design needs.
@@ -112,7 +115,7 @@ pub enum ServerError {
     /// A verb failed.
     #[error(transparent)]
     Verb(#[from] verbs::VerbError),
-    /// The system refused a thread or a descriptor.
+    /// The system cannot create a thread or a descriptor.
     #[error(transparent)]
     Io(#[from] std::io::Error),
     /// The service itself cannot start.
@@ -121,39 +124,39 @@ pub enum ServerError {
 }
 
 impl ServerError {
-    /// The service itself cannot start, for this reason.
+    /// Creates the error of a service that cannot start.
     pub fn service(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Service(reason.into())
     }
 }
 
-/// Clients of a server.
+/// Counts of a server's clients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClientCounts {
-    /// That are connected.
+    /// Clients that are connected now.
     pub now: u64,
-    /// That have ever connected.
+    /// Clients that have ever connected.
     pub total: u64,
 }
 
-/// Why a server no longer serves: the first failure of any of its threads. Clones are the same.
+/// The first failure of any of a server's threads. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Failure(Arc<Mutex<Option<String>>>);
 
 impl Failure {
-    /// Something broke.
+    /// Records a failure; only the first one is kept.
     pub fn set(&self, what: String) {
         tracing::error!("{what}");
         lock(&self.0).get_or_insert(what);
     }
 
-    /// What broke first, if anything did.
+    /// Returns the first failure, if any.
     pub fn get(&self) -> Option<String> {
         lock(&self.0).clone()
     }
 }
 
-/// A service that is served.
+/// A service that is running.
 #[derive(Debug)]
 pub(crate) struct Host<S: Service> {
     pub(crate) service: Arc<S>,
@@ -167,7 +170,7 @@ struct Clients {
     total: AtomicU64,
 }
 
-/// A client that is counted as long as this lives.
+/// A client that is counted as connected as long as this value lives.
 #[derive(Debug)]
 struct Counted(Arc<Clients>);
 
@@ -177,7 +180,7 @@ impl Drop for Counted {
     }
 }
 
-/// What a client has at the server, and that it is counted.
+/// A client's session and its count.
 #[derive(Debug)]
 pub(crate) struct Attached<T> {
     _session: T,
@@ -185,7 +188,7 @@ pub(crate) struct Attached<T> {
 }
 
 impl<S: Service> Host<S> {
-    /// A service on a device, and its workers, which do not run yet.
+    /// Creates a service on a device, and its workers, which do not run yet.
     pub(crate) fn new(
         context: &Context,
         config: S::Config,
@@ -200,7 +203,7 @@ impl<S: Service> Host<S> {
         Ok((host, workers))
     }
 
-    /// Refuses a configuration that cannot work, or not on this device.
+    /// Fails for an invalid configuration, and for a device that cannot run it.
     pub(crate) fn check(context: &Context, config: &S::Config) -> Result<(), ServerError> {
         config.check().map_err(ServerError::Config)?;
         config.check_device(context.capabilities()?)?;

@@ -1,17 +1,23 @@
-//! What every networked service shares: a server's life, how clients find it, their sessions, its report.
+//! The shared life cycle of networked services: start and stop of a server, rendezvous with
+//! clients, sessions, and reports.
 //!
-//! A system is its operations, its storage and its checker. It implements [`Service`] and says what its three messages
-//! of the rendezvous are ([`Protocol`]). This crate does the rest:
+//! A system consists of its operations, its storage and its checker. It implements [`Service`] and
+//! defines the three messages of its rendezvous ([`Protocol`]). This crate provides the rest:
 //!
-//! - [`Server`] listens, runs workers in threads and stops; [`LocalServer`] leaves both to the caller, as simulated
-//!   cores do, and gives clients a [`Connector`].
-//! - [`Target`] opens a client's session by TCP or by a connector, and tries again while that may help.
-//! - [`worker`] is the loop of a worker that polls, waits and sleeps, and its mailbox.
-//! - [`sessions`] remembers changes, so that none is made twice; [`Slots`] gives clients their indices.
-//! - [`guests`] recovers locks of clients that change the server's memory by themselves.
-//! - [`workload`] chooses keys for a load, and makes values that can be checked; [`random`] has their random numbers.
-//! - [`history`] records what concurrent clients saw, and judges whether it was linearizable.
-//! - [`designs!`] declares the designs of a system; [`config`] checks values; [`Latency`] is a report's part.
+//! - [`Server`] listens, runs workers in threads, and stops. [`LocalServer`] leaves listening and
+//!   threads to the caller, for example to simulated cores, and gives clients a [`Connector`].
+//! - [`Target`] opens a client's session by TCP or by a connector, and retries while a retry may
+//!   succeed.
+//! - [`worker`] contains the loop of a worker that polls, waits and sleeps, and its mailbox.
+//! - [`sessions`] records changes, so that none is executed twice. [`Slots`] assigns indices to
+//!   clients.
+//! - [`guests`] recovers the locks of clients that change the server's memory directly.
+//! - [`workload`] chooses keys for a load and makes values that can be checked. [`random`]
+//!   generates random numbers.
+//! - [`history`] records the results of concurrent clients, and checks whether they are
+//!   linearizable.
+//! - [`designs!`] declares the designs of a system. [`config`] checks values. [`Latency`] is a part
+//!   of reports.
 //!
 //! `examples/counter.rs` is the skeleton of a new service on one page.
 

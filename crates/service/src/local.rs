@@ -1,5 +1,5 @@
-//! A server without threads and without TCP: the caller runs its workers where it likes, and clients come in by a call.
-//! The same workers and queue pairs as behind TCP.
+//! A server without threads and without TCP. The caller runs its workers, and clients connect by a
+//! function call. Workers and queue pairs are the same as behind TCP.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub struct LocalWorker<S: Service> {
 }
 
 impl<S: Service> LocalServer<S> {
-    /// A server on a device, whatever the configuration says of provider, device and address.
+    /// Creates a server on a device. Provider, device and address in the configuration are ignored.
     ///
     /// # Errors
     /// As for [`Server::start_on`](crate::Server::start_on).
@@ -46,35 +46,35 @@ impl<S: Service> LocalServer<S> {
         })
     }
 
-    /// Its workers, to be run: none the second time.
+    /// Returns the workers, which the caller must run; the second call returns none.
     pub fn take_workers(&mut self) -> Vec<LocalWorker<S>> {
         std::mem::take(&mut self.workers)
     }
 
-    /// Connects clients to it. Its workers must be running by the time that one comes.
+    /// Returns a connector for clients. The workers must run when the first client connects.
     pub fn connector(&self) -> Connector<S::Protocol> {
         let host: Arc<dyn AcceptSide<S::Protocol>> = self.host.clone();
         Connector(host)
     }
 
-    /// What it serves.
+    /// Returns the service.
     pub fn service(&self) -> &Arc<S> {
         &self.host.service
     }
 
-    /// What it did so far. Counts of a busy worker are a few thousand requests old.
+    /// Returns the statistics so far. Counts of a busy worker may lag by a few thousand requests.
     pub fn stats(&self) -> S::Stats {
         self.host.stats()
     }
 
-    /// Why it no longer serves, if something broke.
+    /// Returns the failure that ended the service, if any.
     pub fn failure(&self) -> Option<String> {
         self.host.failure.get()
     }
 }
 
 impl<S: Service> LocalWorker<S> {
-    /// Serves until the server is told to stop.
+    /// Serves until the server is stopped.
     pub fn run(self) {
         self.host.run_worker(self.index, self.worker);
     }

@@ -1,19 +1,19 @@
-//! Which NIC a server or client uses.
+//! The NIC of a server or client.
 
 use serde::{Deserialize, Serialize};
 use verbs::{Context, LinkLayer, PortGid, PortState, Provider};
 
-/// Which NIC to use.
+/// Selection of a NIC.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NicConfig {
-    /// The provider: `softnic` or `system`.
+    /// Provider: `softnic` or `system`.
     pub provider: String,
-    /// The device; the provider's first if `None`.
+    /// Device name; `None` selects the provider's first device.
     pub device: Option<String>,
-    /// The port, from 1.
+    /// Port number, counted from 1.
     pub port_num: u8,
-    /// The entry of the GID table; the device's default if `None`.
+    /// Index in the GID table; `None` selects the device's default.
     pub gid_index: Option<u8>,
 }
 
@@ -35,10 +35,10 @@ impl NicConfig {
         Ok(provider.device(self.device.as_deref())?.open()?)
     }
 
-    /// The port and the GID to use on it.
+    /// Returns the port, and the GID index to use on it.
     ///
     /// # Errors
-    /// Says what is wrong with the port, or with the entry that was chosen.
+    /// When the port or the selected GID index is unusable, with the reason.
     pub fn port(&self, context: &Context) -> Result<PortGid, OpenError> {
         let (name, port_num) = (context.device_name(), self.port_num);
         let no = |text: String| Err(OpenError::Port(text));
@@ -66,7 +66,7 @@ impl NicConfig {
                 gid_index,
             });
         };
-        // An entry past the end cannot even be read.
+        // Reading an entry beyond the end of the table fails.
         let gid = context.gid(port_num, gid_index.into()).unwrap_or_default();
         if gid.is_zero() {
             return no(format!(
@@ -81,11 +81,11 @@ impl NicConfig {
     }
 }
 
-/// Why a NIC cannot be used.
+/// Error of a NIC that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// There is no such provider.
+    /// The provider or device does not exist.
     #[error(transparent)]
     Provider(#[from] verbs::ProviderError),
     /// A verb failed.

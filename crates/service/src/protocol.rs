@@ -1,4 +1,4 @@
-//! The messages of a service's rendezvous, and what is checked of them for every service.
+//! The messages of a service's rendezvous, and their checks for all services.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -7,39 +7,39 @@ use crate::rendezvous::Refused;
 
 /// The rendezvous of one service: three messages, each a JSON object on one line.
 pub trait Protocol: 'static {
-    /// What the service is, in messages to people, such as `sequencer`.
+    /// Name of the service in messages to users, such as `sequencer`.
     const SERVICE: &'static str;
-    /// What [`Welcome::protocol`] says.
+    /// Value of [`Welcome::protocol`].
     const NAME: &'static str;
-    /// The version of the exchange.
+    /// Version of the exchange.
     const VERSION: u32;
-    /// The server's first message: what it is and offers.
+    /// The server's first message: its identity and its offer.
     type Welcome: Welcome + Serialize + DeserializeOwned;
-    /// The client's message: what it wants, and its queue pairs.
+    /// The client's message: its request, and its queue pairs.
     type Hello: Hello + Serialize + DeserializeOwned;
     /// The server's answer: its queue pairs and keys.
     type Accepted: Serialize + DeserializeOwned;
 }
 
-/// The part of a server's first message that every service has.
+/// The part of a server's first message that all services share.
 pub trait Welcome {
-    /// [`Protocol::NAME`].
+    /// Returns the server's [`Protocol::NAME`].
     fn protocol(&self) -> &str;
-    /// [`Protocol::VERSION`].
+    /// Returns the server's [`Protocol::VERSION`].
     fn version(&self) -> u32;
-    /// The largest window that a client may ask for.
+    /// Returns the largest window that a client may request.
     fn max_window(&self) -> usize;
 }
 
-/// The part of a client's message that every service has.
+/// The part of a client's message that all services share.
 pub trait Hello {
-    /// [`Protocol::VERSION`].
+    /// Returns the client's [`Protocol::VERSION`].
     fn version(&self) -> u32;
-    /// Requests outstanding at most.
+    /// Returns the maximum number of outstanding requests.
     fn window(&self) -> usize;
 }
 
-/// Refuses the welcome of another protocol, or of a server that takes no such window.
+/// Refuses a server of another protocol, or a server that does not accept the window.
 pub(crate) fn check_welcome<P: Protocol>(
     welcome: &P::Welcome,
     window: usize,
@@ -61,7 +61,7 @@ pub(crate) fn check_welcome<P: Protocol>(
     Ok(())
 }
 
-/// Refuses a client of another version, or with a window that this server does not take.
+/// Refuses a client of another version, or a window that this server does not accept.
 pub(crate) fn check_hello<P: Protocol>(hello: &P::Hello, max_window: usize) -> Result<(), Refused> {
     let (version, window) = (hello.version(), hello.window());
     if version != P::VERSION {

@@ -1,10 +1,11 @@
-//! Queue pairs that every service makes.
+//! Queue pairs that services share.
 
 use verbs::{Access, CompletionQueue, PortGid, ProtectionDomain, QpEndpoint, QueuePair, Rc};
 
 use crate::rendezvous::Refused;
 
-/// A server's RC queue pair on which the server never posts: its client reaches memory through it, with this access.
+/// Creates and connects an RC queue pair on which the server never posts. The client reaches memory
+/// through it, with this access.
 ///
 /// # Errors
 /// When a verb fails.

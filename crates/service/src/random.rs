@@ -1,37 +1,37 @@
-//! Random numbers: from a seed, and from the system.
+//! Random numbers, from a seed or from the system.
 
 /// A fast generator of random numbers: SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// The same seed gives the same numbers.
+    /// Creates a generator; the same seed gives the same numbers.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     #[inline]
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// A number below `n`.
+    /// Returns a number below `n`.
     #[inline]
     pub fn below(&mut self, n: u64) -> u64 {
         let wide = u128::from(self.bits()) * u128::from(n);
         (wide >> 64) as u64
     }
 
-    /// A number from 0 to 1, without 1.
+    /// Returns a number from 0 to 1, without 1.
     #[expect(clippy::cast_precision_loss, reason = "53 bits fit")]
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// SplitMix64's finalizer: a bijection that mixes all bits.
+/// Applies SplitMix64's finalizer, a bijection that mixes all bits.
 #[inline]
 #[must_use]
 pub fn mix(n: u64) -> u64 {
@@ -40,7 +40,8 @@ pub fn mix(n: u64) -> u64 {
     n ^ n >> 31
 }
 
-/// A random number of the system's: a seed of hashes, so that nobody can choose keys that collide, or a session's name.
+/// Returns a random number from the system. As a hash seed or session name it is unpredictable, so
+/// that no client can choose colliding keys or guess a name.
 #[must_use]
 pub fn unpredictable() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};

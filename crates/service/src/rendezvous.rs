@@ -1,8 +1,9 @@
-//! How clients and servers find each other over TCP: messages are JSON objects, one a line.
+//! Rendezvous of clients and servers over TCP: messages are JSON objects, one per line.
 //!
-//! The server speaks first and says what it is, the client says who it is, the server answers whether it takes it
-//! ([`Answer`]). Then the connection stays open and silent: when it ends, for whatever reason, the server frees what the
-//! client had. Clients [`Call`]; a server [`attend`]s to the connections that its acceptor gives it.
+//! The server sends its identity and offer first. Then the client sends its own message, and the
+//! server accepts or refuses it ([`Answer`]). Afterwards the connection stays open and silent. When
+//! it ends, for whatever reason, the server frees the client's resources. Clients use [`Call`]; a
+//! server [`attend`]s to the connections that its acceptor passes on.
 
 use std::fmt::Display;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
@@ -12,33 +13,33 @@ use std::time::{Duration, Instant};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// The longest message, in bytes.
+/// Maximum length of a message, in bytes.
 const LINE_MAX: u64 = 64 * 1024;
-/// How long a client may take to say who it is.
+/// Time that a client may take to send its message.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a server answers a client that has said who it is.
+/// Answer of a server to a client's message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer<A> {
-    /// The client is connected; what it needs.
+    /// The client is connected; the data that it needs.
     Accepted(A),
-    /// It is not.
+    /// The client is refused.
     Refused(Refused),
 }
 
-/// Why a server does not take a client.
+/// Refusal of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refused {
-    /// Why, for people.
+    /// Reason in words.
     pub reason: String,
-    /// Whether the same may succeed later, or with other queue pairs.
+    /// True if the same request may succeed later, or with other queue pairs.
     pub retry: bool,
 }
 
 impl Refused {
-    /// For a reason that stays.
+    /// Creates a refusal for a permanent reason.
     pub fn never(reason: impl Display) -> Self {
         Self {
             reason: reason.to_string(),
@@ -46,7 +47,7 @@ impl Refused {
         }
     }
 
-    /// For a reason that may be gone later.
+    /// Creates a refusal for a temporary reason.
     pub fn now(reason: impl Display) -> Self {
         Self {
             reason: reason.to_string(),
@@ -62,7 +63,7 @@ fn send_line(stream: &mut TcpStream, message: &impl Serialize) -> io::Result<()>
     stream.write_all(&line)
 }
 
-/// Receives one message, all of which comes within a time, or fails.
+/// Receives one message. Fails unless the whole message arrives within `patience`.
 fn receive_line<T: DeserializeOwned>(
     stream: &mut TcpStream,
     whose: &str,
@@ -74,7 +75,7 @@ fn receive_line<T: DeserializeOwned>(
         begun: Instant::now(),
         patience,
     };
-    // Both sides take turns, so nothing is read past the line.
+    // The two sides take turns, so the reader buffers nothing beyond the line.
     BufReader::new(bytes.take(LINE_MAX)).read_until(b'\n', &mut line)?;
     if line.last() != Some(&b'\n') {
         let what = if line.len() as u64 >= LINE_MAX {
@@ -92,7 +93,7 @@ fn receive_line<T: DeserializeOwned>(
     })
 }
 
-/// A stream that is read for so long, however the bytes come.
+/// A stream with a total time for reading, independent of how the bytes arrive.
 struct Patient<'s> {
     stream: &'s mut TcpStream,
     begun: Instant,
@@ -114,7 +115,7 @@ impl Read for Patient<'_> {
     }
 }
 
-/// A client's connection, from the server's welcome to the answer.
+/// A client's connection, from the server's first message to its answer.
 #[derive(Debug)]
 pub(crate) struct Call {
     stream: TcpStream,
@@ -123,10 +124,11 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Connects to the server of this address, which is a `whose`, and hears its welcome. Each step may take so long.
+    /// Connects to a server and receives its first message. `whose` names the service in errors.
+    /// Each step may take up to `patience`.
     ///
     /// # Errors
-    /// As connecting and reading; [`ErrorKind::InvalidInput`] if the address is none.
+    /// As connecting and reading. [`ErrorKind::InvalidInput`] if the address is invalid.
     pub(crate) fn dial<W: DeserializeOwned>(
         server: &str,
         whose: &'static str,
@@ -143,8 +145,8 @@ impl Call {
         Ok((call, welcome))
     }
 
-    /// Says who this is, and hears the answer. The stream is that of the session: when it ends, so does what the server
-    /// has for this client.
+    /// Sends the client's message and receives the answer. The returned stream belongs to the
+    /// session: when it ends, the server frees the client's resources.
     ///
     /// # Errors
     /// As writing and reading.
@@ -158,7 +160,7 @@ impl Call {
     }
 }
 
-/// Connects to the first of a server's addresses that can be reached.
+/// Connects to the first reachable address of a server.
 fn connect(server: &str, patience: Duration) -> io::Result<TcpStream> {
     let mut error = io::Error::new(ErrorKind::InvalidInput, "no address of that name");
     for address in server.to_socket_addrs()? {
@@ -170,11 +172,11 @@ fn connect(server: &str, patience: Duration) -> io::Result<TcpStream> {
     Err(error)
 }
 
-/// Opens something, and tries again with longer and longer pauses (5 to 200 ms) until that has no purpose or it would be
-/// later than `until`, by [`verbs::time`].
+/// Calls `open` until it succeeds, with pauses that grow from 5 to 200 ms. Stops at a hopeless
+/// error, or when the next call would be later than `until`, by [`verbs::time`].
 ///
 /// # Errors
-/// The last one.
+/// The last error of `open`.
 pub(crate) fn persist<T, E>(
     until: Instant,
     mut open: impl FnMut() -> Result<T, E>,
@@ -191,8 +193,9 @@ pub(crate) fn persist<T, E>(
     }
 }
 
-/// A server's side of a connection, until it ends: welcomes the client, hears who it is, and answers as `accept` says.
-/// The session that `accept` gives besides is dropped when the connection ends.
+/// Runs the server's side of a connection until it ends. Sends the first message, receives the
+/// client's message, and answers with the result of `accept`. The session that `accept` returns is
+/// dropped when the connection ends.
 pub(crate) fn attend<H: DeserializeOwned, A: Serialize, S>(
     mut stream: TcpStream,
     whose: &str,
@@ -211,7 +214,7 @@ pub(crate) fn attend<H: DeserializeOwned, A: Serialize, S>(
     };
     let told = send_line(&mut stream, &answer);
     if session.is_some() && told.is_ok() && stream.set_read_timeout(None).is_ok() {
-        // Nothing more is said; the read ends when the client does.
+        // The connection is silent from here on; the read returns when the client ends it.
         while matches!(stream.read(&mut [0; 1]), Err(e) if e.kind() == ErrorKind::Interrupted) {}
     }
 }
@@ -222,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    /// Both ends of a connection.
+    /// Returns both ends of a connection.
     fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("bound");
@@ -234,7 +237,7 @@ mod tests {
     fn a_peer_that_drips_is_given_up() {
         let (mut here, mut there) = pair();
         let drip = std::thread::spawn(move || {
-            // Until it is given up, or for a second.
+            // Drip bytes until the peer closes the connection, or for a second.
             for _ in 0..100 {
                 if there.write_all(b" ").is_err() {
                     break;

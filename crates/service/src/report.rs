@@ -1,27 +1,28 @@
-//! Figures that clients of every service report: they travel as JSON.
+//! Figures that clients of all services report, as JSON.
 
 use serde::{Deserialize, Serialize};
 
 /// Latencies in nanoseconds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// How many were measured.
+    /// Number of samples.
     pub samples: u64,
-    /// The mean, where the service reports one.
+    /// Mean, if the service reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mean_ns: Option<f64>,
-    /// The median.
+    /// Median.
     pub p50_ns: u64,
-    /// The 99th percentile.
+    /// 99th percentile.
     pub p99_ns: u64,
-    /// The 99.9th percentile.
+    /// 99.9th percentile.
     pub p999_ns: u64,
-    /// The longest.
+    /// Maximum.
     pub max_ns: u64,
 }
 
 impl Latency {
-    /// The percentiles of a histogram of nanoseconds; all 0 of an empty one.
+    /// Returns the percentiles of a histogram of nanoseconds, without the mean; all 0 for an empty
+    /// histogram.
     pub fn of(histogram: &hdrhistogram::Histogram<u64>) -> Self {
         if histogram.is_empty() {
             return Self::default();
@@ -36,7 +37,7 @@ impl Latency {
         }
     }
 
-    /// The same with the mean.
+    /// Returns the percentiles and the mean of a histogram of nanoseconds.
     pub fn with_mean(histogram: &hdrhistogram::Histogram<u64>) -> Self {
         let mean_ns = Some(if histogram.is_empty() {
             0.0

@@ -1,4 +1,4 @@
-//! A server with threads: it listens on TCP, runs its workers, and stops.
+//! A server with threads: listens on TCP, runs its workers, and stops.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::host::{Host, ServerError, Service};
 use crate::protocol::Protocol;
 use crate::rendezvous::attend;
 
-/// A running server. Dropping it stops it.
+/// A running server; dropping it stops the server.
 #[derive(Debug)]
 pub struct Server<S: Service> {
     host: Arc<Host<S>>,
@@ -23,20 +23,21 @@ pub struct Server<S: Service> {
 }
 
 impl<S: Service> Server<S> {
-    /// Starts a server: it serves when this returns.
+    /// Starts a server. It serves clients when this function returns.
     ///
     /// # Errors
-    /// Why it does not start.
+    /// When the server cannot start.
     pub fn start(config: S::Config) -> Result<Self, ServerError> {
         config.check().map_err(ServerError::Config)?;
         let context = config.nic().open()?;
         Self::start_on(&context, config)
     }
 
-    /// Starts a server on a device that is open already, whatever the configuration says of provider and device.
+    /// Starts a server on an open device. Provider and device in the configuration are ignored.
     ///
     /// # Errors
-    /// Before anything else, [`ServerError::Unsupported`] when the device lacks what the design needs.
+    /// When the server cannot start. The first check is for [`ServerError::Unsupported`]: the
+    /// device lacks what the design needs.
     pub fn start_on(context: &Context, config: S::Config) -> Result<Self, ServerError> {
         Host::<S>::check(context, &config)?;
         let listen = |source| ServerError::Listen {
@@ -88,32 +89,32 @@ impl<S: Service> Server<S> {
         Ok(())
     }
 
-    /// The TCP address where clients find it.
+    /// Returns the TCP address on which the server listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The configuration that it runs with.
+    /// Returns the configuration of the server.
     pub fn config(&self) -> &S::Config {
         self.host.service.config()
     }
 
-    /// What it serves.
+    /// Returns the service.
     pub fn service(&self) -> &Arc<S> {
         &self.host.service
     }
 
-    /// What it did so far. Counts of a busy worker are a few thousand requests old.
+    /// Returns the statistics so far. Counts of a busy worker may lag by a few thousand requests.
     pub fn stats(&self) -> S::Stats {
         self.host.stats()
     }
 
-    /// Why it no longer serves, if something broke; the program should stop then.
+    /// Returns the failure that ended the service, if any; the program should stop then.
     pub fn failure(&self) -> Option<String> {
         self.host.failure.get()
     }
 
-    /// Stops it and returns what it did.
+    /// Stops the server and returns its statistics.
     pub fn stop(mut self) -> S::Stats {
         self.shut_down();
         self.stats()
@@ -121,11 +122,11 @@ impl<S: Service> Server<S> {
 
     fn shut_down(&mut self) {
         self.host.service.close();
-        // Connections end while workers still hear that clients go.
+        // End the connections first, while the workers still process the removal of clients.
         self.acceptor = None;
         self.host.service.stop();
         for thread in self.threads.drain(..) {
-            // A thread that panicked has nothing left to stop.
+            // A panicked thread needs no stop.
             let _ = thread.join();
         }
     }

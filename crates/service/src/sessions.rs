@@ -1,41 +1,44 @@
-//! What a worker remembers of a client's changes, so that none is made twice: at-most-once sessions.
+//! At-most-once sessions: a worker's record of each client's changes, so that no change is executed
+//! twice.
 //!
-//! A client numbers its changes of a partition 1, 2, 3 … in a session, which outlives its connections. When an answer
-//! does not come it connects again and sends the change once more, under the same number; a change that was made
-//! already is then answered as it was the first time. The client never has changes outstanding that are as far apart as
-//! its [`span`], so what is older than that was answered, and is a late copy that nobody waits for.
+//! In a session, a client numbers its changes of a partition 1, 2, 3 … A session outlives its
+//! connections. If an answer does not arrive, the client connects again and sends the change under
+//! the same number. If the change was executed already, the worker repeats its first answer. The
+//! numbers of a client's outstanding changes differ by less than its [`span`]. An older number
+//! therefore was answered, and is a late copy that the client does not wait for.
 
 use std::collections::HashMap;
 
-/// The most requests that a client may have outstanding.
+/// Maximum outstanding requests of a client.
 pub const MAX_WINDOW: usize = 4096;
 
-/// What a change came to before, or that it is new.
+/// State of a change that arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seen {
-    /// It has to be made.
+    /// The change is new and must be executed.
     New,
-    /// It was made, with this answer.
+    /// The change was executed, with this answer.
     Answered(u64),
-    /// It was answered long ago.
+    /// The change was answered long ago.
     Stale,
 }
 
-/// How far apart the outstanding changes of a client with this window may be, less one: a power of two.
+/// Returns the span for a window, a power of two: the numbers of outstanding changes differ by less
+/// than this.
 pub fn span(window: usize) -> u32 {
     let window = window.clamp(1, MAX_WINDOW);
     u32::try_from(2 * window.next_power_of_two()).unwrap_or(1)
 }
 
-/// A client's changes.
+/// A client's record of changes.
 #[derive(Debug)]
 pub struct Session {
-    /// Number and answer.
+    /// Numbers and answers of recent changes.
     ring: Box<[(u32, u64)]>,
     highest: u32,
-    /// Bytes of the longest request there is.
+    /// Maximum bytes of a request.
     longest: usize,
-    /// A long request, as far as it has come.
+    /// Received parts of a long request.
     pub parts: Vec<u8>,
 }
 
@@ -49,7 +52,7 @@ impl Session {
         }
     }
 
-    /// What is known of a change.
+    /// Returns the state of a change.
     #[inline]
     pub fn seen(&self, seq: u32) -> Seen {
         let behind = self.highest.wrapping_sub(seq);
@@ -62,7 +65,7 @@ impl Session {
         }
     }
 
-    /// A change was made, with this answer.
+    /// Records that a change was executed, with this answer.
     #[inline]
     pub fn made(&mut self, seq: u32, answer: u64) {
         let place = seq as usize % self.ring.len();
@@ -72,7 +75,8 @@ impl Session {
         }
     }
 
-    /// A part of a long request came: true if it was the last one, and then the request is in `parts`.
+    /// Adds a part of a long request. Returns true after the last part; the request is then in
+    /// `parts`. `None` means that the part is invalid.
     pub fn part(&mut self, offset: usize, total: usize, bytes: &[u8]) -> Option<bool> {
         if total > self.longest || offset.checked_add(bytes.len())? > total {
             return None;
@@ -80,7 +84,7 @@ impl Session {
         if offset == 0 {
             self.parts.clear();
         }
-        // Parts come in order, over one connection; what else comes belongs to none.
+        // Parts arrive in order over one connection; any other part belongs to no request.
         if offset != self.parts.len() {
             return None;
         }
@@ -89,23 +93,24 @@ impl Session {
     }
 }
 
-/// Sessions of a worker. Those without a connection are kept until there are many.
+/// The sessions of a worker. A limited number of sessions without a connection is kept.
 #[derive(Debug)]
 pub struct Sessions {
-    /// Bytes of the longest request there is.
+    /// Maximum bytes of a request.
     longest: usize,
-    /// By the client's index: name of its session, and the session.
+    /// By client index: the session's name, and the session.
     connected: Vec<Option<(u64, Session)>>,
-    /// By name, with the time at which it was put away.
+    /// Sessions without a connection by name, each with the logical time of its disconnection.
     away: HashMap<u64, (u64, Session)>,
     time: u64,
 }
 
 impl Sessions {
-    /// Sessions without a connection that are kept at the most. One takes 16 bytes for each change of its span.
+    /// Maximum number of kept sessions without a connection. A session takes 16 bytes for each
+    /// change of its span.
     const MOST_AWAY: usize = 1024;
 
-    /// No sessions yet, of requests of at most so many bytes.
+    /// Creates an empty set of sessions, with requests of at most `longest` bytes.
     pub fn new(longest: usize) -> Self {
         Self {
             longest,
@@ -115,13 +120,14 @@ impl Sessions {
         }
     }
 
-    /// The session of a client.
+    /// Returns the session of a client.
     #[inline]
     pub fn of(&mut self, client: usize) -> Option<&mut Session> {
         self.connected.get_mut(client)?.as_mut().map(|s| &mut s.1)
     }
 
-    /// A client connects. A connection of the same session that is still there loses it.
+    /// Attaches a session to a client's connection. If an old connection still has the session, the
+    /// old connection loses it.
     pub fn connect(&mut self, client: u32, name: u64, window: usize) {
         let i = client as usize;
         let other = |c: &&mut Option<(u64, Session)>| c.as_ref().is_some_and(|s| s.0 == name);
@@ -139,7 +145,7 @@ impl Sessions {
         self.connected[i] = Some((name, session));
     }
 
-    /// A client's connection ends.
+    /// Detaches the session of a client whose connection has ended.
     pub fn disconnect(&mut self, client: u32) {
         let place = self.connected.get_mut(client as usize);
         if let Some((name, session)) = place.and_then(Option::take) {
@@ -175,7 +181,7 @@ mod tests {
         assert_eq!(s.seen(1), Seen::Answered(100));
         assert_eq!(s.seen(2), Seen::New);
         assert_eq!(s.seen(3), Seen::Answered(300));
-        // The old connection may be there still when the new one comes.
+        // The old connection may still exist when the new one arrives.
         sessions.connect(6, 77, 64);
         assert!(sessions.of(5).is_none());
         assert_eq!(
@@ -211,7 +217,7 @@ mod tests {
         assert_eq!(s.part(0, 2, b"abc"), None);
         assert_eq!(s.part(usize::MAX, 5, b"abc"), None);
         assert_eq!(s.part(0, 1 << 30, b"abc"), None);
-        // A new one begins from the start.
+        // A new request begins at offset 0.
         assert_eq!(s.part(0, 2, b"ab"), Some(true));
     }
 }

@@ -1,17 +1,17 @@
-//! Indices of clients: each is one client's until everybody has forgotten that client.
+//! Indices of clients: an index belongs to one client until every user of the index has dropped it.
 
 use std::sync::{Arc, Mutex};
 
 use crate::worker::lock;
 
-/// The indices that clients may still get.
+/// The free indices.
 #[derive(Debug)]
 pub struct Slots {
     free: Arc<Mutex<Vec<u32>>>,
 }
 
 impl Slots {
-    /// Indices from 0 on for so many clients.
+    /// Creates the indices 0 to `clients` - 1.
     pub fn new(clients: usize) -> Self {
         let clients = u32::try_from(clients).unwrap_or(u32::MAX);
         Self {
@@ -19,7 +19,7 @@ impl Slots {
         }
     }
 
-    /// An index for a new client, if there is one.
+    /// Returns an index for a new client, or `None` if no index is free.
     pub fn take(&self) -> Option<Slot> {
         let index = lock(&self.free).pop()?;
         let free = Arc::clone(&self.free);
@@ -27,7 +27,7 @@ impl Slots {
     }
 }
 
-/// A client's index. It is free again when this is dropped.
+/// A client's index; dropping it frees the index.
 #[derive(Debug)]
 pub struct Slot {
     index: u32,
@@ -35,7 +35,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// The index.
+    /// Returns the index.
     pub fn index(&self) -> u32 {
         self.index
     }

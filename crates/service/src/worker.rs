@@ -1,4 +1,4 @@
-//! Worker threads: what the rest of a server tells one, and its loop of looking, waiting and sleeping.
+//! Worker threads: their mailbox, and their loop of polling, waiting and sleeping.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,15 +10,15 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use verbs::Waiter;
 
-/// Locks plain data: what a thread that panicked left is as good as before.
+/// Locks a mutex around plain data, which stay valid if a thread panics; poisoning is ignored.
 pub fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where a worker says what became of a command.
+/// Channel on which a worker reports the result of a command.
 pub type Done = SyncSender<Result<(), String>>;
 
-/// What a worker is told, commands `C`, and what is known of it, counts `S`.
+/// Mailbox of a worker: commands `C` to the worker, and counts `S` from it.
 #[derive(Debug)]
 pub struct Mailbox<C, S> {
     commands: Mutex<Vec<C>>,
@@ -27,7 +27,7 @@ pub struct Mailbox<C, S> {
     counts: Mutex<S>,
 }
 
-/// Wakes a worker that sleeps.
+/// Eventfd that wakes a sleeping worker.
 #[derive(Debug)]
 pub struct Wake(OwnedFd);
 
@@ -38,24 +38,24 @@ impl AsFd for Wake {
 }
 
 impl Wake {
-    /// Sleeps until it is woken, or for a time.
+    /// Sleeps until the worker is woken, or until the timeout.
     pub fn wait(&self, timeout: Option<Duration>) {
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
-        // Interrupted or not, the worker looks again.
+        // The worker polls again in either case, so an interruption does not matter.
         let _ = poll(&mut fds, timeout.as_ref());
         self.drain();
     }
 
-    /// It has been woken: the next sleep is whole again.
+    /// Consumes a wake-up, so that the next sleep is not cut short.
     pub fn drain(&self) {
-        // Empty is fine.
+        // The read fails if no wake-up is pending, which is fine.
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }
 }
 
 impl<C, S: Clone + Default> Mailbox<C, S> {
-    /// Nothing is told yet.
+    /// Creates an empty mailbox.
     ///
     /// # Errors
     /// When the system gives no descriptor.
@@ -68,18 +68,19 @@ impl<C, S: Clone + Default> Mailbox<C, S> {
         })
     }
 
-    /// Tells the worker something, and wakes it if it sleeps.
+    /// Sends a command to the worker, and wakes the worker if it sleeps.
     pub fn tell(&self, command: C) {
         lock(&self.commands).push(command);
         self.pending.store(true, Ordering::Release);
-        // Full means that it is awake already.
+        // The write fails only if the counter is full, and then the worker is awake.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Tells the worker something, and waits for what becomes of it.
+    /// Sends a command to the worker and waits for its result.
     ///
     /// # Errors
-    /// What the worker says; or that it ends, or says nothing for five seconds.
+    /// The worker's error, or the message that the worker has ended or has not answered for five
+    /// seconds.
     pub fn ask(&self, command: impl FnOnce(Done) -> C) -> Result<(), String> {
         let stops = || Err("the server stops".to_owned());
         let (done, said) = sync_channel(1);
@@ -92,44 +93,44 @@ impl<C, S: Clone + Default> Mailbox<C, S> {
         said.unwrap_or_else(stops)
     }
 
-    /// What the worker has counted. Counts of a busy one are a few thousand requests old.
+    /// Returns the worker's counts. Counts of a busy worker may lag by a few thousand requests.
     pub fn counts(&self) -> S {
         lock(&self.counts).clone()
     }
 }
 
-/// What a worker does.
+/// The work of a worker.
 pub trait Work {
-    /// Why it cannot go on.
+    /// Error that ends the worker.
     type Error;
-    /// What it is told.
+    /// Command to the worker.
     type Command;
-    /// What it counts.
+    /// Counts of the worker.
     type Counts: Clone + Default;
 
-    /// Carries out what it is told; false if that is to stop.
+    /// Executes a command. Returns false if the worker must stop.
     fn obey(&mut self, command: Self::Command) -> bool;
 
-    /// Does what there is to do, and says how much that was.
+    /// Processes what is pending, and returns the amount of work done.
     ///
     /// # Errors
-    /// The worker ends.
+    /// An error ends the worker.
     fn poll(&mut self) -> Result<usize, Self::Error>;
 
-    /// What it has counted.
+    /// Returns the worker's counts.
     fn counts(&self) -> Self::Counts;
 
-    /// There is nothing to do: waits for a moment.
+    /// Waits briefly after a poll without work.
     fn idle(&self, waiter: &mut Waiter);
 
-    /// There has been nothing to do for long: sleeps, and wakes when it is woken at the latest.
+    /// Sleeps after a long time without work, at the latest until `wake` is signaled.
     ///
     /// # Errors
-    /// The worker ends.
+    /// An error ends the worker.
     fn sleep(&mut self, wake: &Wake, waiter: &mut Waiter) -> Result<(), Self::Error>;
 }
 
-/// Works until told to stop.
+/// Runs the worker's loop until a command stops it.
 ///
 /// # Errors
 /// As [`Work::poll`].
@@ -137,7 +138,7 @@ pub fn run<W: Work>(
     work: &mut W,
     mailbox: &Mailbox<W::Command, W::Counts>,
 ) -> Result<(), W::Error> {
-    // Some 100 µs of looking before sleeping, and of yielding to whoever shares the core.
+    // About 100 µs of polling, and of yielding to other threads on the core, before sleeping.
     let mut waiter = Waiter::new().with_patience(512, 1_500);
     let mut polls = 0u32;
     loop {
@@ -170,7 +171,7 @@ fn publish<W: Work>(work: &W, mailbox: &Mailbox<W::Command, W::Counts>) {
 
 #[cold]
 fn obey<W: Work>(work: &mut W, mailbox: &Mailbox<W::Command, W::Counts>) -> bool {
-    // Cleared before the commands are taken: one that comes later sets it again.
+    // Clear the flag before taking the commands: a later command sets it again.
     mailbox.pending.swap(false, Ordering::AcqRel);
     let commands = std::mem::take(&mut *lock(&mailbox.commands));
     commands.into_iter().all(|command| work.obey(command))

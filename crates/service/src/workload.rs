@@ -1,8 +1,9 @@
-//! What a load asks for: which keys, and what each must hold.
+//! Load generation: the choice of keys, and values that can be checked.
 //!
-//! Keys are numbers. [`Chooser`] chooses them by their [`Popularity`]; [`key_bytes`] makes keys of bytes of them. A value
-//! begins with a stamp (who put it, and when), and all its other bytes follow from key and stamp ([`value_bytes`]). So
-//! [`stamp_of`] finds a value that is mixed from two, of another key, or cut, whoever put it.
+//! Keys are numbers. [`Chooser`] chooses them by their [`Popularity`], and [`key_bytes`] converts
+//! them to bytes. A value begins with a stamp (its writer and time). All other bytes are a function
+//! of key and stamp ([`value_bytes`]). So [`stamp_of`] detects a value that is mixed from two
+//! values, belongs to another key, or is cut off.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,38 +13,39 @@ mod zipf;
 
 use zipf::Zipf;
 
-/// How keys are chosen.
+/// Distribution by which keys are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Popularity {
-    /// All alike.
+    /// All keys are equally popular.
     Uniform,
-    /// A key's popularity falls with its rank to this power, 0 or more: 0.99 in YCSB. Popular keys are spread over all of
-    /// them.
+    /// Zipf's law: a key's popularity falls with its rank to this power, 0 or more; 0.99 in YCSB.
+    /// Popular keys are scattered over all keys.
     Zipf(f64),
-    /// Keys that were put last are the most popular, as in YCSB D; the exponent is as in [`Zipf`](Self::Zipf).
+    /// The most recently written keys are the most popular, as in YCSB D. The exponent is as in
+    /// [`Zipf`](Self::Zipf).
     Latest(f64),
-    /// As [`Zipf`](Self::Zipf), but a key's rank is its distance from the key `first`: popular keys are neighbours. Behind the
-    /// last key the first one follows.
+    /// As [`Zipf`](Self::Zipf), but a key's rank is its distance from the key `first`, so popular
+    /// keys are neighbours. The last key is followed by key 0.
     ZipfFrom {
-        /// The power.
+        /// Exponent of Zipf's law.
         exponent: f64,
-        /// The most popular key.
+        /// Most popular key.
         first: u64,
     },
-    /// A share of all requests are for a range of neighbouring keys, all alike; the others are for all keys alike. Behind the
-    /// last key the first one follows.
+    /// A share of all requests goes to a range of neighbouring keys, with equal popularity. The
+    /// other requests go to all keys, with equal popularity. The last key is followed by key 0.
     HotRange {
-        /// The share, 0 to 1.
+        /// Share of requests, 0 to 1.
         share: f64,
-        /// The first key of the range.
+        /// First key of the range.
         first: u64,
-        /// Keys of the range.
+        /// Number of keys in the range.
         keys: u64,
     },
 }
 
-/// Chooses keys.
+/// Generator of keys.
 #[derive(Debug, Clone)]
 pub struct Chooser {
     random: Random,
@@ -53,7 +55,8 @@ pub struct Chooser {
 }
 
 impl Chooser {
-    /// Chooses numbers below `keys`, at least 1. The same seed gives the same keys.
+    /// Creates a generator of numbers below `keys`, which is at least 1. The same seed gives the
+    /// same keys.
     pub fn new(keys: u64, popularity: Popularity, seed: u64) -> Self {
         let keys = keys.max(1);
         let exponent = match popularity {
@@ -70,7 +73,8 @@ impl Chooser {
         }
     }
 
-    /// Makes `key` the first one of the hot range or of the popular neighbours; nothing, where the popularity has neither.
+    /// Makes `key` the first key of the hot range or of the popular neighbours. Other popularities
+    /// do not change.
     pub fn move_to(&mut self, key: u64) {
         match &mut self.popularity {
             Popularity::ZipfFrom { first, .. } | Popularity::HotRange { first, .. } => *first = key,
@@ -78,13 +82,14 @@ impl Chooser {
         }
     }
 
-    /// A number below 2^32, for other choices.
+    /// Returns a random number below 2^32, for other choices.
     #[inline]
     pub fn dice(&mut self) -> u64 {
         self.random.bits() >> 32
     }
 
-    /// The next key's number; `newest` is the one that was put last, which only [`Popularity::Latest`] asks for.
+    /// Returns the next key's number. `newest` is the most recently written key, used only by
+    /// [`Popularity::Latest`].
     #[inline]
     pub fn next(&mut self, newest: u64) -> u64 {
         let Some(zipf) = &self.zipf else {
@@ -94,7 +99,7 @@ impl Chooser {
         match self.popularity {
             Popularity::Latest(_) => (newest + self.keys - rank) % self.keys,
             Popularity::ZipfFrom { first, .. } => (first % self.keys + rank) % self.keys,
-            // Popular keys are anywhere.
+            // Scatter popular keys over all keys.
             _ => mix(rank) % self.keys,
         }
     }
@@ -111,8 +116,8 @@ impl Chooser {
     }
 }
 
-/// The bytes of key number `n`: its number and random bytes, cut or repeated to the length. Different numbers have
-/// different keys from four bytes on, as long as there are less than 2^32.
+/// Writes the bytes of key number `n`: the number and mixed bits of it, cut or repeated to the
+/// length. With four bytes or more, different numbers below 2^32 have different keys.
 #[inline]
 pub fn key_bytes(n: u64, into: &mut [u8]) {
     let words = [n, mix(n)];
@@ -121,8 +126,8 @@ pub fn key_bytes(n: u64, into: &mut [u8]) {
     }
 }
 
-/// Writes the value that belongs to a key and a stamp, which says who put it when: the stamp, then bytes that follow
-/// from both.
+/// Writes the value of a key and a stamp (the writer and time of the value). It consists of the
+/// stamp and of bytes that are a function of both.
 #[inline]
 pub fn value_bytes(key: u64, stamp: u64, into: &mut [u8]) {
     let mut state = mix(key ^ stamp.rotate_left(32));
@@ -136,7 +141,7 @@ pub fn value_bytes(key: u64, stamp: u64, into: &mut [u8]) {
     }
 }
 
-/// The stamp of a value of this key, if it is a value of this key and all of it.
+/// Returns the stamp of a value, or `None` if the value is not a complete value of this key.
 #[inline]
 pub fn stamp_of(key: u64, value: &[u8]) -> Option<u64> {
     let mut chunks = value.chunks(8);
@@ -187,7 +192,8 @@ mod tests {
         }
     }
 
-    /// Zipf's law: how often the most popular key comes is 1 / zeta, and half of all requests are for few keys.
+    /// Zipf's law: the most popular key has a share of 1 / zeta, and the second has 0.5^0.99 of
+    /// that.
     #[test]
     fn popularity_follows_the_law() {
         let exact: f64 = (1..=50_000).map(|i| f64::from(i).powf(-0.99)).sum();

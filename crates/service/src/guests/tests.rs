@@ -1,7 +1,7 @@
 use super::*;
 use verbs::{Access, PortGid, Provider};
 
-/// Objects that are a word each; a redo entry: the object, the lock word, the new value.
+/// Objects of one word each. A redo entry holds the object, the lock word and the new value.
 #[derive(Debug, Default)]
 struct Words {
     locks: Vec<AtomicU64>,
@@ -21,7 +21,7 @@ impl Words {
         self.locks[object].store(word, Ordering::Release);
     }
 
-    /// The lock word and the value of an object.
+    /// Returns the lock word and the value of an object.
     fn get(&self, object: usize) -> (u64, u64) {
         let of = |words: &[AtomicU64]| words[object].load(Ordering::Acquire);
         (of(&self.locks), of(&self.values))
@@ -60,7 +60,7 @@ impl LockTable for Words {
     }
 }
 
-/// A client's access, with redo entries.
+/// Makes a client's access, with redo entries.
 fn access(entries: &[[u64; 3]]) -> ClientAccess {
     let device = Provider::softnic().device(None).expect("a device");
     let context = device.open().expect("opens");
@@ -105,7 +105,8 @@ fn an_owner_that_is_in_use_is_not_given_again() {
     };
     lock(&guests.guests).insert(1, guest);
     guests.owners.store(SERVER_OWNER - 2, Ordering::Relaxed);
-    // The last one, and all over again: neither 0, nor the server's.
+    // The last owner number is followed by the first free one; 0 and the server's number are
+    // skipped.
     let next = [guests.next_owner(), guests.next_owner()];
     assert_eq!(next, [SERVER_OWNER - 1, 2]);
 }
@@ -132,7 +133,7 @@ fn a_connected_owner_keeps_its_lock_for_a_lease() {
     );
     assert!(!guests.release(0, 1) && !guests.release(0, 1));
     assert_eq!(guests.counts(), (0, 0));
-    // Nobody of this name is connected.
+    // No client with this owner number is connected.
     table.lock(0, lock_word(owner + 1, 9, 1));
     assert!(guests.release(0, 0));
     assert_eq!((table.get(0), guests.counts()), ((0, 0), (1, 0)));
@@ -144,7 +145,8 @@ fn a_slow_owner_loses_its_access_and_what_it_wrote_down_is_finished() {
     let guests = guests(&table, Duration::ZERO);
     let owner = guests.next_owner();
     let words = [1, 2, 3].map(|number| lock_word(owner, 9, number));
-    // Object 0 is written down, 1 was unlocked and locked anew since then, 2 has no entry, and 9 is none.
+    // Object 0 has an entry, 1 was unlocked and locked again since its entry, 2 has no entry, and 9
+    // does not exist.
     let entries = [[0, words[0], 55], [1, words[1] + 10, 66], [9, words[2], 77]];
     guests.add(0, owner, access(&entries));
     (0..3).for_each(|object| table.lock(object, words[object]));
@@ -152,7 +154,7 @@ fn a_slow_owner_loses_its_access_and_what_it_wrote_down_is_finished() {
     let seen = [table.get(0), table.get(1), table.get(2)];
     assert_eq!(seen, [(0, 55), (words[1], 0), (0, 0)]);
     assert_eq!(guests.counts(), (2, 1));
-    // The owner is gone, so its other lock is free as soon as somebody complains.
+    // The owner is gone, so its other lock is freed at the first complaint.
     assert!(guests.release(0, 1));
     assert_eq!((table.get(1), guests.counts()), ((0, 0), (3, 1)));
     assert!(lock(&guests.guests).is_empty());

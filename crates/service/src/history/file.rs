@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::verdict::History;
 
-/// What the first record's number says: "kv-hist" and a version.
+/// Number of the first record: "kv-hist" and a version.
 const MAGIC: u64 = u64::from_le_bytes(*b"kv-hist\x01");
 
 /// A record.
@@ -19,14 +19,14 @@ const MAGIC: u64 = u64::from_le_bytes(*b"kv-hist\x01");
 #[repr(C)]
 struct Record {
     kind: u64,
-    /// Of the request, within the file; of the first record [`MAGIC`].
+    /// Number of the request within the file; in the first record [`MAGIC`].
     number: u64,
     at_ns: u64,
-    /// The key's number; of the first record the client's.
+    /// Number of the key; in the first record the client's number.
     key: u64,
-    /// The stamp of a value.
+    /// Stamp of a value.
     value: u64,
-    /// The version of a condition, or of an answer.
+    /// Version of a condition, or of an answer.
     version: u64,
 }
 
@@ -43,32 +43,32 @@ const VALUE: u64 = 16;
 const ABSENT: u64 = 17;
 const DONE: u64 = 18;
 const REFUSED: u64 = 19;
-/// It did not happen: there was no room for it.
+/// The request had no effect, because the store had no room.
 const NOTHING: u64 = 20;
-/// A value came that is not the key's, or not whole.
+/// The answer's value is not the key's, or incomplete.
 const WRONG: u64 = 21;
-/// The value of a store that tells no versions.
+/// A value from a store that reports no versions.
 const FOUND: u64 = 22;
-/// Whether there was something before a change: 1 or 0 in `value`.
+/// Answer to a change: `value` is 1 if the key existed before the change, otherwise 0.
 const CHANGED: u64 = 23;
-/// A scan was out of order, or not complete: `value` is the entry, `version` says how.
+/// A scan was out of order or incomplete: `value` is the entry, `version` the [`ScanFault`].
 const WRONG_SCAN: u64 = 24;
 
-/// What is wrong with a scan at an entry.
+/// Fault of a scan at an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScanFault {
-    /// An entry was there all the time and did not come.
+    /// An entry that existed all the time is missing.
     Missing = 1,
-    /// An entry came twice, or behind a greater one.
+    /// An entry occurred twice, or after a greater entry.
     Order = 2,
-    /// An entry came that is not in the range of the scan, or that nobody put there.
+    /// An entry is outside of the scan's range, or was never written.
     Foreign = 3,
-    /// An entry came with another value than it has all the time.
+    /// An entry has another value than the one that it had all the time.
     Value = 4,
 }
 
 impl ScanFault {
-    /// A sentence about it.
+    /// Describes a fault in words.
     fn told(code: u64, entry: u64) -> Option<String> {
         Some(match code {
             1 => format!("misses {entry:#x}, which was there all the time"),
@@ -80,32 +80,32 @@ impl ScanFault {
     }
 }
 
-/// Why a history cannot be read.
+/// Error of reading a history.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HistoryError {
-    /// The system refused.
+    /// The system failed to read a file or folder.
     #[error("cannot read {path}: {source}")]
     Read {
-        /// What.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// There is no file in the folder.
+    /// The folder has no history files.
     #[error("{0} holds no history; `--keep` of a check leaves some")]
     Empty(PathBuf),
-    /// Not a file that a [`Recorder`] wrote.
+    /// The file was not written by a [`Recorder`] of this version.
     #[error("{path} is no history of this version: record {record} is none")]
     Malformed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The first record that is none, from 0 on.
+        /// Index of the first invalid record, counted from 0.
         record: usize,
     },
 }
 
-/// Writes the history of a client.
+/// Recorder of one client's history.
 #[derive(Debug)]
 pub struct Recorder {
     file: File,
@@ -120,10 +120,11 @@ fn now_ns() -> u64 {
 }
 
 impl Recorder {
-    /// A new file in a folder for the client of this number, which no other client of the history has.
+    /// Creates a file in a folder for the client with this number, which must be unique in the
+    /// history.
     ///
     /// # Errors
-    /// When it cannot be made, or is there already.
+    /// When the file cannot be created, or exists already.
     pub fn create(folder: &Path, client: u64) -> io::Result<Self> {
         let file = File::create_new(folder.join(format!("client-{client}")))?;
         let mut recorder = Self {
@@ -140,7 +141,7 @@ impl Recorder {
         Ok(recorder)
     }
 
-    /// The client's number.
+    /// Returns the client's number.
     pub fn client(&self) -> u64 {
         self.client
     }
@@ -149,7 +150,8 @@ impl Recorder {
         self.file.write_all(record.as_bytes())
     }
 
-    /// A request for a key is going to be sent. Returns the request's number. No two writes of a history have the same value.
+    /// Records that a request for a key is about to be sent. Returns the request's number. All
+    /// writes of a history must have different values.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -179,7 +181,7 @@ impl Recorder {
         Ok(number)
     }
 
-    /// The answer to a request has been seen.
+    /// Records that the answer to a request was received.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -195,7 +197,7 @@ impl Recorder {
         self.end(kind, number, value, version)
     }
 
-    /// The answer to a request has been seen: there was no room, so nothing was changed.
+    /// Records the answer that the store had no room, so the request changed nothing.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -203,7 +205,8 @@ impl Recorder {
         self.end(NOTHING, number, 0, 0)
     }
 
-    /// The answer to a request has been seen, with a value that is not the key's, or not whole. The history is wrong then.
+    /// Records an answer with a value that is not the key's, or incomplete. The history is wrong
+    /// then.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -211,7 +214,7 @@ impl Recorder {
         self.end(WRONG, number, 0, version)
     }
 
-    /// The answer to a scan has been seen, with a fault at this entry. The history is wrong then.
+    /// Records the answer to a scan, with a fault at this entry. The history is wrong then.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -267,10 +270,10 @@ impl Record {
 }
 
 impl History {
-    /// Reads all files of a folder: one for each client.
+    /// Reads all files of a folder, one for each client.
     ///
     /// # Errors
-    /// [`HistoryError`], when a file cannot be read or is no history.
+    /// [`HistoryError`], when a file cannot be read or is not a history.
     pub fn read(folder: &Path) -> Result<Self, HistoryError> {
         let of = |path: &Path, source| HistoryError::Read {
             path: path.to_owned(),
@@ -299,13 +302,13 @@ impl History {
     }
 }
 
-/// Adds what a file says; the number of a record that is none.
+/// Adds the records of a file to the history. The error is the index of the first invalid record.
 fn add(bytes: &[u8], history: &mut History) -> Result<(), usize> {
-    // Killed before it said who it is: it asked for nothing.
+    // The client was killed before it wrote its first record, so it sent no request.
     if bytes.is_empty() {
         return Ok(());
     }
-    // What is behind the last whole record was cut by a kill.
+    // A kill may cut off the last record; ignore an incomplete one.
     let records = bytes
         .chunks_exact(size_of::<Record>())
         .map_while(|chunk| Record::read_from_bytes(chunk).ok());
@@ -354,7 +357,7 @@ fn add(bytes: &[u8], history: &mut History) -> Result<(), usize> {
         }
     }
     for (key, operation) in calls.into_values() {
-        // A read that nobody saw the answer of says nothing.
+        // A read without an answer gives no information.
         if !operation.action.looks() {
             history.keys.entry(key).or_default().push(operation);
         }
@@ -419,9 +422,9 @@ mod tests {
         two.answered(read, found).expect("written");
         let full = two.call(8, put(9)).expect("written");
         two.full(full).expect("written");
-        // A client that was killed when its file was just made.
+        // Empty file, as of a client that was killed right after creating it.
         File::create_new(folder.path().join("client-3000")).expect("a file");
-        // A record that a kill has cut.
+        // Record that a kill has cut off.
         two.file.write_all(&[1; 20]).expect("written");
         let verdict = History::read(folder.path()).expect("read").judge();
         assert!(verdict.is_linearizable(), "{verdict:?}");
@@ -450,7 +453,7 @@ mod tests {
             assert!(violation.contains(part), "{violation}");
         }
 
-        // An answer that came before it was asked for.
+        // Answer with a time before its request.
         let other = tempfile::tempdir().expect("a folder");
         let mut four = Recorder::create(other.path(), 4).expect("a file");
         let read = four.call(7, Action::Read).expect("written");

@@ -1,10 +1,12 @@
-//! Histories: what concurrent clients asked and got, and when, recorded for [`lincheck`] to judge.
+//! Histories: the requests of concurrent clients, their answers and their times, recorded for a
+//! check by [`lincheck`].
 //!
-//! The objects are registers by number, the keys of a store. Each client has a [`Recorder`], which writes a file of its own:
-//! a record before a request is sent, and one when its answer has been seen. A record is one `write(2)`, so a client that is
-//! killed leaves all that it sent; a request without an answer has an unknown outcome. Times are those of
-//! `CLOCK_MONOTONIC`, which all processes of a host share. [`History::read`] merges the files of a folder, and
-//! [`History::judge`] judges them.
+//! The objects are numbered registers, such as the keys of a store. Each client has a [`Recorder`],
+//! which writes its own file: a record before a request is sent, and a record when its answer has
+//! been received. Each record is one `write(2)`, so a killed client leaves records of all requests
+//! that it sent. A request without an answer has an unknown outcome. Times are those of
+//! `CLOCK_MONOTONIC`, which all processes of a host share. [`History::read`] merges the files of a
+//! folder, and [`History::judge`] checks them.
 //!
 //! ```
 //! use service::history::{History, Recorder};

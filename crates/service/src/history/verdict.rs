@@ -1,41 +1,41 @@
-//! What clients recorded, and what it is judged to be.
+//! Histories and their verdicts.
 
 use std::collections::BTreeMap;
 
 use lincheck::{Operation, Violation};
 use serde::{Deserialize, Serialize};
 
-/// What clients recorded: the operations on each key, by its number.
+/// A history: the operations on each key, by the key's number.
 #[derive(Debug, Default)]
 pub struct History {
     pub(super) keys: BTreeMap<u64, Vec<Operation>>,
     pub(super) wrong: Vec<String>,
 }
 
-/// What a history was judged to be.
+/// Verdict on a history.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// Keys that were used.
+    /// Number of keys that were used.
     pub keys: u64,
-    /// Operations on them.
+    /// Number of operations on these keys.
     pub operations: u64,
-    /// Of these, those whose outcome nobody knows.
+    /// Number of these operations whose outcome is unknown.
     pub unknown: u64,
-    /// The most states in which one key could be at a time.
+    /// Maximum number of states in which one key could be at a time.
     pub states_max: u64,
-    /// What is wrong, in words; empty if the history is linearizable.
+    /// Violations in words; empty if the history is linearizable.
     pub violations: Vec<String>,
 }
 
 impl Verdict {
-    /// Whether clients saw what a linearizable store shows.
+    /// Returns true if the history is linearizable.
     pub fn is_linearizable(&self) -> bool {
         self.violations.is_empty()
     }
 }
 
 impl History {
-    /// Judges it, key by key.
+    /// Checks the history, key by key.
     pub fn judge(&self) -> Verdict {
         let mut verdict = Verdict {
             violations: self.wrong.clone(),

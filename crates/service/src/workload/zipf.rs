@@ -1,8 +1,9 @@
-//! Ranks by Zipf's law: the rank `k`, from 0 on, comes in proportion to `1 / (k + 1)^exponent`.
+//! Ranks by Zipf's law: the probability of rank `k`, from 0 on, is proportional to `1 / (k +
+//! 1)^exponent`.
 
 use crate::random::Random;
 
-/// Draws ranks.
+/// Generator of ranks.
 #[derive(Debug, Clone)]
 pub(super) enum Zipf {
     Flat(Flat),
@@ -10,7 +11,8 @@ pub(super) enum Zipf {
 }
 
 impl Zipf {
-    /// Ranks below `n`, which is 1 or more. Exponents outside of 0 to 64 count as the nearest of these.
+    /// Creates a generator of ranks below `n`, which is 1 or more. The exponent is clamped to 0 to
+    /// 64.
     pub(super) fn new(n: u64, exponent: f64) -> Self {
         let exponent = exponent.clamp(0.0, 64.0);
         if exponent >= 1.0 {
@@ -29,8 +31,8 @@ impl Zipf {
     }
 }
 
-/// For exponents below 1, from a single draw: Gray et al., "Quickly generating billion-record synthetic databases", SIGMOD
-/// 1994, the method of YCSB.
+/// Generator for exponents below 1, from a single draw: Gray et al., "Quickly generating
+/// billion-record synthetic databases", SIGMOD 1994, the method of YCSB.
 #[derive(Debug, Clone)]
 pub(super) struct Flat {
     n: f64,
@@ -77,7 +79,8 @@ fn zeta_of_two(theta: f64) -> f64 {
     1.0 + 0.5f64.powf(theta)
 }
 
-/// The sum of `1 / i^theta` for `i` from 1 to `n`; the tail by the integral (Euler and Maclaurin), exact to 1e-9.
+/// Returns the sum of `1 / i^theta` for `i` from 1 to `n`. The tail is an integral (Euler and
+/// Maclaurin), exact to 1e-9.
 #[expect(clippy::cast_precision_loss, reason = "counts of keys")]
 fn zeta(n: u64, theta: f64) -> f64 {
     let head = n.min(10_000);
@@ -87,16 +90,18 @@ fn zeta(n: u64, theta: f64) -> f64 {
     sum + integral + (to.powf(-theta) - from.powf(-theta)) / 2.0
 }
 
-/// For exponents of 1 and more: rejection-inversion (Hörmann and Derflinger, "Rejection-inversion to generate variates from
-/// monotone discrete distributions", ACM TOMACS 1996). The law is followed exactly, with fewer than 2 draws on average.
+/// Generator for exponents of 1 and more: rejection-inversion (Hörmann and Derflinger,
+/// "Rejection-inversion to generate variates from monotone discrete distributions", ACM TOMACS
+/// 1996). It follows the law exactly, with fewer than 2 draws on average.
 #[derive(Debug, Clone)]
 pub(super) struct Steep {
     exponent: f64,
     n: f64,
-    /// The integral of the density up to one half before the first number, and up to one half behind the last.
+    /// Integral of the density up to one half before the first number, and up to one half after the
+    /// last.
     first: f64,
     last: f64,
-    /// A draw that is at most this far below its number is always taken.
+    /// Distance below its number within which a draw is always accepted.
     accepted: f64,
 }
 
@@ -120,7 +125,7 @@ impl Steep {
         x.powf(-self.exponent)
     }
 
-    /// The integral of the density from 1 to `x`.
+    /// Returns the integral of the density from 1 to `x`.
     fn integral(&self, x: f64) -> f64 {
         let log = x.ln();
         let t = (1.0 - self.exponent) * log;
@@ -130,7 +135,7 @@ impl Steep {
     }
 
     fn inverse(&self, integral: f64) -> f64 {
-        // Rounding may bring it below the least value that there is.
+        // Rounding may give less than the minimum of -1.
         let t = (integral * (1.0 - self.exponent)).max(-1.0);
         let factor = if t.abs() < 1e-9 { 1.0 } else { t.ln_1p() / t };
         (factor * integral).exp()
@@ -157,7 +162,7 @@ impl Steep {
 mod tests {
     use super::*;
 
-    /// How often each of the first ranks comes, against the law.
+    /// Compares the frequency of the first ranks with the law.
     #[test]
     fn ranks_follow_the_law_at_any_exponent() {
         let (n, draws) = (1000u32, 400_000u32);
@@ -171,7 +176,7 @@ mod tests {
             }
             let weight = |k: u32| f64::from(k + 1).powf(-exponent);
             let sum: f64 = (0..n).map(weight).sum();
-            // The single draw for small exponents is exact for the first two ranks only.
+            // The single-draw method, for exponents below 1, is exact only for the first two ranks.
             let exact = if exponent < 1.0 { 2 } else { 20 };
             for k in 0..exact {
                 let expected = weight(k) / sum * f64::from(draws);
