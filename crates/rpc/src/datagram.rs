@@ -11,10 +11,12 @@ use crate::{
     UdPortConfig,
 };
 
-/// Capabilities that it needs; [completion events](Capability::CompletionEvents) besides, if the port has a channel.
+/// Capabilities that datagram RPC needs of a device. A port with a channel also needs [completion
+/// events](Capability::CompletionEvents).
 pub const NEEDS: &[Capability] = &[Capability::Ud, Capability::Immediates];
 
-/// A server's worker: takes what came, has it handled, answers with one doorbell.
+/// A server's worker: receives a batch of requests, calls the handler for each, and sends the
+/// answers with one doorbell.
 #[derive(Debug)]
 pub struct Server {
     port: UdPort,
@@ -24,9 +26,10 @@ pub struct Server {
     clients: Vec<Option<UdDestination>>,
     batch: Vec<(u32, u32)>,
     most: usize,
-    /// Answers to a doorbell, at most.
+    /// Maximum answers per doorbell.
     answers: usize,
-    /// More queue pairs that answers leave on, batch by batch in turn with the port's own; 0 is that one's turn.
+    /// Further queue pairs for answers. Batches rotate over the port's own queue pair (`turn` 0)
+    /// and these.
     more: Vec<(UdPort, Postlist<Ud>)>,
     turn: usize,
     payloads: Vec<u8>,
@@ -36,11 +39,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// A worker whose requests carry at most `config.recv_payload` bytes and which answers at most `batch` of them,
-    /// 1 to [`MAX_BATCH`], with one doorbell.
+    /// Creates a worker. Requests carry at most `config.recv_payload` bytes. One doorbell sends the
+    /// answers of at most `batch` requests, 1 to [`MAX_BATCH`].
     ///
     /// # Errors
-    /// [`RpcError`] for another batch, and where the provider refuses the queue pair, its queues or its memory.
+    /// [`RpcError`] if `batch` is out of range, or if the provider refuses the queue pair, its
+    /// queues or its memory.
     pub fn new(
         pd: &ProtectionDomain,
         batch: usize,
@@ -70,7 +74,8 @@ impl Server {
         })
     }
 
-    /// The same with at most so many answers to a doorbell, 1 or more; what comes is still handled batch by batch.
+    /// Limits the answers per doorbell to `answers`, 1 or more. Requests are still handled batch by
+    /// batch.
     #[must_use]
     pub fn answering(self, answers: usize) -> Self {
         Self {
@@ -79,11 +84,12 @@ impl Server {
         }
     }
 
-    /// The same with answers that rotate over so many queue pairs, batch by batch: the one that requests come to, and
-    /// others made as `config` says. So answers of different batches may overtake each other.
+    /// Rotates answers over `queues` queue pairs, batch by batch: the one that receives requests,
+    /// and others with the parameters in `config`. Answers of different batches may therefore
+    /// overtake each other.
     ///
     /// # Errors
-    /// [`RpcError`] where the provider refuses a queue pair, its queues or its memory.
+    /// [`RpcError`] if the provider refuses a queue pair, its queues or its memory.
     pub fn rotating(
         mut self,
         pd: &ProtectionDomain,
@@ -105,22 +111,23 @@ impl Server {
         Ok(self)
     }
 
-    /// Where clients send.
+    /// Returns the endpoint to which clients send.
     pub fn endpoint(&self) -> QpEndpoint {
         self.port.endpoint()
     }
 
-    /// The port, for arming its CQ.
+    /// Returns the port, for arming its CQ.
     pub fn port(&self) -> &UdPort {
         &self.port
     }
 
-    /// Counts so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Registers a client under an index; false if its queue pair number is taken by another.
+    /// Registers a client under an index. Returns false if another client has the same queue pair
+    /// number.
     #[must_use]
     pub fn add_client(&mut self, index: u32, to: UdDestination) -> bool {
         if !self.table.insert(to.qpn, index) {
@@ -134,17 +141,18 @@ impl Server {
         true
     }
 
-    /// Forgets a client.
+    /// Removes a client.
     pub fn remove_client(&mut self, index: u32) {
         if let Some(to) = self.clients.get_mut(index as usize).and_then(Option::take) {
             self.table.remove(to.qpn);
         }
     }
 
-    /// Handles what has come, up to a batch. Returns how many requests came.
+    /// Handles the requests that have arrived, up to a batch. Returns the number of arrived
+    /// requests.
     ///
     /// # Errors
-    /// [`RpcError`] where a completion failed or a post is refused.
+    /// [`RpcError`] if a completion has failed or a post is refused.
     #[inline]
     pub fn poll<H: Handler>(&mut self, handler: &mut H) -> Result<usize, RpcError> {
         let Self {
@@ -160,7 +168,7 @@ impl Server {
             ..
         } = self;
         batch.clear();
-        // A run of requests comes from one client more often than not.
+        // Consecutive requests usually come from the same client, so remember the last one.
         let mut last = (Qpn(u32::MAX), 0);
         let came = port.poll(*most, buffer, |r| {
             if r.src_qp != last.0 {
@@ -238,23 +246,23 @@ impl Server {
     }
 }
 
-/// A client: sends requests in postlists, takes answers.
+/// A client: sends requests in postlists and receives answers.
 #[derive(Debug)]
 pub struct Client {
     port: UdPort,
     list: Postlist<Ud>,
     buffer: Box<WcBuffer<MAX_BATCH>>,
     server: Option<UdDestination>,
-    /// The list holds this many header-only requests with this immediate.
+    /// Number of header-only requests in the postlist, and their immediate.
     ready: (usize, u32),
 }
 
 impl Client {
-    /// A client whose answers carry at most `config.recv_payload` bytes; it cannot send before
-    /// [`connect`](Self::connect).
+    /// Creates a client whose answers carry at most `config.recv_payload` bytes. It cannot send
+    /// before [`connect`](Self::connect).
     ///
     /// # Errors
-    /// [`RpcError`] for another batch, and where the provider refuses the queue pair, its queues or its memory.
+    /// [`RpcError`] if the provider refuses the queue pair, its queues or its memory.
     pub fn new(pd: &ProtectionDomain, config: &UdPortConfig) -> Result<Self, RpcError> {
         let port = UdPort::new(pd, config)?;
         Ok(Self {
@@ -266,7 +274,7 @@ impl Client {
         })
     }
 
-    /// The endpoint that the server needs to answer.
+    /// Returns the endpoint that the server needs for its answers.
     pub fn endpoint(&self) -> QpEndpoint {
         self.port.endpoint()
     }
@@ -280,13 +288,13 @@ impl Client {
     /// Sends `count` (at most [`MAX_BATCH`]) header-only requests with the same immediate, with one doorbell.
     ///
     /// # Errors
-    /// [`RpcError`] where the post is refused, and before [`connect`](Self::connect).
+    /// [`RpcError`] if the post is refused, and before [`connect`](Self::connect).
     #[inline]
     pub fn send_imm(&mut self, count: usize, imm: u32) -> Result<(), RpcError> {
         let Some(server) = &self.server else {
             return Err(RpcError::Config("not connected".into()));
         };
-        // The requests of the last time are still in the list: mostly there is nothing to write at all.
+        // The postlist still holds the previous requests, so usually nothing needs to be written.
         if imm != self.ready.1 {
             self.ready = (0, imm);
         }
@@ -307,7 +315,7 @@ impl Client {
     /// When the payload is longer than [`UdPortConfig::send_payload`].
     ///
     /// # Errors
-    /// [`RpcError`] where the post is refused, and before [`connect`](Self::connect).
+    /// [`RpcError`] if the post is refused, and before [`connect`](Self::connect).
     pub fn send(&mut self, payload: &[u8], imm: u32) -> Result<(), RpcError> {
         let Some(server) = &self.server else {
             return Err(RpcError::Config("not connected".into()));
@@ -322,10 +330,10 @@ impl Client {
         self.port.post(&mut self.list)
     }
 
-    /// Takes up to [`MAX_BATCH`] answers. Returns how many came.
+    /// Receives up to [`MAX_BATCH`] answers. Returns the number of answers.
     ///
     /// # Errors
-    /// [`RpcError`] where a completion failed or a post is refused.
+    /// [`RpcError`] if a completion has failed or a post is refused.
     #[inline]
     pub fn poll(&mut self, each: impl FnMut(Received<'_>)) -> Result<usize, RpcError> {
         self.port.poll(MAX_BATCH, &mut self.buffer, each)

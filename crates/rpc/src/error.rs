@@ -1,8 +1,8 @@
-//! Why RPCs fail, and how many fit into a batch.
+//! Errors of RPCs, and limits of a batch.
 
 use verbs::{PostError, VerbError};
 
-/// Why a server or client cannot go on.
+/// Error after which a server or client cannot continue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RpcError {
@@ -18,13 +18,14 @@ pub enum RpcError {
     /// A part of a region lies outside of it.
     #[error(transparent)]
     Range(#[from] verbs::RangeError),
-    /// A configuration that cannot work.
+    /// The configuration is invalid.
     #[error("{0}")]
     Config(String),
 }
 
-/// The most requests of one batch.
+/// Maximum number of requests in a batch.
 pub const MAX_BATCH: usize = 64;
 
-/// The most messages of one list of answers: those of a batch, after parts of long ones.
+/// Maximum number of messages in a list of answers: the answers of a batch, after parts of long
+/// answers.
 pub(crate) const MAX_LIST: usize = 2 * MAX_BATCH;

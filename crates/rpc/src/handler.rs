@@ -1,4 +1,4 @@
-//! Handlers of a server's requests, and the way back to clients.
+//! Handlers of a server's requests, and their replies to clients.
 
 use verbs::{HeaderOnly, Inline, Postlist, Ud, UdDestination};
 
@@ -10,37 +10,40 @@ pub trait Handler {
     /// The state that [`begin`](Self::begin) prepares for a batch.
     type Batch;
 
-    /// How often [`look`](Self::look) is called for each request of a batch of several.
+    /// Number of calls of [`look`](Self::look) for each request, in batches of more than one
+    /// request.
     const LOOKS: usize = 0;
 
-    /// A batch of `requests` requests is about to be handled.
+    /// Prepares the state for a batch of `requests` requests, before the first is handled.
     fn begin(&mut self, requests: usize) -> Self::Batch;
 
-    /// Looks ahead. In round 0, then 1, up to [`LOOKS`](Self::LOOKS), it is called for all requests of the batch before
-    /// the first is handled. So a handler can prefetch their data. Not called for a batch of one.
+    /// Looks ahead at a request, so that a handler can prefetch its data. In each of
+    /// [`LOOKS`](Self::LOOKS) rounds, counted from 0, this function is called for all requests of
+    /// the batch before the first is handled. It is not called for a batch of one request.
     #[inline]
     fn look(&mut self, batch: &mut Self::Batch, round: usize, request: Request<'_>) {
         let _ = (batch, round, request);
     }
 
-    /// Answers one request of the batch. Dropping `reply` answers nothing.
+    /// Answers one request of the batch. Dropping `reply` sends no answer.
     fn handle(&mut self, batch: &mut Self::Batch, request: Request<'_>, reply: Reply<'_>);
 }
 
-/// A request as the handler sees it.
+/// A request, as passed to the handler.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// The client, by the index that its registration gave it.
+    /// Index under which the client was registered.
     pub client: usize,
-    /// Its place in the batch, from 0 on.
+    /// Index of the request in the batch, from 0 on.
     pub index: usize,
-    /// The immediate (datagram), or the number of the request at this client, from 1 on (HERD).
+    /// Immediate of the request (datagram), or the client's number of the request, from 1 on
+    /// (HERD).
     pub imm: u32,
-    /// The payload.
+    /// Payload of the request.
     pub payload: &'a [u8],
 }
 
-/// The way back to the client of one request.
+/// The means to answer one request.
 #[derive(Debug)]
 pub struct Reply<'a> {
     pub(crate) port: &'a mut UdPort,
@@ -50,10 +53,11 @@ pub struct Reply<'a> {
 }
 
 impl Reply<'_> {
-    /// Answers with payload, and with the immediate of the request.
+    /// Answers with payload and with the immediate of the request.
     ///
     /// # Panics
-    /// When the payload is longer than [`UdPortConfig::send_payload`](crate::UdPortConfig::send_payload).
+    /// When the payload is longer than
+    /// [`UdPortConfig::send_payload`](crate::UdPortConfig::send_payload).
     #[inline]
     pub fn bytes(self, payload: &[u8]) {
         let (outbox, first) = self.port.outbox();
@@ -68,16 +72,16 @@ impl Reply<'_> {
         }
     }
 
-    /// Answers with one of several messages, each with the immediate of the request. Those of a batch that has become
-    /// too long for one doorbell leave at once.
+    /// Answers with one of several messages, each with the immediate of the request. If the batch's
+    /// answers have become too many for one doorbell, they are posted first.
     ///
     /// # Errors
-    /// As posting.
+    /// When posting fails.
     ///
     /// # Panics
     /// As [`bytes`](Self::bytes).
     pub fn part(&mut self, payload: &[u8]) -> Result<(), RpcError> {
-        // The answers of the rest of the batch must find room.
+        // Leave room for the answers of the rest of the batch.
         if self.list.len() >= MAX_BATCH {
             self.port.post(self.list)?;
             self.list.clear();
@@ -91,14 +95,14 @@ impl Reply<'_> {
         Ok(())
     }
 
-    /// Answers without payload, with the immediate of the request.
+    /// Answers without payload and with the immediate of the request.
     #[inline]
     pub fn header_only(self) {
         self.list.send_with_imm(HeaderOnly, self.to, self.imm);
     }
 
-    /// Answers without payload, with an immediate of the handler's (datagram: with HERD the client tells
-    /// answers apart by the immediate).
+    /// Answers without payload and with an immediate that the handler chooses. Only for datagram
+    /// RPC: a HERD client identifies answers by their immediate.
     #[inline]
     pub fn imm(self, imm: u32) {
         self.list.send_with_imm(HeaderOnly, self.to, imm);
@@ -108,13 +112,13 @@ impl Reply<'_> {
 /// Counts of a server's worker.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Counts {
-    /// Requests that were answered.
+    /// Number of answered requests.
     pub requests: u64,
-    /// Doorbells that the answers took.
+    /// Number of doorbells for answers.
     pub doorbells: u64,
-    /// How many postlists had 1, 2, 3 … WRs.
+    /// Number of postlists with 1, 2, 3 … WRs.
     pub postlists: Vec<u64>,
-    /// Requests of nobody who is registered; they are dropped.
+    /// Number of dropped requests from unregistered clients.
     pub strangers: u64,
 }
 
@@ -126,7 +130,7 @@ impl Counts {
         }
     }
 
-    /// Adds another worker's, or another queue pair's.
+    /// Adds the counts of another worker, or of another queue pair.
     pub fn add(&mut self, other: &Self) {
         self.requests += other.requests;
         self.doorbells += other.doorbells;

@@ -2,8 +2,9 @@
 //!
 //! # The request region
 //!
-//! Every client has `window` slots; request `k` (from 0 on) goes to slot `k mod window`. At the end of a slot is an
-//! aligned 8-byte word, and the payload, padded to 8 bytes, lies before it, so that a short request is a short WRITE:
+//! Every client has `window` slots; request `k` (from 0 on) uses slot `k mod window`. A slot ends
+//! with an aligned 8-byte word. The payload, padded to 8 bytes, precedes the word, so that a short
+//! request is a short WRITE:
 //!
 //! | bits | meaning |
 //! |---|---|
@@ -11,13 +12,14 @@
 //! | 31..16 | payload length |
 //! | 15..0 | a checksum of the payload |
 //!
-//! The server looks only at the slot of the next request of each client, and takes it when the number is
-//! the one it expects. NICs that write a message in address order make the word arrive last. Nothing here
-//! relies on it: while payload and checksum differ the request counts as not there yet. A request without
-//! payload is that one word, which no NIC tears.
+//! For each client, the server polls only the slot of the next request, and accepts the request if
+//! its number is the expected one. NICs that write a message in address order write the word last,
+//! but correctness does not depend on this order: the request counts as incomplete while payload
+//! and checksum differ. A request without payload is a single word, which no NIC tears.
 //!
-//! A client of several workers has such a part of each one's region, and WRITEs to all of them through one queue pair
-//! ([`Client::select`]). The immediates of answers tell it the worker ([`Tag`]).
+//! A client of several workers has a part of each worker's region, and WRITEs to all of them
+//! through one queue pair ([`Client::select`]). The immediates of answers identify the worker
+//! ([`Tag`]).
 
 mod client;
 mod layout;

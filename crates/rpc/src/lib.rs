@@ -1,20 +1,23 @@
 //! Remote procedure calls over the verbs.
 //!
-//! - [`herd`]: clients WRITE requests over UC into slots of a region at the server, workers poll the
-//!   region, responses are UD SENDs (HERD, Kalia et al., SIGCOMM 2014).
-//! - [`datagram`]: requests and responses are UD SENDs, header-only where the immediate says it all.
-//! - [`one_sided`]: no calls: READs, WRITEs and atomics on the server's memory, without the server's processor. [`Loopback`] is
-//!   for a server that competes with its clients for locks.
+//! - [`herd`]: clients WRITE requests over UC into slots of a region at the server, workers poll
+//!   the region, and responses are UD SENDs (HERD, Kalia et al., SIGCOMM 2014).
+//! - [`datagram`]: requests and responses are UD SENDs, which are header-only if the immediate
+//!   carries all data.
+//! - [`one_sided`]: no calls, but READs, WRITEs and atomics on the server's memory, without the
+//!   server's processor. [`Loopback`] is for a server that competes with its clients for locks.
 //!
-//! The first two serve a [`Handler`]. It learns the number of requests of a batch before it answers them, so that it
-//! can do shared work once a batch. The answers of a batch leave with one doorbell. None depends on the called
-//! functions or on the NIC. The caller exchanges endpoints, for example by the crate `service`.
+//! [`herd`] and [`datagram`] serve a [`Handler`]. The handler receives the number of requests in a
+//! batch before the requests, so that shared work can be done once per batch. The answers of a
+//! batch are sent with one doorbell. None of the modules depends on the called functions or on the
+//! NIC. The caller exchanges endpoints, for example with the crate `service`.
 //!
-//! [`herd`] and [`datagram`] say in `NEEDS` what they need of a device. Payload that a device does not take
-//! inline leaves from registered memory.
+//! The constant `NEEDS` of [`herd`] and [`datagram`] lists the needed capabilities of a device.
+//! Payload that a device does not take inline is sent from registered memory.
 //!
-//! Nothing here retries. UC and UD lose messages rarely, not never: a caller keeps a deadline, and starts
-//! over with new queue pairs when it passes, so that a late answer finds nobody.
+//! This crate never retries. UC and UD lose messages rarely, but not never. A caller therefore
+//! needs a deadline. When it passes, the caller must start over with new queue pairs, so that late
+//! answers are not received.
 
 #![forbid(unsafe_code)]
 #![deny(missing_docs, clippy::missing_errors_doc)]

@@ -1,4 +1,4 @@
-//! Atomics of the server's own NIC on the server's own memory.
+//! Atomics of a server's own NIC on the server's own memory.
 
 use verbs::{
     Access, CompletionQueue, MemoryRegion, PortGid, ProtectionDomain, QueuePair, Rc, RemoteMemory,
@@ -7,20 +7,22 @@ use verbs::{
 
 use crate::RpcError;
 
-/// A queue pair that is connected to itself, through which a server locks words of its own memory as its clients do.
+/// A queue pair that is connected to itself, through which a server locks words of its own memory
+/// as its clients do.
 ///
-/// A processor's atomics need not be atomic with a NIC's (`IBV_ATOMIC_HCA` in `ibv_query_device(3)`). So a server that
-/// competes with its clients for a lock goes through the NIC.
+/// A processor's atomics are not necessarily atomic with a NIC's (`IBV_ATOMIC_HCA` in
+/// `ibv_query_device(3)`). A server that competes with its clients for a lock must therefore use
+/// the NIC.
 #[derive(Debug)]
 pub struct Loopback {
     qp: QueuePair<Rc>,
     cq: CompletionQueue,
-    /// The former value of the word.
+    /// Previous value of the word.
     result: MemoryRegion,
 }
 
 impl Loopback {
-    /// A connected queue pair.
+    /// Creates and connects the queue pair.
     ///
     /// # Errors
     /// When a verb fails.
@@ -42,7 +44,8 @@ impl Loopback {
         })
     }
 
-    /// Puts `swap` into the word at the start of `at` if it is `compare`, and waits until that is done. Returns whether it was.
+    /// Sets the word at the start of `at` to `swap` if it equals `compare`, and waits for the
+    /// completion. Returns true if the word was set.
     ///
     /// # Errors
     /// When a verb or the work request fails.

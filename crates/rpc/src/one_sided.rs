@@ -1,10 +1,13 @@
-//! A client's queue of one-sided work requests: READs, WRITEs and compare-and-swaps that the server's processor does not see.
+//! A client's queue of one-sided work requests: READs, WRITEs and compare-and-swaps, without the
+//! server's processor.
 //!
-//! A client keeps a window of requests, each in a *slot* with a buffer of its own. The work requests of a slot are gathered
-//! into a postlist, which leaves with one doorbell. The `wr_id` of a signaled work request is the number of its slot.
+//! A client has a window of requests, each in a *slot* with its own buffer. The work requests of
+//! all slots are collected in a postlist, which is posted with one doorbell. The `wr_id` of a
+//! signaled work request is the number of its slot.
 //!
-//! [`Prepared`] is the queue before the server's queue pair is known, [`OneSided`] is the connected one. A system implements
-//! [`Steps`]: what a slot does after its work requests have completed.
+//! [`Prepared`] is the queue before the server's queue pair is known, and [`OneSided`] the
+//! connected queue. A system implements [`Steps`]: the next step of a slot whose work requests have
+//! completed.
 
 use std::sync::atomic::AtomicU64;
 
@@ -29,10 +32,11 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// A queue for `window` requests at a time, of up to `work_requests` each. A doorbell takes up to `batch` work requests,
-    /// and never more than [`MAX_BATCH`].
+    /// Creates a queue for `window` simultaneous requests of up to `work_requests` work requests
+    /// each. A doorbell posts up to `batch` work requests, and never more than [`MAX_BATCH`].
     ///
     /// # Errors
+    /// When a verb fails.
     /// When a verb fails.
     pub fn new(
         pd: &ProtectionDomain,
@@ -61,12 +65,12 @@ impl Prepared {
         })
     }
 
-    /// The endpoint that the server connects its queue pair to.
+    /// Returns the endpoint to which the server connects its queue pair.
     pub fn endpoint(&self) -> QpEndpoint {
         self.qp.endpoint()
     }
 
-    /// Slots of the window.
+    /// Returns the number of slots in the window.
     pub fn window(&self) -> usize {
         self.window
     }
@@ -104,7 +108,7 @@ pub struct OneSided {
     buffers: MemoryRegion,
     /// Bytes of a slot's buffer.
     room: usize,
-    /// Taken out while completions are handled.
+    /// Scratch space; `None` while completions are handled.
     scratch: Option<Box<Scratch>>,
     doorbells: u64,
     broken: Option<RpcError>,
@@ -113,7 +117,7 @@ pub struct OneSided {
 #[derive(Debug)]
 struct Scratch {
     completions: WcBuffer<64>,
-    /// The bytes that were READ, copied out of the NIC's reach.
+    /// Copy of the bytes that were READ, which the NIC cannot change.
     bytes: Vec<u8>,
 }
 
@@ -126,43 +130,43 @@ impl Scratch {
     }
 }
 
-/// The server named memory that its own announcement does not contain.
+/// Returns the error of a server that names memory outside of its announced region.
 #[cold]
 fn outside() -> RpcError {
     RpcError::Config("a place outside of the server's memory".to_owned())
 }
 
 impl OneSided {
-    /// Bytes of a slot's buffer.
+    /// Returns the bytes of a slot's buffer.
     #[inline]
     pub fn room(&self) -> usize {
         self.room
     }
 
-    /// Work requests that are prepared and not posted.
+    /// Returns the number of work requests that are prepared and not posted.
     #[inline]
     pub fn prepared(&self) -> usize {
         self.list.len()
     }
 
-    /// Doorbells so far.
+    /// Returns the number of doorbells so far.
     #[inline]
     pub fn doorbells(&self) -> u64 {
         self.doorbells
     }
 
-    /// Where completions appear, for a caller that polls them itself and not by [`Steps::go_on`].
+    /// Returns the CQ, for a caller that polls it directly instead of by [`Steps::go_on`].
     pub fn cq(&self) -> &CompletionQueue {
         &self.cq
     }
 
-    /// A place among the buffers of all slots.
+    /// Returns the offset of a slot's byte in the buffers of all slots.
     #[inline]
     fn place(&self, slot: u32, at: usize) -> usize {
         slot as usize * self.room + at
     }
 
-    /// Remembers an error until the next [`check`](Self::check), for callers that cannot return it.
+    /// Records an error until the next [`check`](Self::check), for callers that cannot return it.
     #[inline]
     pub fn note(&mut self, result: Result<(), RpcError>) {
         if let Err(e) = result {
@@ -173,7 +177,7 @@ impl OneSided {
     /// Returns an error that was [noted](Self::note).
     ///
     /// # Errors
-    /// The first one since the last call.
+    /// The first noted error since the last call.
     #[inline]
     pub fn check(&mut self) -> Result<(), RpcError> {
         self.broken.take().map_or(Ok(()), Err)
@@ -202,8 +206,9 @@ impl OneSided {
         Ok(())
     }
 
-    /// Prepares a compare-and-swap of `word`, if it is `from`, to `to`. Its former value goes to the slot's buffer, 8
-    /// bytes. The completion of a `signaled` one covers all work requests that were prepared before it.
+    /// Prepares a compare-and-swap of `word` from the value `from` to `to`. The previous value, 8
+    /// bytes, is written to the slot's buffer. If it is `signaled`, its completion covers all work
+    /// requests that were prepared before it.
     ///
     /// # Errors
     /// When `word` is `None` (outside of the server's memory), or the buffer is too short.
@@ -257,7 +262,7 @@ impl OneSided {
         Ok(self.buffers.read_at(self.place(slot, at), into)?)
     }
 
-    /// A word of a slot's buffer, at an offset that is a multiple of 8.
+    /// Returns a word of a slot's buffer, at an offset that is a multiple of 8.
     ///
     /// # Errors
     /// When the buffer is too short.
@@ -266,7 +271,7 @@ impl OneSided {
         Ok(self.buffers.read_u64(self.place(slot, at))?)
     }
 
-    /// Words of a slot's buffer from an offset that is a multiple of 8, to be looked at without a copy.
+    /// Returns words of a slot's buffer without a copy, from an offset that is a multiple of 8 on.
     ///
     /// # Errors
     /// When the buffer is too short.
@@ -275,8 +280,8 @@ impl OneSided {
         Ok(self.buffers.atomics_u64(self.place(slot, at), count)?)
     }
 
-    /// Makes the postlist take `work_requests` more, so that they leave with one doorbell. Posts what is prepared if it must.
-    /// An error is [noted](Self::note).
+    /// Makes room for `work_requests` more in the postlist, so that one doorbell posts them. Posts
+    /// the prepared work requests if necessary. An error is [noted](Self::note).
     pub fn make_room(&mut self, work_requests: usize) {
         if self.list.len() + work_requests > self.list.capacity() {
             let flushed = self.flush();
@@ -284,7 +289,7 @@ impl OneSided {
         }
     }
 
-    /// Posts what is prepared.
+    /// Posts the prepared work requests.
     ///
     /// # Errors
     /// When posting fails.
@@ -293,8 +298,8 @@ impl OneSided {
         self.post_first(self.list.len())
     }
 
-    /// Posts the first `n` of what is prepared, and forgets the others: what a client leaves that dies in the middle, for
-    /// tests of recovery.
+    /// Posts the first `n` prepared work requests and drops the others. Tests of recovery use this
+    /// to simulate a client that dies in the middle of a request.
     ///
     /// # Errors
     /// When posting fails.
@@ -312,20 +317,21 @@ impl OneSided {
     }
 }
 
-/// The steps of a system over a queue, slot by slot.
+/// The steps of a system's requests over a queue, slot by slot.
 pub trait Steps {
-    /// The caller's state of the request in a slot.
+    /// State of the request in a slot.
     type Pending;
-    /// What the caller counts.
+    /// Statistics of the caller.
     type Stats;
-    /// The result of a request. It may borrow the bytes that were READ.
+    /// Result of a request, which may borrow the bytes that were READ.
     type Done<'b>;
 
-    /// The queue.
+    /// Returns the queue.
     fn queue(&mut self) -> &mut OneSided;
 
-    /// A signaled work request of a slot has completed. Returns what the request comes to, or `None` if there is more to do.
-    /// `bytes` is scratch space as long as a slot's buffer, to [copy](OneSided::copy) into.
+    /// Handles the completion of a slot's signaled work request. Returns the result of the request,
+    /// or `None` if the request needs further steps. `bytes` is scratch space as long as a slot's
+    /// buffer, for [`copy`](OneSided::copy).
     ///
     /// # Errors
     /// When the queue cannot be used any more.
@@ -337,11 +343,12 @@ pub trait Steps {
         bytes: &'b mut [u8],
     ) -> Result<Option<Self::Done<'b>>, RpcError>;
 
-    /// Posts what is prepared and polls once. Each completion goes to [`arrived`](Self::arrived), and `done` is called for each
-    /// request that is over. `pending` is indexed by slot. Returns how many completions came.
+    /// Posts the prepared work requests and polls once. Calls [`arrived`](Self::arrived) for each
+    /// completion, and `done` for each finished request. `pending` is indexed by slot. Returns the
+    /// number of completions.
     ///
     /// # Errors
-    /// An error that was [noted](OneSided::note), a work request that failed, or a verb that did.
+    /// A [noted](OneSided::note) error, a failed work request, or a failed verb.
     #[inline]
     fn go_on(
         &mut self,
@@ -374,7 +381,8 @@ pub trait Steps {
         let queue = self.queue();
         queue.scratch = Some(scratch);
         result?;
-        // The next step leaves at once: the caller may not poll for a while, and locks are held meanwhile.
+        // Post the next steps immediately: the caller may not poll for a while, and locks are held
+        // meanwhile.
         queue.flush()?;
         Ok(came)
     }

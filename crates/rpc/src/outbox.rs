@@ -1,16 +1,17 @@
-//! How the payload of small messages leaves: in the work request where the queue pair takes it inline, else
-//! from registered memory.
+//! Payload of small messages: sent inline if the queue pair supports it, otherwise from registered
+//! memory.
 
 use verbs::{Access, MemoryRegion, MrSlice, ProtectionDomain};
 
 use crate::error::{MAX_LIST, RpcError};
 
-/// The payload of the messages of one queue pair.
+/// The payload of one queue pair's messages.
 ///
-/// Messages are numbered from 0 on, in the order in which they are posted. A message that does not fit inline gets the
-/// slot of its number in a ring, and the bytes there belong to the NIC until the message is complete. The ring has
-/// [`MAX_LIST`] slots more than the send queue, so that a list can be built while the queue is full. A message that is
-/// being built is at most `MAX_LIST - 1` above the number of those posted. Of these all but the last `send_depth` are
+/// Messages are numbered from 0 on, in the order of posting. A message that does not fit inline
+/// uses the slot of its number in a ring. The slot's bytes must not change until the message is
+/// complete. The ring has [`MAX_LIST`] slots more than the send queue, so that a list can be built
+/// while the queue is full. This suffices: a message being built is at most `MAX_LIST - 1` above
+/// the number of posted messages. Of the posted messages, all but the last `send_depth` are
 /// complete.
 #[derive(Debug)]
 pub(crate) struct Outbox {
@@ -26,8 +27,8 @@ struct Ring {
 }
 
 impl Outbox {
-    /// For messages of at most `payload` bytes through a send queue of `send_depth` that takes `inline`
-    /// bytes inline. Registers memory only if it is needed.
+    /// Creates the payload memory for messages of at most `payload` bytes. The send queue has
+    /// `send_depth` entries and takes `inline` bytes inline. Registers memory only if it is needed.
     pub(crate) fn new(
         pd: &ProtectionDomain,
         payload: usize,
@@ -37,7 +38,7 @@ impl Outbox {
         let ring = if payload <= inline {
             None
         } else {
-            // No two slots in one word: a message under way and its neighbour that is being written.
+            // Slots share no word: one slot may be read by the NIC while its neighbour is written.
             let stride = payload.next_multiple_of(8);
             let slots = send_depth + MAX_LIST;
             let mr = pd.alloc(slots * stride, Access::LOCAL_READ)?;
@@ -50,11 +51,11 @@ impl Outbox {
         Ok(Self { inline, ring })
     }
 
-    /// Where the payload of message `number` leaves from: `None` for the work request itself, else its slot,
-    /// which holds the payload now.
+    /// Stores the payload of message `number`. Returns `None` if the message is sent inline,
+    /// otherwise the slot with its payload.
     ///
     /// # Panics
-    /// When the payload is longer than this was made for.
+    /// When the payload is longer than the maximum given at creation.
     #[inline]
     pub(crate) fn place(&self, number: u64, payload: &[u8]) -> Option<MrSlice> {
         (payload.len() > self.inline).then(|| self.register(number, payload))
@@ -91,11 +92,11 @@ mod tests {
     fn no_slot_is_written_while_the_nic_may_read_it() {
         const DEPTH: u64 = 10;
         let outbox = Outbox::new(&pd(), 12, 0, 10).expect("memory");
-        // The message that had each slot last.
+        // The last message in each slot.
         let mut last = HashMap::new();
         let mut posted = 0u64;
         for list in [64, 1, 7, 128, 64, 3, 128] {
-            // The worst case: the whole send queue is under way while a list is built.
+            // The worst case: the whole send queue is outstanding while a list is built.
             let under_way = posted.saturating_sub(DEPTH)..posted;
             for number in posted..posted + list {
                 let slot = outbox.place(number, b"twelve bytes").expect("not inline");

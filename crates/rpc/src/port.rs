@@ -1,4 +1,4 @@
-//! A UD queue pair with its receive buffers and its accounting: what servers and clients both stand on.
+//! A UD queue pair with its receive buffers and its accounting, used by servers and clients.
 
 use verbs::{
     Access, CompletionChannel, CompletionQueue, GRH_BYTES, MemoryRegion, Postlist,
@@ -8,24 +8,25 @@ use verbs::{
 use crate::error::{MAX_BATCH, RpcError};
 use crate::outbox::Outbox;
 
-/// How a [`UdPort`] is made.
+/// Parameters of a [`UdPort`].
 #[derive(Debug, Clone)]
 pub struct UdPortConfig {
-    /// The port of the device, from 1.
+    /// Port number of the device, counted from 1.
     pub port_num: u8,
-    /// The GID to send from; the device's default if `None`.
+    /// GID index to send from; `None` selects the device's default.
     pub gid_index: Option<u8>,
-    /// Room for SENDs.
+    /// Depth of the send queue.
     pub send_depth: u32,
-    /// RECVs kept posted; 0 for a port that only sends.
+    /// Number of RECVs that are kept posted; 0 for a port that only sends.
     pub recv_depth: u32,
-    /// The longest payload that comes. With 0 all RECVs share one buffer.
+    /// Maximum payload of received messages in bytes. With 0, all RECVs share one buffer.
     pub recv_payload: usize,
-    /// The longest payload that is sent.
+    /// Maximum payload of sent messages in bytes.
     pub send_payload: u32,
-    /// The longest that is sent inline, where the device takes it; what is longer leaves from registered memory.
+    /// Maximum payload that is sent inline, if the device supports it. Longer payload is sent from
+    /// registered memory.
     pub inline_payload: u32,
-    /// Where events of the receive CQ come.
+    /// Channel for events of the receive CQ.
     pub channel: Option<CompletionChannel>,
 }
 
@@ -44,30 +45,30 @@ impl Default for UdPortConfig {
     }
 }
 
-/// A UD queue pair whose RECVs are posted again as they complete, and whose SENDs are signaled just often
-/// enough to know when there is room for more.
+/// A UD queue pair that posts its RECVs again as they complete, and signals just enough SENDs to
+/// know when the send queue has room.
 ///
-/// Fields for polling come first. The processor's caches do not hold hundreds of ports.
+/// Fields for polling come first, because caches do not hold the state of hundreds of ports.
 #[derive(Debug)]
 #[repr(C)]
 pub struct UdPort {
-    // Declared before the region, so that the queue pair goes first.
+    // Fields are dropped in this order: the queue pair must be destroyed before its memory region.
     qp: QueuePair<Ud>,
     recv_cq: CompletionQueue,
-    /// RECVs of the list, from here on, are consumed and not posted again yet.
+    /// Index in the list of the first RECV that is consumed and not posted again yet.
     recv_next: usize,
     recvs: RecvList,
     buffers: Buffers,
-    /// SENDs posted, known to be complete, and posted since the last signaled one.
+    /// Number of SENDs posted, known to be complete, and posted since the last signaled one.
     posted: u64,
     reaped: u64,
     since_signal: u64,
     send_depth: u64,
     outbox: Outbox,
     send_cq: CompletionQueue,
-    /// The list that is built has payload in registered memory.
+    /// True if the list that is being built has payload in registered memory.
     is_long: bool,
-    /// SENDs up to this number are polled for by [`progress`](UdPort::progress).
+    /// Number up to which [`progress`](UdPort::progress) polls for completions of SENDs.
     awaited: u64,
 }
 
@@ -79,7 +80,7 @@ struct Buffers {
     mr: MemoryRegion,
 }
 
-/// Refuses a postlist that a send queue has no room for, however long one waits.
+/// Fails for a postlist that is longer than the send queue.
 pub(crate) fn fits(wrs: u64, send_depth: u64) -> Result<(), RpcError> {
     if wrs > send_depth {
         return Err(RpcError::Config(format!(
@@ -89,12 +90,12 @@ pub(crate) fn fits(wrs: u64, send_depth: u64) -> Result<(), RpcError> {
     Ok(())
 }
 
-/// A datagram that came.
+/// A received datagram.
 #[derive(Debug, Clone, Copy)]
 pub struct Received<'a> {
-    /// Its immediate; 0 if it has none.
+    /// Immediate of the datagram; 0 without an immediate.
     pub imm: u32,
-    /// The queue pair that sent it.
+    /// Queue pair number of the sender.
     pub src_qp: Qpn,
     /// Bytes of payload.
     pub len: usize,
@@ -103,11 +104,11 @@ pub struct Received<'a> {
 }
 
 impl Received<'_> {
-    /// Copies the payload, as much as there is and fits; returns how much.
+    /// Copies the payload, as much as exists and fits. Returns the number of copied bytes.
     #[inline]
     pub fn copy_to(&self, into: &mut [u8]) -> usize {
         let n = self.len.min(into.len());
-        // The part lies inside of the region by construction; an error would leave `into` as it is.
+        // The range is inside of the region by construction; an error would leave `into` unchanged.
         if self.mr.read_at(self.offset, &mut into[..n]).is_ok() {
             n
         } else {
@@ -115,7 +116,7 @@ impl Received<'_> {
         }
     }
 
-    /// The payload as a number, if it has eight bytes.
+    /// Returns the payload as a number if it has eight bytes.
     #[inline]
     pub fn u64_le(&self) -> Option<u64> {
         let mut bytes = [0; 8];
@@ -124,10 +125,10 @@ impl Received<'_> {
 }
 
 impl UdPort {
-    /// Makes the queue pair and posts its RECVs.
+    /// Creates the queue pair and posts its RECVs.
     ///
     /// # Errors
-    /// [`RpcError`] where the provider refuses the queue pair, its queues or its memory.
+    /// [`RpcError`] if the provider refuses the queue pair, its queues or its memory.
     pub fn new(pd: &ProtectionDomain, config: &UdPortConfig) -> Result<Self, RpcError> {
         let context = pd.context();
         let recv_depth = config.recv_depth.max(1) as usize;
@@ -146,7 +147,8 @@ impl UdPort {
             builder = builder.gid_index(index);
         }
         let qp = builder.build()?;
-        // One cache line a message of at most 24 bytes; a header-only receiver looks at none of them.
+        // A message of at most 24 bytes takes one cache line; a header-only receiver reads none of
+        // them.
         let stride = (GRH_BYTES + config.recv_payload).next_multiple_of(64);
         let shared = config.recv_payload == 0;
         let mr = pd.alloc(
@@ -191,38 +193,40 @@ impl UdPort {
         })
     }
 
-    /// The endpoint that the other side needs to send here.
+    /// Returns the endpoint that peers need to send to this port.
     pub fn endpoint(&self) -> QpEndpoint {
         self.qp.endpoint()
     }
 
-    /// The receive CQ, for arming.
+    /// Returns the receive CQ, for arming.
     pub fn recv_cq(&self) -> &CompletionQueue {
         &self.recv_cq
     }
 
-    /// A postlist for [`post`](Self::post).
+    /// Creates a postlist for [`post`](Self::post).
     pub fn postlist(&self, capacity: usize) -> Postlist<Ud> {
         self.qp.postlist(capacity)
     }
 
-    /// Where payload goes that is built for the next [`post`](Self::post), and the number of its first message.
+    /// Returns the outbox for payload of the next [`post`](Self::post), and the number of that
+    /// post's first message.
     #[inline]
     pub(crate) fn outbox(&self) -> (&Outbox, u64) {
         (&self.outbox, self.posted)
     }
 
-    /// Posts a list with one doorbell, after waiting for room if there is none.
+    /// Posts a list with one doorbell. Waits first if the send queue has no room.
     ///
     /// # Errors
-    /// [`RpcError`] where a completion failed or the post is refused.
+    /// [`RpcError`] if a completion has failed or the post is refused.
     #[inline]
     pub fn post(&mut self, list: &mut Postlist<Ud>) -> Result<(), RpcError> {
         let wrs = list.len() as u64;
         if wrs == 0 {
             return Ok(());
         }
-        // A quarter of the queue between two signals: room is known long before it runs out.
+        // Signal once per quarter of the queue, so that completions are known long before the room
+        // runs out.
         let is_long = std::mem::take(&mut self.is_long);
         let signal = is_long || self.since_signal + wrs >= self.send_depth / 4;
         let last = list.len() - 1;
@@ -235,7 +239,8 @@ impl UdPort {
         }
         let result = self.qp.post_send(list);
         if signal {
-            // The list is posted again as it was: WRs that are the same are less work for who simulates them.
+            // Restore the list, which is posted again unchanged: identical WRs are cheaper to
+            // simulate.
             list.set_signaled(last, false);
             list.set_wr_id(last, 0);
             self.since_signal = 0;
@@ -249,17 +254,18 @@ impl UdPort {
         Ok(result?)
     }
 
-    /// The list that is built has payload in registered memory.
+    /// Notes that the list being built has payload in registered memory.
     #[inline]
     pub(crate) fn note_long(&mut self) {
         self.is_long = true;
     }
 
-    /// Polls for SENDs with payload in registered memory that are under way: for who would poll no queue otherwise. On the
-    /// software NIC long messages soon fill what their receiver has room for, and go on when their sender polls.
+    /// Polls for outstanding SENDs with payload in registered memory, for callers that otherwise
+    /// poll no queue. On the software NIC, long messages soon exhaust the receiver's room, and
+    /// continue when their sender polls.
     ///
     /// # Errors
-    /// When a SEND failed, or a verb did.
+    /// When a SEND or a verb has failed.
     #[inline]
     pub(crate) fn progress(&mut self) -> Result<(), RpcError> {
         if self.awaited > self.reaped {
@@ -271,7 +277,7 @@ impl UdPort {
         Ok(())
     }
 
-    /// Takes send completions until `wrs` more SENDs fit.
+    /// Polls send completions until the send queue has room for `wrs` more SENDs.
     #[cold]
     fn reap(&mut self, wrs: u64) -> Result<(), RpcError> {
         fits(wrs, self.send_depth)?;
@@ -286,11 +292,11 @@ impl UdPort {
         Ok(())
     }
 
-    /// Takes up to `most` datagrams, and never more than [`MAX_BATCH`], and posts their RECVs again. Returns how many
-    /// came.
+    /// Receives up to `most` datagrams, and never more than [`MAX_BATCH`], and posts their RECVs
+    /// again. Returns the number of datagrams.
     ///
     /// # Errors
-    /// [`RpcError`] where a completion failed or a RECV is refused.
+    /// [`RpcError`] if a completion has failed or a RECV is refused.
     #[inline]
     pub fn poll(
         &mut self,
@@ -319,7 +325,7 @@ impl UdPort {
                 mr: &self.buffers.mr,
             });
         }
-        // RECVs complete in the order in which they were posted, so the consumed ones are neighbours.
+        // RECVs complete in the order of posting, so the consumed ones are adjacent.
         let depth = self.recvs.capacity();
         let end = self.recv_next + n;
         self.qp

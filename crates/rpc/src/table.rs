@@ -1,20 +1,21 @@
-//! Which client a datagram comes from: a small hash table from queue pair numbers to clients.
+//! A small hash table from queue pair numbers to clients, which identifies the sender of a
+//! datagram.
 
 use verbs::Qpn;
 
-/// Finds a client by the queue pair that its datagrams come from.
+/// Table of clients by the queue pair number that their datagrams come from.
 ///
-/// Queue pair numbers are unique on one port only; [`insert`](Self::insert) therefore refuses a number
-/// that is taken, and such a client comes again with another queue pair.
+/// Queue pair numbers are unique only on one port. [`insert`](Self::insert) therefore refuses a
+/// number that is taken, and the refused client must connect again with another queue pair.
 #[derive(Debug, Clone)]
 pub struct ClientTable {
-    /// `(qpn + 1) << 32 | client`; 0 is free. Open addressing, at most half full.
+    /// Entries `(qpn + 1) << 32 | client`; 0 means free. Open addressing, at most half full.
     slots: Vec<u64>,
     len: usize,
 }
 
 impl ClientTable {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new() -> Self {
         Self {
             slots: vec![0; 16],
@@ -22,7 +23,7 @@ impl ClientTable {
         }
     }
 
-    /// The client with that queue pair.
+    /// Returns the client with this queue pair number.
     #[inline]
     pub fn get(&self, qpn: Qpn) -> Option<usize> {
         let key = u64::from(qpn.0) + 1;
@@ -41,7 +42,7 @@ impl ClientTable {
         }
     }
 
-    /// Adds a client; false if the number is taken.
+    /// Adds a client. Returns false if the number is taken.
     #[must_use]
     pub fn insert(&mut self, qpn: Qpn, client: u32) -> bool {
         if self.get(qpn).is_some() {
@@ -59,10 +60,10 @@ impl ClientTable {
         true
     }
 
-    /// Forgets a client.
+    /// Removes a client.
     pub fn remove(&mut self, qpn: Qpn) {
         let key = u64::from(qpn.0) + 1;
-        // Rebuilding keeps every probe sequence whole; clients leave seldom.
+        // Rebuild the table, which keeps every probe sequence intact; clients are removed rarely.
         let old = std::mem::take(&mut self.slots);
         self.slots = vec![0; old.len()];
         self.len = 0;

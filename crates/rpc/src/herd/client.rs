@@ -1,4 +1,4 @@
-//! HERD's client side: WRITEs requests, takes answers.
+//! HERD's client side: WRITEs requests and receives answers.
 
 use verbs::{
     Inline, Postlist, PreparedQp, ProtectionDomain, QpEndpoint, QueuePair, RemoteMemory, Uc,
@@ -9,7 +9,7 @@ use super::layout::{Layout, word};
 use crate::outbox::Outbox;
 use crate::{MAX_BATCH, Received, RpcError, UdPort, UdPortConfig};
 
-/// A client before it knows the server.
+/// A client that is not connected to a server yet.
 #[derive(Debug)]
 pub struct PreparedClient {
     pd: ProtectionDomain,
@@ -19,11 +19,11 @@ pub struct PreparedClient {
 }
 
 impl PreparedClient {
-    /// A client whose answers carry at most `config.recv_payload` bytes and come at most
-    /// `config.recv_depth` at a time.
+    /// Creates a client. Answers carry at most `config.recv_payload` bytes, and at most
+    /// `config.recv_depth` of them may be outstanding.
     ///
     /// # Errors
-    /// [`RpcError`] where the provider refuses a queue pair, its queues or its memory.
+    /// [`RpcError`] if the provider refuses a queue pair, its queues or its memory.
     pub fn new(
         pd: &ProtectionDomain,
         request_payload: u32,
@@ -55,20 +55,21 @@ impl PreparedClient {
         })
     }
 
-    /// The UC queue pair that it WRITEs from.
+    /// Returns the endpoint of the UC queue pair that WRITEs requests.
     pub fn uc_endpoint(&self) -> QpEndpoint {
         self.uc.endpoint()
     }
 
-    /// The UD queue pair that answers go to.
+    /// Returns the endpoint of the UD queue pair that receives answers.
     pub fn ud_endpoint(&self) -> QpEndpoint {
         self.port.endpoint()
     }
 
-    /// Connects to the server's end, with the region that belongs to this client.
+    /// Connects to the server's queue pair, with this client's region of the server.
     ///
     /// # Errors
-    /// [`RpcError`] where the provider refuses the connection, and for a region that is smaller than the layout.
+    /// [`RpcError`] if the provider refuses the connection, or if the region is smaller than the
+    /// layout.
     pub fn connect(
         self,
         server: &QpEndpoint,
@@ -78,12 +79,12 @@ impl PreparedClient {
         self.connect_to_all(server, &[region], layout)
     }
 
-    /// Connects to the server's end, with this client's regions of several workers. The first is
-    /// [selected](Client::select).
+    /// Connects to the server's queue pair, with this client's regions of several workers. The
+    /// first worker is [selected](Client::select).
     ///
     /// # Errors
-    /// [`RpcError`] where the provider refuses the connection, for no region, and for a region that is smaller than
-    /// the layout.
+    /// [`RpcError`] if the provider refuses the connection, if `regions` is empty, or if a region
+    /// is smaller than the layout.
     pub fn connect_to_all(
         self,
         server: &QpEndpoint,
@@ -109,7 +110,8 @@ impl PreparedClient {
             uc.max_send_wr(),
         )?;
         Ok(Client {
-            // Nobody has more than a window under way: less memory of many clients is touched.
+            // A client never has more than a window outstanding. A shorter postlist touches less
+            // memory if many clients share a process.
             list: uc.postlist(MAX_BATCH.min(layout.window as usize)),
             outbox,
             send_depth: uc.max_send_wr() as u64,
@@ -130,10 +132,10 @@ impl PreparedClient {
     }
 }
 
-/// A client: WRITEs requests in postlists, takes answers.
+/// A client: WRITEs requests in postlists and receives answers.
 ///
-/// Fields for taking answers come first, then fields for sending. The processor's caches do not hold hundreds of
-/// clients.
+/// Fields for receiving answers come first, then fields for sending, because caches do not hold the
+/// state of hundreds of clients.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Client {
@@ -151,28 +153,29 @@ pub struct Client {
     outbox: Outbox,
     message: Vec<u8>,
     uc_cq: verbs::CompletionQueue,
-    /// Number of the last request and region of each worker; those of the selected one are in `next` and `region`.
+    /// Number of the last request and region of each worker. For the selected worker, `next` and
+    /// `region` hold the current values.
     workers: Box<[(u32, RemoteMemory)]>,
     selected: usize,
 }
 
 impl Client {
-    /// The number that the next request will have: answers carry it as their immediate.
+    /// Returns the number of the next request, which its answer carries as immediate.
     #[inline]
     pub fn next_number(&self) -> u32 {
         self.next.wrapping_add(1)
     }
 
-    /// Workers that it can WRITE to.
+    /// Returns the number of workers that the client can WRITE to.
     pub fn workers(&self) -> usize {
         self.workers.len()
     }
 
-    /// Requests go to this worker from now on, with numbers and slots of its own. Requests that are
-    /// prepared and not flushed still go to the worker before.
+    /// Selects the worker that receives the following requests, with its own numbers and slots.
+    /// Requests that are prepared and not flushed still go to the previous worker.
     ///
     /// # Panics
-    /// When there is no such worker.
+    /// When the worker does not exist.
     #[inline]
     pub fn select(&mut self, worker: usize) {
         self.workers[self.selected].0 = self.next;
@@ -180,16 +183,17 @@ impl Client {
         self.selected = worker;
     }
 
-    /// The shape of its slots.
+    /// Returns the layout of the request slots.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// WRITEs `count` (at most [`MAX_BATCH`]) requests, each with the payload that `fill` gives it, with one
-    /// doorbell. The caller keeps less than a window of requests unanswered, counted from the oldest.
+    /// WRITEs `count` (at most [`MAX_BATCH`]) requests with one doorbell. `fill` returns the
+    /// payload of each. The caller must keep less than a window of requests unanswered, counted
+    /// from the oldest.
     ///
     /// # Errors
-    /// [`RpcError`] where a completion failed or the post is refused.
+    /// [`RpcError`] if a completion has failed or the post is refused.
     #[inline]
     pub fn send<'p>(
         &mut self,
@@ -202,15 +206,15 @@ impl Client {
         self.flush()
     }
 
-    /// Prepares a request; [`flush`](Self::flush) WRITEs it, with those before it. Returns its number. The caller
-    /// flushes after [`MAX_BATCH`] at the latest, and keeps less than a window unanswered as with
-    /// [`send`](Self::send).
+    /// Prepares a request and returns its number; [`flush`](Self::flush) WRITEs all prepared
+    /// requests. The caller must flush after at most [`MAX_BATCH`] requests, and keep less than a
+    /// window unanswered as with [`send`](Self::send).
     ///
     /// # Panics
     /// At more than [`MAX_BATCH`] requests, or a window, without a flush.
     ///
     /// # Errors
-    /// [`RpcError`] where a completion failed or the post is refused.
+    /// [`RpcError`] if a completion has failed or the post is refused.
     #[inline]
     pub fn push(&mut self, payload: &[u8]) -> Result<u32, RpcError> {
         if payload.len() > self.layout.payload as usize {
@@ -221,7 +225,7 @@ impl Client {
             )));
         }
         let number = self.next.wrapping_add(1);
-        // A power of two.
+        // The window is a power of two.
         let slot = (self.next & (self.layout.window - 1)) as usize;
         let word = word(number, payload).to_le_bytes();
         let padded = payload.len().next_multiple_of(8);
@@ -251,10 +255,10 @@ impl Client {
         Ok(number)
     }
 
-    /// Posts what was prepared, with one doorbell.
+    /// Posts the prepared requests with one doorbell.
     ///
     /// # Errors
-    /// [`RpcError`] where a completion failed or the post is refused.
+    /// [`RpcError`] if a completion has failed or the post is refused.
     #[inline]
     pub fn flush(&mut self) -> Result<(), RpcError> {
         let posted = self.post();
@@ -283,7 +287,7 @@ impl Client {
         Ok(self.uc.post_send(&mut self.list)?)
     }
 
-    /// Takes send completions until `wrs` more requests fit.
+    /// Polls send completions until the send queue has room for `wrs` more requests.
     #[cold]
     fn reap(&mut self, wrs: u64) -> Result<(), RpcError> {
         crate::port::fits(wrs, self.send_depth)?;
@@ -298,10 +302,11 @@ impl Client {
         Ok(())
     }
 
-    /// Takes up to [`MAX_BATCH`] answers; their immediate is the number of the request. Returns how many came.
+    /// Receives up to [`MAX_BATCH`] answers, whose immediate is the number of the request. Returns
+    /// the number of answers.
     ///
     /// # Errors
-    /// [`RpcError`] where a completion failed or a RECV is refused.
+    /// [`RpcError`] if a completion has failed or a RECV is refused.
     #[inline]
     pub fn poll(&mut self, each: impl FnMut(Received<'_>)) -> Result<usize, RpcError> {
         self.port.poll(MAX_BATCH, &mut self.buffer, each)

@@ -4,28 +4,29 @@ use verbs::RemoteMemory;
 
 use crate::RpcError;
 
-/// The shape of a request region.
+/// Layout of a request region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Layout {
-    /// Slots of a client, a power of two.
+    /// Number of slots of a client, a power of two.
     pub window: u32,
-    /// The longest payload of a request, a multiple of 8.
+    /// Maximum payload of a request in bytes, a multiple of 8.
     pub payload: u32,
 }
 
 impl Layout {
-    /// Bytes of a slot.
+    /// Returns the bytes of a slot.
     pub fn slot_bytes(&self) -> usize {
         self.payload as usize + 8
     }
 
-    /// Bytes of all slots of a client.
+    /// Returns the bytes of all slots of a client.
     pub fn client_bytes(&self) -> usize {
         self.slot_bytes() * self.window as usize
     }
 
     pub(super) fn check(&self) -> Result<(), RpcError> {
-        // A power of two divides the 2^32 request numbers: the slots go round without a jump when they wrap.
+        // A power of two divides the 2^32 request numbers, so slots continue in order when numbers
+        // wrap.
         if !self.window.is_power_of_two() || !self.payload.is_multiple_of(8) || self.payload > 4096
         {
             return Err(RpcError::Config(format!(
@@ -36,10 +37,11 @@ impl Layout {
     }
 }
 
-/// The part of a worker's immediates beside the number of the request.
+/// Encoding of a worker in the immediates of its answers.
 ///
-/// A client of one worker needs nothing. The answers of several workers that come to one queue pair have the worker's
-/// place in the upper [`Tag::BITS`] bits, and the lower bits of the number in the rest.
+/// With one worker, the immediate is the number of the request. If answers of several workers
+/// arrive on one queue pair, the upper [`Tag::BITS`] bits hold the worker's index. The other bits
+/// hold the lower bits of the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tag {
     worker: u32,
@@ -47,19 +49,20 @@ pub struct Tag {
 }
 
 impl Tag {
-    /// Bits that a worker's place takes.
+    /// Bits of a worker's index.
     pub const BITS: u32 = 6;
 
-    /// Workers that can be told apart.
+    /// Maximum number of workers that can be distinguished.
     pub const WORKERS: usize = 1 << Self::BITS;
 
-    /// The number alone.
+    /// The tag for a single worker: the immediate is the number alone.
     pub const NUMBER: Self = Self {
         worker: 0,
         mask: u32::MAX,
     };
 
-    /// The number, and the place of the worker among those of the client; none from [`Tag::WORKERS`] on.
+    /// Returns the tag of the client's worker with index `place`, or `None` from [`Tag::WORKERS`]
+    /// on.
     pub fn of_worker(place: usize) -> Option<Self> {
         let place = u32::try_from(place).ok()?;
         ((place as usize) < Self::WORKERS).then_some(Self {
@@ -68,32 +71,32 @@ impl Tag {
         })
     }
 
-    /// The immediate of the answer to the request of this number.
+    /// Returns the immediate of the answer to the request with this number.
     #[inline]
     pub fn imm(self, number: u32) -> u32 {
         self.worker | number & self.mask
     }
 
-    /// The worker's place in such an immediate.
+    /// Returns the worker's index in an immediate.
     #[inline]
     pub fn place(imm: u32) -> usize {
         (imm >> (32 - Self::BITS)) as usize
     }
 }
 
-/// The part of a server's region that belongs to a client.
+/// Returns the part of a server's region that belongs to a client.
 pub fn region_of(region: &RemoteMemory, layout: &Layout, client: u32) -> Option<RemoteMemory> {
     let bytes = layout.client_bytes() as u64;
     let part = region.at(bytes.checked_mul(client.into())?)?;
     (part.len >= bytes).then_some(RemoteMemory { len: bytes, ..part })
 }
 
-/// The word that ends a request.
+/// Returns the word that ends a request.
 pub(super) fn word(number: u32, payload: &[u8]) -> u64 {
     u64::from(number) << 32 | (payload.len() as u64 & 0xffff) << 16 | u64::from(checksum(payload))
 }
 
-/// A multiplicative hash folded to 16 bits; 0 for nothing.
+/// Returns a multiplicative hash folded to 16 bits, or 0 for an empty payload.
 #[inline]
 pub(super) fn checksum(payload: &[u8]) -> u16 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -105,7 +108,8 @@ pub(super) fn checksum(payload: &[u8]) -> u16 {
     last[..tail.len()].copy_from_slice(tail);
     let mut hash = payload.len() as u64;
     for word in words.iter().chain([&last]) {
-        // Different words give different hashes, and the high bits move down for the next.
+        // Multiplication by an odd factor keeps different words different; the rotation moves the
+        // high bits down for the next word.
         hash = (hash ^ u64::from_le_bytes(*word))
             .wrapping_mul(FACTOR)
             .rotate_left(29);

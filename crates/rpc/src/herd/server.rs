@@ -11,33 +11,36 @@ use super::layout::{Layout, Tag, checksum, region_of};
 use crate::error::MAX_LIST;
 use crate::{Counts, Handler, MAX_BATCH, Reply, Request, RpcError, UdPort, UdPortConfig};
 
-/// How many requests a pass of a worker takes from each client.
+/// Number of requests that a worker's pass takes from each client.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum Scan {
-    /// All that a client has sent, then those of the next client, until the batch is full. The next pass goes on behind
-    /// the client whose requests filled the batch.
+    /// All requests that a client has sent, then those of the next client, until the batch is full.
+    /// The next pass begins after the client whose requests filled the batch.
     #[default]
     Drain,
-    /// One at most, so that a batch has no more requests than there are clients. The next pass goes on behind the last
-    /// client that was looked at. The benchmark of HERD's authors (`rdma_bench`) does this.
+    /// At most one request, so that a batch has no more requests than clients. The next pass begins
+    /// after the last inspected client. The benchmark of HERD's authors (`rdma_bench`) works like
+    /// this.
     OneEach,
 }
 
-/// How requests are taken and responses leave.
+/// Parameters of a worker's passes and of its doorbells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Doorbells {
-    /// Requests of one batch: 1 to [`MAX_BATCH`].
+    /// Maximum requests of a batch: 1 to [`MAX_BATCH`].
     pub batch: usize,
-    /// UD queue pairs, 1 or more and a multiple of `split`. Batches rotate over them, each on `split` of them.
+    /// Number of UD queue pairs, 1 or more and a multiple of `split`. Batches rotate over them, and
+    /// each batch uses `split` of them.
     pub queues: usize,
-    /// How many requests a pass takes from each client.
+    /// Number of requests that a pass takes from each client.
     pub scan: Scan,
-    /// Queue pairs that the responses of a batch are divided over, a power of two. Responses to client `i` leave on queue
-    /// pair `i % split`. Each queue pair has a postlist and a doorbell of its own. With 1 a batch is one doorbell;
-    /// a server that answers each client on the client's port has one for each port.
+    /// Number of queue pairs that share the responses of a batch, a power of two. Queue pair `i %
+    /// split` sends the responses to client `i`. Each queue pair has its own postlist and doorbell.
+    /// With 1, a batch takes one doorbell. A server that answers each client on the client's port
+    /// uses one queue pair per port.
     pub split: usize,
 }
 
@@ -74,15 +77,16 @@ pub struct Server {
     region: MemoryRegion,
     layout: Layout,
     clients: Vec<Option<Peer>>,
-    /// Clients that are there, with what a look at them takes: a worker of many looks at each again and again. And where
-    /// the next round starts.
+    /// Registered clients, each with the fields that inspecting its slot needs. The fields are
+    /// close together, because a worker with many clients inspects each one very often. `turn` is
+    /// the index at which the next pass starts.
     active: Vec<Look>,
     turn: usize,
     queues: Vec<(UdPort, Postlist<Ud>)>,
-    /// The first queue pair of the next batch.
+    /// Index of the first queue pair for the next batch.
     queue: usize,
     doorbells: Doorbells,
-    /// Client, immediate of the answer, and bytes of payload.
+    /// Client, immediate of the answer, and payload bytes of each request in the batch.
     batch: Vec<(u32, u32, usize)>,
     payloads: Vec<u8>,
     counts: Counts,
@@ -90,27 +94,28 @@ pub struct Server {
 
 #[derive(Debug)]
 struct Peer {
-    /// Held so that the client can WRITE; the server never posts on it.
+    /// Queue pair through which the client WRITEs; the server keeps it alive and never posts on it.
     _qp: Arc<QueuePair<Uc>>,
     to: UdDestination,
 }
 
-/// The fields that a look at a client reads.
+/// Fields that inspecting a client's slot needs.
 #[derive(Debug, Clone, Copy)]
 struct Look {
     client: u32,
-    /// The number of its next request.
+    /// Number of the client's next request.
     number: u32,
-    /// Slots that it uses, less one: a power of two of them, at most the layout's.
+    /// Number of the client's slots minus one. The number of slots is a power of two, at most the
+    /// layout's.
     mask: u32,
     tag: Tag,
 }
 
 impl Server {
-    /// A worker with room for `max_clients`.
+    /// Creates a worker with room for `max_clients` clients.
     ///
     /// # Errors
-    /// [`RpcError`] where the provider refuses a queue pair, its queues or its memory.
+    /// [`RpcError`] if the provider refuses a queue pair, its queues or its memory.
     pub fn new(
         pd: &ProtectionDomain,
         layout: Layout,
@@ -148,36 +153,37 @@ impl Server {
         })
     }
 
-    /// The region of the client with that index: where it WRITEs.
+    /// Returns the part of the region that the client with this index WRITEs to.
     pub fn region_of(&self, client: u32) -> Option<RemoteMemory> {
         region_of(&self.region.remote(), &self.layout, client)
     }
 
-    /// All of the region, for [`region_of`].
+    /// Returns the whole region, for [`region_of`].
     pub fn region(&self) -> RemoteMemory {
         self.region.remote()
     }
 
-    /// The memory that [`poll`](Self::poll) looks at, for waiting.
+    /// Returns the memory that [`poll`](Self::poll) reads, for waiting on changes.
     pub fn memory(&self) -> &MemoryRegion {
         &self.region
     }
 
-    /// Counts so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Whether there is a client.
+    /// Returns true if at least one client is registered.
     pub fn has_clients(&self) -> bool {
         !self.active.is_empty()
     }
 
-    /// Registers a client under an index below `max_clients` that is free, with its connected UC queue pair
-    /// and the slots that it uses of the layout's, a power of two.
+    /// Registers a client under an unused index below `max_clients`. `qp` is the client's connected
+    /// UC queue pair, and `window` the number of its slots, a power of two.
     ///
     /// # Errors
-    /// [`RpcError`] for an index beyond the room, one that is taken, and a window that the layout does not have.
+    /// [`RpcError`] for an index that is too large, or a window that is not a power of two or
+    /// exceeds the layout's.
     pub fn add_client(
         &mut self,
         index: u32,
@@ -188,8 +194,9 @@ impl Server {
         self.add_client_of_many(index, Arc::new(qp), to, (window, Tag::NUMBER))
     }
 
-    /// As [`add_client`](Self::add_client), with a queue pair through which the client WRITEs to other workers of this
-    /// server as well. Their answers all come to one queue pair, so immediates have this worker's [`Tag`].
+    /// Registers a client that WRITEs to other workers of this server through the same queue pair.
+    /// All answers arrive on one queue pair of the client, so their immediates have this worker's
+    /// [`Tag`].
     ///
     /// # Errors
     /// As [`add_client`](Self::add_client).
@@ -206,7 +213,7 @@ impl Server {
                 self.layout
             )));
         }
-        // What an earlier client left here must not look like a request.
+        // Clear the slots: old data of an earlier client must not look like a request.
         let start = index as usize * self.layout.client_bytes();
         for slot in self
             .region
@@ -227,7 +234,8 @@ impl Server {
         Ok(())
     }
 
-    /// Forgets a client; its queue pair is destroyed, so nothing can be written into its slots any more.
+    /// Removes a client. Its queue pair is destroyed, so nothing can be written to its slots any
+    /// more.
     pub fn remove_client(&mut self, index: u32) {
         if let Some(place) = self.clients.get_mut(index as usize) {
             *place = None;
@@ -235,10 +243,10 @@ impl Server {
         self.active.retain(|look| look.client != index);
     }
 
-    /// Handles requests that are there, up to a batch. Returns how many.
+    /// Handles the requests that have arrived, up to a batch. Returns their number.
     ///
     /// # Errors
-    /// [`RpcError`] where a completion failed or a post is refused.
+    /// [`RpcError`] if a completion has failed or a post is refused.
     #[inline]
     pub fn poll<H: Handler>(&mut self, handler: &mut H) -> Result<usize, RpcError> {
         self.collect()?;
@@ -269,7 +277,7 @@ impl Server {
             let Some(peer) = &self.clients[one.0 as usize] else {
                 continue;
             };
-            // A power of two.
+            // `split` is a power of two.
             let (port, list) = &mut queues[one.0 as usize & (split - 1)];
             let reply = Reply {
                 port,
@@ -279,7 +287,7 @@ impl Server {
             };
             handler.handle(&mut state, request(i, one), reply);
         }
-        // What it holds for the batch, a lock for instance, is free before the NIC is told.
+        // Drop the handler's batch state, which may hold a lock, before ringing the doorbells.
         drop(state);
         for (port, list) in queues {
             let answers = list.len();
@@ -296,7 +304,8 @@ impl Server {
         Ok(self.batch.len())
     }
 
-    /// Takes requests in turn from all clients until the batch is full or each was looked at.
+    /// Collects requests from all clients in turn until the batch is full or each client was
+    /// inspected.
     #[inline]
     fn collect(&mut self) -> Result<(), RpcError> {
         self.batch.clear();
@@ -323,7 +332,7 @@ impl Server {
                 let number = look.number;
                 let slot = (number.wrapping_sub(1) & look.mask) as usize;
                 let end = start + slot * words + words - 1;
-                // Pairs with the NIC's store of the word, after the payload's.
+                // Acquire pairs with the NIC's store of the word after the payload.
                 let value = all[end].load(std::sync::atomic::Ordering::Acquire);
                 if value >> 32 != u64::from(number) {
                     in_vain += 1;
@@ -331,7 +340,8 @@ impl Server {
                 }
                 let len = (value >> 16 & 0xffff) as usize;
                 if len > stride {
-                    // Nobody who keeps to the protocol writes this; the client hears nothing and starts over.
+                    // A client violates the protocol: its requests remain unanswered, and it must
+                    // connect again.
                     break;
                 }
                 let i = self.batch.len();
@@ -362,21 +372,21 @@ impl Server {
     }
 }
 
-/// A server's end of a client's connection.
+/// The server's end of a client's connection.
 #[derive(Debug)]
 pub struct Connected {
-    /// The endpoint that the client connects to.
+    /// Endpoint to which the client connects.
     pub endpoint: QpEndpoint,
-    /// The UC queue pair that the client WRITEs through; it only has to exist.
+    /// UC queue pair through which the client WRITEs; the server only keeps it alive.
     pub qp: QueuePair<Uc>,
-    /// Where answers go.
+    /// Destination of answers.
     pub to: UdDestination,
 }
 
-/// Connects a server's end to a client's queue pairs, for [`Server::add_client`].
+/// Connects the server's end to a client's queue pairs, for [`Server::add_client`].
 ///
 /// # Errors
-/// As making and connecting a queue pair.
+/// When creating or connecting the queue pair fails.
 pub fn connect_client(
     pd: &ProtectionDomain,
     port: PortGid,

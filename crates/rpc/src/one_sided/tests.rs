@@ -4,14 +4,14 @@ use verbs::{Provider, RemoteMemory};
 
 use super::*;
 
-/// Adds 1 to words of the server, under a lock that is the word before each: two doorbells a request.
+/// Adds 1 to words of the server. The word before each is its lock. A request takes two doorbells.
 struct Adder {
     queue: OneSided,
     memory: RemoteMemory,
     commits: Vec<bool>,
 }
 
-/// Of a word at the server: lock at 0, value at 8.
+/// Bytes of a word at the server: lock at 0, value at 8.
 const WORD_BYTES: u64 = 16;
 const MINE: u64 = 77;
 
@@ -70,7 +70,8 @@ impl Steps for Adder {
     }
 }
 
-/// A client over memory of a server, both in this process: the client, the memory, and what has to stay alive.
+/// Creates a client over a server's memory, both in this process. Returns the client, the memory,
+/// and the server's queue pair, which must stay alive.
 fn client(window: usize, words: u64) -> (Adder, MemoryRegion, QueuePair<Rc>) {
     let context = Provider::softnic().device(None).and_then(|d| d.open());
     let context = context.expect("a device");
@@ -106,7 +107,7 @@ fn client(window: usize, words: u64) -> (Adder, MemoryRegion, QueuePair<Rc>) {
 fn steps_of_all_slots_are_made_in_order_with_few_doorbells() {
     let (window, words, rounds) = (8u32, 4u64, 50u64);
     let (mut adder, memory, _responder) = client(window as usize, words);
-    // Slots meet at the same words.
+    // Several slots use the same word.
     let mut pending: Vec<u64> = (0..u64::from(window)).map(|slot| slot % words).collect();
     let mut left = vec![rounds; window as usize];
     let (mut stats, mut over) = (0, 0);
@@ -135,7 +136,7 @@ fn steps_of_all_slots_are_made_in_order_with_few_doorbells() {
         let of = |at| memory.read_u64(16 * word + at).expect("inside");
         assert_eq!([of(0), of(8)], [0, all / words]);
     }
-    // Two work requests at least leave together.
+    // At least two work requests share a doorbell.
     assert!(
         adder.queue.doorbells() <= stats,
         "{}",
@@ -167,7 +168,7 @@ fn a_part_of_what_is_prepared_is_posted_and_the_rest_is_forgotten() {
     assert_eq!(adder.queue.prepared(), 0);
     let value = memory.wait_u64(8, Duration::from_secs(20), |v| v == 9);
     assert_eq!(value.expect("inside"), Some(9));
-    // What comes after it in order shows that nothing else was posted.
+    // A later READ, which is ordered after the WRITEs, shows that nothing else was posted.
     let read = adder.queue.read((0, 16), 8, adder.at(0, 0));
     read.and_then(|()| adder.queue.flush()).expect("posted");
     let mut buffer = WcBuffer::<1>::new();

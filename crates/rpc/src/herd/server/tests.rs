@@ -1,9 +1,9 @@
-//! Servers and clients in one process, on the software NIC.
+//! Tests with servers and clients in one process, on the software NIC.
 
 use super::*;
 use crate::herd::{Client, PreparedClient};
 
-/// Answers with the request's place in its batch.
+/// Handler that answers with the request's index in its batch.
 struct Places;
 
 impl Handler for Places {
@@ -46,7 +46,7 @@ impl Bed {
         Server::new(&self.pd, LAYOUT, 4, doorbells, &UdPortConfig::default())
     }
 
-    /// A client of all these servers, under this index.
+    /// Creates a client of all these servers, under this index.
     fn client(&self, servers: &mut [Server], index: u32) -> Client {
         let config = UdPortConfig {
             recv_payload: 8,
@@ -69,7 +69,7 @@ impl Bed {
     }
 }
 
-/// Immediates and payloads of the next `count` answers.
+/// Receives the next `count` answers and returns their immediates and payloads.
 fn answers(client: &mut Client, count: usize) -> Vec<(u32, u64)> {
     let mut came = Vec::new();
     let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
@@ -81,7 +81,7 @@ fn answers(client: &mut Client, count: usize) -> Vec<(u32, u64)> {
     came
 }
 
-/// Polls until so many requests have been handled; returns how many each poll took.
+/// Polls until `count` requests have been handled. Returns the number of requests of each poll.
 fn passes(server: &mut Server, count: usize) -> Vec<usize> {
     let mut passes = Vec::new();
     let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
@@ -93,7 +93,8 @@ fn passes(server: &mut Server, count: usize) -> Vec<usize> {
     passes
 }
 
-/// Three clients with three requests each. Requests of one host are there when `send` returns.
+/// Three clients send three requests each. Requests on the same host have arrived when `send`
+/// returns.
 #[test]
 fn a_pass_drains_clients_or_takes_one_request_of_each() {
     let bed = Bed::new();
@@ -133,7 +134,7 @@ fn answers_of_a_batch_are_divided_over_queue_pairs_with_a_doorbell_each() {
     }
     let [server] = &mut servers;
     assert_eq!(passes(server, 6), [3, 3]);
-    // Clients 0 and 2 on one, client 1 on the other; twice.
+    // Clients 0 and 2 share one queue pair, client 1 uses the other; both batches are alike.
     let counts = server.counts();
     assert_eq!((counts.requests, counts.doorbells), (6, 4));
     assert_eq!(counts.postlists[..3], [2, 2, 0]);
@@ -157,7 +158,7 @@ fn a_client_of_several_workers_tells_their_answers_apart() {
     let mut servers = [(); 3].map(|()| bed.server(Doorbells::default()).expect("made"));
     let mut client = bed.client(&mut servers, 1);
     assert_eq!(client.workers(), 3);
-    // Worker 0 twice, the others once, with one doorbell.
+    // Send to worker 0 twice and to the others once, with one doorbell.
     for worker in [0, 1, 2, 0] {
         client.select(worker);
         client.push(&[]).expect("prepared");
