@@ -1,4 +1,4 @@
-//! HTTP/1 by hyper over the stream: a server, and a client that asks it.
+//! HTTP/1 by hyper over the stream: a server, and a client that sends requests to it.
 
 use std::convert::Infallible;
 

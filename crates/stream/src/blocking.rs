@@ -1,4 +1,4 @@
-//! The same streams without a runtime: calls that wait, with timeouts.
+//! Blocking streams without an async runtime: calls wait, with optional timeouts.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,31 +14,32 @@ use crate::handshake::{Answer, Client, HandshakeError, Request, Server, ack};
 use crate::nic::{Config, Policy, Setup};
 use crate::pool::Pool;
 
-/// How long a stream that is dropped waits for what it has sent.
+/// Maximum time that dropping a stream waits until sent data are received.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Makes blocking streams to servers. Clones share the device and its pool.
+/// Connects blocking streams to servers. Clones share the device and its pool.
 #[derive(Debug, Clone)]
 pub struct Connector {
     setup: Arc<Setup>,
 }
 
 impl Connector {
-    /// A connector with a device of its own.
+    /// Creates a connector with its own device.
     ///
     /// # Errors
-    /// A value of the configuration is wrong, or the device cannot be opened and RDMA is required.
+    /// A value of the configuration is invalid, or RDMA is required and the device cannot be
+    /// opened.
     pub fn new(config: Config) -> Result<Self, SetupError> {
         Ok(Self {
             setup: Arc::new(Setup::new(config)?),
         })
     }
 
-    /// Connects to a server: TCP first, then the handshake. A server that speaks another protocol is connected to once more
-    /// by plain TCP, unless RDMA is required.
+    /// Connects to a server: TCP first, then the handshake. If the server speaks another protocol,
+    /// the connector connects again by plain TCP, unless RDMA is required.
     ///
     /// # Errors
-    /// Nobody listens there, the handshake fails, or RDMA is required and not there.
+    /// No server listens at the address, the handshake fails, or RDMA is required and unavailable.
     pub fn connect(&self, address: SocketAddr) -> io::Result<Stream> {
         match connect(connect_tcp(address)?, &self.setup, address) {
             Err(SetupError::Handshake(HandshakeError::Magic(_)))
@@ -58,7 +59,7 @@ fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(tcp)
 }
 
-/// Takes blocking streams on a TCP port, by RDMA and by plain TCP alike.
+/// Accepts blocking streams on a TCP port, by RDMA and by plain TCP.
 #[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
@@ -69,7 +70,8 @@ impl Listener {
     /// Listens at `address`.
     ///
     /// # Errors
-    /// The address cannot be used, a value of the configuration is wrong, or the device cannot be opened and RDMA is required.
+    /// The address cannot be used, a value of the configuration is invalid, or RDMA is required and
+    /// the device cannot be opened.
     pub fn bind(address: SocketAddr, config: Config) -> io::Result<Self> {
         let setup = Arc::new(Setup::new(config)?);
         Ok(Self {
@@ -78,18 +80,19 @@ impl Listener {
         })
     }
 
-    /// Where it listens.
+    /// Returns the address on which the listener listens.
     ///
     /// # Errors
-    /// The system does not tell it.
+    /// The system does not report the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
     }
 
-    /// Waits for a client and its handshake. Others wait meanwhile: a program with many clients takes the listener for tokio.
+    /// Waits for a client and its handshake. Other clients wait meanwhile, so a program with many
+    /// clients should use the tokio listener.
     ///
     /// # Errors
-    /// The client's handshake fails; the listener can be used further.
+    /// The client's handshake fails; the listener remains usable.
     pub fn accept(&self) -> io::Result<Stream> {
         let (tcp, client) = self.tcp.accept()?;
         tcp.set_nodelay(true)?;
@@ -97,7 +100,7 @@ impl Listener {
     }
 }
 
-/// Reads the next bytes of a handshake, `wants` at most.
+/// Reads the next bytes of a handshake, at most `wants`.
 fn read_some(tcp: &mut TcpStream, wants: usize, until: Instant) -> io::Result<Vec<u8>> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() {
@@ -106,7 +109,7 @@ fn read_some(tcp: &mut TcpStream, wants: usize, until: Instant) -> io::Result<Ve
     tcp.set_read_timeout(Some(left))?;
     let mut bytes = vec![0; wants];
     let read = tcp.read(&mut bytes);
-    // It is the handshake's: the stream begins without one.
+    // The timeout applies only to the handshake; the stream begins without a timeout.
     tcp.set_read_timeout(None)?;
     match read {
         Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -132,7 +135,7 @@ fn connect(mut tcp: TcpStream, setup: &Setup, address: SocketAddr) -> Result<Str
             break answer;
         }
     };
-    // Connected before the acknowledgement: the server may send from then on.
+    // Connect before the acknowledgement: the server may send as soon as it has received it.
     let connected = match answer {
         Answer::Rdma(hello) => prepared.connect(&hello).ok(),
         Answer::Tcp => None,
@@ -161,7 +164,7 @@ fn accept(mut tcp: TcpStream, setup: &Setup, client: SocketAddr) -> Result<Strea
         Request::Rdma(hello) => Some(hello),
         Request::Tcp => None,
     };
-    // Connected before the answer: the client may send as soon as it has it.
+    // Connect before the answer: the client may send as soon as it has received it.
     let connected = hello.and_then(|hello| setup.answer(&hello));
     tcp.write_all(&server.answer(connected.as_ref().map(|(_, own)| own)))?;
     let wanted = loop {
@@ -177,14 +180,14 @@ fn accept(mut tcp: TcpStream, setup: &Setup, client: SocketAddr) -> Result<Strea
     }
 }
 
-/// A byte stream to a peer whose calls wait.
+/// A byte stream to a peer, whose calls block.
 ///
-/// [`Read`] and [`Write`] do what those of a `TcpStream` do. [`close`](Self::close) waits until the peer's NIC has taken
-/// everything; a stream that is dropped waits for that, too, for 1 s at most.
+/// [`Read`] and [`Write`] work as for a `TcpStream`. [`close`](Self::close) waits until the peer's
+/// NIC has received everything. Dropping a stream waits for the same, for at most 1 s.
 #[derive(Debug)]
 pub struct Stream {
     tcp: TcpStream,
-    /// Bytes that were read before the connection was known to stay with TCP.
+    /// Bytes that were read during the handshake and belong to the stream over plain TCP.
     first: Bytes,
     rdma: Option<Box<Connection>>,
     spin: Duration,
@@ -209,12 +212,12 @@ impl Stream {
         Ok(stream)
     }
 
-    /// Whether bytes go by RDMA.
+    /// Returns true if the stream uses RDMA.
     pub fn is_rdma(&self) -> bool {
         self.rdma.is_some()
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     ///
     /// # Errors
     /// The connection has ended.
@@ -222,15 +225,17 @@ impl Stream {
         self.tcp.peer_addr()
     }
 
-    /// The pool whose blocks are sent without a copy; nothing when the stream goes by TCP.
+    /// Returns the pool whose blocks are sent without a copy, or `None` if the stream uses TCP.
     pub fn pool(&self) -> Option<&Pool> {
         self.rdma.as_ref().map(|connection| connection.pool())
     }
 
-    /// How long a read or a write may wait; for ever without a timeout, which is the default. Then it fails with
-    /// `TimedOut` (by RDMA) or `WouldBlock` (by TCP).
+    /// Sets the maximum time for which a read or a write waits. Without a timeout, the default,
+    /// calls wait forever. After the timeout, a call fails with `TimedOut` (by RDMA) or
+    /// `WouldBlock` (by TCP).
     ///
     /// # Errors
+    /// The timeout is zero.
     /// The timeout is zero.
     pub fn set_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.timeout = timeout;
@@ -238,7 +243,7 @@ impl Stream {
         self.tcp.set_write_timeout(timeout)
     }
 
-    /// Calls `step` until it gives something: polls for a while, then sleeps.
+    /// Calls `step` until it returns a value. Polls for a while, then sleeps.
     fn wait<T>(
         &mut self,
         sends: bool,
@@ -264,14 +269,15 @@ impl Stream {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             connection.arm(sends);
-            // What came before arming makes no event.
+            // Messages that arrived before arming raise no event, so poll once more.
             if !connection.progress() && connection.failure().is_none() {
                 sleep(&self.tcp, connection, left)?;
             }
         }
     }
 
-    /// Why the stream has ended. A work request may fail because the peer has closed: then that is why.
+    /// Returns the reason why the stream has ended. If a work request failed because the peer has
+    /// closed, the reason is the close.
     fn failure(tcp: &TcpStream, connection: &Connection) -> Option<StreamError> {
         let failure = connection.failure()?;
         let closed =
@@ -283,7 +289,7 @@ impl Stream {
         })
     }
 
-    /// Waits until received bytes are there; false at the end of the stream.
+    /// Waits for received bytes. Returns false at the end of the stream.
     fn wait_unread(&mut self) -> io::Result<bool> {
         let unread = self.wait(false, self.timeout, |connection| {
             (connection.has_unread() || connection.failure().is_some())
@@ -297,10 +303,10 @@ impl Stream {
         }
     }
 
-    /// Waits until the peer's NIC has taken everything, then closes the connection.
+    /// Waits until the peer's NIC has received everything, then closes the connection.
     ///
     /// # Errors
-    /// The connection has failed before, or the timeout is over.
+    /// The connection has failed before, or the timeout has passed.
     pub fn close(mut self) -> io::Result<()> {
         let timeout = self.timeout;
         self.flush_out(timeout)
@@ -322,10 +328,11 @@ impl Stream {
         }
     }
 
-    /// The next bytes, as they came: of 512 bytes on without a copy. Nothing at the end of the stream.
+    /// Returns the next bytes as they arrived, without a copy from 512 bytes on. Returns `None` at
+    /// the end of the stream.
     ///
     /// # Errors
-    /// The connection has ended before its end, or the timeout is over.
+    /// The connection has failed, or the timeout has passed.
     pub fn receive(&mut self) -> io::Result<Option<Bytes>> {
         if self.rdma.is_none() {
             let mut room = vec![0; 16 << 10];
@@ -338,10 +345,10 @@ impl Stream {
         Ok(connection.and_then(|connection| connection.read_bytes()))
     }
 
-    /// Sends all of `bytes`, without a copy if they lie in blocks of the [pool](Self::pool).
+    /// Sends all of `bytes`, without a copy if they are in blocks of the [pool](Self::pool).
     ///
     /// # Errors
-    /// The connection has ended, or the timeout is over.
+    /// The connection has ended, or the timeout has passed.
     pub fn send(&mut self, mut bytes: Bytes) -> io::Result<()> {
         if self.rdma.is_none() {
             return self.tcp.write_all(&bytes);
@@ -366,7 +373,7 @@ impl Stream {
     }
 }
 
-/// Sleeps until something comes on the completion channel or the TCP connection.
+/// Sleeps until an event on the completion channel or on the TCP connection.
 fn sleep(tcp: &TcpStream, connection: &mut Connection, left: Option<Duration>) -> io::Result<()> {
     let [channel, silent] = {
         let mut fds = [
@@ -433,17 +440,18 @@ impl Write for Stream {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        // What was written is posted, or in the socket.
+        // Written bytes are already posted, or in the socket.
         Ok(())
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // Nobody is left to be told.
+        // Ignore the error, which a drop cannot report.
         let _ = self.flush_out(Some(LINGER));
         if self.is_rdma() {
-            // Before the queue pair ends: the peer looks here when its work requests fail.
+            // Shut down before the queue pair is destroyed: the peer checks this connection when
+            // its work requests fail.
             let _ = self.tcp.shutdown(std::net::Shutdown::Both);
         }
     }

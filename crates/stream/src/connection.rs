@@ -1,4 +1,5 @@
-//! A stream over a connected queue pair. Nothing here waits, and nothing knows of a runtime.
+//! A stream over a connected queue pair. This module never waits, and does not depend on an async
+//! runtime.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -17,57 +18,59 @@ use crate::pool::{Block, Pool};
 use crate::prepared::{INLINE_BYTES, Prepared};
 use crate::window::{Mark, Window};
 
-/// Completions taken at once.
+/// Completions taken per poll.
 const POLL: usize = 16;
 /// Messages posted with one doorbell.
 const POSTLIST: usize = 16;
-/// Received payload below this is copied out of its block, which is posted again at once (`rdma_zerocopy_min_size` of brpc).
+/// Payload size below which received bytes are copied out of their block, so that the block is
+/// posted again at once (`rdma_zerocopy_min_size` of brpc).
 const ZERO_COPY_MIN: usize = 512;
 
-/// The source of a message in flight.
+/// Source of a message in flight, which must live until the message has been sent.
 enum Sent {
-    /// The WR itself carried it.
+    /// Payload inside the WR.
     Inline,
     One(Block),
     Many(Vec<Block>),
-    /// Bytes of the caller's.
+    /// Bytes of the caller.
     Foreign(#[expect(dead_code, reason = "kept until they are sent")] Bytes),
 }
 
-/// Received bytes that have not been read: a part of a block.
+/// Received bytes that have not been read, as a range of a block.
 struct Unread {
     block: Block,
     range: Range<usize>,
 }
 
 pub(crate) struct Connection {
-    // Before the blocks: the NIC must be done with them when they go back to the pool.
+    // Fields are dropped in this order: the queue pair must be destroyed before its blocks return
+    // to the pool.
     qp: QueuePair<Rc>,
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
     channel: CompletionChannel,
     pool: Pool,
     window: Window,
-    /// Bytes of a message to the peer at most.
+    /// Maximum bytes of a message to the peer.
     message_bytes: usize,
     inline_bytes: usize,
     list: Postlist<Rc>,
     recvs: RecvList,
     /// Blocks of the posted receives, in the order in which they are used.
     posted: VecDeque<Block>,
-    /// Blocks that are to be posted, and how many of them replace one of a message with payload.
+    /// Blocks to be posted, and how many of them replace a block of a message with payload.
     returned: Vec<Block>,
     returned_credits: u16,
     unread: VecDeque<Unread>,
-    /// Messages with payload that are under way.
+    /// Messages with payload in flight.
     sent: VecDeque<Sent>,
     completions: WcBuffer<POLL>,
-    /// Why nothing can be sent or received any more.
+    /// Reason why the connection has ended; `None` while it works.
     failure: Option<StreamError>,
 }
 
 impl Prepared {
-    /// Takes the queue pair to RTS.
+    /// Connects the queue pair: moves it to RTS.
     pub(crate) fn connect(self, peer: &Hello) -> Result<Connection, SetupError> {
         let endpoint = QpEndpoint {
             qpn: Qpn(peer.qpn),
@@ -85,7 +88,7 @@ impl Prepared {
 }
 
 impl Connection {
-    /// Connects a queue pair. `peer_block` is what a message to the peer may hold.
+    /// Connects a queue pair. `peer_block` is the maximum size of a message to the peer.
     pub(crate) fn new(
         prepared: Prepared,
         peer: &QpEndpoint,
@@ -117,12 +120,13 @@ impl Connection {
         })
     }
 
-    /// The pool of blocks.
+    /// Returns the pool of blocks.
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// Takes what has completed, and acknowledges where the peer lacks credits. Whether something had.
+    /// Polls completions, and sends an acknowledgement if the peer lacks credits. Returns true if
+    /// at least one work request had completed.
     pub(crate) fn progress(&mut self) -> bool {
         if self.failure.is_some() {
             return false;
@@ -137,7 +141,8 @@ impl Connection {
     }
 
     fn try_progress(&mut self) -> Result<bool, StreamError> {
-        // What came before a failure is taken, and a failed send says more than the receives that it flushes.
+        // Process messages received before a failure. Report a failed send first: it says more than
+        // the receives that it flushes.
         let received = self.poll_receives();
         let sent = self.poll_sends()?;
         let any = received? || sent;
@@ -194,7 +199,7 @@ impl Connection {
         }
     }
 
-    /// Posts blocks that were read, and acknowledges when it is time.
+    /// Posts blocks that were read, and sends an acknowledgement if one is due.
     fn post_returned(&mut self) -> Result<(), StreamError> {
         if !self.returned.is_empty() {
             self.recvs.clear();
@@ -225,26 +230,29 @@ impl Connection {
         }
     }
 
-    /// Ends the connection for a reason, the first of which stays. Received bytes can still be read.
+    /// Ends the connection for a reason; only the first reason is kept. Received bytes can still be
+    /// read.
     pub(crate) fn close(&mut self, why: StreamError) {
         if matches!(why, StreamError::Closed) {
-            // The peer's messages are in the completion queue before its end of file is in the socket.
+            // The peer's messages are in the completion queue before its end of file is in the
+            // socket, so poll first.
             self.progress();
         }
         self.fail(why);
     }
 
-    /// Why the connection has ended.
+    /// Returns the reason why the connection has ended, if it has.
     pub(crate) fn failure(&self) -> Option<&StreamError> {
         self.failure.as_ref()
     }
 
-    /// Whether received bytes wait.
+    /// Returns true if received bytes are available.
     pub(crate) fn has_unread(&self) -> bool {
         !self.unread.is_empty()
     }
 
-    /// Copies received bytes out; 0 when there are none.
+    /// Passes received bytes to `take`, and returns the number of bytes taken, or 0 if no bytes are
+    /// available.
     pub(crate) fn read(&mut self, mut take: impl FnMut(&[u8]) -> usize) -> usize {
         let mut total = 0;
         while let Some(front) = self.unread.front_mut() {
@@ -262,13 +270,14 @@ impl Connection {
         total
     }
 
-    /// Takes received bytes, without a copy where they are many; nothing when there are none.
+    /// Returns received bytes, without a copy if they are many, or `None` if no bytes are
+    /// available.
     pub(crate) fn read_bytes(&mut self) -> Option<Bytes> {
         let Unread { block, range } = self.unread.pop_front()?;
         let fresh = if range.len() < ZERO_COPY_MIN {
             None
         } else {
-            // Without memory for another block this one is needed.
+            // If memory for another block is lacking, copy the bytes and post this block again.
             self.pool.block().ok()
         };
         let bytes = match fresh {
@@ -286,14 +295,15 @@ impl Connection {
         Some(bytes)
     }
 
-    /// Keeps a block to be posted in place of one that a message with payload took.
+    /// Queues a block that replaces the block of a message with payload in the receive queue.
     fn give_back(&mut self, block: Block) {
         self.returned.push(block);
         self.returned_credits += 1;
     }
 
     fn after_read(&mut self) {
-        // Posted in lists: one doorbell for an eighth of the queue, and the rest before this side waits.
+        // Post blocks in lists: one doorbell for an eighth of the queue. The remaining blocks are
+        // posted before this side waits.
         let due = self.returned.len() * 8 >= self.posted.len();
         if due
             && self.failure.is_none()
@@ -303,7 +313,8 @@ impl Connection {
         }
     }
 
-    /// Copies bytes into messages and posts them; how many bytes, 0 when the window is full.
+    /// Copies bytes into messages and posts them. Returns the number of bytes, or 0 if the window
+    /// is full.
     ///
     /// # Errors
     /// The connection has ended.
@@ -393,8 +404,9 @@ impl Connection {
         Ok(self.qp.post_send(&mut self.list)?)
     }
 
-    /// Posts messages straight from `bytes` if they are in blocks of the [pool](Self::pool), and copies them otherwise.
-    /// Posted bytes are removed from the front of `bytes`; none are when the window is full.
+    /// Posts messages directly from `bytes` if they are in blocks of the [pool](Self::pool), and
+    /// copies them otherwise. Posted bytes are removed from the front of `bytes`. If the window is
+    /// full, no bytes are posted.
     ///
     /// # Errors
     /// The connection has ended.
@@ -428,13 +440,13 @@ impl Connection {
         self.post_list()
     }
 
-    /// Whether a writer that found no room should try again.
+    /// Returns true if a writer that found no room should try again.
     pub(crate) fn is_writable(&self) -> bool {
         self.failure.is_some() || self.window.is_wide()
     }
 
-    /// Makes sure that the completion of a send will tell when everything before was received. False when none can be posted
-    /// now.
+    /// Posts a marker whose completion says that everything before it was received. Returns false
+    /// if the marker cannot be posted now.
     pub(crate) fn post_marker(&mut self) -> bool {
         if self.failure.is_some() || self.window.under_way() == 0 {
             return true;
@@ -448,19 +460,20 @@ impl Connection {
         true
     }
 
-    /// Whether the peer's NIC has taken all that was posted.
+    /// Returns true if the peer's NIC has received everything that was posted.
     pub(crate) fn is_flushed(&self) -> bool {
         self.window.is_idle() || self.failure.is_some()
     }
 
-    /// Makes the [channel](Self::channel) become readable when a message comes. Earlier messages make no event: make
-    /// [progress](Self::progress) once more. `sends`: also when a send completes.
+    /// Arms the [channel](Self::channel), which becomes readable at the next message. Earlier
+    /// messages raise no event, so call [progress](Self::progress) once more. With `sends`,
+    /// completions of sends raise events, too.
     pub(crate) fn arm(&mut self, sends: bool) {
         let armed = self.recv_cq.req_notify(true).and_then(|()| {
             if sends || self.window.lacks_slots() {
                 self.send_cq.req_notify(false)
             } else {
-                // A failed send must wake whoever waits for the peer.
+                // A failed send must wake a task that waits for the peer.
                 self.send_cq.req_notify(true)
             }
         });
@@ -469,18 +482,18 @@ impl Connection {
         }
     }
 
-    /// Takes the events of the channel.
+    /// Consumes the events of the channel.
     pub(crate) fn take_events(&self) {
         while self.channel.wait().is_ok() {}
     }
 
-    /// The completion channel.
+    /// Returns the completion channel.
     pub(crate) fn channel(&self) -> &CompletionChannel {
         &self.channel
     }
 }
 
-/// Adds a message as the window says.
+/// Adds a message with the flags and the immediate of `mark` to the postlist.
 fn marked(list: &mut Postlist<Rc>, payload: impl verbs::Payload, mark: Mark) {
     let mut wr = list.send_with_imm(payload, mark.imm);
     if mark.solicited {

@@ -1,4 +1,4 @@
-//! Making streams: the client's handshake.
+//! Connecting streams: the client's side of the handshake.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,24 +13,26 @@ use crate::nic::{Config, Policy, Setup};
 use crate::rdma::Rdma;
 use crate::stream::Stream;
 
-/// Makes streams to servers. Clones share the device and its pool.
+/// Connects streams to servers. Clones share the device and its pool.
 #[derive(Debug, Clone)]
 pub struct Connector {
     setup: Arc<Setup>,
 }
 
 impl Connector {
-    /// A connector with a device of its own.
+    /// Creates a connector with its own device.
     ///
     /// # Errors
-    /// A value of the configuration is wrong, or the device cannot be opened and RDMA is required.
+    /// A value of the configuration is invalid, or RDMA is required and the device cannot be
+    /// opened.
     pub fn new(config: Config) -> Result<Self, SetupError> {
         Ok(Self {
             setup: Arc::new(Setup::new(config)?),
         })
     }
 
-    /// The default connector of the process: the software NIC, or TCP where a server has no RDMA.
+    /// Returns the default connector of the process. It uses the software NIC, or TCP if a server
+    /// has no RDMA.
     ///
     /// # Errors
     /// The device cannot be opened.
@@ -43,11 +45,11 @@ impl Connector {
         Ok(SHARED.get_or_init(|| new).clone())
     }
 
-    /// Connects to a server: TCP first, then the handshake. A server that speaks another protocol is connected to once more
-    /// by plain TCP, unless RDMA is required.
+    /// Connects to a server: TCP first, then the handshake. If the server speaks another protocol,
+    /// the connector connects again by plain TCP, unless RDMA is required.
     ///
     /// # Errors
-    /// Nobody listens there, the handshake fails, or RDMA is required and not there.
+    /// No server listens at the address, the handshake fails, or RDMA is required and unavailable.
     pub async fn connect(&self, address: SocketAddr) -> io::Result<Stream> {
         let config = &self.setup.config;
         let Some(nic) = &self.setup.nic else {
@@ -70,10 +72,10 @@ impl Connector {
 }
 
 impl Stream {
-    /// Connects by the process's default [`Connector`], on the software NIC.
+    /// Connects with the process's default [`Connector`], on the software NIC.
     ///
     /// # Errors
-    /// Nobody listens there, or the handshake fails.
+    /// No server listens at the address, or the handshake fails.
     pub async fn connect(address: SocketAddr) -> io::Result<Self> {
         Connector::shared()?.connect(address).await
     }
@@ -99,7 +101,7 @@ async fn shake(
             break answer;
         }
     };
-    // Connected before the acknowledgement: the server may send from then on.
+    // Connect before the acknowledgement: the server may send as soon as it has received it.
     let connected = match answer {
         Answer::Rdma(hello) => prepared
             .connect(&hello)
@@ -115,7 +117,7 @@ async fn shake(
     }
 }
 
-/// Reads the next bytes of a handshake, `wants` at most.
+/// Reads the next bytes of a handshake, at most `wants`.
 pub(crate) async fn read_some(tcp: &mut TcpStream, wants: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; wants];
     let read = tcp.read(&mut bytes).await?;

@@ -1,4 +1,4 @@
-//! Errors: of a peer, and of setting a stream up.
+//! Errors of streams, and of their setup.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,23 +8,23 @@ use verbs::{PostError, VerbError, WcStatus};
 use crate::handshake::HandshakeError;
 use crate::window::TooManyCredits;
 
-/// Why a stream by RDMA has ended before its end.
+/// Reason why a stream over RDMA has ended early.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamError {
     /// The peer closed the connection, or its process has ended.
     #[error("the peer has closed the connection")]
     Closed,
-    /// A work request failed: mostly the peer is gone.
+    /// A work request failed, usually because the peer is gone.
     #[error("a work request failed ({0}): the peer or its queue pair is gone")]
     Failed(WcStatus),
-    /// The peer sends more than it may.
+    /// The peer gave more credits than allowed.
     #[error(transparent)]
     Credits(#[from] TooManyCredits),
-    /// A message without an immediate.
+    /// The peer sent a message without an immediate.
     #[error("the peer sends a message without an immediate: every message of the protocol has one")]
     NoImmediate,
-    /// Bytes on the TCP connection, which is silent once RDMA is used.
+    /// The peer sent bytes on the TCP connection, which must be silent once RDMA is used.
     #[error("the peer sends bytes on the TCP connection, which must be silent after the handshake")]
     NotSilent,
     /// A verb failed.
@@ -58,26 +58,26 @@ impl From<StreamError> for io::Error {
     }
 }
 
-/// Why there is no stream, or no listener.
+/// Error of setting up a stream or a listener.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {
-    /// A block size that the protocol does not have.
+    /// The block size is not one of the protocol's sizes.
     #[error("blocks of {0} bytes: choose 8192, 65536 or 2097152")]
     BlockBytes(u32),
-    /// A number of WRs that the protocol does not have.
+    /// The queue size is out of the protocol's range.
     #[error("queues of {0} WRs: choose 16 to 4096")]
     QueueSize(u16),
-    /// There is no device, or it cannot be used.
+    /// No device exists, or it cannot be used.
     #[error("RDMA cannot be used here: {0}")]
     Device(String),
     /// A verb failed.
     #[error(transparent)]
     Verb(#[from] VerbError),
-    /// Receives could not be posted.
+    /// Posting receives failed.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// The peer's handshake is wrong.
+    /// The peer's handshake is invalid.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
     /// The peer's handshake took too long.

@@ -2,12 +2,12 @@
 
 use crate::handshake::{Answer, Client, Hello, Request, Server, Version};
 
-/// Either side of the handshake against any peer, in pieces of any length. The first byte says which side, and how long the
-/// pieces are.
+/// Runs one side of the handshake against arbitrary bytes, in pieces. The first byte selects the
+/// side and the length of the pieces.
 ///
 /// # Panics
-/// If a side takes more than it wants, accepts a hello that no queue pair can be connected to, or loses bytes of another
-/// protocol.
+/// If a side requests more than it may, accepts a hello to which no queue pair can be connected, or
+/// loses bytes of another protocol.
 pub fn handshake(bytes: &[u8]) {
     let Some((&how, bytes)) = bytes.split_first() else {
         return;
@@ -74,7 +74,7 @@ fn server(all: &[u8], cut: usize) {
     }
 }
 
-/// Both versions say what was understood.
+/// Checks that a decoded hello is valid and survives encoding in both versions.
 fn sound(hello: &Hello) {
     assert!(hello.block_bytes >= 1024 && hello.sq_size >= 16 && hello.rq_size >= 16);
     assert!((1..1 << 24).contains(&hello.qpn));

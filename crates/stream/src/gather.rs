@@ -1,11 +1,11 @@
-//! Bytes that lie in several buffers, taken in order.
+//! Sequential copying from several buffers.
 
 use std::io::IoSlice;
 
-/// The rest of the buffers of a vectored write.
+/// Remaining buffers of a vectored write.
 pub(crate) struct Gather<'p, 'b> {
     parts: &'p [IoSlice<'b>],
-    /// Bytes of the first part that were taken.
+    /// Bytes of the first part that were copied.
     offset: usize,
     remaining: usize,
     taken: usize,
@@ -33,7 +33,7 @@ impl<'p, 'b> Gather<'p, 'b> {
         self.taken
     }
 
-    /// Fills `into`, for which there is enough.
+    /// Fills `into` with the next bytes. At least `into.len()` bytes must remain.
     pub(crate) fn copy_to(&mut self, into: &mut [u8]) {
         let mut filled = 0;
         while filled < into.len() {

@@ -1,9 +1,12 @@
-//! The handshake that brings a stream from TCP to RDMA: pure codecs and the two sides as state machines.
+//! The handshake that moves a stream from TCP to RDMA: encoding and decoding, and state machines
+//! for both sides, without I/O.
 //!
-//! On the TCP connection the client says hello, the server says hello, and the client acknowledges with four bytes. A side
-//! that cannot use RDMA says so in its hello or in the acknowledgement, and both go on with TCP.
+//! On the TCP connection, the client sends a hello, the server sends a hello, and the client
+//! acknowledges with four bytes. A side that cannot use RDMA declines in its hello or in the
+//! acknowledgement, and both sides continue with TCP.
 //!
-//! The caller reads at most [`wants`](Client::wants) bytes, so that bytes behind the handshake stay in the socket.
+//! The caller must read at most [`wants`](Client::wants) bytes, so that bytes after the handshake
+//! stay in the socket.
 //!
 //! Source: `brpc:src/brpc/rdma/rdma_endpoint.cpp`, `brpc:src/brpc/rdma/rdma_handshake.proto`.
 
@@ -22,7 +25,7 @@ pub use hello::Hello;
 pub use server::{Request, Server};
 pub use version::{MAGIC_BYTES, Version};
 
-/// The client's acknowledgement: whether both sides use RDMA from here on.
+/// Returns the client's acknowledgement, which says whether both sides use RDMA from now on.
 pub const fn ack(use_rdma: bool) -> [u8; 4] {
     (use_rdma as u32).to_be_bytes()
 }

@@ -1,12 +1,13 @@
-//! Byte streams by brpc's RDMA protocol.
+//! Byte streams over brpc's RDMA protocol.
 //!
-//! A client connects by TCP, and both sides agree on RDMA on that connection, or stay with TCP where one of them cannot. From
-//! then on bytes go as SENDs with immediate into blocks that the peer has posted; the immediates carry the credits of flow
-//! control. The TCP connection stays open and silent, and its end is the stream's.
+//! A client connects by TCP. On that connection, both sides agree on RDMA, or continue with TCP if
+//! one of them cannot use RDMA. With RDMA, bytes are SENDs with immediate into blocks that the peer
+//! has posted. The immediates carry the credits of flow control. The TCP connection stays open and
+//! silent, and its end is the end of the stream.
 //!
-//! - [`handshake`], [`window`]: the protocol, pure.
+//! - [`handshake`], [`window`]: the protocol, without I/O.
 //! - [`Stream`], [`Connector`], [`Listener`]: for tokio, with `AsyncRead` and `AsyncWrite`.
-//! - [`blocking`]: the same without a runtime, with `Read` and `Write`.
+//! - [`blocking`]: blocking calls without a runtime, with `Read` and `Write`.
 #![cfg_attr(
     feature = "tonic",
     doc = "- [`tonic`]: what a gRPC client or server needs to use them."

@@ -1,4 +1,4 @@
-//! Taking streams from clients: the server's handshake.
+//! Accepting streams from clients: the server's side of the handshake.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,18 +16,19 @@ use crate::nic::{Config, Policy, Setup};
 use crate::rdma::Rdma;
 use crate::stream::Stream;
 
-/// Handshakes that are under way at once.
+/// Maximum number of simultaneous handshakes.
 const HANDSHAKES: usize = 1024;
 
-/// Takes connections on a TCP port, by RDMA and by plain TCP alike.
+/// Accepts connections on a TCP port, by RDMA and by plain TCP.
 ///
-/// The first bytes of a client say which it is, so clients must speak first, as those of HTTP, gRPC and Redis do. One that
-/// says nothing within [`handshake_timeout`](Config::handshake_timeout) is disconnected.
+/// The first bytes of a client distinguish the two, so clients must speak first, as clients of
+/// HTTP, gRPC and Redis do. A client that sends nothing within
+/// [`handshake_timeout`](Config::handshake_timeout) is disconnected.
 #[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
     setup: Arc<Setup>,
-    /// A slow client keeps nobody waiting.
+    /// Handshakes in progress, each in its own task, so that a slow client delays no other client.
     shaking: JoinSet<Result<Stream, SetupError>>,
 }
 
@@ -43,7 +44,8 @@ impl Listener {
     /// Listens at `address`.
     ///
     /// # Errors
-    /// The address cannot be used, a value of the configuration is wrong, or the device cannot be opened and RDMA is required.
+    /// The address cannot be used, a value of the configuration is invalid, or RDMA is required and
+    /// the device cannot be opened.
     pub async fn with_config(address: SocketAddr, config: Config) -> io::Result<Self> {
         let setup = Setup::new(config)?;
         Ok(Self {
@@ -53,23 +55,26 @@ impl Listener {
         })
     }
 
-    /// Where it listens.
+    /// Returns the address on which the listener listens.
     ///
     /// # Errors
-    /// The system does not tell it.
+    /// The system does not report the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
     }
 
-    /// The next stream whose handshake is complete. Clients that fail theirs are disconnected, and the log says why.
+    /// Waits for the next stream whose handshake is complete. Clients that fail theirs are
+    /// disconnected, and the log states the reason.
     ///
     /// # Errors
-    /// The system takes no more connections, for example for want of descriptors; the listener can be used further.
+    /// The system accepts no more connections, for example for lack of descriptors; the listener
+    /// remains usable.
     pub async fn accept(&mut self) -> io::Result<Stream> {
         std::future::poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    /// The same for a task.
+    /// Polls for the next stream whose handshake is complete; the poll form of
+    /// [`accept`](Self::accept).
     ///
     /// # Errors
     /// As [`accept`](Self::accept).
@@ -117,7 +122,7 @@ async fn shake(
         Request::Rdma(hello) => Some(hello),
         Request::Tcp => None,
     };
-    // Connected before the answer: the client may send as soon as it has it.
+    // Connect before the answer: the client may send as soon as it has received it.
     let connected = hello.and_then(|hello| setup.answer(&hello));
     let answer = server.answer(connected.as_ref().map(|(_, own)| own));
     tcp.write_all(&answer).await?;

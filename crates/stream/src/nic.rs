@@ -1,4 +1,4 @@
-//! The device that streams use, and queue pairs that are ready to be connected.
+//! The device of streams, and its queue pairs that are ready to be connected.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,44 +12,45 @@ use crate::handshake::{Hello, Version};
 use crate::pool::{BLOCK_BYTES, Pool};
 use crate::prepared::{INLINE_BYTES, Prepared};
 
-/// Scatter/gather elements of a message at most.
+/// Maximum scatter/gather elements of a message.
 const MAX_SGE: u32 = 16;
 
-/// When a stream goes by TCP instead of RDMA.
+/// Choice between RDMA and TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Policy {
-    /// Where one of the sides cannot use RDMA.
+    /// Use TCP if one of the sides cannot use RDMA.
     #[default]
     FallBack,
-    /// Never: connecting fails instead.
+    /// Use RDMA only; connecting fails without it.
     RdmaOnly,
-    /// Always: no hello is sent, and offers are declined.
+    /// Use TCP only: no hello is sent, and offers are declined.
     TcpOnly,
 }
 
-/// How streams are made.
+/// Configuration of streams.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Bytes of a block, and so of a message to this side: 8,192 unless set; one of [`BLOCK_BYTES`]. A connection has
-    /// [`queue_size`](Self::queue_size) of them posted.
+    /// Bytes of a block, and so the maximum of a message to this side: one of [`BLOCK_BYTES`],
+    /// 8,192 by default. A connection has [`queue_size`](Self::queue_size) blocks posted.
     pub block_bytes: u32,
-    /// WRs of the send queue and of the receive queue, 16 to 4,096; 128 unless set.
+    /// WRs of the send queue and of the receive queue, 16 to 4,096; 128 by default.
     pub queue_size: u16,
-    /// The handshake that clients speak; servers understand all.
+    /// Version of the handshake that clients use; servers accept all versions.
     pub version: Version,
-    /// When TCP is used.
+    /// Choice between RDMA and TCP.
     pub policy: Policy,
-    /// How long the handshake may take, 5 s unless set.
+    /// Maximum duration of the handshake; 5 s by default.
     pub handshake_timeout: Duration,
-    /// How long a read or write polls before it sleeps on the completion channel; 50 µs unless set.
+    /// Time for which a read or write polls before it sleeps on the completion channel; 50 µs by
+    /// default.
     pub spin: Duration,
-    /// Whose NIC: "softnic" unless set, or "system".
+    /// Provider of the NIC: "softnic", the default, or "system".
     pub provider: String,
-    /// The device; the provider's first unless set.
+    /// Device name; the provider's first device by default.
     pub device: Option<String>,
-    /// The port of the device, from 1; 1 unless set.
+    /// Port number of the device, counted from 1; 1 by default.
     pub port_num: u8,
-    /// The entry of the port's GID table; [`Context::default_gid_index`] unless set.
+    /// Index in the port's GID table; [`Context::default_gid_index`] by default.
     pub gid_index: Option<u8>,
 }
 
@@ -94,7 +95,7 @@ pub(crate) struct Nic {
     max_sge: u32,
 }
 
-/// The device of this side's streams, or the reason why there is none.
+/// Configuration and device of this side's streams; `nic` is `None` if streams use only TCP.
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) config: Config,
@@ -102,7 +103,7 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// Opens the device; where TCP may be used instead, a missing device is no error.
+    /// Opens the device. A missing device is an error only if RDMA is required.
     pub(crate) fn new(config: Config) -> Result<Self, SetupError> {
         config.check()?;
         let nic = match config.policy {
@@ -115,7 +116,8 @@ impl Setup {
         Ok(Self { config, nic })
     }
 
-    /// A server's answer to a client's hello: its own hello, with the connection. `None` when it has to decline.
+    /// Connects a server's queue pair for a client's hello. Returns the connection and the server's
+    /// hello, or `None` if the server must decline.
     pub(crate) fn answer(&self, peer: &Hello) -> Option<(Connection, Hello)> {
         let nic = self.nic.as_ref()?;
         let connected = nic.prepare().and_then(|prepared| {
@@ -151,7 +153,7 @@ impl Nic {
         })
     }
 
-    /// A queue pair in INIT with all its receives posted.
+    /// Creates a queue pair in INIT with all its receives posted.
     pub(crate) fn prepare(&self) -> Result<Prepared, SetupError> {
         let channel = self.context.create_comp_channel()?;
         let flags = fcntl_getfl(&channel).map_err(std::io::Error::from)?;

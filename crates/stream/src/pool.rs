@@ -8,15 +8,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use bytes::Bytes;
 use verbs::{Access, MemoryRegion, MrSlice, ProtectionDomain, VerbError};
 
-/// Bytes that are registered at once.
+/// Minimum bytes that are registered at once.
 const SLAB_BYTES: usize = 2 << 20;
 
-/// The sizes that blocks may have, in bytes: brpc's three.
+/// Allowed block sizes in bytes, the three of brpc.
 pub const BLOCK_BYTES: [u32; 3] = [8 << 10, 64 << 10, 2 << 20];
 
-/// A pool of registered blocks of one size. Clones are the same pool.
+/// A pool of registered blocks of one size. Clones share the same pool.
 ///
-/// It grows when it is empty and never shrinks: memory that was registered once is used again.
+/// The pool grows when it is empty and never shrinks: registered memory is reused.
 #[derive(Clone)]
 pub struct Pool {
     inner: Arc<Inner>,
@@ -26,31 +26,34 @@ struct Inner {
     pd: ProtectionDomain,
     block_bytes: u32,
     free: Mutex<Vec<Free>>,
-    /// In the order of their addresses. Regions are added only, so blocks stay valid as long as the pool.
+    /// Registered regions in the order of their addresses. Regions are never removed, so blocks
+    /// stay valid as long as the pool.
     slabs: RwLock<Vec<MemoryRegion>>,
 }
 
-/// A block that nobody uses.
+/// A block that is not in use.
 struct Free {
     ptr: *mut u8,
     slice: MrSlice,
 }
 
-// SAFETY: the pointer leads into a region of the pool, which the holder of a `Free` keeps; the block has one holder.
+// SAFETY: the pointer is into a region of the pool, which the holder of a `Free` keeps alive. Each
+// block has a single holder.
 unsafe impl Send for Free {}
 // SAFETY: `&Free` gives no access to the bytes.
 unsafe impl Sync for Free {}
 
-/// A block of registered memory, for this holder alone. Dropping it gives it back to its pool.
+/// An exclusively owned block of registered memory. Dropping it returns it to its pool.
 ///
-/// Fill it and [freeze](Self::freeze) it: a [`Stream`](crate::Stream) sends those bytes without copying them.
+/// Fill the block and [freeze](Self::freeze) it: a [`Stream`](crate::Stream) sends these bytes
+/// without copying them.
 pub struct Block {
     free: Option<Free>,
     pool: Arc<Inner>,
 }
 
 impl Pool {
-    /// A pool of blocks of `block_bytes`, one of [`BLOCK_BYTES`].
+    /// Creates a pool of blocks of `block_bytes`, one of [`BLOCK_BYTES`].
     pub(crate) fn new(pd: &ProtectionDomain, block_bytes: u32) -> Self {
         Self {
             inner: Arc::new(Inner {
@@ -62,19 +65,19 @@ impl Pool {
         }
     }
 
-    /// Bytes of a block.
+    /// Returns the bytes of a block.
     pub fn block_bytes(&self) -> usize {
         usize::try_from(self.inner.block_bytes).unwrap_or(usize::MAX)
     }
 
-    /// Bytes that are registered now.
+    /// Returns the bytes that are registered now.
     pub fn registered_bytes(&self) -> usize {
         let slabs = self.inner.slabs.read();
         let slabs = slabs.unwrap_or_else(PoisonError::into_inner);
         slabs.iter().map(MemoryRegion::len).sum()
     }
 
-    /// Takes a block. Its content is whatever it was used for last.
+    /// Takes a block out of the pool. Its content is unspecified, from its last use.
     ///
     /// # Errors
     /// Memory cannot be allocated or registered.
@@ -110,7 +113,8 @@ impl Pool {
         Ok(())
     }
 
-    /// The scatter/gather element of bytes that are in this pool's memory; nothing if they are not.
+    /// Returns the scatter/gather element for bytes in this pool's memory, or `None` for other
+    /// bytes.
     pub(crate) fn find(&self, bytes: &[u8]) -> Option<MrSlice> {
         let addr = bytes.as_ptr().addr() as u64;
         let slabs = self.inner.slabs.read();
@@ -140,37 +144,40 @@ impl Block {
         self.free.as_ref().expect("a block until it is dropped")
     }
 
-    /// The whole block, as WRs name it.
+    /// Returns the whole block, as a WR's scatter/gather element.
     pub(crate) fn slice(&self) -> MrSlice {
         self.of().slice
     }
 
-    /// The bytes. No receive may be posted for this block.
+    /// Returns the bytes. No receive may be posted for this block.
     fn bytes(&self) -> &[u8] {
         let free = self.of();
-        // SAFETY: live, zeroed at first and so initialised, and nothing writes there: the block's one holder is borrowed, no
-        // peer may write (the region has `LOCAL_WRITE` alone), and the NIC writes only while a receive is posted.
-        // `Connection` shows a block only between its receive's completion and the next post. A block that was dropped while
-        // a receive is posted was dropped after its queue pair (`Connection::drop`), which ends the receive.
+        // SAFETY: the memory is live, and initialised because it was zeroed at first. Nothing
+        // writes to it: the block's only holder is borrowed, no peer may write (the region has
+        // `LOCAL_WRITE` alone), and the NIC writes only while a receive is posted. `Connection`
+        // exposes a block only between its receive's completion and the next post. A block that was
+        // dropped while a receive is posted was dropped after its queue pair (`Connection::drop`),
+        // which ends the receive.
         unsafe { std::slice::from_raw_parts(free.ptr, free.slice.len() as usize) }
     }
 
-    /// The bytes of the block, all that it has room for.
+    /// Returns all bytes of the block.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         let free = self.of();
         // SAFETY: as in `bytes`, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(free.ptr, free.slice.len() as usize) }
     }
 
-    /// The first `len` bytes, to be sent or kept; the block goes back to its pool when the last clone is dropped.
+    /// Freezes the first `len` bytes, to be sent or kept. The block returns to its pool when the
+    /// last clone is dropped.
     ///
     /// # Panics
-    /// The block is shorter.
+    /// When the block is shorter than `len`.
     pub fn freeze(self, len: usize) -> Bytes {
         self.freeze_range(0..len)
     }
 
-    /// The same for any part.
+    /// Freezes a range of the block.
     pub(crate) fn freeze_range(self, range: Range<usize>) -> Bytes {
         Bytes::from_owner(self).slice(range)
     }

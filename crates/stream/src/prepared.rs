@@ -7,12 +7,13 @@ use verbs::{CompletionChannel, CompletionQueue, PreparedQp, Rc};
 use crate::handshake::Hello;
 use crate::pool::{Block, Pool};
 
-/// Payload up to here is carried by the WR itself.
+/// Maximum payload that is sent inline, in bytes.
 pub(crate) const INLINE_BYTES: u32 = 256;
 
 /// A queue pair that is not connected yet.
 pub(crate) struct Prepared {
-    // Before the blocks: the NIC must be done with them when they go back to the pool.
+    // Fields are dropped in this order: the queue pair must be destroyed before its blocks return
+    // to the pool.
     pub(crate) qp: PreparedQp<Rc>,
     pub(crate) send_cq: CompletionQueue,
     pub(crate) recv_cq: CompletionQueue,
@@ -24,7 +25,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// The hello for the peer.
+    /// Returns the hello for the peer.
     pub(crate) fn hello(&self) -> Hello {
         let own = self.qp.endpoint();
         Hello {

@@ -14,17 +14,18 @@ use verbs::CompletionChannel;
 use crate::connection::Connection;
 use crate::error::StreamError;
 
-/// How long a stream that is dropped goes on with what it has sent.
+/// Maximum time for which a dropped stream continues to deliver sent data.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// Which half of a stream waits.
+/// Half of a stream that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Half {
     Reader = 0,
     Writer = 1,
 }
 
-/// The tasks that wait for a stream. Each descriptor has room for one of them, and both may wait for both descriptors.
+/// The tasks that wait for a stream. A descriptor in tokio's reactor has room for one waker, but
+/// both tasks may wait for both descriptors.
 #[derive(Default)]
 struct Waiting([Mutex<Option<Waker>>; 2]);
 
@@ -54,19 +55,19 @@ impl Wake for Waiting {
     }
 }
 
-/// A stream by RDMA.
+/// A stream over RDMA.
 pub(crate) struct Rdma {
-    /// Silent; its end of file is the peer's close.
+    /// TCP connection, which is silent; its end of file is the peer's close.
     tcp: TcpStream,
     channel: AsyncFd<CompletionChannel>,
     connection: Connection,
     spin: Duration,
-    /// Since when there is nothing to do.
+    /// Start of the current period without progress.
     idle_since: Option<Instant>,
     waiting: Arc<Waiting>,
     /// Wakes both halves.
     waker: Waker,
-    /// Whether the marker that ends this side's data is posted.
+    /// True once the marker that ends this side's data is posted.
     marked: bool,
 }
 
@@ -93,7 +94,8 @@ impl Rdma {
         &self.connection
     }
 
-    /// Takes what has completed, and wakes the other half, for which there may be something, too.
+    /// Polls completions, and wakes the other half if work requests have completed, because they
+    /// may concern it too.
     fn progress(&mut self, half: Half) -> bool {
         let any = self.connection.progress();
         if any {
@@ -106,7 +108,7 @@ impl Rdma {
         any
     }
 
-    /// Waits until there may be something to do. Ready means: look again.
+    /// Waits until progress may be possible. After `Ready`, the caller must check again.
     fn poll_wait(&mut self, half: Half, sends: bool, cx: &mut Context<'_>) -> Poll<()> {
         let now = Instant::now();
         let since = *self.idle_since.get_or_insert(now);
@@ -116,7 +118,8 @@ impl Rdma {
         }
         self.waiting.set(half, cx.waker());
         loop {
-            // In this order: what comes after arming makes an event, and what came before is found by looking.
+            // Arm first, then poll: a message after arming raises an event, and the poll finds
+            // earlier ones.
             self.connection.arm(sends);
             if self.progress(half) || self.connection.failure().is_some() {
                 return Poll::Ready(());
@@ -139,8 +142,8 @@ impl Rdma {
         }
     }
 
-    /// Looks whether the TCP connection is still open and silent, and has it wake both halves when it is not. True when the
-    /// connection has ended by that.
+    /// Checks that the TCP connection is still open and silent, and registers both halves for
+    /// changes. Returns true if the connection has ended by this check.
     fn poll_tcp(&mut self) -> bool {
         let mut cx = Context::from_waker(&self.waker);
         while let Poll::Ready(ready) = self.tcp.poll_read_ready(&mut cx) {
@@ -156,7 +159,8 @@ impl Rdma {
         false
     }
 
-    /// Why the stream has ended. A work request may fail because the peer has closed: then that is why.
+    /// Returns the reason why the stream has ended. If a work request failed because the peer has
+    /// closed, the reason is the close.
     fn failure(&self) -> Option<StreamError> {
         let failure = self.connection.failure()?;
         let closed = matches!(failure, StreamError::Failed(_))
@@ -168,7 +172,7 @@ impl Rdma {
         })
     }
 
-    /// Waits until received bytes are there; false at the end of the stream.
+    /// Waits for received bytes. Returns false at the end of the stream.
     fn poll_unread(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         loop {
             if self.connection.has_unread() {
@@ -211,7 +215,7 @@ impl Rdma {
         Poll::Ready(Ok(None))
     }
 
-    /// Calls `write` until it has written something.
+    /// Calls `write` until it has written some bytes.
     fn poll_posting(
         &mut self,
         cx: &mut Context<'_>,
@@ -222,7 +226,7 @@ impl Rdma {
                 Ok(0) => {}
                 Ok(written) => {
                     self.idle_since = None;
-                    // What this asks for may be answered soon: a reader polls again for a while.
+                    // The peer may answer soon, so the reader polls again for a while.
                     self.waiting.wake_half(Half::Reader);
                     return Poll::Ready(Ok(written));
                 }
@@ -260,7 +264,8 @@ impl Rdma {
         self.poll_posting(cx, |connection| connection.write_bytes(bytes))
     }
 
-    /// Waits until the peer's NIC has taken everything, then says on the TCP connection that no more comes.
+    /// Waits until the peer's NIC has received everything, then shuts down the TCP connection's
+    /// write side.
     pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             self.marked = self.marked || self.connection.post_marker();
@@ -276,7 +281,7 @@ impl Rdma {
             Some(e) => return Poll::Ready(Err(e.into())),
         }
         match rustix::net::shutdown(&self.tcp, rustix::net::Shutdown::Write) {
-            // The peer was quicker.
+            // `NOTCONN`: the peer has closed first.
             Ok(()) | Err(rustix::io::Errno::NOTCONN) => Poll::Ready(Ok(())),
             Err(e) => Poll::Ready(Err(e.into())),
         }
@@ -290,7 +295,7 @@ impl Rdma {
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 let shutdown = std::future::poll_fn(|cx| self.poll_shutdown(cx));
-                // Nobody is left to be told.
+                // Ignore the result, which a dropped stream cannot report.
                 let _ = tokio::time::timeout(LINGER, shutdown).await;
             });
         }
@@ -299,7 +304,8 @@ impl Rdma {
 
 impl Drop for Rdma {
     fn drop(&mut self) {
-        // Before the queue pair ends: the peer looks here when its work requests fail.
+        // Shut down before the queue pair is destroyed: the peer checks this connection when its
+        // work requests fail.
         let _ = rustix::net::shutdown(&self.tcp, rustix::net::Shutdown::Both);
     }
 }

@@ -1,4 +1,4 @@
-//! The stream as a user of tokio sees it.
+//! The stream for tokio.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -12,15 +12,15 @@ use tokio::net::TcpStream;
 use crate::pool::{Block, Pool};
 use crate::rdma::Rdma;
 
-/// A byte stream to a peer, by RDMA or, where a side cannot, by TCP.
+/// A byte stream to a peer, over RDMA, or over TCP if a side cannot use RDMA.
 ///
-/// It is used as a `TcpStream` is. Beside that, [`send`](Self::send) and [`receive`](Self::receive) move
-/// [`Bytes`] without copying them.
+/// A stream is used like a `TcpStream`. In addition, [`send`](Self::send) and
+/// [`receive`](Self::receive) move [`Bytes`] without copying them.
 ///
 /// - *Back-pressure*: a peer that does not read leaves its blocks occupied, and writes wait.
-/// - *Close*: `shutdown` waits until the peer's NIC has taken everything; then the peer reads the rest and the end of file. The
-///   protocol has no half close: after `shutdown` nothing more is to be expected from the peer. A stream that is dropped goes
-///   on for up to 5 s with what it has sent.
+/// - *Close*: `shutdown` waits until the peer's NIC has received everything. The peer then reads
+///   the rest and the end of file. The protocol has no half close: after `shutdown`, the peer sends
+///   nothing more. A dropped stream continues to deliver sent data for up to 5 s.
 /// - *Two halves* (`tokio::io::split`) may be used by two tasks.
 #[derive(Debug)]
 pub struct Stream {
@@ -28,12 +28,12 @@ pub struct Stream {
 }
 
 enum Kind {
-    /// `None` while it is dropped.
+    /// `None` while the stream is dropped.
     Rdma(Option<Box<Rdma>>),
     Tcp(Tcp),
 }
 
-/// A plain connection, with what was read of it before it was known to be one.
+/// A plain TCP connection, with the bytes that were read from it during the handshake.
 struct Tcp {
     tcp: TcpStream,
     first: Bytes,
@@ -71,12 +71,12 @@ impl Stream {
         }
     }
 
-    /// Whether bytes go by RDMA.
+    /// Returns true if the stream uses RDMA.
     pub fn is_rdma(&self) -> bool {
         matches!(self.kind, Kind::Rdma(_))
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     ///
     /// # Errors
     /// The connection has ended.
@@ -84,15 +84,15 @@ impl Stream {
         self.tcp_stream().peer_addr()
     }
 
-    /// This side's address.
+    /// Returns this side's address.
     ///
     /// # Errors
-    /// The system does not tell it.
+    /// The system does not report the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.tcp_stream().local_addr()
     }
 
-    /// The pool whose blocks are sent without a copy; nothing when the stream goes by TCP.
+    /// Returns the pool whose blocks are sent without a copy, or `None` if the stream uses TCP.
     pub fn pool(&self) -> Option<&Pool> {
         match &self.kind {
             Kind::Rdma(Some(rdma)) => Some(rdma.connection().pool()),
@@ -100,7 +100,7 @@ impl Stream {
         }
     }
 
-    /// A block of the pool to fill, freeze and send; nothing when the stream goes by TCP.
+    /// Returns a block of the pool to fill, freeze and send, or `None` if the stream uses TCP.
     ///
     /// # Errors
     /// Memory cannot be registered.
@@ -108,7 +108,8 @@ impl Stream {
         Ok(self.pool().map(Pool::block).transpose()?)
     }
 
-    /// Sends all of `bytes`, without a copy if they lie in [blocks](Self::block) of the pool (also in received ones).
+    /// Sends all of `bytes`, without a copy if they are in [blocks](Self::block) of the pool,
+    /// including received blocks.
     ///
     /// # Errors
     /// The connection has ended.
@@ -119,7 +120,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Sends what there is room for, and takes it off the front of `bytes`; how much that was.
+    /// Sends as many bytes as fit, and removes them from the front of `bytes`. Returns their
+    /// number.
     ///
     /// # Errors
     /// The connection has ended.
@@ -140,19 +142,19 @@ impl Stream {
         }
     }
 
-    /// The next bytes, as they came: of 512 bytes on without a copy. They hold a block of the pool until they are dropped.
-    /// Nothing at the end of the stream.
+    /// Returns the next bytes as they arrived, without a copy from 512 bytes on. Uncopied bytes
+    /// hold a block of the pool until they are dropped. Returns `None` at the end of the stream.
     ///
     /// # Errors
-    /// The connection has ended before its end.
+    /// The connection has failed.
     pub async fn receive(&mut self) -> io::Result<Option<Bytes>> {
         std::future::poll_fn(|cx| self.poll_receive(cx)).await
     }
 
-    /// The same for a task.
+    /// Polls for the next bytes; the poll form of [`receive`](Self::receive).
     ///
     /// # Errors
-    /// The connection has ended before its end.
+    /// The connection has failed.
     pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         match &mut self.kind {
             Kind::Rdma(Some(rdma)) => rdma.poll_read_bytes(cx),
@@ -222,7 +224,7 @@ impl AsyncWrite for Stream {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // What was written is posted, or in the socket.
+        // Written bytes are already posted, or in the socket.
         Poll::Ready(Ok(()))
     }
 

@@ -35,19 +35,19 @@ use crate::connector::Connector;
 use crate::listener::Listener;
 use crate::stream::Stream;
 
-/// How long a server waits after the system refused a connection: it is out of descriptors or memory.
+/// Pause after the system has refused a connection, because it is out of descriptors or memory.
 const REFUSED_PAUSE: Duration = Duration::from_millis(50);
 
-/// Connects a channel of tonic, for `Endpoint::connect_with_connector`.
+/// Connector for a channel of tonic, for `Endpoint::connect_with_connector`.
 ///
-/// The authority of the endpoint's URI says where the server listens; encryption is not supported.
+/// The authority of the endpoint's URI is the server's address; encryption is not supported.
 #[derive(Debug, Clone)]
 pub struct Connect {
     connector: Connector,
 }
 
 impl Connect {
-    /// Channels by this connector.
+    /// Creates a connector for channels from a connector for streams.
     pub fn new(connector: Connector) -> Self {
         Self { connector }
     }
@@ -83,7 +83,7 @@ impl tower_service::Service<Uri> for Connect {
     }
 }
 
-/// The connections of a [`Listener`], for `serve_with_incoming`. It never ends.
+/// The connections of a [`Listener`], for `serve_with_incoming`; an endless stream.
 #[derive(Debug)]
 pub struct Incoming {
     listener: Listener,
@@ -91,7 +91,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// The connections that this listener takes.
+    /// Creates the stream of connections of a listener.
     pub fn new(listener: Listener) -> Self {
         Self {
             listener,
@@ -111,7 +111,7 @@ impl tokio_stream::Stream for Incoming {
             }
             match std::task::ready!(self.listener.poll_accept(cx)) {
                 Ok(stream) => return Poll::Ready(Some(Ok(stream))),
-                // tonic would end the server.
+                // Do not return the error: tonic would stop the server.
                 Err(why) => {
                     tracing::error!(%why, "no connection can be accepted");
                     self.pause = Some(Box::pin(tokio::time::sleep(REFUSED_PAUSE)));
@@ -121,12 +121,12 @@ impl tokio_stream::Stream for Incoming {
     }
 }
 
-/// Facts about a connection for a service: `request.extensions().get::<ConnectInfo>()`.
+/// Information about a connection for a service: `request.extensions().get::<ConnectInfo>()`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectInfo {
     /// The client's address.
     pub remote_addr: Option<SocketAddr>,
-    /// Whether the connection goes by RDMA.
+    /// True if the connection uses RDMA.
     pub is_rdma: bool,
 }
 

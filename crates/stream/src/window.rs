@@ -1,64 +1,68 @@
-//! Flow control: how many messages may be under way, and what each tells the peer. Pure.
+//! Flow control: the number of messages that may be in flight, and the credits in each message.
+//! Without I/O.
 //!
-//! Two counters bound a sender: the free slots of its own send queue, and the receives of the peer that are known to be
-//! posted (*credits*). Each message has the number of receives that were posted again since the last message as its
-//! immediate. Where too few messages go back, an empty one (a *pure acknowledgement*) carries the credits; three WRs of each
-//! queue are kept for those.
+//! Two counters limit a sender: the free slots of its own send queue, and the peer's receives that
+//! are known to be posted (*credits*). The immediate of each message is the number of receives that
+//! were posted again since the last message. If too few messages are sent back, an empty message (a
+//! *pure acknowledgement*) carries the credits. Three WRs of each queue are reserved for these.
 //!
 //! Source: `brpc:src/brpc/rdma/rdma_endpoint.cpp`.
 
-/// WRs of each queue that are kept for pure acknowledgements.
+/// WRs of each queue that are reserved for pure acknowledgements.
 pub const RESERVED_WRS: u16 = 3;
-/// Bytes after which a message is solicited, so that a receiver begins to work on a long write.
+/// Bytes after which a message is solicited, so that the receiver starts early during a long write.
 const UNSOLICITED_BYTES: usize = 1 << 20;
 
-/// A bit of the `wr_id` of pure acknowledgements; the rest is how many messages before it they complete.
+/// Bit of the `wr_id` of a pure acknowledgement. The other bits are the number of earlier messages
+/// that it completes.
 const ACK: u64 = 1 << 32;
 
-/// Both windows of one side.
+/// The windows of both directions, as one side knows them.
 #[derive(Debug, Clone)]
 pub struct Window {
-    /// Messages that this side may have under way at most, and that the peer may.
+    /// Maximum messages in flight from this side, and from the peer.
     local: u16,
     remote: u16,
-    /// Free slots of the send queue, of `local`.
+    /// Free slots of the send queue, at most `local`.
     slots: u16,
-    /// Receives of the peer that are known to be posted, of `local`.
+    /// The peer's receives that are known to be posted, at most `local`.
     credits: u16,
-    /// Pure acknowledgements that may be posted.
+    /// Number of pure acknowledgements that may be posted.
     acks: u16,
-    /// Receives that were posted again, and of which the peer does not know.
+    /// Receives that were posted again and not reported to the peer yet.
     owed: u16,
-    /// Messages since the last signaled one, with it.
+    /// Messages since the last signaled message.
     unsignaled: u16,
-    /// Messages and bytes since the last solicited one.
+    /// Messages and bytes since the last solicited message.
     unsolicited: u16,
     unsolicited_bytes: usize,
 }
 
-/// How a message is to be posted.
+/// Flags and immediate of a message to post.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mark {
-    /// Its immediate.
+    /// Immediate of the message.
     pub imm: u32,
-    /// Whether it is signaled, and the `wr_id` then: what its completion is to tell [`Window::completed`].
+    /// `wr_id` if the message is signaled, to be passed to [`Window::completed`] on completion;
+    /// `None` if unsignaled.
     pub signaled: Option<u64>,
-    /// Whether its completion at the peer is solicited.
+    /// True if the message is a solicited event at the peer.
     pub solicited: bool,
 }
 
-/// The peer gives more credits than it has taken messages.
+/// Error: the peer gives more credits than it has received messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the peer gives {given} credits, and {missing} are missing")]
 pub struct TooManyCredits {
-    /// What the immediate says.
+    /// Credits in the immediate.
     pub given: u32,
-    /// The most that it may say.
+    /// Maximum credits that the peer may give now.
     pub missing: u16,
 }
 
 impl Window {
-    /// The windows between queues of these sizes, as both hellos have them; 16 at least each.
+    /// Creates the windows between queues of these sizes, as in both hellos; each size is at least
+    /// 16.
     pub fn new(own_sq: u16, own_rq: u16, peer_sq: u16, peer_rq: u16) -> Self {
         let local = own_sq.min(peer_rq).saturating_sub(RESERVED_WRS).max(1);
         let remote = own_rq.min(peer_sq).saturating_sub(RESERVED_WRS).max(1);
@@ -75,23 +79,25 @@ impl Window {
         }
     }
 
-    /// Messages that may be sent now.
+    /// Returns the number of messages that may be sent now.
     pub fn room(&self) -> usize {
         self.slots.min(self.credits).into()
     }
 
-    /// Whether a writer that found no room should try again: an eighth of the window is free.
+    /// Returns true if a writer that found no room should try again: an eighth of the window is
+    /// free.
     pub fn is_wide(&self) -> bool {
         self.room() >= usize::from(self.local / 8).max(1)
     }
 
-    /// Whether it is the send queue, and not the peer, that leaves no room: then the next completion of a send is to be
-    /// waited for.
+    /// Returns true if the own send queue, not the peer, limits sending. The caller must then wait
+    /// for the next completion of a send.
     pub fn lacks_slots(&self) -> bool {
         self.slots == 0 || (self.acks == 0 && self.owes_ack())
     }
 
-    /// Counts a message with payload, the last of a write or not; nothing when there is no [room](Self::room).
+    /// Counts a message with payload and returns its mark, or `None` without [room](Self::room).
+    /// `last` is true for the last message of a write.
     pub fn send(&mut self, bytes: usize, last: bool) -> Option<Mark> {
         if self.room() == 0 {
             return None;
@@ -118,12 +124,12 @@ impl Window {
         })
     }
 
-    /// Whether the peer lacks so many credits that it may stop for them.
+    /// Returns true if the peer lacks so many credits that it may have to stop.
     fn owes_ack(&self) -> bool {
         self.owed > self.remote / 2
     }
 
-    /// Counts a pure acknowledgement if one is due and may be posted.
+    /// Counts a pure acknowledgement and returns its mark, if one is due and may be posted.
     pub fn ack(&mut self) -> Option<Mark> {
         if !self.owes_ack() {
             return None;
@@ -131,8 +137,9 @@ impl Window {
         self.force_ack()
     }
 
-    /// Counts a pure acknowledgement, due or not: its completion says that the peer has received everything before it.
-    /// Nothing when three are under way.
+    /// Counts a pure acknowledgement, due or not, and returns its mark. Its completion says that
+    /// the peer has received everything before it. Returns `None` while three of them are in
+    /// flight.
     pub fn force_ack(&mut self) -> Option<Mark> {
         self.acks = self.acks.checked_sub(1)?;
         Some(Mark {
@@ -142,7 +149,8 @@ impl Window {
         })
     }
 
-    /// Takes the `wr_id` of a send that has completed. Returns how many messages with payload it completes.
+    /// Processes the `wr_id` of a completed send. Returns the number of messages with payload that
+    /// it completes.
     pub fn completed(&mut self, wr_id: u64) -> u16 {
         if wr_id & ACK != 0 {
             self.acks = (self.acks + 1).min(RESERVED_WRS);
@@ -153,10 +161,10 @@ impl Window {
         count
     }
 
-    /// Takes the immediate of a message that has come.
+    /// Processes the immediate of a received message.
     ///
     /// # Errors
-    /// It gives more credits than are missing.
+    /// The immediate gives more credits than are outstanding.
     pub fn received(&mut self, imm: u32) -> Result<(), TooManyCredits> {
         let missing = self.local - self.credits;
         match u16::try_from(imm) {
@@ -171,17 +179,18 @@ impl Window {
         }
     }
 
-    /// Counts receives that were posted again after messages with payload. Those of empty messages are not counted.
+    /// Counts receives that were posted again after messages with payload. Receives of empty
+    /// messages are not counted.
     pub fn reposted(&mut self, count: u16) {
         self.owed = self.owed.saturating_add(count).min(self.remote);
     }
 
-    /// Messages with payload that have not completed.
+    /// Returns the number of messages with payload that have not completed.
     pub fn under_way(&self) -> u16 {
         self.local - self.slots
     }
 
-    /// Whether nothing that was posted is left to complete, acknowledgements included.
+    /// Returns true if every posted message has completed, including acknowledgements.
     pub fn is_idle(&self) -> bool {
         self.slots == self.local && self.acks == RESERVED_WRS
     }

@@ -1,4 +1,4 @@
-//! Blocking streams, both ends in one process.
+//! Tests of blocking streams, with both ends in one process.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,7 +11,7 @@ fn any() -> SocketAddr {
     "127.0.0.1:0".parse().expect("an address")
 }
 
-/// Ends a test that hangs.
+/// Runs a test with a time limit, so that a hang is a failure.
 fn watched(test: impl FnOnce() + Send + 'static) {
     let (tell, done) = std::sync::mpsc::channel();
     let testing = std::thread::spawn(move || {
@@ -85,7 +85,7 @@ fn reads_and_writes_end_at_their_timeout() {
         client.set_timeout(short).expect("a timeout");
         let nothing = client.read(&mut [0; 1]).expect_err("nothing comes");
         assert_eq!(nothing.kind(), ErrorKind::TimedOut);
-        // Nobody reads: the window fills, and memory stays what it was.
+        // The server does not read: the window fills, and the memory does not grow.
         let mut written = 0;
         let full = loop {
             match client.write(&[7; 8192]) {
@@ -122,7 +122,7 @@ fn plain_clients_lose_no_byte() {
         let mut got = [0; 16];
         server.read_exact(&mut got).expect("reads");
         assert_eq!(&got, b"RDX, not a hello");
-        // The limit of the handshake is none of the stream.
+        // The handshake's timeout must not apply to the stream.
         let later = std::thread::spawn(move || {
             std::thread::sleep(2 * limit);
             plain.write_all(b"later").expect("writes");
@@ -169,7 +169,7 @@ fn a_server_of_another_protocol_is_reached_by_plain_tcp() {
     });
 }
 
-/// FNV-1a over what has passed so far.
+/// Extends an FNV-1a checksum by the given bytes.
 fn add_to_checksum(sum: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(sum, |sum, &byte| {
         (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -213,7 +213,7 @@ fn a_slow_reader_gets_everything_and_bounds_the_memory_of_both_sides() {
         }
         let (sent_sum, of_client) = writing.join().expect("the client");
         assert_eq!((read, sum), (BYTES, sent_sum));
-        // A queue of receives and one of sends: 1 MiB each, registered by 2 MiB.
+        // Receive queue and send queue take 1 MiB each, and memory is registered in units of 2 MiB.
         for registered in [
             of_client,
             server.pool().expect("by RDMA").registered_bytes(),

@@ -1,4 +1,4 @@
-//! Streams of tokio, both ends in one process.
+//! Tests of tokio streams, with both ends in one process.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use stream::{Config, Connector, Listener, Policy, Stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// Runs a test that must end.
+/// Runs a test with a time limit.
 fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -114,7 +114,7 @@ fn bytes_go_and_come_without_a_copy() {
         client.send(block.freeze(8000)).await.expect("sends");
         let got = server.receive().await.expect("receives").expect("bytes");
         assert!(got == sent);
-        // A received block is sent on from where it is.
+        // A received block is sent back without a copy.
         server.send(got.clone()).await.expect("sends");
         let back = client.receive().await.expect("receives").expect("bytes");
         assert!(back == sent);
@@ -234,7 +234,7 @@ fn an_idle_stream_is_not_polled() {
         client.write_all(b"awake").await.expect("writes");
         let mut got = [0; 5];
         server.read_exact(&mut got).await.expect("reads");
-        // In the first window both sides poll for `Config::spin`; in the second they have slept since.
+        // In the first window, both sides poll for `Config::spin`. In the second, they sleep.
         for (window, may_poll) in [("first", None), ("second", Some(4))] {
             let idle = [&mut client, &mut server].map(|stream| async move {
                 let (mut polls, mut room) = (0u32, [0; 1]);

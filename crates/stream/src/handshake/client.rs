@@ -1,11 +1,11 @@
-//! The client's side.
+//! The client's side of the handshake.
 
 use super::codec::parse;
 use super::error::{HandshakeError, Shown};
 use super::hello::{Hello, Progress, Said};
 use super::version::{MAGIC_BYTES, Version};
 
-/// The client's side: it has said hello and reads the server's.
+/// State of a client that has sent its hello and reads the server's.
 ///
 /// ```
 /// use stream::handshake::{Answer, Client, Hello, Version, ack};
@@ -25,18 +25,18 @@ pub struct Client {
     wants: usize,
 }
 
-/// What the server said.
+/// The server's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// It can use RDMA: connect the queue pair to this one, then [acknowledge](super::ack) with true. If that fails,
-    /// acknowledge with false and go on with TCP.
+    /// The server can use RDMA: connect the queue pair to this one, then [acknowledge](super::ack)
+    /// with true. If connecting fails, acknowledge with false and continue with TCP.
     Rdma(Hello),
-    /// It cannot: acknowledge with false and go on with TCP.
+    /// The server cannot use RDMA: acknowledge with false and continue with TCP.
     Tcp,
 }
 
 impl Client {
-    /// A client, and what it sends first.
+    /// Creates a client, and returns it with the bytes to send first.
     pub fn new(version: Version, own: &Hello) -> (Self, Vec<u8>) {
         let client = Self {
             version,
@@ -46,15 +46,17 @@ impl Client {
         (client, own.encode(version))
     }
 
-    /// How many bytes to read at most before the next [`receive`](Self::receive); 1 at least.
+    /// Returns the maximum number of bytes to read before the next [`receive`](Self::receive), at
+    /// least 1.
     pub fn wants(&self) -> usize {
         self.wants
     }
 
-    /// Takes bytes from the server, [`wants`](Self::wants) at most at a time; the answer once it is complete.
+    /// Processes bytes from the server, at most [`wants`](Self::wants) per call. Returns the answer
+    /// once it is complete.
     ///
     /// # Errors
-    /// The bytes are no hello of this version.
+    /// The bytes are not a hello of this version.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<Option<Answer>, HandshakeError> {
         let mut rest = bytes;
         while !rest.is_empty() {

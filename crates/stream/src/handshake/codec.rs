@@ -1,4 +1,4 @@
-//! Hellos as bytes, whatever their version.
+//! Encoding and decoding of hellos in any version.
 
 use super::error::HandshakeError;
 use super::hello::{Hello, Progress};
@@ -6,7 +6,7 @@ use super::version::Version;
 use super::{v2, v3};
 
 impl Hello {
-    /// The bytes of this hello.
+    /// Encodes this hello.
     pub fn encode(&self, version: Version) -> Vec<u8> {
         match version {
             Version::V2 => v2::encode(Some(self)),
@@ -15,7 +15,7 @@ impl Hello {
     }
 }
 
-/// Reads what has come of a hello, which begins with the magic of `version`.
+/// Parses the received part of a hello, which begins with the magic of `version`.
 pub(crate) fn parse(version: Version, bytes: &[u8]) -> Result<Progress, HandshakeError> {
     match version {
         Version::V2 => v2::parse(bytes),

@@ -4,23 +4,23 @@ use std::fmt;
 
 use super::version::{MAGIC_BYTES, Version};
 
-/// A violation of the handshake by the peer. It ends the connection.
+/// A violation of the handshake by the peer, which ends the connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
     /// The server's first bytes are not those of a hello of this version.
     #[error("the peer answers {0} instead of a hello: it does not speak brpc's RDMA handshake")]
     Magic(Shown),
-    /// A hello that says it is shorter or longer than one may be.
+    /// A hello declares a length that is out of range.
     #[error("a hello of {len} bytes: version {version} has {min} to {max}")]
     Length {
         /// The version of the handshake.
         version: Version,
-        /// What the hello says.
+        /// Length in the hello, in bytes.
         len: u32,
-        /// The least.
+        /// Minimum length.
         min: u32,
-        /// The most.
+        /// Maximum length.
         max: u32,
     },
     /// The Protocol Buffers message of a hello cannot be decoded.
@@ -29,16 +29,16 @@ pub enum HandshakeError {
     /// A field of the hello is missing.
     #[error("the RdmaHello message has no {0}, which is required")]
     Missing(&'static str),
-    /// A number in a hello is too large or too small.
+    /// A number in a hello is out of range.
     #[error("the hello says {field} = {value}: {least} to {most} are allowed")]
     Field {
-        /// The field, as brpc names it.
+        /// Name of the field in brpc.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: u32,
-        /// The least that is allowed.
+        /// Minimum value.
         least: u32,
-        /// The most that is allowed.
+        /// Maximum value.
         most: u32,
     },
     /// The client asks for RDMA after the server has said that it cannot.
@@ -46,7 +46,7 @@ pub enum HandshakeError {
     AckAfterDecline,
 }
 
-/// The first bytes of something that is no hello, shown as text.
+/// The first bytes of data that are not a hello, displayed as text.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Shown(pub [u8; MAGIC_BYTES]);
 

@@ -1,28 +1,28 @@
-//! The hello of a side.
+//! The hello message of either side.
 
 use super::error::HandshakeError;
 
-/// The least room of a block that brpc accepts.
+/// Minimum block size that brpc accepts, in bytes.
 pub(crate) const MIN_BLOCK: u32 = 1024;
-/// The fewest WRs of a queue that brpc accepts.
+/// Minimum queue size that brpc accepts, in WRs.
 pub(crate) const MIN_QUEUE: u16 = 16;
-/// Queue pair numbers have 24 bits.
+/// Maximum queue pair number: 24 bits.
 const MAX_QPN: u32 = 0xff_ffff;
 
-/// The hello of a side: its queue pair, and the messages that the peer may send.
+/// The hello of a side: its queue pair, and the limits for the peer's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
-    /// Bytes that a message to this side holds at most; 1,024 at least.
+    /// Maximum bytes of a message to this side, at least 1,024.
     pub block_bytes: u32,
-    /// WRs of the send queue; 16 at least.
+    /// WRs of the send queue, at least 16.
     pub sq_size: u16,
-    /// WRs of the receive queue, all posted; 16 at least.
+    /// WRs of the receive queue, all posted, at least 16.
     pub rq_size: u16,
-    /// The port's LID; 0 on Ethernet.
+    /// LID of the port; 0 on Ethernet.
     pub lid: u16,
-    /// The port's GID.
+    /// GID of the port.
     pub gid: [u8; 16],
-    /// The queue pair number, 1 to 2^24 - 1.
+    /// Queue pair number, 1 to 2^24 - 1.
     pub qpn: u32,
 }
 
@@ -37,7 +37,7 @@ impl Hello {
         qpn: 0,
     };
 
-    /// Refuses numbers that no queue pair can be connected with.
+    /// Fails if a number is out of range, so that no queue pair could be connected.
     pub(crate) fn checked(self) -> Result<Self, HandshakeError> {
         let field = |field, value, least, most| {
             if (least..=most).contains(&value) {
@@ -59,16 +59,16 @@ impl Hello {
     }
 }
 
-/// The result of reading a hello.
+/// Result of parsing a complete hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Said {
     /// The peer can use RDMA.
     Rdma(Hello),
-    /// The peer declines, or speaks a version of the protocol that this side does not.
+    /// The peer declines, or speaks a version of the protocol that this side does not support.
     Declined,
 }
 
-/// A hello that is being read: how many bytes are missing, or what it says.
+/// Progress of parsing a hello: the number of missing bytes, or the result.
 pub(crate) enum Progress {
     Wants(usize),
     Done(Said),

@@ -1,4 +1,4 @@
-//! The server's side.
+//! The server's side of the handshake.
 
 use super::codec::parse;
 use super::error::HandshakeError;
@@ -6,7 +6,8 @@ use super::hello::{Hello, Progress, Said};
 use super::version::{MAGIC_BYTES, Version};
 use super::{v2, v3};
 
-/// The server's side: it reads the client's hello, [answers](Self::answer), and reads the acknowledgement.
+/// State of a server that reads the client's hello, [answers](Self::answer), and reads the
+/// acknowledgement.
 #[derive(Debug, Default)]
 pub struct Server {
     state: State,
@@ -15,38 +16,39 @@ pub struct Server {
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Not four bytes yet.
+    /// Fewer than four bytes received.
     #[default]
     Magic,
     Hello {
         version: Version,
         wants: usize,
     },
-    /// The hello is complete.
+    /// The hello is complete; the answer has not been made.
     Answering(Version),
     Ack {
         offered: bool,
     },
 }
 
-/// The first bytes of a client.
+/// The client's request, decoded from its first bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// Something else: these bytes belong to the protocol that the client speaks over plain TCP.
+    /// Not a hello: these bytes belong to the protocol that the client speaks over plain TCP.
     Plain(Vec<u8>),
-    /// It can use RDMA: connect a queue pair to this one, then [answer](Server::answer).
+    /// The client can use RDMA: connect a queue pair to this one, then [answer](Server::answer).
     Rdma(Hello),
-    /// It says hello in a way that this side cannot serve by RDMA: [decline](Server::answer).
+    /// The client's hello cannot be served by RDMA: [decline](Server::answer).
     Tcp,
 }
 
 impl Server {
-    /// A server that has read nothing yet.
+    /// Creates a server that has received nothing.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many bytes to read at most before the next [`receive`](Self::receive) or [`receive_ack`](Self::receive_ack).
+    /// Returns the maximum number of bytes to read before the next [`receive`](Self::receive) or
+    /// [`receive_ack`](Self::receive_ack).
     pub fn wants(&self) -> usize {
         match self.state {
             State::Magic | State::Ack { .. } => MAGIC_BYTES - self.bytes.len(),
@@ -55,11 +57,11 @@ impl Server {
         }
     }
 
-    /// Takes bytes from the client, [`wants`](Self::wants) at most at a time; the request once it is complete. Nothing more
-    /// may be taken then before the [answer](Self::answer).
+    /// Processes bytes from the client, at most [`wants`](Self::wants) per call. Returns the
+    /// request once it is complete; the next call must then be [`answer`](Self::answer).
     ///
     /// # Errors
-    /// A hello that cannot be understood.
+    /// The hello is invalid.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<Option<Request>, HandshakeError> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -113,8 +115,8 @@ impl Server {
         }
     }
 
-    /// The bytes of the answer: with a hello the server offers RDMA, and its queue pair must be ready; without one it
-    /// declines.
+    /// Encodes the answer. With a hello, the server offers RDMA, and its queue pair must be ready.
+    /// With `None`, it declines.
     pub fn answer(&mut self, own: Option<&Hello>) -> Vec<u8> {
         let version = match self.state {
             State::Answering(version) => version,
@@ -129,10 +131,11 @@ impl Server {
         }
     }
 
-    /// Takes bytes of the acknowledgement; once it is complete, whether RDMA is used from here on.
+    /// Processes bytes of the acknowledgement. Once it is complete, returns true if both sides use
+    /// RDMA from now on.
     ///
     /// # Errors
-    /// The client wants RDMA after the server has declined.
+    /// The client acknowledges RDMA after the server has declined.
     pub fn receive_ack(&mut self, bytes: &[u8]) -> Result<Option<bool>, HandshakeError> {
         self.bytes.extend_from_slice(bytes);
         let Some(ack) = self.bytes.first_chunk() else {

@@ -1,4 +1,5 @@
-//! Hellos byte by byte, and both sides together. The bytes were written down from the protocol, not printed by this code.
+//! Tests of hellos byte by byte, and of both sides together. The expected bytes were written by
+//! hand from the protocol, not printed by this code.
 
 use proptest::prelude::*;
 
@@ -15,7 +16,7 @@ const HELLO: Hello = Hello {
     qpn: 0x0001_2345,
 };
 
-/// Version 2, as a capture would show it.
+/// A hello of version 2, as on the wire.
 const V2: [u8; 40] = [
     b'R', b'D', b'M', b'A', // magic
     0, 40, // msg_len
@@ -29,7 +30,7 @@ const V2: [u8; 40] = [
     0, 1, 0x23, 0x45, // qpn
 ];
 
-/// Version 3.
+/// A hello of version 3, as on the wire.
 const V3: [u8; 45] = [
     b'R', b'D', b'M', b'3', // magic
     0, 0, 0, 37, // size
@@ -42,7 +43,7 @@ const V3: [u8; 45] = [
     0x3a, 2, 0x08, 0x01, // 7: ece { vendor_id: 1 }, which this side skips
 ];
 
-/// Everything is given to the server byte by byte.
+/// Passes the bytes to a server one by one, and returns its request.
 fn request(bytes: &[u8]) -> Result<Option<Request>, HandshakeError> {
     let mut server = Server::new();
     let mut last = None;
@@ -180,7 +181,7 @@ fn a_server_of_another_protocol_is_named() {
 }
 
 proptest! {
-    /// Both sides, whatever the cuts.
+    /// Both sides decode any hello, however it is cut into pieces.
     #[test]
     fn any_hello_arrives_in_any_pieces(
         sizes in (1024u32.., 16u16.., 16u16.., any::<u16>(), any::<[u8; 16]>(), 1u32..1 << 24),

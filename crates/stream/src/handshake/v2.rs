@@ -1,4 +1,4 @@
-//! The second version: a structure of 40 bytes.
+//! Hello of version 2: a structure of 40 bytes.
 
 use super::error::HandshakeError;
 use super::hello::{Hello, Progress, Said};
@@ -6,12 +6,13 @@ use super::version::{MAGIC_BYTES, Version};
 
 /// Bytes of a hello.
 const HELLO_BYTES: usize = 40;
-/// A later client may say more than this side knows; so much of it is read and forgotten.
+/// Maximum bytes of a hello. A later version may send more fields than this side knows, which are
+/// skipped.
 const MOST_BYTES: u32 = 4096;
 const HELLO_VERSION: u16 = 2;
 const IMPL_VERSION: u16 = 1;
 
-/// The bytes of a hello; without one, of the answer that declines.
+/// Encodes a hello, or the declining answer for `None`.
 pub(super) fn encode(hello: Option<&Hello>) -> Vec<u8> {
     let mut out = Vec::with_capacity(HELLO_BYTES);
     let (hello_version, impl_version) = match hello {
@@ -32,7 +33,7 @@ pub(super) fn encode(hello: Option<&Hello>) -> Vec<u8> {
     out
 }
 
-/// Reads what has come.
+/// Parses the received part of a hello.
 pub(super) fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
     const LEN: usize = MAGIC_BYTES + 2;
     if bytes.len() < LEN {
@@ -71,7 +72,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
         .map(|hello| Progress::Done(Said::Rdma(hello)))
 }
 
-/// The next bytes, of which there are enough.
+/// Returns the next bytes; the caller has checked that enough remain.
 fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
     let (first, after) = rest.split_first_chunk().expect("the length was checked");
     *rest = after;

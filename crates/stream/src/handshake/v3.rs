@@ -1,4 +1,4 @@
-//! The third version: a Protocol Buffers message behind its length.
+//! Hello of version 3: a Protocol Buffers message after its length.
 
 use prost::Message;
 
@@ -6,12 +6,13 @@ use super::error::HandshakeError;
 use super::hello::{Hello, Progress, Said};
 use super::version::{MAGIC_BYTES, Version};
 
-/// The longest message.
+/// Maximum bytes of the message.
 const MOST_BYTES: u32 = 8192;
-/// Bytes in front of the message.
+/// Bytes before the message: magic and length.
 const HEAD_BYTES: usize = MAGIC_BYTES + 4;
 
-/// `RdmaHello`. Its fields are required there; here they are optional, so that a missing one is seen.
+/// brpc's message `RdmaHello`. brpc declares its fields as required; here they are optional, so
+/// that a missing field is detected.
 #[derive(Clone, PartialEq, Message)]
 struct RdmaHello {
     #[prost(uint32, optional, tag = "1")]
@@ -26,10 +27,11 @@ struct RdmaHello {
     gid: Option<Vec<u8>>,
     #[prost(uint32, optional, tag = "6")]
     qp_num: Option<u32>,
-    // 7, the enhanced connection establishment, is optional, and no device of this side reports one.
+    // Field 7, the enhanced connection establishment, is optional, and no device of this side
+    // reports one.
 }
 
-/// The bytes of a hello.
+/// Encodes a hello.
 pub(super) fn encode(hello: &Hello) -> Vec<u8> {
     let message = RdmaHello {
         block_size: Some(hello.block_bytes),
@@ -47,7 +49,7 @@ pub(super) fn encode(hello: &Hello) -> Vec<u8> {
     out
 }
 
-/// Reads what has come.
+/// Parses the received part of a hello.
 pub(super) fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
     let Some(len) = bytes
         .get(MAGIC_BYTES..)

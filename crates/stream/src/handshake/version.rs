@@ -2,21 +2,21 @@
 
 use std::fmt;
 
-/// Bytes by which a connection is recognised: those of the magic.
+/// Number of magic bytes, which identify a hello.
 pub const MAGIC_BYTES: usize = 4;
 
 /// A version of the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Version {
-    /// "RDMA": 40 bytes; what every brpc with RDMA understands.
+    /// "RDMA": 40 bytes, understood by every brpc with RDMA.
     #[default]
     V2,
-    /// "RDM3": a Protocol Buffers message; servers of older releases take it for another protocol.
+    /// "RDM3": a Protocol Buffers message. Servers of older releases take it for another protocol.
     V3,
 }
 
 impl Version {
-    /// The first bytes of its hellos.
+    /// Returns the first bytes of this version's hellos.
     pub const fn magic(self) -> &'static [u8; MAGIC_BYTES] {
         match self {
             Self::V2 => b"RDMA",

@@ -1,4 +1,4 @@
-//! Single rules, and two windows back to back under every order of events.
+//! Tests of single rules, and of two connected windows under random orders of events.
 
 use std::collections::VecDeque;
 
@@ -87,19 +87,19 @@ fn a_marker_completes_what_is_before_it() {
     assert!(w.is_idle());
 }
 
-/// One side, with its queues.
+/// One side, with simulated queues.
 struct Side {
     window: Window,
-    /// Posted receives.
+    /// Number of posted receives.
     receives: usize,
-    /// Messages that have come, and that the program has not seen: credits and bytes.
+    /// Arrived messages that the program has not polled: credits and bytes.
     arrived: VecDeque<(u32, usize)>,
-    /// Messages that the program has seen, and whose receives are not posted again.
+    /// Polled messages whose receives are not posted again.
     unread: u16,
     /// Send completions that have not been polled.
     completions: VecDeque<u64>,
     sq_size: usize,
-    /// Occupied slots of the send queue: how many each signaled WR frees there.
+    /// Slots of the send queue that each signaled WR frees on completion.
     sq: VecDeque<usize>,
     sq_used: usize,
     sq_unsignaled: usize,
@@ -124,7 +124,7 @@ impl Side {
         }
     }
 
-    /// The NICs carry a message out at once: completion here, receive there.
+    /// Delivers a message at once: completion at this side, receive at the peer.
     fn post(&mut self, peer: &mut Side, mark: Mark, bytes: usize) {
         self.sq_used += 1;
         self.sq_unsignaled += 1;
@@ -185,7 +185,8 @@ impl Side {
 }
 
 proptest! {
-    /// No receiver is ever not ready, no queue overflows, and after any history both sides can still send.
+    /// No receiver is ever unready, no queue overflows, and after any history both sides can still
+    /// send.
     #[test]
     fn two_windows_neither_overrun_nor_deadlock(
         sizes in (16u16..80, 16u16..80, 16u16..80, 16u16..80),
@@ -198,7 +199,7 @@ proptest! {
             let (one, other) = if first { (&mut a, &mut b) } else { (&mut b, &mut a) };
             one.act(other, action, count);
         }
-        // Now both programs read what is there: each can send as many messages as it likes.
+        // Now both programs read everything, so each can send any number of messages.
         let goals = (a.sent + 500, b.sent + 500);
         for _ in 0..2_000 {
             for action in 0..4 {
