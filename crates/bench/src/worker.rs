@@ -16,7 +16,6 @@ use crate::rows::{connections, wire};
 
 /// Runs jobs until the driver sends [`Job::Stop`] or is gone. A worker on another host than the
 /// driver has its own NIC, `nic`, and chooses its own cores.
-/// `nic`, and cores of its own.
 ///
 /// # Errors
 /// When a job fails; the driver is told why.

@@ -1,7 +1,7 @@
 //! Remote procedure calls over the verbs.
 //!
-//! - [`herd`]: clients WRITE requests over UC into slots of a region at the server, workers poll
-//!   the region, and responses are UD SENDs (HERD, Kalia et al., SIGCOMM 2014).
+//! - [`herd`]: clients WRITE requests over UC into slots of a region at the server. Workers poll the
+//!   region, and responses are UD SENDs (HERD, Kalia et al., SIGCOMM 2014).
 //! - [`datagram`]: requests and responses are UD SENDs, which are header-only if the immediate
 //!   carries all data.
 //! - [`one_sided`]: no calls, but READs, WRITEs and atomics on the server's memory, without the

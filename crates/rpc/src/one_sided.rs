@@ -37,7 +37,6 @@ impl Prepared {
     ///
     /// # Errors
     /// When a verb fails.
-    /// When a verb fails.
     pub fn new(
         pd: &ProtectionDomain,
         port: PortGid,

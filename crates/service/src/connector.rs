@@ -18,7 +18,7 @@ pub(crate) trait AcceptSide<P: Protocol>: Send + Sync {
         hello: &P::Hello,
     ) -> Result<(P::Accepted, Box<dyn fmt::Debug + Send + Sync>), Refused>;
 
-    /// Tells the server to stop.
+    /// Stops the server.
     fn stop(&self);
 }
 

@@ -58,7 +58,7 @@ impl<C, S: Clone + Default> Mailbox<C, S> {
     /// Creates an empty mailbox.
     ///
     /// # Errors
-    /// When the system gives no descriptor.
+    /// When the system cannot create a descriptor.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             commands: Mutex::default(),

@@ -236,7 +236,6 @@ impl Stream {
     ///
     /// # Errors
     /// The timeout is zero.
-    /// The timeout is zero.
     pub fn set_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.timeout = timeout;
         self.tcp.set_read_timeout(timeout)?;

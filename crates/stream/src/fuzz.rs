@@ -6,8 +6,8 @@ use crate::handshake::{Answer, Client, Hello, Request, Server, Version};
 /// side and the length of the pieces.
 ///
 /// # Panics
-/// If a side requests more than it may, accepts a hello to which no queue pair can be connected, or
-/// loses bytes of another protocol.
+/// If a side requests too many bytes, or loses bytes of another protocol. If a side accepts a hello
+/// to which no queue pair can be connected.
 pub fn handshake(bytes: &[u8]) {
     let Some((&how, bytes)) = bytes.split_first() else {
         return;

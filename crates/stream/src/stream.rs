@@ -19,8 +19,8 @@ use crate::rdma::Rdma;
 ///
 /// - *Back-pressure*: a peer that does not read leaves its blocks occupied, and writes wait.
 /// - *Close*: `shutdown` waits until the peer's NIC has received everything. The peer then reads
-///   the rest and the end of file. The protocol has no half close: after `shutdown`, the peer sends
-///   nothing more. A dropped stream continues to deliver sent data for up to 5 s.
+///   the rest and the end of file. The protocol has no half close: after `shutdown`, no
+///   more data can be expected from the peer. A dropped stream continues to deliver sent data for up to 5 s.
 /// - *Two halves* (`tokio::io::split`) may be used by two tasks.
 #[derive(Debug)]
 pub struct Stream {

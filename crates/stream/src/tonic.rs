@@ -1,6 +1,6 @@
 //! gRPC by tonic over the streams: a connector for clients and the incoming connections of a server.
 //!
-//! A service moves over by two lines:
+//! A service needs two changed lines:
 //!
 //! ```no_run
 //! # async fn go() -> Result<(), Box<dyn std::error::Error>> {

@@ -449,7 +449,7 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_round_by_round() {
-        // The machine is ten times slower in round 1, for both: the ratio does not notice.
+        // The machine is ten times slower in round 1, for both sides: the ratio does not change.
         let row = result(stream(8), &[(25.0, 1.0), (2.5, 0.1), (50.0, 2.0)]);
         let ratio = row.ratio.unwrap();
         assert_eq!((ratio.min, ratio.max), (25.0, 25.0));

@@ -35,7 +35,7 @@ pub(crate) const SIGNAL_EVERY: u64 = 16;
 /// Maximum number of signaled messages in a window.
 const SIGNALED: usize = 2 * WINDOW / 16;
 
-/// The longest list.
+/// Maximum messages in a list.
 pub(crate) const MAX_LIST: usize = 16;
 
 /// Records in a ring: a power of two, at least the window.

@@ -2,7 +2,7 @@
 //! core reads the block and returns the slot. Any transfer between two processes by a copy is at
 //! most this fast.
 //!
-//! Unsafe code: the peer is defined by raw memory access.
+//! Unsafe code: the two threads share each block by raw memory access.
 
 #![allow(unsafe_code)]
 

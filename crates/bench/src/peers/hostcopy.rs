@@ -133,10 +133,10 @@ fn process_vm_writev(pid: i32, addr: usize, source: &[u8]) -> Result<()> {
             iov_base: std::ptr::with_exposed_provenance_mut(addr + done),
             iov_len: rest.len(),
         };
-        // SAFETY: `local` describes `rest`, which outlives the call and is only read; `remote` is
+        // SAFETY: `local` describes `rest`, which outlives the call and is only read. `remote` is
         // an address of the other process, which the kernel checks. If that process is this one
-        // (worker as a thread), the worker's mapping is written while the worker waits for a
-        // message and holds no reference into it.
+        // (worker as a thread), the call writes the worker's mapping. The worker then waits for a
+        // message and holds no reference into its mapping.
         let written = unsafe { libc::process_vm_writev(pid, &local, 1, &remote, 1, 0) };
         match usize::try_from(written) {
             Ok(0) => bail!("process_vm_writev wrote nothing"),

@@ -36,7 +36,7 @@ struct Received {
 /// the bytes that the server received, and its bytes per second.
 ///
 /// # Errors
-/// The program is not installed, fails, or prints something else than its result.
+/// The program is not installed, fails, or prints something other than its result.
 pub fn run(bytes: u64, cores: Cores) -> Result<(u64, f64)> {
     let port = free_port()?;
     let command = || {

@@ -7,7 +7,6 @@
 //!
 //! Loaded keys are even numbers, inserted keys are odd. Values are a function of their keys, and
 //! every value is checked.
-//! checked.
 
 mod client;
 pub(crate) mod order;

@@ -87,10 +87,10 @@ impl Words {
     /// Returns the words.
     pub(super) fn words(&self) -> &[AtomicU64] {
         let count = self.mapping.size / size_of::<AtomicU64>();
-        // SAFETY: the mapping is `size` readable and writable bytes at a page's start, which is
-        // aligned for `AtomicU64`, until `drop`; any bytes are a value. `Words` alone owns the
-        // mapping and never calls `Mapping::write` or `Mapping::read`, and the other process maps
-        // the same memory as `Words`, so all accesses are atomic.
+        // SAFETY: the mapping is `size` readable and writable bytes until `drop`. It starts at a
+        // page, which is aligned for `AtomicU64`, and any bit pattern is a valid value. `Words`
+        // alone owns the mapping and never calls `Mapping::write` or `Mapping::read`. The other
+        // process maps the same memory as `Words`, so all accesses are atomic.
         unsafe { std::slice::from_raw_parts(self.mapping.start.as_ptr().cast(), count) }
     }
 }

@@ -3,7 +3,8 @@
 //! No specification states the order in which the bytes of one RDMA WRITE appear in memory. Systems
 //! that poll memory for requests depend on this order: they take a message as complete when its
 //! last byte has arrived (HERD, FaRM). Also, a WRITE that has completed at the requester must be
-//! visible in the target's memory, even if the target learns of the completion by other means.
+//! visible in the target's memory. This holds even if the target learns of the completion by other
+//! means.
 
 mod ends;
 pub(crate) mod question;

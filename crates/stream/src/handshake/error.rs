@@ -41,7 +41,7 @@ pub enum HandshakeError {
         /// Maximum value.
         most: u32,
     },
-    /// The client asks for RDMA after the server has said that it cannot.
+    /// The client acknowledges RDMA after the server has declined it.
     #[error("the client acknowledges RDMA, which this server has declined")]
     AckAfterDecline,
 }
