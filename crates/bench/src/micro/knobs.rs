@@ -89,7 +89,7 @@ pub struct Knobs {
     pub addresses: Option<usize>,
     /// Distance of two counters, in bytes; 8 by default.
     pub spacing_bytes: Option<usize>,
-    /// Page size of all registered memory. By default the kernel chooses, and may use huge pages.
+    /// Page size of all registered memory; huge pages where possible by default.
     pub pages: Option<Pages>,
     /// True if the target of WRITEs is private memory of its process, which the NIC did not
     /// allocate.
