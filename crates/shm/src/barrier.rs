@@ -1,15 +1,16 @@
-//! `membarrier(2)`: the seldom side of an asymmetric fence pays for both.
+//! `membarrier(2)`: an asymmetric fence, whose rare side pays for both.
 
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, fence};
 
-/// Registers this process for the barriers of this module, before it has a second thread if possible.
+/// Registers this process for the barriers of this module, if possible before it has a second thread.
 ///
-/// The kernel registers a process with one thread at once. If there are more, it waits for an RCU grace period, which
-/// takes longer than the timeouts of a peer where network namespaces are being removed (`sync_runqueues_membarrier_state`
-/// in `kernel/sched/membarrier.c`). So no thread that peers wait for may be the first to ask.
+/// The kernel registers a process with one thread at once. For more threads the kernel waits for an RCU grace
+/// period (`sync_runqueues_membarrier_state` in `kernel/sched/membarrier.c`). The grace period exceeds a
+/// peer's timeouts while network namespaces are being removed. A thread that peers wait for must therefore
+/// not be the first to register.
 pub fn prepare() {
     register();
     if cfg!(target_arch = "x86_64") {
@@ -17,25 +18,25 @@ pub fn prepare() {
     }
 }
 
-/// Takes part in the fabric's barriers. False where the kernel has none.
+/// Registers this process for [`everywhere`] barriers. Returns false if the kernel does not support them.
 pub fn register() -> bool {
     call(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED)
 }
 
-/// A full memory barrier on every running thread of every registered process, this one included.
+/// Executes a full memory barrier on every running thread of every registered process, this process included.
 pub fn everywhere() {
     fence(Ordering::SeqCst);
     call(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED);
     fence(Ordering::SeqCst);
 }
 
-/// Whether this process may use [`own_threads`]; asks the kernel once.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // locks are biased there only
+/// Returns true if this process may use [`own_threads`]; asks the kernel at the first call.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // locks are biased only on x86-64
 pub fn has_own_threads() -> bool {
     static PID_AND_ANSWER: OnceLock<(u32, bool)> = OnceLock::new();
     let ask = || call(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
     let &(pid, answer) = PID_AND_ANSWER.get_or_init(|| (std::process::id(), ask()));
-    // A forked child registers for itself; that it asks each time is its own cost.
+    // A forked child must register again; it asks the kernel at each call.
     if pid == std::process::id() {
         answer
     } else {
@@ -43,7 +44,8 @@ pub fn has_own_threads() -> bool {
     }
 }
 
-/// A full memory barrier on every running thread of this process. False if it could not be had.
+/// Executes a full memory barrier on every running thread of this process. Returns false if the kernel
+/// refused it.
 pub fn own_threads() -> bool {
     fence(Ordering::SeqCst);
     let done = call(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);

@@ -4,26 +4,27 @@
 
 use std::sync::OnceLock;
 
-/// `CLOCK_MONOTONIC` in nanoseconds.
+/// Returns `CLOCK_MONOTONIC` in nanoseconds.
 #[must_use]
 pub fn now_ns() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     t.tv_sec.cast_unsigned() * 1_000_000_000 + t.tv_nsec.cast_unsigned()
 }
 
-/// A counter that runs on, for loops that would look at the clock too often: the processor's time stamp counter where it
-/// can be read, else [`now_ns`]. It may differ from core to core, and jump when a virtual machine moves.
+/// Returns a cheap running counter for loops in which reading the clock would cost too much. The counter is
+/// the processor's time stamp counter where it can be read, else [`now_ns`]. Its value may differ from core
+/// to core, and jumps when a virtual machine migrates.
 #[inline]
 #[must_use]
 pub fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the instruction is there on every x86-64, and touches no memory.
+    // SAFETY: every x86-64 processor has the instruction, and it touches no memory.
     return unsafe { std::arch::x86_64::_rdtsc() };
     #[cfg(not(target_arch = "x86_64"))]
     now_ns()
 }
 
-/// [`ticks`] in a microsecond; measured when first asked for, which takes 20 µs.
+/// Returns the number of [`ticks`] in a microsecond. The first call measures it, which takes 20 µs.
 #[must_use]
 pub fn ticks_per_us() -> u64 {
     static MEASURED: OnceLock<u64> = OnceLock::new();

@@ -1,4 +1,4 @@
-//! Permissions of this environment: how processes may reach each other's memory. `verbatim doctor` asks.
+//! Checks how processes of this environment may reach each other's memory, for `verbatim doctor`.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use crate::mem;
 use crate::process_memory::{Direction, ProcessMemory, let_peers_reach};
 
-/// Lets other processes of this user reach the memory of this one, as a member of a fabric does when it joins.
+/// Permits other processes of this user to access this process's memory, as joining a fabric does.
 pub fn be_reachable() {
     let_peers_reach();
 }
@@ -23,7 +23,7 @@ pub enum Call {
 /// Reads `N` bytes at `address` of the process `pid`.
 ///
 /// # Errors
-/// The error of the system call, such as `EPERM`.
+/// Returns the error of the system call, such as `EPERM`.
 pub fn read_memory<const N: usize>(call: Call, pid: u64, address: u64) -> io::Result<[u8; N]> {
     let memory = ProcessMemory::new(pid).ok_or(io::ErrorKind::NotFound)?;
     let remote = usize::try_from(address).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -43,10 +43,10 @@ pub fn read_memory<const N: usize>(call: Call, pid: u64, address: u64) -> io::Re
     Ok(unsafe { bytes.assume_init() })
 }
 
-/// Can the pages of registered memory be replaced while the program runs, so that peers can map them?
+/// Checks that pages of registered memory can be replaced while the program runs, so that peers can map them.
 ///
 /// # Errors
-/// The error of `userfaultfd(2)`.
+/// Returns the error of `userfaultfd(2)`.
 pub fn replaces_pages() -> io::Result<()> {
     mem::replaces_pages()
 }

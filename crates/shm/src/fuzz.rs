@@ -1,12 +1,13 @@
-//! Entry points of the fuzz targets for what this crate reads from outside, and the replay of their corpora.
+//! Fuzz entry points for the untrusted input of this crate, and tests that replay their corpora.
 
 use crate::fabric::{name, ring};
 use crate::mem;
 
-/// Reads texts of the system (`/proc/self/maps`, `/proc/PID/stat`) and the file that names a process, of any bytes.
+/// Parses any bytes as system text (`/proc/self/maps`, `/proc/PID/stat`) and as the file that names a
+/// process.
 ///
 /// # Panics
-/// If a reader does.
+/// Panics if a parser panics.
 pub fn texts(bytes: &[u8]) {
     name::fuzz(bytes);
     let Ok(text) = std::str::from_utf8(bytes) else {
@@ -16,10 +17,10 @@ pub fn texts(bytes: &[u8]) {
     let _ = liveness::parse_stat(text);
 }
 
-/// Reads a ring between two queue pairs in which a peer has written any bytes.
+/// Reads a ring between two queue pairs into which a peer has written any bytes.
 ///
 /// # Panics
-/// If a side of the ring does, or follows what no correct peer writes.
+/// Panics if one side of the ring panics, or accepts what no correct peer writes.
 pub fn records(bytes: &[u8]) {
     ring::fuzz(bytes);
 }

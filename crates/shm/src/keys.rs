@@ -1,17 +1,17 @@
-//! L_Keys and R_Keys: the table of memory regions in each segment, and how a region is kept from being
-//! deregistered while it is accessed.
+//! L_Keys and R_Keys: the table of memory regions in each segment, and how an access keeps a region from
+//! being deregistered.
 //!
-//! A key is 32 random bits; the table is a hash table with a secret of its process, so neither keys nor
-//! their places can be guessed. One table serves both keys, as one number serves as both.
+//! A key is 32 random bits. The table is a hash table with a secret of its process, so neither keys nor their
+//! slots can be guessed. One table serves both keys, because a region's L_Key and R_Key are the same number.
 //!
-//! The upper 24 bits of a key choose its place, and no two keys have them in common: the lower eight are the
-//! tag of a memory window, which changes with each of its bindings (`ibv_inc_rkey(3)`).
+//! The upper 24 bits of a key choose its slot, and no two keys share them. The lower eight bits are the tag
+//! of a memory window, which changes with each bind (`ibv_inc_rkey(3)`).
 //!
 //! A process has one table, in its segment, which every process of the fabric reads:
 //!
-//! - `entry`: the places of a table.
-//! - `hazards`: how a region stays registered while it is accessed.
-//! - `windows`: which memory windows this process has; `bind` binds them.
+//! - `entry`: the slots of a table.
+//! - `hazards`: pins that keep a region registered during an access.
+//! - `windows`: the memory windows of this process; `bind` binds them.
 //! - `table`: registration.
 
 mod bind;

@@ -4,12 +4,12 @@
 //! crate. Nothing read from such memory is trusted: indices are masked or checked, and a process may have died
 //! between any two instructions.
 //!
-//! - [`fabric`]: who is there, their segments, the rings between queue pairs, connection notices, death and
-//!   cleaning up.
-//! - [`mem`]: what lies behind registered memory, how peers reach it, every copy, remote atomics.
-//! - [`keys`]: L_Keys and R_Keys, memory windows, and how a region stays registered while it is accessed.
-//! - [`environment`]: what this machine allows of all that.
-//! - [`barrier`], [`sync`], [`clock`], [`shortage`]: small tools of the above.
+//! - [`fabric`]: the directory of processes, their segments, rings between queue pairs, connection notices,
+//!   detection of dead processes and cleanup.
+//! - [`mem`]: the backing of registered memory, access to peers' memory, every copy, remote atomics.
+//! - [`keys`]: L_Keys and R_Keys, memory windows, and pinning of a region during an access.
+//! - [`environment`]: the access to other processes' memory that this machine permits.
+//! - [`barrier`], [`sync`], [`clock`], [`shortage`]: small helpers of these modules.
 //!
 //! The crate knows neither work requests nor completions.
 #![deny(unsafe_code)]

@@ -1,8 +1,9 @@
-//! Locking a mutex of which a holder may have panicked.
+//! Locks a mutex and ignores poisoning.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks `mutex`. What is behind it is whole after every step, so a holder that panicked left nothing half done.
+/// Locks `mutex`. The protected value is consistent after every step, so a panic of a lock holder leaves no
+/// partial change.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

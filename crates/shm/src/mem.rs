@@ -1,11 +1,13 @@
-//! Memory that the NIC reads and writes: allocation that peers can map, and every copy.
+//! Memory that the NIC reads and writes: allocations that peers can map, and every copy.
 //!
-//! Registered memory changes under our eyes: its owner, peers and this NIC write to it at any time. It is
-//! therefore only reached through raw pointers here, never through a reference.
+//! The owner, peers and this NIC write to registered memory at any time. The code therefore accesses it only
+//! through raw pointers, never through a reference.
 //!
-//! Allocated and registered: `shared_memory` allocates, `backing` finds what lies behind a range, `share` lets peers map
-//! private memory. Reached: `mappings` has what is mapped of peers, and `region` reads, writes and changes the bytes of
-//! a region. Below both: `copy` and `word`, the accesses themselves, which `guard` lets fail.
+//! - Allocation and registration: `shared_memory` allocates, `backing` finds the backing of a range, `share`
+//!   lets peers map private memory.
+//! - Access: `mappings` holds the mappings of peers' memory; `region` reads, writes and modifies the bytes of
+//!   a region.
+//! - Accesses themselves: `copy` and `word`; `guard` turns their faults into errors.
 
 mod areas;
 mod atomic_lock;
@@ -38,12 +40,12 @@ pub use share::this_thread_is_the_engine;
 pub use shared_memory::{PageSize, SharedMemory, alloc_shared, alloc_shared_in};
 pub use word::AtomicOp;
 
-/// Can pages be replaced while a program runs? The error is that of `userfaultfd(2)`.
+/// Checks that pages can be replaced while a program runs; returns the error of `userfaultfd(2)` if not.
 pub(crate) fn replaces_pages() -> std::io::Result<()> {
     replace::is_possible()
 }
 
-/// Lets accesses to what a program has unmapped be errors.
+/// Makes an access to memory that the program has unmapped return an error.
 pub fn survive_faults() {
     guard::install();
 }

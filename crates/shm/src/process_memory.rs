@@ -1,7 +1,8 @@
 //! Copies between processes by system call.
 //!
-//! `process_vm_readv(2)` and `process_vm_writev(2)` copy, and where a seccomp filter refuses them, `pread(2)` and
-//! `pwrite(2)` on `/proc/PID/mem`. The kernel asks for the same permission in both cases: that of `ptrace(2)`.
+//! Copies use `process_vm_readv(2)` and `process_vm_writev(2)`. If a seccomp filter refuses these calls,
+//! copies use `pread(2)` and `pwrite(2)` on `/proc/PID/mem`. The kernel requires the same permission for
+//! both: that of `ptrace(2)`.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +13,7 @@ use std::sync::OnceLock;
 #[derive(Debug)]
 pub(crate) struct ProcessMemory {
     pid: libc::pid_t,
-    /// `/proc/PID/mem`, opened when the first copy by the other calls was refused.
+    /// `/proc/PID/mem`, opened when the kernel first refuses `process_vm_readv(2)` or `process_vm_writev(2)`.
     file: OnceLock<File>,
 }
 
@@ -26,7 +27,7 @@ pub(crate) enum Direction {
 }
 
 impl ProcessMemory {
-    /// The memory of the process `pid`; `None` for a number that no process has.
+    /// Returns the memory of the process `pid`; `None` if `pid` is not a valid process id.
     pub(crate) fn new(pid: u64) -> Option<Self> {
         let pid = libc::pid_t::try_from(pid).ok()?;
         Some(Self {
@@ -35,14 +36,15 @@ impl ProcessMemory {
         })
     }
 
-    /// Copies `len` bytes between `local` and the address `remote` of the process. The last `apart` of them are copied after
-    /// the others: the kernel takes one piece after the other.
+    /// Copies `len` bytes between `local` and the address `remote` of the process. The last `apart` bytes are
+    /// copied after the others, because the kernel copies one iovec after the other.
     ///
     /// # Errors
-    /// Where some of the bytes are not there on either side, the process has ended, or the kernel refuses the access.
+    /// Returns an error if some of the bytes are not mapped on either side, if the process has ended, or if
+    /// the kernel refuses the access.
     ///
     /// # Safety
-    /// `local` is valid for `len` bytes, which are read or written as `direction` says.
+    /// `local` is valid for reads (to write) or writes (to read) of `len` bytes.
     pub(crate) unsafe fn transfer(
         &self,
         direction: Direction,
@@ -71,10 +73,11 @@ impl ProcessMemory {
         Ok(())
     }
 
-    /// One call of `process_vm_readv(2)` or `process_vm_writev(2)`: the first `piece` of `len` bytes, then the others.
+    /// Calls `process_vm_readv(2)` or `process_vm_writev(2)` once: for the first `piece` of `len` bytes, then
+    /// for the others.
     ///
     /// # Errors
-    /// The error of the call.
+    /// Returns the error of the call.
     ///
     /// # Safety
     /// As for [`Self::transfer`].
@@ -105,10 +108,10 @@ impl ProcessMemory {
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
     }
 
-    /// One call of `pread(2)` or `pwrite(2)` on the process's `/proc/PID/mem`.
+    /// Calls `pread(2)` or `pwrite(2)` once on the process's `/proc/PID/mem`.
     ///
     /// # Errors
-    /// The error of the call, or of opening the file.
+    /// Returns the error of the call, or of opening the file.
     ///
     /// # Safety
     /// As for [`Self::transfer`].
@@ -143,7 +146,7 @@ impl ProcessMemory {
     }
 }
 
-/// Did the kernel refuse the system call itself, rather than an address?
+/// Returns true if the kernel refused the system call itself, rather than an address.
 fn is_refusal(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -151,10 +154,12 @@ fn is_refusal(error: &io::Error) -> bool {
     )
 }
 
-/// Lets the other processes of this user reach the memory of this one, where Yama lets only ancestors do so.
+/// Lets the other processes of this user access this process's memory where Yama permits only ancestors to do
+/// so.
 ///
-/// Under `kernel.yama.ptrace_scope` 1, the default of Ubuntu, a process names who may attach to it (`PR_SET_PTRACER`). The
-/// checks of users and capabilities stay. Nothing changes where Yama is not there.
+/// Under `kernel.yama.ptrace_scope` 1, the default of Ubuntu, a process declares its permitted tracers
+/// (`PR_SET_PTRACER`). The checks of users and capabilities still apply. Without Yama the call changes
+/// nothing.
 pub(crate) fn let_peers_reach() {
     // SAFETY: sets an attribute of this process; no pointer is passed.
     let set = unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) };
@@ -167,7 +172,7 @@ pub(crate) fn let_peers_reach() {
 mod tests {
     use super::*;
 
-    /// Reads and writes this process's own memory as if it were another's.
+    /// Reads and writes this process's own memory through the calls for another process's memory.
     #[test]
     fn a_file_is_as_good_as_the_system_calls() {
         let memory = ProcessMemory::new(u64::from(std::process::id())).expect("a process");

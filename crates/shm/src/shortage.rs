@@ -1,17 +1,17 @@
-//! The errno of what the system refuses.
+//! The errno of an I/O error, and detection of exhausted resources.
 
 use std::io;
 
-/// The errno of an I/O error.
+/// Returns the errno of an I/O error.
 pub fn errno_of(e: &io::Error) -> i32 {
     shortage(e).or(e.raw_os_error()).unwrap_or(libc::EIO)
 }
 
-/// The errno of an error that says that there are no more descriptors or no more memory: `EMFILE`, `ENFILE` or `ENOMEM`.
-/// `None` for one that says something else.
+/// Returns `EMFILE`, `ENFILE` or `ENOMEM` if the error means that descriptors or memory are exhausted,
+/// otherwise `None`.
 pub fn shortage(e: &io::Error) -> Option<i32> {
     match e.raw_os_error() {
-        // The standard library says so without an errno.
+        // The standard library reports exhausted memory without an errno.
         None => (e.kind() == io::ErrorKind::OutOfMemory).then_some(libc::ENOMEM),
         errno => errno.filter(|e| matches!(*e, libc::EMFILE | libc::ENFILE | libc::ENOMEM)),
     }

@@ -1,6 +1,6 @@
-//! Atomics and the ordinary lock of short critical sections.
+//! Atomics, and a spin lock for short critical sections.
 //!
-//! Every module takes its atomics from here, so that the ring and the mailbox can be run under `loom`
+//! Every module imports its atomics from this module. The ring and the mailbox can therefore run under `loom`
 //! (`RUSTFLAGS="--cfg loom"`), which explores every interleaving that the memory model allows.
 
 #[cfg(loom)]
@@ -15,8 +15,8 @@ use std::sync::atomic::AtomicBool;
 /// A lock for short critical sections on the data path: one atomic read-modify-write to take, one plain
 /// store to release.
 ///
-/// A `std::sync::Mutex` needs a second read-modify-write to release (5 ns of the 15 ns that a posted
-/// message may cost). A waiter spins briefly and then yields its core, so that a preempted holder can run.
+/// A `std::sync::Mutex` needs a second read-modify-write to release. It costs 5 ns of the 15 ns that a posted
+/// message may cost. A waiter spins briefly and then yields its core, so that a preempted holder can run.
 pub struct SpinLock<T> {
     locked: AtomicBool,
     value: UnsafeCell<T>,
@@ -28,7 +28,7 @@ unsafe impl<T: Send> Sync for SpinLock<T> {}
 unsafe impl<T: Send> Send for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
-    /// A free lock around `value`.
+    /// Returns an unlocked lock around `value`.
     pub const fn new(value: T) -> Self {
         Self {
             locked: AtomicBool::new(false),
@@ -36,7 +36,7 @@ impl<T> SpinLock<T> {
         }
     }
 
-    /// Waits for the lock.
+    /// Takes the lock, and waits if another thread holds it.
     #[inline]
     pub fn lock(&self) -> SpinGuard<'_, T> {
         use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -83,7 +83,7 @@ impl<T> Deref for SpinGuard<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: this guard is the only holder of the lock, so nobody has a `&mut` to the value.
+        // SAFETY: this guard is the only holder of the lock, so no `&mut` to the value exists elsewhere.
         unsafe { &*self.lock.value.get() }
     }
 }

@@ -1,75 +1,80 @@
-//! The word of a completion queue through which a peer that has published finds out whom to wake.
+//! The armed word of a completion queue: it tells a peer that has published a message which thread to wake.
 //!
-//! Its owner arms and disarms it; peers add that they have woken somebody. A peer wakes the *program* by writing a token
-//! to the completion channel ([`channel`](super::channel)), or the owner's *engine*.
+//! The owner arms and disarms the word; peers add that they have woken a thread. A peer wakes the *program*
+//! by writing a token to the completion channel ([`channel`](super::channel)), or wakes the owner's *engine*.
 //!
-//! A peer publishes, and then looks whether the queue is armed. The owner arms the queue, and then looks for what has been
-//! published. One of the two must see the other's store, so both need a full barrier in between. As long as a queue has
-//! not been armed, its word is [`ARMED_NO`] and peers have no barrier: the first arming makes every core pass one
-//! (`membarrier(2)`), and sets [`ARMED_FENCED`]. While that bit is set, peers pass a barrier of their own.
+//! A peer publishes and then reads the armed word. The owner arms the word and then looks for published
+//! messages. One of the two must see the other's store, so both need a full barrier in between. Until a queue
+//! is armed for the first time, its word is [`ARMED_NO`] and peers execute no barrier. The first arming makes
+//! every core execute one (`membarrier(2)`) and sets [`ARMED_FENCED`]. While that bit is set, peers execute
+//! their own barrier.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
-/// Nobody waits for the CQ's completion channel, and peers need no barrier.
+/// No thread waits for the CQ's completion channel, and peers need no barrier.
 pub const ARMED_NO: u32 = 0;
-/// The next completion is waited for.
+/// The CQ is armed for the next completion.
 pub const ARMED_ANY: u32 = 1;
-/// The next solicited or failed completion is waited for.
+/// The CQ is armed for the next solicited or failed completion.
 pub const ARMED_SOLICITED: u32 = 2;
-/// Added by the peer that has called the engine, so that others need not.
+/// Added by the peer that has woken the engine, so that other peers need not.
 pub const ARMED_CALLED: u32 = 4;
-/// Peers pass a barrier between publishing and looking at the word.
+/// Peers execute a barrier between publishing and reading the word.
 pub const ARMED_FENCED: u32 = 8;
-/// A peer whose message makes a completion for certain may wake the program itself.
+/// A peer whose message certainly causes a completion may wake the program itself.
 pub const ARMED_DIRECT: u32 = 16;
-/// Added by the peer that writes the token, with its slot in the upper bits.
+/// Added by the peer that writes the token, together with its slot in the upper bits.
 pub const ARMED_SIGNALED: u32 = 32;
 
-/// Counts the armings, so that a word that was disarmed and armed again is another one.
+/// One step of the arming counter, by which a word that was disarmed and armed again differs from before.
 const ARMING: u32 = 1 << 6;
 const ARMINGS: u32 = 0xffff * ARMING;
 const SLOT_SHIFT: u32 = 22;
 const SLOT: u32 = 0x3ff << SLOT_SHIFT;
 const CALLS: u32 = ARMED_CALLED | ARMED_SIGNALED | SLOT;
 
-/// How often a peer tries to change a word that others change meanwhile.
+/// Number of times that a peer tries to change a word that others change concurrently.
 const TRIES: u32 = 16;
 
-/// Whom a peer is to wake.
+/// The thread that a peer must wake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Nobody waits, or somebody else has woken them.
+    /// No thread waits, or another peer has woken it.
     Nobody,
-    /// The program, by a token.
+    /// The program, to be woken by a token.
     Program,
     /// The engine.
     Engine,
 }
 
-/// The word.
+/// The armed word of a completion queue.
 #[derive(Clone, Copy)]
 pub struct Armed<'a>(pub &'a AtomicU32);
 
 impl Armed<'_> {
-    /// Whether peers have to look no further: by a peer that has published.
+    /// Returns true if the CQ was never armed, so that a peer that has published need not call
+    /// [`call`](Self::call).
     #[inline(always)]
     pub fn is_never(self) -> bool {
-        // SYNC POINT A: the first arming makes every core pass a barrier between its store and its next look for what
-        // has been published, so this load needs no fence behind the publishing store.
+        // SYNC POINT A: the first arming makes every core execute a barrier between the owner's store and its
+        // next look for published messages. This load therefore needs no fence after the publishing store.
         std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
         self.0.load(Ordering::Relaxed) == ARMED_NO
     }
 
-    /// Whom to wake: by the peer in `slot`, which has published something solicited or not. `whom`: the program if it makes
-    /// a completion for certain that nobody has found yet; nobody if the owner has found all of it.
+    /// Returns which thread the peer in `slot` must wake after it has published a message, `solicited` or
+    /// not.
+    ///
+    /// `whom` returns `Program` if the message certainly causes a completion that the owner has not found
+    /// yet, and `Nobody` if the owner has found all messages.
     #[cold]
     pub fn call(self, solicited: bool, slot: usize, whom: impl Fn() -> Call) -> Call {
-        // SYNC POINT F: with that of `settle`. Either this thread sees the word armed, or its owner sees what this thread
-        // has published.
+        // SYNC POINT F: pairs with the fence in `settle`. Either this thread sees the word armed, or the
+        // owner sees what this thread has published.
         fence(Ordering::SeqCst);
         for _ in 0..TRIES {
-            // Acquire: what the owner found before it armed the word, and whether a completion is certain, it has said
-            // before. What it finds later changes the word.
+            // Acquire: the owner stored what it found, and whether a completion is certain, before it armed
+            // the word. Later findings change the word.
             let value = self.0.load(Ordering::Acquire);
             let is_wanted = value & ARMED_ANY != 0 || (value & ARMED_SOLICITED != 0 && solicited);
             if !is_wanted || value & (ARMED_CALLED | ARMED_SIGNALED) != 0 {
@@ -86,13 +91,13 @@ impl Armed<'_> {
                 #[allow(clippy::cast_possible_truncation)] // 10 bits
                 Call::Program => ARMED_SIGNALED | (slot as u32) << SLOT_SHIFT,
             };
-            // The word may have been disarmed and armed again: then its owner has found what this thread has published.
-            // Or it may not be direct any more: then this thread still has to wake somebody.
+            // If the word was disarmed and armed again, its owner has found what this thread has published.
+            // If the word is no longer direct, this thread still has to wake a thread.
             if self.exchange(value, value & !CALLS | added) {
                 return call;
             }
         }
-        // Garbage. The engine may be called in vain.
+        // Only an incorrect peer changes the word so often. A needless wake-up of the engine is harmless.
         Call::Engine
     }
 
@@ -103,19 +108,21 @@ impl Armed<'_> {
         done.is_ok()
     }
 
-    /// Is it armed?
+    /// Returns true if the CQ is armed.
     pub fn is_armed(self) -> bool {
         self.0.load(Ordering::Relaxed) & (ARMED_ANY | ARMED_SOLICITED) != 0
     }
 
-    /// Has a peer written a token, or is it about to? Its slot.
+    /// Returns the slot of the peer that has written a token or is about to write one.
     pub fn signaled_by(self) -> Option<usize> {
         slot_of(self.0.load(Ordering::Acquire))
     }
 
-    /// Arms it for `what`, by its owner; what peers have added to a word that is armed already stays. True if this is the
-    /// first time: then the owner passes a barrier on every core, and else [`settle`](Self::settle), before it looks for
-    /// what has been published.
+    /// Arms the word for `what`; only the owner calls this. If the word is armed already, the additions of
+    /// peers are kept.
+    ///
+    /// Returns true at the first arming: the owner must then execute a barrier on every core before it looks
+    /// for published messages. Otherwise the owner calls [`settle`](Self::settle) before that look.
     pub fn arm(self, what: u32, direct: bool) -> bool {
         let direct = if direct { ARMED_DIRECT } else { 0 };
         loop {
@@ -126,20 +133,21 @@ impl Armed<'_> {
                 0
             };
             let armings = value.wrapping_add(ARMING) & ARMINGS;
-            // Release: with the load of `call`.
+            // Release: pairs with the load in `call`.
             if self.exchange(value, what | direct | kept | armings | ARMED_FENCED) {
                 return value & ARMED_FENCED == 0;
             }
         }
     }
 
-    /// A barrier between a change of the word and a look for what has been published, by its owner.
+    /// Executes the owner's barrier between a change of the word and a look for published messages.
     pub fn settle(self) {
         // SYNC POINT F
         fence(Ordering::SeqCst);
     }
 
-    /// Disarms it, by its owner. The peer that has written a token, or is about to.
+    /// Disarms the word; only the owner calls this. Returns the slot of the peer that has written a token or
+    /// is about to.
     pub fn disarm(self) -> Option<usize> {
         loop {
             let value = self.0.load(Ordering::Relaxed);
@@ -149,24 +157,26 @@ impl Armed<'_> {
         }
     }
 
-    /// From now on peers call the engine. True if a peer has signaled it.
+    /// Makes peers wake the engine instead of the program from now on. Returns true if a peer has signaled
+    /// the program.
     pub fn end_direct(self) -> bool {
         self.0.fetch_and(!ARMED_DIRECT, Ordering::AcqRel) & ARMED_SIGNALED != 0
     }
 
-    /// Lets peers wake somebody again, and only the engine: no completion came of a token. False if there was none.
+    /// Permits peers to wake a thread again, but only the engine, after a token led to no completion. Returns
+    /// false if the word had no signal.
     pub fn forget_signal(self) -> bool {
         let cleared = ARMED_SIGNALED | ARMED_DIRECT | SLOT;
         self.0.fetch_and(!cleared, Ordering::AcqRel) & ARMED_SIGNALED != 0
     }
 
-    /// Lets peers call the engine again. False if none has.
+    /// Permits peers to wake the engine again. Returns false if no peer has woken it.
     pub fn forget_call(self) -> bool {
         self.0.load(Ordering::Relaxed) & ARMED_CALLED != 0
             && self.0.fetch_and(!ARMED_CALLED, Ordering::AcqRel) & ARMED_CALLED != 0
     }
 
-    /// Peers need no barrier any more, until the next arming; nothing happens if it is armed.
+    /// Frees peers from their barrier until the next arming; does nothing if the word is armed.
     pub fn end_fences(self) {
         let value = self.0.load(Ordering::Relaxed);
         if value & !ARMINGS == ARMED_FENCED {
@@ -186,7 +196,7 @@ mod tests {
     #[cfg(loom)]
     use crate::sync::AtomicU64;
 
-    /// A peer publishes while the owner arms: the owner finds it, or the peer wakes somebody, and only once.
+    /// A peer publishes while the owner arms: the owner finds the message, or exactly one wake-up occurs.
     #[cfg(loom)]
     #[test]
     fn loom_what_is_published_is_found_or_wakes_somebody() {
@@ -217,7 +227,7 @@ mod tests {
         }
     }
 
-    /// A peer publishes while the owner takes back the right to write tokens, or disarms and arms again.
+    /// A peer publishes while the owner ends direct wake-ups, or disarms and arms again.
     #[cfg(loom)]
     #[test]
     fn loom_a_change_of_the_word_loses_no_call() {
@@ -288,7 +298,7 @@ mod tests {
         assert!(armed.is_never());
     }
 
-    /// A peer that is held up behind its message wakes nobody when the owner has found that, armed or not.
+    /// A peer delayed after publishing wakes no thread if the owner has found the message, armed or not.
     #[cfg(loom)]
     #[test]
     fn loom_a_token_has_a_message() {
@@ -315,7 +325,7 @@ mod tests {
                 }
                 new
             };
-            // It polls, arms and polls again, twice; what it finds while it is armed disarms it.
+            // The owner polls, arms and polls again, twice. A completion found while armed disarms the word.
             let poll = || usize::from(look() && armed.disarm().is_some());
             let mut events = 0;
             for _ in 0..2 {

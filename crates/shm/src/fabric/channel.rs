@@ -1,8 +1,8 @@
 //! Completion channels as peers reach them: FIFOs in the fabric's folder.
 //!
-//! A *token* in a channel's FIFO says that there is an event to take, and names a completion queue that may have it. The
-//! program waits for the FIFO, as `channel->fd`. The owner writes a token for an event that it has made itself; a peer
-//! writes one for the event that its message makes.
+//! A *token* in a channel's FIFO announces an event, and names a completion queue that may have it. The
+//! program waits for the FIFO as `channel->fd`. The owner writes a token for an event that it has caused
+//! itself; a peer writes a token for an event that its message causes.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -18,22 +18,22 @@ use super::folder::channel_path;
 use super::process::own_pid;
 use crate::lock::lock;
 
-/// Channels of a peer that this process holds open at a time.
+/// Maximum number of a peer's channels that this process holds open at a time.
 const MOST_OPEN: usize = 1024;
 
 /// A completion channel of this process.
 pub struct Channel {
     number: u32,
     path: PathBuf,
-    /// The program's, which blocks unless the program says otherwise.
+    /// The program's descriptor of the FIFO, which blocks unless the program changes that.
     program: File,
-    /// The same FIFO for this library, which never blocks.
+    /// The library's descriptor of the same FIFO, which never blocks.
     tokens: File,
     pid: u64,
 }
 
 impl Channel {
-    /// Makes the channel `number` of the process `incarnation`, this one, whose pid is `pid`.
+    /// Makes channel `number` of this process, whose incarnation is `incarnation` and whose pid is `pid`.
     pub(super) fn create(dir: &Path, incarnation: u64, number: u32, pid: u64) -> io::Result<Self> {
         let _hold_off = cancellation::HoldOff::new();
         let path = channel_path(dir, incarnation, number);
@@ -52,35 +52,35 @@ impl Channel {
         })
     }
 
-    /// What peers find it by: never 0, and never used again.
+    /// Returns the number by which peers find the channel: never 0, and never reused.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// The descriptor that the program waits for.
+    /// Returns the descriptor that the program waits for.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.program.as_fd()
     }
 
-    /// Takes a token: the index of the completion queue that it names, which may be any number. `None` where there is no
-    /// token, and in a child that was forked from the owner.
+    /// Takes a token and returns the index of the completion queue in it, which may be any number. Returns
+    /// `None` if the FIFO is empty, and in a forked child of the owner.
     pub fn take(&self) -> Option<u16> {
         if own_pid() != self.pid {
             return None;
         }
         let mut token = [0xff; 2];
         let taken = rustix::io::retry_on_intr(|| rustix::io::read(&self.tokens, &mut token));
-        // Half a token is somebody's garbage.
+        // Only an incorrect writer leaves half a token.
         (taken.is_ok_and(|n| n > 0)).then_some(u16::from_ne_bytes(token))
     }
 
-    /// Writes a token. False where the FIFO is full.
+    /// Writes a token. Returns false if the FIFO is full.
     #[must_use]
     pub fn put(&self, cq: u16) -> bool {
         own_pid() != self.pid || write_token(&self.tokens, cq)
     }
 
-    /// Tokens in the FIFO.
+    /// Returns the number of tokens in the FIFO.
     pub fn count(&self) -> usize {
         let bytes = rustix::io::ioctl_fionread(&self.tokens).unwrap_or(0);
         usize::try_from(bytes).unwrap_or(0) / 2
@@ -95,14 +95,14 @@ impl Drop for Channel {
     }
 }
 
-/// Opens a FIFO that does not block.
+/// Opens a FIFO in non-blocking mode.
 pub(super) fn open_fifo(path: &Path) -> io::Result<File> {
     open(path, libc::O_NONBLOCK)
 }
 
 fn open(path: &Path, flags: libc::c_int) -> io::Result<File> {
-    // Read and write: opening does not wait for the other side, a reader's end never sees end of file, and a writer never
-    // gets SIGPIPE.
+    // Open for reading and writing: the call does not wait for the other side, a reader never sees end of
+    // file, and a writer never gets SIGPIPE.
     OpenOptions::new()
         .read(true)
         .write(true)
@@ -110,12 +110,12 @@ fn open(path: &Path, flags: libc::c_int) -> io::Result<File> {
         .open(path)
 }
 
-/// Whether it has been written: a FIFO takes so few bytes as a whole or not at all.
+/// Writes a token and returns true on success; a FIFO takes 2 bytes as a whole or not at all.
 fn write_token(fifo: &File, cq: u16) -> bool {
     rustix::io::retry_on_intr(|| rustix::io::write(fifo, &cq.to_ne_bytes())).is_ok()
 }
 
-/// The channels of a peer that this process has written to.
+/// The channels of a peer to which this process has written.
 pub(super) struct PeerChannels {
     dir: PathBuf,
     open: Mutex<HashMap<u32, Arc<File>>>,
@@ -129,7 +129,7 @@ impl PeerChannels {
         }
     }
 
-    /// The channel `number` of the process `incarnation`.
+    /// Returns channel `number` of the process `incarnation`.
     pub(super) fn get(&self, incarnation: u64, number: u32) -> Option<Doorbell> {
         if number == 0 {
             return None;
@@ -138,14 +138,14 @@ impl PeerChannels {
         if let Some(file) = open.get(&number) {
             return Some(Doorbell(Arc::clone(file)));
         }
-        // A post comes here.
+        // Posting a send may call this function.
         let _hold_off = cancellation::HoldOff::new();
         let file = open_fifo(&channel_path(&self.dir, incarnation, number)).ok()?;
         if !file.metadata().ok()?.file_type().is_fifo() {
             return None;
         }
         if open.len() >= MOST_OPEN {
-            // The peer has destroyed most of them.
+            // The peer must have destroyed most of these channels.
             open.clear();
         }
         let file = Arc::new(file);
@@ -154,11 +154,11 @@ impl PeerChannels {
     }
 }
 
-/// A channel of a peer, open for tokens.
+/// A peer's channel, open for writing tokens.
 pub struct Doorbell(Arc<File>);
 
 impl Doorbell {
-    /// Wakes who waits for the channel. False where its FIFO is full.
+    /// Wakes the threads that wait for the channel. Returns false if its FIFO is full.
     #[must_use]
     pub fn ring(&self, cq: u16) -> bool {
         write_token(&self.0, cq)

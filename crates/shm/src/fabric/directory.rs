@@ -1,4 +1,4 @@
-//! The directory: who is in the fabric.
+//! The directory: the table of the fabric's processes.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -15,7 +15,7 @@ use super::segment::{self, DirectoryMap};
 /// Name of the directory in the fabric's folder.
 pub(super) const DIRECTORY: &str = "directory";
 
-/// Opens the directory, or makes it; the folder's lock is held.
+/// Opens the directory, or makes it. The caller holds the folder's lock.
 pub(super) fn open_directory(dir: &Path) -> Result<(File, DirectoryMap), FabricError> {
     loop {
         let (file, len) = open_file(dir)?;
@@ -27,7 +27,7 @@ pub(super) fn open_directory(dir: &Path) -> Result<(File, DirectoryMap), FabricE
             }
             Err(found) => found,
         };
-        // Not ours to read. If nobody uses it, start afresh.
+        // The directory has another layout. If no process uses it, begin with a new one.
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Err(FabricError::Version {
                 path: dir.to_owned(),
@@ -44,7 +44,7 @@ pub(super) fn open_directory(dir: &Path) -> Result<(File, DirectoryMap), FabricE
     }
 }
 
-/// The directory's file, made if need be, and how long it was before that.
+/// Opens the directory's file, creating it if necessary, and returns its length before that.
 fn open_file(dir: &Path) -> Result<(File, u64), FabricError> {
     let file = OpenOptions::new()
         .read(true)
@@ -67,7 +67,8 @@ fn open_file(dir: &Path) -> Result<(File, u64), FabricError> {
     Ok((file, meta.len()))
 }
 
-/// Maps the directory, and begins it where its file is empty. Of one that is not of this version, the version.
+/// Maps the directory, and initializes it if its file is empty. Returns the version found if it differs from
+/// this one.
 fn map_file(dir: &Path, file: &File, len: u64) -> Result<Result<DirectoryMap, u64>, FabricError> {
     let fresh = len == 0;
     if fresh {
@@ -79,7 +80,8 @@ fn map_file(dir: &Path, file: &File, len: u64) -> Result<Result<DirectoryMap, u6
     let map = DirectoryMap::new(file).map_err(io_error(dir, "map its directory"))?;
     let directory = map.get();
     if fresh {
-        // Fabrics begin at slots of their own: QP numbers of another one are most likely nobody's here.
+        // Each fabric begins at a random slot, so that a QP number of another fabric is most likely unused
+        // here.
         let first = getrandom::u64().unwrap_or(0) % MAX_PROCS as u64;
         directory.procs[0].last_slot.store(first, Ordering::Relaxed);
         directory.version.store(LAYOUT_VERSION, Ordering::Relaxed);
@@ -90,10 +92,10 @@ fn map_file(dir: &Path, file: &File, len: u64) -> Result<Result<DirectoryMap, u6
     Ok(if ours { Ok(map) } else { Err(found) })
 }
 
-/// A free slot; the folder's lock is held.
+/// Returns a free slot. The caller holds the folder's lock.
 ///
-/// Slots are given out in turn, so that the QP numbers of a process that has ended come back as late as
-/// possible: somebody may be about to connect to them.
+/// Slots are assigned in turn, so that the QP numbers of an ended process are reused as late as possible: a
+/// peer may be about to connect to them.
 pub(super) fn free_slot(directory: &Directory) -> Option<(usize, &ProcEntry)> {
     let (cursor, entries) = directory.procs.split_first()?;
     let last = usize::try_from(cursor.last_slot.load(Ordering::Relaxed)).unwrap_or(0);
@@ -105,7 +107,7 @@ pub(super) fn free_slot(directory: &Directory) -> Option<(usize, &ProcEntry)> {
     Some((index + 1, entry))
 }
 
-/// Frees the slots and files of processes that have ended; the folder's lock is held.
+/// Frees the slots and files of processes that have ended. The caller holds the folder's lock.
 pub(super) fn clean_up(dir: &Path, directory: &Directory) {
     let mut live = std::collections::HashSet::new();
     for entry in &directory.procs {
@@ -121,7 +123,7 @@ pub(super) fn clean_up(dir: &Path, directory: &Directory) {
             entry.incarnation.store(0, Ordering::Release);
         }
     }
-    // A process killed while it joined has files but no entry yet.
+    // A process that was killed while it joined has files but no entry.
     remove_left_over(dir, |_, incarnation| !live.contains(&incarnation));
     if live.is_empty() {
         let _ = fs::remove_dir_all(dir.join(SOCKETS));

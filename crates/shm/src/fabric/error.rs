@@ -1,11 +1,11 @@
-//! Why a process has no fabric.
+//! Errors of joining a fabric.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::layout::{LAYOUT_VERSION, MAX_PROCS};
 
-/// Why this process has no fabric.
+/// The reason why this process cannot join a fabric.
 #[derive(Debug, thiserror::Error)]
 pub enum FabricError {
     /// A system call on the fabric's folder or files failed.
@@ -13,19 +13,19 @@ pub enum FabricError {
     Io {
         /// The folder.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// The system's error.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The folder belongs to somebody else or can be entered by others.
+    /// The folder belongs to another user, or other users can enter it.
     #[error(
         "the fabric's folder {path} {why}; remove it, or choose another place with VERBATIM_FABRIC_DIR"
     )]
     Foreign {
         /// The folder.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason why the folder is refused.
         why: String,
     },
     /// Processes of another version are using the folder.
@@ -36,24 +36,24 @@ pub enum FabricError {
     Version {
         /// The folder.
         path: PathBuf,
-        /// The version in its directory.
+        /// The layout version in the folder's directory.
         found: u64,
     },
-    /// All slots are taken.
+    /// All process slots are taken.
     #[error("the fabric in {path} has its {} processes already", MAX_PROCS - 1)]
     Full {
         /// The folder.
         path: PathBuf,
     },
-    /// The name of the fabric's folder cannot be used.
+    /// `VERBATIM_FABRIC_DIR` is not an absolute path.
     #[error("VERBATIM_FABRIC_DIR is {0:?}, which is not an absolute path")]
     BadName(PathBuf),
-    /// The name of the fabric cannot be part of a folder's.
+    /// `VERBATIM_FABRIC` contains characters that a folder's name must not have, or is too long.
     #[error("VERBATIM_FABRIC is {0:?}, which is not 1 to 64 letters, digits or '_'")]
     BadFabric(std::ffi::OsString),
 }
 
-/// The error of a system call on the fabric's folder `dir`, or on a file in it.
+/// Returns the error of a system call on the fabric's folder `dir`, or on a file in it.
 pub(super) fn io_error(dir: &Path, what: &'static str) -> impl FnOnce(io::Error) -> FabricError {
     move |source| FabricError::Io {
         path: dir.to_owned(),

@@ -1,4 +1,4 @@
-//! The fabric's folder: where it is, that it is ours alone, and the files of processes in it.
+//! The fabric's folder: its path, the check of its owner and mode, and the files of processes in it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -9,19 +9,19 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::error::{FabricError, io_error};
 
-/// Where the folders of fabrics are.
+/// Parent folder of all fabrics' folders.
 pub(super) const ROOT: &str = "/dev/shm";
-/// How their names begin.
+/// Prefix of the names of fabrics' folders.
 pub(super) const PREFIX: &str = "verbatim-";
 /// Inode of the initial PID namespace (`PROC_PID_INIT_INO` in the kernel's `proc_ns.h`).
 pub(super) const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
 
-/// The inode of this process's PID namespace.
+/// Returns the inode of this process's PID namespace.
 pub fn pid_namespace() -> u64 {
     fs::metadata("/proc/self/ns/pid").map_or(INITIAL_PID_NAMESPACE, |m| m.ino())
 }
 
-/// Of [`Fabric::default_dir`](super::Fabric::default_dir).
+/// Implements [`Fabric::default_dir`](super::Fabric::default_dir).
 pub(super) fn default_dir() -> Result<PathBuf, FabricError> {
     if let Some(dir) = std::env::var_os("VERBATIM_FABRIC_DIR").filter(|d| !d.is_empty()) {
         let dir = PathBuf::from(dir);
@@ -37,7 +37,7 @@ pub(super) fn default_dir() -> Result<PathBuf, FabricError> {
     if namespace != INITIAL_PID_NAMESPACE {
         dir += &format!("-{namespace:x}");
     }
-    // A name of its own separates a fabric from the user's others.
+    // VERBATIM_FABRIC separates this fabric from the user's other fabrics.
     if let Some(name) = std::env::var_os("VERBATIM_FABRIC").filter(|n| !n.is_empty()) {
         let sane = |c: u8| c.is_ascii_alphanumeric() || c == b'_';
         match name.to_str() {
@@ -48,7 +48,7 @@ pub(super) fn default_dir() -> Result<PathBuf, FabricError> {
     Ok(PathBuf::from(dir))
 }
 
-/// Name of the folder for sockets in the fabric's.
+/// Name of the folder for sockets in the fabric's folder.
 pub(super) const SOCKETS: &str = "sockets";
 
 pub(super) fn segment_path(dir: &Path, incarnation: u64) -> PathBuf {
@@ -59,7 +59,7 @@ pub(super) fn wake_path(dir: &Path, incarnation: u64) -> PathBuf {
     dir.join(format!("{incarnation:016x}.wake"))
 }
 
-/// The FIFO of a completion channel.
+/// Returns the path of a completion channel's FIFO.
 pub(super) fn channel_path(dir: &Path, incarnation: u64, number: u32) -> PathBuf {
     dir.join(format!("{incarnation:016x}.{number}{CHANNEL}"))
 }
@@ -71,7 +71,7 @@ pub(super) fn remove_channels(dir: &Path, incarnation: u64) {
     remove_left_over(dir, |what, of| of == incarnation && what.ends_with(CHANNEL));
 }
 
-/// The files of a process that is not in the directory yet: removed when dropped.
+/// The files of a process that has no entry in the directory yet; dropping this removes them.
 pub(super) struct Unentered<'a> {
     pub(super) dir: &'a Path,
     pub(super) incarnation: u64,
@@ -88,10 +88,11 @@ pub(super) fn remove_files(dir: &Path, incarnation: u64) {
     let _ = fs::remove_file(wake_path(dir, incarnation));
 }
 
-/// Makes the folder if it is not there, checks that it is ours alone, and takes its lock.
+/// Makes the folder if it does not exist, checks that only this user owns and can enter it, and takes its
+/// lock.
 pub(super) fn hold_folder(dir: &Path) -> Result<File, FabricError> {
     loop {
-        // The last process to leave removes the folder and its lock: then begin anew.
+        // The last process to leave removes the folder and its lock; begin again in that case.
         if make_folder(dir)?
             && let Some(held) = take_lock(dir)?
         {
@@ -100,7 +101,8 @@ pub(super) fn hold_folder(dir: &Path) -> Result<File, FabricError> {
     }
 }
 
-/// Makes the folder if it is not there, and checks that it is ours alone. False if it has gone meanwhile.
+/// Makes the folder if it does not exist, and checks its owner and mode. Returns false if the folder was
+/// removed meanwhile.
 pub(super) fn make_folder(dir: &Path) -> Result<bool, FabricError> {
     match DirBuilder::new().mode(0o700).create(dir) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(io_error(dir, "create it")(e)),
@@ -108,7 +110,7 @@ pub(super) fn make_folder(dir: &Path) -> Result<bool, FabricError> {
     }
 }
 
-/// Refuses a folder that is somebody else's, or that others can enter. False if there is none any more.
+/// Refuses a folder that another user owns or can enter. Returns false if the folder does not exist any more.
 pub(super) fn check_ours(dir: &Path) -> Result<bool, FabricError> {
     let meta = match fs::symlink_metadata(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -134,7 +136,7 @@ pub(super) fn check_ours(dir: &Path) -> Result<bool, FabricError> {
     Ok(true)
 }
 
-/// Takes the folder's lock; `None` if it is not the folder's any more.
+/// Takes the folder's lock; returns `None` if the locked file is no longer the folder's `lock`.
 fn take_lock(dir: &Path) -> Result<Option<File>, FabricError> {
     let path = dir.join("lock");
     let file = match OpenOptions::new()
@@ -151,15 +153,15 @@ fn take_lock(dir: &Path) -> Result<Option<File>, FabricError> {
     };
     rustix::io::retry_on_intr(|| flock(&file, FlockOperation::LockExclusive))
         .map_err(|e| io_error(dir, "lock it")(e.into()))?;
-    // The last process to leave removes the lock; then what we hold is a lock on nothing.
+    // The last process to leave removes the lock file; a lock on a removed file protects nothing.
     let held = file.metadata().map_err(io_error(dir, "look at its lock"))?;
     let is_there = fs::symlink_metadata(&path)
         .is_ok_and(|now| now.ino() == held.ino() && now.dev() == held.dev());
     Ok(is_there.then_some(file))
 }
 
-/// Removes the files of incarnations that `is_left_over` names, by the last part of the file's name and the incarnation;
-/// foreign files stay.
+/// Removes the files for which `is_left_over` returns true; its arguments are the file name's last part and
+/// the incarnation. Foreign files stay.
 pub(super) fn remove_left_over(dir: &Path, is_left_over: impl Fn(&str, u64) -> bool) {
     let Ok(entries) = fs::read_dir(dir) else {
         return;

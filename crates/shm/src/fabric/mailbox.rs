@@ -1,19 +1,20 @@
-//! The mailbox: how a process learns of a ring that a peer made for one of its queue pairs.
+//! The mailbox: through it a process learns of a ring that a peer made for one of its queue pairs.
 //!
-//! Many producers (any thread of any process of the fabric), one consumer (the owner, under a lock). A
-//! producer may be killed between any two instructions, so a letter is published by a single
-//! compare-and-swap and nothing else has to happen for it to be found.
+//! A mailbox has many producers (any thread of any process of the fabric) and one consumer (the owner, under
+//! a lock). A producer may be killed between any two instructions. A single compare-and-swap therefore
+//! publishes a connection notice (a *letter* in this code), and the consumer needs no further store to find
+//! it.
 //!
-//! A slot holds a lap number and a letter (0: empty). Producers look for the first slot that is empty *in
-//! the lap of its position*; the consumer empties a slot by writing the next lap's empty value. A producer
-//! that slept with an old position in its hands therefore fails its compare-and-swap, and no letter can
+//! A slot holds a lap number and a notice (0: empty). Producers look for the first slot that is empty *in the
+//! lap of its position*. The consumer empties a slot by writing the next lap's empty value. The
+//! compare-and-swap of a producer that was delayed with an old position therefore fails, and no notice can
 //! land behind the consumer.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// Letters that fit: more rings than a process is likely to be told of between two polls.
+/// Capacity in notices: more rings than peers are likely to announce to a process between two polls.
 pub const MAILBOX_SLOTS: usize = 8192;
-/// Bits of a letter.
+/// Bits of a notice.
 const LETTER_BITS: u32 = 48;
 const LETTER_MASK: u64 = (1 << LETTER_BITS) - 1;
 
@@ -21,24 +22,24 @@ fn empty(pos: u64, slots: u64) -> u64 {
     (pos / slots) << LETTER_BITS
 }
 
-/// The producers' side: the slots and a position from which to search.
+/// A mailbox in shared memory: the slots and the positions of producers and consumer.
 #[derive(Clone, Copy)]
 pub struct Mailbox<'a> {
     /// The slots, a power of two; zeroed at first.
     pub slots: &'a [AtomicU64],
-    /// At or behind the first empty slot; a hint for producers.
+    /// A position at or before the first empty slot; a hint for producers.
     pub tail: &'a AtomicU64,
-    /// The consumer's position: the letters before it have been taken and [dealt with](Self::dealt_with). Producers
-    /// that find the mailbox full look at it, and those that end.
+    /// The consumer's position: earlier notices have been taken and [dealt with](Self::dealt_with). Producers
+    /// read it to detect a full mailbox, and to wait before they exit.
     pub head: &'a AtomicU64,
 }
 
-/// There is no room; try again when the owner has read its letters.
+/// Error: the mailbox is full until its owner has read notices.
 #[derive(Debug, PartialEq, Eq)]
 pub struct MailboxFull;
 
 impl Mailbox<'_> {
-    /// Puts `letter` (1 to 2^48 - 1) in.
+    /// Puts the notice `letter` (1 to 2^48 - 1) into the mailbox.
     pub fn put(&self, letter: u64) -> Result<(), MailboxFull> {
         debug_assert!(letter != 0 && letter <= LETTER_MASK);
         let n = self.slots.len() as u64;
@@ -51,7 +52,7 @@ impl Mailbox<'_> {
             }
             let slot = &self.slots[(pos & (n - 1)) as usize];
             let free = empty(pos, n);
-            // SYNC POINT M: what the letter speaks of was written before.
+            // SYNC POINT M: the sender wrote the announced ring before.
             if slot
                 .compare_exchange(free, free | letter, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
@@ -63,14 +64,14 @@ impl Mailbox<'_> {
         }
     }
 
-    /// Is there a letter at `pos`?
+    /// Returns true if the slot at `pos` holds a notice.
     #[inline]
     pub fn has_letter(&self, pos: u64) -> bool {
         let n = self.slots.len() as u64;
         self.slots[(pos & (n - 1)) as usize].load(Ordering::Relaxed) & LETTER_MASK != 0
     }
 
-    /// Takes the letter at `*pos`, the owner's position, and steps over it.
+    /// Takes the notice at `*pos`, the owner's position, and advances `*pos`.
     pub fn take(&self, pos: &mut u64) -> Option<u64> {
         let n = self.slots.len() as u64;
         let slot = &self.slots[(*pos & (n - 1)) as usize];
@@ -84,18 +85,18 @@ impl Mailbox<'_> {
         Some(value & LETTER_MASK)
     }
 
-    /// Says that the owner needs the senders of the letters before `pos` no more: until then, what a letter speaks of
-    /// may be gone with its sender.
+    /// Publishes that the owner no longer needs the senders of the notices before `pos`. Until then, an
+    /// exiting sender must keep the ring that its notice announces.
     pub fn dealt_with(&self, pos: u64) {
         self.head.store(pos, Ordering::Release);
     }
 
-    /// How many letters there were up to now. Never fewer than the caller has put in.
+    /// Returns the number of notices put so far; never fewer than the caller has put.
     pub fn count(&self) -> u64 {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// Has the owner dealt with the first `count` letters?
+    /// Returns true if the owner has dealt with the first `count` notices.
     pub fn has_dealt_with(&self, count: u64) -> bool {
         self.head.load(Ordering::Acquire) >= count
     }
@@ -169,7 +170,7 @@ mod tests {
         let mut pos = 0;
         for n in 1..100 {
             owned.mailbox().put(n).unwrap();
-            // The producer died before it moved the hint.
+            // The producer died before it advanced the hint.
             owned.tail.store(0, Ordering::Relaxed);
             assert_eq!(owned.mailbox().take(&mut pos), Some(n));
             owned.mailbox().dealt_with(pos);
@@ -177,8 +178,8 @@ mod tests {
         }
     }
 
-    /// A sender that ends waits until its letters have been dealt with: one that was only taken speaks of memory that
-    /// is yet to be opened.
+    /// An exiting sender waits until its notices have been dealt with: the owner of a notice that was only
+    /// taken has yet to open the ring.
     #[cfg(not(loom))]
     #[test]
     fn a_letter_that_was_taken_is_not_dealt_with_yet() {

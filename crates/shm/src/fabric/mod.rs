@@ -1,18 +1,18 @@
-//! The fabric: the processes of one user on one host, and the shared memory through which they reach each
-//! other.
+//! The fabric: the processes of one user on one host, and the shared memory through which they communicate.
 //!
-//! A fabric is a folder that only its user can enter, in shared memory (`/dev/shm/verbatim-UID`). In it:
+//! A fabric is a folder in shared memory that only its user can enter (`/dev/shm/verbatim-UID`). It contains:
 //!
-//! - `directory`: who is in the fabric ([`layout::Directory`]); each process holds a shared `flock` on it.
-//! - `lock`: taken exclusively to join, to leave and to clean up after the dead.
-//! - `INCARNATION.segment`: a process's segment ([`segment::Segment`]): its queue pairs, completion queues
-//!   and memory regions as peers need to see them, its mailbox, and the rings into which it sends.
+//! - `directory`: the table of processes ([`layout::Directory`]); each process holds a shared `flock` on it.
+//! - `lock`: locked exclusively to join, to leave and to clean up after dead processes.
+//! - `INCARNATION.segment`: a process's segment ([`segment::Segment`]). It has the queue pairs, completion
+//!   queues and memory regions as peers see them, the mailbox, and the rings into which the process sends.
 //! - `INCARNATION.wake`: a FIFO; a byte in it wakes the process's engine.
-//! - `INCARNATION.NUMBER.channel`: a FIFO; a token in it announces an event of a completion channel ([`channel`]).
+//! - `INCARNATION.NUMBER.channel`: a FIFO; a token in it announces an event of a completion channel
+//!   ([`channel`]).
 //!
-//! A process that was killed leaves its entry and files behind; the next process that joins finds that no
-//! process with that pid and start time runs and removes them. Peers hear of a death at once, because
-//! their engines watch a pidfd of each peer they are connected to.
+//! A killed process leaves its directory entry and files behind. The next process that joins removes them if
+//! no process with that pid and start time runs. Each engine watches a pidfd of each connected peer and so
+//! detects a death at once.
 
 pub mod armed;
 mod census;
@@ -62,48 +62,51 @@ pub use others::{OtherFabric, other_fabrics};
 pub use peer::Peer;
 pub use process::random_nonzero;
 
-/// This process's membership.
+/// This process's membership in a fabric.
 pub struct Fabric {
     dir: PathBuf,
     directory: DirectoryMap,
     /// Keeps the shared lock on the directory for the life of the process.
     _directory_file: File,
     segment_file: File,
-    /// This process, as its own peer.
+    /// This process, as a peer of itself.
     pub me: Arc<Peer>,
     arena: Mutex<Arena>,
-    /// Completion channels that this process has made.
+    /// Number of completion channels that this process has made.
     channels_made: AtomicU32,
     peers: Mutex<HashMap<usize, Arc<Peer>>>,
 }
 
 impl Fabric {
-    /// The folder of the fabric that this process would join: `VERBATIM_FABRIC_DIR`, or
-    /// `/dev/shm/verbatim-UID` (with the PID namespace's number where it is not the initial one, because
-    /// pids of different namespaces cannot be compared).
+    /// Returns the folder of the fabric that this process would join: `VERBATIM_FABRIC_DIR`, or
+    /// `/dev/shm/verbatim-UID`.
+    ///
+    /// The default name ends with the inode of the PID namespace unless that is the initial one, because pids
+    /// of different namespaces cannot be compared.
     pub fn default_dir() -> Result<PathBuf, FabricError> {
         folder::default_dir()
     }
 
-    /// The folder of the fabric.
+    /// Returns the folder of the fabric.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Makes the folder of a fabric if it is not there.
+    /// Makes the folder of a fabric if it does not exist.
     ///
     /// # Errors
-    /// As [`join`](Self::join): it cannot be made, or is not this user's alone.
+    /// Returns an error if the folder cannot be made, or if other users own or can enter it.
     pub fn make_dir(dir: &Path) -> Result<(), FabricError> {
         while !make_folder(dir)? {}
         Ok(())
     }
 
-    /// The folder for sockets by which processes of the fabric reach each other. It goes with the fabric.
+    /// Returns the folder for sockets between processes of the fabric, and makes it if necessary. The last
+    /// process to leave removes it.
     ///
     /// # Errors
-    /// Where it cannot be made.
+    /// Returns an error if the folder cannot be made.
     pub fn sockets_dir(&self) -> io::Result<PathBuf> {
         let dir = self.dir.join(SOCKETS);
         match fs::create_dir(&dir) {
@@ -112,7 +115,7 @@ impl Fabric {
         }
     }
 
-    /// Joins the fabric in `dir`, after cleaning up what dead processes left there.
+    /// Joins the fabric in `dir`, after removing the entries and files of dead processes.
     pub fn join(dir: &Path) -> Result<Self, FabricError> {
         let held = hold_folder(dir)?;
         let (file, directory) = open_directory(dir)?;
@@ -120,7 +123,7 @@ impl Fabric {
 
         let incarnation = random_nonzero();
         let pid = process::own_pid();
-        // Without it peers would take this process for dead.
+        // Without the start time peers would consider this process dead.
         let start_time = liveness::start_time(pid)
             .map_err(io_error(dir, "look at this process in /proc"))?
             .unwrap_or(0);
@@ -161,9 +164,9 @@ impl Fabric {
         })
     }
 
-    /// Leaves: removes this process's files, and the folder if nobody else is in it.
+    /// Leaves the fabric: removes this process's files, and the folder if no other process is in the fabric.
     ///
-    /// Does nothing in a child that was forked from the member.
+    /// Does nothing in a forked child of the member.
     pub fn leave(&self) {
         if process::own_pid() != self.me.pid {
             return;
@@ -188,15 +191,15 @@ impl Fabric {
         }
     }
 
-    /// The process in `slot`, if there is one and its segment can be used.
+    /// Returns the process in `slot`; `None` if the slot is free or the process's segment cannot be used.
     pub fn peer(&self, slot: usize) -> Option<Arc<Peer>> {
         self.try_peer(slot).ok().flatten()
     }
 
-    /// The same, where it matters why there is none.
+    /// Returns the process in `slot` as [`peer`](Self::peer) does, but reports exhausted resources.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE`, `ENOMEM`: this process has not what it takes to reach another one.
+    /// Returns `EMFILE`, `ENFILE` or `ENOMEM` if this process lacks descriptors or memory to open the peer.
     pub fn try_peer(&self, slot: usize) -> Result<Option<Arc<Peer>>, i32> {
         let Some(entry) = self.directory.get().procs.get(slot) else {
             return Ok(None);
@@ -207,8 +210,9 @@ impl Fabric {
             if peer.incarnation == incarnation && !peer.is_dead() {
                 return Ok(Some(Arc::clone(peer)));
             }
-            // Another process has cleaned up after it before this one's engine saw it end. Nobody would look
-            // at its pidfd any more, so say it here.
+            // Another process has removed the dead peer's entry before this process's engine saw the peer
+            // end. After the removal below the engine no longer watches the peer's pidfd, so mark the peer
+            // dead here.
             peer.mark_dead();
             peers.remove(&slot);
             self.me.wake();
@@ -222,7 +226,7 @@ impl Fabric {
             Ok(peer) => {
                 let peer = Arc::new(peer);
                 peers.insert(slot, Arc::clone(&peer));
-                // The engine has one process more to watch.
+                // The engine must also watch the new peer.
                 self.me.wake();
                 Ok(Some(peer))
             }
@@ -233,20 +237,20 @@ impl Fabric {
         }
     }
 
-    /// The process of that name, if it is still there.
+    /// Returns the process with that name, if it is still alive.
     ///
     /// # Errors
-    /// As [`try_peer`](Self::try_peer).
+    /// Returns the errors of [`try_peer`](Self::try_peer).
     pub fn named(&self, name: Name) -> Result<Option<Arc<Peer>>, i32> {
         let peer = self.try_peer(name.slot)?;
         Ok(peer.filter(|peer| peer.incarnation == name.incarnation && !peer.has_ended()))
     }
 
     fn open_peer(&self, slot: usize, incarnation: u64, pid: u64, start: u64) -> io::Result<Peer> {
-        // A first post to a peer comes here.
+        // The first post to a peer calls this function.
         let _hold_off = cancellation::HoldOff::new();
         let pidfd = open_pidfd(pid)?;
-        // After the pidfd is open the pid cannot be reused unnoticed.
+        // While the pidfd is open, reuse of the pid cannot go unnoticed.
         if !liveness::is_alive(pid, start) {
             return Err(io::ErrorKind::NotFound.into());
         }
@@ -279,7 +283,7 @@ impl Fabric {
         })
     }
 
-    /// All peers that this process has opened so far, without itself.
+    /// Returns all peers that this process has opened so far, except itself.
     pub fn opened_peers(&self) -> Vec<Arc<Peer>> {
         lock(&self.peers)
             .values()
@@ -288,7 +292,7 @@ impl Fabric {
             .collect()
     }
 
-    /// All live processes of the fabric, this one included.
+    /// Returns all live processes of the fabric, including this one.
     pub fn all_peers(&self) -> Vec<Arc<Peer>> {
         (1..MAX_PROCS).filter_map(|slot| self.peer(slot)).collect()
     }
@@ -296,18 +300,18 @@ impl Fabric {
     /// Makes a completion channel.
     ///
     /// # Errors
-    /// There is no room in the fabric's folder, or there are no descriptors left.
+    /// Returns an error if the fabric's folder has no space or no descriptors are left.
     pub fn make_channel(&self) -> io::Result<Channel> {
         let number = self.channels_made.fetch_add(1, Ordering::Relaxed) + 1;
         Channel::create(&self.dir, self.me.incarnation, number, self.me.pid)
     }
 
-    /// Counts the changes of the flows of all processes.
+    /// Returns the counter of changes of the flows of all processes.
     pub fn flow_changes(&self) -> &AtomicU64 {
         &self.directory.get().flow_changes
     }
 
-    /// Forgets a peer that has ended.
+    /// Drops a peer that has ended from the table of opened peers.
     pub fn forget(&self, peer: &Peer) {
         let mut peers = lock(&self.peers);
         if peers
@@ -318,18 +322,18 @@ impl Fabric {
         }
     }
 
-    /// Takes `bytes` zeroed bytes of shared memory from this process's arena.
+    /// Allocates `bytes` zeroed bytes of shared memory from this process's arena, and returns their offset.
     pub fn alloc(&self, bytes: usize) -> io::Result<usize> {
         lock(&self.arena).alloc(&self.me.segment, &self.segment_file, bytes)
     }
 
-    /// Gives a range back to the arena.
+    /// Returns a range to the arena.
     pub fn free(&self, offset: usize, bytes: usize) {
         lock(&self.arena).free(offset, bytes);
     }
 
-    /// Makes sure that `len` bytes at `offset` of the own segment, before its arena, are backed by memory, and has others
-    /// know that.
+    /// Ensures that memory backs `len` bytes at `offset` of this process's segment, before the arena, and
+    /// publishes that fact to peers.
     pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
         let segment = &self.me.segment;
         if !segment.is_backed(offset, len) {
@@ -340,7 +344,7 @@ impl Fabric {
     }
 }
 
-/// Makes the segment of this process, for peers to find.
+/// Creates the segment file of this process, which peers open.
 fn create_segment(dir: &Path, incarnation: u64) -> Result<(File, Segment), FabricError> {
     let file = OpenOptions::new()
         .read(true)
@@ -361,7 +365,7 @@ fn create_segment(dir: &Path, incarnation: u64) -> Result<(File, Segment), Fabri
     Ok((file, segment))
 }
 
-/// Makes the FIFO of this process, and opens it.
+/// Creates and opens the wake FIFO of this process.
 fn create_wake(dir: &Path, incarnation: u64) -> Result<File, FabricError> {
     let path = wake_path(dir, incarnation);
     let mode = Mode::RUSR | Mode::WUSR;

@@ -1,4 +1,5 @@
-//! The name of a process of the fabric as a file that can be handed on: what a context has for its `cmd_fd`.
+//! The name of a process of the fabric as a file that can be passed to other processes: the `cmd_fd` of a
+//! context.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -6,22 +7,22 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::{pread, write};
 
-/// Which process of a fabric.
+/// Name of a process in a fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Name {
-    /// Its slot in the directory.
+    /// Slot in the directory.
     pub slot: usize,
     /// Incarnation of the process in that slot.
     pub incarnation: u64,
 }
 
-/// First word of such a file.
+/// First word of a name file.
 const NAME_MAGIC: u64 = u64::from_le_bytes(*b"VRBTNAME");
-/// Magic, slot and incarnation, 8 bytes each.
+/// Size of a name file: magic, slot and incarnation, 8 bytes each.
 const BYTES: usize = 24;
 
 impl Name {
-    /// Makes a file of the name; it cannot be changed.
+    /// Makes a sealed file that contains the name.
     pub fn as_file(&self) -> io::Result<OwnedFd> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create("verbatim-context", flags)?;
@@ -37,7 +38,7 @@ impl Name {
         [NAME_MAGIC, self.slot as u64, self.incarnation].map(u64::to_ne_bytes)
     }
 
-    /// The name in a file; `None` if it is another kind of file.
+    /// Returns the name in a file; `None` if the file does not contain a name.
     pub fn of_file(file: BorrowedFd<'_>) -> Option<Self> {
         let mut bytes = [0; BYTES + 1];
         let read = pread(file, &mut bytes, 0).ok()?;
@@ -59,7 +60,7 @@ impl Name {
     }
 }
 
-/// For [`crate::fuzz`]: any bytes in the place of such a file.
+/// Fuzz target for [`crate::fuzz`]: parses any bytes as a name file.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     if let Some(name) = Name::parse(bytes) {

@@ -1,4 +1,4 @@
-//! The other fabrics of this host: two programs that do not reach each other are often in two of them.
+//! The other fabrics of this host: two programs that cannot reach each other are often in different fabrics.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -6,21 +6,22 @@ use std::path::{Path, PathBuf};
 
 use super::folder::{INITIAL_PID_NAMESPACE, PREFIX, ROOT};
 
-/// A fabric that this process is not in, by the name of its folder.
+/// A fabric other than this process's own, parsed from its folder's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherFabric {
-    /// Its folder.
+    /// The fabric's folder.
     pub path: PathBuf,
-    /// The user it belongs to.
+    /// The user who owns the fabric.
     pub uid: u32,
-    /// Inode of the PID namespace of its processes.
+    /// Inode of the PID namespace of the fabric's processes.
     pub pid_namespace: u64,
-    /// Its name, as given by `--fabric`; `None` for the user's default one.
+    /// Name of the fabric, as given by `--fabric`; `None` for the user's default fabric.
     pub name: Option<String>,
 }
 
-/// The fabrics in this process's `/dev/shm` but for the one in `own`. A fabric in another mount of `/dev/shm`, or in a
-/// folder that `VERBATIM_FABRIC_DIR` names, is not seen.
+/// Returns the fabrics in this process's `/dev/shm` except the one in `own`.
+///
+/// Fabrics in another mount of `/dev/shm`, or in a folder named by `VERBATIM_FABRIC_DIR`, are not found.
 #[must_use]
 pub fn other_fabrics(own: &Path) -> Vec<OtherFabric> {
     let Ok(entries) = fs::read_dir(ROOT) else {
@@ -36,7 +37,7 @@ pub fn other_fabrics(own: &Path) -> Vec<OtherFabric> {
     found
 }
 
-/// The reverse of [`default_dir`](super::folder::default_dir).
+/// Parses a folder's name, the reverse of [`default_dir`](super::folder::default_dir).
 fn parse(path: &Path) -> Option<OtherFabric> {
     let name = std::str::from_utf8(path.file_name()?.as_bytes()).ok()?;
     let rest = name.strip_prefix(PREFIX)?;

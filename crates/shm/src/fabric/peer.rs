@@ -13,36 +13,36 @@ use super::name::Name;
 use super::segment::Segment;
 use crate::process_memory::ProcessMemory;
 
-/// How long after a process has ended its peers' reliable queue pairs give up.
+/// Nanoseconds after a process's end until the reliable queue pairs of its peers give up.
 const GIVE_UP_NS: u64 = 50_000_000;
 
 /// A process of the fabric as its peers see it.
 pub struct Peer {
-    /// Its slot in the directory: the upper ten bits of its QP numbers.
+    /// Slot in the directory: the upper ten bits of the process's QP numbers.
     pub slot: usize,
-    /// Random name of this run of the process, never 0.
+    /// Random identifier of this run of the process, never 0.
     pub incarnation: u64,
-    /// Its process id.
+    /// Process id.
     pub pid: u64,
     pub(super) start_time: u64,
-    /// Its segment, mapped here.
+    /// Segment of the process, mapped in this process.
     pub segment: Segment,
-    /// Its memory, for what cannot be mapped; `None` where its number is no process's.
+    /// Memory of the process, for access without a mapping; `None` if its pid is not valid.
     pub(crate) memory: Option<Arc<ProcessMemory>>,
-    /// It is this process.
+    /// True if the peer is this process itself.
     pub is_self: bool,
     pub(super) dead: AtomicBool,
-    /// When this process noticed that; 0 before.
+    /// Time when this process noticed the death; 0 before.
     pub(super) died_ns: AtomicU64,
     pub(super) wake: File,
     pub(super) channels: PeerChannels,
-    /// Becomes readable when the process ends; not there where the system has no such descriptors (Linux before 5.3,
-    /// programs under valgrind, seccomp filters).
+    /// Becomes readable when the process ends. `None` if the system has no pidfds (Linux before 5.3, programs
+    /// under valgrind, seccomp filters).
     pub pidfd: Option<OwnedFd>,
 }
 
 impl Peer {
-    /// What tells it from every other process of the fabric, before and after.
+    /// Returns the name, which distinguishes the process from every earlier and later process of the fabric.
     pub fn name(&self) -> Name {
         Name {
             slot: self.slot,
@@ -50,14 +50,14 @@ impl Peer {
         }
     }
 
-    /// Has the process ended?
+    /// Returns true if the process is known to have ended.
     #[inline]
     pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Has the process ended, or is it being taken down? Asks the system, so that the answer is newer than
-    /// the engine's: for when its memory could not be reached.
+    /// Returns true if the process has ended or is exiting. Asks the system, whose answer is newer than the
+    /// engine's; used after the process's memory could not be reached.
     #[cold]
     pub fn has_ended(&self) -> bool {
         if self.is_self {
@@ -69,17 +69,18 @@ impl Peer {
         self.is_dead()
     }
 
-    /// Is it dead for long enough that who sends to it gives up?
+    /// Returns true if the process has been dead for so long that its senders give up.
     ///
-    /// On a wire that takes the timeout of the sender, at least. Two programs that end together count on it: each may have
-    /// sent what the other does not wait for any more (`ibv_srq_pingpong -q 4`), and goes by its own completions.
+    /// On a wire a sender gives up after its timeout at the earliest. Two programs that exit together rely on
+    /// that delay. Each may have sent a message that the other no longer awaits (`ibv_srq_pingpong -q 4`),
+    /// and exits after its own completions.
     #[cold]
     pub fn is_given_up(&self) -> bool {
         let since = self.died_ns.load(Ordering::Relaxed);
         self.is_dead() && crate::clock::now_ns().saturating_sub(since) >= GIVE_UP_NS
     }
 
-    /// Notes that the process has ended (its pidfd became readable).
+    /// Records that the process has ended (its pidfd became readable).
     pub fn mark_dead(&self) {
         let now = crate::clock::now_ns();
         let _ = self
@@ -88,30 +89,31 @@ impl Peer {
         self.dead.store(true, Ordering::Release);
     }
 
-    /// The own FIFO's descriptor, for the engine to wait on.
+    /// Returns this process's wake FIFO, for its engine to wait on.
     pub fn wake_fd(&self) -> &File {
         &self.wake
     }
 
-    /// Empties the own FIFO.
+    /// Empties this process's wake FIFO.
     pub fn drain_calls(&self) {
         let mut calls = [0; 512];
         while rustix::io::read(&self.wake, &mut calls).is_ok_and(|n| n == calls.len()) {}
     }
 
-    /// Its completion channel of that number; `None` where this process cannot reach it.
+    /// Returns the peer's completion channel `number`; `None` if this process cannot open it.
     pub fn channel(&self, number: u32) -> Option<Doorbell> {
         self.channels.get(self.incarnation, number)
     }
 
-    /// Wakes its engine.
+    /// Wakes the peer's engine.
     #[cold]
     pub fn wake(&self) {
         if self.pidfd.is_none() {
-            // The engine may not get to look: valgrind runs one thread at a time, and mostly one that polls.
+            // Without a pidfd, ask here: valgrind runs one thread at a time, mostly one that polls, so the
+            // engine may not run.
             self.has_ended();
         }
-        // A full FIFO means that the engine has been called already; a closed one, that it is gone.
+        // A full FIFO means that the engine has been woken already; a closed one, that the engine is gone.
         let _ = rustix::io::write(&self.wake, &[0]);
     }
 }

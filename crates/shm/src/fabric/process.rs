@@ -1,15 +1,15 @@
-//! The own process, and numbers that others cannot guess.
+//! This process's pid, and random numbers.
 
-/// The own pid.
+/// Returns the pid of this process.
 pub fn own_pid() -> u64 {
     u64::from(std::process::id())
 }
 
-/// A number that is random and not 0.
+/// Returns a random number that is not 0.
 pub fn random_nonzero() -> u64 {
     loop {
-        // The kernel's generator does not fail after boot; should it, the address of a local and the time
-        // still make incarnations differ, and keys stay hard to guess for other processes.
+        // The kernel's generator does not fail after boot. If it does, the address of a local and the time
+        // still make incarnations differ and keep keys hard to guess.
         let n = getrandom::u64().unwrap_or_else(|_| {
             let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
             let local = 0u8;

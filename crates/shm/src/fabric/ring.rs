@@ -1,35 +1,38 @@
-//! The inbound ring: how a message travels from one queue pair to another.
+//! The inbound ring: it carries messages from one queue pair to another.
 //!
-//! A ring has one producer (the sending queue pair, under its send queue's lock) and one consumer (whoever
-//! makes progress for the receiving queue pair, under its receive CQ's lock). It is an array of 16-byte
-//! slots; a record is one header slot and the payload behind it, rounded up to slots, never wrapped.
+//! A ring has one producer: the sending queue pair, under its send queue's lock. It has one consumer: the
+//! thread that makes progress for the receiving queue pair, under its receive CQ's lock. A ring is an array
+//! of 16-byte slots. A record is one header slot and the payload behind it, rounded up to slots, never
+//! wrapped.
 //!
 //! # How a record becomes visible
 //!
-//! A header's first word has a bit that changes with each lap of the ring. A slot whose first word is zero, or is a
-//! header of the lap before, has no record. The producer writes a whole postlist and at last the first word of its
-//! first header with `Release` (SYNC POINT P). The consumer reads that word with `Acquire` (SYNC POINT P) and so sees
-//! the whole postlist.
+//! A header's first word has a bit that changes with each lap of the ring. A slot has no record if its first
+//! word is zero, or is a header of the previous lap. The producer writes a whole postlist, and last the first
+//! word of the first header with `Release` (SYNC POINT P). The consumer reads that word with `Acquire` (SYNC
+//! POINT P) and so sees the whole postlist.
 //!
-//! The slot behind the postlist must have no record either. It may hold payload of the lap before, which can look like
-//! anything. So the producer writes zero there (the *terminator*) before it publishes. It need not where all records of
-//! the last lap had one size and none was given up half written: headers are then at the same slots in each lap. A
-//! terminator is dear where each record is published alone: the consumer looks at that line next, and it is written
-//! twice. No index has to be read from a second cache line.
+//! The slot behind the postlist must have no record either. It may hold payload of the previous lap, which
+//! can look like a header. The producer therefore writes zero there (the *terminator*) before it publishes.
 //!
-//! The consumer gives slots back by publishing its position in `head` with `Release` (SYNC POINT C), which
-//! the producer reads with `Acquire` (SYNC POINT C) before it overwrites them.
+//! No terminator is needed if all records of the last lap had the same size and none was abandoned half
+//! written. Headers are then at the same slots in each lap. A terminator is expensive if each record is
+//! published alone: the consumer reads that line next, and the producer writes it twice. The consumer reads
+//! no index from a second cache line.
+//!
+//! The consumer frees slots by publishing its position in `head` with `Release` (SYNC POINT C). The producer
+//! reads `head` with `Acquire` (SYNC POINT C) before it overwrites them.
 //!
 //! # Inlining
 //!
-//! What runs once a record is `inline(always)`: a header that travels through memory between two functions
-//! costs more (a failed store forwarding, 4 ns) than the record itself.
+//! Functions that run once per record are `inline(always)`. Passing a header between two functions through
+//! memory costs more than the record itself (a failed store forwarding, 4 ns).
 //!
 //! # Trust
 //!
-//! The other side may write anything. The producer keeps its own position and believes a `head` only if it
-//! lies between the last one and its own position; the consumer keeps its own position too and bounds each
-//! record by the ring. What does not fit is reported as [`Garbage`].
+//! The other side may write anything. The producer keeps its own position, and accepts a `head` only between
+//! the last `head` and its own position. The consumer keeps its own position too, and checks that each record
+//! ends inside the ring. Violations are reported as [`Garbage`].
 
 mod consumer;
 mod producer;
@@ -45,27 +48,27 @@ pub use producer::{Producer, Run};
 pub const SLOT_BYTES: usize = 16;
 /// Slots of a cache line.
 const SLOTS_PER_LINE: u64 = 4;
-/// How many cache lines are claimed ahead when records are published one by one.
+/// Number of cache lines that are claimed ahead when records are published one by one.
 const CLAIM_LINES: u64 = 8;
 
 /// `kind` of the record that fills the rest of the ring, so that the next one starts at slot 0.
 const KIND_WRAP: u8 = 0x7f;
 
-/// The bit of a header's first word that tells laps apart, beside the seven bits of `kind`.
+/// Lap bit of a header's first word, beside the seven bits of `kind`.
 const LAP_BIT: u64 = 0x80;
 
-/// What a header says: 16 bytes in the ring.
+/// The fields of a record's header: 16 bytes in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Header {
-    /// What the record is: 1 to 0x7e. 0 means no record, 0x7f is a record that fills the rest of the ring.
+    /// Kind of the record: 1 to 0x7e. 0 means no record; 0x7f is a record that fills the rest of the ring.
     pub kind: u8,
-    /// Bits that `kind` gives a meaning to.
+    /// Flag bits, whose meaning depends on `kind`.
     pub flags: u8,
-    /// Immediate data, as it lies in the work request.
+    /// Immediate data, in the byte order of the work request.
     pub imm: u32,
-    /// A 32-bit value that `kind` gives a meaning to (the message length).
+    /// A 32-bit value, whose meaning depends on `kind` (the message length).
     pub len: u32,
-    /// A second one (the Q_Key).
+    /// A second 32-bit value, whose meaning depends on `kind` (the Q_Key).
     pub extra: u32,
 }
 
@@ -82,7 +85,7 @@ impl Header {
     }
 
     #[inline(always)]
-    #[allow(clippy::cast_possible_truncation)] // taking the fields of a word apart
+    #[allow(clippy::cast_possible_truncation)] // extracts the fields of a word
     fn from_words(w0: u64, w1: u64) -> (Self, u16) {
         (
             Self {
@@ -97,7 +100,7 @@ impl Header {
     }
 }
 
-/// The other side wrote something that no correct peer writes.
+/// Error: the other side wrote something that no correct peer writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Garbage;
 
@@ -115,8 +118,8 @@ impl RingMemory {
     /// Describes a ring of `slots` slots (a power of two from 16 to 32768).
     ///
     /// # Safety
-    /// `words` points to `2 * slots` words and `head` to one; they stay mapped as long as any producer or
-    /// consumer made from this value lives, and other processes access them only atomically.
+    /// `words` points to `2 * slots` words and `head` to one. They stay mapped as long as any producer or
+    /// consumer made from this value lives. Other processes access them only atomically.
     pub unsafe fn new(words: *const AtomicU64, head: *const AtomicU64, slots: u64) -> Self {
         assert!(slots.is_power_of_two() && (16..=32768).contains(&slots));
         Self { words, head, slots }
@@ -130,13 +133,13 @@ impl RingMemory {
         unsafe { &*self.words.add(index) }
     }
 
-    /// What the lap that `pos` is in adds to a header's first word.
+    /// Returns the lap bit of a header's first word for the lap of `pos`.
     #[inline(always)]
     fn lap(&self, pos: u64) -> u64 {
         if pos & self.slots == 0 { 0 } else { LAP_BIT }
     }
 
-    /// The first word at `pos` as the producer of this lap composed it; `None` where there is no record.
+    /// Returns the header word without its lap bit; `None` if `word` is no record of the lap of `pos`.
     #[inline(always)]
     fn in_lap(&self, word: u64, pos: u64) -> Option<u64> {
         let word = word ^ self.lap(pos);
@@ -150,23 +153,23 @@ impl RingMemory {
     }
 }
 
-/// Slots of a record with `payload` bytes behind its header.
+/// Returns the number of slots of a record with `payload` bytes.
 #[inline(always)]
 pub const fn record_slots(payload: usize) -> u64 {
     1 + (payload.div_ceil(SLOT_BYTES)) as u64
 }
 
-/// One lap of a ring, in which a position needs no mask.
+/// One lap of a ring, in which positions need no mask.
 #[derive(Clone, Copy)]
 struct Lap {
-    /// Where slot 0 of the ring would be if positions began there.
+    /// Address that slot 0 would have if the positions of all earlier laps preceded it in memory.
     origin: *const AtomicU64,
-    /// The lap's bit in a header's first word.
+    /// The lap bit of a header's first word.
     bit: u64,
 }
 
 impl Lap {
-    /// The lap that `pos` is in.
+    /// Returns the lap that contains `pos`.
     #[inline(always)]
     fn of(ring: &RingMemory, pos: u64) -> Self {
         let begin = pos & !(ring.slots - 1);
@@ -176,7 +179,7 @@ impl Lap {
         }
     }
 
-    /// Word `i` of the slot at `pos`.
+    /// Returns word `i` of the slot at `pos`.
     ///
     /// # Safety
     /// `pos` is in this lap of the ring, which is mapped, and `i` is 0 or 1.
@@ -186,14 +189,14 @@ impl Lap {
         unsafe { &*self.payload(pos).wrapping_add(i) }
     }
 
-    /// Where the slot at `pos` begins.
+    /// Returns the address of the slot at `pos`.
     #[inline(always)]
     fn payload(self, pos: u64) -> *const AtomicU64 {
         self.origin.wrapping_add(2 * pos as usize)
     }
 }
 
-/// Payload bytes of a record in the ring, at the producer or at the consumer.
+/// Payload bytes of a record in the ring, for the producer or the consumer.
 pub struct Payload<'a> {
     first: *const AtomicU64,
     len: usize,
@@ -201,7 +204,7 @@ pub struct Payload<'a> {
 }
 
 impl<'a> Payload<'a> {
-    /// The `len` bytes from slot `pos` on, none of which lie behind the ring's end.
+    /// Returns the `len` bytes from slot `pos` on; they must not pass the ring's end.
     #[inline(always)]
     fn of_ring(ring: &'a RingMemory, pos: u64, len: usize) -> Self {
         Self {
@@ -211,17 +214,19 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// Where the bytes are. The other side of the ring may be a process that does not follow the protocol,
-    /// so treat them as memory that changes at any time: copy by raw pointer, make no reference.
+    /// Returns the address of the bytes.
+    ///
+    /// The other side of the ring may violate the protocol and change the bytes at any time: copy by raw
+    /// pointer, and make no reference.
     #[cfg(not(loom))]
     #[inline]
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.first.cast_mut().cast()
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     #[inline]
-    #[allow(clippy::len_without_is_empty)] // bytes of a record
+    #[allow(clippy::len_without_is_empty)] // `is_empty` would have no caller
     pub fn len(&self) -> usize {
         self.len
     }
@@ -241,22 +246,22 @@ impl<'a> Payload<'a> {
     #[cfg(any(test, loom))]
     fn word_at(&self, i: usize) -> &AtomicU64 {
         assert!(i * 8 < self.len);
-        // SAFETY: a record's words follow each other (`of_ring`), and the assertion keeps `i` among them.
+        // SAFETY: a record's words are contiguous (`of_ring`), and the assertion keeps `i` among them.
         unsafe { &*self.first.add(i) }
     }
 }
 
 /// A record as the consumer sees it.
 pub struct Record<'a> {
-    /// Its header.
+    /// The record's header.
     pub header: Header,
-    /// The room behind the header, a multiple of 16 bytes: at least as long as the payload.
+    /// The space behind the header, a multiple of 16 bytes and at least as long as the payload.
     pub payload: Payload<'a>,
     slots: u64,
 }
 
 impl<'a> Record<'a> {
-    /// A record that did not come through a ring: `payload` lies behind its header.
+    /// Returns a record that did not come through a ring; `payload` is its payload.
     #[must_use]
     pub fn of_bytes(header: Header, payload: &'a mut [u8]) -> Self {
         Self {
@@ -270,17 +275,19 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Slots of this record, to be given to [`Consumer::advance`].
+    /// Returns the number of slots of this record, to be given to [`Consumer::advance`].
     #[inline]
     pub fn slots(&self) -> u64 {
         self.slots
     }
 }
 
-/// For [`crate::fuzz`]: both sides of a ring in which the other side writes any words, each eight of the bytes.
+/// Fuzz target for [`crate::fuzz`]: runs both sides of a ring in which the other side wrote the words in
+/// `bytes`.
 ///
 /// # Panics
-/// If the consumer follows a record out of the ring, or the producer believes a position that it has not come to.
+/// Panics if the consumer follows a record out of the ring, or if the producer accepts a position that it has
+/// not reached.
 #[cfg(all(any(test, fuzzing), not(loom)))]
 pub fn fuzz(bytes: &[u8]) {
     const SLOTS: u64 = 64;
@@ -291,10 +298,10 @@ pub fn fuzz(bytes: &[u8]) {
         .collect();
     let head = words.pop().unwrap_or_default();
     words.resize_with(2 * SLOTS as usize, AtomicU64::default);
-    // SAFETY: the vector has two words a slot, and outlives both sides.
+    // SAFETY: the vector has two words per slot, and outlives both sides.
     let memory = unsafe { RingMemory::new(words.as_ptr(), &raw const head, SLOTS) };
     let mut consumer = Consumer::new(memory);
-    // What is there is read again and again, as by a peer that always writes the same.
+    // The loop reads the same words repeatedly, as from a peer that always writes the same.
     for _ in 0..4 * SLOTS {
         let Ok(Some(record)) = consumer.peek() else {
             break;

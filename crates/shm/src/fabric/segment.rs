@@ -1,4 +1,4 @@
-//! Segments: mapping a process's shared memory, and typed access to what lies in it.
+//! Segments: the mapping of a process's shared memory, and typed access to its tables.
 
 use std::fs::File;
 use std::mem::size_of;
@@ -20,7 +20,7 @@ pub struct Mapping {
     len: usize,
 }
 
-// SAFETY: a mapping is a range of addresses, valid in every thread; all access to shared contents goes
+// SAFETY: a mapping is a range of addresses that is valid in every thread; all access to shared contents goes
 // through atomics or raw copies.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
@@ -32,13 +32,13 @@ impl Mapping {
         Self::at(file, 0, len)
     }
 
-    /// Maps `len` bytes of `file` from `offset` on, a page's start, readable and writable.
+    /// Maps `len` bytes of `file` from the page-aligned `offset` on, readable and writable.
     pub fn at(file: impl AsFd, offset: u64, len: usize) -> std::io::Result<Self> {
         Self::with(file, offset, len, ProtFlags::READ | ProtFlags::WRITE)
     }
 
     fn with(file: impl AsFd, offset: u64, len: usize, prot: ProtFlags) -> std::io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of this process.
+        // SAFETY: a new mapping at an address that the kernel chooses touches no memory of this process.
         let ptr = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -53,13 +53,13 @@ impl Mapping {
         Ok(Self { ptr, len })
     }
 
-    /// First byte.
+    /// Returns the address of the first byte.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
 
-    /// Bytes mapped.
+    /// Returns the number of mapped bytes.
     #[inline]
     #[allow(clippy::len_without_is_empty)] // no mapping is empty
     pub fn len(&self) -> usize {
@@ -69,7 +69,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range came from `mmap`, and whoever holds pointers into it holds the mapping.
+        // SAFETY: the range came from `mmap`, and every holder of pointers into it also holds the mapping.
         let _ = unsafe { munmap(self.ptr.as_ptr().cast(), self.len) };
     }
 }
@@ -81,12 +81,12 @@ impl DirectoryMap {
     /// Bytes of the directory's file.
     pub const BYTES: usize = size_of::<Directory>();
 
-    /// Maps the directory's file, which has (at least) `BYTES` bytes.
+    /// Maps the directory's file, which has at least `BYTES` bytes.
     pub fn new(file: &File) -> std::io::Result<Self> {
         Ok(Self(Mapping::new(file, Self::BYTES)?))
     }
 
-    /// The directory itself.
+    /// Returns the directory itself.
     pub fn get(&self) -> &Directory {
         // SAFETY: the mapping has `BYTES` bytes and is page-aligned; `Directory` is made of atomics, so any
         // content is valid and other processes may write at any time.
@@ -94,13 +94,13 @@ impl DirectoryMap {
     }
 }
 
-/// A process's segment: its own, or a peer's.
+/// A process's segment: this process's own, or a peer's.
 ///
-/// Most of it is never used. What is not yet cannot be accessed: valgrind's search for leaks reads all memory that can be
-/// read, and 4 GiB of a file in memory are there as soon as they are read.
+/// Most of a segment is never used, and its unused part is inaccessible. Valgrind's leak check reads all
+/// readable memory, and reading 4 GiB of a shared-memory file would allocate all of it.
 pub struct Segment {
     map: Mapping,
-    /// Bytes from the start that can be accessed, the tables at least.
+    /// Number of bytes from the start that can be accessed; covers at least the tables.
     usable: AtomicUsize,
 }
 
@@ -108,18 +108,18 @@ macro_rules! table {
     ($(#[$doc:meta])* $name:ident, $find:ident, $ty:ty, $at:expr, $count:expr) => {
         $(#[$doc])*
         ///
-        /// The place is known to be in use: where it is not and `/dev/shm` is full, to access it is a SIGBUS.
+        /// The entry must be in use: accessing an unused one is a SIGBUS if `/dev/shm` is full.
         #[inline]
         pub fn $name(&self, index: usize) -> Option<&$ty> {
             if index >= $count {
                 return None;
             }
-            // SAFETY: the table lies before the arena (asserted in `layout`), where all is usable; it is
-            // aligned because tables start on pages; its elements are atomics.
+            // SAFETY: the table lies before the arena (asserted in `layout`), where all bytes are accessible.
+            // The table is aligned because tables start on pages, and its elements are atomics.
             Some(unsafe { &*self.map.as_ptr().add($at + index * size_of::<$ty>()).cast::<$ty>() })
         }
 
-        /// The same for any index; `None` where the place was never in use.
+        /// Returns the same for any index; `None` if the entry was never in use.
         #[allow(dead_code, reason = "not every table is looked into by others")]
         pub fn $find(&self, index: usize) -> Option<&$ty> {
             let at = $at + index.min($count) * size_of::<$ty>();
@@ -128,10 +128,12 @@ macro_rules! table {
     };
 }
 
-/// Has the file system find memory for `len` bytes at `offset` of `file` now: later its lack would be a SIGBUS.
+/// Makes the file system allocate memory for `len` bytes at `offset` of `file`, because later exhaustion
+/// would be a SIGBUS.
 ///
-/// A signal interrupts `fallocate(2)`, whatever SA_RESTART says, and what it had found is given back. So it is asked for
-/// little at a time, and again: a program with a fast timer gets its memory, too.
+/// A signal interrupts `fallocate(2)` even with SA_RESTART, and the kernel then frees what it had allocated.
+/// The function therefore allocates small steps and repeats interrupted ones, so that a program with a fast
+/// timer gets its memory, too.
 pub(super) fn reserve(file: &File, offset: usize, len: usize) -> std::io::Result<()> {
     const STEP: usize = 64 << 10;
     for at in (offset..offset + len).step_by(STEP) {
@@ -145,7 +147,8 @@ impl Segment {
     /// Makes the segment of this process in `file`.
     pub fn create(file: &File) -> std::io::Result<Self> {
         ftruncate(file, SEGMENT_BYTES as u64)?;
-        // Reserve what is written without asking, so that a full /dev/shm is an error and not a SIGBUS.
+        // Reserve what is written without a further check, so that a full /dev/shm is an error and not a
+        // SIGBUS.
         let first = [
             (0, QPS_AT),
             (LOCKS_AT, ATOMIC_LOCKS * size_of::<AtomicLock>()),
@@ -160,20 +163,21 @@ impl Segment {
         Ok(segment)
     }
 
-    /// The words and bits of `backed` that stand for the pages of `len` bytes at `at`.
+    /// Returns the words and bits of `backed` for the pages of `len` bytes at `at`.
     fn pages(&self, at: usize, len: usize) -> impl Iterator<Item = (&AtomicU64, u64)> {
         let backed = &self.header().backed;
         (at / PAGE..(at + len).div_ceil(PAGE))
             .filter_map(move |page| Some((backed.get(page / 64)?, 1 << (page % 64))))
     }
 
-    /// Whether `len` bytes at `at`, before the arena, have memory: then they can be accessed, however full `/dev/shm` is.
+    /// Returns true if memory backs `len` bytes at `at`, before the arena. They can then be accessed even if
+    /// `/dev/shm` is full.
     pub(super) fn is_backed(&self, at: usize, len: usize) -> bool {
         self.pages(at, len)
             .all(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
     }
 
-    /// Says that they have.
+    /// Records that memory backs `len` bytes at `at`.
     pub(super) fn set_backed(&self, at: usize, len: usize) {
         for (word, bit) in self.pages(at, len) {
             word.fetch_or(bit, Ordering::Relaxed);
@@ -189,10 +193,10 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Makes the bytes before `end`, which are in the mapping, accessible.
+    /// Makes the bytes before `end`, which lies in the mapping, accessible.
     #[inline]
     fn use_until(&self, end: usize) -> std::io::Result<()> {
-        // Relaxed: that it can be accessed is true for all threads once `mprotect` has returned.
+        // Relaxed: once `mprotect` has returned, the bytes are accessible for all threads.
         if end <= self.usable.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -201,11 +205,11 @@ impl Segment {
 
     #[cold]
     fn use_more(&self, end: usize) -> std::io::Result<()> {
-        /// At a time, so that there are few calls.
+        /// Bytes made accessible by one call, large enough to keep calls rare.
         const STEP: usize = 4 << 20;
         let end = end.next_multiple_of(STEP).min(self.map.len());
         let prot = MprotectFlags::READ | MprotectFlags::WRITE;
-        // SAFETY: of a mapping of our own, more can be accessed than before.
+        // SAFETY: the call only makes more of this process's own mapping accessible.
         unsafe { mprotect(self.map.as_ptr().cast(), end, prot)? };
         self.usable.fetch_max(end, Ordering::Relaxed);
         Ok(())
@@ -219,67 +223,67 @@ impl Segment {
         Self::map(file)
     }
 
-    /// Its header.
+    /// Returns the segment's header.
     #[inline]
     pub fn header(&self) -> &SegmentHeader {
-        // SAFETY: the segment starts with its header, made of atomics.
+        // SAFETY: the segment starts with its header, which is made of atomics.
         unsafe { &*self.map.as_ptr().cast::<SegmentHeader>() }
     }
 
     table!(
-        /// Queue pair `index`.
+        /// Returns queue pair `index`.
         qp, find_qp, QpShared, QPS_AT, MAX_QPS
     );
     table!(
-        /// Completion queue `index`.
+        /// Returns completion queue `index`.
         cq, find_cq, CqShared, CQS_AT, MAX_CQS
     );
     table!(
-        /// Memory region `index`.
+        /// Returns memory region `index`.
         mr, find_mr, MrShared, MRS_AT, MR_SLOTS
     );
     table!(
-        /// Shared receive queue `index`.
+        /// Returns shared receive queue `index`.
         srq, find_srq, SrqShared, SRQS_AT, MAX_SRQS
     );
     table!(
-        /// Multicast attachment `index`.
+        /// Returns multicast attachment `index`.
         mcast, find_mcast, McastShared, MCASTS_AT, MAX_MCASTS
     );
     table!(
-        /// Protection domain `index`.
+        /// Returns protection domain `index`.
         pd, find_pd, ObjectShared, PDS_AT, MAX_PDS
     );
     table!(
-        /// Device memory `index`.
+        /// Returns device memory `index`.
         dm, find_dm, DmShared, DMS_AT, MAX_DMS
     );
     table!(
-        /// Import `index`.
+        /// Returns import `index`.
         import, find_import, ImportShared, IMPORTS_AT, MAX_IMPORTS
     );
     table!(
-        /// Flow `index`.
+        /// Returns flow `index`.
         flow, find_flow, FlowShared, FLOWS_AT, MAX_FLOWS
     );
     table!(
-        /// What spreads raw packets, `index`.
+        /// Returns RSS configuration `index`.
         spread, find_spread, SpreadShared, SPREADS_AT, MAX_SPREADS
     );
     table!(
-        /// Hazard `index`.
+        /// Returns hazard slot `index`.
         hazard, find_hazard, Hazard, HAZARDS_AT, HAZARDS
     );
     table!(
-        /// Atomic lock `index`.
+        /// Returns atomic lock `index`.
         atomic_lock, find_atomic_lock, AtomicLock, LOCKS_AT, ATOMIC_LOCKS
     );
 
-    /// The place of queue pair `index`, which is going to be looked at from now on, whether its owner has such a queue pair
-    /// or not.
+    /// Returns the entry of queue pair `index`, and backs it with memory whether or not the owner has such a
+    /// queue pair. The caller polls the entry from now on.
     ///
     /// # Errors
-    /// `ENOMEM` where there is no memory for it.
+    /// Returns `ENOMEM` if the system has no memory for the entry.
     pub fn provide_qp(&self, index: usize) -> Result<&QpShared, i32> {
         let (at, len) = (
             QPS_AT + index.min(MAX_QPS) * size_of::<QpShared>(),
@@ -287,10 +291,10 @@ impl Segment {
         );
         if !self.is_backed(at, len) {
             let page = self.map.as_ptr().wrapping_add(at & !(PAGE - 1));
-            // SAFETY: fetches a page of the mapping, and changes nothing in it.
+            // SAFETY: faults in a page of the mapping, and changes nothing in it.
             match unsafe { madvise(page.cast(), PAGE, Advice::LinuxPopulateWrite) } {
                 Ok(()) => self.set_backed(at, len),
-                // Linux before 5.14 does not know it.
+                // Linux before 5.14 does not know this advice.
                 Err(rustix::io::Errno::INVAL) => {}
                 Err(_) => return Err(libc::ENOMEM),
             }
@@ -298,7 +302,8 @@ impl Segment {
         self.qp(index).ok_or(libc::ENOMEM)
     }
 
-    /// The index of a completion queue of the owner that `said` tells, or one that is none where it tells nonsense.
+    /// Returns the owner's completion queue index stored in `said`, or `usize::MAX` if no such completion
+    /// queue was ever in use.
     pub fn cq_index(&self, said: &AtomicU32) -> usize {
         let index = said.load(Ordering::Relaxed) as usize;
         if self.find_cq(index).is_some() {
@@ -308,7 +313,7 @@ impl Segment {
         }
     }
 
-    /// The mailbox of the segment's owner.
+    /// Returns the mailbox of the segment's owner.
     #[cfg(not(loom))]
     #[inline]
     pub fn mailbox(&self) -> Mailbox<'_> {
@@ -327,7 +332,7 @@ impl Segment {
         }
     }
 
-    /// The header of the ring at `offset`, if a ring of at most `slots` slots can lie there.
+    /// Returns the header of the ring at `offset`; `None` if no ring header can lie there.
     pub fn ring_header(&self, offset: usize) -> Option<&RingHeader> {
         if offset < ARENA_AT
             || !offset.is_multiple_of(64)
@@ -336,11 +341,12 @@ impl Segment {
             return None;
         }
         self.use_until(offset + size_of::<RingHeader>()).ok()?;
-        // SAFETY: in the mapping and usable, aligned to 64 bytes, atomics.
+        // SAFETY: the header lies in the accessible part of the mapping, is aligned to 64 bytes, and is made
+        // of atomics.
         Some(unsafe { &*self.map.as_ptr().add(offset).cast::<RingHeader>() })
     }
 
-    /// The ring at `offset` with `slots` slots; `None` where that is no possible ring.
+    /// Returns the ring at `offset` with `slots` slots; `None` if no such ring can lie there.
     ///
     /// # Safety
     /// The result is used only while this segment is mapped.
@@ -353,7 +359,8 @@ impl Segment {
             return None;
         }
         self.use_until(end).ok()?;
-        // SAFETY: the slots lie in the mapping and are usable (just checked), which the caller keeps.
+        // SAFETY: the slots lie in the accessible part of the mapping (just checked), and the caller keeps
+        // the segment mapped.
         Some(unsafe {
             RingMemory::new(
                 self.map.as_ptr().add(first).cast::<AtomicU64>(),
@@ -363,18 +370,18 @@ impl Segment {
         })
     }
 
-    /// Fills `len` bytes at `offset` with zeros; both lie in the arena.
+    /// Fills `len` bytes at `offset` with zeros; the range lies in the arena.
     pub fn zero(&self, offset: usize, len: usize) -> std::io::Result<()> {
         assert!(offset >= ARENA_AT && offset + len <= SEGMENT_BYTES);
         self.use_until(offset + len)?;
-        // SAFETY: in the mapping, and usable. The owner does this to a range that it has just taken from its free list,
-        // which no correct peer uses; an incorrect one races on bytes that have no invalid value.
+        // SAFETY: the range is mapped and accessible. The owner has just taken it from its free list, so no
+        // correct peer uses it. An incorrect peer races on bytes that have no invalid value.
         unsafe { self.map.as_ptr().add(offset).write_bytes(0, len) };
         Ok(())
     }
 }
 
-/// Gives out ranges of the arena of the own segment.
+/// Allocator of the arena in this process's segment.
 pub struct Arena {
     next: usize,
     reserved: usize,
@@ -382,8 +389,8 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// All of the arena is free.
-    #[allow(clippy::new_without_default)] // it stands for one segment, not for a value
+    /// Returns an arena that is completely free.
+    #[allow(clippy::new_without_default)] // an arena belongs to one segment; a default value would have no meaning
     pub fn new() -> Self {
         Self {
             next: ARENA_AT,
@@ -396,7 +403,7 @@ impl Arena {
         bytes.next_multiple_of(256)
     }
 
-    /// A zeroed range of `bytes` bytes, aligned to 64; fails where shared memory is used up.
+    /// Allocates a zeroed range of `bytes` bytes, aligned to 64; fails if shared memory is exhausted.
     pub fn alloc(
         &mut self,
         segment: &Segment,
@@ -423,7 +430,7 @@ impl Arena {
         Ok(offset)
     }
 
-    /// Takes a range back.
+    /// Frees a range.
     pub fn free(&mut self, offset: usize, bytes: usize) {
         self.free
             .entry(Self::rounded(bytes))

@@ -1,4 +1,4 @@
-//! Joining, leaving, and what is found in the folder.
+//! Tests of joining and leaving a fabric, and of unexpected files in its folder.
 
 use super::*;
 use std::fs::DirBuilder;
@@ -24,7 +24,7 @@ fn two_members_see_each_other_and_the_last_one_leaves_nothing() {
     assert!(!dir.exists());
 }
 
-/// A program that was told of a queue pair of another fabric must not find one of its own.
+/// A program that received a QP number of another fabric must not find a queue pair with that number.
 #[test]
 fn fabrics_do_not_begin_with_the_same_numbers() {
     let slots: Vec<usize> = (0..4)
@@ -83,7 +83,7 @@ fn a_damaged_directory_is_replaced_and_foreign_files_stay() {
 fn what_the_dead_left_is_removed_by_the_next_to_come() {
     let (_tmp, dir) = folder();
     let a = Fabric::join(&dir).unwrap();
-    // A process that is no more: a pid with another start time.
+    // The entry of a process that has ended: this pid with another start time.
     let entry = &a.directory.get().procs[77];
     entry.pid.store(process::own_pid(), Ordering::Relaxed);
     entry.start_time.store(1, Ordering::Relaxed);
@@ -128,18 +128,18 @@ fn peers_write_tokens_into_the_channels_of_a_process() {
     );
     assert!(seen.channel(0).is_none() && seen.channel(77).is_none());
 
-    // Full: whoever writes is told, and nothing blocks.
+    // A full FIFO: the writer gets false, and nothing blocks.
     let bell = seen.channel(one.number()).unwrap();
     let room = (0..1 << 20).find(|_| !bell.ring(9)).unwrap();
     assert!(!one.put(9));
     assert_eq!(one.count(), room);
     assert_eq!(one.take(), Some(9));
 
-    // A number is never another channel's.
+    // A channel number is never reused.
     let number = one.number();
     drop(one);
     assert_ne!(a.make_channel().unwrap().number(), number);
-    // No SIGPIPE, though nobody reads it any more.
+    // No SIGPIPE, although the reader is gone.
     while bell.ring(1) {}
     a.leave();
     drop(other);
@@ -160,7 +160,7 @@ fn a_file_in_the_place_of_a_channel_gets_no_token() {
     assert!(!dir.exists());
 }
 
-/// `fallocate(2)` is interrupted by every signal; a program's timer must not look like a lack of memory.
+/// Every signal interrupts `fallocate(2)`; a program's timer must not appear as a lack of memory.
 #[test]
 fn memory_is_reserved_under_a_fast_timer() {
     extern "C" fn tick(_: libc::c_int) {}
@@ -172,8 +172,9 @@ fn memory_is_reserved_under_a_fast_timer() {
     let (_tmp, dir) = folder();
     DirBuilder::new().mode(0o700).create(&dir).unwrap();
     let file = File::create_new(dir.join("file")).unwrap();
-    // In a child, so that the signals hit the thread that reserves, and no other test.
-    // SAFETY: the child calls only what a fork of a threaded process may: system calls, and no allocation on success.
+    // In a child, so that the signals hit only the thread that reserves, and no other test.
+    // SAFETY: the child makes only calls that a fork of a threaded process may make: system calls, and no
+    // allocation on success.
     let status = unsafe {
         let child = libc::fork();
         if child == 0 {
@@ -197,7 +198,7 @@ fn memory_is_reserved_under_a_fast_timer() {
 fn what_is_not_used_of_a_segment_cannot_be_read() {
     let file = tempfile::tempfile().unwrap();
     let segment = Segment::create(&file).unwrap();
-    // Its name in /proc is that of an unlinked file; nothing else here is as large.
+    // /proc lists the segment as an unlinked file; no other mapping here is as large.
     let readable = || -> usize {
         let maps = fs::read_to_string("/proc/self/maps").unwrap();
         let inode = std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap()).to_string();

@@ -1,4 +1,4 @@
-//! Binding and invalidating memory windows: keys to a part of a memory region.
+//! Bind and invalidation of memory windows: keys to a part of a memory region.
 
 use std::sync::atomic::Ordering;
 
@@ -12,10 +12,10 @@ use crate::fabric::Fabric;
 use crate::fabric::layout::*;
 
 impl Keys {
-    /// Makes a window that is not bound, and the key that it starts with.
+    /// Allocates an unbound memory window, and returns its id and its initial key.
     ///
     /// # Errors
-    /// `ENOMEM` where the table or shared memory is full.
+    /// Returns `ENOMEM` if the table or shared memory is full.
     pub fn alloc_window(
         &self,
         fabric: &Fabric,
@@ -45,7 +45,7 @@ impl Keys {
         Err(libc::ENOMEM)
     }
 
-    /// Gives a window up; "it is unbound" first (`ibv_dealloc_mw(3)`).
+    /// Deallocates a window, and unbinds it first if it is bound (`ibv_dealloc_mw(3)`).
     pub fn free_window(&self, fabric: &Fabric, WindowId(index): WindowId) {
         let mut table = self.table();
         let bound = table
@@ -55,7 +55,8 @@ impl Keys {
             .is_some_and(|w| w.bound.is_some());
         if bound && let Some(mr) = fabric.me.segment.mr(index) {
             invalidate(mr);
-            // Under the lock: the region must not be deregistered before its last access through the window.
+            // The table stays locked: the region must not be deregistered before its last access through the
+            // window.
             wait_for_accesses(fabric, &fabric.me, index);
         }
         table.windows.set_bound(fabric, index, None);
@@ -63,8 +64,10 @@ impl Keys {
         table.used -= 1;
     }
 
-    /// Binds a window for queue pair `qpn` in protection domain `pd`; without a region or a length it unbinds
-    /// one of type 1. False where the request breaks a rule of IBTA vol. 1, 10.6.7.2: `IBV_WC_MW_BIND_ERR`.
+    /// Binds a window for queue pair `qpn` in protection domain `pd`. A request without a region or with
+    /// length 0 unbinds a window of type 1.
+    ///
+    /// Returns false if the request breaks a rule of IBTA vol. 1, 10.6.7.2: `IBV_WC_MW_BIND_ERR`.
     pub fn bind(&self, fabric: &Fabric, (pd, qpn): (u32, u32), new: &BindRequest) -> bool {
         let mut table = self.table();
         let WindowId(index) = new.window;
@@ -77,7 +80,8 @@ impl Keys {
         let key_fits = prefix(new.key) == prefix(window.key);
         let allowed = match window.window_type {
             WindowType::One => key_fits,
-            // A window of type 2 is invalidated before it is bound again, and then under another key.
+            // A window of type 2 must be invalidated before it is bound again, and is then bound under
+            // another key.
             WindowType::Two => {
                 key_fits && new.key != window.key && window.bound.is_none() && new.len != 0
             }
@@ -121,9 +125,10 @@ impl Keys {
         true
     }
 
-    /// Invalidates a window of type 2 that queue pair `qpn` has bound: a local or a remote invalidation. False
-    /// for any other key: "the R_Key of a memory region that was registered by the register verb cannot be
-    /// invalidated" (IBTA vol. 1, 10.6.6.3), nor can a window of type 1.
+    /// Invalidates a window of type 2 that queue pair `qpn` has bound, for a local or remote invalidation.
+    ///
+    /// Returns false for any other key: "the R_Key of a memory region that was registered by the register
+    /// verb cannot be invalidated" (IBTA vol. 1, 10.6.6.3), nor can a window of type 1.
     pub fn invalidate_window(&self, fabric: &Fabric, qpn: u32, key: u32) -> bool {
         let mut table = self.table();
         let Some((index, mr)) = find(&fabric.me, key) else {
@@ -140,7 +145,7 @@ impl Keys {
     }
 }
 
-/// The region that a window is to be bound to, if it may be.
+/// Returns the region of a bind request, if the window may be bound to it.
 fn bindable<'f>(
     fabric: &'f Fabric,
     table: &Table,
@@ -149,7 +154,7 @@ fn bindable<'f>(
 ) -> Option<(usize, &'f MrShared)> {
     const REMOTE_CHANGES: u32 =
         (verbs_abi::IBV_ACCESS_REMOTE_WRITE | verbs_abi::IBV_ACCESS_REMOTE_ATOMIC).cast_unsigned();
-    // Local write says nothing about peers; programs set it, and adapters let it pass.
+    // Local write does not concern peers; programs set the flag, and adapters accept it.
     const KNOWN: u32 = REMOTE_CHANGES
         | verbs_abi::IBV_ACCESS_LOCAL_WRITE.cast_unsigned()
         | (verbs_abi::IBV_ACCESS_REMOTE_READ | verbs_abi::IBV_ACCESS_ZERO_BASED).cast_unsigned();
@@ -173,7 +178,7 @@ fn bindable<'f>(
     good.then_some((index, mr))
 }
 
-/// Describes the bytes of a window in its place.
+/// Writes the description of a window's bytes into its slot.
 fn describe(place: &MrShared, mr: &MrShared, new: &BindRequest, owner: Owner) {
     let skipped = new.addr - mr.addr.load(Ordering::Relaxed);
     let zero_based = new.access & verbs_abi::IBV_ACCESS_ZERO_BASED.cast_unsigned() != 0;

@@ -1,10 +1,10 @@
-//! How a region stays registered while it is accessed: the hazard slots of this process, and the wait for those of all.
+//! Hazard slots: they keep a region registered while it is accessed.
 //!
-//! Whoever accesses a region first writes its name into the hazard slot of its thread and then looks again
-//! whether the key is still valid. Deregistration clears the key and then waits until no hazard slot of any
-//! process names the region. Between the two stores and loads stands a full barrier, but only on the side of
-//! the rare deregistration: `membarrier(2)` makes every running thread of the fabric's processes pass one.
-//! An access so costs two plain stores to its own cache line.
+//! A thread that accesses a region first writes the region's name into its hazard slot, and then checks again
+//! that the key is still valid. Deregistration clears the key, and then waits until no hazard slot of any
+//! process names the region. Both sides need a full barrier between store and load. Only the rare
+//! deregistration pays for it: `membarrier(2)` makes every running thread of the fabric's processes execute
+//! one. An access therefore costs two plain stores to the thread's own cache line.
 
 use std::cell::Cell;
 use std::sync::Mutex;
@@ -18,7 +18,7 @@ use crate::lock::lock;
 /// The hazard slots of this process.
 pub(super) struct Hazards {
     free: Mutex<Vec<usize>>,
-    /// `membarrier` is not there: every access needs a full fence.
+    /// True if `membarrier` is unavailable, so that every access needs a full fence.
     fence_on_access: bool,
 }
 
@@ -30,8 +30,10 @@ impl Hazards {
         }
     }
 
-    /// Keeps region `index` of `peer` registered while the result lives; `None` if its entry is no longer
-    /// `entry`, or shared memory is full when the thread accesses a region for the first time. A thread holds at most two pins.
+    /// Keeps region `index` of `peer` registered while the result lives. A thread holds at most two pins.
+    ///
+    /// Returns `None` if the region's entry is no longer `entry`, or if shared memory is full at the thread's
+    /// first access to a region.
     #[inline(always)]
     pub(super) fn pin(
         &'static self,
@@ -49,17 +51,17 @@ impl Hazards {
         self.pin_at(if free { first } else { second }, peer, index, entry)
     }
 
-    /// Where the calling thread says what it accesses, if it has done so before.
+    /// Returns the calling thread's hazard slot, if the thread has claimed one.
     #[inline(always)]
     pub(super) fn known_hazard(&'static self) -> Option<&'static Hazard> {
-        // After a fork the child has keys of its own, and the claim is another process's.
+        // After a fork the child has its own keys, and the claim belongs to the parent.
         CLAIM
             .get()
             .filter(|claim| std::ptr::eq(claim.hazards, self))
             .map(|claim| claim.hazard)
     }
 
-    /// [`pin`](Self::pin) in a free place of the calling thread's hazard.
+    /// Pins a region as [`pin`](Self::pin) does, in a free word of the calling thread's hazard slot.
     #[inline(always)]
     pub(super) fn pin_at(
         &self,
@@ -82,7 +84,8 @@ impl Hazards {
     }
 }
 
-/// Waits until nobody accesses the region or window of `owner` at `index`, whose key has just become invalid.
+/// Waits until no thread accesses the region or window of `owner` at `index`, whose key has just become
+/// invalid.
 pub(super) fn wait_for_accesses(fabric: &Fabric, owner: &Peer, index: usize) {
     // SYNC POINT H
     barrier::everywhere();
@@ -99,7 +102,7 @@ pub(super) fn wait_for_accesses(fabric: &Fabric, owner: &Peer, index: usize) {
                 if waits < 100 {
                     std::thread::yield_now();
                 } else {
-                    // A copy of many megabytes is under way, or its process is stopped.
+                    // A copy of many megabytes is in progress, or its process is stopped.
                     cancellation::sleep(std::time::Duration::from_micros(100));
                 }
             }
@@ -112,7 +115,7 @@ fn hazard_name(slot: usize, index: usize) -> u64 {
     (slot as u64) << 32 | index as u64
 }
 
-/// A region that stays registered.
+/// A pin: the region stays registered while this value lives.
 pub struct Pin {
     hazard: &'static AtomicU64,
 }
@@ -124,7 +127,7 @@ impl Drop for Pin {
     }
 }
 
-/// The hazard of a thread: claimed at its first access.
+/// The hazard slot of a thread, claimed at its first access.
 #[derive(Clone, Copy)]
 struct Claim {
     hazards: &'static Hazards,
@@ -132,7 +135,7 @@ struct Claim {
 }
 
 thread_local! {
-    /// Without a destructor, so that an access finds it with one look.
+    /// Without a destructor, so that an access needs a single load to find it.
     static CLAIM: Cell<Option<Claim>> = const { Cell::new(None) };
     static GIVE_BACK: GiveBack = const { GiveBack { slot: Cell::new(None) } };
 }
@@ -147,7 +150,7 @@ fn claim(hazards: &'static Hazards, fabric: &'static Fabric) -> Option<&'static 
     };
     let at = HAZARDS_AT + slot * size_of::<Hazard>();
     if let Err(e) = fabric.reserve(at, size_of::<Hazard>()) {
-        // To use it all the same would be a SIGBUS: the work request fails instead.
+        // Using the slot without memory would be a SIGBUS; the work request fails instead.
         tracing::warn!("shared memory is used up: {e}");
         lock(&hazards.free).push(slot);
         return None;
@@ -160,12 +163,12 @@ fn claim(hazards: &'static Hazards, fabric: &'static Fabric) -> Option<&'static 
         .fetch_max(slot as u64 + 1, Ordering::SeqCst);
     let hazard = fabric.me.segment.hazard(slot)?;
     CLAIM.set(Some(Claim { hazards, hazard }));
-    // A thread that still uses verbs when its destructors have run keeps its hazard for good.
+    // A thread that uses verbs after its thread-local destructors have run never frees its hazard slot.
     let _ = GIVE_BACK.try_with(|give_back| give_back.slot.set(Some((hazards, slot))));
     Some(hazard)
 }
 
-/// Gives the hazard of a thread back when it ends.
+/// Frees the hazard slot of a thread when the thread ends.
 struct GiveBack {
     slot: Cell<Option<(&'static Hazards, usize)>>,
 }

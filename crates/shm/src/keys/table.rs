@@ -1,4 +1,4 @@
-//! Registration: what enters the table of keys, and what leaves it.
+//! Registration and deregistration of memory regions in the table of keys.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -13,31 +13,31 @@ use crate::fabric::{Fabric, Peer};
 use crate::lock::lock;
 use crate::mem::RangeBacking;
 
-/// What a new region is.
+/// The description of a new region.
 pub struct NewRegion<'a> {
-    /// Number of its protection domain.
+    /// The protection domain, or another owner.
     pub owner: Owner,
-    /// What work requests call its first byte.
+    /// Address of the first byte in work requests.
     pub addr: u64,
-    /// Where its first byte lies.
+    /// Address of the first byte in this process.
     pub base: u64,
     /// Length in bytes.
     pub len: u64,
     /// `ibv_access_flags`.
     pub access: u32,
-    /// What lies behind it.
+    /// The backing of the region.
     pub backing: &'a RangeBacking,
 }
 
-/// What only this process knows of its keys.
+/// The part of the table of keys that only this process sees.
 #[derive(Default)]
 pub(super) struct Table {
-    /// Places in use.
+    /// Number of slots in use.
     pub(super) used: usize,
     pub(super) windows: Windows,
 }
 
-/// Registrations and hazards of this process.
+/// The table of keys and the hazard slots of this process.
 pub struct Keys {
     /// Serialises registration.
     registering: Mutex<Table>,
@@ -45,8 +45,8 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// An empty table.
-    #[allow(clippy::new_without_default)] // 4096 hazards are no default value
+    /// Returns an empty table.
+    #[allow(clippy::new_without_default)] // a table with 4096 hazard slots is not a default value
     pub fn new() -> Self {
         Self {
             registering: Mutex::new(Table::default()),
@@ -54,15 +54,15 @@ impl Keys {
         }
     }
 
-    /// The table, for who registers or binds.
+    /// Locks the table for registration or bind.
     pub(super) fn table(&self) -> MutexGuard<'_, Table> {
         lock(&self.registering)
     }
 
-    /// Enters a region; its key, which is none that is `taken` elsewhere.
+    /// Registers a region, and returns its key, for which `taken` returns false.
     ///
     /// # Errors
-    /// `ENOMEM` where the table or shared memory is full.
+    /// Returns `ENOMEM` if the table or shared memory is full.
     pub fn register(
         &self,
         fabric: &Fabric,
@@ -84,11 +84,11 @@ impl Keys {
         Err(libc::ENOMEM)
     }
 
-    /// Enters a region under a key that is wanted.
+    /// Registers a region under a given key.
     ///
     /// # Errors
-    /// `EEXIST` where the key is taken, is 0, or has no room in the table; `ENOMEM` as for
-    /// [`register`](Self::register).
+    /// Returns `EEXIST` if the key is taken, is 0, or has no free slot in the table. Returns `ENOMEM` as
+    /// [`register`](Self::register) does.
     pub fn register_as(&self, fabric: &Fabric, key: u32, new: &NewRegion<'_>) -> Result<(), i32> {
         let mut table = self.table();
         let (index, mr) = self.free_place(fabric, &table, key)?;
@@ -107,10 +107,10 @@ impl Keys {
         Ok(())
     }
 
-    /// A place in which `key` can be entered.
+    /// Returns a slot in which `key` can be entered.
     ///
     /// # Errors
-    /// As for [`register_as`](Self::register_as).
+    /// Returns the errors of [`register_as`](Self::register_as).
     #[allow(clippy::unused_self)] // `table` is what its lock protects
     pub(super) fn free_place<'f>(
         &self,
@@ -123,7 +123,8 @@ impl Keys {
         }
         let me = &fabric.me.segment;
         let start = hash(me.header().key_secret.load(Ordering::Relaxed), key);
-        // Before they are looked at: where /dev/shm is full, reading what has no memory yet is a SIGBUS.
+        // Reserve the slots before reading them: if /dev/shm is full, reading a page without memory is a
+        // SIGBUS.
         let begin = start % MR_SLOTS;
         let wrapped = (begin + PROBES).saturating_sub(MR_SLOTS);
         for (first, count) in [(begin, PROBES - wrapped), (0, wrapped)] {
@@ -157,15 +158,15 @@ impl Keys {
             .ok_or(libc::EEXIST)
     }
 
-    /// Makes `key` invalid and waits until nobody accesses its region any more. False if another process has done so
-    /// already.
+    /// Invalidates `key` and waits until no thread accesses its region any more. Returns false if another
+    /// process has invalidated the key already.
     ///
     /// # Errors
-    /// `EBUSY` while memory windows are bound to the region.
+    /// Returns `EBUSY` while memory windows are bound to the region.
     pub fn deregister(&self, fabric: &Fabric, key: u32) -> Result<bool, i32> {
         let mut table = self.table();
         let Some((index, mr)) = find(&fabric.me, key) else {
-            // The place that it had counted.
+            // The region still counted as a slot in use.
             table.used -= 1;
             return Ok(false);
         };
@@ -180,8 +181,10 @@ impl Keys {
         Ok(ours)
     }
 
-    /// Keeps region `index` of `peer` registered while the result lives; `None` if its entry is no longer
-    /// `entry`, or shared memory is full when the thread accesses a region for the first time. A thread holds at most two pins.
+    /// Keeps region `index` of `peer` registered while the result lives. A thread holds at most two pins.
+    ///
+    /// Returns `None` if the region's entry is no longer `entry`, or if shared memory is full at the thread's
+    /// first access to a region.
     #[inline(always)]
     pub fn pin(
         &'static self,
@@ -193,13 +196,13 @@ impl Keys {
         self.hazards.pin(fabric, peer, index, entry)
     }
 
-    /// Where the calling thread says what it accesses, if it has done so before.
+    /// Returns the calling thread's hazard slot, if the thread has claimed one.
     #[inline(always)]
     pub fn known_hazard(&'static self) -> Option<&'static Hazard> {
         self.hazards.known_hazard()
     }
 
-    /// [`pin`](Self::pin) in a free place of the calling thread's hazard.
+    /// Pins a region as [`pin`](Self::pin) does, in a free word of the calling thread's hazard slot.
     #[inline(always)]
     pub fn pin_at(
         &self,
@@ -212,15 +215,16 @@ impl Keys {
     }
 }
 
-/// Makes `key` of another process invalid, as that one does with its own. It keeps what it has for the region until it
-/// deregisters it, too. Returns whom the region belonged to.
+/// Invalidates a key of another process, and returns the owner of its region.
+///
+/// The process keeps its resources for the region until it deregisters the region itself.
 ///
 /// # Errors
-/// `ENOENT` where `owner` has no such region; `EBUSY` while memory windows are bound to it.
+/// Returns `ENOENT` if `owner` has no such region. Returns `EBUSY` while memory windows are bound to it.
 pub fn deregister_of(fabric: &Fabric, owner: &Peer, key: u32) -> Result<Owner, i32> {
     let (index, mr) = find(owner, key).ok_or(libc::ENOENT)?;
     let belongs_to = Owner::from_word(mr.pd.load(Ordering::Relaxed));
-    // SYNC POINT B: whoever binds a window says so first, and then looks whether the key is still there.
+    // SYNC POINT B: the binding thread sets the flag first, and then checks that the key is still valid.
     let bound = || mr.access.load(Ordering::SeqCst) & ACCESS_WINDOWS != 0;
     if bound() {
         return Err(libc::EBUSY);
@@ -228,7 +232,7 @@ pub fn deregister_of(fabric: &Fabric, owner: &Peer, key: u32) -> Result<Owner, i
     let taken = take(mr, key).ok_or(libc::ENOENT)?;
     if bound() {
         let back = next_entry(taken, key);
-        // Where it is not as it was left, its owner has deregistered it and used the place again.
+        // If the slot has changed since, its owner has deregistered the region and reused the slot.
         let _ = mr
             .entry
             .compare_exchange(taken, back, Ordering::SeqCst, Ordering::Relaxed);
@@ -239,7 +243,7 @@ pub fn deregister_of(fabric: &Fabric, owner: &Peer, key: u32) -> Result<Owner, i
     Ok(belongs_to)
 }
 
-/// Has peers drop their mappings of a region's memory.
+/// Makes peers drop their mappings of a region's memory.
 fn forget_backing(owner: &Peer, mr: &MrShared) {
     if mr.backing.load(Ordering::Relaxed) != BACKING_PRIVATE {
         owner

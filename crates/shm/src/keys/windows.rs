@@ -1,8 +1,8 @@
-//! The memory windows of this process: which there are, and to which regions they are bound.
+//! The memory windows of this process, and the regions to which they are bound.
 //!
-//! A window keeps its place in the table of keys from allocation to deallocation; bound, the place describes the
-//! bytes as a region's would, so peers reach them in the same way. What tells it from a region is its
-//! [owner](nic_core::rights::Owner).
+//! A window keeps its slot in the table of keys from allocation to deallocation. While the window is bound,
+//! the slot describes its bytes like those of a region, so peers access them in the same way. The
+//! [owner](nic_core::rights::Owner) distinguishes a window from a region.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -12,25 +12,26 @@ use crate::fabric::Fabric;
 /// Bit of [`MrShared::access`](crate::fabric::layout::MrShared::access): memory windows are bound to the region.
 pub(super) const ACCESS_WINDOWS: u32 = 1 << 31;
 
-/// Type of a memory window: `ibv_alloc_mw(3)`.
+/// Type of a memory window, as in `ibv_alloc_mw(3)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowType {
-    /// For every queue pair of its protection domain.
+    /// Usable by every queue pair of its protection domain.
     One,
-    /// For the queue pair that bound it alone (type 2B of IBTA vol. 1, 10.6.7.2.3: within its protection domain).
+    /// Usable only by the queue pair that bound it (type 2B of IBTA vol. 1, 10.6.7.2.3: within its protection
+    /// domain).
     Two,
 }
 
-/// A window's place in the table of keys.
+/// Index of a window in the table of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowId(pub(super) usize);
 
-/// What a program asks for when it binds a window.
+/// The parameters of a bind request.
 #[derive(Clone, Copy, Debug)]
 pub struct BindRequest {
-    /// The window.
+    /// The window to bind.
     pub window: WindowId,
-    /// The key that the window gets.
+    /// The new key of the window.
     pub key: u32,
     /// L_Key of the region; 0 for none.
     pub mr_key: u32,
@@ -45,13 +46,13 @@ pub struct BindRequest {
 pub(super) struct Window {
     pub(super) window_type: WindowType,
     pub(super) pd: u32,
-    /// The key that it has, or would have had last.
+    /// The current key, or the last one if the window is unbound.
     pub(super) key: u32,
-    /// Place of the region that it is bound to.
+    /// Index of the bound region.
     pub(super) bound: Option<usize>,
 }
 
-/// The windows of this process, by place, and how many are bound to each region.
+/// The windows of this process by index, and the number of windows bound to each region.
 #[derive(Default)]
 pub(super) struct Windows {
     pub(super) windows: HashMap<usize, Window>,
@@ -71,7 +72,7 @@ impl Windows {
         self.bound.contains_key(&region)
     }
 
-    /// The window at `index` is bound to `region` from now on, or to none.
+    /// Records that the window at `index` is bound to `region`, or to none.
     pub(super) fn set_bound(&mut self, fabric: &Fabric, index: usize, region: Option<usize>) {
         let Some(window) = self.windows.get_mut(&index) else {
             return;

@@ -1,10 +1,10 @@
-//! What is mapped in this process, as `/proc/self/maps` says.
+//! The memory areas of this process, from `/proc/self/maps`.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::ops::Range;
 
-/// The file that says what is mapped in this process.
+/// `/proc/self/maps`, kept open.
 pub(super) struct Maps(File);
 
 impl Maps {
@@ -13,7 +13,7 @@ impl Maps {
         File::open("/proc/self/maps").map(Self)
     }
 
-    /// What is mapped now, in the order of addresses. To be asked by one thread at a time.
+    /// Returns the areas mapped now, in the order of addresses. Only one thread may call this at a time.
     pub(super) fn areas(&self) -> io::Result<Vec<Area>> {
         let _hold_off = cancellation::HoldOff::new();
         let mut maps = String::new();
@@ -21,22 +21,23 @@ impl Maps {
         file.rewind()?;
         file.read_to_string(&mut maps)?;
         let mut areas = Vec::new();
-        // Programs have tens of thousands.
+        // Programs have tens of thousands of areas.
         areas.try_reserve_exact(maps.lines().count())?;
         areas.extend(maps.lines().filter_map(Area::parse));
         Ok(areas)
     }
 }
 
-/// What is mapped in this process, in the order of addresses.
+/// Returns the areas mapped in this process, in the order of addresses.
 pub(super) fn areas() -> io::Result<Vec<Area>> {
     Maps::open()?.areas()
 }
 
-/// The area in which `range` starts, if all of it is mapped, and writable, where `write` says so.
+/// Returns the area in which `range` starts, if all of `range` is mapped readable, and writable if `write` is
+/// set.
 ///
 /// # Errors
-/// `EFAULT`
+/// Returns `EFAULT` otherwise.
 pub(super) fn area_of(areas: &[Area], range: Range<usize>, write: bool) -> Result<&Area, i32> {
     let mut at = range.start;
     let mut first = None;
@@ -56,7 +57,8 @@ pub(super) fn area_of(areas: &[Area], range: Range<usize>, write: bool) -> Resul
     Err(libc::EFAULT)
 }
 
-/// For [`crate::fuzz`]: any text in the place of `/proc/self/maps`, and a region somewhere in it.
+/// Fuzz target for [`crate::fuzz`]: parses any text as `/proc/self/maps`, and looks up regions in the areas
+/// found.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(maps: &str) {
     let areas: Vec<_> = maps.lines().filter_map(Area::parse).collect();
@@ -75,13 +77,13 @@ pub(super) struct Area {
     pub(super) end: usize,
     pub(super) readable: bool,
     pub(super) writable: bool,
-    /// Not shared with other mappings of what lies behind it.
+    /// The mapping is private (copy-on-write).
     pub(super) private: bool,
     pub(super) offset: u64,
     pub(super) inode: u64,
-    /// The segment's id, if it is SysV shared memory.
+    /// Id of the segment if the area is SysV shared memory.
     pub(super) sysv: Option<u64>,
-    /// It has a purpose of its own: a stack that grows, the kernel's pages.
+    /// The area has a special purpose: a stack that grows, or pages of the kernel.
     pub(super) special: bool,
 }
 

@@ -1,10 +1,11 @@
-//! The locks under which atomics are made on memory that no CPU atomic reaches.
+//! Locks for remote atomics on memory that no CPU atomic reaches.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::fault::Fault;
 
-/// A lock whose holder may die: it holds the holder's pid, and a waiter looks whether that one still runs.
+/// A lock that survives the death of its holder: the word holds the holder's pid, and a waiter checks that
+/// this process still runs.
 pub(super) struct HeldAtomicLock<'a>(&'a AtomicU64);
 
 impl<'a> HeldAtomicLock<'a> {
@@ -14,7 +15,8 @@ impl<'a> HeldAtomicLock<'a> {
             match word.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => return Ok(Self(word)),
                 Err(holder) if spins % 1024 == 1023 => {
-                    // A holder is in there for microseconds. One that has died (or garbage) is replaced.
+                    // A holder keeps the lock for microseconds. A dead holder, or a garbage value, is
+                    // replaced.
                     let alive =
                         holder == me || std::path::Path::new(&format!("/proc/{holder}")).exists();
                     if !alive

@@ -1,4 +1,4 @@
-//! What lies behind memory that is being registered.
+//! Lookup of the backing of memory that is being registered.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::sharing::sharing;
 use crate::fabric::layout::*;
 use crate::shortage::shortage;
 
-/// What lies behind a range of this process's memory, for [`MrShared`].
+/// The backing of a range of this process's memory, in the form of [`MrShared`].
 pub struct RangeBacking {
     /// One of `BACKING_*`.
     pub kind: u32,
@@ -18,15 +18,15 @@ pub struct RangeBacking {
     pub handle: u32,
     /// Inode of the file.
     pub inode: u64,
-    /// Where in the backing the range begins.
+    /// Offset of the range in the backing.
     pub offset: u64,
-    /// Keeps the backing as it is.
+    /// Keeps the backing unchanged.
     pub hold: Hold,
 }
 
-/// What keeps memory reachable for peers while it is registered.
+/// A resource that keeps memory reachable for peers while it is registered.
 pub enum Hold {
-    /// Nothing to keep.
+    /// No resource is needed.
     Nothing,
     /// An open descriptor.
     Descriptor(#[allow(dead_code, reason = "keeps it open")] Arc<OwnedFd>),
@@ -35,7 +35,7 @@ pub enum Hold {
 }
 
 impl RangeBacking {
-    /// Of a region without memory.
+    /// Returns the backing of a region without memory.
     pub fn null() -> Self {
         Self {
             kind: BACKING_NULL,
@@ -43,7 +43,7 @@ impl RangeBacking {
         }
     }
 
-    /// Of memory that peers reach by system call, wherever it lies.
+    /// Returns the backing of memory that peers access by system call.
     pub fn private() -> Self {
         Self {
             kind: BACKING_PRIVATE,
@@ -55,12 +55,14 @@ impl RangeBacking {
     }
 }
 
-/// Looks up what lies behind `len` bytes at `addr`, and checks that they are mapped (and writable, where
-/// `write` says so). Gives private memory a backing that peers can map where `share` says so and it is safe.
+/// Looks up the backing of `len` bytes at `addr`, and checks that they are mapped, and writable if `write` is
+/// set.
+///
+/// If `share` is set and sharing is safe, the function gives private memory a backing that peers can map.
 ///
 /// # Errors
-/// `EFAULT` as `ibv_reg_mr(3)` returns it; `EMFILE`, `ENFILE` and `ENOMEM` where what is mapped cannot be read for want of
-/// a descriptor or of memory.
+/// Returns `EFAULT` as `ibv_reg_mr(3)` does. Returns `EMFILE`, `ENFILE` or `ENOMEM` if `/proc/self/maps`
+/// cannot be read for lack of descriptors or memory.
 pub fn backing_of(addr: usize, len: usize, write: bool, share: bool) -> Result<RangeBacking, i32> {
     let end = addr.checked_add(len).ok_or(libc::EFAULT)?;
     if let Some((memory, offset)) = shared_at(addr, end) {
@@ -72,7 +74,7 @@ pub fn backing_of(addr: usize, len: usize, write: bool, share: bool) -> Result<R
             hold: Hold::Descriptor(memory.fd),
         });
     }
-    // Kept from here on: what is shared does not change.
+    // The lock is held from here on, so that the set of shared pages does not change.
     let mut sharing = sharing();
     let areas = sharing
         .areas()

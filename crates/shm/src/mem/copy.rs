@@ -1,24 +1,23 @@
-//! Copies between memory that other processes see, and that programs may have unmapped.
+//! Copies of memory that other processes see, and that programs may have unmapped.
 
 use super::fault::Fault;
 
-/// Bytes that [`copy`] stores last, in one move.
+/// Number of bytes that [`copy`] stores last, in one move.
 pub(super) const LAST: usize = 8;
 
-/// Copies between memory that others may be writing to.
+/// Copies bytes between memory to which others may be writing.
 ///
-/// Up to 16 bytes go in as few and as large moves as there are, so that an aligned word is never seen half
-/// written. The last bytes come last: the specification leaves their order open, but programs that
-/// poll on the last byte of what a peer WRITEs are as old as RDMA, and adapters, which write from front to back, let
-/// them.
+/// Up to 16 bytes are copied in as few and as large moves as possible, so that an aligned word is never seen
+/// half written. The last bytes are stored last. The specification leaves their order open. However, programs
+/// have always polled on the last byte of a peer's WRITE, because adapters write from front to back.
 ///
 /// # Errors
-/// When one of the two is memory of this process that is not there, or not to be accessed so. Some of the bytes may have
+/// Returns [`Fault`] if memory of this process is unmapped or forbids the access. Some of the bytes may have
 /// been copied.
 ///
 /// # Safety
-/// Nobody has a reference to the `len` bytes at `dst`, or a mutable one to those at `src`, and the two do not overlap
-/// unless they are equal. What is mapped there may be written and read.
+/// No reference to the `len` bytes at `dst`, and no mutable reference to those at `src`, exists. The two
+/// ranges do not overlap unless they are equal. Memory mapped there may be written or read, respectively.
 #[inline(always)]
 pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> Result<(), Fault> {
     // SAFETY: contract of this function.
@@ -34,7 +33,7 @@ mod moves {
     use super::super::guard::guarded;
     use super::LAST;
 
-    /// Two loads and two stores of words of a size, by two registers, at the front and at the end.
+    /// Loads two words of the same size, one at the front and one at the end, and then stores both.
     macro_rules! ends {
         ($front:literal, $back:literal, $dst:ident, $src:ident, $end:expr) => {
             guarded!(
@@ -49,10 +48,10 @@ mod moves {
         };
     }
 
-    /// False if it came upon memory that is not there.
+    /// Copies `len` bytes. Returns false if an access faulted.
     ///
     /// # Safety
-    /// As for [`copy`](super::copy).
+    /// The contract of [`copy`](super::copy) applies.
     #[inline(always)]
     pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
         // SAFETY: contract of this function; the moves stay within `len` bytes.
@@ -74,10 +73,10 @@ mod moves {
         }
     }
 
-    /// 8 bytes.
+    /// Copies 8 bytes.
     ///
     /// # Safety
-    /// As for [`copy`](super::copy).
+    /// The contract of [`copy`](super::copy) applies.
     #[inline(always)]
     unsafe fn word(dst: *mut u8, src: *const u8) -> bool {
         // SAFETY: contract of this function.
@@ -89,10 +88,10 @@ mod moves {
         }
     }
 
-    /// 24 to 40 bytes.
+    /// Copies 24 to 40 bytes.
     ///
     /// # Safety
-    /// As for [`copy`](super::copy).
+    /// The contract of [`copy`](super::copy) applies.
     #[inline(always)]
     unsafe fn three(dst: *mut u8, src: *const u8, len: usize) -> bool {
         // SAFETY: contract of this function; the moves stay within `len` bytes.
@@ -111,10 +110,10 @@ mod moves {
         }
     }
 
-    /// More than 16 bytes.
+    /// Copies more than 16 bytes.
     ///
     /// # Safety
-    /// As for [`copy`](super::copy).
+    /// The contract of [`copy`](super::copy) applies.
     #[inline(never)]
     unsafe fn long(dst: *mut u8, src: *const u8, len: usize) -> bool {
         debug_assert!(len > 16);
@@ -144,14 +143,15 @@ mod moves {
         }
     }
 
-    /// 32 bytes and more, in no order.
+    /// Copies 32 bytes or more in unspecified order.
     ///
     /// # Safety
-    /// As for [`copy`](super::copy).
+    /// The contract of [`copy`](super::copy) applies.
     #[inline]
     unsafe fn narrow(dst: *mut u8, src: *const u8, len: usize) -> bool {
         debug_assert!(len >= 32);
-        // SAFETY: contract of this function; the moves stay within `len` bytes, and the last ones may copy some again.
+        // SAFETY: contract of this function; the moves stay within `len` bytes, and the last moves may copy
+        // some bytes twice.
         unsafe {
             guarded!(
                 [
@@ -181,21 +181,23 @@ mod moves {
         }
     }
 
-    /// From here on [`wide`] is worth it.
+    /// Length from which [`wide`] is faster.
     const WIDE: usize = 160;
 
-    /// [`WIDE`] bytes and more, in no order, on a processor with AVX: as fast as the C library's `memcpy` or faster, of any
-    /// length (`docs/design/dropin.md`).
+    /// Copies [`WIDE`] bytes or more in unspecified order, on a processor with AVX.
+    ///
+    /// The function is at least as fast as the C library's `memcpy` at any length (`docs/design/dropin.md`).
     ///
     /// # Safety
-    /// As for [`copy`](super::copy).
+    /// The contract of [`copy`](super::copy) applies.
     #[inline]
     unsafe fn wide(dst: *mut u8, src: *const u8, len: usize) -> bool {
         debug_assert!(len >= WIDE);
-        // Stores go to aligned places, which cross no line; those before the first are made beforehand.
+        // The loop's stores are aligned and so cross no cache line; the bytes before the first aligned
+        // address are copied first.
         let skip = 32 - dst.addr() % 32;
-        // SAFETY: contract of this function; the moves stay within `len` bytes, of which at least 128 are behind `skip`, and
-        // the last ones may copy some again.
+        // SAFETY: contract of this function; the moves stay within `len` bytes, of which at least 128 are
+        // behind `skip`. The last moves may copy some bytes twice.
         unsafe {
             guarded!(
                 [
@@ -246,10 +248,10 @@ mod moves {
 
     use super::LAST;
 
-    /// True; memory that is not there ends the process.
+    /// Copies `len` bytes and returns true; an access to unmapped memory ends the process.
     ///
     /// # Safety
-    /// As for [`copy`](super::copy), and the memory is there.
+    /// The contract of [`copy`](super::copy) applies, and all bytes are mapped.
     #[inline(always)]
     pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
         // SAFETY: contract of this function; the parts stay within `len` bytes.
@@ -273,7 +275,7 @@ mod moves {
                     dst.add(len - 8).cast::<u64>().write_unaligned(b);
                 }
                 _ => {
-                    // `memcpy` is free to store the end before the middle, and does.
+                    // `memcpy` may store the end before the middle, and does.
                     let rest = len - LAST;
                     std::ptr::copy(src, dst, rest);
                     fence(Ordering::Release);
@@ -287,7 +289,7 @@ mod moves {
     /// Reads a `T` at `offset`.
     ///
     /// # Safety
-    /// The bytes are readable and any of them make a `T`.
+    /// The bytes are readable, and any of their values is a valid `T`.
     #[inline]
     unsafe fn part<T>(src: *const u8, offset: usize) -> T {
         // SAFETY: contract of this function.
@@ -301,7 +303,7 @@ mod tests {
 
     use super::*;
 
-    /// Who looks at the last byte of what a peer WRITEs and finds it new uses the rest.
+    /// A program that polls the last byte of a peer's WRITE uses the other bytes once the last one is new.
     #[test]
     fn the_last_byte_comes_last() {
         const ROUNDS: u64 = 300;
@@ -314,7 +316,7 @@ mod tests {
                     for round in 1..=ROUNDS {
                         let new = vec![(round % 251) as u8; len];
                         let dst = memory.as_ptr().cast_mut().cast::<u8>();
-                        // SAFETY: both are of that length; others only look at `memory`, as atomics.
+                        // SAFETY: both ranges have `len` bytes; other threads only read `memory`, as atomics.
                         unsafe { copy(dst, new.as_ptr(), len) }.unwrap();
                         while seen.load(Ordering::Acquire) < round {
                             std::thread::yield_now();
@@ -326,7 +328,7 @@ mod tests {
                     while memory[len - 1].load(Ordering::Acquire) != new {
                         std::hint::spin_loop();
                     }
-                    // At once: there is little time between the first byte and the last.
+                    // Read at once: the time between the first store and the last is short.
                     let places = [0, len / 4, len / 2, len / 4 * 3, len - 17, len - 9];
                     let is_old = |at: usize| memory[at].load(Ordering::Relaxed) != new;
                     early += u32::from(places.into_iter().any(is_old));
@@ -345,20 +347,20 @@ mod tests {
         for len in 0..300usize {
             let src: Vec<u8> = (0..len).map(|i| (i % 251) as u8 + 1).collect();
             let mut dst = vec![0xa5u8; len + 2];
-            // SAFETY: both are long enough.
+            // SAFETY: both vectors are long enough.
             unsafe { copy(dst.as_mut_ptr().add(1), src.as_ptr(), len) }.unwrap();
             assert_eq!(&dst[1..=len], &src[..]);
             assert_eq!((dst[0], dst[len + 1]), (0xa5, 0xa5));
         }
     }
 
-    /// Two pages, of which the second is not there.
+    /// Two pages, of which the second is unmapped.
     struct Edge(*mut u8);
 
     impl Edge {
         fn new() -> Self {
             super::super::guard::install();
-            // SAFETY: new pages, of which one is given back at once.
+            // SAFETY: maps new pages, and unmaps one of them at once.
             unsafe {
                 let at = rustix::mm::mmap_anonymous(
                     std::ptr::null_mut(),
@@ -372,7 +374,7 @@ mod tests {
             }
         }
 
-        /// So many bytes before the end.
+        /// Returns the address `bytes` bytes before the end of the mapped page.
         fn before(&self, bytes: usize) -> *mut u8 {
             self.0.wrapping_add(PAGE - bytes)
         }
@@ -380,7 +382,7 @@ mod tests {
 
     impl Drop for Edge {
         fn drop(&mut self) {
-            // SAFETY: mapped by `new`, and nobody else knows of it.
+            // SAFETY: mapped by `new`, and no other code knows the address.
             unsafe { rustix::mm::munmap(self.0.cast(), PAGE) }.unwrap();
         }
     }
@@ -393,11 +395,11 @@ mod tests {
         let edge = Edge::new();
         let there = Edge::new();
         for len in (1..200).chain([1000, 4000, PAGE]) {
-            // From all of it there to nothing of it there.
+            // From all bytes mapped to no byte mapped.
             for present in (0..=len).rev().step_by(if len < 80 { 1 } else { 13 }) {
                 let expected = if present == len { Ok(()) } else { Err(Fault) };
                 let (at, good) = (edge.before(present), there.before(len));
-                // SAFETY: the pages are the test's, and nobody has a reference to them.
+                // SAFETY: the pages belong to this test, and no reference to them exists.
                 let (read, written) = unsafe { (copy(good, at, len), copy(at, good, len)) };
                 assert_eq!((read, written), (expected, expected), "{present} of {len}");
             }
@@ -406,12 +408,12 @@ mod tests {
 
     #[test]
     fn a_copy_changes_nothing_beyond_its_bytes() {
-        // The loops of the longer ones, at every alignment.
+        // Lengths copied by the loops, at several alignments.
         for len in (300..700).chain([4095, 4096, 4103, 4104, 5000, 70_000]) {
             let src: Vec<u8> = (0..len + 64).map(|i| (i % 251) as u8 + 1).collect();
             for (to, from) in [(0, 0), (1, 0), (0, 7), (16, 31), (33, 63)] {
                 let mut dst = vec![0; len + 128];
-                // SAFETY: both are long enough.
+                // SAFETY: both vectors are long enough.
                 unsafe { copy(dst.as_mut_ptr().add(to), src.as_ptr().add(from), len) }.unwrap();
                 assert_eq!(dst[to..to + len], src[from..from + len]);
                 let beyond = dst[..to].iter().chain(&dst[to + len..]);

@@ -1,12 +1,13 @@
-//! How many memory regions lie on each page.
+//! Counts the memory regions that cover each page.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Counts ranges that overlap, and tells what no range covers.
+/// Counts overlapping ranges, and finds the parts that no range covers.
 #[derive(Debug, Default)]
 pub(super) struct Coverage {
-    /// From each address on, up to the next, so many ranges. Neighbours differ, and the first is not 0.
+    /// Number of ranges from each address up to the next key. Neighbouring counts differ, and the first is
+    /// not 0.
     counts: BTreeMap<usize, u32>,
 }
 
@@ -21,12 +22,12 @@ impl Coverage {
         self.change(range, |count| count + 1);
     }
 
-    /// Takes away a range that was added.
+    /// Removes a range that was added.
     pub(super) fn remove(&mut self, range: &Range<usize>) {
         self.change(range, |count| count.saturating_sub(1));
     }
 
-    /// Does a range cover some of `range`?
+    /// Returns true if an added range overlaps `range`.
     pub(super) fn touches(&self, range: &Range<usize>) -> bool {
         self.count_at(range.start) > 0
             || self
@@ -35,7 +36,7 @@ impl Coverage {
                 .any(|(_, &count)| count > 0)
     }
 
-    /// The parts of `range` that no range covers, in order.
+    /// Returns the parts of `range` that no added range covers, in order.
     pub(super) fn uncovered(&self, range: &Range<usize>) -> Vec<Range<usize>> {
         let mut free = Vec::new();
         let mut from = (self.count_at(range.start) == 0).then_some(range.start);
@@ -101,7 +102,7 @@ mod tests {
     }
 
     proptest! {
-        /// Beside a count of each address on its own.
+        /// Compares with a separate counter for each address.
         #[test]
         fn it_counts(added in prop::collection::vec((range(), any::<bool>()), 0..30), asked in range()) {
             let mut coverage = Coverage::new();

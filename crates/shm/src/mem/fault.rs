@@ -1,5 +1,5 @@
-//! The error of an access to memory that is not there.
+//! The error of an access to unmapped memory.
 
-/// The bytes could not be reached: unmapped, or their process has ended.
+/// Error: the bytes are unmapped, or their process has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault;

@@ -1,9 +1,9 @@
-//! Shared pages and `fork(2)`: a child gets a copy of its parent's memory, as it was when it was forked, and shares
-//! nothing with it.
+//! Shared pages and `fork(2)`: a child gets a copy of its parent's memory as of the fork, and shares no pages
+//! with the parent.
 //!
-//! Handlers of `pthread_atfork(3)` see to that: the child copies the shared pages into private ones while its parent
-//! waits. In a child of a program with several threads only what is safe in a signal handler may be called, so the
-//! parent prepares what the child needs.
+//! Handlers of `pthread_atfork(3)` implement this: the child copies the shared pages into private ones while
+//! its parent waits. The child of a multithreaded program may call only async-signal-safe functions. The
+//! parent therefore prepares all that the child needs.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -22,24 +22,25 @@ use rustix::mm::{
 use super::page::PAGE;
 use super::sharing::{Sharing, sharing};
 
-/// What the child has to do, and what both sides need to tell each other that it is done.
+/// State of a fork in progress: the child's task, and the means by which the child reports completion.
 struct Fork {
-    /// Nobody shares pages meanwhile.
+    /// Locked, so that no thread shares pages meanwhile.
     held: MutexGuard<'static, Sharing>,
-    /// Shared pages, and whether they are readable and writable.
+    /// Shared page ranges; the two flags are readable and writable.
     ranges: Vec<(Range<usize>, (bool, bool))>,
     done: Option<Done>,
 }
 
-/// How the child says that it is done.
+/// Means by which the child reports that it has copied the pages.
 enum Done {
-    /// It closes it then, or when it dies: ends of a pipe to read from and to write to.
+    /// The read and write ends of a pipe. The child closes both when it is done, or when it dies.
     Pipe(OwnedFd, OwnedFd),
-    /// Where there are no descriptors for a pipe: a page that both have, whose first word is not 0 then.
+    /// Used if no descriptors are left for a pipe: a page that both processes share. The child sets its first
+    /// word to a non-zero value.
     Page(*mut AtomicU32),
 }
 
-/// So long the parent waits for a word in a page: a child that has died writes none.
+/// Time for which the parent waits for the word in a page; a child that has died never sets it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Done {
@@ -48,46 +49,47 @@ impl Done {
             return Some(Self::Pipe(read, write));
         }
         let writable = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let page =
             unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE, writable, MapFlags::SHARED) };
         page.ok().map(|page| Self::Page(page.cast()))
     }
 
-    /// In the parent.
+    /// Waits for the child, in the parent.
     fn wait(self) {
         match self {
             Self::Pipe(read, write) => {
                 drop(write);
-                // Nothing is ever written: this returns when the child has closed its end.
+                // The pipe carries no data: the read returns once the child has closed its end.
                 let _ = std::fs::File::from(read).read(&mut [0]);
             }
             Self::Page(page) => {
                 let begin = Instant::now();
-                // SAFETY: a page of zeroes, mapped until the end of this function, of which nobody else in this process
-                // knows; the child has a mapping of its own.
+                // SAFETY: a page of zeroes, mapped until the end of this function, whose address no other
+                // code in this process knows. The child has its own mapping of the page.
                 let word = unsafe { &*page };
                 while word.load(Ordering::Acquire) == 0 && begin.elapsed() < PATIENCE {
                     cancellation::sleep(Duration::from_micros(50));
                 }
-                // SAFETY: as above; it is not used any more.
+                // SAFETY: as above; the page is not used any more.
                 let _ = unsafe { munmap(page.cast(), PAGE) };
             }
         }
     }
 
-    /// In the child; what it has of it is not used any more.
+    /// Reports completion, in the child. The caller must not use the value afterwards.
     fn say(&self) {
         match self {
             Self::Pipe(read, write) => {
-                // SAFETY: the child's copies of descriptors, which the caller forgets.
+                // SAFETY: these are the child's copies of the descriptors, and the caller forgets their
+                // owners.
                 unsafe {
                     rustix::io::close(read.as_raw_fd());
                     rustix::io::close(write.as_raw_fd());
                 }
             }
             Self::Page(page) => {
-                // SAFETY: mapped since before the fork, and not used after this.
+                // SAFETY: the page was mapped before the fork, and is not used after this.
                 unsafe {
                     (**page).store(1, Ordering::Release);
                     let _ = munmap(page.cast(), PAGE);
@@ -101,11 +103,11 @@ thread_local! {
     static FORK: RefCell<Option<Fork>> = const { RefCell::new(None) };
 }
 
-/// Sees to forks of this process and its children from now on. False where that cannot be.
+/// Installs the fork handlers for this process and its children. Returns false if that fails.
 pub(super) fn handle() -> bool {
     static HANDLED: OnceLock<bool> = OnceLock::new();
     *HANDLED.get_or_init(|| {
-        // SAFETY: functions that live as long as this library, which is never unloaded once its engine runs.
+        // SAFETY: the functions live as long as this library, which is never unloaded once its engine runs.
         unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) == 0 }
     })
 }
@@ -121,7 +123,8 @@ extern "C" fn prepare() {
         }
     }
     let done = if ranges.is_empty() { None } else { Done::new() };
-    // Where thread-locals are gone already the thread is ending, and the child sees its parent's pages.
+    // If the thread-locals are already destroyed, the thread is ending, and the child sees its parent's
+    // pages.
     let _ = FORK.try_with(|fork| fork.replace(Some(Fork { held, ranges, done })));
 }
 
@@ -141,21 +144,23 @@ extern "C" fn child() {
         return;
     };
     for (range, protection) in &fork.ranges {
-        // SAFETY: a mapping of the parent's that this process has inherited and that nobody else uses.
+        // SAFETY: this process inherited the mapping from its parent, and no other thread uses it.
         unsafe { make_private(range, *protection) };
     }
     if let Some(done) = &fork.done {
         done.say();
     }
-    // Not freed: another thread of the parent may have held the allocator's lock. The lock is held for ever by
-    // nobody otherwise, so it is let go.
+    // `done` and `ranges` are leaked, because another thread of the parent may have held the allocator's
+    // lock. `held` is dropped, because otherwise its mutex would stay locked for ever.
     std::mem::forget(fork.done);
     std::mem::forget(fork.ranges);
     drop(fork.held);
 }
 
-/// Puts private pages with the same contents in the place of inherited ones. Where there is no memory for that the
-/// child ends, as one does that touches memory which the system has promised and does not have.
+/// Replaces inherited pages by private pages with the same contents.
+///
+/// If memory is exhausted, the child exits, as a process does that touches overcommitted memory that the
+/// system cannot provide.
 ///
 /// # Safety
 /// `range` is mapped as `readable` and `writable` say, and no other thread of this process uses it.

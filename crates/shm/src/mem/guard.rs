@@ -1,18 +1,21 @@
-//! Accesses to memory that may not be there.
+//! Guarded accesses: accesses to memory that may be unmapped.
 //!
-//! A NIC goes on when a program has unmapped what a work request names; a CPU gets a SIGSEGV. To ask the
-//! kernel before each copy costs a hundred times what the copy does. So the instructions that touch a
-//! program's memory stand in a table, each with the place where it goes on when it faults, as those of the
-//! kernel do that touch memory of processes. The handler of the signal looks the instruction up, and hands what
-//! is not in the table to the handler that was there before. Where nothing faults, this costs nothing.
+//! If a program has unmapped the memory that a work request names, a NIC reports an error, but a CPU raises
+//! SIGSEGV. Asking the kernel before each copy would cost a hundred times as much as the copy. The
+//! instructions that access a program's memory are therefore listed in a table, each with the address at
+//! which execution continues after a fault. The kernel uses the same method (exception tables) for accesses
+//! to user memory.
 //!
-//! A thread that blocks SIGSEGV, and a program that sets a handler of its own later and does not call the one that
-//! it replaces, are without it: such a fault ends the process.
+//! The signal handler looks up the faulting instruction. A fault of any other instruction is passed to the
+//! handler that was installed before. Without faults the method costs nothing.
+//!
+//! Two cases are not covered, and a fault then ends the process: a thread that blocks SIGSEGV, and a program
+//! that later installs a handler that does not call the previous one.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86_64::{guarded, install};
 
-/// Elsewhere a fault ends the process.
+/// On other architectures a fault ends the process.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn install() {}
 
@@ -23,9 +26,11 @@ mod x86_64 {
     use std::sync::Once;
     use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-    /// Instructions any of which may fault: the value is false if one did, and then those behind it were not executed. They
-    /// change no memory but what they are given, and neither the stack nor the direction flag; of registers they change
-    /// those that are named as `out`, as values that are not used.
+    /// Executes instructions that may fault; the value is false if one faulted, and the instructions after it
+    /// were not executed.
+    ///
+    /// The instructions change no memory except their operands, and neither the stack nor the direction flag.
+    /// They change only registers that are declared as `out`, whose values are not used.
     macro_rules! guarded {
         ([$($instruction:expr),+ $(,)?], $($operands:tt)*) => {
             'accessed: {
@@ -33,7 +38,7 @@ mod x86_64 {
                     "2:",
                     $($instruction,)+
                     "3:",
-                    // "R": nothing in the program names it.
+                    // "R" (retain): no code references the section.
                     ".pushsection softnic_faults, \"aR\", @progbits",
                     ".balign 4",
                     ".long 2b - ., 3b - ., {landing} - .",
@@ -48,7 +53,7 @@ mod x86_64 {
     }
     pub(in crate::mem) use guarded;
 
-    /// A line of the table; each field counts from its own address.
+    /// An entry of the table; each field is an offset from the field's own address.
     #[repr(C)]
     struct Entry {
         begin: i32,
@@ -57,22 +62,22 @@ mod x86_64 {
     }
 
     unsafe extern "C" {
-        /// Made by the linker, around all sections of that name.
+        /// Defined by the linker, at the start and the end of all sections of that name.
         static __start_softnic_faults: [Entry; 0];
         static __stop_softnic_faults: [Entry; 0];
     }
 
-    /// Where to go on after a fault at `ip`.
+    /// Returns the address at which to continue after a fault at `ip`.
     fn landing(ip: usize) -> Option<usize> {
         let mut entry = (&raw const __start_softnic_faults).cast::<Entry>();
         let stop = (&raw const __stop_softnic_faults).cast::<Entry>();
         while entry < stop {
             let at = |field: *const i32| {
-                // SAFETY: within the section, which holds entries only.
+                // SAFETY: the field lies in the section, which holds only entries.
                 let offset = unsafe { field.read() };
                 field.addr().wrapping_add_signed(offset as isize)
             };
-            // SAFETY: as above; `entry` is not behind the last one.
+            // SAFETY: as above; `entry` lies before the end of the table.
             let (begin, end, landing) = unsafe {
                 (
                     &raw const (*entry).begin,
@@ -90,30 +95,31 @@ mod x86_64 {
 
     const SIGNALS: [libc::c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-    /// What was there before, for each of [`SIGNALS`]: `sa_sigaction` and `sa_flags`.
+    /// The previous handlers, one for each of [`SIGNALS`]: `sa_sigaction` and `sa_flags`.
     static BEFORE: [(AtomicUsize, AtomicI32); 2] =
         [const { (AtomicUsize::new(libc::SIG_DFL), AtomicI32::new(0)) }; 2];
 
-    /// Sets the handler, once.
+    /// Installs the signal handlers, once per process.
     pub(in crate::mem) fn install() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             for (signal, before) in SIGNALS.into_iter().zip(&BEFORE) {
                 let mut old = MaybeUninit::<libc::sigaction>::uninit();
-                // SAFETY: asks only; `old` is large enough.
+                // SAFETY: the call only reads the current action; `old` is large enough.
                 if unsafe { libc::sigaction(signal, ptr::null(), old.as_mut_ptr()) } != 0 {
                     continue;
                 }
-                // SAFETY: the call has filled it.
+                // SAFETY: the call has filled `old`.
                 let old = unsafe { old.assume_init() };
                 before.0.store(old.sa_sigaction, Ordering::Relaxed);
                 before.1.store(old.sa_flags, Ordering::Relaxed);
                 let mut new = old;
                 new.sa_sigaction = handler as *const () as usize;
-                // On the stack that the thread has set up for it, if any: who is called from here may need that.
+                // SA_ONSTACK: run on the thread's alternate stack, if it has one, because the previous
+                // handler may need that.
                 new.sa_flags =
                     (old.sa_flags | libc::SA_SIGINFO | libc::SA_ONSTACK) & !libc::SA_RESETHAND;
-                // SAFETY: `handler` is async-signal-safe, and the library that it is in stays loaded.
+                // SAFETY: `handler` is async-signal-safe, and its library stays loaded.
                 unsafe { libc::sigaction(signal, &raw const new, ptr::null_mut()) };
             }
         });
@@ -124,7 +130,7 @@ mod x86_64 {
         info: *mut libc::siginfo_t,
         context: *mut libc::c_void,
     ) {
-        // SAFETY: the kernel gives a handler of SA_SIGINFO both, for as long as it runs.
+        // SAFETY: the kernel passes both pointers to a handler with SA_SIGINFO; they are valid while it runs.
         let (sent, ip) = unsafe {
             let machine = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext;
             (
@@ -140,7 +146,7 @@ mod x86_64 {
         hand_on(signal, info, context, sent);
     }
 
-    /// Does with a signal that is not ours what would have been done without us.
+    /// Passes a signal that no guarded access caused to the previous action.
     fn hand_on(
         signal: libc::c_int,
         info: *mut libc::siginfo_t,
@@ -156,8 +162,8 @@ mod x86_64 {
         match action {
             libc::SIG_IGN if sent => {}
             libc::SIG_DFL | libc::SIG_IGN => {
-                // SAFETY: async-signal-safe both. A fault happens again when the handler returns; a signal that
-                // somebody sent is sent again.
+                // SAFETY: both calls are async-signal-safe. A fault recurs when the handler returns; a signal
+                // that a process sent is raised again.
                 unsafe {
                     libc::signal(signal, libc::SIG_DFL);
                     if sent {
@@ -167,13 +173,13 @@ mod x86_64 {
             }
             _ if flags & libc::SA_SIGINFO != 0 => {
                 type Action = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
-                // SAFETY: a handler that was set as one with three arguments.
+                // SAFETY: the handler was installed as one with three arguments.
                 let action = unsafe { std::mem::transmute::<usize, Action>(action) };
                 action(signal, info, context);
             }
             _ => {
                 type Action = extern "C" fn(libc::c_int);
-                // SAFETY: a handler that was set as one with one argument.
+                // SAFETY: the handler was installed as one with one argument.
                 let action = unsafe { std::mem::transmute::<usize, Action>(action) };
                 action(signal);
             }

@@ -1,4 +1,4 @@
-//! Memory of peers, mapped into this process.
+//! Mappings of peers' memory in this process.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,11 +14,11 @@ use crate::fabric::layout::*;
 use crate::fabric::segment::Mapping;
 use crate::lock::lock;
 
-/// A peer's backing, mapped here.
+/// A peer's backing, mapped in this process.
 pub enum PeerMapping {
     /// A mapping of a memfd.
     Memfd(Mapping),
-    /// Some pages of a file, from this offset on.
+    /// Mapped pages of a file, and the offset of the first one.
     Pages(Mapping, u64),
     /// An attached SysV segment.
     Sysv(SysvAttachment),
@@ -34,13 +34,13 @@ unsafe impl Sync for SysvAttachment {}
 
 impl Drop for SysvAttachment {
     fn drop(&mut self) {
-        // SAFETY: the address came from `shmat`; holders of pointers hold this value.
+        // SAFETY: the address came from `shmat`; every holder of a pointer into the segment holds this value.
         unsafe { libc::shmdt(self.0.as_ptr().cast()) };
     }
 }
 
 impl PeerMapping {
-    /// Where `len` bytes at `offset` of the backing lie in this process.
+    /// Returns the address of `len` bytes at `offset` of the backing in this process.
     pub(super) fn at(&self, offset: u64, len: u64) -> Option<*mut u8> {
         let (start, mapped, first) = match self {
             Self::Memfd(m) => (m.as_ptr(), m.len(), 0),
@@ -56,30 +56,30 @@ impl PeerMapping {
     }
 }
 
-/// What of a peer's memory a mapping shows.
+/// Key of a mapping: the part of a peer's memory that it shows.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct MappingKey {
     incarnation: u64,
     kind: u32,
     inode: u64,
-    /// Of a file of which some pages are mapped.
+    /// The mapped range of a file of pages.
     pages: Range<u64>,
 }
 
-/// So many mappings of peers' memory are kept at most; a process may have 65,530 in all (`vm.max_map_count`), and
-/// needs them for its own.
+/// Maximum number of mappings of peers' memory. A process may have 65,530 mappings in all
+/// (`vm.max_map_count`), and needs them for its own memory.
 const MOST_MAPPINGS: usize = 8192;
 
 /// Mappings of peers' memory.
 #[derive(Default)]
 pub struct Mappings {
     maps: Mutex<HashMap<MappingKey, Arc<PeerMapping>>>,
-    /// `mem_epoch` of each peer when its mappings were last looked through.
+    /// `mem_epoch` of each peer when unused mappings were last dropped.
     epochs: Mutex<HashMap<u64, u64>>,
 }
 
 impl Mappings {
-    /// The mapping of the backing that `mr` of `peer` names, made if need be.
+    /// Returns the mapping of the backing that `mr` of `peer` describes, and makes it if necessary.
     pub(super) fn get(&self, peer: &Peer, mr: &MrShared) -> io::Result<Arc<PeerMapping>> {
         let kind = mr.backing.load(Ordering::Relaxed);
         let inode = mr.inode.load(Ordering::Relaxed);
@@ -129,13 +129,13 @@ impl Mappings {
         Ok(map)
     }
 
-    /// Drops the mappings of `incarnation`s that nobody is using now; a later use maps them again.
+    /// Drops the unused mappings of the incarnations that `of` selects; a later use maps them again.
     pub fn drop_unused(&self, of: impl Fn(u64) -> bool) {
         lock(&self.maps).retain(|key, map| !of(key.incarnation) || Arc::strong_count(map) > 1);
     }
 }
 
-/// The pages of its file on which a region lies.
+/// Returns the page-aligned range of the file in which a region lies.
 fn pages_of(mr: &MrShared) -> io::Result<Range<u64>> {
     let page = PAGE as u64;
     let first = mr.offset.load(Ordering::Relaxed);
@@ -148,7 +148,8 @@ fn pages_of(mr: &MrShared) -> io::Result<Range<u64>> {
 
 fn attach(id: u32) -> io::Result<SysvAttachment> {
     let id = id.cast_signed();
-    // SAFETY: `shmid_ds` is plain data that the kernel fills; attaching lets the kernel choose the address.
+    // SAFETY: `shmid_ds` is plain data that the kernel fills; the kernel chooses the address of the
+    // attachment.
     unsafe {
         let mut ds: libc::shmid_ds = std::mem::zeroed();
         if libc::shmctl(id, libc::IPC_STAT, &raw mut ds) != 0 {

@@ -1,4 +1,4 @@
-//! The size of a page.
+//! The page size.
 
-/// Bytes of a page that is not huge.
+/// Bytes of a normal page.
 pub(super) const PAGE: usize = 4096;

@@ -1,4 +1,4 @@
-//! The files that hold the memory of peers.
+//! Access to the files that hold the memory of peers.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use rustix::fs::SealFlags;
 
 use crate::fabric::Peer;
 
-/// Opens a sealed memfd of a peer, which has it as that descriptor; its length.
+/// Opens a sealed memfd that is descriptor `fd` in the peer, and returns the file and its length.
 pub(super) fn open_memfd(peer: &Peer, fd: u32, inode: u64) -> io::Result<(File, usize)> {
     let _hold_off = cancellation::HoldOff::new();
     let path = format!("/proc/{}/fd/{fd}", peer.pid);

@@ -1,4 +1,4 @@
-//! Whether memory of the own process is there, and fetching its pages.
+//! Checks that memory of this process is accessible, and prefaults its pages.
 
 use std::io;
 
@@ -7,8 +7,8 @@ use rustix::mm::{Advice, madvise};
 use super::areas::{area_of, areas};
 use super::page::PAGE;
 
-/// Fetches the pages of a range of this process's memory, as an access on demand does. False where they are not
-/// mapped, or not writable.
+/// Prefaults the pages of a range of this process's memory, as on-demand paging does. Returns false if they
+/// are not mapped, or not writable although `write` is set.
 #[cold]
 pub fn populate(addr: u64, len: u64, write: bool) -> bool {
     let (Ok(addr), Ok(len)) = (usize::try_from(addr), usize::try_from(len)) else {
@@ -23,7 +23,8 @@ pub fn populate(addr: u64, len: u64, write: bool) -> bool {
     } else {
         Advice::LinuxPopulateRead
     };
-    // SAFETY: fetching pages changes nothing that a program can see; a range that is not mapped is an error.
+    // SAFETY: prefaulting changes nothing that a program can see; for an unmapped range the call returns an
+    // error.
     let done = unsafe {
         madvise(
             std::ptr::with_exposed_provenance_mut(first),
@@ -33,7 +34,7 @@ pub fn populate(addr: u64, len: u64, write: bool) -> bool {
     };
     match done {
         Ok(()) => true,
-        // Linux before 5.14.
+        // Linux before 5.14 does not know this advice.
         Err(rustix::io::Errno::INVAL) => {
             areas().is_ok_and(|areas| area_of(&areas, addr..addr + len, write).is_ok())
         }
@@ -41,20 +42,21 @@ pub fn populate(addr: u64, len: u64, write: bool) -> bool {
     }
 }
 
-/// May this memory of the own process be read? To be asked when a copy has failed: it takes a system call for each page.
+/// Returns true if this process may read the memory. Call it only after a failed copy: it makes a system call
+/// for each page.
 #[cold]
 pub fn is_readable(at: *const u8, len: usize) -> bool {
     is_accessible(at.cast_mut(), len, libc::process_vm_readv)
 }
 
-/// May this memory of the own process be written? As [`is_readable`]; the first bytes of its pages are overwritten, for
-/// what a copy that failed has left there is undefined.
+/// Returns true if this process may write the memory. Like [`is_readable`], it is for failed copies, whose
+/// target bytes are undefined: it overwrites the first byte in each page.
 #[cold]
 pub fn is_writable(at: *mut u8, len: usize) -> bool {
     is_accessible(at, len, libc::process_vm_writev)
 }
 
-/// `process_vm_readv(2)` or `process_vm_writev(2)`.
+/// Signature of `process_vm_readv(2)` and `process_vm_writev(2)`.
 type ProcessVmCall = unsafe extern "C" fn(
     libc::pid_t,
     *const libc::iovec,
@@ -77,9 +79,9 @@ fn is_accessible(at: *mut u8, len: usize, call: ProcessVmCall) -> bool {
             iov_base: at.wrapping_add(offset).cast(),
             iov_len: 1,
         };
-        // SAFETY: one iovec of one byte each; the local one is `byte`, and the kernel checks the other.
+        // SAFETY: both iovecs have one byte; the local one is `byte`, and the kernel checks the other.
         let n = unsafe { call(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
-        // Where the call is not allowed nothing is known.
+        // If the system call itself is refused, assume that the memory is accessible.
         n == 1 || io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
     })
 }

@@ -1,4 +1,4 @@
-//! A memory region that can be read and written, however its bytes are reached.
+//! An accessible memory region: its bytes can be read and written by a mapping or by system calls.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,50 +14,50 @@ use crate::fabric::Peer;
 use crate::fabric::layout::*;
 use crate::process_memory::{Direction, ProcessMemory};
 
-/// How the bytes of a memory region are reached.
+/// Access path to the bytes of a memory region.
 #[derive(Clone)]
 enum Reach {
-    /// At this address of the own address space lies the region's first byte.
+    /// Address of the region's first byte in this process.
     Direct(
         *mut u8,
         #[allow(dead_code, reason = "keeps the mapping")] Option<Arc<PeerMapping>>,
     ),
-    /// By system calls that copy between processes.
+    /// System calls that copy between processes.
     BySystemCall(Arc<ProcessMemory>),
-    /// There are none: writes are dropped, and reads give zeros.
+    /// The region has no memory: writes are dropped, and reads return zeros.
     Null,
 }
 
-/// A memory region that can be read and written: of this process or of a peer.
+/// An accessible memory region of this process or of a peer.
 #[derive(Clone)]
 pub struct Region {
-    /// The process that has it, where that is not the one that was asked for its key.
+    /// The owning process, if it differs from the process in whose table the key was looked up.
     pub owner: Option<Arc<Peer>>,
-    /// As in the table when it was read.
+    /// Value of [`MrShared::entry`] when the region was read.
     pub entry: u64,
-    /// Place in the table of its process.
+    /// Index in the table of its process.
     pub index: usize,
-    /// What the table says of it: where it is, and who may use it for what.
+    /// Address range and access rights from the table.
     pub rights: rights::Region,
-    /// Peers reach it by system call only.
+    /// True if peers access the region only by system call.
     pub private: bool,
-    /// It is one of this process.
+    /// True if the region belongs to this process.
     pub own: bool,
-    /// Where its process has its first byte.
+    /// Address of the first byte in the owning process.
     base: u64,
-    /// Atomics are CPU atomics; where not, they are made under a lock.
+    /// True if atomics on the region are CPU atomics; otherwise they are made under a lock.
     cpu_atomics: bool,
     reach: Reach,
 }
 
-// SAFETY: the raw pointer is an address that the mapping beside it (or the registration) keeps valid in
-// every thread.
+// SAFETY: the raw pointer is an address that the mapping beside it (or the registration) keeps valid in every
+// thread.
 unsafe impl Send for Region {}
 
-/// Bytes that are copied at once between two places of which neither can be mapped.
+/// Bytes copied at once between two places that both cannot be mapped.
 pub const BOUNCE: usize = 16 << 10;
 
-/// Pieces of `len` bytes, each at most as long as such a buffer: where each starts, and how long it is.
+/// Returns offset and length of pieces of at most [`BOUNCE`] bytes.
 fn pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..len)
         .step_by(BOUNCE)
@@ -65,8 +65,8 @@ fn pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
 }
 
 impl Region {
-    /// Makes the region `index` of `peer` accessible. The caller has pinned it as `entry`, so it stays
-    /// registered.
+    /// Makes the region `index` of `peer` accessible. The caller has pinned it with the table value `entry`,
+    /// so it stays registered.
     pub fn reach(
         maps: &Mappings,
         peer: &Peer,
@@ -95,7 +95,8 @@ impl Region {
                     Reach::Direct(first, Some(map))
                 }
                 Err(e) => {
-                    // Another user's /proc, or a limit: the bytes can still be copied by system call.
+                    // The peer's /proc entry belongs to another user, or a limit is reached: copy the bytes
+                    // by system call.
                     tracing::debug!("memory of process {} cannot be mapped: {e}", peer.pid);
                     by_system_call()?
                 }
@@ -114,13 +115,13 @@ impl Region {
             private: backing == BACKING_PRIVATE,
             own: peer.is_self,
             base,
-            // A region may call its bytes by other addresses than the CPU, and be aligned to others.
+            // The addresses in work requests may differ from the CPU's addresses, also in alignment.
             cpu_atomics: backing != BACKING_PRIVATE && base.wrapping_sub(addr).is_multiple_of(8),
             reach,
         })
     }
 
-    /// The own address of the bytes `at`, where the region is mapped.
+    /// Returns the address of the bytes `at` in this process, if the region is mapped.
     #[inline]
     pub fn direct(&self, at: Permitted) -> Option<*mut u8> {
         match self.reach {
@@ -129,20 +130,23 @@ impl Region {
         }
     }
 
-    /// Is it a region without memory (`ibv_alloc_null_mr(3)`)? Asked where it is not [direct](Self::direct).
+    /// Returns true if the region has no memory (`ibv_alloc_null_mr(3)`). Relevant only if the region is not
+    /// [direct](Self::direct).
     #[cold]
     pub fn is_null(&self) -> bool {
         matches!(self.reach, Reach::Null)
     }
 
-    /// Copies bytes from `src` to those of this region that are permitted.
+    /// Copies `at.len()` bytes from `src` to the permitted bytes of this region.
     ///
     /// # Safety
-    /// Nobody has a mutable reference to the as many bytes at `src`; `at` is of this region, which is pinned.
+    /// No mutable reference to the `at.len()` bytes at `src` exists. `at` belongs to this region, which is
+    /// pinned.
     #[inline]
     pub unsafe fn write(&self, at: Permitted, src: *const u8) -> Result<(), Fault> {
         match self.direct(at) {
-            // SAFETY: contract of this function; the pin keeps peers' memory mapped, and programs may unmap their own.
+            // SAFETY: contract of this function; the pin keeps peers' memory mapped, and `copy` handles
+            // memory that the program has unmapped.
             Some(dst) => unsafe { copy(dst, src, at.len() as usize)? },
             None if self.is_null() => {}
             None => self.by_system_call(at, src.cast_mut(), Direction::Write)?,
@@ -150,10 +154,10 @@ impl Region {
         Ok(())
     }
 
-    /// Copies the bytes of this region that are permitted to `dst`.
+    /// Copies the permitted bytes of this region to `dst`.
     ///
     /// # Safety
-    /// Nobody has a reference to the as many bytes at `dst`; `at` is of this region, which is pinned.
+    /// No reference to the `at.len()` bytes at `dst` exists. `at` belongs to this region, which is pinned.
     #[inline]
     pub unsafe fn read(&self, at: Permitted, dst: *mut u8) -> Result<(), Fault> {
         match self.direct(at) {
@@ -162,7 +166,7 @@ impl Region {
             None if self.is_null() => {
                 static ZEROS: [u8; BOUNCE] = [0; BOUNCE];
                 for (done, n) in pieces(at.len() as usize) {
-                    // SAFETY: contract of this function; there are as many zeros.
+                    // SAFETY: contract of this function; `ZEROS` has at least `n` bytes.
                     unsafe { copy(dst.wrapping_add(done), ZEROS.as_ptr(), n)? };
                 }
             }
@@ -187,8 +191,8 @@ impl Region {
             .map_err(|_| Fault)
     }
 
-    /// Reads the 8 bytes `at`, stores what `change` makes of them, and returns what was there, in one
-    /// step that no other atomic of any NIC of this fabric divides.
+    /// Applies `op` to the 8 bytes `at` and returns their old value, atomically with respect to all atomics
+    /// of all NICs in this fabric.
     ///
     /// `at` is 8 bytes of this region, which is pinned, and their address is a multiple of 8.
     #[inline]
@@ -199,15 +203,15 @@ impl Region {
         if self.cpu_atomics
             && let Some(ptr) = self.direct(at)
         {
-            // SAFETY: within the pinned region and aligned (the caller checked both). Other accesses of the
-            // same bytes race only with whole words.
+            // SAFETY: the word is within the pinned region and aligned (the caller checked both). Other
+            // accesses to the same bytes race only with whole words.
             return unsafe { word::change(ptr.cast(), op) };
         }
         self.atomic_locked(peer, at, op)
     }
 
-    /// Atomics on memory without a shared mapping: read, modify and write under a lock of the owner's
-    /// segment that the address chooses.
+    /// Executes an atomic on memory without a shared mapping: reads, modifies and writes under a lock of the
+    /// owner's segment. The address selects the lock.
     #[cold]
     fn atomic_locked(&self, peer: &Peer, at: Permitted, op: AtomicOp) -> Result<u64, Fault> {
         let index = (self.base.wrapping_add(at.offset()) / 8) as usize % ATOMIC_LOCKS;
@@ -215,7 +219,8 @@ impl Region {
         let lock = owner.segment.atomic_lock(index).ok_or(Fault)?;
         let _held = HeldAtomicLock::take(&lock.holder)?;
         let mut old = 0u64;
-        // SAFETY: `old` and `new` are 8 bytes, and so is `at` (checked in `atomic`); the caller has pinned the region.
+        // SAFETY: `old` and `new` have 8 bytes, and so does `at` (checked in `atomic`); the caller has pinned
+        // the region.
         unsafe {
             self.read(at, (&raw mut old).cast())?;
             let new = match op {

@@ -1,10 +1,10 @@
-//! Putting other pages in the place of pages in use, with the same contents, so that no thread can tell.
+//! Replaces pages in use by other pages with the same contents, without a visible effect on any thread.
 //!
-//! `userfaultfd(2)` holds whoever writes to the pages meanwhile: that is what makes it safe in a program whose
-//! threads go on running.
+//! `userfaultfd(2)` blocks the threads that write to the pages meanwhile. Replacement is therefore safe in a
+//! program whose threads keep running.
 //!
-//! System calls are made directly and not by the C library's functions: programs put their own in the place of those
-//! (UCX's takes no fifth argument of `mremap`).
+//! System calls are made directly and not through the C library's functions, because programs override those
+//! (UCX's `mremap` ignores the fifth argument).
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -17,8 +17,8 @@ use rustix::mm::{
     mremap_fixed, munmap, userfaultfd,
 };
 
-/// `struct uffdio_api`, `_range`, `_register` and `_writeprotect` of linux/userfaultfd.h, and the numbers of their
-/// `ioctl`s.
+/// `struct uffdio_api`, `_range`, `_register` and `_writeprotect` of linux/userfaultfd.h, and the numbers of
+/// their `ioctl`s.
 mod uffd {
     #[repr(C)]
     pub(super) struct Api {
@@ -53,31 +53,31 @@ mod uffd {
     pub(super) const UFFDIO_WRITEPROTECT: u32 = 0xc018_aa06;
 }
 
-/// Where new pages come from.
+/// Source of the new pages.
 #[derive(Clone, Copy)]
 pub(super) enum Pages<'a> {
-    /// Those of a file, whose offset is the address at which they are to lie.
+    /// Pages of a file, whose offsets equal their target addresses.
     Shared(BorrowedFd<'a>),
-    /// Private ones of this process.
+    /// Private pages of this process.
     Private,
 }
 
-/// A mapping that is not yet in its place; unmapped when dropped.
+/// A mapping that has not been moved to its target address; unmapped when dropped.
 struct Unplaced(*mut c_void, usize);
 
 impl Drop for Unplaced {
     fn drop(&mut self) {
-        // SAFETY: a mapping of ours that nobody else knows.
+        // SAFETY: the mapping belongs to this module, and no other code knows its address.
         let _ = unsafe { munmap(self.0, self.1) };
     }
 }
 
-/// Maps pages for `range` at another address, all of them present: a shortage is an error here and no SIGBUS
-/// later.
+/// Maps pages for `range` at another address, and prefaults all of them: exhaustion is an error here and not
+/// a SIGBUS later.
 fn map(range: &Range<usize>, pages: Pages<'_>) -> Result<Unplaced> {
     let (null, len) = (std::ptr::null_mut(), range.len());
     let writable = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: new mappings at an address of the kernel's choice.
+    // SAFETY: new mappings at an address that the kernel chooses.
     let at = unsafe {
         match pages {
             Pages::Shared(file) => {
@@ -92,13 +92,14 @@ fn map(range: &Range<usize>, pages: Pages<'_>) -> Result<Unplaced> {
     Ok(unplaced)
 }
 
-/// Sees to it that pages are there.
+/// Prefaults pages.
 fn populate(at: *mut c_void, len: usize) -> Result<()> {
-    // SAFETY: fetching pages changes nothing that a program can see; a range that is not mapped is an error.
+    // SAFETY: prefaulting changes nothing that a program can see; for an unmapped range the call returns an
+    // error.
     unsafe { madvise(at, len, Advice::LinuxPopulateWrite) }
 }
 
-/// Holds the threads that write to a range, from `protect` until it is dropped.
+/// Blocks the threads that write to a range, from `protect` until the guard is dropped.
 struct WriteGuard(OwnedFd);
 
 impl WriteGuard {
@@ -106,14 +107,14 @@ impl WriteGuard {
         let flags = UserfaultfdFlags::CLOEXEC
             | UserfaultfdFlags::NONBLOCK
             | UserfaultfdFlags::from_bits_retain(uffd::USER_MODE_ONLY);
-        // SAFETY: faults are held only in ranges that are registered, and until this is dropped.
+        // SAFETY: faults are blocked only in registered ranges, and until this value is dropped.
         let guard = Self(unsafe { userfaultfd(flags) }?);
         let mut api = uffd::Api {
             api: uffd::API,
             features: uffd::FEATURE_PAGEFAULT_FLAG_WP | uffd::FEATURE_WP_HUGETLBFS_SHMEM,
             ioctls: 0,
         };
-        // SAFETY: the structure of this call.
+        // SAFETY: `Api` is the structure of this call.
         unsafe { ioctl(&guard.0, Updater::<{ uffd::UFFDIO_API }, _>::new(&mut api)) }?;
         Ok(guard)
     }
@@ -131,7 +132,7 @@ impl WriteGuard {
             len,
             mode: uffd::WRITEPROTECT_MODE_WP,
         };
-        // SAFETY: the structures of these calls. Threads that write to the range wait from here on.
+        // SAFETY: the structures match these calls. Threads that write to the range block from here on.
         unsafe {
             ioctl(
                 &self.0,
@@ -145,13 +146,13 @@ impl WriteGuard {
     }
 }
 
-/// Can this process hold threads that write?
+/// Returns an error if this process cannot block writing threads.
 pub(super) fn is_possible() -> std::io::Result<()> {
     WriteGuard::new()?;
     Ok(())
 }
 
-/// Keeps signal handlers from this thread: one that wrote to a protected page would wait for ever.
+/// Blocks signals in this thread: a signal handler that wrote to a protected page would wait for ever.
 struct NoSignals(libc::sigset_t);
 
 impl NoSignals {
@@ -176,32 +177,33 @@ impl Drop for NoSignals {
     }
 }
 
-/// Puts `pages` in the place of those in `range`, with their contents.
+/// Replaces the pages in `range` by `pages` with the same contents.
 ///
 /// # Errors
-/// Where `userfaultfd` is not there for this process (Linux before 5.19, a seccomp filter), or memory is short.
-/// Nothing has changed then.
+/// Returns an error, and changes nothing, if `userfaultfd` is unavailable (Linux before 5.19, a seccomp
+/// filter) or memory is exhausted.
 ///
 /// # Safety
-/// `range` starts and ends at a page, is mapped readable and writable, and holds neither the stack nor
-/// thread-locals of this thread, nor anything else that this function writes to; nobody maps or unmaps pages in it
-/// meanwhile.
+/// `range` starts and ends at a page boundary and is mapped readable and writable. It holds neither the stack
+/// nor thread-locals of this thread, nor other memory that this function writes to. No thread maps or unmaps
+/// pages in it meanwhile.
 pub(super) unsafe fn replace(range: &Range<usize>, pages: Pages<'_>) -> Result<()> {
     let guard = WriteGuard::new()?;
     let old: *mut c_void = std::ptr::with_exposed_provenance_mut(range.start);
     let len = range.len();
-    // Only pages that are there are protected.
+    // Write protection applies only to present pages.
     populate(old, len)?;
     let new = map(range, pages)?;
     let signals = NoSignals::new();
     let placed = guard.protect(range).and_then(|()| {
-        // SAFETY: both ranges are mapped, and apart. From here until the old pages are gone nobody writes to them,
-        // this thread least of all: neither of these calls allocates, and `new` and `guard` lie on its stack.
+        // SAFETY: both ranges are mapped and disjoint. From here until the old pages are gone no thread
+        // writes to them. This thread does not either: neither call allocates, and `new` and `guard` lie on
+        // its stack, outside the range.
         unsafe {
             std::ptr::copy_nonoverlapping(old.cast::<u8>(), new.0.cast::<u8>(), len);
             mremap_fixed(new.0, len, len, MremapFlags::MAYMOVE, old)?;
         }
-        // It has moved: there is nothing left to unmap.
+        // The mapping has moved, so there is nothing to unmap.
         std::mem::forget(new);
         Ok(())
     });
@@ -221,11 +223,11 @@ mod tests {
 
     const LEN: usize = 3 * 4096;
 
-    /// A writer that never stops loses nothing, in both directions.
+    /// Threads that write continuously lose no write, in both directions.
     #[test]
     fn no_write_is_lost() {
         if WriteGuard::new().is_err() {
-            // Where the kernel has no such thing pages stay as they are.
+            // Without userfaultfd, pages are never replaced.
             return;
         }
         let file = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
@@ -240,7 +242,8 @@ mod tests {
                 .map(|offset| {
                     let stop = &stop;
                     scope.spawn(move || {
-                        // SAFETY: mapped as long as the test runs, aligned, and only this thread's.
+                        // SAFETY: the word is mapped as long as the test runs, is aligned, and is used by
+                        // this thread only.
                         let word = unsafe {
                             &*std::ptr::with_exposed_provenance::<AtomicU64>(start + offset)
                         };
@@ -255,7 +258,7 @@ mod tests {
                 })
                 .collect();
             for _ in 0..200 {
-                // SAFETY: memory of this test, and not a stack.
+                // SAFETY: the memory belongs to this test, and is not a stack.
                 unsafe {
                     replace(&range, Pages::Shared(file.as_fd())).unwrap();
                     replace(&range, Pages::Private).unwrap();

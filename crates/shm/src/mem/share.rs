@@ -1,19 +1,20 @@
-//! Gives registered memory that is private to this process a backing that peers can map.
+//! Gives registered private memory of this process a backing that peers can map.
 //!
-//! Ordinary programs register what `malloc` or `mmap` gave them. Peers can reach that by system call only, 500 times
-//! slower for small messages than through a mapping. So the pages of a region become those of a memfd when the region
-//! is registered, and private ones again when it is deregistered. The file is as large as the address space and holds
-//! each page at the offset that is its address, so regions that share pages share them here as well.
+//! Ordinary programs register memory from `malloc` or `mmap`. Peers can access it by system call only, which
+//! is 500 times slower for small messages than a mapping. Registration therefore replaces the pages of a
+//! region by pages of a memfd, and deregistration makes them private again. The file is as large as the
+//! address space and holds each page at the offset that equals its address. Regions that share pages
+//! therefore share them in the file, too.
 //!
-//! The program must not be able to tell. What stands in the way of that, and what is done about it:
+//! The program must not notice. The obstacles and their solutions:
 //!
-//! - Threads that write meanwhile wait (`replace`). A system call that writes there in another thread would fail, so
-//!   all other threads must be asleep when pages are shared.
-//! - Peers write to private regions by system call, and the engine on behalf of peers: pages on which such a region
-//!   lies stay private.
-//! - A forked child must not share pages with its parent: see `fork`.
-//! - `madvise(MADV_DONTNEED)` leaves the contents of shared pages, where allocators expect zeros: nothing is shared
-//!   unless `malloc` is that of the GNU C library, which expects none.
+//! - Threads that write meanwhile are blocked (`replace`). A system call that writes there in another thread
+//!   would fail. All other threads must therefore be asleep when pages are shared.
+//! - Peers write to private regions by system call, and so does the engine on behalf of peers. Pages that
+//!   contain such a region stay private.
+//! - A forked child must not share pages with its parent: `fork` gives the child private copies.
+//! - `madvise(MADV_DONTNEED)` keeps the contents of shared pages, although allocators expect zeros. Pages are
+//!   therefore shared only if `malloc` is the GNU C library's, which does not expect zeros.
 
 use std::ffi::{CStr, c_void};
 use std::io;
@@ -31,23 +32,23 @@ use super::page::PAGE;
 use super::replace::{Pages, replace};
 use super::sharing::{SharedFile, Sharing, sharing};
 
-/// Larger regions stay as they are: sharing takes 0.5 ms a MiB, and large copies gain less.
+/// Maximum size of a shared region: sharing takes 0.5 ms per MiB, and large copies gain less.
 const MOST: usize = 64 << 20;
 
-/// So many regions at most are shared at a time: each may split a mapping of this process in three, and a process may
-/// have 65,530 (`vm.max_map_count`).
+/// Maximum number of regions shared at a time. Each may split a mapping of this process in three, and a
+/// process may have 65,530 mappings (`vm.max_map_count`).
 const MOST_REGIONS: usize = 8192;
 
-/// The engine's thread, by its id; what it writes is known.
+/// Thread id of the engine, which may run while pages are shared, because its writes are known.
 static ENGINE: AtomicU32 = AtomicU32::new(0);
 
-/// Says that the calling thread is the engine.
+/// Declares the calling thread to be the engine.
 pub fn this_thread_is_the_engine() {
     let tid = rustix::thread::gettid().as_raw_nonzero().get();
     ENGINE.store(tid.cast_unsigned(), Ordering::Relaxed);
 }
 
-/// A region of private memory that is registered; dropped when that is over.
+/// A registered region of private memory; dropped at deregistration.
 pub struct PrivateRegion {
     pages: Range<usize>,
     shared: Option<SharedFile>,
@@ -55,7 +56,8 @@ pub struct PrivateRegion {
 }
 
 impl PrivateRegion {
-    /// The file that holds its pages, each at the offset that is its address: descriptor and inode.
+    /// Returns descriptor and inode of the file that holds the region's pages, each at the offset that equals
+    /// its address.
     pub fn file(&self) -> Option<(u32, u64)> {
         let file = self.shared.as_ref()?;
         Some((file.fd.as_raw_fd().cast_unsigned(), file.inode))
@@ -74,7 +76,7 @@ impl Drop for PrivateRegion {
                 sharing.regions -= 1;
                 sharing.shared.remove(&self.pages);
                 if let Err(e) = sharing.unshare(file, &self.pages) {
-                    // They work as well as before; a later region finds them shared.
+                    // The pages remain usable; a later region finds them shared.
                     tracing::debug!("the pages at {:#x?} stay shared: {e}", self.pages);
                 }
             }
@@ -82,7 +84,7 @@ impl Drop for PrivateRegion {
     }
 }
 
-/// Does this process allow it? Looked up once.
+/// Returns true if this process permits sharing; determined once.
 fn allowed() -> bool {
     static ALLOWED: OnceLock<bool> = OnceLock::new();
     *ALLOWED.get_or_init(|| {
@@ -92,9 +94,9 @@ fn allowed() -> bool {
     })
 }
 
-/// Is the allocator the C library's own, and not one that was linked or preloaded?
+/// Returns true if the allocator is the C library's own, and not a linked or preloaded one.
 ///
-/// An allocator that replaces the C library's defines all of the three functions that are asked for here.
+/// An allocator that replaces the C library's defines all three of the functions checked here.
 fn malloc_is_glibc() -> bool {
     let found = [c"malloc", c"calloc", c"realloc"].map(definition);
     found.contains(&Definition::Glibc) && !found.contains(&Definition::Other)
@@ -105,15 +107,15 @@ fn malloc_is_glibc() -> bool {
 enum Definition {
     Glibc,
     Other,
-    /// The lookup ended at an entry of a procedure linkage table. A program that is not position-independent and
-    /// takes a function's address, such as Debian's python3, has the function's address there.
+    /// The lookup ended at an entry of a procedure linkage table. That is where a program that is not
+    /// position-independent, such as Debian's python3, has the address of a function whose address it takes.
     Unknown,
 }
 
-/// Asks `dladdr1` for the entry of the symbol table, as `dlfcn.h` of the GNU C library has it.
+/// Flag of `dladdr1` that requests the symbol table entry; from `dlfcn.h` of the GNU C library.
 const RTLD_DL_SYMENT: libc::c_int = 1;
 
-/// The object that defines the function `name` for this process.
+/// Returns the object that defines the function `name` in this process.
 fn definition(name: &CStr) -> Definition {
     let mut info: libc::Dl_info = libc::Dl_info {
         dli_fname: std::ptr::null(),
@@ -122,8 +124,8 @@ fn definition(name: &CStr) -> Definition {
         dli_saddr: std::ptr::null_mut(),
     };
     let mut entry: *mut c_void = std::ptr::null_mut();
-    // SAFETY: `dlsym` looks `name` up by the loader's default search. `dladdr1` fills `info`, and `entry` with the
-    // address of the entry of a symbol table.
+    // SAFETY: `dlsym` looks `name` up by the loader's default search. `dladdr1` fills `info`, and sets
+    // `entry` to the address of a symbol table entry.
     let found = unsafe {
         let function = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
         !function.is_null()
@@ -132,8 +134,8 @@ fn definition(name: &CStr) -> Definition {
     if !found || info.dli_fname.is_null() {
         return Definition::Other;
     }
-    // SAFETY: the loader's entries and names stay as long as the object is loaded; nothing unloads the C library or
-    // the program, and of another object neither is used after this function.
+    // SAFETY: the loader's entries and names stay valid while the object is loaded. The C library and the
+    // program are never unloaded; of other objects neither is used after this function.
     let (undefined, object) = unsafe {
         let entry = entry.cast::<libc::Elf64_Sym>();
         (
@@ -153,8 +155,10 @@ fn refused(why: &'static str) -> io::Error {
 }
 
 impl Sharing {
-    /// Registers `len` bytes of private memory at `addr`, and shares their pages where `wanted` and where that is
-    /// safe. All of them are mapped in `areas`, which were looked up since nobody else shares pages.
+    /// Registers `len` bytes of private memory at `addr`, and shares their pages if `wanted` is set and
+    /// sharing is safe.
+    ///
+    /// All of the bytes are mapped in `areas`, which the caller read while it held the lock of [`Sharing`].
     pub(super) fn register(
         &mut self,
         areas: &[Area],
@@ -182,7 +186,7 @@ impl Sharing {
         }
     }
 
-    /// Makes `pages` those of the file, as far as they are not.
+    /// Replaces those of `pages` that are not yet pages of the file.
     fn share(&mut self, areas: &[Area], pages: &Range<usize>) -> io::Result<SharedFile> {
         let file = self.file()?;
         let mut private: Vec<Range<usize>> = Vec::new();
@@ -210,14 +214,15 @@ impl Sharing {
         }
         for part in &private {
             wait_for_sleeping_threads()?;
-            // SAFETY: whole pages, mapped readable and writable a moment ago; other threads, all asleep, would
-            // have to unmap memory that is being registered; not what this thread writes to (just looked at).
+            // SAFETY: these are whole pages, mapped readable and writable a moment ago. All other threads are
+            // asleep, and would have to unmap memory that is being registered. This thread does not write to
+            // the pages (just checked).
             unsafe { replace(part, Pages::Shared(file.fd.as_fd())) }?;
         }
         Ok(file)
     }
 
-    /// Makes those of `pages` private on which no region lies any more.
+    /// Makes those of `pages` private that no shared region covers any more.
     fn unshare(&mut self, file: &SharedFile, pages: &Range<usize>) -> io::Result<()> {
         let free = self.shared.uncovered(pages);
         if free.is_empty() {
@@ -227,7 +232,7 @@ impl Sharing {
         for range in free {
             for (part, area) in parts(&areas, &range) {
                 if area.is_of(file) && area.writable && !holds_what_sharing_writes(&part) {
-                    // SAFETY: as in `share`; the region that lay here has just been deregistered.
+                    // SAFETY: as in `share`; the region on these pages has just been deregistered.
                     unsafe { replace(&part, Pages::Private) }?;
                 }
             }
@@ -240,18 +245,19 @@ impl Sharing {
 }
 
 impl Area {
-    /// Does it map the pages of the file that belong at these addresses?
+    /// Returns true if the area maps the file's pages for these addresses.
     fn is_of(&self, file: &SharedFile) -> bool {
         self.inode == file.inode && self.offset == self.start as u64 && self.readable
     }
 
-    /// Anonymous memory, as `malloc` and `mmap` give it; a main thread's stack grows downwards and is none.
+    /// Returns true for anonymous memory, as `malloc` and `mmap` return it. A main thread's stack is
+    /// excluded, because it grows.
     fn is_private_memory(&self) -> bool {
         self.private && self.inode == 0 && self.readable && self.writable && !self.special
     }
 }
 
-/// The parts of `range` in each of the areas. What is not mapped is left out.
+/// Returns the parts of `range` in each of the areas, without unmapped parts.
 fn parts<'a>(
     areas: &'a [Area],
     range: &Range<usize>,
@@ -263,16 +269,16 @@ fn parts<'a>(
     })
 }
 
-/// Does this thread's stack lie there, as far as it is going to be used now?
+/// Returns true if `range` overlaps the part of this thread's stack that sharing is going to use.
 fn holds_what_sharing_writes(range: &Range<usize>) -> bool {
     let here = 0u8;
     let stack = std::ptr::from_ref(&here).addr();
-    // What is called from here on needs less than 64 KiB.
+    // The functions called from here on need less than 64 KiB.
     let used = stack - (64 << 10)..stack + PAGE;
     range.start < used.end && used.start < range.end
 }
 
-/// Waits a moment for all threads of this process but this one and the engine to sleep.
+/// Waits briefly until all threads of this process sleep, except this one and the engine.
 fn wait_for_sleeping_threads() -> io::Result<()> {
     const TIMES: u32 = 20;
     for _ in 0..TIMES {
@@ -299,10 +305,10 @@ fn others_sleep() -> io::Result<bool> {
             continue;
         }
         let Ok(stat) = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")) else {
-            // It has ended.
+            // The thread has ended.
             continue;
         };
-        // "2 (name) S …": a name may hold anything, also parentheses.
+        // "2 (name) S …": a thread's name may contain any characters, even parentheses.
         let state = stat
             .rsplit_once(')')
             .and_then(|(_, rest)| rest.trim_start().chars().next());

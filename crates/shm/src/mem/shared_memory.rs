@@ -1,4 +1,4 @@
-//! Memory that is allocated so that peers can map it.
+//! Allocation of memory that peers can map.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -30,10 +30,10 @@ pub(super) struct Backing {
 /// The shareable memory of this process, by address.
 static SHARED: Mutex<BTreeMap<usize, Backing>> = Mutex::new(BTreeMap::new());
 
-/// Zeroed memory that other processes of the fabric can map once it is registered: one-sided verbs on it are
-/// plain copies instead of system calls. In huge pages from 1 MiB on, where the system has them.
+/// Zeroed memory that other processes of the fabric can map once it is registered.
 ///
-/// It is given back when dropped; deregister it first.
+/// One-sided verbs on it are plain copies instead of system calls. Allocations of 1 MiB or more use huge
+/// pages if the system has them. The memory is freed when the value is dropped; deregister it first.
 #[derive(Debug)]
 pub struct SharedMemory {
     ptr: NonNull<u8>,
@@ -41,25 +41,25 @@ pub struct SharedMemory {
     mapped: usize,
 }
 
-// SAFETY: a range of addresses that this value owns; it hands out raw pointers only.
+// SAFETY: this value owns the range of addresses, and returns only raw pointers to it.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// First byte; page-aligned.
+    /// Returns the address of the first byte; page-aligned.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.ptr.as_ptr()
     }
 
-    /// Bytes asked for; at least 1.
+    /// Returns the number of bytes asked for; at least 1.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: there is no empty shared memory.
+    /// Returns false: shared memory is never empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         false
@@ -74,28 +74,28 @@ impl Drop for SharedMemory {
     }
 }
 
-/// The pages that memory is made of.
+/// The page size of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PageSize {
-    /// The system's usual ones.
+    /// Pages of the system's usual size.
     Small,
-    /// Huge ones of 2 MiB, which an administrator has reserved (`vm.nr_hugepages`).
+    /// Huge pages of 2 MiB, which an administrator has reserved (`vm.nr_hugepages`).
     Huge,
 }
 
-/// Allocates [`SharedMemory`], in huge pages where it is long and the system gives some unasked.
+/// Allocates [`SharedMemory`]; long allocations use transparent huge pages if the system provides them.
 ///
 /// # Errors
-/// `InvalidInput` for a length of 0 or beyond the address space; what the system says where it has no more
-/// memory or file descriptors.
+/// Returns `InvalidInput` for a length of 0 or beyond the address space. Returns the system's error if memory
+/// or file descriptors are exhausted.
 pub fn alloc_shared(len: usize) -> io::Result<SharedMemory> {
     alloc(len, None)
 }
 
-/// Allocates [`SharedMemory`] in pages of one kind.
+/// Allocates [`SharedMemory`] in pages of the given size.
 ///
 /// # Errors
-/// As [`alloc_shared`]; also when there are not so many huge pages.
+/// Returns the errors of [`alloc_shared`], and an error if too few huge pages are free.
 pub fn alloc_shared_in(len: usize, pages: PageSize) -> io::Result<SharedMemory> {
     alloc(len, Some(pages))
 }
@@ -115,7 +115,7 @@ fn alloc(len: usize, pages: Option<PageSize>) -> io::Result<SharedMemory> {
     }
     let fd = memfd_create("verbatim", flags)?;
     ftruncate(&fd, mapped as u64)?;
-    // Sealed, so that a peer that mapped it can never be sent a SIGBUS.
+    // Sealed against shrinking, so that a peer that has mapped the file never gets a SIGBUS.
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
     let inode = File::from(fd.try_clone()?).metadata()?.ino();
     let mapping = Mapping::new(&fd, mapped)?;
@@ -126,13 +126,13 @@ fn alloc(len: usize, pages: Option<PageSize>) -> io::Result<SharedMemory> {
         _ => None,
     };
     if let Some(advice) = advice {
-        // SAFETY: the range was just mapped. Where there are no huge pages, small ones do.
+        // SAFETY: the range was just mapped. Without huge pages, the mapping keeps small pages.
         let _ = unsafe { madvise(ptr.cast(), mapped, advice) };
     }
-    // Populate now: a shortage is an error here instead of a SIGBUS later.
+    // Populate now: exhaustion is an error here instead of a SIGBUS later.
     // SAFETY: the range was just mapped.
     match unsafe { madvise(ptr.cast(), mapped, Advice::LinuxPopulateWrite) } {
-        // Kernels before 5.14 do not know it.
+        // Linux before 5.14 does not know this advice.
         Ok(()) | Err(rustix::io::Errno::INVAL) => {}
         Err(_) => return Err(io::ErrorKind::OutOfMemory.into()),
     }
@@ -140,7 +140,8 @@ fn alloc(len: usize, pages: Option<PageSize>) -> io::Result<SharedMemory> {
 }
 
 impl SharedMemory {
-    /// Takes a mapping of the whole file `fd`, so that registration finds it; `len` bytes of it were asked for.
+    /// Records a mapping of the whole file `fd`, so that registration finds it; `len` is the length asked
+    /// for.
     fn enter(mapping: Mapping, fd: OwnedFd, inode: u64, len: usize) -> io::Result<Self> {
         let ptr = NonNull::new(mapping.as_ptr()).ok_or(io::ErrorKind::OutOfMemory)?;
         let mapped = mapping.len();
@@ -154,14 +155,14 @@ impl SharedMemory {
         Ok(Self { ptr, len, mapped })
     }
 
-    /// What other processes need to [map](Self::of_peer) it: descriptor and inode of its file.
+    /// Returns descriptor and inode of the file, by which other processes [map](Self::of_peer) the memory.
     pub fn file(&self) -> Option<(u32, u64)> {
         let shared = lock(&SHARED);
         let backing = shared.get(&self.ptr.addr().get())?;
         Some((backing.fd.as_raw_fd().cast_unsigned(), backing.inode))
     }
 
-    /// Maps `len` bytes of shared memory that `peer` has; they stay when it gives them up.
+    /// Maps `len` bytes of the peer's shared memory; the bytes stay valid after the peer frees them.
     pub fn of_peer(peer: &Peer, (fd, inode): (u32, u64), len: usize) -> io::Result<SharedMemory> {
         let (file, mapped) = open_memfd(peer, fd, inode)?;
         if len == 0 || len > mapped {
@@ -172,7 +173,7 @@ impl SharedMemory {
     }
 }
 
-/// The shared memory in which all of `addr..end` lies, and how far from its beginning.
+/// Returns the shared memory that contains all of `addr..end`, and the offset of `addr` in it.
 pub(super) fn shared_at(addr: usize, end: usize) -> Option<(Backing, usize)> {
     let shared = lock(&SHARED);
     let (&start, backing) = shared.range(..=addr).next_back()?;

@@ -1,4 +1,4 @@
-//! The record of the private memory that is registered: whose pages are shared, and by which file.
+//! The record of registered private memory: which pages are shared, and through which file.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,22 +10,22 @@ use super::areas::{Area, Maps, areas};
 use super::coverage::Coverage;
 use crate::lock::lock;
 
-/// Bytes of the file: every address of a process.
+/// Bytes of the file: the size of a process's address space.
 const FILE_BYTES: u64 = 1 << 47;
 
-/// Regions of private memory, and their pages that are shared.
+/// The registered regions of private memory, and those whose pages are shared.
 pub(super) struct Sharing {
-    /// The process whose pages these are: a forked child starts anew.
+    /// The process that owns these pages; a forked child begins with an empty record.
     pub(super) pid: u32,
     file: Option<SharedFile>,
-    /// Open as long as there is the file: who forks, or gives a region up, must know what is mapped, and may have no more
-    /// descriptors.
+    /// Kept open while the file exists: fork and deregistration must read the areas even if no descriptors
+    /// are left.
     maps: Option<Maps>,
-    /// How many regions are shared.
+    /// Number of shared regions.
     pub(super) regions: usize,
-    /// Regions whose pages are all shared.
+    /// Coverage of the regions whose pages are all shared.
     pub(super) shared: Coverage,
-    /// Regions that peers reach by system call.
+    /// Coverage of the regions that peers access by system call.
     pub(super) private: Coverage,
 }
 
@@ -37,12 +37,12 @@ pub(super) struct SharedFile {
 
 static SHARING: Mutex<Sharing> = Mutex::new(Sharing::new(0));
 
-/// What is shared, for the process that asks.
+/// Locks and returns the record of the calling process.
 pub(super) fn sharing() -> MutexGuard<'static, Sharing> {
     let mut sharing = lock(&SHARING);
     let pid = std::process::id();
     if sharing.pid != pid {
-        // The file is the parent's. Its pages here, if there are any, are the child's own (see `fork`).
+        // The file belongs to the parent. The child's copies of its pages, if any, are private (see `fork`).
         *sharing = Sharing::new(pid);
     }
     sharing
@@ -60,12 +60,12 @@ impl Sharing {
         }
     }
 
-    /// The inode of the file, if there is one.
+    /// Returns the inode of the file, if the file exists.
     pub(super) fn inode(&self) -> Option<u64> {
         self.file.as_ref().map(|file| file.inode)
     }
 
-    /// The file, made if need be.
+    /// Returns the file, and makes it if necessary.
     pub(super) fn file(&mut self) -> io::Result<SharedFile> {
         if let Some(file) = &self.file {
             return Ok(file.clone());
@@ -76,7 +76,7 @@ impl Sharing {
             MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
         )?;
         ftruncate(&fd, FILE_BYTES)?;
-        // Sealed, so that a peer that mapped it can never be sent a SIGBUS.
+        // Sealed against shrinking, so that a peer that has mapped the file never gets a SIGBUS.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
         let inode = rustix::fs::fstat(&fd)?.st_ino;
         let file = SharedFile {
@@ -88,10 +88,10 @@ impl Sharing {
         Ok(file)
     }
 
-    /// What is mapped in this process, in the order of addresses.
+    /// Returns the areas mapped in this process, in the order of addresses.
     ///
     /// # Errors
-    /// What the system says where it cannot be read.
+    /// Returns the system's error if `/proc/self/maps` cannot be read.
     pub(super) fn areas(&self) -> io::Result<Vec<Area>> {
         match &self.maps {
             Some(maps) => maps.areas(),

@@ -1,36 +1,36 @@
-//! Atomics on 8 bytes that programs may have unmapped.
+//! Atomics on 8 bytes that the program may have unmapped.
 
 use super::fault::Fault;
 
-/// An atomic verb.
+/// An atomic operation.
 #[derive(Clone, Copy, Debug)]
 pub enum AtomicOp {
-    /// Add to the word.
+    /// Adds the value to the word.
     FetchAdd(u64),
-    /// Swap the word if it is as expected.
+    /// Stores `swap` if the word equals `expect`.
     CompareSwap {
-        /// The word must have this value.
+        /// The value to compare the word with.
         expect: u64,
-        /// What is stored then.
+        /// The value to store if they are equal.
         swap: u64,
     },
-    /// Store the word.
+    /// Stores the value.
     Store(u64),
 }
 
-/// Does `op` on the word at `ptr`, and returns what was there.
+/// Applies `op` to the word at `ptr`, and returns the old value.
 ///
 /// # Errors
-/// When there is no memory that may be written.
+/// Returns [`Fault`] if `ptr` is not mapped writable.
 ///
 /// # Safety
-/// `ptr` is aligned to 8 bytes. Nobody has a reference to what may be mapped there, and others access the same bytes as
-/// whole words only.
+/// `ptr` is aligned to 8 bytes. No reference to memory that may be mapped there exists, and other threads
+/// access the same bytes as whole words only.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(super) unsafe fn change(ptr: *mut u64, op: AtomicOp) -> Result<u64, Fault> {
     use super::guard::guarded;
-    // In and out by memory: what can fault has no other result.
+    // Operands and result pass through memory: a guarded block has no register outputs.
     let mut word;
     // SAFETY: contract of this function.
     let done = unsafe {
@@ -61,14 +61,14 @@ pub(super) unsafe fn change(ptr: *mut u64, op: AtomicOp) -> Result<u64, Fault> {
     if done { Ok(word) } else { Err(Fault) }
 }
 
-/// Does `op` on the word at `ptr`, and returns what was there.
+/// Applies `op` to the word at `ptr`, and returns the old value.
 ///
 /// # Errors
-/// None: memory that is not there ends the process.
+/// Never returns an error: an access to unmapped memory ends the process.
 ///
 /// # Safety
-/// `ptr` is aligned to 8 bytes, and may be written. Nobody has a reference to it, and others access the same bytes as
-/// whole words only.
+/// `ptr` is aligned to 8 bytes and writable. No reference to the word exists, and other threads access the
+/// same bytes as whole words only.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) unsafe fn change(ptr: *mut u64, op: AtomicOp) -> Result<u64, Fault> {
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -91,7 +91,7 @@ mod tests {
     fn each_operation_returns_what_was_there() {
         let mut word = 5;
         let mut change = |op| {
-            // SAFETY: the test's own.
+            // SAFETY: the word belongs to this test.
             let old = unsafe { change(&raw mut word, op) };
             (old, word)
         };
@@ -112,7 +112,7 @@ mod tests {
             AtomicOp::Store(1),
             AtomicOp::CompareSwap { expect: 0, swap: 1 },
         ] {
-            // SAFETY: nothing is ever mapped there.
+            // SAFETY: no memory is ever mapped at this address.
             assert_eq!(unsafe { change(nowhere, op) }, Err(Fault));
         }
     }

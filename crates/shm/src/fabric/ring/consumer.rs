@@ -15,7 +15,7 @@ pub struct Consumer {
 unsafe impl Send for Consumer {}
 
 impl Consumer {
-    /// A consumer at the start of a ring.
+    /// Returns a consumer at the start of a ring.
     pub fn new(ring: RingMemory) -> Self {
         Self {
             ring,
@@ -24,17 +24,17 @@ impl Consumer {
         }
     }
 
-    /// Is there no record? Says nothing of what has come since.
+    /// Returns true if the ring had no record at the time of the call.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         let word = self.ring.word(self.pos, 0).load(Ordering::Relaxed);
         self.ring.in_lap(word, self.pos).is_none()
     }
 
-    /// The next record, if one is there.
+    /// Returns the next record, or `None` if the ring has no record.
     ///
     /// # Errors
-    /// [`Garbage`] where a record leaves the ring.
+    /// Returns [`Garbage`] if the record would pass the ring's end.
     #[inline(always)]
     pub fn peek(&mut self) -> Result<Option<Record<'_>>, Garbage> {
         loop {
@@ -51,7 +51,7 @@ impl Consumer {
                 return Err(Garbage);
             }
             if header.kind == KIND_WRAP {
-                // At slot 0 there is nothing to wrap: all of the ring lies ahead.
+                // A wrap record at slot 0 would skip the whole ring, so it is invalid.
                 if slots != to_end || slots == self.ring.slots {
                     return Err(Garbage);
                 }
@@ -67,7 +67,7 @@ impl Consumer {
         }
     }
 
-    /// Begins a run of records of this lap.
+    /// Begins a run of records of the current lap.
     #[inline(always)]
     pub fn run(&self) -> Records<'_> {
         Records {
@@ -78,32 +78,32 @@ impl Consumer {
         }
     }
 
-    /// Goes past a record of `slots` slots.
+    /// Advances past a record of `slots` slots.
     #[inline(always)]
     pub fn advance(&mut self, slots: u64) {
         self.pos += slots;
     }
 
-    /// Goes to where a [run](Self::run) has come.
+    /// Advances to the position of a [run](Self::run).
     #[inline(always)]
     pub fn advance_to(&mut self, pos: u64) {
         debug_assert!(pos >= self.pos);
         self.pos = pos;
     }
 
-    /// Has anything been consumed that the producer does not know of?
+    /// Returns the number of consumed slots that have not been released to the producer.
     #[inline]
     pub fn unreleased(&self) -> u64 {
         self.pos - self.released
     }
 
-    /// Slots in the ring.
+    /// Returns the number of slots in the ring.
     #[inline]
     pub fn slots(&self) -> u64 {
         self.ring.slots
     }
 
-    /// Gives everything before the current position back to the producer.
+    /// Frees all slots before the current position for the producer.
     #[inline(always)]
     pub fn release(&mut self) {
         if self.pos != self.released {
@@ -118,19 +118,19 @@ impl Consumer {
 pub struct Records<'c> {
     at: Lap,
     pos: u64,
-    /// Of the lap.
+    /// End of the lap.
     end: u64,
     ring: PhantomData<&'c Consumer>,
 }
 
 impl Records<'_> {
-    /// The next record, if it has just the slots that a payload of [`Header::len`] bytes takes.
+    /// Returns the next record if its slot count matches a payload of [`Header::len`] bytes.
     #[inline(always)]
     pub fn peek(&self) -> Option<Record<'_>> {
         if self.pos >= self.end {
             return None;
         }
-        // SAFETY: in the lap (just checked) of a ring that stays mapped (`RingMemory::new`).
+        // SAFETY: the position is in the lap (just checked) of a ring that stays mapped (`RingMemory::new`).
         let (w0, w1) = unsafe {
             // SYNC POINT P
             let w0 = self.at.word(self.pos, 0).load(Ordering::Acquire);
@@ -138,7 +138,7 @@ impl Records<'_> {
         };
         let (header, slots) = Header::from_words(w0 ^ self.at.bit, w1);
         let (slots, payload) = (u64::from(slots), header.len as usize);
-        // A slot without a record has a `kind` that the caller does not know.
+        // A slot without a record yields a `kind` that the caller does not know.
         if slots != record_slots(payload) || slots > self.end - self.pos {
             return None;
         }
@@ -153,13 +153,13 @@ impl Records<'_> {
         })
     }
 
-    /// Goes past a record of `slots` slots.
+    /// Advances past a record of `slots` slots.
     #[inline(always)]
     pub fn advance(&mut self, slots: u64) {
         self.pos += slots;
     }
 
-    /// Where the run is.
+    /// Returns the position of the run.
     #[inline(always)]
     pub fn pos(&self) -> u64 {
         self.pos

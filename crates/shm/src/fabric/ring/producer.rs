@@ -7,26 +7,26 @@ use super::*;
 /// The sending side of a ring.
 pub struct Producer {
     cursor: Cursor,
-    /// Lines up to this position have been written to ahead of use.
+    /// Position up to which the producer has touched cache lines ahead of use.
     claimed: u64,
 }
 
-/// Where a producer is: what changes with each record, so that a run of records keeps it in registers.
+/// The state of a producer that changes with each record; a run of records keeps it in registers.
 #[derive(Clone, Copy)]
 struct Cursor {
     ring: RingMemory,
-    /// Where the next record goes.
+    /// Position of the next record.
     pos: u64,
-    /// First header of the open postlist, not yet visible.
+    /// Position and first word of the open postlist's first header, which is not yet visible.
     first: Option<(u64, u64)>,
-    /// A consumer position that was true at some time.
+    /// The consumer's position when the producer last read it.
     head_seen: u64,
     stretch: Stretch,
-    /// End of the place that was given out last: a record that was given up may have left payload up to there.
+    /// End of the place that was returned last. An abandoned record may have left payload up to there.
     placed: u64,
 }
 
-/// The records of a stretch of the ring that all have so many slots, up to the producer's position.
+/// The latest records before the producer's position, which all have `slots` slots.
 #[derive(Clone, Copy)]
 struct Stretch {
     slots: u64,
@@ -42,27 +42,30 @@ impl Stretch {
         }
     }
 
-    /// Has no consumer a record at `pos`, the end of the stretch, in a ring of `ring_slots` slots? In the first lap all
-    /// slots are zero. Later one is a header of the lap before, if records of this size came there then.
+    /// Returns true if a consumer finds no record at `pos`, the end of the stretch, in a ring of `ring_slots`
+    /// slots.
+    ///
+    /// In the first lap all slots are zero. In later laps `pos` holds a header of the previous lap if that
+    /// lap had records of the same size there.
     #[inline(always)]
     fn ends_without_record(&self, pos: u64, ring_slots: u64) -> bool {
         pos < ring_slots || (self.begin + ring_slots <= pos && self.slots & (self.slots - 1) == 0)
     }
 }
 
-// SAFETY: the memory behind the raw pointers is only accessed through atomics, or (payload) in slots that
-// the protocol gives to this side alone; nothing is tied to a thread.
+// SAFETY: the memory behind the raw pointers is only accessed through atomics, or (payload) in slots that the
+// protocol assigns to this side alone. No state is tied to a thread.
 unsafe impl Send for Producer {}
 
 impl Cursor {
-    /// Slots that can still be written, as far as this side knows without looking at the consumer.
+    /// Returns the number of slots that can still be written, without reading the consumer's position.
     #[inline(always)]
     fn free(&self) -> u64 {
         // One slot stays free for the terminator.
         self.ring.slots - 1 - (self.pos - self.head_seen)
     }
 
-    /// See [`Producer::consumed`].
+    /// Implements [`Producer::consumed`].
     #[inline(always)]
     fn consumed(&mut self) -> Result<u64, Garbage> {
         // SYNC POINT C
@@ -77,7 +80,7 @@ impl Cursor {
         Ok(head)
     }
 
-    /// See [`Producer::has_room`].
+    /// Implements [`Producer::has_room`].
     #[inline(always)]
     fn has_room(&mut self, payload: usize) -> Result<bool, Garbage> {
         let need = self.with_wrap(record_slots(payload));
@@ -88,7 +91,7 @@ impl Cursor {
         Ok(need <= self.free())
     }
 
-    /// Slots from here to the end of the ring.
+    /// Returns the number of slots from the position to the end of the ring.
     #[inline(always)]
     fn slots_to_end(&self) -> u64 {
         self.ring.slots - self.place_of(self.pos)
@@ -109,7 +112,7 @@ impl Cursor {
         }
     }
 
-    /// See [`Producer::place`].
+    /// Implements [`Producer::place`].
     #[inline(always)]
     fn place<'a>(&'a mut self, payload: usize) -> Payload<'a> {
         let slots = record_slots(payload);
@@ -121,7 +124,7 @@ impl Cursor {
         Payload::of_ring(&self.ring, self.pos + 1, payload)
     }
 
-    /// Fills the rest of the ring.
+    /// Writes a record that fills the rest of the ring.
     #[inline(never)]
     fn wrap(&mut self) {
         let kind = KIND_WRAP;
@@ -132,7 +135,7 @@ impl Cursor {
         self.stage(header, self.slots_to_end());
     }
 
-    /// See [`Producer::commit`].
+    /// Implements [`Producer::commit`].
     #[inline(always)]
     fn commit(&mut self, header: Header, payload: usize) {
         self.stage(header, record_slots(payload));
@@ -155,7 +158,7 @@ impl Cursor {
 }
 
 impl Producer {
-    /// A producer at the start of a fresh (zeroed) ring.
+    /// Returns a producer at the start of a fresh (zeroed) ring.
     pub fn new(ring: RingMemory) -> Self {
         Self {
             cursor: Cursor {
@@ -170,56 +173,60 @@ impl Producer {
         }
     }
 
-    /// Position behind the last record pushed; a record is consumed when the consumer's head reaches the
-    /// position returned by the push that wrote it.
+    /// Returns the position behind the last committed record.
+    ///
+    /// A record is consumed once the consumer's position reaches the value of `pos` right after the record's
+    /// commit.
     #[inline]
     pub fn pos(&self) -> u64 {
         self.cursor.pos
     }
 
-    /// The consumer's position that was believed last.
+    /// Returns the consumer's position that the producer accepted last.
     #[cfg(all(any(test, fuzzing), not(loom)))]
     pub(super) fn believed(&self) -> u64 {
         self.cursor.head_seen
     }
 
-    /// The largest payload a record of this ring can carry.
+    /// Returns the largest payload that a record of this ring can carry.
     pub fn max_payload(&self) -> usize {
         (self.slots() as usize / 2 - 1) * SLOT_BYTES
     }
 
-    /// Slots in the ring.
+    /// Returns the number of slots in the ring.
     pub fn slots(&self) -> u64 {
         self.cursor.ring.slots
     }
 
-    /// The consumer's position: everything before it has been consumed.
+    /// Returns the consumer's position: all records before it have been consumed.
     ///
     /// # Errors
-    /// [`Garbage`] where the consumer claims a position that it cannot have.
+    /// Returns [`Garbage`] if the consumer claims a position that it cannot have.
     #[inline]
     pub fn consumed(&mut self) -> Result<u64, Garbage> {
         self.cursor.consumed()
     }
 
-    /// Is there room for a record with `payload` bytes?
+    /// Returns true if the ring has room for a record with `payload` bytes.
     ///
     /// # Errors
-    /// As of [`consumed`](Self::consumed).
+    /// Returns the errors of [`consumed`](Self::consumed).
     #[inline(always)]
     pub fn has_room(&mut self, payload: usize) -> Result<bool, Garbage> {
         self.cursor.has_room(payload)
     }
 
-    /// The place for the payload of the next record; call [`Self::has_room`] first and [`Self::commit`]
-    /// next, or leave it: a place that was not committed is given out again.
+    /// Returns the place for the payload of the next record.
+    ///
+    /// Call [`Self::has_room`] before, and [`Self::commit`] after. Without a commit the next call returns the
+    /// same place.
     #[inline(always)]
     pub fn place(&mut self, payload: usize) -> Payload<'_> {
         self.cursor.place(payload)
     }
 
-    /// Adds the record whose payload was [placed](Self::place) to the open postlist. Nothing is visible to
-    /// the consumer before [`Self::publish`].
+    /// Adds the record whose payload was [placed](Self::place) to the open postlist. The consumer sees
+    /// nothing before [`Self::publish`].
     #[inline(always)]
     pub fn commit(&mut self, header: Header, payload: usize) {
         self.cursor.commit(header, payload);
@@ -240,7 +247,7 @@ impl Producer {
         }
     }
 
-    /// Makes the open postlist visible, all of it at once. False if nothing is in it.
+    /// Makes the whole open postlist visible at once. Returns false if the postlist is empty.
     #[inline(always)]
     pub fn publish(&mut self) -> bool {
         let Some((pos, w0)) = self.cursor.first.take() else {
@@ -259,7 +266,7 @@ impl Producer {
     #[inline(always)]
     pub fn publish_one(&mut self, header: Header, payload: usize) {
         if self.cursor.first.is_some() {
-            // The end of a lap, or an open postlist.
+            // The postlist is open, or the lap ended and a wrap record is staged.
             self.commit(header, payload);
             self.publish();
             return;
@@ -278,7 +285,7 @@ impl Producer {
         self.claim_ahead();
     }
 
-    /// Sees to it that there is no record behind the last one.
+    /// Ensures that the slot behind the last record holds no record.
     #[inline(always)]
     fn terminate(&self) {
         let Cursor {
@@ -293,11 +300,10 @@ impl Producer {
         }
     }
 
-    /// Brings the next lines of the ring into this core's cache while there is nothing to wait for.
+    /// Moves the next lines of the ring into this core's cache ahead of use.
     ///
-    /// A producer that publishes one record at a time otherwise waits for each line's ownership in turn;
-    /// the stores below overlap those transfers. They write the zero that a free slot may hold anyway and
-    /// stay inside the free space.
+    /// Otherwise a producer that publishes one record at a time waits for the ownership of each line in turn.
+    /// The stores below overlap those transfers. They stay inside the free space, where a slot may hold zero.
     #[inline(always)]
     fn claim_ahead(&mut self) {
         if self.cursor.pos >= self.claimed {
@@ -332,17 +338,17 @@ pub struct Run<'p> {
     producer: &'p mut Producer,
     at: Lap,
     pos: u64,
-    /// Where the first record of the postlist goes, and the first word of its header: not yet visible.
+    /// Position of the postlist's first record and the first word of its header, which is not yet visible.
     first: u64,
     first_word: u64,
-    /// A record that ends here at most has room and is not wrapped.
+    /// Records that end at or before this position have room and need no wrap.
     bound: u64,
     stretch: Stretch,
     placed: u64,
 }
 
 impl Cursor {
-    /// Where a record ends at most, in this lap and in the free space.
+    /// Returns the last position at which a record may end within this lap and the free space.
     #[inline(always)]
     fn run_bound(&self) -> u64 {
         let end_of_lap = (self.pos | (self.ring.slots - 1)) + 1;
@@ -350,7 +356,8 @@ impl Cursor {
         end_of_lap.min(self.head_seen + self.ring.slots - 1)
     }
 
-    /// Where a run finds the first record of the open postlist, unless there is one already.
+    /// Returns the position of the open postlist's first record if that record is yet to come, else
+    /// `u64::MAX`.
     #[inline(always)]
     fn first_of_run(&self) -> u64 {
         if self.first.is_none() {
@@ -362,14 +369,15 @@ impl Cursor {
 }
 
 impl Run<'_> {
-    /// Position behind the last record.
+    /// Returns the position behind the last record.
     #[inline(always)]
     pub fn pos(&self) -> u64 {
         self.pos
     }
 
-    /// The place for the payload of the next record, to be [committed](Self::commit) next; `None` where the ring is
-    /// full, or its consumer claims a position that it cannot have.
+    /// Returns the place for the payload of the next record, to be [committed](Self::commit) next.
+    ///
+    /// Returns `None` if the ring is full, or if its consumer claims a position that it cannot have.
     #[inline(always)]
     pub fn place(&mut self, payload: usize) -> Option<Payload<'_>> {
         if self.pos + record_slots(payload) > self.bound && !self.make_room(payload) {
@@ -383,7 +391,8 @@ impl Run<'_> {
         })
     }
 
-    /// Looks where the consumer is, and begins the next lap where this one has no room.
+    /// Reads the consumer's position, and begins the next lap if this lap has no room. Returns false if the
+    /// ring has no room.
     #[inline(never)]
     fn make_room(&mut self, payload: usize) -> bool {
         self.store();
@@ -408,7 +417,7 @@ impl Run<'_> {
         #[allow(clippy::cast_possible_truncation)] // at most half of 32768
         let (w0, w1) = header.words(slots as u16);
         let w0 = w0 | self.at.bit;
-        // SAFETY: `place` has found room for the record from `pos` on in this lap; the ring stays mapped
+        // SAFETY: `place` has found room for the record from `pos` on in this lap, and the ring stays mapped
         // (`RingMemory::new`).
         unsafe {
             self.at.word(self.pos, 1).store(w1, Ordering::Relaxed);
@@ -423,7 +432,7 @@ impl Run<'_> {
         self.pos += slots;
     }
 
-    /// Gives the producer its state back.
+    /// Stores the run's state back into the producer.
     #[inline(always)]
     pub fn end(mut self) {
         self.store();
@@ -432,7 +441,7 @@ impl Run<'_> {
     #[inline(always)]
     fn store(&mut self) {
         let cursor = &mut self.producer.cursor;
-        // Something was staged, and nothing before it.
+        // The run has staged the postlist's first record.
         if self.first < self.pos {
             cursor.first = Some((self.first, self.first_word));
         }

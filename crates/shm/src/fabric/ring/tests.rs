@@ -1,4 +1,4 @@
-//! The ring against a `VecDeque`, against garbage, and (under `loom`) against every interleaving.
+//! Tests of the ring against a `VecDeque`, with garbage, and (under `loom`) in every interleaving.
 
 use super::*;
 
@@ -16,7 +16,7 @@ impl Owned {
     }
 
     fn memory(&self) -> RingMemory {
-        // SAFETY: the vector has two words a slot and outlives the producer and consumer of each test.
+        // SAFETY: the vector has two words per slot and outlives the producer and consumer of each test.
         unsafe {
             RingMemory::new(
                 self.words.as_ptr(),
@@ -52,8 +52,8 @@ mod loom_tests {
     use loom::thread;
     use std::sync::Arc;
 
-    /// Two postlists of two records each; the consumer sees each postlist whole and in order, and the
-    /// payload that belongs to it.
+    /// Sends two postlists of two records each; the consumer sees each postlist whole, in order and with its
+    /// payload.
     #[test]
     fn loom_postlists_arrive_whole_and_in_order() {
         loom::model(|| {
@@ -92,7 +92,7 @@ mod loom_tests {
         });
     }
 
-    /// The producer goes round a full ring: it may overwrite only what the consumer gave back.
+    /// Fills the ring: the producer may overwrite only slots that the consumer has freed.
     #[test]
     fn loom_a_full_ring_waits_for_the_consumer() {
         loom::model(|| {
@@ -102,7 +102,7 @@ mod loom_tests {
                 let owned = Arc::clone(&owned);
                 thread::spawn(move || {
                     let mut p = Producer::new(owned.memory());
-                    // Each record takes 7 slots: two fit, the third needs the first one's place.
+                    // Each record takes 7 slots: two records fit, and the third needs the slots of the first.
                     for n in 0..3u64 {
                         while p.has_room(96) != Ok(true) {
                             thread::yield_now();
@@ -140,15 +140,15 @@ mod model_tests {
     #[derive(Debug, Clone)]
     enum Op {
         Push(usize),
-        /// So many records, by a [`Run`].
+        /// Pushes this number of records through a [`Run`].
         PushRun(usize, usize),
-        /// A record that is published at once.
+        /// Pushes a record that is published at once.
         PushOne(usize),
-        /// Payload is written for a record that is given up, by a run or not.
+        /// Writes payload for a record that is then abandoned, through a run or not.
         GiveUp(usize, bool),
         Publish,
         Pop,
-        /// Up to so many records, by a run of [`Records`].
+        /// Pops up to this number of records through a run of [`Records`].
         PopRun(usize),
         Release,
     }
@@ -159,12 +159,12 @@ mod model_tests {
         }
     }
 
-    /// Half of the records have one size, so that laps without terminators occur.
+    /// Returns payload lengths; half of them are equal, so that laps without terminators occur.
     fn payload() -> impl Strategy<Value = usize> {
         prop_oneof![Just(8), (0usize..30).prop_map(|n| n * 8)]
     }
 
-    /// Payload that looks like a header, of one lap or of the other.
+    /// Returns a payload word that looks like a header of one lap or the other.
     fn word(record: u32, i: usize) -> u64 {
         let slots = u64::from(record % 3 + 1);
         u64::from(record) << 32 | slots << 16 | (i as u64) << 8 | u64::from(record & 1) << 7 | 1
@@ -184,8 +184,8 @@ mod model_tests {
     }
 
     proptest! {
-        /// Whatever is pushed, published, popped and released, the ring is a queue with room for what it
-        /// promised, and nothing is visible before it is published.
+        /// After any sequence of operations the ring behaves as a queue, has the room that it promised, and
+        /// shows nothing unpublished.
         #[test]
         fn behaves_like_a_vecdeque(ops in prop::collection::vec(op(), 1..400)) {
             let owned = Owned::new(64);
@@ -279,7 +279,7 @@ mod model_tests {
             fuzz(&bytes);
         }
 
-        /// A producer believes no head that a consumer of this ring cannot have reached.
+        /// A producer refuses a head that the consumer of this ring cannot have reached.
         #[test]
         fn a_wild_head_is_refused(head in 2u64..) {
             let owned = Owned::new(64);
@@ -291,7 +291,8 @@ mod model_tests {
         }
     }
 
-    /// No correct producer goes round the ring without a record: who believed that would never come back.
+    /// A wrap record over the whole ring is refused: no correct producer writes one, and a consumer that
+    /// accepted it would loop forever.
     #[test]
     fn a_wrap_round_the_whole_ring_is_refused() {
         let owned = Owned::new(16);
