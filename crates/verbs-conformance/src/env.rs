@@ -1,4 +1,4 @@
-//! What a test is given, and what it gives back.
+//! The environment of a test run, and the outcome of a test.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,28 +12,30 @@ use verbs_abi::{
 
 use crate::provider::ProviderKind;
 
-/// Where the suite runs; travels to child processes as JSON.
+/// Settings of a test run; passed to child processes as JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
-    /// Which libibverbs.
+    /// The libibverbs to test.
     pub provider: ProviderKind,
-    /// Name of the device; the first one where there is none.
+    /// Name of the device; `None` selects the first one.
     pub device: Option<String>,
     /// Port of the device.
     pub port: u8,
-    /// Entry of the port's GID table that addresses are made of.
+    /// Index in the port's GID table from which addresses are made.
     pub gid_index: u8,
-    /// Link layer that the port must have, where the run asked for one.
+    /// Link layer that the port must have, if the run asked for one.
     pub link_layer: Option<u8>,
-    /// Capabilities whose tests are not run.
+    /// Capabilities whose tests are skipped.
     pub without: BTreeSet<Cap>,
-    /// Capabilities that the NIC is known not to have, by its [`crate::Deviations`]: tests that need one run
-    /// all the same and must fail as listed there; other tests do without.
+    /// Capabilities that the NIC is known to lack, according to its [`crate::Deviations`].
+    ///
+    /// Tests that need one of them run nevertheless, and must fail as listed there. Other tests do not rely
+    /// on them.
     pub lacks: BTreeSet<Cap>,
 }
 
 impl Settings {
-    /// The first device of `provider`, with everything.
+    /// Returns settings for the first device of `provider`, with all capabilities.
     #[must_use]
     pub fn new(provider: ProviderKind) -> Self {
         Self {
@@ -48,12 +50,12 @@ impl Settings {
     }
 }
 
-/// What a test is given: a provider and a device of it.
+/// The environment of a test: a provider and a device of it.
 #[derive(Clone, Debug)]
 pub struct Env {
     /// The provider's entry points.
     pub symbols: &'static Symbols,
-    /// Where the suite runs.
+    /// Settings of the run.
     pub settings: Settings,
 }
 
@@ -61,7 +63,7 @@ impl Env {
     /// Loads the provider.
     ///
     /// # Errors
-    /// Says why there is no such provider.
+    /// Returns the reason if the provider cannot be loaded.
     pub fn new(settings: Settings) -> anyhow::Result<Self> {
         Ok(Self {
             symbols: settings.provider.symbols()?,
@@ -69,13 +71,13 @@ impl Env {
         })
     }
 
-    /// Whether the NIC is taken to have `cap`.
+    /// Returns true if the NIC is expected to have `cap`.
     #[must_use]
     pub fn has(&self, cap: Cap) -> bool {
         !self.settings.without.contains(&cap) && !self.settings.lacks.contains(&cap)
     }
 
-    /// The statuses that may stand for `status` on this NIC: a second one where it lacks
+    /// Returns the statuses that are accepted in place of `status`: a second one if the NIC lacks
     /// [`Cap::ErrorStatuses`].
     #[must_use]
     pub fn failure(&self, status: ibv_wc_status) -> Vec<ibv_wc_status> {
@@ -92,12 +94,12 @@ impl Env {
     }
 }
 
-/// How a test ended; a failed one panics.
+/// Outcome of a test; a failed test panics instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Everything was as specified.
     Passed,
-    /// It was not run, for this reason.
+    /// The test was not run, for this reason.
     Skipped(String),
 }
 
@@ -110,15 +112,15 @@ impl From<()> for Outcome {
 /// One test of the suite.
 #[derive(Clone, Copy, Debug)]
 pub struct Test {
-    /// `module::what_must_hold`.
+    /// Name of the test: `module::what_must_hold`.
     pub name: &'static str,
-    /// Capabilities without which it is skipped.
+    /// Capabilities that the test needs; otherwise it is skipped.
     pub needs: &'static [Cap],
-    /// Runs it; a failure panics.
+    /// Function that runs the test; a failure panics.
     pub run: fn(&Env) -> Outcome,
 }
 
-/// Names capabilities: the enum, their names on the command line, and what lacks without them.
+/// Declares capabilities: the enum, their names on the command line, and their descriptions.
 macro_rules! caps {
     ($( $(#[doc = $doc:literal])+ $cap:ident = $name:literal, )*) => {
         /// Something that not every NIC has; a run excludes it by name (`--without NAME`).
@@ -129,7 +131,7 @@ macro_rules! caps {
         }
 
         impl Cap {
-            /// Each capability with its name and what it is.
+            /// Each capability with its name and its description.
             pub const ALL: &'static [(Self, &'static str, &'static str)] =
                 &[$( (Self::$cap, $name, concat!($($doc),+)) ),*];
         }
@@ -204,7 +206,7 @@ impl fmt::Display for Cap {
     }
 }
 
-/// A name that is no [`Cap`]'s.
+/// Error: a name that no [`Cap`] has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownCap(String);
 

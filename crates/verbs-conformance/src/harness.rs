@@ -1,8 +1,8 @@
-//! Runs tests, each in a process of its own, and prints what libtest would print.
+//! Runs tests, each in its own process, and prints results in the format of libtest.
 //!
-//! A test program's `main` calls [`main()`]. Started by cargo it is the parent: it starts itself again for
-//! each test, some at a time, watches for hangs, and counts. Started by itself it plays a *role*: a test, or
-//! a process that a test needs ([`crate::peer`], [`crate::worker`] …).
+//! The `main` of a test program calls [`main()`]. Started by cargo, the program is the parent: it starts
+//! itself again for each test, several at a time, detects hangs, and counts results. Started by itself, the
+//! program plays a *role*: a test, or a process that a test needs ([`crate::peer`], [`crate::worker`] …).
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -31,32 +31,32 @@ const SKIPPED: u8 = 77;
 /// Exit status of a test that hung.
 const HUNG: u8 = 124;
 
-/// The suite under certain settings.
+/// The suite under one group of settings.
 #[derive(Clone, Debug)]
 pub struct Variant {
-    /// Prefix of the names of its tests; empty for none.
+    /// Prefix of the names of the variant's tests; empty for none.
     pub name: String,
-    /// Where its tests run.
+    /// Settings of the variant's tests.
     pub settings: Settings,
-    /// Added to the environment of its tests.
+    /// Variables added to the environment of the variant's tests.
     pub env: Vec<(String, String)>,
-    /// Each test is a host with an address of its own.
+    /// True if each test is a host with its own address.
     pub own_address: bool,
-    /// The software NIC's folder: must be empty or gone in the end, and is removed then.
+    /// Fabric folder of the software NIC. It must be empty or absent after the tests, and is then removed.
     pub fabric: Option<PathBuf>,
-    /// When a test counts as hung.
+    /// Time after which a test counts as hung.
     pub limit: Duration,
-    /// What is known of the NIC; see [`Variant::known`].
+    /// Known deviations of the NIC, set by [`Variant::known`].
     pub deviations: Option<&'static Deviations>,
 }
 
-/// When a test that is known to fail counts as hung.
+/// Time after which a test that is known to fail counts as hung.
 const KNOWN_LIMIT: Duration = Duration::from_secs(20);
-/// How long a test that is known to fail waits for what will not come; see [`patience`].
+/// Seconds that a test that is known to fail waits for an event that will not occur; see [`patience`].
 const KNOWN_PATIENCE_S: &str = "3";
 
 impl Variant {
-    /// The software NIC in a fresh fabric; `link_layer` is `roce` or `ib`.
+    /// Returns the variant for the software NIC in a fresh fabric; `link_layer` is `roce` or `ib`.
     #[must_use]
     pub fn softnic(link_layer: &str) -> Self {
         let mut settings = Settings::new(crate::ProviderKind::Softnic);
@@ -82,7 +82,7 @@ impl Variant {
         }
     }
 
-    /// The machine's libibverbs; what is known of the device is taken into account.
+    /// Returns the variant for the machine's libibverbs, with the known deviations of the device.
     #[must_use]
     pub fn system(settings: Settings) -> Self {
         let deviations = Deviations::of(&settings);
@@ -98,9 +98,10 @@ impl Variant {
         .known(deviations)
     }
 
-    /// With the deviations of a device: a test that is listed there and fails as listed is skipped, with
-    /// what the device does as the reason; one that passes all the same is a failure, because the list is
-    /// wrong.
+    /// Adds the known deviations of a device to the variant.
+    ///
+    /// A listed test that fails as listed is skipped, and the reason says what the device does. A listed test
+    /// that passes is a failure, because the list is wrong.
     #[must_use]
     pub fn known(mut self, deviations: Option<&'static Deviations>) -> Self {
         self.settings.lacks = deviations
@@ -113,7 +114,7 @@ impl Variant {
     }
 }
 
-/// A name for a fabric folder that nobody else uses.
+/// Returns the path of a fabric folder that no other process uses.
 #[must_use]
 pub fn fresh_fabric(label: &str) -> PathBuf {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -122,10 +123,10 @@ pub fn fresh_fabric(label: &str) -> PathBuf {
     PathBuf::from(format!("/dev/shm/verbatim-conformance-{label}-{pid}-{n}"))
 }
 
-/// Waits for a child, at most until the deadline; `None` when it runs on.
+/// Waits for a child for at most `limit`; returns `None` if the child is still running.
 ///
 /// # Errors
-/// Of the system calls.
+/// Returns the errors of the system calls.
 pub fn wait_for(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + limit;
     let pidfd = Pid::from_raw(child.id().cast_signed())
@@ -148,11 +149,11 @@ pub fn wait_for(child: &mut Child, limit: Duration) -> std::io::Result<Option<Ex
     }
 }
 
-/// Plays the role that the environment asks for, if it asks for one.
+/// Plays the role that the environment variables request; returns `None` if they request none.
 #[must_use]
 pub fn play_role(tests: &[&'static Test]) -> Option<ExitCode> {
     let role = std::env::var(ROLE).ok()?;
-    // The parent may be killed on purpose; nothing of it may stay behind.
+    // The parent may be killed on purpose, and no child may survive it.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
@@ -218,14 +219,14 @@ fn run_test(test: &Test, env: &Env, limit: Duration) -> ExitCode {
     }
 }
 
-/// How one test ended.
+/// Verdict on one test.
 enum Verdict {
     Passed,
     Ignored(String),
     Failed(String),
 }
 
-/// What to run, as libtest's flags say it.
+/// The tests to run, as selected by libtest's flags.
 #[derive(Debug, Default)]
 struct Flags {
     filters: Vec<String>,
@@ -285,7 +286,7 @@ impl Flags {
     }
 }
 
-/// `main` of a test program: runs `tests` under every variant, or plays a role.
+/// Runs `tests` under every variant, or plays a role; the `main` of a test program.
 #[must_use]
 pub fn main(tests: &[&'static Test], variants: &[Variant]) -> ExitCode {
     if let Some(code) = play_role(tests) {
@@ -300,7 +301,7 @@ pub fn main(tests: &[&'static Test], variants: &[Variant]) -> ExitCode {
     }
 }
 
-/// Runs those of `tests` whose name contains `filter`; true when none failed.
+/// Runs the tests whose names contain one of `filters`; the exit code is success if no test failed.
 #[must_use]
 pub fn run_filtered(
     tests: &[&'static Test],
@@ -316,7 +317,7 @@ pub fn run_filtered(
     run(tests, variants, &flags)
 }
 
-/// Name of the check that nothing stays behind in a variant's fabric.
+/// Name of the check that no file remains in a variant's fabric.
 const LEFT_OVER: &str = "harness::nothing_is_left_in_the_fabric";
 
 fn run(tests: &[&'static Test], variants: &[Variant], flags: &Flags) -> ExitCode {
@@ -473,7 +474,7 @@ fn run_in_child(variant: &Variant, test: &Test, show: bool) -> Verdict {
     }
 }
 
-/// What a test's end means when the device is known to deviate there.
+/// Converts the verdict on a test for which a deviation of the device is listed.
 fn judge(deviations: &Deviations, deviation: &Deviation, verdict: Verdict) -> Verdict {
     match verdict {
         Verdict::Failed(text) if text.contains(deviation.observed) => {
@@ -493,7 +494,8 @@ fn judge(deviations: &Deviations, deviation: &Deviation, verdict: Verdict) -> Ve
     }
 }
 
-/// An address of this host that no other test has: sockets of programs on one host meet by their addresses.
+/// Returns an address of this host that no other test has, because programs on one host meet at their
+/// sockets' addresses.
 fn next_address() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let [.., high, low] = std::process::id().to_be_bytes();
@@ -529,7 +531,7 @@ fn try_run_in_child(
             .stderr(output.try_clone()?);
     }
     let mut child = command.spawn().context("start the test")?;
-    // It ends by itself when it hangs; this is for a process that cannot even do that.
+    // A hung test ends itself; this limit is for a process that cannot do even that.
     let status = wait_for(&mut child, limit + Duration::from_secs(15))?;
     if status.is_none() {
         child.kill()?;
@@ -552,7 +554,7 @@ fn try_run_in_child(
     })
 }
 
-/// A file that has no name any more.
+/// Returns a file whose name has been removed.
 fn anonymous_file() -> std::io::Result<File> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -566,7 +568,7 @@ fn anonymous_file() -> std::io::Result<File> {
     Ok(file)
 }
 
-/// One more process comes and goes; then nothing may be left.
+/// Lets one more process join and leave the fabric, and checks that no file remains.
 fn check_fabric(variant: &Variant) -> Verdict {
     let Some(fabric) = &variant.fabric else {
         return Verdict::Passed;
@@ -580,7 +582,7 @@ fn check_fabric(variant: &Variant) -> Verdict {
             String::from_utf8_lossy(&output.stderr)
         );
         let mut left = file_names(fabric);
-        // Those of the packets that were sent outlive the fabric.
+        // The counters of sent packets outlive the fabric.
         left.retain(|name| name != "counters");
         anyhow::ensure!(left.is_empty(), "left in {}: {left:?}", fabric.display());
         Ok(())
@@ -592,7 +594,7 @@ fn check_fabric(variant: &Variant) -> Verdict {
     }
 }
 
-/// The names in a folder; none where there is no folder.
+/// Returns the names in a folder; none if the folder does not exist.
 #[must_use]
 pub fn file_names(folder: &std::path::Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else {

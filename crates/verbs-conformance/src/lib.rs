@@ -1,23 +1,24 @@
 //! The semantics of verbs as tests, written once and run on every provider.
 //!
-//! - [`tests`] is the suite: each [`Test`] is a few lines against [`Env`], which names a provider (a table
-//!   of libibverbs entry points) and a device of it. Nothing in it knows which NIC it runs on.
-//! - [`harness::main`] runs tests, each in a process of its own: a crash or a hang of the NIC is the failure
-//!   of one test. Its output is that of libtest.
-//! - The instances are `tests/softnic.rs` (the software NIC, both link layers), `tests/system.rs` (the
-//!   machine's own libibverbs, when `VERBATIM_TEST_DEVICE` names a device) and the program
-//!   `verbs-conformance` (any provider, by hand).
-//! - `tests/kills.rs` and `tests/fabric.rs` test what only the software NIC has: processes that are killed,
-//!   and files in shared memory that are not what they should be.
+//! - [`tests`] is the suite. Each [`Test`] is a few lines that use [`Env`], which names a provider (a table
+//!   of libibverbs entry points) and one of its devices. The suite does not depend on the NIC on which it
+//!   runs.
+//! - [`harness::main`] runs tests, each in its own process, so that a crash or a hang of the NIC is the
+//!   failure of one test. Its output has the format of libtest.
+//! - The test programs are `tests/softnic.rs` (the software NIC, both link layers) and `tests/system.rs` (the
+//!   machine's own libibverbs, if `VERBATIM_TEST_DEVICE` names a device). The program `verbs-conformance`
+//!   runs the suite by hand on any provider.
+//! - `tests/kills.rs` and `tests/fabric.rs` test features of the software NIC only: killed processes, and
+//!   invalid files in shared memory.
 //!
-//! Where the specification leaves a choice, a test accepts every answer that it allows and says so. Where
-//! a NIC lacks something, the run excludes the capability by name ([`Cap`], `--without uc`); nothing is
-//! skipped silently, because the NIC's own word is not asked. What a device is known to do wrong stands in
-//! its list ([`Deviations`]): a test that is listed there runs, and must fail as listed.
+//! Where the specification permits several answers, a test accepts all of them and says so. If a NIC lacks a
+//! capability, the run excludes the capability by name ([`Cap`], `--without uc`). No test is skipped
+//! silently, because the suite does not rely on what the NIC reports. Known errors of a device are in its
+//! list ([`Deviations`]): a listed test runs, and must fail as listed.
 //!
-//! Layers, bottom up: [`memory`] and [`objects`] hold all unsafe code and make verbs objects that clean up
-//! after themselves; [`wr`] builds work requests; [`pair`] builds connected queue pairs; `suite` holds the
-//! tests; [`peer`] and [`worker`] are the other processes of tests that need some.
+//! Layers, bottom up: [`memory`] and [`objects`] hold all unsafe code and make verbs objects that destroy
+//! themselves. [`wr`] builds work requests, [`pair`] builds connected queue pairs, and `suite` holds the
+//! tests. [`peer`] and [`worker`] are the other processes of tests that need some.
 
 #![deny(unsafe_code)]
 

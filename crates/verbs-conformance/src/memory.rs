@@ -1,4 +1,4 @@
-//! Memory that a NIC reads and writes behind our back: only copied in and out, never borrowed.
+//! Memory that a NIC reads and writes concurrently: it is only copied in and out, never borrowed.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::c_void;
@@ -13,12 +13,12 @@ use crate::env::Env;
 use crate::provider::ProviderKind;
 use crate::rng::pattern;
 
-/// Where memory comes from.
+/// Kind of a test buffer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemKind {
-    /// The heap, of which a provider may share the pages or not (`VERBATIM_KEEP_PRIVATE`).
+    /// The heap, whose pages a provider may share (unless `VERBATIM_KEEP_PRIVATE` is set).
     Private,
-    /// What the provider offers for fast access by other processes; the heap where it has nothing.
+    /// Memory that the provider offers for fast access by other processes; the heap if it offers none.
     Shared,
 }
 
@@ -43,16 +43,16 @@ pub struct Memory {
     keep: Keep,
 }
 
-// SAFETY: the range belongs to this value; it is accessed by volatile and atomic operations only.
+// SAFETY: the range belongs to this value, and is accessed by volatile and atomic operations only.
 unsafe impl Send for Memory {}
-// SAFETY: as for Send; racing accesses are what the tests are about, and no bytes are invalid.
+// SAFETY: as for Send; the tests race accesses on purpose, and every byte value is valid.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// `len` zeroed bytes, aligned to 64.
+    /// Allocates `len` zeroed bytes, aligned to 64.
     ///
     /// # Panics
-    /// There is no memory.
+    /// Panics if no memory is available.
     #[must_use]
     pub fn new(env: &Env, kind: MemKind, len: usize) -> Self {
         if kind == MemKind::Shared && env.settings.provider == ProviderKind::Softnic {
@@ -67,7 +67,7 @@ impl Memory {
         Self::heap(len)
     }
 
-    /// `len` zeroed bytes of the heap, aligned to 64.
+    /// Allocates `len` zeroed bytes of the heap, aligned to 64.
     #[must_use]
     pub fn heap(len: usize) -> Self {
         let layout = Layout::from_size_align(len.max(1), 64).expect("a sane length");
@@ -81,11 +81,11 @@ impl Memory {
         }
     }
 
-    /// `pages` zeroed pages of their own mapping, whose protection can be changed.
+    /// Maps `pages` zeroed pages, whose protection can be changed.
     #[must_use]
     pub fn pages(pages: usize) -> Self {
         let len = pages * PAGE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let ptr = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),
@@ -110,30 +110,30 @@ impl Memory {
         } else {
             MprotectFlags::empty()
         };
-        // SAFETY: the page belongs to this value (just asserted), and nobody holds a reference into it.
+        // SAFETY: the page belongs to this value (just asserted), and no reference into it exists.
         unsafe { mprotect(self.ptr.as_ptr().add(page * PAGE).cast(), PAGE, flags) }
             .expect("mprotect");
     }
 
-    /// First byte, for the C interface.
+    /// Returns the address of the first byte as a pointer for the C interface.
     #[must_use]
     pub fn as_ptr(&self) -> *mut c_void {
         self.ptr.as_ptr().cast()
     }
 
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn addr(&self) -> u64 {
         self.ptr.as_ptr().addr() as u64
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// No bytes at all.
+    /// Returns true if the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -168,7 +168,7 @@ impl Memory {
         self.write(offset, &pattern(seed, len));
     }
 
-    /// Writes the pattern of `seed` everywhere.
+    /// Writes the pattern of `seed` to the whole range.
     #[track_caller]
     pub fn fill(&self, seed: u64) {
         self.fill_at(0, self.len, seed);
@@ -180,8 +180,8 @@ impl Memory {
         same(&self.read(offset, len), &pattern(seed, len), offset);
     }
 
-    /// Waits until `len` bytes at `offset` hold the pattern of `seed`: on a wire, an unreliable WRITE completes at its
-    /// requester before it arrives.
+    /// Waits until `len` bytes at `offset` hold the pattern of `seed`. On a wire, an unreliable WRITE
+    /// completes at its requester before its data arrives.
     #[track_caller]
     pub fn expect_at(&self, offset: usize, len: usize, seed: u64) {
         let end = Instant::now() + crate::harness::patience();
@@ -191,7 +191,7 @@ impl Memory {
         self.check_at(offset, len, seed);
     }
 
-    /// Panics unless the pattern of `seed` is everywhere.
+    /// Panics unless the whole range holds the pattern of `seed`.
     #[track_caller]
     pub fn check(&self, seed: u64) {
         self.check_at(0, self.len, seed);
@@ -203,29 +203,30 @@ impl Memory {
         same(&self.read(offset, len), &vec![byte; len], offset);
     }
 
-    /// The aligned 8 bytes at `offset`.
+    /// Returns the aligned 8 bytes at `offset` as an atomic.
     #[track_caller]
     fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset + 8 <= self.len && offset.is_multiple_of(8));
-        // SAFETY: in the range (just asserted), aligned because the range is; lives as long as `self`.
+        // SAFETY: the word is in the range (just asserted) and aligned, because the range is aligned. The
+        // range lives as long as `self`.
         unsafe { AtomicU64::from_ptr(self.ptr.as_ptr().add(offset).cast()) }
     }
 
-    /// Reads 8 bytes at once.
+    /// Loads 8 bytes atomically.
     #[must_use]
     #[track_caller]
     pub fn load(&self, offset: usize) -> u64 {
         self.word(offset).load(Ordering::SeqCst)
     }
 
-    /// Writes 8 bytes at once.
+    /// Stores 8 bytes atomically.
     #[track_caller]
     pub fn store(&self, offset: usize, value: u64) {
         self.word(offset).store(value, Ordering::SeqCst);
     }
 }
 
-/// Panics at the first difference, with a few bytes of context instead of a megabyte.
+/// Panics at the first difference, and prints a few bytes of context instead of a megabyte.
 #[track_caller]
 pub fn same(found: &[u8], expected: &[u8], offset: usize) {
     assert_eq!(found.len(), expected.len(), "length");
@@ -245,10 +246,10 @@ pub fn same(found: &[u8], expected: &[u8], offset: usize) {
 impl Drop for Memory {
     fn drop(&mut self) {
         match self.keep {
-            // SAFETY: came from `alloc_zeroed` with this layout.
+            // SAFETY: the range came from `alloc_zeroed` with this layout.
             Keep::Heap(layout) => unsafe { dealloc(self.ptr.as_ptr(), layout) },
             Keep::Shared { .. } => {}
-            // SAFETY: came from `mmap` with this length.
+            // SAFETY: the range came from `mmap` with this length.
             Keep::Pages(len) => unsafe { munmap(self.as_ptr(), len) }.expect("munmap"),
         }
     }

@@ -1,29 +1,29 @@
-//! Where the running test is, and how long it waits.
+//! Notes on the progress of the running test, and the time that it waits.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Names how many seconds a test waits.
+/// Variable with the number of seconds that a test waits.
 pub(crate) const PATIENCE: &str = "VERBATIM_TEST_PATIENCE";
 
-/// Where the running test is, for the message of a hang or a failure.
+/// The current case and the current wait of the running test, printed at a hang or a failure.
 static NOTE: Mutex<(String, String)> = Mutex::new((String::new(), String::new()));
 
 fn notes() -> MutexGuard<'static, (String, String)> {
     NOTE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says what the test is waiting for; empty when it goes on.
+/// Records what the test is waiting for; empty when it continues.
 pub fn note(text: &str) {
     text.clone_into(&mut notes().1);
 }
 
-/// Says which of its cases the test is at.
+/// Records the current case of the test.
 pub fn case(text: impl std::fmt::Display) {
     notes().0 = text.to_string();
 }
 
-/// Prints where the test is.
+/// Prints the recorded case and wait.
 pub(crate) fn print_notes() {
     let (case, note) = notes().clone();
     for (what, text) in [("in the case", case), ("while", note)] {
@@ -33,8 +33,10 @@ pub(crate) fn print_notes() {
     }
 }
 
-/// How long a test waits for what must come before it gives up: not a bound on speed, only the end of a
-/// hang. `VERBATIM_TEST_PATIENCE` seconds, by default 20.
+/// Returns the time that a test waits for an expected event before it fails: `VERBATIM_TEST_PATIENCE`
+/// seconds, by default 20.
+///
+/// The time is not a bound on speed, only the end of a hang.
 #[must_use]
 pub fn patience() -> Duration {
     let seconds = std::env::var(PATIENCE)

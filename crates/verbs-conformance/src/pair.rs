@@ -1,7 +1,7 @@
-//! Queue pairs in the state that a test starts from: connected, and ready to send both ways.
+//! Queue pairs in the initial state of a test: connected, and ready to send both ways.
 //!
-//! `Spec::rc().pair(env)` is two connected RC queue pairs, `a` and `b`, each with a context, a protection
-//! domain and two CQs of its own, as if two programs had made them. Everything else is a variation:
+//! `Spec::rc().pair(env)` makes two connected RC queue pairs, `a` and `b`. Each has its own context,
+//! protection domain and two CQs, as if two programs had made them. Variations change the `Spec`:
 //! `Spec::rc().rnr_retry(0).pair(env)`.
 
 use std::ffi::c_int;
@@ -19,20 +19,20 @@ use crate::wr::{SendWr, Wc};
 /// The Q_Key of UD queue pairs.
 pub const QKEY: u32 = 0x1234_5678;
 
-/// How to reach a queue pair.
+/// Address of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Address {
     /// QP number.
     pub qpn: u32,
-    /// LID of its port; 0 on RoCE.
+    /// LID of the port; 0 on RoCE.
     pub lid: u16,
-    /// GID of its port.
+    /// GID of the port.
     pub gid: [u8; 16],
-    /// First PSN that it sends.
+    /// First PSN that the queue pair sends.
     pub psn: u32,
 }
 
-/// What queue pairs are made like.
+/// Attributes of queue pairs to create.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names of the attributes")]
 pub struct Spec {
@@ -43,9 +43,9 @@ pub struct Spec {
     pub max_recv_sge: u32,
     pub max_inline_data: u32,
     pub sig_all: bool,
-    /// A shared receive queue of 64 WRs on both sides.
+    /// True for a shared receive queue of 64 WRs on both sides.
     pub srq: bool,
-    /// A shared receive queue for messages with so many tags; none if 0.
+    /// Number of tags of a shared receive queue for tag matching; 0 for none.
     pub tags: u32,
     pub cqe: c_int,
     pub access: u32,
@@ -55,12 +55,12 @@ pub struct Spec {
     pub min_rnr_timer: u8,
     pub max_rd_atomic: u8,
     pub max_dest_rd_atomic: u8,
-    /// CQs with completion channels.
+    /// True for CQs with completion channels.
     pub channels: bool,
-    /// Buffers come from here.
+    /// Kind of memory of the buffers.
     pub memory: MemKind,
     pub qkey: u32,
-    /// With a GRH also where LIDs would do.
+    /// True for a GRH even where LIDs suffice.
     pub global: bool,
 }
 
@@ -78,7 +78,7 @@ impl Spec {
             tags: 0,
             cqe: 256,
             access: ALL_ACCESS.cast_unsigned(),
-            // 1.07 s: nothing but death takes as long.
+            // 1.07 s: only a dead peer takes as long.
             timeout: 18,
             retry_cnt: 7,
             rnr_retry: 7,
@@ -93,25 +93,25 @@ impl Spec {
         }
     }
 
-    /// Reliable connection.
+    /// Returns the attributes of a reliable connection.
     #[must_use]
     pub fn rc() -> Self {
         Self::new(IBV_QPT_RC)
     }
 
-    /// Unreliable connection.
+    /// Returns the attributes of an unreliable connection.
     #[must_use]
     pub fn uc() -> Self {
         Self::new(IBV_QPT_UC)
     }
 
-    /// Unreliable datagram.
+    /// Returns the attributes of unreliable datagrams.
     #[must_use]
     pub fn ud() -> Self {
         Self::new(IBV_QPT_UD)
     }
 
-    /// Depth of both queues.
+    /// Sets the depth of both queues.
     #[must_use]
     pub fn depth(mut self, wrs: u32) -> Self {
         self.max_send_wr = wrs;
@@ -122,14 +122,14 @@ impl Spec {
         self
     }
 
-    /// Any other change.
+    /// Applies any other change.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self
     }
 
-    /// Gives up soon when the peer is silent: after some milliseconds.
+    /// Reduces timeout and retries, so that a send to a silent peer fails after some milliseconds.
     #[must_use]
     pub fn impatient(mut self) -> Self {
         self.timeout = 8;
@@ -137,56 +137,56 @@ impl Spec {
         self
     }
 
-    /// `rnr_retry`; 7 is for ever.
+    /// Sets `rnr_retry`; 7 retries for ever.
     #[must_use]
     pub fn rnr_retry(mut self, count: u8) -> Self {
         self.rnr_retry = count;
         self
     }
 
-    /// `qp_access_flags`.
+    /// Sets `qp_access_flags`.
     #[must_use]
     pub fn access(mut self, flags: c_int) -> Self {
         self.access = flags.cast_unsigned();
         self
     }
 
-    /// Where buffers come from.
+    /// Sets the kind of memory of the buffers.
     #[must_use]
     pub fn memory(mut self, kind: MemKind) -> Self {
         self.memory = kind;
         self
     }
 
-    /// With a shared receive queue.
+    /// Adds a shared receive queue.
     #[must_use]
     pub fn with_srq(mut self) -> Self {
         self.srq = true;
         self
     }
 
-    /// With a shared receive queue for tag matching.
+    /// Adds a shared receive queue for tag matching.
     #[must_use]
     pub fn with_tags(mut self, max_num_tags: u32) -> Self {
         self.tags = max_num_tags;
         self
     }
 
-    /// With completion channels.
+    /// Adds completion channels.
     #[must_use]
     pub fn with_channels(mut self) -> Self {
         self.channels = true;
         self
     }
 
-    /// One queue pair in RESET, with all that it needs.
+    /// Creates one queue pair in RESET, with all objects that it needs.
     #[must_use]
     #[track_caller]
     pub fn side(&self, env: &Env) -> Side {
         Side::new(&Context::open(env), self)
     }
 
-    /// Two connected queue pairs.
+    /// Creates two connected queue pairs.
     #[must_use]
     #[track_caller]
     pub fn pair(&self, env: &Env) -> Pair {
@@ -195,7 +195,7 @@ impl Spec {
         pair
     }
 
-    /// Two queue pairs in RESET.
+    /// Creates two queue pairs in RESET.
     #[must_use]
     #[track_caller]
     pub fn unconnected(&self, env: &Env) -> Pair {
@@ -206,36 +206,36 @@ impl Spec {
     }
 }
 
-/// One queue pair with all that belongs to it.
+/// One queue pair with its other objects.
 pub struct Side {
-    /// What it was made like.
+    /// Attributes with which the queue pair was created.
     pub spec: Spec,
-    /// Its queue pair.
+    /// The queue pair.
     pub qp: Qp,
     /// Sizes of the queue pair.
     pub cap: ibv_qp_cap,
-    /// Its SRQ.
+    /// Shared receive queue, if any.
     pub srq: Option<Srq>,
-    /// The same, where it is for tag matching.
+    /// The shared receive queue, if it is for tag matching.
     pub tags: Option<Arc<TagSrq>>,
-    /// CQ of its sends.
+    /// CQ of the sends.
     pub scq: Cq,
-    /// CQ of its receives.
+    /// CQ of the receives.
     pub rcq: Cq,
     /// Channel of the send CQ.
     pub schannel: Option<Channel>,
     /// Channel of the receive CQ.
     pub rchannel: Option<Channel>,
-    /// Its protection domain.
+    /// Protection domain.
     pub pd: Pd,
-    /// Its device.
+    /// Context of the device.
     pub ctx: Context,
-    /// Where its SENDs go (UD): address handle, QP number, Q_Key.
+    /// Destination of SENDs (UD): address handle, QP number, Q_Key.
     pub route: Option<(Ah, u32, u32)>,
 }
 
 impl Side {
-    /// A queue pair in RESET on an open device.
+    /// Creates a queue pair in RESET on an open device.
     #[must_use]
     #[track_caller]
     pub fn new(ctx: &Context, spec: &Spec) -> Self {
@@ -298,7 +298,7 @@ impl Side {
         init
     }
 
-    /// A second queue pair of the same kind on the same CQs, PD and SRQ.
+    /// Creates a second queue pair of the same kind on the same CQs, PD and SRQ.
     #[must_use]
     #[track_caller]
     pub fn sibling(&self) -> Self {
@@ -326,7 +326,7 @@ impl Side {
         }
     }
 
-    /// How others reach this queue pair.
+    /// Returns the address of this queue pair.
     #[must_use]
     #[track_caller]
     pub fn address(&self) -> Address {
@@ -342,7 +342,7 @@ impl Side {
         }
     }
 
-    /// The address vector towards `peer`: by GID on Ethernet, by LID on InfiniBand.
+    /// Returns the address vector towards `peer`: by GID on Ethernet, by LID on InfiniBand.
     #[must_use]
     pub fn ah_attr(&self, peer: &Address) -> ibv_ah_attr {
         let settings = &self.ctx.env().settings;
@@ -359,14 +359,14 @@ impl Side {
         attr
     }
 
-    /// RESET to INIT.
+    /// Moves the queue pair from RESET to INIT.
     #[track_caller]
     pub fn to_init(&self) {
         let (attr, mask) = self.init_attr();
         self.qp.modify(&attr, mask).expect("RESET to INIT");
     }
 
-    /// Attributes and mask of RESET to INIT.
+    /// Returns attributes and mask for RESET to INIT.
     #[must_use]
     pub fn init_attr(&self) -> (ibv_qp_attr, c_int) {
         let mut attr = ibv_qp_attr::zeroed();
@@ -379,14 +379,14 @@ impl Side {
             return (attr, mask | IBV_QP_QKEY);
         }
         if self.spec.qp_type == IBV_QPT_UC {
-            // Reads and atomics are not for UC, and some NICs mind.
+            // UC does not support READs and atomics, and some NICs reject these flags.
             attr.qp_access_flags &=
                 (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE).cast_unsigned();
         }
         (attr, mask | IBV_QP_ACCESS_FLAGS)
     }
 
-    /// Attributes and mask of INIT to RTR.
+    /// Returns attributes and mask for INIT to RTR.
     #[must_use]
     pub fn rtr_attr(&self, peer: &Address) -> (ibv_qp_attr, c_int) {
         let mut attr = ibv_qp_attr::zeroed();
@@ -411,7 +411,7 @@ impl Side {
         }
     }
 
-    /// Attributes and mask of RTR to RTS.
+    /// Returns attributes and mask for RTR to RTS.
     #[must_use]
     pub fn rts_attr(&self) -> (ibv_qp_attr, c_int) {
         let mut attr = ibv_qp_attr::zeroed();
@@ -431,7 +431,7 @@ impl Side {
         }
     }
 
-    /// INIT to RTR, towards `peer`.
+    /// Moves the queue pair from INIT to RTR, towards `peer`.
     #[track_caller]
     pub fn to_rtr(&mut self, peer: &Address) {
         let (attr, mask) = self.rtr_attr(peer);
@@ -442,14 +442,14 @@ impl Side {
         }
     }
 
-    /// RTR to RTS.
+    /// Moves the queue pair from RTR to RTS.
     #[track_caller]
     pub fn to_rts(&self) {
         let (attr, mask) = self.rts_attr();
         self.qp.modify(&attr, mask).expect("RTR to RTS");
     }
 
-    /// RESET to RTS, towards `peer`.
+    /// Moves the queue pair from RESET to RTS, towards `peer`.
     #[track_caller]
     pub fn connect(&mut self, peer: &Address) {
         self.to_init();
@@ -457,21 +457,21 @@ impl Side {
         self.to_rts();
     }
 
-    /// Fresh registered memory of the kind of the spec, with every right.
+    /// Registers new memory of the specified kind, with all access rights.
     #[must_use]
     #[track_caller]
     pub fn buf(&self, len: usize) -> Buf {
         self.pd.buf_with(self.spec.memory, len, ALL_ACCESS)
     }
 
-    /// Fresh registered memory with those rights.
+    /// Registers new memory with the given access rights.
     #[must_use]
     #[track_caller]
     pub fn buf_with(&self, len: usize, access: c_int) -> Buf {
         self.pd.buf_with(self.spec.memory, len, access)
     }
 
-    /// Gives a WR its destination where the transport needs one and it has none yet.
+    /// Sets the WR's destination if the transport needs one and the WR has none.
     #[must_use]
     pub fn routed(&self, wr: SendWr) -> SendWr {
         match &self.route {
@@ -493,7 +493,7 @@ impl Side {
             .post_list(wrs.into_iter().map(|wr| self.routed(wr)).collect());
     }
 
-    /// Posts a receive WR, to the SRQ where there is one.
+    /// Posts a receive WR; to the SRQ if the queue pair has one.
     #[track_caller]
     pub fn recv(&self, wr_id: u64, sges: impl IntoIterator<Item = ibv_sge>) {
         match &self.srq {
@@ -502,7 +502,7 @@ impl Side {
         }
     }
 
-    /// Bytes in front of the payload of a receive: 40 on UD, else none.
+    /// Returns the number of bytes before the payload of a receive: 40 on UD, else 0.
     #[must_use]
     pub fn grh_len(&self) -> usize {
         if self.spec.qp_type == IBV_QPT_UD {
@@ -512,21 +512,21 @@ impl Side {
         }
     }
 
-    /// The next completion of a send.
+    /// Waits for the next completion of a send.
     #[must_use]
     #[track_caller]
     pub fn sent(&self) -> Wc {
         self.scq.next()
     }
 
-    /// The next completion of a receive.
+    /// Waits for the next completion of a receive.
     #[must_use]
     #[track_caller]
     pub fn received(&self) -> Wc {
         self.rcq.next()
     }
 
-    /// Panics if a completion of either kind is there or comes within a moment.
+    /// Panics if either CQ has a completion or gets one within a moment.
     #[track_caller]
     pub fn expect_silence(&self) {
         self.scq.expect_empty();
@@ -536,14 +536,14 @@ impl Side {
 
 /// Two queue pairs.
 pub struct Pair {
-    /// The one that requests, mostly.
+    /// The queue pair that usually requests.
     pub a: Side,
-    /// The one that responds, mostly.
+    /// The queue pair that usually responds.
     pub b: Side,
 }
 
 impl Pair {
-    /// RESET to RTS, both, towards each other.
+    /// Connects both queue pairs to each other, from RESET to RTS.
     #[track_caller]
     pub fn connect(&mut self) {
         let (a, b) = (self.a.address(), self.b.address());
@@ -551,7 +551,7 @@ impl Pair {
         self.b.connect(&a);
     }
 
-    /// Sends `len` bytes from `a` to `b` and back, and checks them: the pair works.
+    /// Checks that the pair works: sends 100 bytes from `a` to `b` and 100 bytes back, and compares them.
     #[track_caller]
     pub fn check_works(&self) {
         for (from, to, seed) in [(&self.a, &self.b, 0xf00), (&self.b, &self.a, 0xba4)] {

@@ -1,5 +1,5 @@
-//! Other processes of tests: one that does what it is told, one that opens the device and says what it
-//! saw, and one that does nothing.
+//! Other processes of tests: one that executes orders, one that opens the device and reports the result, and
+//! one that stays idle.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, ExitCode, Stdio};
@@ -15,67 +15,67 @@ use crate::provider::ProviderKind;
 use crate::role::role_command;
 use crate::wr::{Remote, Verb};
 
-/// What a [`Peer`] is told.
+/// An order to a [`Peer`].
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// Make a queue pair, and a buffer of so many bytes for everything.
+    /// Make a queue pair, and one buffer of this length for all orders.
     Make(Box<Spec>, usize),
-    /// Connect it.
+    /// Connect the queue pair.
     Connect(Address),
     /// Post a receive into a part of the buffer.
     Recv {
-        /// Its `wr_id`.
+        /// `wr_id` of the receive.
         id: u64,
-        /// Where in the buffer.
+        /// Offset in the buffer.
         offset: u64,
-        /// How many bytes.
+        /// Length in bytes.
         len: usize,
     },
-    /// Add a receive for messages with a tag into a part of the buffer.
+    /// Add a tagged receive into a part of the buffer.
     AddTag {
-        /// Its `wr_id`, and that of its addition.
+        /// `wr_id` of both the receive and its addition.
         id: u64,
         /// The tag.
         tag: u64,
-        /// Where in the buffer.
+        /// Offset in the buffer.
         offset: u64,
-        /// How many bytes.
+        /// Length in bytes.
         len: usize,
     },
-    /// Write bytes into a part of the buffer.
+    /// Write bytes to the buffer, at an offset.
     Write(usize, Vec<u8>),
-    /// Read so many bytes of the buffer.
+    /// Read bytes of the buffer: offset and length.
     Read(usize, usize),
     /// Wait for a completion of the receive queue.
     Received,
     /// Wait for an event on the channel of the receive CQ, then for a completion.
     ReceivedByEvent,
-    /// Fill a part of the buffer with the pattern of a seed.
+    /// Fill a part of the buffer (offset, length) with the pattern of a seed.
     Fill(usize, usize, u64),
-    /// Check that a part of the buffer holds the pattern of a seed.
+    /// Check that a part of the buffer (offset, length) holds the pattern of a seed.
     Check(usize, usize, u64),
-    /// Read 8 bytes.
+    /// Read 8 bytes at an offset.
     Load(usize),
-    /// Send a part of the buffer and wait for the completion.
+    /// Send a part of the buffer (offset, length) and wait for the completion.
     Send(usize, usize),
-    /// Add 1 to a word so many times, and check that the old values grow.
+    /// Add 1 to a remote word this number of times, and check that the old values grow.
     FetchAdd(Remote, u64),
-    /// Say how much CPU time the process has used.
+    /// Report the CPU time that the process has used.
     CpuTime,
-    /// End, closing everything.
+    /// Close everything and exit.
     End,
 }
 
-/// What a [`Peer`] answers.
+/// The answer of a [`Peer`] to an order.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
-    /// Done.
+    /// The order was executed.
     Done,
     /// Address of the new queue pair, and of the buffer.
     Made(Address, Remote),
     /// A number.
     Word(u64),
-    /// What is in the buffer.
+    /// Bytes of the buffer.
     Bytes(Vec<u8>),
     /// A completion.
     Completion {
@@ -83,11 +83,11 @@ pub enum Answer {
         id: u64,
         /// `status`.
         status: u32,
-        /// `opcode`, of a success.
+        /// `opcode`, if the status is success.
         opcode: u32,
-        /// `byte_len`, of a success.
+        /// `byte_len`, if the status is success.
         byte_len: u32,
-        /// Immediate, of a success that has one.
+        /// The immediate, if the status is success and the message has one.
         imm: Option<u32>,
     },
 }
@@ -114,7 +114,7 @@ fn hear<T: DeserializeOwned>(mut from: impl BufRead) -> anyhow::Result<Option<T>
 }
 
 impl Peer {
-    /// Starts one.
+    /// Starts a peer process.
     #[must_use]
     #[track_caller]
     pub fn start(env: &Env) -> Self {
@@ -133,7 +133,8 @@ impl Peer {
         }
     }
 
-    /// Starts one and connects it with a new side of this process; its buffer's address.
+    /// Starts a peer, connects it with a new side of this process, and returns the address of the peer's
+    /// buffer, too.
     #[must_use]
     #[track_caller]
     pub fn connected(env: &Env, spec: &Spec, buf_len: usize) -> (Self, Side, Remote) {
@@ -142,7 +143,8 @@ impl Peer {
         (peer, side, remote)
     }
 
-    /// Starts one and connects it with a side of this process; its buffer's address.
+    /// Starts a peer, connects it with a side of this process, and returns the address of the peer's buffer,
+    /// too.
     #[must_use]
     #[track_caller]
     pub fn connected_to(env: &Env, side: &mut Side, buf_len: usize) -> (Self, Remote) {
@@ -172,7 +174,7 @@ impl Peer {
         tell(&mut self.orders, order).expect("the peer is there");
     }
 
-    /// The answer to an [`order`](Self::order).
+    /// Waits for the answer to an [`order`](Self::order).
     #[must_use]
     #[track_caller]
     pub fn answer(&mut self) -> Answer {
@@ -181,13 +183,13 @@ impl Peer {
             .expect("the peer failed")
     }
 
-    /// Its process id.
+    /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> rustix::process::Pid {
         rustix::process::Pid::from_raw(self.child.id().cast_signed()).expect("not 0")
     }
 
-    /// Ends it properly.
+    /// Orders the process to exit, and checks that it succeeds.
     #[track_caller]
     pub fn end(mut self) {
         assert_eq!(self.ask(&Order::End), Answer::Done);
@@ -197,7 +199,7 @@ impl Peer {
         );
     }
 
-    /// Kills it.
+    /// Kills the process.
     pub fn kill(mut self) {
         self.child.kill().expect("kill the peer");
         self.child.wait().expect("the peer is dead");
@@ -211,10 +213,10 @@ impl Drop for Peer {
     }
 }
 
-/// The role `peer`.
+/// Plays the role `peer`: executes orders from standard input.
 ///
 /// # Errors
-/// An order makes no sense. Failures of verbs panic.
+/// Returns an error if an order is invalid. Failures of verbs panic.
 pub fn serve(env: &Env) -> anyhow::Result<ExitCode> {
     let mut made: Option<(Side, Buf)> = None;
     let mut orders = std::io::stdin().lock();
@@ -306,7 +308,7 @@ fn completion(wc: &crate::wr::Wc) -> Answer {
     }
 }
 
-/// CPU time of this process so far, in microseconds.
+/// Returns the CPU time of this process so far, in microseconds.
 #[must_use]
 pub fn cpu_time_us() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
@@ -314,30 +316,30 @@ pub fn cpu_time_us() -> u64 {
         + u64::try_from(time.tv_nsec).unwrap_or(0) / 1000
 }
 
-/// What a process saw that tried to open the device.
+/// Result of a process's attempt to open the device.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Opening {
     /// Number of devices, or the errno of `ibv_get_device_list`.
     pub list: Result<usize, i32>,
-    /// The errno of `ibv_open_device`, where it got that far; 0 when it opened.
+    /// The errno of `ibv_open_device`, 0 on success; `None` if the process did not call it.
     pub open: Option<i32>,
 }
 
 impl Opening {
-    /// Whether a device was opened.
+    /// Returns true if a device was opened.
     #[must_use]
     pub fn worked(&self) -> bool {
         self.open == Some(0)
     }
 
-    /// The errno of what failed.
+    /// Returns the errno of the call that failed.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         self.list.err().or(self.open).filter(|errno| *errno != 0)
     }
 }
 
-/// The role `open`: opens the first device, says how that went, waits for the end of its input, closes.
+/// Plays the role `open`: opens the first device, reports the result, waits for the end of input, and closes.
 pub(crate) fn open_and_tell(settings: &Settings) -> anyhow::Result<ExitCode> {
     let env = Env::new(settings.clone())?;
     let mut opening = Opening {
@@ -353,7 +355,7 @@ pub(crate) fn open_and_tell(settings: &Settings) -> anyhow::Result<ExitCode> {
                 match list.open(&env, device) {
                     Err(errno) => opening.open = Some(errno),
                     Ok(opened) => {
-                        // A PD makes it certain that the NIC is really there.
+                        // Allocating a PD proves that the NIC works.
                         drop(opened.pd());
                         opening.open = Some(0);
                         context = Some(opened);
@@ -369,20 +371,20 @@ pub(crate) fn open_and_tell(settings: &Settings) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the role `idle` reports.
+/// Report of the role `idle`.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Idle {
-    /// CPU time used while it did nothing, in microseconds.
+    /// CPU time used while idle, in microseconds.
     pub cpu_us: u64,
-    /// For how long it did nothing, in microseconds.
+    /// Duration of the idle phase, in microseconds.
     pub wall_us: u64,
-    /// Resident memory, without what files share, in KiB.
+    /// Resident memory without file-backed and shared pages, in KiB.
     pub resident_kib: u64,
-    /// What was resident before it opened the device, in KiB.
+    /// Resident memory before the process opened the device, in KiB.
     pub before_kib: u64,
 }
 
-/// The role `idle`: connects `arg` pairs with itself, then does nothing for a second.
+/// Plays the role `idle`: connects `arg` pairs within the process, and then sleeps for a second.
 pub(crate) fn idle(env: &Env, arg: &str) -> anyhow::Result<ExitCode> {
     let pairs: usize = arg.parse()?;
     let before_kib = resident_kib();
@@ -419,7 +421,7 @@ fn resident_kib() -> u64 {
         .unwrap_or(0)
 }
 
-/// Settings of the software NIC without any environment of its own.
+/// Returns default settings for the software NIC.
 #[must_use]
 pub fn softnic_settings() -> Settings {
     Settings::new(ProviderKind::Softnic)

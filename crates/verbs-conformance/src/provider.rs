@@ -1,4 +1,4 @@
-//! Which libibverbs: the software NIC's table, or the machine's own library.
+//! Providers: the software NIC's table of entry points, or the machine's own library.
 
 use std::sync::OnceLock;
 
@@ -16,10 +16,10 @@ pub enum ProviderKind {
 }
 
 impl ProviderKind {
-    /// Its entry points.
+    /// Returns the provider's entry points.
     ///
     /// # Errors
-    /// The machine has no usable libibverbs.
+    /// Returns an error if the machine has no usable libibverbs.
     pub fn symbols(self) -> anyhow::Result<&'static Symbols> {
         match self {
             Self::Softnic => Ok(softnic::symbols()),
@@ -30,11 +30,11 @@ impl ProviderKind {
 
 macro_rules! load {
     ($( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
-        /// Fills the table by `dlsym`, which gives the default (newest) version of each symbol.
+        /// Fills the table by `dlsym`, which returns the default (newest) version of each symbol.
         fn fill(library: &'static libloading::Library) -> anyhow::Result<Symbols> {
             Ok(Symbols {
-            // SAFETY: verbs-abi declares the symbol of that name with this type and compares its types with
-            // the C header; the library is never unloaded (`load_system`).
+            // SAFETY: verbs-abi declares the symbol of that name with this type, and its tests compare its
+            // types with the C header. The library is never unloaded (`load_system`).
             $( $name: *unsafe {
                 library.get::<unsafe extern "C" fn($( $type ),*) $(-> $ret)?>(
                     concat!(stringify!($name), "\0").as_bytes(),
@@ -48,18 +48,18 @@ macro_rules! load {
 
 for_each_symbol!(load);
 
-/// Opens the machine's libibverbs.so.1, once and for good.
+/// Opens the machine's libibverbs.so.1 once, and never closes it.
 ///
 /// # Errors
-/// There is none, or it lacks a symbol.
+/// Returns an error if the library is missing or lacks a symbol.
 pub fn load_system() -> anyhow::Result<&'static Symbols> {
     static SYSTEM: OnceLock<Result<Symbols, String>> = OnceLock::new();
     let load = || -> anyhow::Result<Symbols> {
-        // SAFETY: its initialisers set up its own state only.
+        // SAFETY: the library's initialisers set up only its own state.
         let library = unsafe { libloading::Library::new("libibverbs.so.1") }.context(
             "cannot open libibverbs.so.1 (Debian: apt install libibverbs1 ibverbs-providers)",
         )?;
-        // Its providers register fork handlers: it must stay loaded.
+        // The library's providers register fork handlers, so it must stay loaded.
         let library: &'static libloading::Library = Box::leak(Box::new(library));
         fill(library)
     };

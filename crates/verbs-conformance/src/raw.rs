@@ -1,4 +1,4 @@
-//! Raw packet queue pairs, flows and work queues: what goes through `verbs_context`.
+//! Raw packet queue pairs, flows and work queues: the operations of `verbs_context`.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -11,29 +11,29 @@ use crate::objects::{Buf, Context, Cq, Pd, Qp, QpInit};
 use crate::wr::{RecvWr, Refused, link_recv, recv};
 use crate::xrc::{errno, ops};
 
-/// A raw packet queue pair with a context of its own. Fields are dropped in this order.
+/// A raw packet queue pair with its own context. Fields are dropped in this order.
 pub struct Raw {
-    /// Flows that lead to it.
+    /// Flows that steer packets to the queue pair.
     pub flows: Vec<Flow>,
     /// The queue pair.
     pub qp: Qp,
-    /// Where both of its queues complete.
+    /// Completion queue of both queues.
     pub cq: Cq,
-    /// Its domain.
+    /// Protection domain.
     pub pd: Pd,
-    /// Its context.
+    /// Context of the device.
     pub ctx: Context,
 }
 
 impl Raw {
-    /// One that is ready to send.
+    /// Creates a raw packet queue pair in RTS on a new context.
     #[must_use]
     #[track_caller]
     pub fn new(env: &Env) -> Self {
         Self::of(&Context::open(env))
     }
 
-    /// One of this context that is ready to send.
+    /// Creates a raw packet queue pair in RTS on `ctx`.
     #[must_use]
     #[track_caller]
     pub fn of(ctx: &Context) -> Self {
@@ -50,7 +50,7 @@ impl Raw {
         raw
     }
 
-    /// RESET to RTS: no transition but the first takes attributes.
+    /// Moves the queue pair from RESET to RTS; only the first transition takes attributes.
     #[track_caller]
     pub fn to_rts(&self) {
         let mut attr = ibv_qp_attr::zeroed();
@@ -63,7 +63,7 @@ impl Raw {
         self.qp.to_state(IBV_QPS_RTS);
     }
 
-    /// Gets what a flow says.
+    /// Creates a flow that steers packets matching `rule` to the queue pair.
     #[track_caller]
     pub fn steer(&mut self, rule: &Rule) {
         let flow = Flow::new(&self.ctx, &self.qp, rule).expect("ibv_create_flow");
@@ -71,7 +71,7 @@ impl Raw {
     }
 }
 
-/// The specification of an Ethernet address that frames are sent to.
+/// Returns the flow specification that matches the destination address `to`.
 #[must_use]
 pub fn eth(to: [u8; 6]) -> ibv_flow_spec_eth {
     let mut spec = ibv_flow_spec_eth::zeroed();
@@ -82,18 +82,18 @@ pub fn eth(to: [u8; 6]) -> ibv_flow_spec_eth {
     spec
 }
 
-/// What `ibv_create_flow` is given.
+/// The argument of `ibv_create_flow`.
 #[derive(Clone)]
 pub struct Rule {
     /// The attributes; `size` and `num_of_specs` are filled in.
     pub attr: ibv_flow_attr,
-    /// Their bytes; some are padding.
+    /// The specifications as bytes; some bytes are padding.
     specs: Vec<MaybeUninit<u8>>,
     count: u8,
 }
 
 impl Rule {
-    /// A rule of this kind, priority 0, without specifications.
+    /// Returns a rule of this kind with priority 0 and without specifications.
     #[must_use]
     pub fn new(env: &Env, kind: ibv_flow_attr_type) -> Self {
         let mut attr = ibv_flow_attr::zeroed();
@@ -106,20 +106,20 @@ impl Rule {
         }
     }
 
-    /// What is sent to an Ethernet address.
+    /// Returns a rule that matches frames to an Ethernet address.
     #[must_use]
     pub fn to(env: &Env, mac: [u8; 6]) -> Self {
         Self::new(env, IBV_FLOW_ATTR_NORMAL).spec(eth(mac))
     }
 
-    /// With this priority.
+    /// Sets the priority.
     #[must_use]
     pub fn priority(mut self, priority: u16) -> Self {
         self.attr.priority = priority;
         self
     }
 
-    /// With one more specification.
+    /// Adds a specification.
     #[must_use]
     pub fn spec<T: Copy>(mut self, spec: T) -> Self {
         self.specs.extend(bytes_of(&spec));
@@ -127,7 +127,7 @@ impl Rule {
         self
     }
 
-    /// All of it, at an odd address: programs pack what they pass.
+    /// Returns attributes and specifications at an odd address, because programs pack these structures.
     fn bytes(&self) -> Vec<MaybeUninit<u8>> {
         let mut attr = self.attr;
         attr.num_of_specs = self.count;
@@ -140,7 +140,8 @@ impl Rule {
 }
 
 fn bytes_of<T: Copy>(value: &T) -> &[MaybeUninit<u8>] {
-    // SAFETY: as many bytes, which may be padding.
+    // SAFETY: the slice covers exactly the bytes of `value`; some may be padding, which `MaybeUninit`
+    // permits.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
@@ -152,14 +153,14 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// `ibv_create_flow`.
+    /// Calls `ibv_create_flow`.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn new(ctx: &Context, qp: &Qp, rule: &Rule) -> Result<Self, i32> {
         let mut bytes = rule.bytes();
         let create = ops(ctx).ibv_create_flow.ok_or(libc::EOPNOTSUPP)?;
-        // SAFETY: a live queue pair; behind the first byte the attributes with their specifications.
+        // SAFETY: a live queue pair; the attributes and their specifications begin at the second byte.
         let raw = unsafe { create(qp.raw(), bytes.as_mut_ptr().add(1).cast()) };
         Ok(Self {
             raw: NonNull::new(raw).ok_or_else(errno)?,
@@ -186,15 +187,15 @@ pub struct Wq {
     raw: NonNull<ibv_wq>,
     gone: bool,
     pd: Pd,
-    /// Where its RECVs complete.
+    /// Completion queue of the receives.
     pub cq: Cq,
 }
 
 impl Wq {
-    /// `ibv_create_wq`.
+    /// Calls `ibv_create_wq`.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn new(pd: &Pd, cq: &Cq) -> Result<Self, i32> {
         let mut attr = ibv_wq_init_attr::zeroed();
         attr.wq_type = IBV_WQT_RQ;
@@ -213,7 +214,7 @@ impl Wq {
         })
     }
 
-    /// `ibv_modify_wq` to a state; what it returned.
+    /// Calls `ibv_modify_wq` for a state transition; returns the call's result.
     #[must_use]
     pub fn to_state(&self, state: ibv_wq_state) -> i32 {
         let mut attr = ibv_wq_attr::zeroed();
@@ -224,24 +225,24 @@ impl Wq {
         unsafe { modify(self.raw.as_ptr(), &raw mut attr) }
     }
 
-    /// The state that the library believes it to be in.
+    /// Returns the state that the library has recorded.
     #[must_use]
     pub fn believed_state(&self) -> ibv_wq_state {
-        // SAFETY: live; a plain number.
+        // SAFETY: the work queue is live; the field is a plain number.
         unsafe { (*self.raw.as_ptr()).state }
     }
 
-    /// Its number, which its completions name.
+    /// Returns the number of the work queue, which its completions carry.
     #[must_use]
     pub fn number(&self) -> u32 {
-        // SAFETY: live.
+        // SAFETY: the work queue is live.
         unsafe { (*self.raw.as_ptr()).wq_num }
     }
 
-    /// `ibv_post_wq_recv` of one WR.
+    /// Calls `ibv_post_wq_recv` for one WR.
     ///
     /// # Errors
-    /// What it returned and where it stopped.
+    /// Returns the errno of the call, and the WR at which it stopped.
     pub fn recv(&self, wr_id: u64, to: &Buf) -> Result<(), Refused> {
         let mut wrs: Vec<RecvWr> = vec![recv(wr_id, [to.all()])];
         let head = link_recv(&mut wrs);
@@ -258,7 +259,7 @@ impl Wq {
         Err(Refused { errno, bad })
     }
 
-    /// `ibv_destroy_wq`, while it may be in use; what it returned.
+    /// Calls `ibv_destroy_wq`, even if the work queue is in use; returns the call's result.
     #[must_use]
     pub fn try_destroy(&mut self) -> i32 {
         let destroy = ops(self.pd.ctx()).destroy_wq.expect("it was created");
@@ -281,7 +282,7 @@ impl Drop for Wq {
     }
 }
 
-/// A table of work queues, destroyed when dropped.
+/// An indirection table of work queues, destroyed when dropped.
 pub struct IndTable {
     raw: NonNull<ibv_rwq_ind_table>,
     gone: bool,
@@ -289,10 +290,11 @@ pub struct IndTable {
 }
 
 impl IndTable {
-    /// `ibv_create_rwq_ind_table` of 2 to the power of `log_size` entries, which are the work queues in turn.
+    /// Calls `ibv_create_rwq_ind_table` for 2 to the power of `log_size` entries, which repeat the work
+    /// queues in turn.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn new(pd: &Pd, wqs: &[Wq], log_size: u32) -> Result<Self, i32> {
         let entries = 1_usize.checked_shl(log_size).unwrap_or(0).min(1 << 16);
         let mut table: Vec<*mut ibv_wq> = wqs
@@ -307,7 +309,7 @@ impl IndTable {
             comp_mask: 0,
         };
         let create = ops(pd.ctx()).create_rwq_ind_table;
-        // SAFETY: a live context; as many live work queues as the table has entries.
+        // SAFETY: a live context; the table has as many live work queues as `log_size` says.
         let raw = unsafe { create.ok_or(libc::EOPNOTSUPP)?(pd.ctx().raw(), &raw mut attr) };
         Ok(Self {
             raw: NonNull::new(raw).ok_or_else(errno)?,
@@ -316,10 +318,11 @@ impl IndTable {
         })
     }
 
-    /// `ibv_create_qp_ex` of a queue pair that spreads packets over the table by these header fields; `cq` is any.
+    /// Calls `ibv_create_qp_ex` for a queue pair that distributes packets over the table by a hash of the
+    /// header fields `fields`. `cq` is unused by the call.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn qp(&self, key: &mut [u8], fields: u64, cq: &Cq) -> Result<Qp, i32> {
         let mut attr = ibv_qp_init_attr_ex::zeroed();
         attr.qp_type = IBV_QPT_RAW_PACKET;
@@ -339,7 +342,7 @@ impl IndTable {
         Qp::adopt(raw, &self.pd, cq)
     }
 
-    /// `ibv_destroy_rwq_ind_table`, while it may be in use; what it returned.
+    /// Calls `ibv_destroy_rwq_ind_table`, even if the table is in use; returns the call's result.
     #[must_use]
     pub fn try_destroy(&mut self) -> i32 {
         let destroy = ops(self.pd.ctx()).destroy_rwq_ind_table;
@@ -362,10 +365,10 @@ impl Drop for IndTable {
     }
 }
 
-/// `ibv_create_cq_ex` of a queue that tells the tags of flows.
+/// Calls `ibv_create_cq_ex` for a queue whose completions carry flow tags.
 ///
 /// # Errors
-/// Its errno.
+/// Returns the errno of the call.
 pub fn tagged_cq(ctx: &Context, cqe: u32) -> Result<Cq, i32> {
     let mut attr = ibv_cq_init_attr_ex::zeroed();
     attr.cqe = cqe;
@@ -373,7 +376,7 @@ pub fn tagged_cq(ctx: &Context, cqe: u32) -> Result<Cq, i32> {
     Cq::try_extended(ctx, &mut attr)
 }
 
-/// The tag of the flow by which the next completion of a [`tagged_cq`] came; `None` if there is none.
+/// Polls a [`tagged_cq`], and returns the flow tag of the next completion; `None` if the queue is empty.
 #[must_use]
 pub fn next_flow_tag(cq: &Cq) -> Option<u32> {
     let raw: *mut ibv_cq_ex = cq.raw().cast();

@@ -1,17 +1,17 @@
-//! Reproducible numbers and payloads.
+//! Reproducible random numbers and payloads.
 
 /// A small random number generator: splitmix64.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// The generator of that seed.
+    /// Returns the generator with the given seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -19,19 +19,20 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`, which is not 0.
+    /// Returns a number below `n`, which must not be 0.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next_u64() % n
     }
 
-    /// True once in `n`.
+    /// Returns true with probability 1/`n`.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 }
 
-/// `len` bytes that depend on `seed` and on their position, so that a payload in the wrong place, of the
-/// wrong length or of the wrong message shows.
+/// Returns `len` bytes that depend on `seed` and on their position.
+///
+/// A payload in the wrong place, of the wrong length or of the wrong message therefore differs.
 #[must_use]
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut rng = Rng::new(seed ^ 0x5eed);

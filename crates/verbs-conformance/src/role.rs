@@ -1,4 +1,4 @@
-//! This program in another role: the other end of a test, or a process that is killed.
+//! Starts this program in another role: the other end of a test, or a process to be killed.
 
 use std::process::{Command, Stdio};
 
@@ -6,17 +6,17 @@ use anyhow::Context as _;
 
 use crate::env::Settings;
 
-/// Names the role.
+/// Variable with the name of the role.
 pub(crate) const ROLE: &str = "VERBATIM_CONFORMANCE_ROLE";
-/// Names what the role is told.
+/// Variable with the argument of the role.
 pub(crate) const ARG: &str = "VERBATIM_CONFORMANCE_ARG";
-/// Names the settings of the run, as JSON.
+/// Variable with the settings of the run, as JSON.
 pub(crate) const SETTINGS: &str = "VERBATIM_CONFORMANCE_SETTINGS";
 
-/// This program again, in another role.
+/// Returns a command that starts this program again in a role.
 ///
 /// # Errors
-/// The program's own path is unknown.
+/// Returns an error if the path of this program is unknown.
 pub fn role_command(role: &str, arg: &str, settings: &Settings) -> anyhow::Result<Command> {
     let mut command = Command::new(std::env::current_exe().context("where is this program?")?);
     command

@@ -1,20 +1,20 @@
-//! Shared receive queues for tag matching: what goes through `verbs_context`.
+//! Shared receive queues for tag matching: the operations of `verbs_context`.
 
 use verbs_abi::*;
 
 use crate::objects::{Context, Cq, Pd, Srq};
 use crate::xrc::ops;
 
-/// The operations of a tag matching header: `enum ibv_tmh_op` of `infiniband/tm_types.h`.
+/// Operation of a tag matching header (`enum ibv_tmh_op` of `infiniband/tm_types.h`): message without a tag.
 pub const NO_TAG: u8 = 0;
-/// The message says where its payload is.
+/// Operation of a tag matching header: the message carries the address of its payload (rendezvous).
 pub const RNDV: u8 = 1;
-/// The payload of such a message was read.
+/// Operation of a tag matching header: the payload of a rendezvous message was read.
 pub const FIN: u8 = 2;
-/// The payload follows.
+/// Operation of a tag matching header: the payload follows.
 pub const EAGER: u8 = 3;
 
-/// A tag matching header: `struct ibv_tmh`.
+/// Returns a tag matching header: `struct ibv_tmh`.
 #[must_use]
 pub fn header(operation: u8, app: u32, tag: u64) -> Vec<u8> {
     let mut bytes = vec![operation, 0, 0, 0];
@@ -25,18 +25,18 @@ pub fn header(operation: u8, app: u32, tag: u64) -> Vec<u8> {
 
 /// A shared receive queue of 16 WRs for tag matching. Fields are dropped in this order.
 pub struct TagSrq {
-    /// The queue.
+    /// The shared receive queue.
     pub srq: Srq,
-    /// Where its operations complete.
+    /// Completion queue of the tag operations.
     pub cq: Cq,
     ctx: Context,
 }
 
 impl TagSrq {
-    /// `ibv_create_srq_ex` of one with so many tags, whose completions go to `cq`.
+    /// Calls `ibv_create_srq_ex` for a queue with `max_num_tags` tags, whose completions go to `cq`.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn new(pd: &Pd, cq: &Cq, max_num_tags: u32) -> Result<Self, i32> {
         let mut attr = ibv_srq_init_attr_ex::zeroed();
         attr.attr.max_wr = 16;
@@ -63,18 +63,19 @@ impl TagSrq {
         })
     }
 
-    /// `ibv_post_srq_ops` of one operation; the handle that an addition gives.
+    /// Calls `ibv_post_srq_ops` for one operation, and returns the handle, which an addition sets.
     ///
     /// # Errors
-    /// Its errno; the work request is then the bad one.
+    /// Returns the errno of the call, after checking that `bad_wr` points at the work request.
     pub fn post(&self, mut wr: ibv_ops_wr) -> Result<u32, i32> {
         post_ops(&self.ctx, &self.srq, &mut wr).map(|()| wr.tm.handle)
     }
 
-    /// Adds a receive for messages whose tag is `tag` where `mask` has bits; the WR and its receive have `wr_id`.
+    /// Adds a receive for messages whose tag equals `tag` in the bits of `mask`. The operation and its
+    /// receive both have `wr_id`.
     ///
     /// # Errors
-    /// As of [`post`](Self::post).
+    /// Returns the errors of [`post`](Self::post).
     pub fn add(&self, wr_id: u64, (tag, mask): (u64, u64), sges: &[ibv_sge]) -> Result<u32, i32> {
         let mut wr = operation(IBV_WR_TAG_ADD, wr_id);
         wr.tm.add = ibv_ops_wr_tm_add {
@@ -87,20 +88,20 @@ impl TagSrq {
         self.post(wr)
     }
 
-    /// Removes what [`add`](Self::add) has added.
+    /// Removes a receive that [`add`](Self::add) has added.
     ///
     /// # Errors
-    /// As of [`post`](Self::post).
+    /// Returns the errors of [`post`](Self::post).
     pub fn delete(&self, wr_id: u64, handle: u32) -> Result<(), i32> {
         let mut wr = operation(IBV_WR_TAG_DEL, wr_id);
         wr.tm.handle = handle;
         self.post(wr).map(|_| ())
     }
 
-    /// Says that so many unexpected messages have been handled.
+    /// Reports that the program has handled `handled` unexpected messages.
     ///
     /// # Errors
-    /// As of [`post`](Self::post).
+    /// Returns the errors of [`post`](Self::post).
     pub fn sync(&self, wr_id: u64, handled: u32) -> Result<(), i32> {
         let mut wr = operation(IBV_WR_TAG_SYNC, wr_id);
         wr.flags |= IBV_OPS_TM_SYNC.cast_signed();
@@ -109,14 +110,14 @@ impl TagSrq {
     }
 }
 
-/// `ibv_post_srq_ops` of one operation.
+/// Calls `ibv_post_srq_ops` for one operation.
 ///
 /// # Errors
-/// Its errno; the work request is then the bad one.
+/// Returns the errno of the call, after checking that `bad_wr` points at the work request.
 pub fn post_ops(ctx: &Context, srq: &Srq, wr: &mut ibv_ops_wr) -> Result<(), i32> {
     let post = ops(ctx).post_srq_ops.ok_or(libc::EOPNOTSUPP)?;
     let mut bad = std::ptr::null_mut();
-    // SAFETY: a live queue, and a list of one.
+    // SAFETY: a live queue, and a list with one element.
     let errno = unsafe { post(srq.raw(), wr, &raw mut bad) };
     if errno == 0 {
         return Ok(());
@@ -125,7 +126,7 @@ pub fn post_ops(ctx: &Context, srq: &Srq, wr: &mut ibv_ops_wr) -> Result<(), i32
     Err(errno)
 }
 
-/// A signaled operation.
+/// Returns a signaled operation.
 #[must_use]
 pub fn operation(opcode: ibv_ops_wr_opcode, wr_id: u64) -> ibv_ops_wr {
     let mut wr = ibv_ops_wr::zeroed();

@@ -14,14 +14,14 @@ pub struct Window {
     _pd: Pd,
 }
 
-/// A part of a buffer, and what peers may do there.
+/// A part of a buffer, and the access rights of peers to it.
 #[derive(Clone, Copy)]
 pub struct Part<'a> {
     /// The buffer.
     pub buf: &'a Buf,
-    /// Its first byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Its length.
+    /// Length in bytes.
     pub len: u64,
     /// `IBV_ACCESS_*`.
     pub access: c_int,
@@ -39,13 +39,13 @@ impl Part<'_> {
 }
 
 impl Window {
-    /// `ibv_alloc_mw`.
+    /// Calls `ibv_alloc_mw`.
     ///
     /// # Errors
-    /// Its errno; `EOPNOTSUPP` where the provider has none.
+    /// Returns the errno of the call; `EOPNOTSUPP` if the provider lacks the operation.
     pub fn try_new(pd: &Pd, mw_type: ibv_mw_type) -> Result<Self, i32> {
-        // SAFETY: the PD is live, and so is its context, whose operations do not change; the call as verbs.h
-        // makes it.
+        // SAFETY: the PD and its context are live, and the context's operations do not change. The call has
+        // the form of the inline function in verbs.h.
         unsafe {
             let Some(alloc) = (*(*pd.raw()).context).ops.alloc_mw else {
                 return Err(libc::EOPNOTSUPP);
@@ -59,34 +59,34 @@ impl Window {
         }
     }
 
-    /// A window of this type.
+    /// Allocates a window of this type.
     ///
     /// # Panics
-    /// The device gives none.
+    /// Panics if the device refuses.
     #[must_use]
     #[track_caller]
     pub fn new(pd: &Pd, mw_type: ibv_mw_type) -> Self {
         Self::try_new(pd, mw_type).expect("ibv_alloc_mw")
     }
 
-    /// Its R_Key.
+    /// Returns the window's R_Key.
     #[must_use]
     pub fn rkey(&self) -> u32 {
         // SAFETY: the window is live.
         unsafe { self.raw.as_ref().rkey }
     }
 
-    /// `ibv_bind_mw`, signaled, of a window of type 1.
+    /// Calls `ibv_bind_mw`, signaled, for a window of type 1.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn bind(&self, qp: &Qp, wr_id: u64, part: &Part<'_>) -> Result<(), i32> {
         let mut bind = ibv_mw_bind {
             wr_id,
             send_flags: IBV_SEND_SIGNALED,
             bind_info: part.info(),
         };
-        // SAFETY: live objects, as in `try_new`; the request is read during the call.
+        // SAFETY: live objects, as in `try_new`; the call reads the request before it returns.
         let errno = unsafe {
             let op = (*(*qp.raw()).context)
                 .ops
@@ -97,7 +97,7 @@ impl Window {
         if errno == 0 { Ok(()) } else { Err(errno) }
     }
 
-    /// `IBV_WR_BIND_MW`, which gives the window this key.
+    /// Returns an `IBV_WR_BIND_MW` work request that gives the window the key `rkey`.
     #[must_use]
     pub fn bind_wr(&self, rkey: u32, part: &Part<'_>) -> SendWr {
         let mut wr = SendWr::new(Verb::Send, []).opcode(IBV_WR_BIND_MW);
@@ -112,7 +112,7 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: live objects, as in `try_new`; this is the only handle.
+        // SAFETY: live objects, as in `try_new`; this value is the only handle.
         let errno = unsafe {
             let raw = self.raw.as_ptr();
             let op = (*(*raw).context).ops.dealloc_mw;
@@ -124,13 +124,13 @@ impl Drop for Window {
     }
 }
 
-/// `ibv_inc_rkey(3)`.
+/// Increments the tag of an R_Key: `ibv_inc_rkey(3)`.
 #[must_use]
 pub fn inc_rkey(rkey: u32) -> u32 {
     rkey & !0xff | rkey.wrapping_add(1) & 0xff
 }
 
-/// `IBV_WR_LOCAL_INV`.
+/// Returns an `IBV_WR_LOCAL_INV` work request.
 #[must_use]
 pub fn local_inv(rkey: u32) -> SendWr {
     let mut wr = SendWr::new(Verb::Send, []).opcode(IBV_WR_LOCAL_INV);
@@ -138,14 +138,14 @@ pub fn local_inv(rkey: u32) -> SendWr {
     wr
 }
 
-/// `IBV_WR_SEND_WITH_INV`.
+/// Returns an `IBV_WR_SEND_WITH_INV` work request.
 pub fn send_inv(sges: impl IntoIterator<Item = ibv_sge>, rkey: u32) -> SendWr {
     let mut wr = SendWr::new(Verb::Send, sges).opcode(IBV_WR_SEND_WITH_INV);
     wr.raw.imm.invalidate_rkey = rkey;
     wr
 }
 
-/// Byte `offset` of a part as a peer names it who has the window's key.
+/// Returns the remote address of byte `offset` of a part, for a peer that has the window's key.
 #[must_use]
 pub fn through(rkey: u32, part: &Part<'_>, offset: u64) -> Remote {
     Remote {

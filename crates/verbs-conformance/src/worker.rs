@@ -1,8 +1,8 @@
-//! Half of a pair of processes that do everything at once until one of them is killed.
+//! One process of a pair that uses many verbs at once until one of the two is killed.
 //!
-//! Each side sends, writes, reads and adds on an RC queue pair, sends on a UD queue pair, and Ethernet frames where the
-//! port has them, by chance; it checks everything that arrives. A side whose peer is gone sees its requests fail: that is the end, and it
-//! says what it saw in a [`Report`].
+//! By random choice each side sends, writes, reads and adds on an RC queue pair, and sends on a UD queue
+//! pair. If the port supports them, a side also sends Ethernet frames. Each side checks everything that
+//! arrives. When its peer is dead, a side's requests fail; the side then stops and prints a [`Report`].
 
 mod frames;
 mod message;
@@ -27,20 +27,20 @@ use crate::wr::{Remote, SendWr, Verb, Wc, cmp_swp, fetch_add, read, send, write,
 use frames::{Frames, Mac};
 use message::{check_message, message};
 
-/// How a worker is started.
+/// Start parameters of a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Of everything that it does by chance.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// Sleeps when there is nothing to do, instead of polling.
+    /// True if the worker sleeps when it has nothing to do, instead of polling.
     pub event_driven: bool,
-    /// Where its buffers come from.
+    /// Kind of memory of the buffers.
     pub memory: MemKind,
-    /// Q_Key of the pair: QP numbers are used again, and a survivor goes on sending to the dead for a while.
+    /// Q_Key of the pair. QP numbers are reused, and a survivor keeps sending to a dead peer for a while.
     pub qkey: u32,
 }
 
-/// What the two workers of a pair tell each other.
+/// The addresses that the two workers of a pair exchange.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hello {
     rc: Address,
@@ -52,10 +52,10 @@ pub struct Hello {
     counter: Remote,
 }
 
-/// What a worker saw.
+/// The results of a worker.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
-    /// Requests that completed well, all verified.
+    /// Requests that succeeded, all verified.
     pub completed: u64,
     /// Messages that arrived, all verified.
     pub received: u64,
@@ -63,31 +63,31 @@ pub struct Report {
     pub frames: u64,
     /// Status of the first failed completion; `None` when the pair was never connected.
     pub status: Option<u32>,
-    /// Milliseconds from its post to its completion.
+    /// Milliseconds from the post of the first failed request to its completion.
     pub waited_ms: u64,
-    /// What failed first.
+    /// Verb of the first failed request.
     pub failed: Option<Verb>,
-    /// Where its buffers came from.
+    /// Kind of memory of the buffers.
     pub memory: Option<MemKind>,
 }
 
 const WINDOW: usize = 16;
-/// Room for one request.
+/// Bytes of the slot of one request.
 const SLOT: usize = 8 << 10;
 const RC_RECEIVES: u64 = 16;
 const UD_RECEIVES: u64 = 16;
-/// Room for one datagram with its GRH.
+/// Bytes of the slot of one datagram with its GRH.
 const UD_SLOT: usize = 512;
 
-/// A request on its way.
+/// An outstanding request.
 enum Flight {
     Plain,
-    /// Must bring this into the slot.
+    /// A READ that must return `expected`.
     Read {
         len: usize,
         expected: Vec<u8>,
     },
-    /// Must bring this number into the slot.
+    /// A fetch-and-add that must return `expected`.
     Add {
         expected: u64,
     },
@@ -106,7 +106,7 @@ struct Worker {
     frames: Option<Frames>,
     flights: VecDeque<(u64, usize, Instant, Verb, Flight)>,
     free_slots: Vec<usize>,
-    /// What the peer's area holds, slot by slot.
+    /// Expected contents of the peer's area, slot by slot.
     area_model: Vec<Vec<u8>>,
     next_id: u64,
     next_send: u64,
@@ -118,10 +118,10 @@ struct Worker {
     report: Report,
 }
 
-/// The role `worker`.
+/// Plays the role `worker`.
 ///
 /// # Errors
-/// The parent says nonsense. Failures of verbs, and wrong data, panic.
+/// Returns an error if the parent sends an invalid message. Failures of verbs, and wrong data, panic.
 pub fn work(env: &Env, plan: &str) -> anyhow::Result<ExitCode> {
     let plan: Plan = serde_json::from_str(plan)?;
     let ctx = Context::open(env);
@@ -217,7 +217,7 @@ fn tell(what: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A side whose CQs are on `channel`, if there is one.
+/// Creates a side, with its CQs on `channel` if that is given.
 fn side(ctx: &Context, spec: &Spec, channel: Option<&Channel>) -> Side {
     let mut side = Side::new(ctx, spec);
     if let Some(channel) = channel {
@@ -229,7 +229,7 @@ fn side(ctx: &Context, spec: &Spec, channel: Option<&Channel>) -> Side {
 }
 
 impl Worker {
-    /// Works until the peer is gone.
+    /// Runs until the peer is dead.
     fn run(&mut self) {
         let mut quiet_since = Instant::now();
         while self.report.status.is_none() {
@@ -249,11 +249,11 @@ impl Worker {
                 std::thread::yield_now();
             }
         }
-        // What is left must be flushed, in order, and nothing else may come.
+        // The remaining requests must be flushed in order, and no other completion may follow.
         while let Some((id, ..)) = self.flights.pop_front() {
             self.rc.sent().flushed(id);
         }
-        // Messages that arrived in time, and behind them the flushed receives.
+        // Messages that arrived in time come first, and then the flushed receives.
         let mut flushed = false;
         for _ in 0..RC_RECEIVES {
             let wc = self.rc.received();
@@ -290,17 +290,17 @@ impl Worker {
         if let (Some(frames), Some(mac)) = (&mut self.frames, self.peer.mac)
             && self.rng.one_in(4)
         {
-            // No progress of the pair: frames go on when nothing else does.
+            // Not counted as posted work of the pair: frames continue even if the pair is stuck.
             frames.post(mac, &mut self.rng);
         }
         if self.rng.one_in(200) {
-            // Somebody who is slow: the peer's messages wait.
+            // Simulates a slow worker: the peer's messages wait.
             std::thread::sleep(Duration::from_micros(self.rng.below(3000)));
         }
         posted
     }
 
-    /// A request of some kind from this slot of the outgoing buffer.
+    /// Returns a random request from this slot of the outgoing buffer.
     fn request(&mut self, slot: usize) -> SendWr {
         let id = self.next_id;
         self.next_id += 1;
@@ -341,7 +341,7 @@ impl Worker {
                 )
             }
             4 => {
-                // What this side wrote there before.
+                // Expect the bytes that this side has written there before.
                 let expected = self.area_model[slot].clone();
                 let len = expected.len();
                 let wr = read([self.outgoing.sge(offset, len)], area);
@@ -412,7 +412,7 @@ impl Worker {
                 self.rc
                     .recv(id, [self.incoming.sge(id * SLOT as u64, SLOT)]);
             } else {
-                // The send queue says why; this only follows.
+                // The send queue's completion reports the failure; this completion only follows.
                 wc.flushed(wc.id());
                 let id = wc.id();
                 self.rc
@@ -484,7 +484,7 @@ impl Worker {
         busy
     }
 
-    /// A message on the RC queue pair: the next one, complete.
+    /// Checks a message on the RC queue pair: it must be the next one, and complete.
     fn receive(&mut self, wc: &Wc) {
         let expected = self.next_receive;
         self.next_receive += 1;
@@ -502,7 +502,7 @@ impl Worker {
         assert_eq!(check_message(&bytes), expected, "number of a message");
     }
 
-    /// Arms all CQs, polls once more, and sleeps until an event comes.
+    /// Arms all CQs, polls once more, and sleeps until an event occurs.
     fn sleep(&mut self) {
         let channel = self
             .channel

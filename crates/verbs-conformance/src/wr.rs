@@ -6,17 +6,17 @@ use verbs_abi::*;
 
 use crate::objects::Ah;
 
-/// A place in remote memory.
+/// An address in remote memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Remote {
     /// Virtual address in the responder.
     pub addr: u64,
-    /// R_Key of the region there.
+    /// R_Key of the memory region.
     pub rkey: u32,
 }
 
 impl Remote {
-    /// The place `bytes` further on.
+    /// Returns the address `bytes` bytes further on.
     #[must_use]
     pub fn plus(self, bytes: u64) -> Self {
         Self {
@@ -40,7 +40,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// All of them.
+    /// All verbs.
     pub const ALL: [Self; 7] = [
         Self::Send,
         Self::SendWithImm,
@@ -51,7 +51,7 @@ impl Verb {
         Self::AtomicFetchAndAdd,
     ];
 
-    /// `IBV_WR_*`.
+    /// Returns the work request opcode: `IBV_WR_*`.
     #[must_use]
     pub fn opcode(self) -> ibv_wr_opcode {
         match self {
@@ -65,7 +65,7 @@ impl Verb {
         }
     }
 
-    /// `IBV_WC_*` at the requester.
+    /// Returns the completion opcode at the requester: `IBV_WC_*`.
     #[must_use]
     pub fn wc_opcode(self) -> ibv_wc_opcode {
         match self {
@@ -77,7 +77,7 @@ impl Verb {
         }
     }
 
-    /// `IBV_WC_*` at the responder, where a receive WR is consumed.
+    /// Returns the completion opcode at the responder, `IBV_WC_*`, if the verb consumes a receive WR.
     #[must_use]
     pub fn recv_opcode(self) -> Option<ibv_wc_opcode> {
         match self {
@@ -87,32 +87,32 @@ impl Verb {
         }
     }
 
-    /// Carries an immediate.
+    /// Returns true if the verb carries an immediate.
     #[must_use]
     pub fn has_imm(self) -> bool {
         matches!(self, Self::SendWithImm | Self::RdmaWriteWithImm)
     }
 
-    /// A SEND of either kind: two-sided.
+    /// Returns true for a SEND, with or without immediate.
     #[must_use]
     pub fn is_send(self) -> bool {
         matches!(self, Self::Send | Self::SendWithImm)
     }
 
-    /// An RDMA WRITE of either kind.
+    /// Returns true for an RDMA WRITE, with or without immediate.
     #[must_use]
     pub fn is_write(self) -> bool {
         matches!(self, Self::RdmaWrite | Self::RdmaWriteWithImm)
     }
 
-    /// Compare-and-swap or fetch-and-add.
+    /// Returns true for compare-and-swap and fetch-and-add.
     #[must_use]
     pub fn is_atomic(self) -> bool {
         matches!(self, Self::AtomicCmpAndSwp | Self::AtomicFetchAndAdd)
     }
 }
 
-/// A send WR with its SGEs; signaled unless said otherwise, `wr_id` 0.
+/// A send WR with its SGEs; signaled and with `wr_id` 0 by default.
 pub struct SendWr {
     pub(crate) raw: ibv_send_wr,
     pub(crate) sges: Vec<ibv_sge>,
@@ -120,7 +120,7 @@ pub struct SendWr {
 }
 
 impl SendWr {
-    /// A WR of that verb, without operands.
+    /// Returns a WR for the verb, without operands.
     #[must_use]
     pub fn new(verb: Verb, sges: impl IntoIterator<Item = ibv_sge>) -> Self {
         let mut raw = ibv_send_wr::zeroed();
@@ -154,27 +154,27 @@ impl SendWr {
         self
     }
 
-    /// Without `IBV_SEND_SIGNALED`.
+    /// Clears `IBV_SEND_SIGNALED`.
     #[must_use]
     pub fn unsignaled(mut self) -> Self {
         self.raw.send_flags &= !IBV_SEND_SIGNALED;
         self
     }
 
-    /// With `IBV_SEND_INLINE`.
+    /// Sets `IBV_SEND_INLINE`.
     #[must_use]
     pub fn inline(self) -> Self {
         self.flag(IBV_SEND_INLINE)
     }
 
-    /// Sets any opcode, known or not.
+    /// Sets any opcode, valid or not.
     #[must_use]
     pub fn opcode(mut self, opcode: ibv_wr_opcode) -> Self {
         self.raw.opcode = opcode;
         self
     }
 
-    /// Sets the remote end of RDMA WRITE and READ.
+    /// Sets the remote address of an RDMA WRITE or READ.
     #[must_use]
     pub fn remote(mut self, remote: Remote) -> Self {
         self.raw.wr.rdma = ibv_send_wr_wr_rdma {
@@ -184,7 +184,7 @@ impl SendWr {
         self
     }
 
-    /// Sets the remote end and the operands of an atomic.
+    /// Sets the remote address and the operands of an atomic.
     #[must_use]
     pub fn atomic(mut self, remote: Remote, compare_add: u64, swap: u64) -> Self {
         self.raw.wr.atomic = ibv_send_wr_wr_atomic {
@@ -209,44 +209,44 @@ impl SendWr {
     }
 }
 
-/// SEND.
+/// Returns a SEND.
 pub fn send(sges: impl IntoIterator<Item = ibv_sge>) -> SendWr {
     SendWr::new(Verb::Send, sges)
 }
 
-/// SEND with an immediate.
+/// Returns a SEND with an immediate.
 pub fn send_imm(sges: impl IntoIterator<Item = ibv_sge>, imm: u32) -> SendWr {
     SendWr::new(Verb::SendWithImm, sges).imm(imm)
 }
 
-/// RDMA WRITE.
+/// Returns an RDMA WRITE.
 pub fn write(sges: impl IntoIterator<Item = ibv_sge>, remote: Remote) -> SendWr {
     SendWr::new(Verb::RdmaWrite, sges).remote(remote)
 }
 
-/// RDMA WRITE with an immediate.
+/// Returns an RDMA WRITE with an immediate.
 pub fn write_imm(sges: impl IntoIterator<Item = ibv_sge>, remote: Remote, imm: u32) -> SendWr {
     SendWr::new(Verb::RdmaWriteWithImm, sges)
         .remote(remote)
         .imm(imm)
 }
 
-/// RDMA READ.
+/// Returns an RDMA READ.
 pub fn read(sges: impl IntoIterator<Item = ibv_sge>, remote: Remote) -> SendWr {
     SendWr::new(Verb::RdmaRead, sges).remote(remote)
 }
 
-/// Fetch-and-add; the old value goes to `sge`.
+/// Returns a fetch-and-add; the old value goes to `sge`.
 pub fn fetch_add(sge: ibv_sge, remote: Remote, add: u64) -> SendWr {
     SendWr::new(Verb::AtomicFetchAndAdd, [sge]).atomic(remote, add, 0)
 }
 
-/// Compare-and-swap; the old value goes to `sge`.
+/// Returns a compare-and-swap; the old value goes to `sge`.
 pub fn cmp_swp(sge: ibv_sge, remote: Remote, compare: u64, swap: u64) -> SendWr {
     SendWr::new(Verb::AtomicCmpAndSwp, [sge]).atomic(remote, compare, swap)
 }
 
-/// A WR of any verb, with operands that do something harmless: immediate 0x1234_5678, compare and add 1.
+/// Returns a WR of any verb with harmless operands: immediate 0x1234_5678, compare and add 1.
 pub fn any(verb: Verb, sges: impl IntoIterator<Item = ibv_sge>, remote: Remote) -> SendWr {
     let wr = SendWr::new(verb, sges);
     match verb {
@@ -264,7 +264,7 @@ pub struct RecvWr {
     pub(crate) sges: Vec<ibv_sge>,
 }
 
-/// Receives into `sges`.
+/// Returns a receive WR for `sges`.
 pub fn recv(wr_id: u64, sges: impl IntoIterator<Item = ibv_sge>) -> RecvWr {
     let mut raw = ibv_recv_wr::zeroed();
     raw.wr_id = wr_id;
@@ -274,7 +274,7 @@ pub fn recv(wr_id: u64, sges: impl IntoIterator<Item = ibv_sge>) -> RecvWr {
     }
 }
 
-/// Links send WRs to a postlist; its head.
+/// Links send WRs to a postlist, and returns its head.
 pub(crate) fn link_send(wrs: &mut [SendWr]) -> *mut ibv_send_wr {
     let mut next = std::ptr::null_mut();
     for wr in wrs.iter_mut().rev() {
@@ -290,7 +290,7 @@ pub(crate) fn link_send(wrs: &mut [SendWr]) -> *mut ibv_send_wr {
     next
 }
 
-/// Links receive WRs to a postlist; its head.
+/// Links receive WRs to a postlist, and returns its head.
 pub(crate) fn link_recv(wrs: &mut [RecvWr]) -> *mut ibv_recv_wr {
     let mut next = std::ptr::null_mut();
     for wr in wrs.iter_mut().rev() {
@@ -306,12 +306,12 @@ pub(crate) fn link_recv(wrs: &mut [RecvWr]) -> *mut ibv_recv_wr {
     next
 }
 
-/// A postlist was refused.
+/// Error: a postlist was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// What the call returned.
+    /// The return value of the call.
     pub errno: i32,
-    /// Which WR `bad_wr` points at; `None` if at none of the list.
+    /// Index of the WR to which `bad_wr` points; `None` if it points outside the list.
     pub bad: Option<usize>,
 }
 
@@ -320,31 +320,31 @@ pub struct Refused {
 pub struct Wc(pub(crate) ibv_wc);
 
 impl Wc {
-    /// `wr_id`.
+    /// Returns `wr_id`.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.0.wr_id
     }
 
-    /// `IBV_WC_SUCCESS` or why not.
+    /// Returns `IBV_WC_SUCCESS` or the reason of the failure.
     #[must_use]
     pub fn status(&self) -> ibv_wc_status {
         self.0.status
     }
 
-    /// QP number of the queue pair that it belongs to.
+    /// Returns the QP number of the queue pair.
     #[must_use]
     pub fn qpn(&self) -> u32 {
         self.0.qp_num
     }
 
-    /// Everything else.
+    /// Returns the whole completion.
     #[must_use]
     pub fn raw(&self) -> &ibv_wc {
         &self.0
     }
 
-    /// The immediate, in host order.
+    /// Returns the immediate, in host order.
     #[must_use]
     pub fn imm(&self) -> Option<u32> {
         // SAFETY: both members are plain 32-bit numbers.
@@ -352,7 +352,7 @@ impl Wc {
             .then(|| u32::from_be(unsafe { self.0.imm.imm_data }))
     }
 
-    /// The R_Key that the peer has invalidated.
+    /// Returns the R_Key that the peer has invalidated.
     #[must_use]
     pub fn invalidated_rkey(&self) -> Option<u32> {
         // SAFETY: both members are plain 32-bit numbers.
@@ -360,7 +360,7 @@ impl Wc {
         (self.0.wc_flags & IBV_WC_WITH_INV != 0).then_some(rkey)
     }
 
-    /// Panics unless it succeeded, with this `wr_id` and opcode.
+    /// Panics unless the status is success, with this `wr_id` and opcode.
     #[track_caller]
     pub fn ok(&self, wr_id: u64, opcode: ibv_wc_opcode) -> &Self {
         assert_eq!(self.0.status, IBV_WC_SUCCESS, "of {self:?}");
@@ -369,13 +369,13 @@ impl Wc {
         self
     }
 
-    /// Panics unless it is a success of this verb at the requester.
+    /// Panics unless the completion is a success of this verb at the requester.
     #[track_caller]
     pub fn sent(&self, wr_id: u64, verb: Verb) -> &Self {
         self.ok(wr_id, verb.wc_opcode())
     }
 
-    /// Panics unless it is a received SEND of `byte_len` bytes.
+    /// Panics unless the completion is a received SEND of `byte_len` bytes.
     #[track_caller]
     pub fn received(&self, wr_id: u64, byte_len: usize) -> &Self {
         self.ok(wr_id, IBV_WC_RECV);
@@ -383,7 +383,7 @@ impl Wc {
         self
     }
 
-    /// Panics unless it failed with one of these, with this `wr_id`.
+    /// Panics unless the status is one of `statuses`, with this `wr_id`.
     #[track_caller]
     pub fn failed(&self, wr_id: u64, statuses: &[ibv_wc_status]) -> &Self {
         assert!(
@@ -394,7 +394,7 @@ impl Wc {
         self
     }
 
-    /// Panics unless it was flushed, with this `wr_id`.
+    /// Panics unless the completion was flushed, with this `wr_id`.
     #[track_caller]
     pub fn flushed(&self, wr_id: u64) -> &Self {
         self.failed(wr_id, &[IBV_WC_WR_FLUSH_ERR])

@@ -1,4 +1,5 @@
-//! XRC domains, their shared receive queues, and queue pairs of both kinds: what goes through `verbs_context`.
+//! XRC domains, their shared receive queues, and XRC queue pairs of both kinds: the operations of
+//! `verbs_context`.
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -8,11 +9,11 @@ use verbs_abi::*;
 use crate::objects::{Context, Cq, Pd, Qp, Srq};
 use crate::wr::SendWr;
 
-/// The operations of an open device, behind its context.
+/// Returns the extended operations of a context.
 pub(crate) fn ops(ctx: &Context) -> &'static verbs_context {
     let before = std::mem::offset_of!(verbs_context, context);
-    // SAFETY: a live context of a provider whose `abi_compat` says so (asserted) lies in a `verbs_context`
-    // (`verbs_get_ctx` of verbs.h), which lives as long; tests use it no longer.
+    // SAFETY: a live context whose `abi_compat` has this value (asserted) lies in a `verbs_context`
+    // (`verbs_get_ctx` of verbs.h). Both live equally long, and tests do not use the result longer.
     unsafe {
         assert_eq!((*ctx.raw()).abi_compat, __VERBS_ABI_IS_EXTENDED);
         &*ctx.raw().byte_sub(before).cast::<verbs_context>()
@@ -30,10 +31,10 @@ pub struct XrcDomain {
 }
 
 impl XrcDomain {
-    /// `ibv_open_xrcd` of a file, or of none: -1.
+    /// Calls `ibv_open_xrcd` for a file; -1 means no file.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn open(ctx: &Context, fd: c_int, oflags: c_int) -> Result<Self, i32> {
         let mut attr = ibv_xrcd_init_attr {
             comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
@@ -49,17 +50,18 @@ impl XrcDomain {
         })
     }
 
-    /// `ibv_close_xrcd`, while it may be in use; what it returned. After a 0 the domain must not be used.
+    /// Calls `ibv_close_xrcd`, even if the domain is in use; returns the call's result. After a 0 the domain
+    /// must not be used.
     #[must_use]
     pub fn try_close(&self) -> i32 {
         // SAFETY: a live domain.
         unsafe { ops(&self.ctx).close_xrcd.expect("it was opened")(self.raw.as_ptr()) }
     }
 
-    /// A shared receive queue of 16 WRs whose completions go to `cq`, and its number.
+    /// Creates a shared receive queue of 16 WRs whose completions go to `cq`, and returns its number, too.
     ///
     /// # Errors
-    /// The errno of `ibv_create_srq_ex`.
+    /// Returns the errno of `ibv_create_srq_ex`.
     pub fn srq(&self, pd: &Pd, cq: &Cq) -> Result<(Srq, u32), i32> {
         let mut attr = ibv_srq_init_attr_ex::zeroed();
         attr.attr.max_wr = 16;
@@ -74,7 +76,7 @@ impl XrcDomain {
         attr.cq = cq.raw();
         let ops = ops(&self.ctx);
         let mut number = 0;
-        // SAFETY: live objects; a place for the number.
+        // SAFETY: live objects; `number` is writable.
         unsafe {
             let raw = ops.create_srq_ex.ok_or(libc::EOPNOTSUPP)?(self.ctx.raw(), &raw mut attr);
             let srq = Srq::adopt(raw, pd)?;
@@ -84,10 +86,10 @@ impl XrcDomain {
         }
     }
 
-    /// A queue pair that receives for the domain; the PD and the CQ are only kept alive with it.
+    /// Creates a queue pair that receives for the domain; the PD and the CQ are only kept alive with it.
     ///
     /// # Errors
-    /// The errno of `ibv_create_qp_ex`.
+    /// Returns the errno of `ibv_create_qp_ex`.
     pub fn receiver(&self, pd: &Pd, cq: &Cq) -> Result<Qp, i32> {
         let mut attr = ibv_qp_init_attr_ex::zeroed();
         attr.qp_type = IBV_QPT_XRC_RECV;
@@ -99,10 +101,10 @@ impl XrcDomain {
         Qp::adopt(raw, pd, cq)
     }
 
-    /// `ibv_open_qp` of a queue pair that receives; a null pointer and errno where it is refused.
+    /// Calls `ibv_open_qp` for a receiving queue pair.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn open_receiver(&self, qpn: u32, pd: &Pd, cq: &Cq) -> Result<Qp, i32> {
         let mut attr = ibv_qp_open_attr::zeroed();
         attr.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
@@ -125,10 +127,10 @@ impl Drop for XrcDomain {
     }
 }
 
-/// `ibv_modify_cq`: an event for `count` completions, or `period_us` microseconds after the first.
+/// Calls `ibv_modify_cq`: an event after `count` completions, or `period_us` microseconds after the first.
 ///
 /// # Errors
-/// Its errno.
+/// Returns the errno of the call.
 pub fn moderate(ctx: &Context, cq: &Cq, count: u16, period_us: u16) -> Result<(), i32> {
     let mut attr = ibv_modify_cq_attr {
         attr_mask: IBV_CQ_ATTR_MODERATE,
@@ -145,8 +147,9 @@ pub fn moderate(ctx: &Context, cq: &Cq, count: u16, period_us: u16) -> Result<()
     }
 }
 
-/// Creates objects by the extended verbs, each with `bit` set in the `comp_mask` of its attributes; the errno of each
-/// refusal, 0 where the verb accepts the bit.
+/// Creates objects by the extended verbs, each with `bit` set in the `comp_mask` of its attributes.
+///
+/// Returns the errno of each refusal, and 0 if the verb accepts the bit.
 #[must_use]
 pub fn create_with(ctx: &Context, pd: &Pd, cq: &Cq, bit: u32) -> [(&'static str, i32); 7] {
     let mut extended = ibv_cq_init_attr_ex::zeroed();
@@ -176,14 +179,14 @@ pub fn create_with(ctx: &Context, pd: &Pd, cq: &Cq, bit: u32) -> [(&'static str,
         ind_tbl: std::ptr::null_mut(),
         comp_mask: bit,
     };
-    // The errno of the call that has just been made; what is not there is not supported.
+    // Returns the errno of the call just made; a missing operation is not supported.
     let errno = |refused: Option<bool>| match refused {
         Some(true) => std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
         Some(false) => 0,
         None => libc::EOPNOTSUPP,
     };
     let (ops, raw) = (ops(ctx), ctx.raw());
-    // SAFETY: a live context, and readable attributes that name live objects or none.
+    // SAFETY: a live context, and readable attributes that contain live objects or none.
     let errnos = unsafe {
         [
             errno(
@@ -216,7 +219,7 @@ pub fn create_with(ctx: &Context, pd: &Pd, cq: &Cq, bit: u32) -> [(&'static str,
     std::array::from_fn(|i| (verbs[i], errnos[i]))
 }
 
-/// Sends a work request to a shared receive queue.
+/// Sets the remote shared receive queue of a work request.
 #[must_use]
 pub fn to_srq(mut wr: SendWr, srqn: u32) -> SendWr {
     wr.raw.qp_type.xrc = ibv_send_wr_qp_type_xrc { remote_srqn: srqn };

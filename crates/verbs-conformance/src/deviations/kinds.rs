@@ -1,22 +1,22 @@
-//! What a deviation is.
+//! The types that describe deviations of devices.
 
 use crate::env::Cap;
 
-/// How a device deviates in a test.
+/// The kind of a deviation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It answers, and the answer is wrong.
+    /// The device answers, and the answer is wrong.
     Wrong,
-    /// It has nothing of the kind.
+    /// The device lacks the feature.
     Missing,
-    /// What must come never comes.
+    /// An expected event never occurs.
     Hangs,
-    /// It takes the kernel down; the test is not run.
+    /// The device crashes the kernel; the test is not run.
     Crash,
 }
 
 impl Kind {
-    /// One word.
+    /// Returns the kind as one word.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -28,18 +28,18 @@ impl Kind {
     }
 }
 
-/// One test that a device does not pass.
+/// One test that a device fails.
 #[derive(Clone, Copy, Debug)]
 pub struct Deviation {
     /// Name of the test.
     pub test: &'static str,
-    /// How it deviates.
+    /// Kind of the deviation.
     pub kind: Kind,
     /// What the device does instead; a clause without a full stop.
     pub what: &'static str,
-    /// Part of the failure's text: the evidence.
+    /// Part of the failure's text, as evidence.
     pub observed: &'static str,
-    /// Whether it also passes at times.
+    /// True if the test also passes at times.
     pub flaky: bool,
 }
 
@@ -74,15 +74,15 @@ pub struct Topic {
     pub list: &'static [Deviation],
 }
 
-/// All that is known of one kind of device.
+/// The known deviations of one kind of device.
 #[derive(Clone, Copy, Debug)]
 pub struct Deviations {
     /// Name on the command line.
     pub device: &'static str,
-    /// Kernel and library on which all was observed.
+    /// Kernel and library on which the deviations were observed.
     pub observed_on: &'static str,
-    /// Capabilities that it lacks altogether: tests of something else do without them.
+    /// Capabilities that the device lacks completely: tests of other features do not rely on them.
     pub lacks: &'static [Cap],
-    /// The tests that it does not pass.
+    /// The tests that the device fails, by topic.
     pub topics: &'static [Topic],
 }

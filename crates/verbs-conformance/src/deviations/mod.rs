@@ -1,7 +1,7 @@
-//! What a device is known to do otherwise than the suite asks, test by test, with the evidence.
+//! Known deviations of devices from the suite, test by test, with the evidence.
 //!
-//! A list is data with a check: each test on it runs, and must fail with the text that was observed. So a
-//! list can neither hide a new failure nor outlive the deviation.
+//! A list is checked: each listed test runs, and must fail with the observed text. A list can therefore
+//! neither hide a new failure nor outlive its deviation.
 
 mod kinds;
 mod rxe;
@@ -16,17 +16,19 @@ use crate::provider::ProviderKind;
 pub use kinds::{Deviation, Deviations, Kind};
 
 impl Deviations {
-    /// The lists there are.
+    /// All lists.
     pub const ALL: [&'static Self; 1] = [&rxe::RXE];
 
-    /// The list of that name.
+    /// Returns the list with that name.
     #[must_use]
     pub fn named(device: &str) -> Option<&'static Self> {
         Self::ALL.into_iter().find(|known| known.device == device)
     }
 
-    /// The list for the device that a run is to use, if there is one. Soft-RoCE is recognised by the
-    /// attribute `parent` in sysfs (the Ethernet device below it), which only its driver has.
+    /// Returns the list for the device of a run, if there is one.
+    ///
+    /// Soft-RoCE is recognised by the attribute `parent` in sysfs (the Ethernet device below it), which only
+    /// its driver has.
     #[must_use]
     pub fn of(settings: &Settings) -> Option<&'static Self> {
         if settings.provider != ProviderKind::System {
@@ -43,25 +45,25 @@ impl Deviations {
         parent.exists().then_some(&rxe::RXE)
     }
 
-    /// All of them.
+    /// Returns all deviations of the device.
     pub fn list(&self) -> impl Iterator<Item = &'static Deviation> + use<> {
         self.topics.iter().flat_map(|topic| topic.list)
     }
 
-    /// What is known of a test.
+    /// Returns the deviation listed for a test.
     #[must_use]
     pub fn get(&self, test: &str) -> Option<&'static Deviation> {
         self.list().find(|deviation| deviation.test == test)
     }
 
-    /// One line for a report: whose deviation, of what kind, and what happens.
+    /// Returns one line for a report: device, kind and behaviour.
     #[must_use]
     pub fn reason(&self, deviation: &Deviation) -> String {
         let Deviation { kind, what, .. } = deviation;
         format!("{} ({}): {what}", self.device, kind.name())
     }
 
-    /// Tables of all deviations, a heading each.
+    /// Returns tables of all deviations, one for each topic.
     #[must_use]
     pub fn to_markdown(&self) -> String {
         let mut text = String::new();
@@ -108,7 +110,7 @@ mod tests {
         }
     }
 
-    /// Otherwise nobody would see when the device gets what it lacks.
+    /// Without a failing test nobody would notice when the device gains the capability.
     #[test]
     fn every_lacking_capability_is_shown_by_a_test_that_needs_it() {
         for known in Deviations::ALL {
@@ -121,7 +123,7 @@ mod tests {
         }
     }
 
-    /// The document's tables are generated: `verbs-conformance --list-deviations rxe` prints them.
+    /// The tables of the document are generated: `verbs-conformance --list-deviations rxe` prints them.
     #[test]
     fn the_document_has_the_tables() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/soft-roce.md");

@@ -1,10 +1,10 @@
-//! The kernel's Soft-RoCE.
+//! Known deviations of the kernel's Soft-RoCE.
 
 use super::kinds::Kind::{Crash, Hangs, Missing, Wrong};
 use super::kinds::{Deviation, Deviations, Topic};
 use crate::env::Cap;
 
-/// What Soft-RoCE does otherwise.
+/// The list for Soft-RoCE.
 pub(super) const RXE: Deviations = Deviations {
     device: "rxe",
     observed_on: "Linux 6.1.192 (Debian 6.1.0-56-amd64) with rdma-core 44.0",

@@ -12,11 +12,11 @@ use crate::xrc::ops;
 
 impl Channel {
     fn fd(&self) -> c_int {
-        // SAFETY: live.
+        // SAFETY: the channel is live.
         unsafe { (*self.raw()).fd }
     }
 
-    /// Whether an event is waiting, or comes within `wait`.
+    /// Returns true if an event is waiting or occurs within `wait`.
     #[must_use]
     pub fn readable(&self, wait: Duration) -> bool {
         readable(self.fd(), wait)
@@ -27,10 +27,10 @@ impl Channel {
         set_nonblocking(self.fd(), on);
     }
 
-    /// `ibv_get_cq_event`: the raw CQ and its `cq_context`; not acknowledged yet.
+    /// Calls `ibv_get_cq_event`, and returns the raw CQ and its `cq_context`; does not acknowledge the event.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn event(&self) -> Result<(*mut ibv_cq, usize), i32> {
         let mut cq = std::ptr::null_mut();
         let mut cq_context = std::ptr::null_mut();
@@ -58,7 +58,7 @@ impl Channel {
         cq.ack(1);
     }
 
-    /// Panics if an event is waiting or comes within a moment.
+    /// Panics if an event is waiting or occurs within a moment.
     #[track_caller]
     pub fn expect_no_event(&self) {
         assert!(!self.readable(MOMENT), "a CQ event came");
@@ -67,10 +67,10 @@ impl Channel {
     }
 }
 impl Cq {
-    /// `ibv_create_cq_ex`, by the operation of the context.
+    /// Calls `ibv_create_cq_ex` through the context's operation.
     ///
     /// # Errors
-    /// Its errno; EOPNOTSUPP where there is no such operation.
+    /// Returns the errno of the call; EOPNOTSUPP if the context lacks the operation.
     pub fn try_extended(ctx: &Context, attr: &mut ibv_cq_init_attr_ex) -> Result<Self, i32> {
         let create = ops(ctx).create_cq_ex.ok_or(libc::EOPNOTSUPP)?;
         set_errno(0);
@@ -79,27 +79,27 @@ impl Cq {
         Self::wrap(ctx.symbols(), raw.cast(), ctx.clone(), None)
     }
 
-    /// `ibv_resize_cq`; its errno.
+    /// Calls `ibv_resize_cq`, and returns its errno.
     #[must_use]
     pub fn try_resize(&self, cqe: c_int) -> i32 {
         // SAFETY: a live CQ.
         unsafe { (self.0.symbols.ibv_resize_cq)(self.raw(), cqe) }
     }
 
-    /// Its capacity.
+    /// Returns the capacity.
     #[must_use]
     pub fn cqe(&self) -> usize {
-        // SAFETY: live.
+        // SAFETY: the CQ is live.
         usize::try_from(unsafe { (*self.raw()).cqe }).expect("a capacity is not negative")
     }
 
-    /// `ibv_poll_cq` for up to `max` completions.
+    /// Calls `ibv_poll_cq` for up to `max` completions.
     #[must_use]
     #[track_caller]
     pub fn poll(&self, max: usize) -> Vec<Wc> {
         let mut wcs = vec![ibv_wc::zeroed(); max];
         for wc in &mut wcs {
-            // SAFETY: completions are plain numbers. A field that is left unwritten shows by this value.
+            // SAFETY: completions are plain numbers. The value marks fields that the call leaves unwritten.
             unsafe { std::ptr::from_mut(wc).write_bytes(0xa5, 1) };
         }
         let count = c_int::try_from(max).expect("few");
@@ -113,7 +113,7 @@ impl Cq {
         wcs.into_iter().map(Wc).collect()
     }
 
-    /// What `ibv_poll_cq` returns for any count, with room for one completion.
+    /// Returns the result of `ibv_poll_cq` for any count up to 1, with room for one completion.
     #[must_use]
     pub fn poll_count(&self, count: c_int) -> c_int {
         assert!(count <= 1);
@@ -134,7 +134,7 @@ impl Cq {
             let more = self.poll((n - wcs.len()).min(64));
             if more.is_empty() {
                 idle += 1;
-                // A NIC may need this core to bring the completion about.
+                // The NIC may need this core to produce the completion.
                 if idle.is_multiple_of(64) {
                     std::thread::sleep(Duration::from_micros(50));
                 } else {
@@ -163,7 +163,7 @@ impl Cq {
         self.take(1)[0]
     }
 
-    /// Polls for a moment; whatever comes.
+    /// Polls for a moment, and returns all completions.
     #[must_use]
     #[track_caller]
     pub fn drain(&self) -> Vec<Wc> {
@@ -178,14 +178,14 @@ impl Cq {
         }
     }
 
-    /// Panics if a completion is there or comes within a moment.
+    /// Panics if the CQ has a completion or gets one within a moment.
     #[track_caller]
     pub fn expect_empty(&self) {
         let wcs = self.drain();
         assert!(wcs.is_empty(), "completions that should not be: {wcs:?}");
     }
 
-    /// `ibv_req_notify_cq`.
+    /// Calls `ibv_req_notify_cq`.
     #[track_caller]
     pub fn arm(&self, solicited_only: bool) {
         // SAFETY: a live CQ.
@@ -193,7 +193,7 @@ impl Cq {
         assert_eq!(errno, 0, "ibv_req_notify_cq");
     }
 
-    /// `ibv_ack_cq_events`.
+    /// Calls `ibv_ack_cq_events`.
     pub fn ack(&self, events: u32) {
         // SAFETY: a live CQ.
         unsafe { (self.0.symbols.ibv_ack_cq_events)(self.raw(), events) };

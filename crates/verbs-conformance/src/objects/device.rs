@@ -1,4 +1,4 @@
-//! Devices, contexts and their async events.
+//! Devices, contexts, and async events of contexts.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::NonNull;
@@ -12,28 +12,28 @@ use super::{
 use crate::env::Env;
 use crate::notes::{note, patience};
 
-/// Names of the devices of a provider.
+/// Returns the names of the provider's devices.
 ///
 /// # Errors
-/// The errno of `ibv_get_device_list`.
+/// Returns the errno of `ibv_get_device_list`.
 pub fn device_names(symbols: &'static Symbols) -> Result<Vec<String>, i32> {
     let list = DeviceList::new(symbols)?;
     Ok(list.devices().map(|device| list.name(device)).collect())
 }
 
-/// What `ibv_get_device_list` returned.
+/// The result of `ibv_get_device_list`.
 pub struct DeviceList {
     symbols: &'static Symbols,
     list: NonNull<*mut ibv_device>,
-    /// The count that it wrote.
+    /// Number of devices that the call wrote.
     pub count: c_int,
 }
 
 impl DeviceList {
-    /// Gets the list.
+    /// Calls `ibv_get_device_list`.
     ///
     /// # Errors
-    /// The errno of `ibv_get_device_list`.
+    /// Returns the errno of the call.
     pub fn new(symbols: &'static Symbols) -> Result<Self, i32> {
         let mut count = -1;
         set_errno(0);
@@ -47,7 +47,7 @@ impl DeviceList {
         })
     }
 
-    /// Whether a call without a place for the count works too.
+    /// Returns true if the call also works with NULL for the count.
     #[must_use]
     pub fn works_without_count(&self) -> bool {
         // SAFETY: the man page allows NULL; the list is freed at once.
@@ -60,7 +60,7 @@ impl DeviceList {
         }
     }
 
-    /// Each device up to the NULL at the end.
+    /// Returns each device up to the NULL at the end.
     pub fn devices(&self) -> impl Iterator<Item = *mut ibv_device> + '_ {
         // SAFETY: the list ends with NULL (`ibv_get_device_list(3)`), and is freed only by `drop`.
         (0..)
@@ -68,31 +68,31 @@ impl DeviceList {
             .take_while(|d| !d.is_null())
     }
 
-    /// Name of a device of the list.
+    /// Returns the name of a device of the list.
     #[must_use]
     pub fn name(&self, device: *mut ibv_device) -> String {
         assert!(self.devices().any(|d| d == device));
-        // SAFETY: the device is of this list, just asserted; the name is a C string inside it.
+        // SAFETY: the device is in this list (just asserted); the name is a C string inside the device.
         let name = unsafe { CStr::from_ptr((self.symbols.ibv_get_device_name)(device)) };
         name.to_string_lossy().into_owned()
     }
 
-    /// GUID of a device of the list, as it lies in memory.
+    /// Returns the GUID of a device of the list, in memory order.
     #[must_use]
     pub fn guid(&self, device: *mut ibv_device) -> u64 {
         assert!(self.devices().any(|d| d == device));
-        // SAFETY: the device is of this list, just asserted.
+        // SAFETY: the device is in this list (just asserted).
         unsafe { (self.symbols.ibv_get_device_guid)(device) }
     }
 
     /// Opens a device of the list.
     ///
     /// # Errors
-    /// The errno of `ibv_open_device`.
+    /// Returns the errno of `ibv_open_device`.
     pub fn open(&self, env: &Env, device: *mut ibv_device) -> Result<Context, i32> {
         assert!(self.devices().any(|d| d == device));
         set_errno(0);
-        // SAFETY: the device is of this list, just asserted.
+        // SAFETY: the device is in this list (just asserted).
         let raw = unsafe { (self.symbols.ibv_open_device)(device) };
         Context::wrap(self.symbols, raw, env.clone())
     }
@@ -105,16 +105,16 @@ impl Drop for DeviceList {
     }
 }
 
-/// The texts of codes, which need no device.
+/// Returns the texts of status, event, node type and port state codes; these functions need no device.
 #[must_use]
 pub fn code_texts(symbols: &Symbols, codes: std::ops::RangeInclusive<u32>) -> Vec<String> {
-    // SAFETY: a C string that lives for ever.
+    // SAFETY: the functions return C strings with static lifetime.
     let text = |ptr: *const std::ffi::c_char| unsafe {
         CStr::from_ptr(ptr).to_string_lossy().into_owned()
     };
     let mut texts = Vec::new();
     for code in codes {
-        // SAFETY: the functions take any number.
+        // SAFETY: the functions accept any number.
         unsafe {
             texts.push(text((symbols.ibv_wc_status_str)(code)));
             texts.push(text((symbols.ibv_event_type_str)(code)));
@@ -145,7 +145,7 @@ impl Context {
         must("ibv_open_device", list.open(env, device))
     }
 
-    /// Where the suite runs.
+    /// Returns the environment of the run.
     #[must_use]
     pub fn env(&self) -> &Env {
         &self.0.env
@@ -155,7 +155,7 @@ impl Context {
         self.0.symbols
     }
 
-    /// `ibv_query_device`.
+    /// Calls `ibv_query_device`.
     #[must_use]
     #[track_caller]
     pub fn device_attr(&self) -> ibv_device_attr {
@@ -166,20 +166,20 @@ impl Context {
         attr
     }
 
-    /// `ibv_query_port`.
+    /// Calls `ibv_query_port`.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn try_port_attr(&self, port: u8) -> Result<ibv_port_attr, i32> {
         let mut attr = ibv_port_attr::zeroed();
-        // SAFETY: a live context, a writable result, zeroed as the symbol asks for.
+        // SAFETY: a live context; the result is writable, and zeroed as the symbol requires.
         match unsafe { (self.symbols().ibv_query_port)(self.raw(), port, &raw mut attr) } {
             0 => Ok(attr),
             errno => Err(errno),
         }
     }
 
-    /// `ibv_query_port` of the port that is tested.
+    /// Calls `ibv_query_port` for the tested port.
     #[must_use]
     #[track_caller]
     pub fn port_attr(&self) -> ibv_port_attr {
@@ -189,10 +189,10 @@ impl Context {
         )
     }
 
-    /// `ibv_query_gid`.
+    /// Calls `ibv_query_gid`.
     ///
     /// # Errors
-    /// What it returned.
+    /// Returns the call's result if it is not 0.
     pub fn try_gid(&self, port: u8, index: i32) -> Result<[u8; 16], i32> {
         let mut gid = ibv_gid { raw: [0xa5; 16] };
         // SAFETY: a live context, a writable result.
@@ -203,10 +203,10 @@ impl Context {
         }
     }
 
-    /// `ibv_query_pkey`, in host order.
+    /// Calls `ibv_query_pkey`, and returns the P_Key in host order.
     ///
     /// # Errors
-    /// What it returned.
+    /// Returns the call's result if it is not 0.
     pub fn try_pkey(&self, port: u8, index: i32) -> Result<u16, i32> {
         let mut pkey = 0;
         // SAFETY: a live context, a writable result.
@@ -216,7 +216,7 @@ impl Context {
         }
     }
 
-    /// `num_comp_vectors`.
+    /// Returns `num_comp_vectors`.
     #[must_use]
     pub fn comp_vectors(&self) -> c_int {
         // SAFETY: a live context.
@@ -246,10 +246,10 @@ impl Context {
         )
     }
 
-    /// `ibv_create_cq`, with `cq_context` as a number.
+    /// Calls `ibv_create_cq`, with `cq_context` as a number.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn try_cq(
         &self,
         cqe: c_int,
@@ -260,28 +260,28 @@ impl Context {
         set_errno(0);
         let channel_raw = channel.map_or(std::ptr::null_mut(), Channel::raw);
         let cq_context = std::ptr::without_provenance_mut::<c_void>(cq_context);
-        // SAFETY: a live context; the channel, if any, is live and of this context.
+        // SAFETY: a live context; the channel, if any, is live and belongs to this context.
         let raw = unsafe {
             (self.symbols().ibv_create_cq)(self.raw(), cqe, cq_context, channel_raw, vector)
         };
         Cq::wrap(self.symbols(), raw, self.clone(), channel.cloned())
     }
 
-    /// A CQ without a channel.
+    /// Creates a CQ without a channel.
     #[must_use]
     #[track_caller]
     pub fn cq(&self, cqe: c_int) -> Cq {
         must("ibv_create_cq", self.try_cq(cqe, None, 0, 0))
     }
 
-    /// A CQ on a channel.
+    /// Creates a CQ on a channel.
     #[must_use]
     #[track_caller]
     pub fn cq_on(&self, cqe: c_int, channel: &Channel) -> Cq {
         must("ibv_create_cq", self.try_cq(cqe, Some(channel), 0, 0))
     }
 
-    /// The next async event, or `None` if there is none within `wait`.
+    /// Returns the next async event, or `None` if none occurs within `wait`.
     #[must_use]
     #[track_caller]
     pub fn async_event(&self, wait: Duration) -> Option<AsyncEvent> {
@@ -310,7 +310,7 @@ impl Context {
         })
     }
 
-    /// Waits for the next async event, ignoring those that a NIC may raise on its own (`COMM_EST`).
+    /// Waits for the next async event, and ignores events that a NIC may raise on its own (`COMM_EST`).
     #[must_use]
     #[track_caller]
     pub fn next_async_event(&self) -> AsyncEvent {
@@ -327,7 +327,7 @@ impl Context {
         panic!("no async event came");
     }
 
-    /// What a read of the async event queue returns when it is empty and not blocking: the errno.
+    /// Returns the errno of a non-blocking `ibv_get_async_event`; 0 if an event was waiting.
     #[must_use]
     pub fn async_event_errno(&self) -> i32 {
         // SAFETY: a live context.
@@ -352,38 +352,38 @@ pub struct AsyncEvent {
     ctx: Context,
 }
 
-// SAFETY: a copy of what the library handed out; any thread may acknowledge it.
+// SAFETY: the event is a copy of what the library returned; any thread may acknowledge it.
 unsafe impl Send for AsyncEvent {}
 
 impl AsyncEvent {
-    /// One of `IBV_EVENT_*`.
+    /// Returns the event type: one of `IBV_EVENT_*`.
     #[must_use]
     pub fn kind(&self) -> ibv_event_type {
         self.raw.event_type
     }
 
-    /// Whether it is about that QP.
+    /// Returns true if the event concerns `qp`.
     #[must_use]
     pub fn is_of_qp(&self, qp: &Qp) -> bool {
         // SAFETY: all members are pointers or an int, and the union was filled by the library.
         unsafe { self.raw.element.qp == qp.raw() }
     }
 
-    /// Whether it is about that CQ.
+    /// Returns true if the event concerns `cq`.
     #[must_use]
     pub fn is_of_cq(&self, cq: &Cq) -> bool {
         // SAFETY: as in `is_of_qp`.
         unsafe { self.raw.element.cq == cq.raw() }
     }
 
-    /// Whether it is about that SRQ.
+    /// Returns true if the event concerns `srq`.
     #[must_use]
     pub fn is_of_srq(&self, srq: &Srq) -> bool {
         // SAFETY: as in `is_of_qp`.
         unsafe { self.raw.element.srq == srq.raw() }
     }
 
-    /// Acknowledges it.
+    /// Acknowledges the event.
     pub fn ack(mut self) {
         self.do_ack();
     }

@@ -1,12 +1,12 @@
-//! Verbs objects that destroy themselves, in the right order, and insist that destroying works.
+//! Verbs objects that destroy themselves in the right order, and panic if destruction fails.
 //!
-//! Each is a counted handle: a clone is the same object, and an object keeps alive what it was made from.
-//! Constructors come in two forms: `try_x` gives the errno of a refusal, `x` panics with it.
+//! Each is a counted handle: a clone is the same object, and an object keeps the objects alive from which it
+//! was made. Constructors have two forms: `try_x` returns the errno of a refusal, and `x` panics with it.
 //!
-//! Safe to call, though libibverbs is not: every pointer that is passed on is made here from live objects.
-//! What the *contents* of work requests say is up to the test; refusing what is wrong is what a NIC is
-//! tested for.
-// Tests hand invalid pointers and handles to the verbs on purpose; these wrappers pass them on as C would.
+//! The wrappers are safe to call, although libibverbs is not: every pointer that they pass is made here from
+//! live objects. The *contents* of work requests are up to the test, because tests check that a NIC refuses
+//! invalid ones.
+// Tests pass invalid pointers and handles to the verbs on purpose; these wrappers pass them on as C would.
 #![allow(clippy::not_unsafe_ptr_arg_deref)]
 
 mod cq;
@@ -38,7 +38,7 @@ pub const ALL_ACCESS: c_int = IBV_ACCESS_LOCAL_WRITE
     | IBV_ACCESS_REMOTE_READ
     | IBV_ACCESS_REMOTE_ATOMIC;
 
-/// `errno` of the call that has just returned NULL.
+/// Returns the `errno` of the call that has just returned NULL.
 fn last_errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
@@ -75,13 +75,13 @@ macro_rules! object {
                 Ok(Self(Arc::new($inner { raw, symbols, gone: AtomicBool::new(false), $($keep),* })))
             }
 
-            /// The raw object.
+            /// Returns the raw object.
             #[must_use]
             pub fn raw(&self) -> *mut $raw {
                 self.0.raw.as_ptr()
             }
 
-            /// Tries to destroy it while it is still in use; what the call returns. When that is 0 the
+            /// Tries to destroy the object even if it is in use, and returns the call's result. After a 0 the
             /// object is gone, and this handle must not be used any more.
             #[must_use]
             pub fn try_destroy(&self) -> i32 {
@@ -117,7 +117,7 @@ object! {
     Pd, PdInner: ibv_pd, ibv_dealloc_pd, keeps (ctx: Context)
 }
 object! {
-    /// A memory region. It does not own its memory: see [`Buf`].
+    /// A memory region. It does not own its memory; [`Buf`] does.
     Mr, MrInner: ibv_mr, ibv_dereg_mr, keeps (_pd: Pd)
 }
 object! {
@@ -141,7 +141,7 @@ object! {
     Ah, AhInner: ibv_ah, ibv_destroy_ah, keeps (_pd: Pd)
 }
 
-/// Calls `$what` and panics with its name and the errno if it refuses.
+/// Unwraps the result of the call `what`, and panics with the name and the errno on an error.
 #[track_caller]
 fn must<T>(what: &str, result: Result<T, i32>) -> T {
     result.unwrap_or_else(|errno| {
@@ -152,9 +152,9 @@ fn must<T>(what: &str, result: Result<T, i32>) -> T {
     })
 }
 
-/// How long tests wait to see that something does *not* happen.
+/// Time for which tests wait to see that an event does *not* occur.
 pub const MOMENT: Duration = Duration::from_millis(20);
-/// Whether `fd` is readable within `wait`.
+/// Returns true if `fd` is readable within `wait`.
 #[must_use]
 pub fn readable(fd: c_int, wait: Duration) -> bool {
     // SAFETY: the descriptor belongs to a live object of the library.
@@ -167,7 +167,7 @@ pub fn readable(fd: c_int, wait: Duration) -> bool {
     matches!(poll(&mut fds, Some(&timeout)), Ok(n) if n > 0)
 }
 
-/// Sets or clears `O_NONBLOCK`, as programs do with the library's descriptors.
+/// Sets or clears `O_NONBLOCK` on a descriptor of the library.
 pub fn set_nonblocking(fd: c_int, on: bool) {
     // SAFETY: the descriptor belongs to a live object of the library.
     let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };

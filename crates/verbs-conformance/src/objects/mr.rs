@@ -10,46 +10,46 @@ use crate::memory::Memory;
 use crate::wr::Remote;
 
 impl Mr {
-    /// `ibv_rereg_mr` of the access rights alone: what it returns.
+    /// Calls `ibv_rereg_mr` to change only the access rights; returns the call's result.
     #[must_use]
     pub fn rereg_access(&self, access: c_int) -> c_int {
         let flags = IBV_REREG_MR_CHANGE_ACCESS;
         let (pd, addr) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: a live region; what is not to be changed is not looked at.
+        // SAFETY: a live region; the call ignores arguments of fields that do not change.
         unsafe { (self.0.symbols.ibv_rereg_mr)(self.raw(), flags, pd, addr, 0, access) }
     }
 
-    /// The region as the library filled it.
+    /// Returns the region's structure as the library filled it.
     #[must_use]
     pub fn fields(&self) -> ibv_mr {
-        // SAFETY: live; the library does not write to it.
+        // SAFETY: the region is live, and the library does not write to it.
         unsafe { *self.raw() }
     }
 
-    /// Its L_Key.
+    /// Returns the L_Key.
     #[must_use]
     pub fn lkey(&self) -> u32 {
         self.fields().lkey
     }
 
-    /// Its R_Key.
+    /// Returns the R_Key.
     #[must_use]
     pub fn rkey(&self) -> u32 {
         self.fields().rkey
     }
 }
 
-/// Registered memory.
+/// Registered memory, with its memory region.
 #[derive(Clone)]
 pub struct Buf {
-    /// The region: deregistered before the memory goes.
+    /// The region. It is dropped first, so that it is deregistered before its memory is freed.
     pub mr: Mr,
     /// The memory.
     pub memory: Arc<Memory>,
 }
 
 impl Buf {
-    /// `len` bytes from `offset`, also where these are out of range.
+    /// Returns an SGE of `len` bytes from `offset`; the range may exceed the buffer.
     #[must_use]
     pub fn sge(&self, offset: u64, len: usize) -> ibv_sge {
         ibv_sge {
@@ -59,13 +59,13 @@ impl Buf {
         }
     }
 
-    /// All of it.
+    /// Returns an SGE of the whole buffer.
     #[must_use]
     pub fn all(&self) -> ibv_sge {
         self.sge(0, self.memory.len())
     }
 
-    /// As the target of one-sided verbs.
+    /// Returns the buffer's address for one-sided verbs.
     #[must_use]
     pub fn remote(&self) -> Remote {
         Remote {
@@ -74,7 +74,7 @@ impl Buf {
         }
     }
 
-    /// `len` bytes from `offset`, cut into SGEs of the given lengths; the last takes the rest.
+    /// Returns `len` bytes from `offset` as SGEs of the given lengths; the last SGE takes the rest.
     #[must_use]
     #[track_caller]
     pub fn split(&self, mut offset: u64, len: usize, cuts: &[usize]) -> Vec<ibv_sge> {

@@ -1,4 +1,4 @@
-//! Protection domains, what is made of them, and address vectors.
+//! Protection domains, the objects created in them, and address vectors.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -14,24 +14,24 @@ impl Pd {
         self.0.symbols
     }
 
-    /// The device that it is of.
+    /// Returns the context of the device.
     #[must_use]
     pub fn ctx(&self) -> &Context {
         &self.0.ctx
     }
 
-    /// `ibv_reg_mr` of any range.
+    /// Calls `ibv_reg_mr` for any range.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn try_reg(&self, addr: *mut c_void, len: usize, access: c_int) -> Result<Mr, i32> {
         set_errno(0);
-        // SAFETY: a live PD; the NIC checks the range, and the test keeps its memory while it is used.
+        // SAFETY: a live PD; the NIC checks the range, and the test keeps the memory while it is used.
         let raw = unsafe { (self.symbols().ibv_reg_mr)(self.raw(), addr, len, access) };
         Mr::wrap(self.symbols(), raw, self.clone())
     }
 
-    /// `ibv_alloc_null_mr`.
+    /// Calls `ibv_alloc_null_mr`.
     #[must_use]
     #[track_caller]
     pub fn null_mr(&self) -> Mr {
@@ -49,7 +49,7 @@ impl Pd {
         )
     }
 
-    /// Registers `memory` from its first to its last byte.
+    /// Registers all of `memory`.
     #[must_use]
     #[track_caller]
     pub fn reg(&self, memory: &Memory, access: c_int) -> Mr {
@@ -59,7 +59,7 @@ impl Pd {
         )
     }
 
-    /// Fresh memory, registered.
+    /// Registers new memory of the given kind.
     #[must_use]
     #[track_caller]
     pub fn buf_with(&self, kind: MemKind, len: usize, access: c_int) -> Buf {
@@ -68,17 +68,17 @@ impl Pd {
         Buf { mr, memory }
     }
 
-    /// Fresh private memory, registered with every right.
+    /// Registers new private memory with all access rights.
     #[must_use]
     #[track_caller]
     pub fn buf(&self, len: usize) -> Buf {
         self.buf_with(MemKind::Private, len, ALL_ACCESS)
     }
 
-    /// `ibv_create_qp`; `init` comes back as the call left it.
+    /// Calls `ibv_create_qp`, and stores the resulting sizes in `init`.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn try_qp(&self, init: &mut QpInit) -> Result<Qp, i32> {
         let mut attr = init.attr();
         set_errno(0);
@@ -91,7 +91,7 @@ impl Pd {
         Qp::wrap(self.symbols(), raw, self.clone(), cqs, init.srq.clone())
     }
 
-    /// `ibv_create_qp` with a NULL send CQ, or a NULL receive CQ: always wrong.
+    /// Calls `ibv_create_qp` with a NULL send CQ or a NULL receive CQ, which is always invalid.
     #[must_use]
     pub fn qp_without_cq(&self, init: &QpInit, send: bool) -> Option<Qp> {
         let mut attr = init.attr();
@@ -100,7 +100,7 @@ impl Pd {
         } else {
             attr.recv_cq = std::ptr::null_mut();
         }
-        // SAFETY: as in `try_qp`; that NULL is refused is what is tested.
+        // SAFETY: as in `try_qp`; the test checks that NULL is refused.
         let raw = unsafe { (self.symbols().ibv_create_qp)(self.raw(), &raw mut attr) };
         let cqs = [init.send_cq.clone(), init.recv_cq.clone()];
         Qp::wrap(self.symbols(), raw, self.clone(), cqs, None).ok()
@@ -113,10 +113,10 @@ impl Pd {
         must("ibv_create_qp", self.try_qp(init))
     }
 
-    /// `ibv_create_srq`; the sizes that it really has.
+    /// Calls `ibv_create_srq`, and returns the actual sizes, too.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn try_srq(&self, max_wr: u32, max_sge: u32) -> Result<(Srq, ibv_srq_attr), i32> {
         let mut init = ibv_srq_init_attr::zeroed();
         init.srq_context = std::ptr::without_provenance_mut(0x5e9);
@@ -128,17 +128,17 @@ impl Pd {
         Ok((Srq::wrap(self.symbols(), raw, self.clone())?, init.attr))
     }
 
-    /// An SRQ of 64 WRs with 4 SGEs.
+    /// Creates an SRQ of 64 WRs with 4 SGEs.
     #[must_use]
     #[track_caller]
     pub fn srq(&self) -> Srq {
         must("ibv_create_srq", self.try_srq(64, 4)).0
     }
 
-    /// `ibv_create_ah`.
+    /// Calls `ibv_create_ah`.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn try_ah(&self, attr: &ibv_ah_attr) -> Result<Ah, i32> {
         let mut attr = *attr;
         set_errno(0);
@@ -147,33 +147,33 @@ impl Pd {
         Ah::wrap(self.symbols(), raw, self.clone())
     }
 
-    /// `ibv_create_ah`.
+    /// Calls `ibv_create_ah`, and panics if it fails.
     #[must_use]
     #[track_caller]
     pub fn ah(&self, attr: &ibv_ah_attr) -> Ah {
         must("ibv_create_ah", self.try_ah(attr))
     }
 
-    /// `ibv_create_ah_from_wc`: the way back to the sender of a UD message, whose GRH is in `grh`.
+    /// Calls `ibv_create_ah_from_wc` for the sender of a UD message, whose GRH is in `grh`.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn try_ah_from_wc(&self, wc: &Wc, grh: &[u8; 40]) -> Result<Ah, i32> {
         let mut wc = wc.0;
         let mut grh = grh_of(grh);
         let port = self.ctx().env().settings.port;
         set_errno(0);
-        // SAFETY: a live PD; completion and GRH are copies of what the NIC delivered.
+        // SAFETY: a live PD; the completion and the GRH are copies of what the NIC delivered.
         let raw = unsafe {
             (self.symbols().ibv_create_ah_from_wc)(self.raw(), &raw mut wc, &raw mut grh, port)
         };
         Ah::wrap(self.symbols(), raw, self.clone())
     }
 
-    /// `ibv_init_ah_from_wc`.
+    /// Calls `ibv_init_ah_from_wc`.
     ///
     /// # Errors
-    /// What it returned.
+    /// Returns the call's result if it is not 0.
     pub fn ah_attr_from_wc(&self, wc: &Wc, grh: &[u8; 40]) -> Result<ibv_ah_attr, i32> {
         let mut wc = wc.0;
         let mut grh = grh_of(grh);
@@ -199,7 +199,7 @@ fn grh_of(bytes: &[u8; 40]) -> ibv_grh {
     unsafe { std::mem::transmute_copy(bytes) }
 }
 
-/// Whether the two address vectors name the same GID (and, without GRH, the same LID).
+/// Returns true if both address vectors have the same GID (and, without GRH, the same LID).
 #[must_use]
 pub fn same_destination(a: &ibv_ah_attr, b: &ibv_ah_attr) -> bool {
     // SAFETY: GIDs are 16 bytes of plain numbers.

@@ -10,10 +10,10 @@ use crate::notes::{note, patience};
 use crate::wr::{RecvWr, Refused, SendWr, link_recv, link_send};
 
 impl Srq {
-    /// `ibv_post_srq_recv` of a postlist.
+    /// Calls `ibv_post_srq_recv` for a postlist.
     ///
     /// # Errors
-    /// What it returned and where it stopped.
+    /// Returns the errno of the call, and the WR at which it stopped.
     pub fn try_post(&self, mut wrs: Vec<RecvWr>) -> Result<(), Refused> {
         let head = link_recv(&mut wrs);
         let mut bad = std::ptr::null_mut();
@@ -33,10 +33,10 @@ impl Srq {
             .expect("ibv_post_srq_recv");
     }
 
-    /// `ibv_modify_srq`.
+    /// Calls `ibv_modify_srq`.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), i32> {
         let mut attr = ibv_srq_attr::zeroed();
         let mut mask = 0;
@@ -55,7 +55,7 @@ impl Srq {
         }
     }
 
-    /// `ibv_query_srq`.
+    /// Calls `ibv_query_srq`.
     #[must_use]
     #[track_caller]
     pub fn query(&self) -> ibv_srq_attr {
@@ -67,7 +67,7 @@ impl Srq {
     }
 }
 
-/// How a QP is created.
+/// The arguments of QP creation.
 #[derive(Clone)]
 pub struct QpInit {
     /// Transport.
@@ -76,16 +76,16 @@ pub struct QpInit {
     pub send_cq: Cq,
     /// Receive CQ.
     pub recv_cq: Cq,
-    /// SRQ, if it uses one.
+    /// SRQ, if the QP uses one.
     pub srq: Option<Srq>,
-    /// Sizes: asked for, and once created what it has.
+    /// Sizes: before creation the requested ones, after creation the actual ones.
     pub cap: ibv_qp_cap,
     /// `sq_sig_all`.
     pub sig_all: bool,
 }
 
 impl QpInit {
-    /// A QP of 16 WRs with 4 SGEs in each queue, nothing inline.
+    /// Returns the arguments for a QP of 16 WRs with 4 SGEs in each queue, without inline data.
     #[must_use]
     pub fn new(qp_type: ibv_qp_type, send_cq: &Cq, recv_cq: &Cq) -> Self {
         Self {
@@ -126,14 +126,14 @@ fn refused(errno: i32, bad: Option<usize>) -> Result<(), Refused> {
 }
 
 impl Srq {
-    /// Takes over what another call of the provider than `ibv_create_srq` has made.
+    /// Takes over an SRQ that another call of the provider than `ibv_create_srq` has made.
     pub(crate) fn adopt(raw: *mut ibv_srq, pd: &Pd) -> Result<Self, i32> {
         Self::wrap(pd.symbols(), raw, pd.clone())
     }
 }
 
 impl Qp {
-    /// Takes over what another call of the provider than `ibv_create_qp` has made.
+    /// Takes over a QP that another call of the provider than `ibv_create_qp` has made.
     pub(crate) fn adopt(raw: *mut ibv_qp, pd: &Pd, cq: &Cq) -> Result<Self, i32> {
         Self::wrap(
             pd.symbols(),
@@ -144,7 +144,7 @@ impl Qp {
         )
     }
 
-    /// `ibv_attach_mcast`; what it returned.
+    /// Calls `ibv_attach_mcast`; returns the call's result.
     #[must_use]
     pub fn attach_mcast(&self, gid: [u8; 16]) -> i32 {
         let gid = ibv_gid { raw: gid };
@@ -152,7 +152,7 @@ impl Qp {
         unsafe { (self.0.symbols.ibv_attach_mcast)(self.raw(), &raw const gid, 0xc000) }
     }
 
-    /// `ibv_detach_mcast`; what it returned.
+    /// Calls `ibv_detach_mcast`; returns the call's result.
     #[must_use]
     pub fn detach_mcast(&self, gid: [u8; 16]) -> i32 {
         let gid = ibv_gid { raw: gid };
@@ -160,31 +160,31 @@ impl Qp {
         unsafe { (self.0.symbols.ibv_detach_mcast)(self.raw(), &raw const gid, 0xc000) }
     }
 
-    /// Its number.
+    /// Returns the QP number.
     #[must_use]
     pub fn qpn(&self) -> u32 {
-        // SAFETY: live.
+        // SAFETY: the QP is live.
         unsafe { (*self.raw()).qp_num }
     }
 
-    /// Its transport.
+    /// Returns the transport.
     #[must_use]
     pub fn qp_type(&self) -> ibv_qp_type {
-        // SAFETY: live.
+        // SAFETY: the QP is live.
         unsafe { (*self.raw()).qp_type }
     }
 
-    /// `qp->state`: what the library believes.
+    /// Returns `qp->state`: the state that the library has recorded.
     #[must_use]
     pub fn believed_state(&self) -> ibv_qp_state {
-        // SAFETY: live; a plain number that a racing write cannot make invalid.
+        // SAFETY: the QP is live; the field is a plain number that a racing write cannot make invalid.
         unsafe { (&raw const (*self.raw()).state).read_volatile() }
     }
 
-    /// Panics unless the fields of `struct ibv_qp` are those that it was created with.
+    /// Panics unless the fields of `struct ibv_qp` have the values given at creation.
     #[track_caller]
     pub fn check_fields(&self, pd: &Pd, init: &QpInit) {
-        // SAFETY: live; these fields never change.
+        // SAFETY: the QP is live, and these fields never change.
         unsafe {
             let qp = self.raw();
             assert_eq!((*qp).context, pd.ctx().raw());
@@ -201,10 +201,10 @@ impl Qp {
         assert_eq!(self.believed_state(), IBV_QPS_RESET);
     }
 
-    /// `ibv_modify_qp`.
+    /// Calls `ibv_modify_qp`.
     ///
     /// # Errors
-    /// Its errno.
+    /// Returns the errno of the call.
     pub fn modify(&self, attr: &ibv_qp_attr, mask: c_int) -> Result<(), i32> {
         let mut attr = *attr;
         // SAFETY: a live QP, readable attributes.
@@ -214,7 +214,7 @@ impl Qp {
         }
     }
 
-    /// Goes to a state that takes no attributes.
+    /// Moves the QP to a state that takes no attributes.
     #[track_caller]
     pub fn to_state(&self, state: ibv_qp_state) {
         let mut attr = ibv_qp_attr::zeroed();
@@ -222,7 +222,7 @@ impl Qp {
         must("ibv_modify_qp", self.modify(&attr, IBV_QP_STATE));
     }
 
-    /// `ibv_query_qp` of everything.
+    /// Calls `ibv_query_qp` for all attributes.
     #[must_use]
     #[track_caller]
     pub fn query(&self) -> (ibv_qp_attr, ibv_qp_init_attr) {
@@ -237,14 +237,14 @@ impl Qp {
         (attr, init)
     }
 
-    /// The state that `ibv_query_qp` gives.
+    /// Returns the state that `ibv_query_qp` reports.
     #[must_use]
     #[track_caller]
     pub fn state(&self) -> ibv_qp_state {
         self.query().0.qp_state
     }
 
-    /// Waits until the QP is in `state` by itself.
+    /// Waits until the QP has moved to `state` without a modify call.
     #[track_caller]
     pub fn await_state(&self, state: ibv_qp_state) {
         self.await_attr(&format!("QP state {state}"), |attr| attr.qp_state == state);
@@ -276,15 +276,15 @@ impl Qp {
         }
     }
 
-    /// `ibv_post_send` of a postlist.
+    /// Calls `ibv_post_send` for a postlist.
     ///
     /// # Errors
-    /// What it returned and where it stopped.
+    /// Returns the errno of the call, and the WR at which it stopped.
     pub fn try_post(&self, mut wrs: Vec<SendWr>) -> Result<(), Refused> {
         let head = link_send(&mut wrs);
         let mut bad = std::ptr::null_mut();
-        // SAFETY: a live QP; the list lives until the call returns and is well-formed. Buffers that are
-        // registered stay so until the test has seen the completion or destroyed the QP.
+        // SAFETY: a live QP; the list is well-formed and lives until the call returns. Registered buffers
+        // stay registered until the test has seen the completion or destroyed the QP.
         let errno = unsafe { ibv_post_send(self.raw(), head, &raw mut bad) };
         refused(
             errno,
@@ -293,16 +293,16 @@ impl Qp {
         )
     }
 
-    /// Posts one send WR whose `num_sge` says something else than its list.
+    /// Posts one send WR whose `num_sge` differs from the length of its list.
     ///
     /// # Errors
-    /// What the call returned.
+    /// Returns the errno of the call.
     pub fn try_post_with_num_sge(&self, mut wr: SendWr, num_sge: c_int) -> Result<(), i32> {
         link_send(std::slice::from_mut(&mut wr));
         assert!(num_sge < 0, "more than there are would be read");
         wr.raw.num_sge = num_sge;
         let mut bad = std::ptr::null_mut();
-        // SAFETY: as in `try_post`; a negative count is refused or reads nothing.
+        // SAFETY: as in `try_post`; a negative count is refused, or reads nothing.
         match unsafe { ibv_post_send(self.raw(), &raw mut wr.raw, &raw mut bad) } {
             0 => Ok(()),
             errno => Err(errno),
@@ -323,10 +323,10 @@ impl Qp {
         }
     }
 
-    /// `ibv_post_recv` of a postlist.
+    /// Calls `ibv_post_recv` for a postlist.
     ///
     /// # Errors
-    /// What it returned and where it stopped.
+    /// Returns the errno of the call, and the WR at which it stopped.
     pub fn try_recv(&self, mut wrs: Vec<RecvWr>) -> Result<(), Refused> {
         let head = link_recv(&mut wrs);
         let mut bad = std::ptr::null_mut();

@@ -1,4 +1,4 @@
-//! Ethernet frames between the two workers of a pair, and flows that come and go.
+//! Ethernet frames between the two workers of a pair, and flows that are created and destroyed meanwhile.
 
 use std::process;
 
@@ -11,21 +11,21 @@ use crate::raw::{Flow, Raw, Rule};
 use crate::rng::Rng;
 use crate::wr::{Verb, send};
 
-/// Frames on their way, and RECVs for those that come.
+/// Maximum number of outstanding frames, and number of posted receives.
 const FRAMES: u64 = 8;
-/// Room for one.
+/// Bytes of the buffer for one frame.
 const ROOM: usize = 2048;
-/// Destination, source and type.
+/// Bytes of destination, source and type.
 const HEADER: usize = 14;
-/// Of the local experimental protocols (IEEE 802).
+/// EtherType of local experimental protocols (IEEE 802).
 const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 
 /// An Ethernet address.
 pub(super) type Mac = [u8; 6];
 
-/// One side. Fields are dropped in this order.
+/// One worker's side of the frame exchange. Fields are dropped in this order.
 pub(super) struct Frames {
-    /// Matches nothing that anybody sends.
+    /// A flow that is created and destroyed at random, and matches no frame.
     passing: Option<Flow>,
     outgoing: Buf,
     incoming: Buf,
@@ -38,7 +38,8 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// Gets frames for an address of this process; none where the port has no frames.
+    /// Creates a side that receives frames for an address of this process; `None` if the port supports no raw
+    /// packets.
     pub(super) fn new(env: &Env, ctx: &Context) -> Option<Self> {
         if !env.has(Cap::RawPackets) {
             return None;
@@ -65,12 +66,13 @@ impl Frames {
         })
     }
 
-    /// Where the peer is to send frames.
+    /// Returns the address to which the peer sends frames.
     pub(super) fn address(&self) -> Mac {
         self.own
     }
 
-    /// Sends the next frame to the peer, if there is room, or begins or ends a flow.
+    /// Sends the next frame to the peer, if fewer than the maximum are outstanding; or creates or destroys a
+    /// flow.
     pub(super) fn post(&mut self, peer: Mac, rng: &mut Rng) {
         if rng.one_in(8) {
             self.passing = match self.passing.take() {
@@ -100,7 +102,8 @@ impl Frames {
         self.under_way += 1;
     }
 
-    /// Takes what has completed: how many frames have come, all verified. Those that found no RECV are lost.
+    /// Polls completions, and returns the number of received frames, all verified. Frames that found no
+    /// receive WR are lost.
     pub(super) fn take(&mut self) -> u64 {
         let mut received = 0;
         for wc in self.raw.cq.poll(16) {

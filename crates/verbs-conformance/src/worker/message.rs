@@ -1,9 +1,9 @@
-//! Messages that say which they are.
+//! Messages that carry their own number.
 
 use crate::memory::same;
 use crate::rng::pattern;
 
-/// A message: its number, then the pattern of that number.
+/// Returns a message: its number, then the pattern of that number.
 pub(super) fn message(number: u64, len: usize) -> Vec<u8> {
     let mut bytes = number.to_le_bytes().to_vec();
     bytes.extend(pattern(number, len.saturating_sub(8)));
