@@ -1,4 +1,5 @@
-//! Keys, ranges, rights and protection domains: of local buffers, of receives, of remote memory.
+//! Checks of keys, ranges, access rights and protection domains: for local buffers, for receives, and for
+//! remote memory.
 
 use verbs_abi::*;
 
@@ -56,7 +57,7 @@ tests! { "access";
     a_failed_write_touches_nothing [],
 }
 
-/// What is wrong with a key or a range.
+/// A flaw of a key or a range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Flaw {
     WrongKey,
@@ -72,11 +73,11 @@ enum Flaw {
 
 const LEN: usize = 64;
 
-/// 64 bytes in the middle of 192, so that what lies around them is there but not registered.
+/// A region of 64 bytes in the middle of 192 bytes, so that its surroundings are mapped but not registered.
 struct Target {
     memory: Memory,
     mr: crate::objects::Mr,
-    /// Kept, so that its key exists.
+    /// The other protection domain, kept alive so that its key exists.
     _other: Option<crate::objects::Pd>,
 }
 
@@ -95,7 +96,7 @@ impl Target {
         }
     }
 
-    /// Address and length of the flawed access, of `len` bytes if nothing is wrong with the range.
+    /// Returns address and length of the flawed access; without a flaw of the range, the length is `len`.
     fn range(&self, flaw: Flaw, len: u64) -> (u64, u64) {
         let start = self.memory.addr() + LEN as u64;
         match flaw {
@@ -106,7 +107,7 @@ impl Target {
         }
     }
 
-    /// The key to use; deregisters where that is the flaw.
+    /// Returns the key to use; deregisters the region if that is the flaw.
     fn key(&self, flaw: Flaw, key: u32) -> u32 {
         match flaw {
             Flaw::WrongKey => key ^ 0x0101_0101,
@@ -136,7 +137,7 @@ fn verbs(env: &Env) -> Vec<Verb> {
     Verb::ALL.into_iter().filter(has).collect()
 }
 
-/// A local protection error (`ibv_poll_cq(3)`): the RC QP goes to ERR, and what follows is flushed.
+/// A local protection error (`ibv_poll_cq(3)`) moves the RC QP to ERR, and flushes the following WRs.
 fn local_flaw(env: &Env, flaw: Flaw) {
     for memory in MemKind::ALL {
         for verb in verbs(env) {
@@ -187,9 +188,12 @@ fn local_protection_errors_have_their_status(env: &Env) {
     }
 }
 
-/// A requester that sends payload looks at the L_Key when it makes the request, so no responder hears of the R_Key and
-/// no receive is taken. The buffer of a result is looked at when there is one: a READ or atomic with a wrong R_Key has
-/// none (so `rxe_req.c` and `rxe_comp.c` of Linux; IBTA vol. 1, 9.9.2, names both errors and no order).
+/// Both keys of a request are wrong.
+///
+/// A requester that sends payload checks the L_Key when it builds the request, so no responder sees the R_Key
+/// and no receive is consumed. The buffer of a result is checked once there is a result, and a READ or atomic
+/// with a wrong R_Key has none. Linux does so in `rxe_req.c` and `rxe_comp.c`. IBTA vol. 1, 9.9.2, lists both
+/// errors and no order.
 fn both_keys_wrong(env: &Env, spec: &Spec) {
     let on_rc = spec.qp_type == IBV_QPT_RC;
     let has = |verb: &Verb| on_rc || verb.is_send() || verb.is_write();
@@ -212,8 +216,8 @@ fn both_keys_wrong(env: &Env, spec: &Spec) {
     }
 }
 
-/// `ibv_poll_cq(3)`, IBTA vol. 1, 11.6.2: "Local Length Error" of the receive, "Remote Invalid Request Error"
-/// of the request.
+/// `ibv_poll_cq(3)`, IBTA vol. 1, 11.6.2: the receive has "Local Length Error", the request "Remote Invalid
+/// Request Error".
 fn length_errors_have_their_status(env: &Env) {
     let pair = Spec::rc().pair(env);
     let source = pair.a.buf(64);
@@ -224,8 +228,10 @@ fn length_errors_have_their_status(env: &Env) {
     pair.a.sent().failed(2, &[IBV_WC_REM_INV_REQ_ERR]);
 }
 
-/// A receive that was taken for the immediate of a WRITE that may not be is no success; `ibv_poll_cq(3)`, IBTA
-/// vol. 1, 11.6.2: "Local Access Error … during the processing of a RDMA Write with Immediate Data".
+/// A receive consumed for the immediate of a refused WRITE fails.
+///
+/// `ibv_poll_cq(3)`, IBTA vol. 1, 11.6.2: "Local Access Error … during the processing of a RDMA Write with
+/// Immediate Data".
 fn a_refused_write_with_imm_is_a_local_access_error_of_its_receive(env: &Env) {
     let pair = Spec::rc().pair(env);
     let local = pair.a.buf(8);
@@ -239,8 +245,8 @@ fn a_refused_write_with_imm_is_a_local_access_error_of_its_receive(env: &Env) {
     pair.b.received().failed(1, &[IBV_WC_LOC_ACCESS_ERR, IBV_WC_WR_FLUSH_ERR]);
 }
 
-/// A requester that looks at the buffer of the result only when the result is there has changed the remote
-/// word already.
+/// An atomic with an invalid result buffer must not change the remote word, so the requester must check the
+/// buffer before it sends the request.
 fn an_atomic_without_a_place_for_its_result_is_not_made(env: &Env) {
     let pair = Spec::rc().pair(env);
     let local = Target::new(&pair.a, Flaw::BeyondEnd, ALL_ACCESS);
@@ -297,8 +303,8 @@ fn local_source_needs_no_right(env: &Env) {
     remote.memory.check(1);
 }
 
-/// IBTA vol. 1, 10.3.1.5: on UC and UD a completion error of the send queue leads to SQE. Receiving goes on,
-/// and the way back is SQE to RTS.
+/// IBTA vol. 1, 10.3.1.5: on UC and UD a completion error of the send queue leads to SQE. The QP still
+/// receives, and returns by SQE to RTS.
 fn send_queue_error(env: &Env, spec: &Spec) {
     let pair = spec.pair(env);
     let buf = pair.a.buf(64 + 40);
@@ -313,14 +319,14 @@ fn send_queue_error(env: &Env, spec: &Spec) {
     pair.b.post(send([source.all()]).id(3));
     pair.b.sent().sent(3, Verb::Send);
     pair.a.received().received(7, 8 + pair.a.grh_len());
-    // What is posted in SQE is flushed too.
+    // WRs posted in SQE are flushed, too.
     pair.a.post(send([buf.sge(0, 8)]).id(4));
     pair.a.sent().flushed(4);
     pair.a.qp.to_state(IBV_QPS_RTS);
     pair.check_works();
 }
 
-/// The receive fails with LOC_PROT_ERR; the requester hears NAK-Remote Operational Error (IBTA vol. 1,
+/// The receive fails with LOC_PROT_ERR, and the requester gets NAK-Remote Operational Error (IBTA vol. 1,
 /// 9.9.3.1: a local QP error at the responder).
 fn receive_flaw(env: &Env, flaw: Flaw) {
     for memory in MemKind::ALL {
@@ -374,7 +380,7 @@ fn receive_too_small_on_rc_in_two_sges(env: &Env) {
     pair.a.sent().failed(2, &env.failure(IBV_WC_REM_INV_REQ_ERR));
 }
 
-/// Unreliable transports have no NAK: the message is lost. The receive fails with LOC_LEN_ERR, or stays for
+/// Unreliable transports have no NAK: the message is lost. The receive fails with LOC_LEN_ERR, or remains for
 /// the next message.
 fn receive_too_small_unreliable(env: &Env, spec: &Spec) {
     let pair = spec.pair(env);
@@ -397,7 +403,7 @@ fn receive_too_small_unreliable(env: &Env, spec: &Spec) {
     target.memory.check_at(grh, 63, 9);
 }
 
-/// The verbs that name remote memory, each with the right that it needs.
+/// Returns the verbs that access remote memory, each with the access right that it needs.
 fn one_sided(env: &Env) -> Vec<(Verb, i32)> {
     verbs(env)
         .into_iter()
@@ -413,8 +419,8 @@ fn one_sided(env: &Env) -> Vec<(Verb, i32)> {
         .collect()
 }
 
-/// IBTA vol. 1, 9.9.3.1: NAK-Remote Access Error; the responder's QP goes to ERR and raises an access
-/// violation event; both sides flush what is left.
+/// IBTA vol. 1, 9.9.3.1: the requester gets NAK-Remote Access Error. The responder's QP goes to ERR and
+/// raises an access violation event. Both sides flush the remaining WRs.
 fn remote_flaw(env: &Env, flaw: Flaw) {
     for memory in MemKind::ALL {
         for (verb, right) in one_sided(env) {
@@ -425,7 +431,7 @@ fn remote_flaw(env: &Env, flaw: Flaw) {
             let target = Target::new(&pair.b, flaw, access);
             let len = if verb.is_atomic() { 8 } else { LEN as u64 };
             let (addr, len) = match target.range(flaw, len) {
-                // An atomic next to the region instead of across its border, which would be misaligned.
+                // An atomic directly behind the region, because an atomic across its end would be misaligned.
                 (_, _) if verb.is_atomic() && flaw == Flaw::BeyondEnd => {
                     (target.memory.addr() + 2 * LEN as u64, 8)
                 }
@@ -459,7 +465,7 @@ fn remote_flaw(env: &Env, flaw: Flaw) {
             target.memory.check_byte(0, 3 * LEN, 0);
             let wc = pair.b.received();
             if verb == Verb::RdmaWriteWithImm && wc.status() != IBV_WC_WR_FLUSH_ERR {
-                // It may have been taken for the immediate already.
+                // The NIC may have consumed the receive for the immediate already.
                 wc.failed(8, &env.failure(IBV_WC_LOC_ACCESS_ERR));
             } else {
                 wc.flushed(8);
@@ -517,7 +523,7 @@ fn remote_rights_do_not_imply_each_other(env: &Env) {
     }
 }
 
-/// UC has no NAK: the request vanishes, and the connection goes on (IBTA vol. 1, 9.9.3.3, class D).
+/// UC has no NAK: the request is dropped, and the connection remains usable (IBTA vol. 1, 9.9.3.3, class D).
 fn remote_write_on_uc_is_dropped(env: &Env) {
     for memory in MemKind::ALL {
         let pair = Spec::uc().memory(memory).pair(env);
@@ -538,14 +544,15 @@ fn remote_write_on_uc_is_dropped(env: &Env) {
         pair.b.rcq.expect_empty();
         assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
         pair.check_works();
-        // What follows on a connection arrives after them: they are not merely late.
+        // Later messages on the connection arrive after the WRITEs, so the WRITEs are lost and not merely
+        // delayed.
         target.memory.check_byte(0, 64, 0);
         unwritable.memory.check_byte(0, 64, 0);
     }
 }
 
-/// What a QP answers that has not the right itself: an access error, or "operation is not supported by this
-/// receive queue" (IBTA vol. 1, 11.6.2, Remote Invalid Request Error).
+/// Returns the statuses of a request to a QP that lacks the access right: an access error, or "operation is
+/// not supported by this receive queue" (IBTA vol. 1, 11.6.2, Remote Invalid Request Error).
 fn without_the_right(env: &Env) -> Vec<ibv_wc_status> {
     let mut statuses = vec![IBV_WC_REM_ACCESS_ERR];
     if !env.has(Cap::ErrorStatuses) {
@@ -573,7 +580,7 @@ fn remote_rights_of_a_queue_pair_can_change(env: &Env) {
     pair.a.sent().failed(3, &without_the_right(env));
 }
 
-/// A key that was good a moment ago, used before and after its region went.
+/// A key is used before and after the deregistration of its region.
 fn remote_region_that_came_and_went(env: &Env) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
@@ -595,7 +602,7 @@ fn remote_region_that_came_and_went(env: &Env) {
     }
 }
 
-/// All or nothing: a range that is partly outside leaves the part inside alone.
+/// A WRITE to a range that is partly outside the region changes no byte inside it.
 fn a_failed_write_touches_nothing(env: &Env) {
     for memory in MemKind::ALL {
         let pair = Spec::rc().memory(memory).pair(env);

@@ -1,4 +1,4 @@
-//! Address handles.
+//! Tests of address handles.
 
 use verbs_abi::*;
 
@@ -44,7 +44,7 @@ fn a_gid_index_beyond_the_table_is_refused(env: &Env) {
     }
 }
 
-/// There are no LIDs on Ethernet: `ibv_create_ah(3)`, `IBV_QPF_GRH_REQUIRED`.
+/// Ethernet has no LIDs: `ibv_create_ah(3)`, `IBV_QPF_GRH_REQUIRED`.
 fn roce_needs_a_global_route(env: &Env) {
     let side = Spec::ud().side(env);
     if side.ctx.port_attr().link_layer != IBV_LINK_LAYER_ETHERNET {
@@ -56,7 +56,7 @@ fn roce_needs_a_global_route(env: &Env) {
     assert_eq!(side.pd.try_ah(&attr).err(), Some(libc::EINVAL));
 }
 
-/// IBTA vol. 1, 10.2.3: the PD of an address handle must be the QP's.
+/// IBTA vol. 1, 10.2.3: the address handle and the QP must have the same PD.
 fn one_of_another_domain_is_refused_or_loses_the_message(env: &Env) {
     let pair = Spec::ud().pair(env);
     let target = pair.b.buf(64);

@@ -1,4 +1,4 @@
-//! Compare-and-swap and fetch-and-add.
+//! Tests of compare-and-swap and fetch-and-add.
 
 use verbs_abi::*;
 
@@ -80,7 +80,7 @@ fn results_go_where_the_sges_say(env: &Env) {
     let counter = pair.b.buf(8);
     counter.memory.store(0, 0x0102_0304_0506_0708);
     let result = pair.a.buf(64);
-    // Anywhere: only the remote address must be aligned.
+    // Any local alignment is valid: only the remote address must be aligned.
     let wr = SendWr::new(Verb::AtomicFetchAndAdd, [result.sge(3, 8)]).atomic(counter.remote(), 1, 0);
     pair.a.post(wr);
     pair.a.sent().sent(0, Verb::AtomicFetchAndAdd);
@@ -90,7 +90,7 @@ fn results_go_where_the_sges_say(env: &Env) {
 }
 
 /// IBTA vol. 1, 9.4.5: "the virtual address in the ATOMIC Command Request packet shall be naturally aligned
-/// to an 8 byte boundary"; the responder answers with NAK-Invalid Request, or refuses the access.
+/// to an 8 byte boundary". The responder answers with NAK-Invalid Request, or refuses the access.
 fn misaligned_is_refused(env: &Env) {
     for memory in MemKind::ALL {
         for offset in [1, 4, 7] {
@@ -101,7 +101,7 @@ fn misaligned_is_refused(env: &Env) {
                 let result = pair.a.buf(8);
                 let wr = SendWr::new(verb, [result.all()]).atomic(word.remote().plus(offset), 0, 9);
                 if let Err(refused) = pair.a.qp.try_post(vec![wr.id(3)]) {
-                    // The library looks itself.
+                    // The library checks the alignment itself.
                     assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
                     pair.a.expect_silence();
                     word.memory.check_byte(0, 64, 0);
@@ -116,7 +116,7 @@ fn misaligned_is_refused(env: &Env) {
     }
 }
 
-/// The result is 8 bytes: less room, or more, is a local error.
+/// The result has 8 bytes: a smaller or larger buffer is a local error.
 fn a_result_of_another_length_is_refused(env: &Env) {
     for len in [0usize, 4, 7, 9, 16] {
         case(format!("{len} bytes"));
@@ -129,7 +129,7 @@ fn a_result_of_another_length_is_refused(env: &Env) {
             Err(refused) => assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0))),
             Ok(()) => {
                 let wc = pair.a.sent();
-                // A device may take more room than it needs.
+                // A device may accept a buffer larger than 8 bytes.
                 if wc.status() != IBV_WC_SUCCESS || len < 8 {
                     wc.failed(3, &[IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR]);
                 }
@@ -189,8 +189,7 @@ fn atomics_on_the_own_queue_pair(env: &Env) {
     }
 }
 
-/// A QP that was connected with `max_rd_atomic` 0, or to one with `max_dest_rd_atomic` 0, has no READs and no
-/// atomics.
+/// READs and atomics fail on a QP with `max_rd_atomic` 0, or connected to one with `max_dest_rd_atomic` 0.
 fn no_credit_for_atomics(env: &Env) {
     for (initiator, responder) in [(0, 1), (1, 0)] {
         for verb in [Verb::AtomicFetchAndAdd, Verb::AtomicCmpAndSwp, Verb::RdmaRead] {

@@ -1,4 +1,4 @@
-//! Completion queues, channels, arming.
+//! Tests of completion queues, completion channels and arming.
 
 use std::time::{Duration, Instant};
 
@@ -83,8 +83,9 @@ fn an_empty_queue_polls_nothing(env: &Env) {
     }
 }
 
-/// A header-only SEND from `a` to `b`, with flags; its receive is posted. `b` is not polled: that would be
-/// progress which a sleeping program does not make.
+/// Sends a header-only message from `a` to `b` with flags, after posting its receive.
+///
+/// The function does not poll `b`, because polling would be progress that a sleeping program does not make.
 fn one_send(pair: &Pair, flags: u32) {
     pair.b.recv(5, []);
     pair.a.post(send([]).id(6).flag(flags));
@@ -103,7 +104,7 @@ fn an_armed_queue_makes_one_event(env: &Env) {
         channel.expect_no_event();
         one_send(&pair, 0);
         channel.expect_event(&pair.b.rcq);
-        // Armed once, one event.
+        // One arming causes one event.
         one_send(&pair, 0);
         channel.expect_no_event();
         for wc in pair.b.rcq.take(2) {
@@ -112,7 +113,7 @@ fn an_armed_queue_makes_one_event(env: &Env) {
     }
 }
 
-/// "The next completion" is the one that is asked for (`ibv_req_notify_cq(3)`), whatever else goes on in the NIC.
+/// An event is for "the next completion" (`ibv_req_notify_cq(3)`), whatever else happens in the NIC.
 fn what_came_before_arming_makes_no_event(env: &Env) {
     let pair = pair(env);
     let channel = pair.b.rchannel.as_ref().expect("a channel");
@@ -173,7 +174,7 @@ fn a_send_completion_makes_an_event(env: &Env) {
     pair.a.post(write([source.all()], target.remote()).id(2));
     channel.expect_event(&pair.a.scq);
     pair.a.sent().sent(2, Verb::RdmaWrite);
-    // A SEND completes when the receiver has taken it.
+    // A SEND completes when it has consumed a receive.
     pair.a.scq.arm(false);
     pair.a.post(send([]).id(3));
     channel.expect_no_event();
@@ -215,7 +216,7 @@ fn a_blocked_thread_is_woken(env: &Env) {
     }
 }
 
-/// A program that sleeps until its send completes must wake up when the peer is gone.
+/// A program that sleeps until its send completes must wake up when the peer's QP is gone.
 fn a_blocked_thread_is_woken_by_a_failure(env: &Env) {
     let pair = Spec::rc().with_channels().impatient().pair(env);
     let channel = pair.a.schannel.as_ref().expect("a channel");
@@ -233,7 +234,7 @@ fn a_blocked_thread_is_woken_by_a_failure(env: &Env) {
 }
 
 /// "Upon the addition of a new CQ entry … a completion event will be added to the completion channel"
-/// (`ibv_req_notify_cq(3)`): whoever polls the queue afterwards, and however soon.
+/// (`ibv_req_notify_cq(3)`). That holds whichever thread polls the queue afterwards, and however soon.
 fn a_completion_that_another_thread_polls_makes_an_event(env: &Env) {
     let pair = pair(env);
     let (source, target) = (pair.a.buf(8), pair.b.buf(8));
@@ -266,7 +267,7 @@ fn a_completion_that_another_thread_polls_makes_an_event(env: &Env) {
     }
 }
 
-/// What came between two requests for an event is reported to the thread that made the first.
+/// A completion between two armings is reported to the thread that armed first.
 fn arming_again_loses_no_event(env: &Env) {
     for round in 0..20 {
         let pair = pair(env);
@@ -349,8 +350,8 @@ fn solicited_on_ud(env: &Env) {
     drop(pair.b.rcq.take(2));
 }
 
-/// IBTA vol. 1, 11.4.2.2: a request for any completion is not narrowed by a later one for solicited ones,
-/// and widens an earlier one.
+/// IBTA vol. 1, 11.4.2.2: arming for solicited completions does not narrow an earlier arming for any
+/// completion. Arming for any completion widens an earlier arming for solicited ones.
 fn arming_for_any_beats_arming_for_solicited(env: &Env) {
     for order in [[false, true], [true, false]] {
         case(format!("{order:?}"));
@@ -422,7 +423,7 @@ fn destroying_waits_for_the_acknowledgement(env: &Env) {
     });
 }
 
-/// An event that nobody fetched goes with its CQ: nobody may be handed a CQ that is gone.
+/// Destroying a CQ removes its pending events, so that no program receives a destroyed CQ.
 fn destroying_drops_pending_events(env: &Env) {
     let ctx = Context::open(env);
     let channel = ctx.channel();
@@ -500,7 +501,7 @@ fn event_then_poll_loses_nothing(env: &Env) {
                     std::thread::sleep(Duration::from_micros(300));
                 }
             }
-            // The last word: on UD until somebody hears it.
+            // The last message; on UD it is repeated until the receiver gets it.
             while !receiver.is_finished() {
                 pair.a.post(crate::wr::send_imm([], u32::MAX).id(1));
                 let wc = pair.a.sent();
@@ -544,8 +545,7 @@ fn event_driven_ping_pong(env: &Env) {
     });
 }
 
-/// `ibv_modify_cq(3)`: an event is made when `cq_count` completions have come, or `cq_period` microseconds have
-/// passed.
+/// `ibv_modify_cq(3)`: an event occurs after `cq_count` completions, or after `cq_period` microseconds.
 fn a_moderated_queue_holds_its_event_back(env: &Env) {
     let pair = Spec::rc().with_channels().pair(env);
     moderate(&pair.b.ctx, &pair.b.rcq, 4, u16::MAX).expect("ibv_modify_cq");
@@ -560,7 +560,7 @@ fn a_moderated_queue_holds_its_event_back(env: &Env) {
     assert!(start.elapsed() >= period, "after {:?}", start.elapsed());
     pair.b.rcq.ack(1);
     pair.b.received().received(1, 0);
-    // Without moderation the next one is reported as ever.
+    // Without moderation the next completion is reported at once.
     moderate(&pair.b.ctx, &pair.b.rcq, 0, 0).expect("ibv_modify_cq");
     pair.b.recv(3, [buf.all()]);
     pair.b.rcq.arm(false);
@@ -588,7 +588,7 @@ fn a_moderated_queue_makes_its_event_at_the_count(env: &Env) {
     }
 }
 
-/// What has completed since a queue was armed is reported, also where it is found because the queue pair fails.
+/// A completion that occurred after arming is reported, even if the QP's failure reveals it.
 fn a_completion_that_came_before_a_failure_is_reported(env: &Env) {
     for round in 0..50 {
         let pair = Spec::rc().with_channels().pair(env);

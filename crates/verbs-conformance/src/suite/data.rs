@@ -1,4 +1,4 @@
-//! Every verb of every transport moves exactly the bytes that it says, and completes as it should.
+//! Every verb of every transport moves exactly the specified bytes, and completes correctly.
 
 use crate::harness::case;
 use crate::memory::MemKind;
@@ -46,7 +46,7 @@ tests! { "data";
     random_mix_on_rc [Read, Atomics],
 }
 
-/// Bytes that fit into one message of the spec's transport.
+/// Returns message lengths that fit into one message of the side's transport.
 pub(super) fn sizes(side: &Side) -> Vec<usize> {
     let mtu = mtu(side);
     if side.grh_len() > 0 {
@@ -56,7 +56,7 @@ pub(super) fn sizes(side: &Side) -> Vec<usize> {
     }
 }
 
-/// Active MTU of the port, in bytes.
+/// Returns the active MTU of the port, in bytes.
 pub(super) fn mtu(side: &Side) -> usize {
     256 << (side.ctx.port_attr().active_mtu - IBV_MTU_256)
 }
@@ -80,7 +80,7 @@ fn verb_scatters(env: &Env, spec: &Spec, verb: Verb) {
         for len in [150, 256] {
             for (i, source) in cuts.iter().enumerate() {
                 for (j, target) in cuts.iter().enumerate() {
-                    // READs gather nothing and WRITEs scatter nothing: one round is enough.
+                    // A READ does not gather and a WRITE does not scatter, so one round suffices.
                     let one_sided = !verb.is_send();
                     if one_sided && (if verb == Verb::RdmaRead { i } else { j }) > 0 {
                         continue;
@@ -93,10 +93,10 @@ fn verb_scatters(env: &Env, spec: &Spec, verb: Verb) {
     }
 }
 
-/// Bytes around a target that must stay as they are.
+/// Number of bytes on each side of a target that must stay unchanged.
 const MARGIN: usize = 24;
 
-/// The buffer to receive into, filled with 0xee.
+/// Returns a receive buffer with margins, filled with 0xee.
 fn guarded(side: &Side, len: usize) -> Buf {
     let buf = side.buf(len + 2 * MARGIN);
     buf.memory.write(0, &vec![0xee; len + 2 * MARGIN]);
@@ -110,7 +110,7 @@ fn check_guarded(buf: &Buf, grh: usize, len: usize, seed: u64) {
     buf.memory.check_byte(MARGIN + grh + len, MARGIN, 0xee);
 }
 
-/// One message of one verb from `a` to `b` (READ: from `b`'s memory to `a`), with all its effects checked.
+/// Sends one message from `a` to `b` (READ: reads `b`'s memory into `a`), and checks all effects.
 #[track_caller]
 fn move_once(pair: &Pair, verb: Verb, len: usize, seed: u64, source_cuts: &[usize], target_cuts: &[usize]) {
     let (a, b) = (&pair.a, &pair.b);
@@ -157,7 +157,7 @@ fn move_once(pair: &Pair, verb: Verb, len: usize, seed: u64, source_cuts: &[usiz
     assert_eq!(wc.qpn(), a.qp.qpn());
 }
 
-/// SGEs of a receive: the GRH goes with the first.
+/// Returns the SGEs of a receive; the first SGE also holds the GRH.
 fn scatter(target: &Buf, grh: usize, len: usize, cuts: &[usize]) -> Vec<ibv_sge> {
     let mut cuts = cuts.to_vec();
     if let Some(first) = cuts.first_mut() {
@@ -191,7 +191,7 @@ fn a_receive_may_be_larger_than_the_message(env: &Env) {
     }
 }
 
-/// What is written is checked, and not the room that the receive offers: `copy_data` of
+/// The NIC checks the bytes that it writes, and not the whole range of the receive: `copy_data` of
 /// `linux:drivers/infiniband/sw/rxe/rxe_mr.c`.
 fn past_the_region(env: &Env, spec: &Spec) {
     let lens: &[usize] = if spec.qp_type == IBV_QPT_UD { &[0, 8, 1000] } else { &[0, 8, 1000, 20_000] };
@@ -201,7 +201,7 @@ fn past_the_region(env: &Env, spec: &Spec) {
             let pair = spec.clone().memory(memory).pair(env);
             let grh = pair.b.grh_len();
             let (source, target) = (pair.a.buf(len.max(1)), pair.b.buf(64 + grh + len));
-            // In one SGE, and in the second of two; behind what is written is the region's end.
+            // In one SGE, and in the second of two; the region ends behind the written bytes.
             for (seed, cut) in [(1, None), (2, Some(grh + len / 2)), (3, Some(grh))] {
                 source.memory.fill(seed);
                 let whole = ibv_sge { length: 1 << 20, ..target.sge(64, 0) };
@@ -222,7 +222,7 @@ fn past_the_region(env: &Env, spec: &Spec) {
     }
 }
 
-/// No SGEs at all on either side: only the immediate travels.
+/// Messages without SGEs on either side carry only the immediate.
 fn header_only_messages(env: &Env) {
     let mut cases = vec![(Spec::rc(), Verb::Send), (Spec::rc(), Verb::SendWithImm)];
     if env.has(crate::Cap::Uc) {
@@ -257,7 +257,7 @@ fn rc_to_itself(env: &Env) {
     to_itself(env, &Spec::rc());
 }
 
-/// A QP connected with itself: its sends arrive in its own receive queue.
+/// A QP connected to itself receives its own sends.
 fn to_itself(env: &Env, spec: &Spec) {
     let mut side = spec.side(env);
     let address = side.address();
@@ -342,8 +342,8 @@ fn a_burst_of_large_messages(env: &Env) {
     }
 }
 
-/// Verbs, lengths, SGEs, signaling and postlists by chance, checked against a model: `b`'s memory as it must
-/// be after each WR in order.
+/// Random verbs, lengths, SGEs, signaling and postlists, checked against a model: the expected contents of
+/// `b`'s memory after each WR in order.
 fn random_mix_on_rc(env: &Env) {
     const LEN: usize = 4096;
     for (seed, memory) in [(11, MemKind::Private), (12, MemKind::Shared)] {

@@ -1,4 +1,4 @@
-//! Devices, ports, GIDs, P_Keys, texts.
+//! Tests of devices, ports, GIDs, P_Keys and texts.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ fn opens_twice_and_closes(env: &Env) {
     drop(Context::open(env).pd());
 }
 
-/// `ibv_get_device_list(3)`: devices that were opened before the list is freed stay usable.
+/// `ibv_get_device_list(3)`: a device that was opened before the list is freed stays usable.
 fn outlives_the_list(env: &Env) {
     let ctx = {
         let list = DeviceList::new(env.symbols).expect("ibv_get_device_list");
@@ -107,7 +107,7 @@ fn query_port_is_sane(env: &Env) {
     assert!((port.active_mtu..=IBV_MTU_4096).contains(&port.max_mtu));
     assert!(port.gid_tbl_len >= 1 && port.pkey_tbl_len >= 1);
     assert!(port.max_msg_sz >= 1 << 20, "max_msg_sz {}", port.max_msg_sz);
-    // 5 is LinkUp in `ibv_query_port(3)`.
+    // `ibv_query_port(3)`: 5 is LinkUp.
     assert_eq!(port.phys_state, 5);
     assert!(port.active_width != 0 && port.active_speed != 0);
 }
@@ -141,7 +141,7 @@ fn gid_table_has_an_address_and_an_end(env: &Env) {
     assert_ne!(gid, [0; 16]);
     let attr = ctx.port_attr();
     if attr.link_layer == IBV_LINK_LAYER_INFINIBAND {
-        // The link-local prefix, unless a subnet manager gave another; the lower half is a GUID.
+        // The prefix is link-local, unless a subnet manager assigned another; the lower half is a GUID.
         assert!(gid[8..] != [0; 8]);
     }
     // `ibv_query_gid(3)`: "returns 0 on success, and -1 on error".
@@ -152,7 +152,7 @@ fn gid_table_has_an_address_and_an_end(env: &Env) {
 fn pkey_table_has_the_default_and_an_end(env: &Env) {
     let ctx = Context::open(env);
     let port = env.settings.port;
-    // The default partition: IBTA vol. 1, 10.9.1.2.
+    // IBTA vol. 1, 10.9.1.2: the default partition.
     assert_eq!(ctx.try_pkey(port, 0).map(|pkey| pkey & 0x7fff), Ok(0x7fff));
     let len = i32::from(ctx.port_attr().pkey_tbl_len);
     assert_eq!(ctx.try_pkey(port, len), Err(-1));

@@ -1,4 +1,4 @@
-//! Async events.
+//! Tests of async events.
 
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ tests! { "events";
     nobody_has_to_listen [],
 }
 
-/// Makes an event of `b`'s queue pair, of the kind that is returned: an access error, or the end of draining
-/// where the NIC has no events of errors.
+/// Causes an async event of `b`'s queue pair, and returns its type: an access error, or the end of draining
+/// if the NIC has no error events.
 fn raise(pair: &Pair) -> ibv_event_type {
     let env = pair.a.ctx.env();
     if env.has(Cap::ErrorEvents) || !env.has(Cap::Sqd) {
@@ -40,7 +40,7 @@ fn raise(pair: &Pair) -> ibv_event_type {
     IBV_EVENT_SQ_DRAINED
 }
 
-/// Sends `b` to SQD and asks for the event of that.
+/// Moves `b` to SQD and requests the event for it.
 fn drain(pair: &Pair) {
     let mut attr = ibv_qp_attr::zeroed();
     attr.qp_state = IBV_QPS_SQD;
@@ -64,7 +64,7 @@ fn an_access_error_is_an_event_of_the_responder(env: &Env) {
     assert!(pair.b.ctx.async_event(MOMENT).is_none(), "one event is enough");
 }
 
-/// A READ towards a QP that serves none (`max_dest_rd_atomic` 0).
+/// A READ to a QP that accepts none (`max_dest_rd_atomic` 0).
 fn an_invalid_request_is_an_event_of_the_responder(env: &Env) {
     let pair = Spec::rc().with(|s| s.max_dest_rd_atomic = 0).pair(env);
     let local = pair.a.buf(8);
@@ -76,7 +76,7 @@ fn an_invalid_request_is_an_event_of_the_responder(env: &Env) {
     assert!(event.is_of_qp(&pair.b.qp));
 }
 
-/// Its completion says it all: IBTA vol. 1, 11.6.3.
+/// IBTA vol. 1, 11.6.3: the completion reports the failure, so no async event follows.
 fn a_failed_request_is_no_event_of_the_requester(env: &Env) {
     let pair = Spec::rc().rnr_retry(0).pair(env);
     pair.a.post(send([]).id(1));
@@ -90,7 +90,7 @@ fn a_blocked_thread_wakes_up(env: &Env) {
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| pair.b.ctx.next_async_event().kind());
         std::thread::sleep(Duration::from_millis(10));
-        // The requester may look away; the event comes all the same.
+        // The requester need not poll; the event occurs nevertheless.
         let kind = raise(&pair);
         assert_eq!(waiting.join().expect("an event"), kind);
     });
@@ -121,7 +121,7 @@ fn events_are_of_the_own_context(env: &Env) {
 }
 
 /// `ibv_modify_qp(3)` and IBTA vol. 1, 10.2.9.5: a QP with an SRQ that goes to ERR takes no more WQEs from
-/// it, and says when it took the last.
+/// the SRQ, and raises an event after the last.
 fn the_last_wqe_of_an_srq_is_an_event(env: &Env) {
     let pair = Spec::rc().with_srq().pair(env);
     pair.b.recv(1, []);
@@ -130,7 +130,7 @@ fn the_last_wqe_of_an_srq_is_an_event(env: &Env) {
     assert_eq!(event.kind(), IBV_EVENT_QP_LAST_WQE_REACHED);
     assert!(event.is_of_qp(&pair.b.qp));
     drop(event);
-    // What is in the SRQ is not the QP's to flush.
+    // The QP does not flush WRs of the SRQ.
     pair.b.rcq.expect_empty();
 }
 
@@ -142,7 +142,7 @@ fn draining_is_an_event(env: &Env) {
     assert!(event.is_of_qp(&pair.b.qp));
 }
 
-/// A program that never reads its async events gets along, and closes without waiting.
+/// A program that never reads its async events works, and closes without waiting.
 fn nobody_has_to_listen(env: &Env) {
     let a = Spec::rc().side(env);
     let b = Spec::rc().side(env);

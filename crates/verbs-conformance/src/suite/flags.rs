@@ -1,4 +1,4 @@
-//! Inline, signaled, fence: what the flags of a send WR mean.
+//! Tests of the flags of a send WR: inline, signaled, fence.
 
 use verbs_abi::*;
 
@@ -41,7 +41,7 @@ fn receives(pair: &Pair, verb: Verb, wr_id: u64, target: &crate::objects::Buf) {
     }
 }
 
-/// Every length up to the limit; the buffer changes as soon as the post returns.
+/// Inline sends of every length up to the limit; the buffer is overwritten as soon as the post returns.
 fn inline(env: &Env, spec: &Spec, verb: Verb) {
     for memory in MemKind::ALL {
         let pair = spec.clone().memory(memory).pair(env);
@@ -70,7 +70,7 @@ fn inline(env: &Env, spec: &Spec, verb: Verb) {
     }
 }
 
-/// `ibv_post_send(3)`: with IBV_SEND_INLINE the L_Key is not looked at.
+/// `ibv_post_send(3)`: with IBV_SEND_INLINE the L_Key is ignored.
 fn inline_needs_no_memory_region(env: &Env) {
     let pair = Spec::rc().pair(env);
     let memory = Memory::heap(64);
@@ -107,7 +107,7 @@ fn inline_gathers(env: &Env) {
     }
 }
 
-/// EINVAL by the provider's check, or ENOMEM ("no room for it in the WQE", as mlx5 says).
+/// The post returns EINVAL from the provider's check, or ENOMEM (as mlx5 does if the WQE is too small).
 fn inline_beyond_the_limit_is_refused(env: &Env) {
     let mut specs = vec![(Spec::rc(), Verb::Send), (Spec::rc(), Verb::RdmaWrite)];
     if env.has(Cap::Ud) {
@@ -138,7 +138,7 @@ fn inline_asked_for_is_granted(env: &Env) {
     }
 }
 
-/// The copy that is taken when posting lasts as long as the WR does.
+/// The NIC keeps the copy of the inline payload as long as the WR is outstanding.
 fn inline_waits_for_a_receive(env: &Env) {
     let pair = Spec::rc().pair(env);
     let source = pair.a.buf(64);
@@ -184,7 +184,7 @@ fn unsignaled_makes_no_completion(env: &Env) {
     }
 }
 
-/// IBTA vol. 1, 10.7.3.1: a WR that fails has a completion, signaled or not.
+/// IBTA vol. 1, 10.7.3.1: a failed WR has a completion, signaled or not.
 fn unsignaled_failures_complete_all_the_same(env: &Env) {
     let pair = Spec::rc().pair(env);
     let buf = pair.a.buf(8);
@@ -213,7 +213,7 @@ fn sq_sig_all_signals_everything(env: &Env) {
     pair.a.scq.expect_empty();
 }
 
-/// A completion retires every WR before it: the send queue never fills up.
+/// A completion retires every earlier WR, so the send queue never fills up.
 fn one_in_eight_signaled_for_ever(env: &Env) {
     let mut specs = vec![(Spec::rc(), Verb::RdmaWrite), (Spec::rc(), Verb::Send)];
     if env.has(Cap::Ud) {
@@ -249,8 +249,8 @@ fn one_in_eight_signaled_for_ever(env: &Env) {
     }
 }
 
-/// A program that sends without completions does not poll its send CQ: everything goes out all the same,
-/// however much room the NIC has on the way.
+/// A program that sends without completions does not poll its send CQ: all messages are sent nevertheless,
+/// whatever the NIC's buffer space.
 fn unsignaled_sends_go_without_polling(env: &Env) {
     for (len, n) in [(0, 500u64), (64, 500), (1000, 500), (5000, 200), (50_000, 60)] {
         case(format!("{n} messages of {len} bytes"));
@@ -270,8 +270,8 @@ fn unsignaled_sends_go_without_polling(env: &Env) {
     }
 }
 
-/// IBTA vol. 1, 10.8.3.3: a fenced WR starts when all READs and atomics before it have completed, so it may
-/// send what they brought.
+/// IBTA vol. 1, 10.8.3.3: a fenced WR starts after all earlier READs and atomics have completed, so it may
+/// send their results.
 fn fence_waits_for_a_read(env: &Env) {
     for memory in MemKind::ALL {
         let pair = Spec::rc().memory(memory).pair(env);

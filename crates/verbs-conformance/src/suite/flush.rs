@@ -1,4 +1,4 @@
-//! The error state: what was posted and what is posted comes back as flushed, in order.
+//! Tests of the error state: WRs posted before and in ERR are flushed, in order.
 
 use verbs_abi::*;
 
@@ -37,7 +37,7 @@ tests! { "flush";
     a_message_of_a_deregistered_region_is_the_senders_failure [],
 }
 
-/// SENDs that cannot complete, because nothing is posted on the other side.
+/// Posts SENDs that cannot complete, because the other side has posted no receive.
 fn stuck(pair: &Pair, n: u64) {
     pair.a.post_list((0..n).map(|i| send([]).id(i)).collect());
 }
@@ -74,7 +74,7 @@ fn going_to_err_flushes_ud(env: &Env) {
     }
     pair.a.post(send([]).id(5));
     pair.a.sent().flushed(5);
-    // Nobody is at home any more.
+    // The peer's QP is in ERR and receives nothing.
     pair.b.post(send([]).id(6));
     pair.b.sent().sent(6, Verb::Send);
     pair.a.expect_silence();
@@ -94,7 +94,7 @@ fn sends_posted_in_err_are_flushed(env: &Env) {
         pair.a.sent().flushed(i);
     }
     assert_eq!(target.memory.load(0), 0);
-    // Again and again: the queues do not fill up with what was flushed.
+    // Repeatedly: flushed WRs do not fill up the queues.
     for i in 0..200 {
         pair.a.post(write([source.all()], target.remote()).id(i));
         pair.a.sent().flushed(i);
@@ -154,8 +154,8 @@ fn after_a_failure_everything_behind_is_flushed(env: &Env) {
     pair.a.expect_silence();
 }
 
-/// A WR that fails at once, behind one that is still on its way, and what is posted after it: completions
-/// come in the order of the WRs all the same (IBTA vol. 1, 10.8.5.1).
+/// A WR fails at once behind an outstanding one, and further WRs follow: completions still come in the order
+/// of the WRs (IBTA vol. 1, 10.8.5.1).
 fn a_failure_waits_behind_what_is_on_its_way(env: &Env) {
     let pair = Spec::rc().pair(env);
     let target = pair.b.buf(8);
@@ -185,7 +185,7 @@ fn completed_work_stays_completed(env: &Env) {
     let target = pair.b.buf(8);
     pair.a.post_list((0..5).map(|i| write([source.all()], target.remote()).id(i)).collect());
     pair.a.sent().sent(0, Verb::RdmaWrite);
-    // The others completed too, before the state changes: a READ behind them would have seen them.
+    // The other WRITEs also complete before the state changes, because the SEND behind them has arrived.
     pair.b.recv(1, []);
     pair.a.post(send([]).id(5));
     pair.b.received().received(1, 0);
@@ -197,7 +197,7 @@ fn completed_work_stays_completed(env: &Env) {
     pair.a.expect_silence();
 }
 
-/// IBTA vol. 1, 10.3.1.1: in RESET the queues are empty, without completions for what was in them.
+/// IBTA vol. 1, 10.3.1.1: in RESET the queues are empty, and their WRs have no completions.
 fn reset_takes_posted_work_away(env: &Env) {
     let pair = Spec::rc().pair(env);
     for i in 0..5 {
@@ -229,7 +229,7 @@ fn reset_and_connect_again(env: &Env) {
         for round in 0..10u64 {
             case(format!("QP type {}, round {round}", spec.qp_type));
             pair.check_works();
-            // Leave something behind on both sides, and once in a while an error.
+            // Leave WRs behind on both sides, and sometimes a QP in ERR.
             pair.b.recv(1, [buf.all()]);
             pair.a.recv(1, []);
             if round % 3 == 1 {
@@ -260,14 +260,15 @@ fn destroying_takes_posted_work_away(env: &Env) {
         }
         stuck(&pair, 5);
         drop(pair.a.qp);
-        // Completions of a destroyed QP may stay in the CQ, but no success and no stranger.
+        // Completions of a destroyed QP may stay in the CQ, but none is a success, and none belongs to
+        // another QP.
         for wc in a.scq.poll(16).iter().chain(&a.rcq.poll(16)) {
             assert_eq!(wc.status(), IBV_WC_WR_FLUSH_ERR, "{wc:?}");
         }
     }
 }
 
-/// Both work and bookkeeping of a peer that is gone: the first WR says why, the rest is flushed.
+/// Expects that the first WR fails with retry exceeded and the rest is flushed, for sends and receives.
 fn expect_retry_exceeded(pair: &Pair) {
     pair.a.recv(77, []);
     let source = pair.a.buf(8);
@@ -282,7 +283,7 @@ fn expect_retry_exceeded(pair: &Pair) {
 }
 
 fn a_silent_peer_ends_in_retry_exceeded(env: &Env) {
-    // The peer is in INIT: it does not listen yet.
+    // The peer is in INIT, so it does not respond yet.
     let mut pair = Spec::rc().impatient().unconnected(env);
     pair.b.to_init();
     let peer = pair.b.address();
@@ -344,7 +345,7 @@ fn retry_exceeded_flushes_the_rest(env: &Env) {
     }
 }
 
-/// Requests are repeated until the peer listens: IBTA vol. 1, 9.7.6.1.3.
+/// IBTA vol. 1, 9.7.6.1.3: the requester repeats requests until the peer responds.
 fn a_peer_that_gets_ready_later_is_reached(env: &Env) {
     let mut pair = Spec::rc().unconnected(env);
     let (to_a, to_b) = (pair.a.address(), pair.b.address());
@@ -375,7 +376,7 @@ fn work_in_flight_fails_when_the_peer_is_destroyed(env: &Env) {
     }
 }
 
-/// One side's failure is not the other's: the peer's receives stay posted.
+/// A failure of one side does not affect the other: the peer's receives stay posted.
 fn the_peer_of_a_failed_queue_pair_lives_on(env: &Env) {
     let pair = Spec::rc().pair(env);
     pair.b.recv(1, []);
@@ -384,8 +385,8 @@ fn the_peer_of_a_failed_queue_pair_lives_on(env: &Env) {
     assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
 }
 
-/// What a flushed WR named is the program's again: whatever it does with it may not reach the peer as the
-/// message. Large messages are the ones that a NIC may leave where they are.
+/// The program owns the buffer of a flushed WR again, so later changes of the buffer must not reach the peer
+/// as that message. A NIC may leave large messages in the sender's memory.
 fn a_flushed_message_is_not_delivered_later(env: &Env) {
     for memory in MemKind::ALL {
         for len in [100, 20_000, 200_000] {
@@ -396,7 +397,7 @@ fn a_flushed_message_is_not_delivered_later(env: &Env) {
                 let target = pair.b.buf(len);
                 source.memory.fill(1);
                 pair.a.post(send([source.all()]).id(1));
-                // The receiver knows of it already.
+                // The receiver's NIC already knows of the message.
                 assert!(pair.b.rcq.poll(1).is_empty());
                 pair.a.qp.to_state(end);
                 if end == IBV_QPS_ERR {
@@ -415,8 +416,8 @@ fn a_flushed_message_is_not_delivered_later(env: &Env) {
     }
 }
 
-/// What the receiver has, and has answered, was sent, also if the sender looks only when its queue pair is in
-/// the error state: the acknowledgement came before the answer.
+/// A message that the receiver has received and answered completes successfully. That holds even if the
+/// sender polls only after its QP went to ERR, because the acknowledgement preceded the answer.
 fn a_received_message_is_not_flushed(env: &Env) {
     for len in [0, 100, 20_000] {
         case(format!("{len} bytes"));
@@ -436,7 +437,7 @@ fn a_received_message_is_not_flushed(env: &Env) {
     }
 }
 
-/// Both queues complete in one CQ, in the order in which things happened.
+/// Both queues complete in one CQ, in the order of events.
 fn what_is_complete_comes_before_what_is_flushed(env: &Env) {
     let mut side = Spec::rc().side(env);
     let mut init = QpInit::new(IBV_QPT_RC, &side.rcq, &side.rcq);
@@ -455,8 +456,8 @@ fn what_is_complete_comes_before_what_is_flushed(env: &Env) {
     got[1].flushed(2);
 }
 
-/// The requester's device reads the payload whenever it sends: without the region that is a local error
-/// there, and no business of the responder.
+/// The requester's device reads the payload whenever it sends. If the region was deregistered meanwhile, that
+/// is a local error of the requester, and the responder is not affected.
 fn a_message_of_a_deregistered_region_is_the_senders_failure(env: &Env) {
     for memory in MemKind::ALL {
         for len in [100, 20_000, 200_000] {
@@ -471,7 +472,7 @@ fn a_message_of_a_deregistered_region_is_the_senders_failure(env: &Env) {
             pair.b.recv(2, [target.all()]);
             let wc = pair.a.sent();
             if wc.status() == IBV_WC_SUCCESS {
-                // The device had the payload already.
+                // The device had read the payload already.
                 wc.sent(1, Verb::Send);
                 pair.b.received().received(2, len);
                 target.memory.check(1);

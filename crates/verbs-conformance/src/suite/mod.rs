@@ -1,10 +1,10 @@
-//! The tests, a file per object or verb.
+//! The tests, one file for each object or verb.
 
 use crate::env::Test;
 
-/// Lists tests, each with the capabilities that it needs.
+/// Declares tests, each with the capabilities that it needs.
 ///
-/// `name [Cap, …],` runs the function `name`; `name [Cap, …] => |env| expression,` runs that.
+/// `name [Cap, …],` runs the function `name`; `name [Cap, …] => |env| expression,` runs the expression.
 macro_rules! tests {
     ($module:literal; $( $name:ident [$($cap:ident),*] $(=> $run:expr)?, )*) => {
         pub(super) const TESTS: &[$crate::Test] = &[$(
@@ -22,7 +22,7 @@ macro_rules! tests {
     }};
 }
 
-/// The modules with tests.
+/// Declares the modules with tests.
 macro_rules! suites {
     ($( $module:ident, )*) => {
         $( mod $module; )*
@@ -60,7 +60,7 @@ suites! {
     xrc,
 }
 
-/// Every test of the suite.
+/// Returns every test of the suite.
 pub fn tests() -> impl Iterator<Item = &'static Test> {
     SUITES.iter().copied().flatten()
 }

@@ -1,4 +1,4 @@
-//! Memory regions: what can be registered, and the keys.
+//! Tests of memory regions: registration and keys.
 
 use verbs_abi::*;
 
@@ -121,7 +121,7 @@ fn a_range_that_wraps_is_refused(env: &Env) {
     }
 }
 
-/// Linux refuses a length of 0, some devices take it; no NIC falls over it.
+/// Linux refuses a length of 0, and some devices accept it; no NIC may crash.
 fn nothing_at_all_does_not_crash(env: &Env) {
     let pd = Context::open(env).pd();
     let memory = Memory::heap(64);
@@ -141,7 +141,7 @@ fn any_alignment_and_length(env: &Env) {
         case(format!("{len} bytes at offset {offset}"));
         let addr = memory.as_ptr().wrapping_byte_add(offset);
         let mr = pair.b.pd.try_reg(addr, len, ALL_ACCESS).expect("ibv_reg_mr");
-        // The last byte is in.
+        // The last byte is inside the region.
         let last = Remote {
             addr: memory.addr() + (offset + len - 1) as u64,
             rkey: mr.rkey(),
@@ -173,8 +173,8 @@ fn overlapping_regions_are_separate(env: &Env) {
     }
 }
 
-/// A key protects memory from peers only as far as it cannot be guessed: neither small numbers, nor a
-/// constant step, nor few bits that change.
+/// A key protects memory from peers only if it cannot be guessed. Keys must not be small numbers, have a
+/// constant step, or differ in few bits.
 fn keys_differ_and_cannot_be_guessed(env: &Env) {
     let pd = Context::open(env).pd();
     let memory = Memory::heap(64);
@@ -216,7 +216,7 @@ fn many_regions_at_once(env: &Env) {
     }
 }
 
-/// `max_mr` of them, where that is a number that can be tried; one more is an error, not a crash.
+/// Registers `max_mr` regions if that number is feasible; one more is an error, not a crash.
 fn as_many_as_the_device_says(env: &Env) {
     let ctx = Context::open(env);
     let pd = ctx.pd();
@@ -238,27 +238,29 @@ fn as_many_as_the_device_says(env: &Env) {
     drop(pd.reg(&memory, ALL_ACCESS));
 }
 
-/// `ibv_reg_mr(3)`: "To create an implicit ODP MR, IBV_ACCESS_ON_DEMAND should be set, addr should be 0 and length
-/// should be SIZE_MAX".
+/// Registers the whole address space.
+///
+/// `ibv_reg_mr(3)`: "To create an implicit ODP MR, IBV_ACCESS_ON_DEMAND should be set, addr should be 0 and
+/// length should be SIZE_MAX".
 fn whole(pd: &Pd) -> Mr {
     let access = ALL_ACCESS | IBV_ACCESS_ON_DEMAND;
     pd.try_reg(std::ptr::null_mut(), usize::MAX, access).expect("an implicit ODP MR")
 }
 
-/// `ibv_alloc_null_mr(3)`
+/// `ibv_alloc_null_mr(3)`: a null memory region drops writes and returns zeros.
 fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &Env) {
     for spec in [Spec::rc(), Spec::ud()] {
         let is_ud = spec.qp_type == IBV_QPT_UD;
         let pair = spec.pair(env);
         let (a, b) = (pair.a.pd.null_mr(), pair.b.pd.null_mr());
-        // In the ring, and (of RC) by reference.
+        // Lengths sent through the ring, and (RC only) by reference.
         for len in [1u32, 64, 3000, 50_000].into_iter().filter(|len| !is_ud || *len < 4000) {
             case(format!("UD {is_ud}, {len} bytes"));
             let nothing = |mr: &Mr, addr, length| ibv_sge { addr, length, lkey: mr.lkey() };
             let room = pair.b.grh_len() + len as usize + 1;
             let target = pair.b.buf(room);
             target.memory.fill(7);
-            // A payload of zeros between others.
+            // A payload of zeros, followed by another byte.
             let source = pair.a.buf(1);
             source.memory.write(0, &[9]);
             pair.b.recv(1, [target.all()]);
@@ -268,7 +270,7 @@ fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &Env) {
             pair.b.received().received(1, room);
             target.memory.check_byte(pair.b.grh_len(), len as usize, 0);
             target.memory.check_byte(room - 1, 1, 9);
-            // Nobody's memory takes it.
+            // The received bytes go to no memory.
             let all = nothing(&b, u64::MAX - 100_000, u32::try_from(room).expect("short"));
             pair.b.recv(3, [all]);
             let bytes = pair.a.buf(len as usize + 1);
@@ -278,7 +280,7 @@ fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &Env) {
             if is_ud {
                 continue;
             }
-            // One-sided: the local side only.
+            // One-sided verbs, with the null region on the local side only.
             let remote = pair.b.buf_with(len as usize, ALL_ACCESS);
             remote.memory.fill(5);
             let to = Remote { addr: remote.memory.addr(), rkey: remote.mr.rkey() };

@@ -1,4 +1,4 @@
-//! Multicast groups of UD queue pairs.
+//! Tests of multicast groups of UD queue pairs.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -22,7 +22,7 @@ tests! { "multicast";
 
 const MULTICAST_QPN: u32 = 0xff_ffff;
 
-/// A group that no other test, of which many run at a time on one fabric, sends to.
+/// Returns a group to which no concurrent test on the same fabric sends.
 fn group(last: u8) -> [u8; 16] {
     let mut gid = Ipv6Addr::new(0xff12, 0x401b, 0xffff, 0, 0, 0, 0, 0).octets();
     gid[11..15].copy_from_slice(&std::process::id().to_be_bytes());
@@ -30,7 +30,7 @@ fn group(last: u8) -> [u8; 16] {
     gid
 }
 
-/// How `side` addresses a group.
+/// Returns an address handle for a group.
 fn address(side: &Side, gid: [u8; 16]) -> Ah {
     let mut attr = ibv_ah_attr::zeroed();
     attr.port_num = side.ctx.env().settings.port;
@@ -67,7 +67,7 @@ fn every_member_gets_a_datagram_once(env: &Env) {
         let members = [ready(env), ready(env), ready(env)];
         for member in &members {
             assert_eq!(member.qp.attach_mcast(gid), 0);
-            // Once more changes nothing.
+            // A second attachment changes nothing.
             assert_eq!(member.qp.attach_mcast(gid), 0);
         }
         let targets = members.each_ref().map(|m| m.buf(140));
@@ -84,7 +84,7 @@ fn every_member_gets_a_datagram_once(env: &Env) {
             target.memory.check_at(40, 100, 5);
             member.expect_silence();
         }
-        // A member gets what it sends itself, too.
+        // A member also receives its own datagrams.
         send_to(&members[0], gid, QKEY, 6);
         for member in &members {
             member.received().received(2, 140);
@@ -116,7 +116,7 @@ fn who_has_left_gets_nothing(env: &Env) {
     assert_eq!(member.qp.detach_mcast(group(1)), libc::EINVAL);
 }
 
-/// A list that is longer than what is on its way at a time, from a queue pair that ends behind it.
+/// A postlist of more datagrams than the fabric can hold at a time, from a QP that is destroyed afterwards.
 fn datagrams_wait_for_room_at_a_member(env: &Env) {
     const COUNT: u32 = 64;
     const LEN: usize = 1000;

@@ -1,4 +1,5 @@
-//! What a completion promises about memory, and in which order effects become visible.
+//! Tests of the memory contents that a completion guarantees, and of the order in which effects become
+//! visible.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -27,7 +28,7 @@ tests! { "order";
     writes_of_one_queue_pair_land_in_order [],
 }
 
-/// The usual handshake: data by RDMA WRITE, then a SEND that says so. The receiver is another thread.
+/// The usual handshake: data by RDMA WRITE, then a SEND as notification. The receiver is another thread.
 fn a_write_is_visible_when_a_later_send_arrives(env: &Env) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
@@ -41,7 +42,7 @@ fn a_write_is_visible_when_a_later_send_arrives(env: &Env) {
                 for round in 0..500 {
                     pair.b.received().received(round, 0);
                     target.memory.check(round);
-                    // The receive is also the permission to go on.
+                    // The receive also permits the sender to continue.
                     pair.b.recv(round + 1, []);
                     pair.b.post(send([]).id(round));
                     pair.b.sent().sent(round, Verb::Send);
@@ -97,7 +98,8 @@ fn a_write_follows_a_send_into_the_same_memory(env: &Env) {
     }
 }
 
-/// It does not overtake the SEND before it, which waits for a RECV, and is there when the SEND behind it arrives.
+/// A WRITE does not overtake an earlier SEND that waits for a receive, and is visible when a later SEND
+/// arrives.
 fn a_write_between_sends_keeps_its_place(env: &Env) {
     for memory in MemKind::ALL {
         for len in [8usize, 64, 1024, 4096, 20_000] {
@@ -135,7 +137,7 @@ fn a_write_between_sends_keeps_its_place(env: &Env) {
     }
 }
 
-/// A receiver that has taken the first SEND may look at its memory alone, and the requester may do something else.
+/// A receiver that has received the first SEND may poll only its memory, and the requester need not poll.
 fn a_write_between_sends_needs_no_second_poll(env: &Env) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
@@ -260,8 +262,10 @@ fn an_atomic_sees_the_write_before_it(env: &Env) {
     }
 }
 
-/// No specification says so, but programs rely on it (Kalia et al., "Using RDMA efficiently for key-value
-/// services": a server polls the last byte of a request region): within a cache line, devices write upwards.
+/// Within a cache line, devices write in ascending order.
+///
+/// No specification requires that, but programs rely on it. In Kalia et al., "Using RDMA efficiently for
+/// key-value services", a server polls the last byte of a request region.
 fn the_last_byte_of_a_write_arrives_last(env: &Env) {
     for memory in MemKind::ALL {
         for len in [9usize, 16, 33, 48, 63, 64] {
@@ -271,7 +275,7 @@ fn the_last_byte_of_a_write_arrives_last(env: &Env) {
             let target = pair.b.buf(64);
             let stop = AtomicBool::new(false);
             const ROUNDS: u64 = 3000;
-            // A slow machine makes fewer rounds; the requester says where it ends.
+            // A slow machine makes fewer rounds; the requester sets the end.
             const ENOUGH: u64 = 200;
             let end = AtomicU64::new(ROUNDS);
             let payload = |round: u64| {
@@ -297,7 +301,7 @@ fn the_last_byte_of_a_write_arrives_last(env: &Env) {
                         if found != expected {
                             return Err(format!("round {round}: {found:02x?} instead of {expected:02x?}"));
                         }
-                        // The permission to go on.
+                        // Permit the requester to continue.
                         pair.b.post(send([]).unsignaled().id(round));
                         if round % 8 == 7 {
                             pair.b.post(send([]).id(round));

@@ -1,7 +1,8 @@
-//! Completion queues that get more completions than they hold.
+//! Tests of completion queues that get more completions than they hold.
 //!
-//! IBTA vol. 1, 10.8.1 and 11.6.3: an affiliated asynchronous error, `IBV_EVENT_CQ_ERR`. A NIC may round the size of a queue
-//! up (`ibv_create_cq(3)`), so each test asks for it; and it may be later than the overrun that the event comes.
+//! IBTA vol. 1, 10.8.1 and 11.6.3: an overrun is an affiliated asynchronous error, `IBV_EVENT_CQ_ERR`. A NIC
+//! may round the size of a queue up (`ibv_create_cq(3)`), so each test queries the size. The event may follow
+//! the overrun after a delay.
 
 use std::time::{Duration, Instant};
 
@@ -34,21 +35,21 @@ tests! { "overrun";
     a_queue_may_ignore_overruns [Events, IgnoreOverrun],
 }
 
-/// Longer than any NIC takes to find out.
+/// A time longer than any NIC needs to detect an overrun.
 const LONG: Duration = Duration::from_secs(1);
 
-/// Queues of 64 work requests, and CQs of 4 completions or a few more.
+/// Returns attributes with queues of 64 WRs, and CQs of 4 completions or slightly more.
 fn spec() -> Spec {
     Spec::rc().depth(64).with(|s| s.cqe = 4).impatient()
 }
 
-/// More than `cq` holds, one after the other.
+/// Returns a range of one completion more than `cq` holds.
 fn too_many(cq: &Cq) -> std::ops::Range<u64> {
     assert!(cq.cqe() < 64, "the queue pairs can fill it");
     0..cq.cqe() as u64 + 1
 }
 
-/// Waits for an event of that type.
+/// Waits for an async event of that type.
 #[track_caller]
 pub(super) fn await_event(ctx: &Context, kind: ibv_event_type) -> AsyncEvent {
     loop {
@@ -65,7 +66,7 @@ pub(super) fn await_overrun(ctx: &Context, cq: &Cq) {
     assert!(event.is_of_cq(cq));
 }
 
-/// The completions that there was room for, and no more.
+/// Expects as many completions as the CQ holds, and no more.
 #[track_caller]
 fn expect_kept(cq: &Cq, check: impl Fn(&crate::wr::Wc, u64)) {
     for (wc, i) in cq.take(cq.cqe()).iter().zip(0..) {
@@ -74,7 +75,7 @@ fn expect_kept(cq: &Cq, check: impl Fn(&crate::wr::Wc, u64)) {
     cq.expect_empty();
 }
 
-/// WRITEs from `a` to `b`, each with its number.
+/// Returns a function that makes WRITEs from `a` to `b`, each with its number.
 fn writes(pair: &Pair) -> impl Fn(u64) -> SendWr + use<> {
     let (source, target) = (pair.a.buf(8), pair.b.buf(8));
     move |i| write([source.all()], target.remote()).id(i)
@@ -90,7 +91,8 @@ fn overrun_sends(pair: &Pair) {
     await_overrun(&pair.a.ctx, &pair.a.scq);
 }
 
-/// Overruns the receive CQ of `b`; the status of the SEND for which there was no room, which may never be acknowledged.
+/// Overruns the receive CQ of `b`, and returns the status of the last SEND, whose completion did not fit and
+/// which may never be acknowledged.
 #[track_caller]
 fn overrun_receives(pair: &Pair) -> ibv_wc_status {
     let messages = too_many(&pair.b.rcq);
@@ -132,7 +134,7 @@ fn receives_of_another_process(env: &Env) {
     for _ in messages.skip(1) {
         assert_eq!(peer.ask(&Order::Send(0, 0)), Answer::Done);
     }
-    // This one may never be acknowledged.
+    // The last SEND may never be acknowledged.
     peer.order(&Order::Send(0, 0));
     await_overrun(&side.ctx, &side.rcq);
     expect_kept(&side.rcq, |wc, i| {
@@ -140,7 +142,7 @@ fn receives_of_another_process(env: &Env) {
     });
 }
 
-/// Nobody waits for an answer, and nobody is there any more to call for the receiver.
+/// The sender waits for no acknowledgement, and is destroyed before it could wake the receiver.
 fn datagrams_of_a_sender_that_has_gone(env: &Env) {
     let Pair { a, b } = Spec::ud().depth(64).with(|s| s.cqe = 4).pair(env);
     let messages = too_many(&b.rcq);
@@ -171,7 +173,7 @@ fn receives_that_are_flushed(env: &Env) {
     });
 }
 
-/// The program sleeps until a solicited message comes.
+/// The program sleeps until a solicited message arrives.
 fn receives_of_who_waits_for_others(env: &Env) {
     let pair = spec().with_channels().pair(env);
     pair.b.rcq.arm(true);
@@ -182,7 +184,7 @@ fn receives_of_who_waits_for_others(env: &Env) {
     });
 }
 
-/// Each alone has room.
+/// Each queue pair alone would fit.
 fn queue_pairs_share_a_queue_that_is_too_small(env: &Env) {
     let (mut a, mut b) = (spec().side(env), spec().side(env));
     let (mut c, mut d) = (a.sibling(), b.sibling());
@@ -215,7 +217,7 @@ fn queue_pairs_fail_with_their_queue(env: &Env) {
     overrun_sends(&pair);
     assert!(await_event(&pair.a.ctx, IBV_EVENT_QP_FATAL).is_of_qp(&pair.a.qp));
     assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
-    // Its other queue goes on.
+    // The QP's other CQ still works.
     pair.a.received().flushed(9);
     assert!(pair.a.ctx.async_event(MOMENT).is_none(), "one event each");
 }
@@ -248,7 +250,7 @@ fn what_is_posted_afterwards_completes_nowhere(env: &Env) {
     assert!(pair.a.ctx.async_event(MOMENT).is_none());
 }
 
-/// The queue stays in error until it is destroyed.
+/// The CQ stays in error until it is destroyed.
 fn a_queue_pair_of_an_overrun_queue_fails_again(env: &Env) {
     let mut pair = spec().pair(env);
     overrun_receives(&pair);
@@ -266,7 +268,7 @@ fn a_queue_pair_of_an_overrun_queue_fails_again(env: &Env) {
     pair.a.post(send([]).id(7));
     assert!(await_event(&pair.b.ctx, IBV_EVENT_QP_FATAL).is_of_qp(&pair.b.qp));
     pair.a.sent().failed(7, &[IBV_WC_RETRY_EXC_ERR]);
-    // One that was made later is no better.
+    // A QP that is created later also fails.
     let sibling = pair.b.sibling();
     assert_eq!(sibling.qp.state(), IBV_QPS_RESET);
     sibling.to_init();
@@ -275,7 +277,7 @@ fn a_queue_pair_of_an_overrun_queue_fails_again(env: &Env) {
     pair.b.rcq.expect_empty();
 }
 
-/// Only who completes in the queue fails.
+/// Only the QP that completes in the overrun queue fails.
 fn a_shared_receive_queue_goes_on(env: &Env) {
     let pair = spec().with_srq().pair(env);
     overrun_receives(&pair);
@@ -308,8 +310,8 @@ fn a_shared_receive_queue_goes_on(env: &Env) {
     other.received().received(77, 0);
 }
 
-/// `ibv_get_async_event(3)`: "destroying an object (CQ, SRQ or QP) will wait for all affiliated events for the object to be
-/// acknowledged".
+/// `ibv_get_async_event(3)`: "destroying an object (CQ, SRQ or QP) will wait for all affiliated events for
+/// the object to be acknowledged".
 fn destroying_waits_for_the_acknowledgement(env: &Env) {
     let pair = spec().pair(env);
     let write = writes(&pair);
@@ -344,7 +346,8 @@ fn a_full_queue_is_not_overrun(env: &Env) {
     pair.check_works();
 }
 
-/// However much it holds: a program is slow, or was not let run. That is this NIC's own mercy, others have none.
+/// A CQ that is polled is not overrun, however many completions are outstanding, because the program may be
+/// slow or preempted. Only the software NIC grants this; other NICs do not.
 fn a_queue_that_is_polled_is_not_overrun(env: &Env) {
     let pair = spec().pair(env);
     let write = writes(&pair);
@@ -365,7 +368,7 @@ fn a_queue_that_is_polled_is_not_overrun(env: &Env) {
     assert!(pair.a.ctx.async_event(MOMENT).is_none());
 }
 
-/// What does not fit any more fits into a larger queue, if that is made in time.
+/// Completions that exceed the CQ fit after a resize that comes in time.
 fn a_larger_queue_is_not_overrun(env: &Env) {
     let pair = spec().pair(env);
     let write = writes(&pair);
@@ -394,8 +397,10 @@ fn a_resized_queue_can_be_overrun(env: &Env) {
     });
 }
 
-/// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: "This CQ will not pass to error state if overrun" (`ibv_create_cq_ex(3)`). Which
-/// completions are lost is not said; here none is.
+/// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: "This CQ will not pass to error state if overrun"
+/// (`ibv_create_cq_ex(3)`).
+///
+/// The man page does not say which completions are lost; the software NIC loses none.
 fn a_queue_may_ignore_overruns(env: &Env) {
     let b = Spec::rc().side(env);
     let mut a = spec().side(env);

@@ -1,4 +1,4 @@
-//! Protection domains, and destroying what is in use.
+//! Tests of protection domains, and of destroying objects in use.
 
 use crate::Env;
 use crate::memory::MemKind;

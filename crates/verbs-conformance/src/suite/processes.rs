@@ -1,4 +1,4 @@
-//! The same between processes: `a` is here, `b` in another.
+//! Tests between processes: `a` is in this process, `b` in another.
 
 use std::time::Duration;
 
@@ -109,7 +109,8 @@ fn every_verb(env: &Env, spec: &Spec, verbs: &[Verb]) {
                 expect_received(peer.ask(&Order::Received), seed, len, imm, opcode);
             }
             if spec.qp_type == IBV_QPT_UC && verb == Verb::RdmaWrite {
-                // Completion says "sent"; a SEND behind it says "arrived".
+                // The completion of an unreliable WRITE only means that it was sent; a later SEND shows that
+                // it has arrived.
                 expect(&mut peer, Order::Recv { id: 1, offset: 0, len: 0 });
                 side.post(send([]).id(2));
                 side.sent().sent(2, Verb::Send);
@@ -118,7 +119,7 @@ fn every_verb(env: &Env, spec: &Spec, verbs: &[Verb]) {
             expect(&mut peer, Order::Check(0, len, seed));
         }
     }
-    // The other way round.
+    // The opposite direction.
     side.recv(9, [local.all()]);
     expect(&mut peer, Order::Fill(0, 70_000, 4));
     expect(&mut peer, Order::Send(0, 70_000));
@@ -148,7 +149,7 @@ fn ud_ping_pong(env: &Env) {
     }
 }
 
-/// One-sided verbs are done by the requester: the responder's threads sleep all the while.
+/// The requester executes one-sided verbs; the responder's threads sleep meanwhile.
 fn the_peer_needs_no_help_of_the_responder(env: &Env) {
     for memory in MemKind::ALL {
         let (mut peer, side, remote) = Peer::connected(env, &Spec::rc().memory(memory), 4096);
@@ -165,14 +166,15 @@ fn the_peer_needs_no_help_of_the_responder(env: &Env) {
             assert_eq!(side.sent().status(), IBV_WC_SUCCESS);
         }
         let Answer::Word(after) = peer.ask(&Order::CpuTime) else { panic!("no word") };
-        // The questions themselves cost it some; 20,000 operations would cost it about as much as the requester.
+        // The orders themselves cost the peer some time; serving 20,000 operations would cost it about as
+        // much as the requester.
         let (own, peers) = (crate::peer::cpu_time_us() - begin, after - before);
         assert!(peers < (own / 10).max(10_000), "{peers} us of the responder's time, {own} us of the requester's");
         peer.end();
     }
 }
 
-/// A process that is stopped (SIGSTOP) has a NIC that goes on.
+/// The NIC of a stopped process (SIGSTOP) continues to work.
 fn a_stopped_responder_serves_one_sided_verbs(env: &Env) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
@@ -195,7 +197,7 @@ fn a_stopped_responder_serves_one_sided_verbs(env: &Env) {
     }
 }
 
-/// The receiver has posted its receives and does something else: the NIC delivers all the same.
+/// The receiver has posted its receives and does not poll: the NIC delivers nevertheless.
 fn a_sleeping_receiver_completes_sends(env: &Env) {
     for (memory, len) in [(MemKind::Private, 8), (MemKind::Private, 100_000), (MemKind::Shared, 100_000)] {
         case(format!("{len} bytes, {memory:?}"));
@@ -217,7 +219,8 @@ fn a_sleeping_receiver_completes_sends(env: &Env) {
     }
 }
 
-/// A NIC needs no polls to bring a completion about: one who polls once a millisecond is not to wait for thousands.
+/// A NIC completes work without polls: a program that polls once per millisecond must not wait for thousands
+/// of polls.
 fn a_sleeping_receiver_completes_sends_of_who_polls_now_and_then(env: &Env) {
     const POLLS: usize = 2000;
     let (mut peer, side, _) = Peer::connected(env, &Spec::rc(), 64);
@@ -273,7 +276,7 @@ fn bad_keys_are_refused(env: &Env) {
     }
 }
 
-/// A region of another process that was used a moment ago and is gone.
+/// A region of another process that is used before and after its deregistration.
 fn freed_memory_is_refused(env: &Env) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
@@ -282,7 +285,7 @@ fn freed_memory_is_refused(env: &Env) {
         let local = side.buf(64);
         side.post(write([local.all()], remote).id(1));
         side.sent().sent(1, Verb::RdmaWrite);
-        // Making anew drops the old queue pair and its buffer.
+        // Making a new queue pair destroys the old one and its buffer.
         let Answer::Made(address, _) = peer.ask(&Order::Make(Box::new(spec.clone()), 1 << 16)) else {
             panic!("nothing made");
         };
@@ -321,7 +324,7 @@ fn not_ready_and_later_ready(env: &Env) {
     peer.end();
 }
 
-/// Two other processes, and this one through a queue pair to itself, add to one word.
+/// Two other processes, and this process through a queue pair connected to itself, add to one word.
 fn fetch_add_from_three_processes(env: &Env) {
     const EACH: u64 = 2000;
     for memory in MemKind::ALL {
@@ -402,7 +405,7 @@ fn one_sided_verbs_to_a_killed_peer_fail(env: &Env) {
             side.post(write([local.all()], remote).id(1));
             side.sent().sent(1, Verb::RdmaWrite);
             peer.kill();
-            // It takes a moment until everybody knows.
+            // The death takes a moment to propagate.
             let deadline = std::time::Instant::now() + crate::harness::patience();
             loop {
                 side.post(any(verb, [local.all()], remote).id(2));

@@ -1,4 +1,4 @@
-//! Creating queue pairs.
+//! Tests of queue pair creation.
 
 use verbs_abi::*;
 
@@ -56,7 +56,7 @@ fn sizes_are_at_least_what_was_asked_for(env: &Env) {
         let mut init = QpInit::new(IBV_QPT_RC, &cq, &cq);
         init.cap.max_send_wr = wrs;
         init.cap.max_recv_wr = wrs;
-        // Devices may be able to gather less than they scatter.
+        // Some devices gather fewer SGEs than they scatter.
         init.cap.max_send_sge = sges.min(4);
         init.cap.max_recv_sge = sges;
         let asked = init.cap;
@@ -82,7 +82,7 @@ fn sizes_of_zero_are_fine(env: &Env) {
     drop(pd.qp(&mut init));
 }
 
-/// 24 bits; 0 and 1 are the management QPs, all ones is multicast: IBTA vol. 1, 3.5.10.
+/// IBTA vol. 1, 3.5.10: numbers have 24 bits; 0 and 1 are the management QPs, and all ones is multicast.
 fn numbers_differ_and_are_no_special_ones(env: &Env) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.pd(), ctx.cq(32));
@@ -204,7 +204,7 @@ fn create_and_destroy_many_times(env: &Env) {
     first.check_works();
 }
 
-/// Numbers and whatever else a QP takes come back.
+/// QP numbers and other resources of a destroyed QP are reused.
 fn more_than_there_can_be_at_once_one_after_the_other(env: &Env) {
     let first = Spec::rc().side(env);
     let most = first.ctx.device_attr().max_qp.min(20_000);
@@ -213,7 +213,7 @@ fn more_than_there_can_be_at_once_one_after_the_other(env: &Env) {
     }
 }
 
-/// All are connected before anybody polls.
+/// All pairs are connected before any CQ is polled.
 fn thousands_of_connected_pairs(env: &Env) {
     let spec = Spec::rc().with(|s| {
         (s.max_send_wr, s.max_recv_wr, s.max_send_sge, s.max_recv_sge) = (4, 4, 1, 1);
@@ -245,7 +245,7 @@ fn thousands_of_connected_pairs(env: &Env) {
     assert!(a.scq.take(pairs.len()).iter().all(|wc| wc.status() == 0));
 }
 
-/// `max_qp` of them, where that is a number that can be tried; one more is an error, not a crash.
+/// Creates `max_qp` queue pairs if that number is feasible; one more is an error, not a crash.
 fn as_many_as_the_device_says(env: &Env) {
     let ctx = Context::open(env);
     let (pd, cq) = (ctx.pd(), ctx.cq(8));
@@ -264,7 +264,7 @@ fn as_many_as_the_device_says(env: &Env) {
         };
         init
     };
-    // Other programs may have some.
+    // Other programs may have queue pairs, too.
     let mut qps = Vec::new();
     let errno = loop {
         match pd.try_qp(&mut init()) {

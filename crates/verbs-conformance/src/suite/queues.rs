@@ -1,4 +1,4 @@
-//! Depths of queues, postlists, and the order of completions.
+//! Tests of queue depths, postlists, and the order of completions.
 
 use verbs_abi::*;
 
@@ -38,7 +38,8 @@ tests! { "queues";
 
 const REFUSED_FULL: i32 = libc::ENOMEM;
 
-/// A slot is taken until the completion of its WR has been polled, also where the WR itself is long done.
+/// A send queue slot is occupied until the completion of its WR has been polled, even if the WR finished long
+/// ago.
 fn full_send_queue(env: &Env, spec: Spec) {
     let pair = spec.with(|s| s.cqe = 4096).pair(env);
     let depth = pair.a.cap.max_send_wr;
@@ -69,7 +70,7 @@ fn a_postlist_stops_where_the_queue_is_full(env: &Env) {
     }
     target.memory.check_byte(8 * depth, 40, 0);
     pair.a.scq.expect_empty();
-    // The rest of the list goes in the second time.
+    // The rest of the list is accepted the second time.
     let rest = (depth..depth + 5)
         .map(|i| write([source.all()], target.remote().plus(i as u64 * 8)).id(i as u64));
     pair.a.post_list(rest.collect());
@@ -78,7 +79,8 @@ fn a_postlist_stops_where_the_queue_is_full(env: &Env) {
     }
 }
 
-/// IBTA vol. 1, 10.7.3.1: the slot of an unsignaled WR is free when the completion of a later one was taken.
+/// IBTA vol. 1, 10.7.3.1: the slot of an unsignaled WR is freed when the completion of a later WR has been
+/// polled.
 fn unsignaled_wrs_hold_their_slots(env: &Env) {
     let pair = Spec::rc().pair(env);
     let depth = pair.a.cap.max_send_wr;
@@ -270,7 +272,7 @@ fn receives_are_taken_in_order(env: &Env) {
 }
 
 fn queues_wrap_around(env: &Env) {
-    // A depth that is no power of two, and bursts that share no factor with it.
+    // A depth that is not a power of two, and bursts without a common factor.
     let pair = Spec::rc().depth(7).pair(env);
     let source = pair.a.buf(8);
     let target = pair.b.buf(8 * 5);
@@ -347,8 +349,10 @@ fn one_cq_for_both_queues(env: &Env) {
     }
 }
 
-/// A program takes completions one at a time, and each time an answer to what it sent has come already. It gets those of
-/// its sends as well, which are older: else its send queue fills up.
+/// A program polls one completion at a time, and each time an answer to its last send has arrived.
+///
+/// The CQ must also return the completions of the sends, which are older. Otherwise the send queue would fill
+/// up.
 fn completions_of_sends_are_not_put_off_for_ever(env: &Env) {
     let spec = |wrs| Spec::rc().with(|s| (s.max_send_wr, s.max_recv_wr) = (wrs, 128));
     let (mut a, mut b) = (spec(16).side(env), spec(128).side(env));
@@ -408,11 +412,11 @@ fn one_cq_for_many_queue_pairs(env: &Env) {
     }
 }
 
-/// More than a NIC looks at in one poll; the busy ones do not starve the rest.
-/// Requests and answers. A SEND completes when it has been taken, be it answered or not; and what was answered before,
-/// also in a connection before this one, says nothing about one that nobody has taken.
+/// Requests and answers: a SEND completes when it has been received, whether it is answered or not.
+///
+/// An earlier answer, also of an earlier connection, must not complete a SEND that has not been received.
 fn answered_sends_complete_and_others_when_they_are_taken(env: &Env) {
-    // In the message that announces them, and by reference to the sender's memory where there is that.
+    // Lengths sent inside the ring's record, and by reference to the sender's memory if the NIC does that.
     for len in [0, 8, 4000] {
         case(format!("{len} bytes"));
         let mut pair = Spec::rc().pair(env);
@@ -430,7 +434,7 @@ fn answered_sends_complete_and_others_when_they_are_taken(env: &Env) {
                 pair.a.sent().sent(turn, Verb::Send);
             }
             pair.b.post(send([answer]).id(turn));
-            // An answer is on its way when the completion is looked for, or has been taken.
+            // The answer is outstanding when the completion is polled, or has been received.
             let answered_first = turn % 2 == 0;
             if answered_first {
                 pair.a.received().received(turn, len);
@@ -446,7 +450,7 @@ fn answered_sends_complete_and_others_when_they_are_taken(env: &Env) {
         for connection in 0..2 {
             pair.a.post(send([request]).id(1000));
             pair.a.scq.expect_empty();
-            // Of another message, the answer.
+            // An answer to another message.
             pair.a.recv(1001, [reply]);
             pair.b.post(send([answer]).id(1001));
             pair.a.received().received(1001, len);
@@ -464,6 +468,7 @@ fn answered_sends_complete_and_others_when_they_are_taken(env: &Env) {
     }
 }
 
+/// Serves more queue pairs than a NIC checks in one poll; the busy ones do not starve the others.
 fn one_cq_for_hundreds_of_queue_pairs(env: &Env) {
     const PAIRS: usize = 200;
     let spec = Spec::rc().with(|s| s.cqe = 4096);
@@ -498,14 +503,14 @@ fn one_cq_for_hundreds_of_queue_pairs(env: &Env) {
         wc.sent(*next, Verb::Send);
         *next += 1;
     }
-    // One that is never silent, and one that speaks once.
+    // One queue pair that always sends, and one that sends once.
     for round in 0..20 {
         let (busy, rare) = (&pairs[round * 3 % PAIRS], &pairs[(round * 7 + 100) % PAIRS]);
         rare.1.recv(99, []);
         rare.0.post(send([]).id(99));
         let mut heard = false;
         let deadline = std::time::Instant::now() + crate::harness::patience();
-        // Its queue is never full, also where acknowledgements take their time.
+        // The busy queue is never full, even if acknowledgements are slow.
         let mut in_flight = 0;
         while !heard {
             if in_flight < 4 {
@@ -527,8 +532,8 @@ fn one_cq_for_hundreds_of_queue_pairs(env: &Env) {
     }
 }
 
-/// One CQ for everything, a send that completes at once before each poll, one completion a poll: a message
-/// that arrives is heard of all the same, and so is the completion of a send while messages arrive.
+/// One CQ serves both queues, a send completes at once before each poll, and each poll takes one completion.
+/// An arriving message is reported nevertheless, and so is the completion of a send while messages arrive.
 fn busy_sends_do_not_starve_receives(env: &Env) {
     let mut a = Spec::rc().side(env);
     let cq = a.ctx.cq(256);
@@ -578,7 +583,7 @@ fn busy_sends_do_not_starve_receives(env: &Env) {
     }
 }
 
-/// As much as a queue pair can hold, before anybody receives.
+/// Sends as many messages as a queue pair can hold before the receiver posts a receive.
 fn a_deep_queue_of_messages_that_wait(env: &Env) {
     let device = Spec::rc().side(env).ctx.device_attr();
     let depth = device.max_qp_wr.min(4000).cast_unsigned();
@@ -595,7 +600,7 @@ fn a_deep_queue_of_messages_that_wait(env: &Env) {
         let expected = source.memory.read(0, 64 * len);
         let mut next = 0;
         while next < u64::from(depth) {
-            // A NIC may need a moment for each time that it finds a receive after it found none.
+            // A NIC may need a moment each time it finds a receive after it found none.
             let batch = if next < 16 { 1 } else { 8.min(u64::from(depth) - next) };
             for i in 0..batch {
                 pair.b.recv(next + i, [target.sge(i * len as u64, len)]);
@@ -632,7 +637,7 @@ fn poll_takes_no_more_than_asked_for(env: &Env) {
     assert!(pair.a.scq.poll(16).is_empty());
 }
 
-/// A CQ that is too small: either all completions arrive, or the device says so (IBV_EVENT_CQ_ERR).
+/// With a CQ that is too small, either all completions arrive, or the device raises IBV_EVENT_CQ_ERR.
 fn an_overflowing_cq_loses_nothing_silently(env: &Env) {
     let side = Spec::rc().with(|s| s.cqe = 1).depth(64).with(|s| s.cqe = 1);
     let pair = side.pair(env);

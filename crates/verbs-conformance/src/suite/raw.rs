@@ -1,4 +1,4 @@
-//! Raw packet queue pairs: whole Ethernet frames, flows, and work queues that they are spread over.
+//! Tests of raw packet queue pairs: Ethernet frames, flows, and work queues with receive side scaling.
 
 use std::collections::BTreeMap;
 
@@ -35,13 +35,13 @@ tests! { "raw";
     infiniband_has_no_raw_packets [],
 }
 
-/// An address that no other test, of which many run at a time on one fabric, sends to.
+/// Returns an address to which no concurrent test on the same fabric sends.
 fn mac(last: u8) -> [u8; 6] {
     let [_, a, b, c] = std::process::id().to_be_bytes();
     [2, a, b, c, 0, last]
 }
 
-/// A UDP datagram over IPv4 to an address, with the process's own addresses in it.
+/// Returns a UDP datagram over IPv4 to an address, with the process's own addresses in it.
 fn datagram(to: [u8; 6], source_port: u16, payload: &[u8]) -> Vec<u8> {
     let builder = PacketBuilder::ethernet2(mac(99), to)
         .ipv4([10, 0, 0, 1], [10, 0, 0, 2], 64)
@@ -69,7 +69,7 @@ fn transmit(raw: &Raw, frame: &[u8]) {
     raw.cq.next().sent(7, Verb::Send);
 }
 
-/// A receiver with this rule and so many RECVs, `wr_id` from 0 on.
+/// Returns a receiver with this rule and `recvs` posted receives, whose `wr_id` count from 0.
 fn receiver(env: &Env, rule: &Rule, recvs: u64) -> (Raw, Vec<Buf>) {
     let mut raw = Raw::new(env);
     let buffers = (0..recvs).map(|id| {
@@ -82,7 +82,7 @@ fn receiver(env: &Env, rule: &Rule, recvs: u64) -> (Raw, Vec<Buf>) {
     (raw, buffers)
 }
 
-/// The next completion is that of this frame.
+/// Checks that the next completion is that of this frame.
 #[track_caller]
 fn got(cq: &Cq, buffers: &[Buf], id: u64, frame: &[u8]) -> Wc {
     let wc = cq.next();
@@ -202,7 +202,7 @@ fn the_best_priority_traps(env: &Env) {
     }
     got(&best.cq, &in_best, 0, &frames[0]);
     got(&second.cq, &in_second, 0, &frames[1]);
-    // A flow that does not trap leaves the packets to the others.
+    // A flow with DONT_TRAP leaves the packets to other flows, too.
     best.flows.clear();
     let mut passing = first.clone();
     passing.attr.flags = IBV_FLOW_ATTR_FLAGS_DONT_TRAP;
@@ -210,7 +210,7 @@ fn the_best_priority_traps(env: &Env) {
     transmit(&sender, &frames[0]);
     got(&best.cq, &in_best, 1, &frames[0]);
     got(&second.cq, &in_second, 1, &frames[0]);
-    // And one that drops them leaves them to nobody.
+    // A flow that drops packets keeps them from all flows.
     best.flows.clear();
     let drop = ibv_flow_spec_action_drop {
         r#type: IBV_FLOW_SPEC_ACTION_DROP,
@@ -222,7 +222,7 @@ fn the_best_priority_traps(env: &Env) {
     second.cq.expect_empty();
 }
 
-/// Takes frames, of which other tests send some, until one comes that this process sent.
+/// Receives frames until one comes that this process sent; other tests send frames, too.
 #[track_caller]
 fn next_own(raw: &Raw, buffers: &[Buf]) -> Vec<u8> {
     loop {
@@ -300,7 +300,7 @@ fn a_flow_ends(env: &Env) {
     receiver.flows.clear();
     transmit(&sender, &frame);
     receiver.cq.expect_empty();
-    // And another one may begin.
+    // A new flow may follow.
     receiver.steer(&Rule::to(env, mac(1)));
     transmit(&sender, &frame);
     got(&receiver.cq, &buffers, 0, &frame);
@@ -339,7 +339,7 @@ fn checksums_are_filled_in_and_checked(env: &Env) {
         got(&receiver.cq, &buffers, 0, &right)
     };
     assert_ne!(wc.raw().wc_flags & IBV_WC_IP_CSUM_OK, 0);
-    // Those of the IPv4 header, and of the UDP header behind it.
+    // Corrupts the checksum of the IPv4 header, and then that of the UDP header.
     for (id, at) in [(1, 14 + 10), (2, 14 + 20 + 6)] {
         let mut wrong = right.clone();
         wrong[at] ^= 0x55;
@@ -363,7 +363,7 @@ fn short_frames_are_padded_and_impossible_ones_fail(env: &Env) {
     let sender = Raw::new(env);
     let frame = &datagram(mac(1), 1, &[])[..20];
     transmit(&sender, frame);
-    // IEEE 802.3, 3.2.8: 64 bytes with the check sequence, which is not received.
+    // IEEE 802.3, 3.2.8: 64 bytes including the frame check sequence, which is not delivered.
     let mut padded = frame.to_vec();
     padded.resize(60, 0);
     got(&receiver.cq, &buffers, 0, &padded);
@@ -390,7 +390,7 @@ fn a_frame_without_a_receive_is_lost(env: &Env) {
     got(&receiver.cq, &buffers, 0, &frames[2]);
 }
 
-/// As with datagrams of UD.
+/// The NIC reads a frame's payload when it is posted, as with UD datagrams.
 fn a_frame_is_read_when_it_is_posted(env: &Env) {
     const COUNT: u16 = 12;
     let sender = Raw::new(env);
@@ -491,7 +491,7 @@ fn only_sends_can_be_posted(env: &Env) {
     }
 }
 
-/// Work queues that are ready, with a RECV for each of `recvs`, and where what they receive lies.
+/// Returns work queues in the ready state, each with `recvs` posted receives, and their common buffer.
 fn work_queues(raw: &Raw, count: usize, recvs: u64) -> (Vec<Wq>, Buf) {
     let buffer = raw.pd.buf(2048);
     let wqs = (0..count).map(|_| {
@@ -513,7 +513,7 @@ fn packets_are_spread_over_work_queues(env: &Env) {
     let raw = Raw::new(env);
     let (wqs, _buffer) = work_queues(&raw, 4, 16);
     let table = IndTable::new(&raw.pd, &wqs, 3).expect("ibv_create_rwq_ind_table");
-    // The key of "Verifying the RSS Hash Calculation" does for ports what it does for addresses: they are spread.
+    // The key of "Verifying the RSS Hash Calculation" distributes ports as it distributes addresses.
     let mut key = [
         0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f,
         0xb0, 0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30,
@@ -532,14 +532,14 @@ fn packets_are_spread_over_work_queues(env: &Env) {
             });
             let number = found.next().expect("a completion").number();
             assert!(found.next().is_none(), "one frame in two queues");
-            // The same port goes to the same queue.
+            // Packets with the same port go to the same queue.
             assert_eq!(*of_port.entry(port).or_insert(number), number);
         }
     }
     for wq in &wqs {
         assert!(of_port.values().any(|&n| n == wq.number()), "nothing in a queue");
     }
-    // A packet without the fields has a hash of 0.
+    // A packet without the hashed fields has a hash of 0.
     let mut frame = datagram(mac(1), 1, &[1; 60]);
     frame[14 + 9] = 200;
     transmit(&sender, &frame);
@@ -598,7 +598,7 @@ fn a_table_that_cannot_be_is_refused(env: &Env) {
     assert_eq!(unknown, Err(libc::EOPNOTSUPP), "fields that are not there");
 }
 
-/// Nor work queues.
+/// InfiniBand ports have neither raw packet queue pairs nor work queues.
 fn infiniband_has_no_raw_packets(env: &Env) {
     let ctx = Context::open(env);
     if ctx.port_attr().link_layer != IBV_LINK_LAYER_INFINIBAND {

@@ -1,4 +1,4 @@
-//! What a transport does not have, what is too long, what makes no sense.
+//! Tests of refused requests: unsupported verbs, excessive lengths, invalid values.
 
 use verbs_abi::*;
 
@@ -29,7 +29,8 @@ tests! { "refusals";
     unknown_fields_of_attributes_are_not_supported [ArgumentChecks],
 }
 
-/// Posts what must be refused behind something good: at once with `bad_wr`, or by a failed completion.
+/// Posts a WR that must be refused after a valid one. The refusal comes at once with `bad_wr`, or as a failed
+/// completion.
 #[track_caller]
 pub(super) fn expect_refused(pair: &Pair, wr: SendWr) {
     let a = &pair.a;
@@ -97,7 +98,8 @@ fn unknown_opcodes_are_refused(env: &Env) {
     }
 }
 
-/// `ibv_post_send(3)`: IBV_SEND_INLINE is "valid only for Send and RDMA Write". A provider may ignore it.
+/// `ibv_post_send(3)`: IBV_SEND_INLINE is "valid only for Send and RDMA Write". A provider may ignore the
+/// flag.
 fn read_and_atomics_cannot_be_inline(env: &Env) {
     let verbs = [Verb::RdmaRead, Verb::AtomicFetchAndAdd];
     for verb in verbs {
@@ -124,8 +126,8 @@ fn read_and_atomics_cannot_be_inline(env: &Env) {
     }
 }
 
-/// IBTA vol. 1, C10-93.1.1: the device "shall not emit any packets for this message. Further, the CI shall not
-/// generate an error due to this condition"; providers that do say EINVAL or LOC_LEN_ERR.
+/// IBTA vol. 1, C10-93.1.1: the device "shall not emit any packets for this message. Further, the CI shall
+/// not generate an error due to this condition". Providers that report an error use EINVAL or LOC_LEN_ERR.
 fn ud_message_of_more_than_the_mtu_is_not_sent(env: &Env) {
     let pair = Spec::ud().pair(env);
     let mtu = super::data::mtu(&pair.a);
@@ -152,7 +154,7 @@ fn ud_message_of_more_than_the_mtu_is_not_sent(env: &Env) {
     }
 }
 
-/// Four SGEs of 1 GiB: the sum does not fit 32 bits, and is above every port's `max_msg_sz`.
+/// Four SGEs of 1 GiB: the sum exceeds 32 bits, and every port's `max_msg_sz`.
 fn a_message_beyond_4_gib_is_refused(env: &Env) {
     let memory = Memory::pages((1 << 30) / PAGE);
     for verb in [Verb::RdmaWrite, Verb::Send, Verb::RdmaRead] {
@@ -203,7 +205,7 @@ fn a_length_in_the_sge_beyond_the_region_is_refused(env: &Env) {
         match pair.a.qp.try_post(vec![wr.id(2)]) {
             Err(refused) => assert_eq!(refused.errno, libc::EINVAL),
             Ok(()) => {
-                // The remote range is as wrong as the local one: either side may say so first.
+                // The remote range is invalid, too: either side may report its error first.
                 let mut statuses = env.failure(IBV_WC_LOC_PROT_ERR);
                 statuses.extend([IBV_WC_LOC_LEN_ERR, IBV_WC_REM_ACCESS_ERR]);
                 pair.a.sent().failed(2, &statuses);
@@ -213,8 +215,8 @@ fn a_length_in_the_sge_beyond_the_region_is_refused(env: &Env) {
     }
 }
 
-/// Structures grow: a bit of `comp_mask` that is not known stands for a field of a later version. rdma-core's tests skip
-/// what is refused with EOPNOTSUPP.
+/// An unknown bit of `comp_mask` stands for a field of a later version. rdma-core's tests skip features that
+/// are refused with EOPNOTSUPP.
 fn unknown_fields_of_attributes_are_not_supported(env: &Env) {
     const UNKNOWN: u32 = 1 << 30;
     let ctx = Context::open(env);

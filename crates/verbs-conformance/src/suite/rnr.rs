@@ -1,4 +1,4 @@
-//! Receiver not ready: RC waits or gives up, UC and UD lose the message.
+//! Tests of receiver not ready: RC waits or gives up, UC and UD lose the message.
 
 use std::time::Duration;
 
@@ -90,7 +90,7 @@ fn rnr_retry_7_waits_for_write_with_imm(env: &Env) {
     target.memory.check(3);
 }
 
-/// IBTA vol. 1, 9.5: an RC responder executes requests in order, so a WRITE behind a SEND that waits waits too.
+/// IBTA vol. 1, 9.5: an RC responder executes requests in order, so a WRITE behind a waiting SEND waits, too.
 fn what_follows_waits_too(env: &Env) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
@@ -110,8 +110,8 @@ fn what_follows_waits_too(env: &Env) {
     }
 }
 
-/// The requester's RNR error is no error of the responder: it stays in RTS, and nothing of the message is
-/// delivered later.
+/// The requester's RNR error does not affect the responder: the responder's QP stays in RTS, and the message
+/// is not delivered later.
 fn the_receiver_is_not_harmed(env: &Env) {
     let pair = Spec::rc().rnr_retry(0).pair(env);
     let source = pair.a.buf(64);
@@ -200,6 +200,6 @@ fn going_to_err_ends_the_waiting(env: &Env) {
         pair.a.sent().flushed(i);
     }
     pair.a.expect_silence();
-    // A flush error leaves open what became of the messages; the receiver itself goes on.
+    // A flush error does not say whether the messages were delivered; the receiver itself is not affected.
     assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
 }

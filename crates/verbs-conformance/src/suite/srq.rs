@@ -1,4 +1,4 @@
-//! Shared receive queues.
+//! Tests of shared receive queues.
 
 use verbs_abi::*;
 
@@ -68,7 +68,7 @@ fn too_many_sges_are_refused(env: &Env) {
     assert_eq!(refused.bad, Some(1));
 }
 
-/// Two requesters, one SRQ: `b` and `c` share PD, CQs and SRQ.
+/// Returns two pairs with a common SRQ: both `b` sides share PD, CQs and SRQ.
 fn two_on_one(env: &Env, spec: &Spec) -> (Pair, Pair) {
     let first = spec.clone().with_srq().pair(env);
     let mut second = Pair {
@@ -103,7 +103,7 @@ fn queue_pairs_share_it_in_order(env: &Env) {
 
 fn receives_go_to_whoever_is_first(env: &Env) {
     let (first, second) = two_on_one(env, &Spec::rc());
-    // All for one of them.
+    // All receives go to one of the two.
     for i in 0..30 {
         first.b.recv(i, []);
     }
@@ -198,7 +198,7 @@ fn query_gives_sizes_and_limit(env: &Env) {
     let queried = srq.query();
     assert_eq!(queried.srq_limit, 0);
     assert!(queried.max_wr >= got.max_wr && queried.max_sge >= 3);
-    // With fewer WRs than the limit in the queue the event would come at once, and disarm it.
+    // With fewer WRs than the limit in the queue, the event would occur at once and disarm the limit.
     for i in 0..5 {
         srq.recv(i, []);
     }
@@ -232,7 +232,7 @@ fn a_failing_receive_takes_only_its_queue_pair_down(env: &Env) {
     assert_eq!(wc.qpn(), first.b.qp.qpn());
     first.a.sent().failed(3, &env.failure(IBV_WC_REM_INV_REQ_ERR));
     assert_eq!(first.b.qp.state(), IBV_QPS_ERR);
-    // The rest of the SRQ is there for the others.
+    // The other WRs of the SRQ remain for the other queue pair.
     first.b.rcq.expect_empty();
     let other = second.a.buf(100);
     second.a.post(send([other.all()]).id(4));

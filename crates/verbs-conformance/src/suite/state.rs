@@ -82,7 +82,7 @@ fn walk(env: &Env, spec: &Spec) {
     }
 }
 
-/// Brings a QP from RESET into `state`.
+/// Moves a QP from RESET to `state`.
 #[track_caller]
 fn bring(side: &mut Side, state: ibv_qp_state) {
     let peer = side.address();
@@ -107,7 +107,7 @@ fn bring(side: &mut Side, state: ibv_qp_state) {
     }
 }
 
-/// Attributes and mask that make the transition to `to` complete, wherever it is legal.
+/// Returns attributes and mask that complete the transition to `to`, if that transition is legal.
 fn full(side: &Side, to: ibv_qp_state, peer: &Address) -> (ibv_qp_attr, c_int) {
     match to {
         IBV_QPS_INIT => side.init_attr(),
@@ -143,7 +143,7 @@ fn illegal_transitions(env: &Env, spec: &Spec) {
     ];
     for from in states(env) {
         for to in states(env) {
-            // To RESET and ERR every state leads (RESET to ERR is for the device to choose).
+            // Every state may go to RESET and ERR (RESET to ERR depends on the device).
             let open = to == IBV_QPS_RESET || to == IBV_QPS_ERR;
             if open || legal.contains(&(from, to)) {
                 continue;
@@ -187,7 +187,7 @@ fn extra_attributes(env: &Env, spec: &Spec) {
         bring(&mut side, from);
         let peer = side.address();
         let (attr, mask) = full(&side, to, &peer);
-        // What no table allows in this step.
+        // Attributes that no table permits in this transition.
         let mut extras = vec![IBV_QP_EN_SQD_ASYNC_NOTIFY];
         if to == IBV_QPS_INIT {
             extras.extend([IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_DEST_QPN, IBV_QP_TIMEOUT, IBV_QP_SQ_PSN]);
@@ -226,7 +226,8 @@ fn values_out_of_range_are_refused(env: &Env) {
     refuses(env, &changes);
 }
 
-/// Where the table has more than 255 entries, the last one that can be named is not beyond it but empty.
+/// If the table has more than 255 entries, the last index that fits the field is not beyond the table, but
+/// its entry is empty.
 fn a_gid_index_without_a_gid_is_refused(env: &Env) {
     let mut side = Spec::rc().side(env);
     bring(&mut side, IBV_QPS_INIT);
@@ -239,8 +240,8 @@ fn a_gid_index_without_a_gid_is_refused(env: &Env) {
     expect_state(&side, IBV_QPS_INIT);
 }
 
-/// On Ethernet the destination's address is resolved before the queue pair is changed: `ib_resolve_eth_dmac` of
-/// `linux:drivers/infiniband/core/verbs.c`.
+/// On Ethernet the destination's address is resolved before the queue pair is changed: `ib_resolve_eth_dmac`
+/// of `linux:drivers/infiniband/core/verbs.c`.
 fn a_gid_that_nobody_has_is_refused(env: &Env) {
     let own = Spec::rc().side(env).address().gid;
     let mapped = |gid: &[u8; 16]| gid.starts_with(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
@@ -249,8 +250,9 @@ fn a_gid_that_nobody_has_is_refused(env: &Env) {
     link_local[8..].copy_from_slice(&[0x02, 0x5a, 0x5a, 0xff, 0xfe, 0x5a, 0x5a, 0x5a]);
     let ipv4 = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1];
     let mut cases = Vec::new();
-    // Whether a link-local GID of the same family is resolved depends on the kernel's interface: one without neighbour
-    // discovery (`IFF_NOARP`, such as a dummy) takes any. The software NIC's answer is tested in `softnic`.
+    // Resolution of a link-local GID of the same family depends on the kernel's interface. An interface
+    // without neighbour discovery (`IFF_NOARP`, such as a dummy) accepts any GID. `softnic` tests the
+    // software NIC's answer.
     if mapped(&own) {
         cases.push((link_local, libc::EINVAL));
     } else {
@@ -302,7 +304,7 @@ fn a_path_mtu_that_there_is_not_is_refused(env: &Env) {
 
 type Change = fn(&mut ibv_qp_attr, &ibv_device_attr, &ibv_port_attr);
 
-/// Each change makes the transition to a state impossible, and leaves the QP as it was.
+/// Checks that each change makes the transition to a state fail, and that the QP stays as it was.
 fn refuses(env: &Env, changes: &[(ibv_qp_state, &str, Change)]) {
     for &(to, what, change) in changes {
         case(what);
@@ -385,7 +387,7 @@ fn query_returns_what_was_set(env: &Env) {
     pair.connect();
     let (attr, init) = pair.a.qp.query();
     assert_eq!(attr.qp_state, IBV_QPS_RTS);
-    // `ibv_query_qp(3)`: "irrelevant for ibv_query_qp"; a device may leave it alone.
+    // `ibv_query_qp(3)`: "irrelevant for ibv_query_qp"; a device may leave the field unchanged.
     assert!([IBV_QPS_RESET, IBV_QPS_RTS].contains(&attr.cur_qp_state));
     assert_eq!(attr.path_mtu, pair.a.ctx.port_attr().active_mtu);
     assert_eq!(attr.dest_qp_num, pair.b.qp.qpn());
@@ -493,7 +495,7 @@ fn receives_in_reset_are_refused(env: &Env) {
     side.recv(1, []);
 }
 
-/// IBTA vol. 1, 10.3.1.6: in SQD WRs may be posted and are not begun.
+/// IBTA vol. 1, 10.3.1.6: in SQD, WRs may be posted but do not start.
 fn sqd_holds_sends_back_and_rts_resumes(env: &Env) {
     let mut specs = vec![Spec::rc()];
     if env.has(Cap::Ud) {

@@ -1,4 +1,4 @@
-//! Tag matching: `ibv_post_srq_ops`.
+//! Tests of tag matching: `ibv_post_srq_ops`.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ tests! { "tags";
 
 const ANY: u64 = u64::MAX;
 
-/// A queue pair that sends, and one that receives for a queue with tags. Fields are dropped in this order.
+/// A sending queue pair, and a receiving one whose SRQ matches tags. Fields are dropped in this order.
 struct Tags {
     sender: Side,
     receiver: Side,
@@ -64,14 +64,14 @@ impl Tags {
         handle
     }
 
-    /// The next completion of the receiver: an operation, or the parts of a message.
+    /// Takes the next completion of the receiver: an operation, or a part of a message.
     fn completes(&self, wr_id: u64, opcode: ibv_wc_opcode) -> Wc {
         let wc = self.receiver.received();
         wc.ok(wr_id, opcode);
         wc
     }
 
-    /// A buffer with a message.
+    /// Returns a buffer with a message.
     fn message(&self, header: &[u8], len: usize, seed: u64) -> Buf {
         let buf = self.sender.buf(header.len() + len);
         buf.memory.write(0, header);
@@ -94,7 +94,7 @@ fn a_message_goes_to_what_it_matches(env: &Env) {
         let i = i as u64;
         let (first, second) = (tags.receiver.buf(len.max(1)), tags.receiver.buf(len.max(1)));
         tags.add(10, 7, &first);
-        // Any tag that ends with 5.
+        // Any tag whose lowest hexadecimal digit is 5.
         tags.tags.add(11, (5, 0xf), &[second.all()]).expect("ibv_post_srq_ops");
         tags.completes(11, IBV_WC_TM_ADD);
         for (tag, wr_id, to) in [(0x1235, 11, &second), (7, 10, &first)] {
@@ -136,7 +136,7 @@ fn messages_without_a_tag_go_to_receives(env: &Env) {
         header(NO_TAG, 0, 0),
         header(FIN, 0, 0),
         header(200, 0, 0),
-        // No whole header, also of a rendezvous.
+        // Incomplete headers, also of a rendezvous.
         header(EAGER, 0, 0)[..15].to_vec(),
         header(RNDV, 0, 0),
     ];
@@ -161,7 +161,7 @@ fn what_comes_behind_an_unexpected_message_waits(env: &Env) {
     tags.send(0, &message);
     tags.completes(20, IBV_WC_TM_RECV);
     tags.sender.sent().sent(0, Verb::Send);
-    // The program does not know of it yet: had it looked, it would not have added this.
+    // The program has not polled the unexpected message yet; otherwise it would not have added this receive.
     tags.tags.add(1, (7, ANY), &[tagged.all()]).expect("ibv_post_srq_ops");
     assert_eq!(flags(&tags.completes(1, IBV_WC_TM_ADD)), IBV_WC_TM_SYNC_REQ);
     tags.send(1, &message);
@@ -191,13 +191,13 @@ fn what_is_deleted_matches_nothing(env: &Env) {
     tags.receiver.received().failed(3, &[IBV_WC_TM_ERR]);
 }
 
-/// A message that says where `payload` is.
+/// Returns a rendezvous message for `payload`.
 fn rendezvous(tags: &Tags, tag: u64, payload: &Buf, rkey: u32) -> Buf {
     let place = Remote { rkey, ..payload.remote() };
     tags.message(&rendezvous_header(tag, place, payload.memory.len()), 0, 0)
 }
 
-/// What it begins with: the headers for tag matching and for a rendezvous.
+/// Returns the headers of a rendezvous message: for tag matching and for the rendezvous.
 fn rendezvous_header(tag: u64, payload: Remote, len: usize) -> Vec<u8> {
     let mut bytes = header(RNDV, 55, tag);
     bytes.extend(payload.addr.to_be_bytes());
@@ -273,7 +273,7 @@ fn a_rendezvous_that_is_too_long_is_left_to_the_program(env: &Env) {
     tags.receiver.received().failed(1, &[IBV_WC_TM_RNDV_INCOMPLETE]);
     assert_eq!(to.memory.read(0, 32), place);
     tags.sender.sent().sent(0, Verb::Send);
-    // It reads and finishes; nothing else has happened to the queue pairs.
+    // The program reads the payload and finishes; the queue pairs are unaffected.
     let all = tags.receiver.buf(100);
     payload.memory.fill(3);
     tags.receiver.post(read([all.all()], payload.remote()).id(4));
@@ -282,7 +282,7 @@ fn a_rendezvous_that_is_too_long_is_left_to_the_program(env: &Env) {
     tags.send(1, &tags.message(&header(EAGER, 0, 7), 50, 4));
     tags.completes(2, IBV_WC_TM_RECV);
     tags.sender.sent().sent(1, Verb::Send);
-    // There must be room for that much.
+    // The tagged buffer must have room for the headers.
     let small = tags.receiver.buf(31);
     tags.add(3, 7, &small);
     tags.send(2, &tags.message(&place, 0, 0));
@@ -305,7 +305,8 @@ fn what_is_not_for_tags_is_refused(env: &Env) {
     assert_eq!(post_ops(ctx, &plain, &mut sync), Err(libc::EINVAL));
     assert_eq!(TagSrq::new(pd, &tags.receiver.rcq, 0).err(), Some(libc::EINVAL));
     assert_eq!(TagSrq::new(pd, &tags.receiver.rcq, 1 << 30).err(), Some(libc::EINVAL));
-    // Its receives complete where its operations do, and it is for reliable connections.
+    // The receives of a tag-matching SRQ complete in the SRQ's own CQ, and the SRQ is only for reliable
+    // connections.
     for (qp_type, cq) in [(IBV_QPT_RC, &tags.receiver.scq), (IBV_QPT_UC, &tags.receiver.rcq)] {
         let mut init = QpInit::new(qp_type, cq, cq);
         init.srq = Some(tags.tags.srq.clone());
@@ -320,7 +321,8 @@ fn do_it(peer: &mut Peer, order: Order) {
     assert_eq!(peer.ask(&order), Answer::Done);
 }
 
-/// Another process, connected with a new side of this one: of a list for tags here, or there.
+/// Starts another process connected with a new side of this one. The arguments are the numbers of tags of the
+/// SRQs in this process and in the other.
 fn with_peer(env: &Env, here: u32, there: u32) -> (Peer, Side, Remote) {
     let spec = |tags| Spec::rc().impatient().with_tags(tags);
     let mut peer = Peer::start(env);
@@ -332,14 +334,14 @@ fn with_peer(env: &Env, here: u32, there: u32) -> (Peer, Side, Remote) {
     (peer, side, remote)
 }
 
-/// The next completion of a side's receives, which is of a message with a tag.
+/// Checks that the next completion of a side's receives is a tagged message.
 fn matched(side: &Side, wr_id: u64, expected: u32, len: usize) {
     let wc = side.received();
     wc.ok(wr_id, IBV_WC_TM_RECV);
     assert_eq!((flags(&wc), wc.raw().byte_len as usize), (expected, len));
 }
 
-/// The peer's buffer: payload, and behind it messages and what comes back.
+/// Offsets in the peer's buffer, which begins with the payload: of messages, and of replies.
 const MESSAGE: usize = LEN;
 const BACK: usize = LEN + 64;
 
@@ -425,7 +427,8 @@ fn another_process_matches(env: &Env) {
     peer.end();
 }
 
-/// How long after the message one of the two dies: before it is taken, while the payload is read, and behind that.
+/// Microseconds from the message to the death of a process: before matching, while the payload is read, and
+/// after that.
 const MOMENTS_US: [u64; 6] = [0, 50, 200, 500, 1000, 5000];
 
 fn a_killed_sender_of_a_rendezvous_ends_it(env: &Env) {
@@ -441,7 +444,7 @@ fn a_killed_sender_of_a_rendezvous_ends_it(env: &Env) {
         peer.order(&Order::Send(MESSAGE, 32));
         std::thread::sleep(Duration::from_micros(us));
         peer.kill();
-        // Nothing has come, or what was matched ends: with the payload, or without.
+        // Either the message has not arrived, or the matched message completes, with or without its payload.
         let ended = match side.rcq.poll(1).first() {
             None => {
                 side.rcq.expect_empty();
@@ -459,7 +462,7 @@ fn a_killed_sender_of_a_rendezvous_ends_it(env: &Env) {
         } else {
             ended.failed(1, &env.failure(IBV_WC_RETRY_EXC_ERR));
         }
-        // The list is still there, for whom it is connected with next.
+        // The tag list still works, for the next connection.
         tags.sync(2, 0).expect("ibv_post_srq_ops");
         side.received().ok(2, IBV_WC_TM_SYNC);
     }
@@ -474,7 +477,7 @@ fn a_killed_receiver_of_a_rendezvous_ends_it(env: &Env) {
         message.memory.write(0, &rendezvous_header(7, payload.remote(), LEN));
         side.recv(9, [back.all()]);
         side.post(send([message.sge(0, 32)]).id(3));
-        // It takes the message when it polls.
+        // The peer matches the message when it polls.
         peer.order(&Order::Received);
         std::thread::sleep(Duration::from_micros(us));
         peer.kill();

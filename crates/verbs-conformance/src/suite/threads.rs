@@ -1,4 +1,4 @@
-//! Verbs are thread-safe, and atomics are atomic.
+//! Tests of thread safety and of the atomicity of atomics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,7 +26,7 @@ tests! { "threads";
 
 fn two_threads_post_on_one_queue_pair(env: &Env) {
     const EACH: u64 = 2000;
-    // Room for all completions: how many a full send queue leaves to be polled is not the question here.
+    // The CQ has room for all completions, because this test is not about the limits of a full CQ.
     let pair = Spec::rc().depth(128).with(|s| s.cqe = 4096).pair(env);
     let source = pair.a.buf(64);
     let target = pair.b.buf(64);
@@ -48,7 +48,7 @@ fn two_threads_post_on_one_queue_pair(env: &Env) {
             while next[0] + next[1] < 2 * EACH {
                 for wc in pair.a.scq.take(1) {
                     let thread = usize::try_from(wc.id() >> 32).expect("small");
-                    // Each thread's own WRs complete in its order.
+                    // Each thread's WRs complete in the order of its posts.
                     wc.sent((wc.id() >> 32 << 32) | next[thread], Verb::RdmaWrite);
                     next[thread] += 1;
                 }
@@ -131,7 +131,7 @@ fn two_threads_post_receives(env: &Env) {
     });
 }
 
-/// Connected siblings of `a` and `b`.
+/// Returns connected siblings of `a` and `b`.
 fn siblings(pair: &Pair) -> Pair {
     let mut sibling = Pair {
         a: pair.a.sibling(),
@@ -175,7 +175,7 @@ fn objects_come_and_go_in_every_thread(env: &Env) {
     });
 }
 
-/// The sum of what several requesters add is exact, and no old value is returned twice.
+/// The sum of the additions of several requesters is exact, and no old value is returned twice.
 fn fetch_add_is_atomic(env: &Env) {
     const THREADS: u64 = 4;
     const EACH: u64 = 1500;
@@ -215,7 +215,7 @@ fn fetch_add_is_atomic(env: &Env) {
     }
 }
 
-/// A requester with a context of its own towards a new QP in `first`'s responder.
+/// Returns a requester with its own context, connected to a new QP of `first`'s responder.
 fn own_requester(env: &Env, first: &Pair, memory: MemKind) -> Pair {
     let mut pair = Pair {
         a: Spec::rc().depth(32).memory(memory).side(env),
@@ -282,7 +282,7 @@ fn atomics_of_one_queue_pair_from_two_threads(env: &Env) {
     assert_eq!(counter.memory.load(0), 2 * EACH * 3);
 }
 
-/// Regions come and go beside the one that a peer writes to.
+/// Regions are registered and deregistered beside the one that a peer writes to.
 fn registering_while_others_write(env: &Env) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
@@ -308,7 +308,7 @@ fn registering_while_others_write(env: &Env) {
     }
 }
 
-/// A QP is destroyed in the middle of its peer's messages: they succeed or fail, and nothing crashes.
+/// A QP is destroyed while its peer sends messages: they succeed or fail, and nothing crashes.
 fn destroying_while_the_peer_sends(env: &Env) {
     let first = Spec::rc().impatient().pair(env);
     let verbs = if env.has(Cap::Read) { 3 } else { 2 };
@@ -349,7 +349,7 @@ fn destroying_while_the_peer_sends(env: &Env) {
     }
 }
 
-/// A thread polls the CQs of queue pairs that others make and destroy.
+/// A thread polls the CQs of queue pairs that other threads create and destroy.
 fn destroying_beside_a_polling_thread(env: &Env) {
     let first = Spec::rc().with(|s| s.cqe = 4096).pair(env);
     let stop = std::sync::atomic::AtomicBool::new(false);
@@ -374,8 +374,8 @@ fn destroying_beside_a_polling_thread(env: &Env) {
     });
 }
 
-/// Posting and changing the state at the same time: each post is taken or refused, nothing crashes, and what
-/// was taken completes once.
+/// Threads post while another changes the state: each post is accepted or refused, nothing crashes, and each
+/// accepted WR completes once.
 fn changing_state_beside_posting_threads(env: &Env) {
     use verbs_abi::{IBV_QPS_ERR, IBV_QPS_RESET};
     for round in 0..20u64 {

@@ -1,4 +1,4 @@
-//! Unreliable datagrams: Q_Keys, the GRH in front, sources, and what gets lost.
+//! Tests of unreliable datagrams: Q_Keys, the leading GRH, source addresses, and lost messages.
 
 use verbs_abi::*;
 
@@ -59,7 +59,7 @@ fn a_completion_names_its_source(env: &Env) {
     assert_eq!(wc.raw().pkey_index, 0);
     let port = pair.a.ctx.port_attr();
     if port.link_layer == IBV_LINK_LAYER_INFINIBAND {
-        // A RoCE packet has none.
+        // RoCE packets carry neither SL nor LIDs.
         assert_eq!(wc.raw().sl, 0);
         assert_eq!(wc.raw().slid, port.lid);
         assert_eq!(wc.raw().dlid_path_bits, 0);
@@ -70,8 +70,8 @@ fn is_ethernet(side: &Side) -> bool {
     side.ctx.port_attr().link_layer == IBV_LINK_LAYER_ETHERNET
 }
 
-/// The source address where it lies in the GRH: 16 bytes of GID, or for RoCEv2 over IPv4 the last 20 bytes
-/// are the IP header (RoCEv2 annex A17.4.5.1).
+/// Checks the source and destination addresses in the GRH: 16 bytes of GID each, or for RoCEv2 over IPv4 the
+/// IP header in the last 20 bytes (RoCEv2 annex A17.4.5.1).
 fn check_grh(pair: &Pair, bytes: &[u8]) {
     let (source, dest) = (pair.a.address().gid, pair.b.address().gid);
     let v4 = source[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
@@ -119,7 +119,7 @@ fn the_first_40_bytes_may_be_an_sge_of_their_own(env: &Env) {
     pair.a.post(send([source.all()]).id(2));
     pair.b.received().received(1, 104);
     target.memory.check(5);
-    // The GRH itself may lie across SGEs.
+    // The GRH itself may be split over SGEs.
     target.memory.write(0, &[0; 64]);
     pair.b.recv(3, [headers.sge(0, 7), headers.sge(7, 33), target.all()]);
     pair.a.post(send([source.all()]).id(2));
@@ -127,7 +127,8 @@ fn the_first_40_bytes_may_be_an_sge_of_their_own(env: &Env) {
     target.memory.check(5);
 }
 
-/// Without a global route there is no GRH: the 40 bytes are there, and nobody says what is in them.
+/// Without a global route the message has no GRH: the first 40 bytes are reserved, and their content is
+/// undefined.
 fn no_grh_on_a_local_subnet(env: &Env) {
     let pair = Spec::ud().pair(env);
     if is_ethernet(&pair.a) {
@@ -146,7 +147,7 @@ fn a_global_route_brings_a_grh(env: &Env) {
     check_grh(&pair, &target.memory.read(0, 40));
 }
 
-/// IBTA vol. 1, 9.6.1.4.1: silently dropped, and counted.
+/// IBTA vol. 1, 9.6.1.4.1: the packet is silently dropped and counted.
 fn a_wrong_qkey_is_dropped(env: &Env) {
     let pair = Spec::ud().pair(env);
     let target = pair.b.buf(64);
@@ -354,8 +355,8 @@ fn hundreds_of_sources(env: &Env) {
     }
 }
 
-/// One sender whose messages never end, and others that speak once, to a receiver that takes one completion
-/// at a time.
+/// One sender that sends continuously, and others that send once, to a receiver that polls one completion at
+/// a time.
 fn a_busy_source_starves_nobody(env: &Env) {
     const SENDERS: usize = 60;
     let receiver = Spec::ud().depth(512).pair(env).b;
@@ -368,7 +369,7 @@ fn a_busy_source_starves_nobody(env: &Env) {
     for _ in 0..100 {
         receiver.recv(1, [target.all()]);
     }
-    // All have been heard once.
+    // Each sender's first message has been received.
     for sender in &senders {
         sender.post(send_imm([], 1).id(0));
     }
@@ -410,8 +411,8 @@ fn a_busy_source_starves_nobody(env: &Env) {
     }
 }
 
-/// The program of the receiver is not there for a while, and what looks after its queues meanwhile takes more than
-/// its RECVs.
+/// The receiver's program does not poll for a while. Meanwhile more datagrams arrive than it has posted
+/// receives, and the NIC's engine handles its queues.
 fn a_program_that_is_held_up_loses_no_datagram(env: &Env) {
     const RECVS: usize = 4;
     const SENT: usize = 12;
@@ -473,8 +474,8 @@ fn a_receiver_that_is_gone_loses_messages(env: &Env) {
     assert_eq!(pair.a.qp.state(), IBV_QPS_RTS);
 }
 
-/// What has arrived and was not polled for is not looked at any more: a program may have given back its buffers,
-/// though not their registration.
+/// Destroying a QP does not access the buffers of datagrams that were not polled: the program may have
+/// unmapped the buffers, though not deregistered them.
 fn memory_may_go_before_its_queue_pair(env: &Env) {
     let pair = Spec::ud().pair(env);
     let memory = Memory::pages(1);
@@ -487,7 +488,8 @@ fn memory_may_go_before_its_queue_pair(env: &Env) {
     memory.protect(0, true);
 }
 
-/// A NIC holds the pages, so the datagram is received; without them its RECV fails. Nobody is harmed.
+/// A NIC pins the pages and receives the datagram; without pinned pages the receive fails. Neither process
+/// crashes.
 fn memory_may_go_while_the_program_sleeps(env: &Env) {
     let pair = Spec::ud().with_channels().pair(env);
     let memory = Memory::pages(1);
@@ -517,8 +519,8 @@ fn connected_queue_pairs_ignore_datagrams(env: &Env) {
     connected.b.received().received(1, 0);
 }
 
-/// A NIC has read a datagram's payload soon after it was posted, also where nobody takes the datagram. Programs with a
-/// time-out of their own use the memory again then, and hear of the completion later.
+/// A NIC reads a datagram's payload soon after the post, even if no receive is posted. Programs with their
+/// own time-out reuse the memory then, and poll the completion later.
 fn a_payload_is_read_when_it_is_posted(env: &Env) {
     const COUNT: usize = 100;
     const LEN: usize = 1000;
@@ -535,7 +537,7 @@ fn a_payload_is_read_when_it_is_posted(env: &Env) {
     for i in 0..COUNT {
         pair.b.recv(i as u64, [target.sge((i * (40 + LEN)) as u64, 40 + LEN)]);
     }
-    // Those are lost that found no receive.
+    // Datagrams that found no receive are lost.
     for wc in pair.b.rcq.drain() {
         let seed = wc.imm().expect("an immediate").into();
         wc.received(wc.id(), 40 + LEN);
@@ -544,7 +546,8 @@ fn a_payload_is_read_when_it_is_posted(env: &Env) {
     }
 }
 
-/// More than the receiver takes: some messages are lost, none comes twice, torn or out of order.
+/// The sender sends more than the receiver can take: some messages are lost, but none is duplicated, torn or
+/// reordered.
 fn a_flood_loses_but_never_lies(env: &Env) {
     const TOTAL: u32 = 5000;
     let pair = Spec::ud().depth(32).pair(env);
@@ -625,7 +628,7 @@ fn rtr_receives(env: &Env) {
     pair.a.sent().sent(2, Verb::Send);
 }
 
-/// The address handle is needed until the send has completed, not longer.
+/// An address handle is needed until the send has completed, and no longer.
 fn an_address_handle_may_go_after_the_send(env: &Env) {
     let pair = Spec::ud().pair(env);
     let target = pair.b.buf(64);

@@ -1,4 +1,4 @@
-//! Memory windows of both types: binding, access through them, and every way in which they end.
+//! Tests of memory windows of both types: bind, access through a window, and every way to end that access.
 
 use verbs_abi::*;
 
@@ -39,7 +39,7 @@ fn part(buf: &Buf, access: i32) -> Part<'_> {
     Part { buf, offset: 64, len: 128, access }
 }
 
-/// Binds a window of type 2 on `side`; its key.
+/// Binds a window of type 2 on `side`, and returns its key.
 fn bind_2(side: &Side, window: &Window, part: &Part<'_>) -> u32 {
     let rkey = inc_rkey(window.rkey());
     side.post(window.bind_wr(rkey, part).id(90));
@@ -47,7 +47,7 @@ fn bind_2(side: &Side, window: &Window, part: &Part<'_>) -> u32 {
     rkey
 }
 
-/// `a` writes 8 bytes through a window of `b`, and they arrive.
+/// Checks that `a` can write 8 bytes through a window of `b`.
 #[track_caller]
 fn reaches(pair: &Pair, to: Remote, buf: &Buf, value: u64) {
     let source = pair.a.buf(8);
@@ -58,7 +58,7 @@ fn reaches(pair: &Pair, to: Remote, buf: &Buf, value: u64) {
     assert_eq!(buf.memory.load(at), value);
 }
 
-/// `a` is refused what it tries at `to`; the pair is no longer connected.
+/// Checks that a WRITE of `a` to `to` is refused; the pair is no longer connected afterwards.
 #[track_caller]
 fn is_refused(pair: &Pair, to: Remote) {
     let source = pair.a.buf(8);
@@ -168,7 +168,7 @@ fn local_invalidation_ends_access(env: &Env) {
     reaches(&pair, through(key, &bound, 0), &buf, 5);
     pair.b.post(local_inv(key).id(4));
     pair.b.sent().ok(4, IBV_WC_LOCAL_INV);
-    // It can be bound again, under the next key.
+    // The window can be bound again, under the next key.
     let next = inc_rkey(key);
     pair.b.post(window.bind_wr(next, &bound).id(5));
     pair.b.sent().ok(5, IBV_WC_BIND_MW);
@@ -285,7 +285,7 @@ fn a_key_that_cannot_be_invalidated_fails_the_work_request(env: &Env) {
         };
         other.b.post(local_inv(victim).id(4));
         other.b.sent().failed(4, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_MW_BIND_ERR]);
-        // All that was there is there still.
+        // The other keys are still valid.
         reaches(&pair, through(key, &bound, 0), &buf, 5);
         reaches(&pair, through(one.rkey(), &bound, 0), &buf, 6);
         reaches(&pair, buf.remote().plus(8), &buf, 7);

@@ -1,4 +1,4 @@
-//! XRC: many shared receive queues behind one connection.
+//! Tests of XRC: many shared receive queues behind one connection.
 
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -29,8 +29,8 @@ tests! { "xrc";
     a_completion_queue_that_is_overrun_ends_its_connections [Xrc, Events],
 }
 
-/// One connection: a queue pair that sends, and one that receives for a domain with two shared receive queues, each
-/// with a CQ of its own. Fields are dropped in this order.
+/// One connection: a queue pair that sends, and one that receives for a domain with two shared receive
+/// queues. Each shared receive queue has its own CQ. Fields are dropped in this order.
 struct Xrc {
     sender: Qp,
     receiver: Qp,
@@ -55,7 +55,7 @@ impl Xrc {
         let srqs = [srq(), srq()];
         let sender = pd.qp(&mut QpInit::new(IBV_QPT_XRC_SEND, &scq, &scq));
         let receiver = domain.receiver(&pd, &scq).expect("ibv_create_qp_ex");
-        // It knows how to fill in attributes.
+        // An RC side, used to fill in attributes.
         let side = Spec::rc().rnr_retry(rnr_retry).side(env);
         let xrc = Self { sender, receiver, srqs, scq, pd, domain, side };
         let address = xrc.side.address();
@@ -197,7 +197,7 @@ fn memory_is_that_of_the_named_queues_protection_domain(env: &Env) {
     );
     xrc.srqs[0].2.next().ok(9, IBV_WC_RECV_RDMA_WITH_IMM);
     assert_eq!(remote.memory.load(16), 40);
-    // Memory of another protection domain than the queue's.
+    // Memory of another protection domain than that of the shared receive queue.
     let other = xrc.side.ctx.pd().buf_with(MemKind::Private, 8, ALL_ACCESS);
     xrc.sender.post(to_srq(write([local.all()], other.remote()).id(5), srqn));
     xrc.scq.next().failed(5, &[IBV_WC_REM_ACCESS_ERR]);
@@ -210,7 +210,7 @@ fn an_unknown_queue_is_an_invalid_request(env: &Env) {
     xrc.srqs[0].0.recv(1, [buf.all()]);
     let wrong = (0..u32::MAX).find(|n| *n != xrc.srqn(0) && *n != xrc.srqn(1));
     xrc.sender.post(to_srq(send([buf.all()]).id(2), wrong.expect("a number")));
-    // Nobody polls for the receiver but the engine, or these.
+    // Only the engine, or the following calls, make progress for the receiver.
     xrc.scq.next().failed(2, &[IBV_WC_REM_INV_REQ_ERR]);
     xrc.receiver.await_state(IBV_QPS_ERR);
     xrc.srqs[0].2.expect_empty();
@@ -255,7 +255,7 @@ fn a_receiver_is_opened_by_its_number(env: &Env) {
     assert_eq!(opened.qpn(), xrc.receiver.qpn());
     assert_eq!(opened.state(), IBV_QPS_RTS);
     drop(opened);
-    // It is there as long as somebody has it open.
+    // The queue pair exists as long as a handle to it is open.
     let buf = xrc.pd.buf(8);
     xrc.srqs[0].0.recv(1, [buf.all()]);
     xrc.sender.post(to_srq(send([buf.all()]).id(2), xrc.srqn(0)));
@@ -270,7 +270,7 @@ fn only_queues_for_xrc_have_numbers(env: &Env) {
     assert!(xrc.srqn(0) >> 24 == 0 && xrc.srqn(1) >> 24 == 0, "an XRCETH has 24 bits");
 }
 
-/// The queue pair that receives has no CQ of its own: it fails at the first message for which there is no place.
+/// The receiving queue pair has no CQ: it fails at the first message whose completion does not fit.
 fn a_completion_queue_that_is_overrun_ends_its_connections(env: &Env) {
     let xrc = Xrc::new(env, 7);
     let (srq, srqn, cq) = &xrc.srqs[0];
