@@ -1,20 +1,20 @@
-//! Bars, as pictures within a page, whose style sheet has the colours of their classes.
+//! Bar charts as SVG within a page, whose style sheet has the colours of their classes.
 
 use std::fmt::Write;
 
 use crate::text::escape;
 
-/// A bar of one or more pieces in a row.
+/// A bar of one or more segments.
 pub struct Bar {
-    /// What stands before it.
+    /// Text before the bar.
     pub label: String,
-    /// Lengths, each with the class of its colour.
+    /// Length of each segment, and the CSS class of its colour.
     pub pieces: Vec<(f64, &'static str)>,
-    /// What stands behind it.
+    /// Text behind the bar.
     pub value: String,
 }
 
-/// Width of a picture and of its three columns, in its own units; a letter of its font is at most `LETTER` wide.
+/// Width of the picture and of its columns, in its own units; a letter of its font is at most `LETTER` wide.
 const WIDTH: f64 = 760.0;
 const LABELS: f64 = 250.0;
 const VALUES: f64 = 170.0;
@@ -22,8 +22,8 @@ const GAP: f64 = 8.0;
 const ROW: f64 = 24.0;
 const LETTER: f64 = 8.0;
 
-/// A picture of bars; the longest takes all the room. It stands in an element of class `scroll`, so that a page can let it scroll
-/// on a narrow screen.
+/// Draws a bar chart; the longest bar takes the full width. The SVG is in an element of class `scroll`, so
+/// that a page can scroll it on a narrow screen.
 pub fn bars(title: &str, bars: &[Bar]) -> String {
     let room = WIDTH - LABELS - VALUES;
     let length = |bar: &Bar| {
@@ -82,7 +82,7 @@ fn piece(svg: &mut String, anchor: &str, x: f64, y: f64, text: &str) {
     .expect("a String takes all");
 }
 
-/// As much of a text as there is room for.
+/// Shortens a text to the available width.
 fn fit(text: &str, room: f64) -> String {
     #[expect(
         clippy::cast_possible_truncation,

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::data::Chart;
 
-/// The lines, the header first.
+/// Returns the lines, the header first.
 pub(crate) fn csv(chart: &Chart) -> String {
     let mut text = "series,kind,x,y,min,max\n".to_owned();
     for series in &chart.series {
@@ -32,7 +32,7 @@ fn line(text: &mut String, line: std::fmt::Arguments<'_>) {
     writeln!(text, "{line}").expect("a String takes all");
 }
 
-/// In quotes where a comma, a quote or a line end would be read as an end.
+/// Returns the text as a CSV field, in quotes if it contains a comma, a quote or a line end.
 fn field(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) {
         format!("\"{}\"", text.replace('"', "\"\""))

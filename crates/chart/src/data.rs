@@ -3,11 +3,11 @@
 /// A value of a series.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// Place on the x axis.
+    /// Position on the x axis.
     pub x: f64,
-    /// Place on the y axis: the median, where there were several rounds.
+    /// Position on the y axis: the median if there were several rounds.
     pub y: f64,
-    /// Least and most of the rounds.
+    /// Minimum and maximum of the rounds.
     pub range: Option<(f64, f64)>,
 }
 
@@ -20,18 +20,18 @@ impl From<(f64, f64)> for Point {
 /// A named curve.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
-    /// Its name in the legend.
+    /// Name in the legend.
     pub name: String,
-    /// In the order in which they are joined.
+    /// Points, in the order in which the line joins them.
     pub points: Vec<Point>,
-    /// Values that somebody else published for this series.
+    /// Values published elsewhere for this series.
     pub published: Vec<(f64, f64)>,
-    /// The values are computed at every x, not sampled: no markers, and ticks at round numbers.
+    /// True if the values are computed at every x and not sampled: no markers, and ticks at round numbers.
     pub is_function: bool,
 }
 
 impl Series {
-    /// A series of samples.
+    /// Returns a series of samples.
     pub fn new(
         name: impl Into<String>,
         points: impl IntoIterator<Item = impl Into<Point>>,
@@ -43,7 +43,7 @@ impl Series {
         }
     }
 
-    /// A series that is computed at every x.
+    /// Returns a series that is computed at every x.
     pub fn function(name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
         Series {
             is_function: true,
@@ -51,7 +51,7 @@ impl Series {
         }
     }
 
-    /// The same with published values.
+    /// Adds published values.
     #[must_use]
     pub fn published(mut self, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
         self.published.extend(points);
@@ -59,19 +59,20 @@ impl Series {
     }
 }
 
-/// How values of an axis are placed.
+/// Mapping of an axis from values to positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scale {
-    /// Equal steps are equally long.
+    /// Equal differences have equal lengths.
     #[default]
     Linear,
-    /// Equal factors are equally long. A value of 0 has a place of its own, one step before the least.
+    /// Equal factors have equal lengths. A value of 0 is placed one step before the smallest positive value.
     Log,
-    /// [`Scale::Log`] where all values are above 0 and the most is over 50 times the least, else [`Scale::Linear`].
+    /// [`Scale::Log`] if all values are above 0 and the largest is over 50 times the smallest, else
+    /// [`Scale::Linear`].
     Auto,
 }
 
-/// How numbers of an axis are written.
+/// Number format of an axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Numbers {
     /// Decimal.
@@ -86,16 +87,16 @@ pub enum Numbers {
 pub struct Axis {
     /// Quantity and unit.
     pub label: String,
-    /// How values are placed.
+    /// Mapping from values to positions.
     pub scale: Scale,
-    /// How numbers are written.
+    /// Number format.
     pub numbers: Numbers,
-    /// Values are outcomes and not settings: ticks are at round numbers.
+    /// True if the values are outcomes and not settings: ticks are at round numbers.
     pub is_outcome: bool,
 }
 
 impl Axis {
-    /// An axis with equal steps.
+    /// Returns an axis with a linear scale.
     pub fn linear(label: impl Into<String>) -> Self {
         Axis {
             label: label.into(),
@@ -103,7 +104,7 @@ impl Axis {
         }
     }
 
-    /// An axis with equal factors.
+    /// Returns an axis with a logarithmic scale.
     pub fn log(label: impl Into<String>) -> Self {
         Axis {
             scale: Scale::Log,
@@ -111,7 +112,7 @@ impl Axis {
         }
     }
 
-    /// An axis that is logarithmic where its values span decades.
+    /// Returns an axis that is logarithmic if its values span a wide range ([`Scale::Auto`]).
     pub fn auto(label: impl Into<String>) -> Self {
         Axis {
             scale: Scale::Auto,
@@ -119,14 +120,14 @@ impl Axis {
         }
     }
 
-    /// The same with ticks at round numbers, for values that are outcomes and not settings.
+    /// Marks the values as outcomes and not settings, so that ticks are at round numbers.
     #[must_use]
     pub fn of_outcomes(mut self) -> Self {
         self.is_outcome = true;
         self
     }
 
-    /// The same with numbers of bytes.
+    /// Formats the numbers as bytes.
     #[must_use]
     pub fn in_bytes(mut self) -> Self {
         self.numbers = Numbers::Bytes;
@@ -141,12 +142,12 @@ pub struct Chart {
     pub title: String,
     /// The settings: NIC, kind of measurement, rounds.
     pub caption: String,
-    /// The knob that is turned.
+    /// The x axis: the setting that is varied.
     pub x: Axis,
-    /// What is measured.
+    /// The y axis: the measured quantity.
     pub y: Axis,
     /// The curves.
     pub series: Vec<Series>,
-    /// Values that hold for all of the x axis, each with its name.
+    /// Named values that hold over the whole x axis.
     pub levels: Vec<(String, f64)>,
 }

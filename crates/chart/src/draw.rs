@@ -8,17 +8,17 @@ use crate::scale::Places;
 use crate::style::{self, DIM, GRID, INK, PAGE, dash, fill, marker, stroke};
 use crate::{note, text};
 
-/// Width of the picture, edges of the plot, and its height, in units of the picture.
+/// Width of the picture, edges of the plot, and height of the plot, in units of the picture.
 const WIDTH: f64 = 760.0;
 const LEFT: f64 = 72.0;
 const RIGHT: f64 = 736.0;
 const PLOT: f64 = 330.0;
 const MARGIN: f64 = 16.0;
-/// Lines of text: their height, and how many letters they have.
+/// Height of a line of text, and maximum number of its letters.
 const TITLE: (f64, usize) = (21.0, 82);
 const SMALL: (f64, usize) = (16.0, 116);
 
-/// A picture that grows downwards.
+/// A picture under construction, which grows downwards.
 struct Picture {
     body: String,
     y: f64,
@@ -29,7 +29,7 @@ impl Picture {
         self.body.write_fmt(text).expect("a String takes all");
     }
 
-    /// A paragraph at the left.
+    /// Adds a left-aligned paragraph.
     fn paragraph(&mut self, words: &str, (height, letters): (f64, usize), is_title: bool) {
         let (class, color, style) = if is_title {
             ("ink", INK, r#" font-size="15" font-weight="600""#)
@@ -104,7 +104,7 @@ pub(crate) fn svg(chart: &Chart) -> String {
     framed(chart, &picture)
 }
 
-/// The picture within its element, with its words.
+/// Wraps the picture into its SVG element, with title and description.
 fn framed(chart: &Chart, picture: &Picture) -> String {
     let height = picture.y + 10.0;
     format!(
@@ -122,7 +122,7 @@ fn framed(chart: &Chart, picture: &Picture) -> String {
     )
 }
 
-/// The description of a chart in words.
+/// Returns the description of a chart in words.
 fn description(chart: &Chart) -> String {
     let mut words = format!(
         "{} {} over {}.",
@@ -150,7 +150,7 @@ fn description(chart: &Chart) -> String {
     words.trim_start().to_owned()
 }
 
-/// The same without what has no place.
+/// Returns the chart without values that are not finite.
 fn finite(chart: &Chart) -> Chart {
     let mut chart = chart.clone();
     for series in &mut chart.series {
@@ -166,7 +166,7 @@ fn finite(chart: &Chart) -> Chart {
     chart
 }
 
-/// The grid, the ticks and the names of both axes.
+/// Draws the grid, the ticks and the labels of both axes.
 fn axes(
     picture: &mut Picture,
     chart: &Chart,
@@ -214,7 +214,7 @@ fn axes(
     ));
 }
 
-/// A series: line, whiskers, markers, published points.
+/// Draws a series: line, whiskers, markers, published points.
 fn curve(picture: &mut Picture, at: usize, series: &Series, (x, y): (&Places, &Places)) {
     let mut line = String::new();
     for (index, point) in series.points.iter().enumerate() {
@@ -268,7 +268,7 @@ fn curve(picture: &mut Picture, at: usize, series: &Series, (x, y): (&Places, &P
     }
 }
 
-/// The height of a series' line at a place within it.
+/// Returns the y value of a series' line at the x value `at`, interpolated between points.
 fn value_at(series: &Series, at: f64, x: &Places) -> Option<f64> {
     let place = x.at(at);
     series.points.windows(2).find_map(|pair| {

@@ -1,4 +1,4 @@
-//! The names of a chart's series below it, each behind a sample of its line.
+//! The legend below a chart: the names of its series, each behind a sample of its line.
 
 use std::fmt::Write;
 
@@ -6,13 +6,13 @@ use crate::data::Chart;
 use crate::style::{self, dash, fill, marker, stroke};
 use crate::text;
 
-/// Height of a line of the legend, and width of a sample with its gap.
+/// Height of a row of the legend, and width of a sample with its gap.
 const ROW: f64 = 19.0;
 const SAMPLE: f64 = 44.0;
-/// Names of more letters than these have a row alone.
+/// Maximum number of letters of a name that shares its row with another.
 const SHORT: usize = 44;
 
-/// An entry: its text, and how its sample is drawn at a left edge and a middle.
+/// An entry of the legend: its text, and the kind of its sample.
 struct Entry {
     name: String,
     sample: Sample,
@@ -53,7 +53,7 @@ fn entries(chart: &Chart) -> Vec<Entry> {
     all
 }
 
-/// Draws the names from `top` on; returns their height.
+/// Draws the legend from `top` on, and returns its height.
 pub(crate) fn draw(svg: &mut String, chart: &Chart, left: f64, top: f64, width: f64) -> f64 {
     let (mut column, mut y) = (0, top);
     let mut bottom = top;
@@ -117,13 +117,13 @@ fn sample(svg: &mut String, sample: &Sample, x: f64, y: f64) {
     svg.push_str(&drawn);
 }
 
-/// Dashes of the lines of levels.
+/// Returns the dash pattern of a level's line.
 pub(crate) fn level_dash(at: usize) -> String {
     let dashes = ["6 4", "2 4", "12 4", "6 2 2 2"][at % 4];
     format!(r#" stroke-dasharray="{dashes}""#)
 }
 
-/// A line with a foot at both ends.
+/// Returns the path of a whisker: a vertical line with a short horizontal line at both ends.
 pub(crate) fn whisker(x: f64, top: f64, bottom: f64) -> String {
     let (left, right) = (x - 4.0, x + 4.0);
     format!(

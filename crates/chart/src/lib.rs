@@ -1,12 +1,13 @@
 //! Line charts and bars as SVG text, and the data of a chart as comma-separated values.
 //!
-//! A [`Chart`] is data: series of [`Point`]s over two [`Axis`]es. [`Chart::svg`] draws it, [`Chart::csv`] lists it.
+//! A [`Chart`] is data: series of [`Point`]s over two [`Axis`]es. [`Chart::svg`] draws the chart, and
+//! [`Chart::csv`] lists its values.
 //!
-//! - Ticks of the x axis are values of the series, as long as there are at most 24 of them.
-//! - A series has a colour, a dash and a marker of its own, so that it is recognised in greyscale, too.
-//! - Colours are CSS variables with a second set for `prefers-color-scheme: dark`. Programs without CSS variables use the
-//!   presentation attributes, which have the colours of the light set.
-//! - `<title>` and `<desc>` say in words what is drawn.
+//! - Ticks of the x axis are values of the series, if there are at most 24 of them.
+//! - Each series has its own colour, dash pattern and marker, so that it can be recognised in greyscale, too.
+//! - Colours are CSS variables with a second set for `prefers-color-scheme: dark`. Programs without CSS
+//!   variables use the presentation attributes, which have the colours of the light set.
+//! - `<title>` and `<desc>` describe the chart in words.
 
 #![forbid(unsafe_code)]
 
@@ -25,14 +26,15 @@ pub use data::{Axis, Chart, Numbers, Point, Scale, Series};
 pub use text::escape;
 
 impl Chart {
-    /// The picture, one `<svg>` element.
+    /// Returns the picture, one `<svg>` element.
     pub fn svg(&self) -> String {
         draw::svg(self)
     }
 
-    /// The data: a header, then a line for each point, `series,kind,x,y,min,max`.
+    /// Returns the data: a header, then a line `series,kind,x,y,min,max` for each point.
     ///
-    /// `kind` is `point`, `published` or `level`; a level has no `x`. `min` and `max` are empty where there was one round.
+    /// `kind` is `point`, `published` or `level`; a level has no `x`. `min` and `max` are empty if there was
+    /// one round.
     pub fn csv(&self) -> String {
         csv::csv(self)
     }

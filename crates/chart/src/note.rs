@@ -1,13 +1,13 @@
-//! Notes on series that lie on others, which a reader would not see.
+//! Notes on series that coincide with others, so that one hides the other.
 
 use crate::data::{Axis, Series};
 use crate::scale::Places;
 use crate::text;
 
-/// Pixels within which two points look like one.
+/// Distance in pixels within which two points look the same.
 const SAME: f64 = 2.0;
 
-/// A sentence for each pair of series of which two or more points in a row coincide.
+/// Returns a sentence for each pair of series of which two or more consecutive points coincide.
 pub(crate) fn coincidences(series: &[Series], x: &Axis, y: &Places) -> Vec<String> {
     let mut notes = Vec::new();
     for (at, upper) in series.iter().enumerate() {
@@ -30,13 +30,13 @@ pub(crate) fn coincidences(series: &[Series], x: &Axis, y: &Places) -> Vec<Strin
     notes
 }
 
-/// The stretches of x over which both have the same values.
+/// Returns the ranges of x over which both series have the same values.
 fn runs(lower: &Series, upper: &Series, y: &Places) -> Vec<(f64, f64)> {
     let mut runs = Vec::new();
     let mut run: Option<(f64, f64, usize)> = None;
     for point in &lower.points {
-        // A function and samples share a few of many places.
-        #[allow(clippy::float_cmp)] // both are the same knob's setting
+        // A function and a sampled series share only some x values.
+        #[allow(clippy::float_cmp)] // both are values of the same setting
         let Some(other) = upper.points.iter().find(|other| other.x == point.x) else {
             continue;
         };

@@ -1,14 +1,14 @@
-//! Values of an axis become places, and get ticks.
+//! Mapping of an axis's values to positions, and the ticks.
 
 use crate::data::{Axis, Numbers, Scale};
 use crate::text;
 
-/// Values up to which each is a tick; more are a function or a cloud, and ticks are round numbers.
+/// Maximum number of values that all get a tick; with more values, ticks are at round numbers.
 const MEASURED: usize = 24;
-/// Pixels that a letter of a tick takes.
+/// Width of a letter of a tick label, in pixels.
 const LETTER: f64 = 7.0;
 
-/// The places of an axis.
+/// The mapping of an axis from values to positions.
 pub(crate) struct Places {
     is_log: bool,
     low: f64,
@@ -23,7 +23,7 @@ pub(crate) struct Places {
 #[derive(Debug, PartialEq)]
 pub(crate) struct Tick {
     pub(crate) place: f64,
-    /// Nothing, where there is no room for it.
+    /// The label; `None` if there is no room for it.
     pub(crate) label: Option<String>,
 }
 
@@ -40,13 +40,13 @@ fn is_log(axis: &Axis, values: &[f64]) -> bool {
 }
 
 impl Places {
-    /// The x axis: all values, and nothing beyond them.
+    /// Returns the mapping of the x axis, which covers exactly the values.
     pub(crate) fn x(axis: &Axis, values: &[f64], from: f64, to: f64) -> Self {
         let is_log = is_log(axis, values);
         let places = values.iter().filter(|v| !is_log || **v > 0.0);
         let places = places.map(|v| if is_log { v.log2() } else { *v });
         let (mut low, mut high) = bounds(places);
-        // Zero, one step before.
+        // Zero is placed one step before the smallest positive value.
         if is_log && values.contains(&0.0) {
             low -= 1.0;
         }
@@ -64,7 +64,7 @@ impl Places {
         }
     }
 
-    /// The y axis: from 0 where it is linear, and with room above.
+    /// Returns the mapping of the y axis, which begins at 0 if it is linear, and has room above the values.
     pub(crate) fn y(axis: &Axis, values: &[f64], from: f64, to: f64) -> Self {
         let is_log = is_log(axis, values) && values.iter().all(|v| *v > 0.0);
         let (low, high) = if is_log {
@@ -89,7 +89,7 @@ impl Places {
         self.is_log
     }
 
-    /// Where a value is.
+    /// Returns the position of a value.
     pub(crate) fn at(&self, value: f64) -> f64 {
         let value = match (self.is_log, value > 0.0) {
             (true, true) => value.log2(),
@@ -99,7 +99,7 @@ impl Places {
         self.from + (value - self.low) / (self.high - self.low) * (self.to - self.from)
     }
 
-    /// Marks at the values that were measured, labelled from the first on as far as there is room.
+    /// Returns ticks at the measured values, labelled from the first on if there is room.
     pub(crate) fn measured(&self, values: &[f64]) -> Vec<Tick> {
         let mut values = values.to_vec();
         values.sort_by(f64::total_cmp);
@@ -124,7 +124,7 @@ impl Places {
         values.into_iter().map(tick).collect()
     }
 
-    /// Marks at round numbers.
+    /// Returns ticks at round numbers.
     pub(crate) fn rounded(&self) -> Vec<Tick> {
         let tick = |value| Tick {
             place: self.at(value),
@@ -133,7 +133,7 @@ impl Places {
         self.round().into_iter().map(tick).collect()
     }
 
-    /// Round numbers within the axis.
+    /// Returns the round numbers within the axis.
     fn round(&self) -> Vec<f64> {
         if !self.is_log {
             return steps(self.low, self.high);
@@ -158,7 +158,7 @@ impl Places {
     }
 }
 
-/// Multiples of 1, 2 or 5 times a power of ten, about six.
+/// Returns about six multiples of 1, 2 or 5 times a power of ten.
 fn steps(low: f64, high: f64) -> Vec<f64> {
     let rough = (high - low) / 6.0;
     if !rough.is_finite() || rough <= 0.0 {

@@ -1,6 +1,6 @@
-//! The look of a series: colour, dash and marker.
+//! Colour, dash pattern and marker of a series.
 
-/// Dark enough on white, told apart with the usual colour deficiencies.
+/// Colours that are dark enough on white, and distinguishable with common colour deficiencies.
 const LIGHT: [&str; 8] = [
     "#005aaa", "#c44601", "#00805a", "#a8327e", "#6b4a1e", "#1f86b8", "#6a3ca8", "#96650a",
 ];
@@ -8,7 +8,7 @@ const LIGHT: [&str; 8] = [
 const DARK: [&str; 8] = [
     "#6cb0f0", "#f59a5c", "#4fc79c", "#ea8cc8", "#d0a878", "#7fd0f2", "#b99af0", "#e6b450",
 ];
-/// The first line is solid, so that the dashed ones above it let it through.
+/// Dash patterns. The first line is solid, so that it shows through dashed lines above it.
 const DASHES: [&str; 8] = [
     "",
     "8 4",
@@ -26,7 +26,8 @@ pub(crate) const INK: &str = "#1c2733";
 pub(crate) const DIM: &str = "#566270";
 pub(crate) const GRID: &str = "#dfe4e9";
 
-/// The style sheet of a chart. Its rules hold within `svg.chart` alone, so that a page can contain the picture.
+/// Returns the style sheet of a chart. Its rules apply only within `svg.chart`, so that a page can contain
+/// the picture.
 pub(crate) fn sheet() -> String {
     let set = |page: &str, ink: &str, dim: &str, grid: &str, colors: &[&str]| {
         let mut text = format!("--page:{page};--ink:{ink};--dim:{dim};--grid:{grid}");
@@ -52,24 +53,25 @@ pub(crate) fn sheet() -> String {
     sheet
 }
 
-/// The colour's number.
+/// Returns the colour index of a series.
 pub(crate) fn color_index(series: usize) -> usize {
     series % LIGHT.len()
 }
 
-/// Attributes of a line of a series.
+/// Returns the attributes of a series' line.
 pub(crate) fn stroke(series: usize) -> String {
     let index = color_index(series);
     format!(r#"class="s{index}" stroke="{}""#, LIGHT[index])
 }
 
-/// Attributes of an area of a series.
+/// Returns the attributes of a series' filled area.
 pub(crate) fn fill(series: usize) -> String {
     let index = color_index(series);
     format!(r#"class="f{index}" fill="{}""#, LIGHT[index])
 }
 
-/// Dashes of a series, as an attribute. Series beyond the colours have the dashes of others, so that no two look alike.
+/// Returns the dash pattern of a series as an attribute. Series that reuse a colour have another pattern, so
+/// that no two look alike.
 pub(crate) fn dash(series: usize) -> String {
     match DASHES[(series + series / LIGHT.len()) % DASHES.len()] {
         "" => String::new(),
@@ -77,7 +79,7 @@ pub(crate) fn dash(series: usize) -> String {
     }
 }
 
-/// The outline of a marker around a place.
+/// Returns the outline of a series' marker at a position.
 pub(crate) fn marker(series: usize, x: f64, y: f64) -> String {
     let corners: &[(f64, f64)] = match series % 7 {
         0 => return format!("M{:.1} {y:.1}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", x - 4.0),

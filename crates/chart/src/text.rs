@@ -1,8 +1,8 @@
-//! Texts of a picture: escaped, fitted into lines, numbers as they are written on axes.
+//! Texts of a picture: escaping, line breaking, and number formats of axes.
 
 use crate::data::Numbers;
 
-/// Text between tags or in quotes.
+/// Escapes text for use between tags or in quotes.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -12,7 +12,7 @@ pub fn escape(text: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
-            // Characters that no page may have (HTML, "Preprocessing the input stream").
+            // Control characters are forbidden in pages (HTML, "Preprocessing the input stream").
             control if control.is_control() => escaped.push('\u{fffd}'),
             other => escaped.push(other),
         }
@@ -20,7 +20,7 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// Lines of at most `letters`, broken between words; a longer word has a line of its own.
+/// Breaks text between words into lines of at most `letters` letters; a longer word has its own line.
 pub(crate) fn wrap(text: &str, letters: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -35,7 +35,7 @@ pub(crate) fn wrap(text: &str, letters: usize) -> Vec<String> {
     lines
 }
 
-/// A number of an axis.
+/// Formats a number of an axis.
 pub(crate) fn number(value: f64, numbers: Numbers) -> String {
     if numbers == Numbers::Bytes && value.fract() == 0.0 {
         for (unit, name) in [(1_048_576.0, "M"), (1024.0, "K")] {
@@ -47,7 +47,7 @@ pub(crate) fn number(value: f64, numbers: Numbers) -> String {
     decimal(value)
 }
 
-/// Four significant digits, and thin spaces between groups of three.
+/// Formats a number with four significant digits, and thin spaces between groups of three.
 fn decimal(value: f64) -> String {
     if value != 0.0 && !(1e-4..1e15).contains(&value.abs()) {
         return format!("{value:.2e}");

@@ -1,4 +1,5 @@
-//! Pictures as text beside what they were. `CHART_UPDATE=1 cargo test -p chart` writes the files anew: look at them then.
+//! Compares pictures with stored snapshots. `CHART_UPDATE=1 cargo test -p chart` rewrites the snapshots; look
+//! at them then.
 
 use chart::{Axis, Chart, Point, Series};
 

@@ -1,6 +1,6 @@
-//! Any bytes as a sequence of decisions.
+//! Conversion of any bytes into a sequence of decisions.
 
-/// What is left of the bytes. When they have run out every decision is 0.
+/// The remaining bytes. After their end every decision is 0.
 pub(crate) struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -28,17 +28,17 @@ impl<'a> Input<'a> {
         u32::from_le_bytes([self.byte(), self.byte(), self.byte(), self.byte()])
     }
 
-    /// One of `count` things; `count` is not 0.
+    /// Returns a number below `count`, which is not 0.
     pub(crate) fn one_of(&mut self, count: usize) -> usize {
         usize::from(self.byte()) % count
     }
 
-    /// A choice that is made once in so many times.
+    /// Returns true for one of `times` values of the next byte.
     pub(crate) fn rarely(&mut self, times: u8) -> bool {
         self.byte() % times == times - 1
     }
 
-    /// A value that is mostly sensible, and sometimes anything.
+    /// Returns a value that is mostly below `sensible`, and sometimes any number.
     pub(crate) fn number(&mut self, sensible: u32) -> u32 {
         match self.byte() {
             0xfd => self.word(),

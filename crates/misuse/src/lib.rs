@@ -1,13 +1,14 @@
-//! Sequences of verbs, good and bad, made of any bytes.
+//! Sequences of valid and invalid verbs, made from any bytes.
 //!
 //! [`run`] reads bytes as decisions: which verb, on which of a few objects, with which arguments. Objects are
-//! destroyed in any order, handles are used after they were destroyed where the software NIC can tell, lengths and keys
-//! are wrong, queues are full, lists are long. Pointers that the man pages let a library follow are good, since no
-//! library can check them. The fuzz target of `fuzz/` and the replay of its corpus in this crate's tests both call it.
+//! destroyed in any order, and destroyed handles are used if the software NIC can detect that. Lengths and
+//! keys are wrong, queues are full, and lists are long. Pointers that the man pages permit a library to
+//! follow are valid, because no library can check them. The fuzz target in `fuzz/` and the replay of its
+//! corpus in this crate's tests both call [`run`].
 //!
-//! What must hold: no verb crashes, hangs, or reads and writes outside of the memory that was registered (an address
-//! sanitizer sees that); a destroyed handle is refused; and at the end everything can be destroyed in the right order,
-//! which it cannot where a use was counted and not given back.
+//! No verb may crash, hang, or access memory outside the registered regions (an address sanitizer detects
+//! that). A destroyed handle must be refused. At the end everything must be destroyable in the right order,
+//! which fails if a use count was not decremented.
 #![deny(unsafe_code)]
 
 mod input;
@@ -22,14 +23,14 @@ use world::{Device, World};
 
 pub use tables::Tables;
 
-/// Most verbs of one sequence.
+/// Maximum number of verbs in a sequence.
 const MAX_VERBS: usize = 400;
 
-/// Calls the verbs that the bytes say, and destroys what they made.
+/// Calls the verbs that the bytes select, and destroys the objects that they made.
 ///
 /// # Panics
-/// If the provider has no device, if a destroyed handle is taken for a live one, and if something cannot be destroyed in
-/// the end.
+/// Panics if the provider has no device, if a destroyed handle is accepted, or if an object cannot be
+/// destroyed at the end.
 pub fn run(tables: Tables, bytes: &[u8]) {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let device = DEVICE.get_or_init(|| Device::open(tables));

@@ -1,12 +1,12 @@
-//! The provider whose verbs are called.
+//! The provider under test.
 
 use verbs_abi::{LaterSymbols, Symbols};
 
-/// A provider whose verbs are called.
+/// The tables of the provider under test.
 #[derive(Clone, Copy)]
 pub struct Tables {
-    /// Its entry points.
+    /// Entry points of the provider.
     pub symbols: &'static Symbols,
-    /// Those that came later.
+    /// Entry points that later versions of libibverbs added.
     pub later: &'static LaterSymbols,
 }

@@ -1,4 +1,4 @@
-//! The world of a sequence: each byte is a verb on one of its objects, and at the end all of them are destroyed.
+//! The objects of a sequence: each step calls a verb on one of them, and at the end all are destroyed.
 
 mod data_path;
 mod device;
@@ -22,13 +22,13 @@ pub(crate) use device::Device;
 pub(crate) use objects::World;
 
 impl World<'_> {
-    /// One verb.
+    /// Calls one verb.
     pub(crate) fn step(&mut self, input: &mut Input<'_>) {
-        // SAFETY: handles are NULL, live or, for verbs that create, change and destroy, destroyed; other pointers lead
-        // to places of the right type.
+        // SAFETY: handles are NULL or live; verbs that create, change or destroy objects may also get
+        // destroyed handles. Other pointers lead to places of the right type.
         unsafe {
             let verb = input.byte();
-            // Those that came later have numbers of their own, so that kept inputs say what they said.
+            // Verbs added later have their own numbers, so that kept inputs keep their meaning.
             if verb >= 240 {
                 return self.import(input);
             }
@@ -73,9 +73,9 @@ impl World<'_> {
         }
     }
 
-    /// Destroys everything in the right order. Nothing may be left that is in use.
+    /// Destroys everything in the right order, and panics if an object is still in use.
     pub(crate) fn end(mut self) {
-        /// Destroys what is live of a kind.
+        /// Destroys the live objects of one kind.
         macro_rules! end_all {
             ($places:expr, $destroy:expr) => {
                 for place in &mut $places {
@@ -92,7 +92,7 @@ impl World<'_> {
         for qp in self.qps.iter().filter(|qp| qp.live) {
             for last in 0..4 {
                 let mut gid = ibv_gid { raw: [0xff; 16] };
-                // SAFETY: any bytes are a GID; a live queue pair, which may not be in the group.
+                // SAFETY: any bytes are a GID; the queue pair is live, and need not be in the group.
                 unsafe {
                     gid.raw[15] = last;
                     (verbs.ibv_detach_mcast)(qp.handle, &raw const gid, 0xc001);
@@ -100,7 +100,8 @@ impl World<'_> {
             }
         }
         self.raw.end(verbs);
-        // SAFETY: live handles, which nothing uses any more, and the operations of the context that made them.
+        // SAFETY: the handles are live and no longer used by other objects; the operations belong to the
+        // context that made them.
         unsafe {
             end_all!(self.qps, verbs.ibv_destroy_qp);
             let (ops, all) = (

@@ -1,4 +1,5 @@
-//! Replays what fuzzing found, and sequences that a small generator makes, on the software NIC with an InfiniBand port.
+//! Replays the fuzzing corpus, and sequences from a small generator, on the software NIC with an InfiniBand
+//! port.
 
 mod common;
 

@@ -1,8 +1,8 @@
-//! The same with raw packets, on a port that has Ethernet.
+//! Replays and generates sequences with raw packets, on an Ethernet port.
 
 mod common;
 
-/// The verb of `misuse` that stands for all of raw packets.
+/// Verb number of `misuse` for raw packets.
 const RAW_PACKETS: u8 = 238;
 
 #[test]
@@ -14,7 +14,7 @@ fn the_corpus_is_replayed() {
 
 #[test]
 fn sequences_of_a_generator() {
-    // Half of all verbs are of raw packets.
+    // Half of all verbs use raw packets.
     let more = |byte| if byte >= 128 { RAW_PACKETS } else { byte };
     assert_eq!(
         common::run("roce", common::generated(more)),

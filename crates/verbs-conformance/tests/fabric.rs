@@ -1,8 +1,8 @@
-//! The software NIC in a fabric that is not what it should be, and one in which nothing happens.
+//! Tests of the software NIC in an invalid fabric, and in an idle one.
 //!
-//! A folder or file in shared memory that belongs to somebody else, is damaged, or was left by another
-//! version: opening the device fails with an errno and says on stderr what to do, or cleans up where nobody
-//! needs what is there. It never crashes and never hangs.
+//! A folder or file in shared memory belongs to another user, is damaged, or was left by another version.
+//! Opening the device then fails with an errno and prints advice to stderr. If no process uses the files,
+//! opening may also clean up. It never crashes and never hangs.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
 struct Folder(PathBuf);
 
 impl Folder {
-    /// A name for which there is nothing.
+    /// Returns a fabric path at which nothing exists.
     fn unmade(label: &str) -> Self {
         Self(harness::fresh_fabric(label))
     }
@@ -82,7 +82,7 @@ impl Folder {
         folder
     }
 
-    /// A folder whose files a process made that came and went while another keeps it alive.
+    /// Returns a folder whose files a running process has made, and that process.
     fn with_process(env: &Env, label: &str) -> (Self, Process) {
         let folder = Self::unmade(label);
         let process = Process::start(env, &folder.0);
@@ -102,7 +102,7 @@ impl Drop for Folder {
     }
 }
 
-/// A process that has opened the device, or tried.
+/// A process that has opened the device, or has tried to.
 struct Process {
     child: Child,
     opening: Opening,
@@ -141,7 +141,7 @@ impl Process {
         Self { child, opening }
     }
 
-    /// Ends it; what it wrote to stderr.
+    /// Ends the process, and returns what it wrote to stderr.
     fn end(mut self) -> String {
         drop(self.child.stdin.take());
         let status = wait_for(&mut self.child, Duration::from_secs(30)).expect("wait");
@@ -165,7 +165,7 @@ impl Drop for Process {
     }
 }
 
-/// The process must not open the device, and say why.
+/// Checks that the process did not open the device, and printed the reason.
 #[track_caller]
 fn expect_refused(process: Process, folder: &Path) {
     let opening = process.opening.clone();
@@ -225,7 +225,7 @@ fn a_folder_of_another_user_is_refused(env: &Env) -> Outcome {
     Outcome::Passed
 }
 
-/// This program again, as nobody.
+/// Returns a command that runs this program as user nobody.
 fn as_nobody(env: &Env) -> Option<Command> {
     let setpriv = ["/usr/bin/setpriv", "/bin/setpriv"]
         .into_iter()
@@ -243,7 +243,8 @@ fn as_nobody(env: &Env) -> Option<Command> {
     Some(command)
 }
 
-/// A copy of this program where everybody may run it.
+/// Returns a command that runs a copy of this program, in a place where every user may execute it, as user
+/// nobody.
 fn as_nobody_from_anywhere(env: &Env, folder: &Path) -> Option<(Command, PathBuf)> {
     let copy = std::env::temp_dir().join(folder.file_name()?);
     fs::copy(std::env::current_exe().ok()?, &copy).ok()?;
@@ -271,7 +272,7 @@ fn another_user_cannot_enter_ours(env: &Env) -> Outcome {
     let stranger = Process::from_command(command, &folder.0);
     let _ = fs::remove_file(copy);
     expect_refused(stranger, &folder.0);
-    // The process inside has noticed nothing.
+    // The process inside the fabric is not affected.
     process.end();
     Outcome::Passed
 }
@@ -303,12 +304,12 @@ fn a_missing_parent_is_refused(env: &Env) {
 }
 
 fn a_parent_that_cannot_be_written_is_refused(env: &Env) {
-    // Not even root makes folders there.
+    // Not even root can make folders there.
     let folder = Path::new("/proc/verbatim-conformance");
     expect_refused(Process::start(env, folder), folder);
 }
 
-/// A file that is no directory of a fabric, and nobody uses: the next process starts afresh, or refuses.
+/// The directory file is invalid and unused: the next process starts afresh, or refuses.
 fn rubbish_in_the_directory_file(env: &Env) {
     for len in [0usize, 1, 7, 8, 15, 16, 4095, 4096, 40_000, 1 << 20] {
         harness::case(format!("{len} bytes"));
@@ -330,8 +331,8 @@ fn poke(path: &Path, at: u64, bytes: &[u8]) {
     file.write_all_at(bytes, at).expect("write");
 }
 
-/// The version is the second word of the file: a process of this version comes and dies, and its directory
-/// gets another version.
+/// A directory file of another version: a process of this version makes the file and dies, and the test
+/// changes the version, which is the second word.
 fn a_directory_file_of_another_version(env: &Env) {
     let (folder, process) = Folder::with_process(env, "old");
     drop(process);
@@ -350,18 +351,18 @@ fn a_directory_file_of_another_version_in_use(env: &Env) {
         let (folder, living) = Folder::with_process(env, "version");
         poke(&folder.directory(), at, &99u64.to_le_bytes());
         expect_refused(Process::start(env, &folder.0), &folder.0);
-        // Whoever is inside goes on, and leaves without damage.
+        // The running process continues, and leaves without damage.
         living.end();
         expect_works(env, &folder.0);
     }
 }
 
-/// Another program writes rubbish over the file while a process has it mapped.
+/// Another program overwrites the file with random bytes while a process has it mapped.
 fn a_directory_file_that_changes_under_a_process(env: &Env) {
     let (folder, living) = Folder::with_process(env, "changing");
     let len =
         usize::try_from(fs::metadata(folder.directory()).expect("there").len()).expect("small");
-    // Behind magic number and version: entries of processes that are none.
+    // Overwrite the bytes behind magic number and version: entries of processes that do not exist.
     poke(&folder.directory(), 16, &pattern(5, len - 16));
     let process = Process::start(env, &folder.0);
     if process.opening.worked() {
@@ -424,7 +425,7 @@ fn a_directory_file_that_is_no_file(env: &Env) {
     assert_eq!(fs::read(&victim).expect("still there"), b"precious");
 }
 
-/// What is not ours in the folder is not ours to remove.
+/// Foreign files in the folder must not be removed.
 fn foreign_files_stay(env: &Env) {
     let folder = Folder::made("guests", 0o700);
     let guests = [
@@ -463,7 +464,7 @@ fn left_over_segments_go(env: &Env) {
     );
 }
 
-/// A process whose segment is rubbish cannot be reached, and harms nobody.
+/// A process with an invalid segment cannot be reached, and does not disturb other processes.
 fn rubbish_in_a_peers_segment(env: &Env) {
     let (folder, living) = Folder::with_process(env, "segment");
     let names = file_names(&folder.0);
@@ -479,7 +480,7 @@ fn rubbish_in_a_peers_segment(env: &Env) {
     expect_works(env, &folder.0);
 }
 
-/// A file system of 64 KiB: an error, and no SIGBUS.
+/// On a nearly full file system the result is an error, and not a SIGBUS.
 fn shared_memory_that_is_full(env: &Env) -> Outcome {
     if !is_root() {
         return Outcome::Skipped("needs root to mount a small file system".into());
@@ -509,7 +510,7 @@ fn shared_memory_that_is_full(env: &Env) -> Outcome {
     Outcome::Passed
 }
 
-/// 1,000 connected queue pairs, and nothing to do: asleep.
+/// A process with 1,000 connected queue pairs and no work must sleep.
 fn an_idle_process_uses_no_cpu(env: &Env) {
     let folder = Folder::unmade("idle");
     let output = role_command("idle", "500", &env.settings)
@@ -522,7 +523,7 @@ fn an_idle_process_uses_no_cpu(env: &Env) {
     let idle: Idle = serde_json::from_slice(&output.stdout).expect("its report");
     println!("{idle:?}");
     let _ = std::io::stdout().flush();
-    // A spinning thread would have used 100 %; nothing at all is usual.
+    // A spinning thread would use 100 %; the usual value is 0.
     assert!(
         idle.cpu_us < idle.wall_us / 20,
         "{} of {} us",

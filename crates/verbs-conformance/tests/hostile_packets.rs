@@ -1,7 +1,8 @@
-//! Packets that nobody should have sent, from a plain UDP socket to live queue pairs of the software NIC.
+//! Tests of invalid packets, sent from a plain UDP socket to live queue pairs of the software NIC.
 //!
-//! Each is dropped and counted under its name, memory stays what it was, and what is sent back is bounded: a stranger gets
-//! nothing, a peer one NAK. The counters say when all packets have been dealt with, so no test waits for silence.
+//! Each packet is dropped and counted by the counter for its flaw, and memory stays unchanged. The replies
+//! are bounded: a stranger gets none, a peer one NAK. The counters show when all packets have been processed,
+//! so no test waits for silence.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::process::ExitCode;
@@ -57,14 +58,14 @@ fn main() -> ExitCode {
     harness::main(&tests, &[variant])
 }
 
-/// QP number of the peer, which is no queue pair but a socket.
+/// QP number of the peer, which is not a queue pair but a socket.
 const PEER_QPN: u32 = 0x1234;
 /// First PSN of the peer.
 const PSN: Psn = Psn::new(0x00ff_fffe);
 const BYTES: usize = 8192;
 const SEED: u64 = 7;
 
-/// A queue pair with memory that everybody may write, and the sockets of its peer and of a stranger.
+/// A queue pair with a remotely writable buffer, and the sockets of its peer and of a stranger.
 struct Scene {
     side: Side,
     target: Buf,
@@ -73,20 +74,20 @@ struct Scene {
     stranger: Sender,
 }
 
-/// A host of a raw socket.
+/// A host that sends and receives through a UDP socket.
 struct Sender {
     ip: Ipv4Addr,
     socket: UdpSocket,
 }
 
 impl Scene {
-    /// With a queue pair that is not connected.
+    /// Makes a scene whose queue pair is not connected.
     fn unconnected(env: &Env, spec: &Spec) -> Self {
         let ip: Ipv4Addr = std::env::var("VERBATIM_ADDRESS")
             .expect("the harness gives an address")
             .parse()
             .expect("an address");
-        // Tests have 127.1.x.y, 127.2.x.y, ...; there are fewer than 80 of them.
+        // Tests have the addresses 127.1.x.y, 127.2.x.y, ...; there are fewer than 80 tests.
         let [net, test, rest @ ..] = ip.octets();
         let sender = |above: u8| {
             let ip = Ipv4Addr::from([net, test + above, rest[0], rest[1]]);
@@ -106,7 +107,7 @@ impl Scene {
         }
     }
 
-    /// With a queue pair that is ready to send and receive.
+    /// Makes a scene whose queue pair is ready to send and receive.
     fn connected(env: &Env, spec: &Spec) -> Self {
         let mut scene = Self::unconnected(env, spec);
         let mut gid = [0; 16];
@@ -140,7 +141,7 @@ impl Scene {
         }
     }
 
-    /// A WRITE to the memory that its peer may send with that PSN.
+    /// Returns a WRITE packet to the buffer, valid for the peer at this PSN.
     fn write(&self, psn: Psn, payload: &[u8]) -> Vec<u8> {
         let extended = self.reth(payload.len());
         emit(self.bth(Operation::Write, psn), extended, payload)
@@ -158,7 +159,7 @@ impl Scene {
         }
     }
 
-    /// Sends the bytes from the BTH through the pad, with the ICRC that they should have.
+    /// Sends the bytes from the BTH through the pad, with a correct ICRC.
     fn send(&self, from: &Sender, transport: &[u8]) {
         let mut datagram = transport.to_vec();
         let addresses = Addresses::new(from.ip.into(), self.ip.into()).expect("of one family");
@@ -177,15 +178,15 @@ impl Scene {
         from.socket.send_to(datagram, to).expect("it is sent");
     }
 
-    /// Waits until the counters have these values. No other counts anything, memory is what it was, and the stranger has no
-    /// answer.
+    /// Waits until the counters have these values. Checks that no other counter counts, that memory is
+    /// unchanged, and that the stranger gets no reply.
     #[track_caller]
     fn expect(&self, due: &[(&str, u64)]) {
         loop {
             let counters = counters();
             for (name, count) in &counters {
                 let limit = due.iter().find(|(n, _)| n == name).map_or(0, |(_, n)| *n);
-                // What comes is counted a second time by what becomes of it.
+                // Each received packet is counted by this counter, and again by the counter of its outcome.
                 let is_fine = *name == "rcvd_pkts" || *count <= limit;
                 assert!(is_fine, "{name} is {count}, not {limit}: {counters:?}");
             }
@@ -199,7 +200,7 @@ impl Scene {
     }
 }
 
-/// The counters of the port, as they were published last.
+/// Returns the port's counters as last published.
 #[track_caller]
 fn counters() -> Vec<(&'static str, u64)> {
     softnic::packet_report().expect("a software NIC").counters
@@ -212,7 +213,7 @@ fn value(counters: &[(&str, u64)], name: &str) -> u64 {
 }
 
 impl Sender {
-    /// How many packets have come.
+    /// Returns the number of packets received.
     fn received(&self) -> usize {
         let mut count = 0;
         while self.socket.recv(&mut [0; 65536]).is_ok() {
@@ -221,7 +222,7 @@ impl Sender {
         count
     }
 
-    /// The syndrome and PSN of the one packet that has come, an acknowledgement.
+    /// Returns syndrome and PSN of the only received packet, an acknowledgement.
     #[track_caller]
     fn one_answer(&self) -> (Syndrome, Psn) {
         let mut bytes = [0; 65536];
@@ -246,7 +247,7 @@ fn emit(bth: Bth, extended: Extended, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What the other tests send does something when it is right.
+/// A correct packet has its effect, so that the refusals in other tests are due to the flaws.
 fn a_good_packet_does_what_it_says(env: &Env) {
     let scene = Scene::rc(env);
     let same = scene.target.memory.read(0, 64);
@@ -291,7 +292,7 @@ fn a_stranger_reaches_no_connection(env: &Env) {
         ),
         emit(notification, Extended::default(), &[]),
     ];
-    // It guesses R_Keys.
+    // The stranger guesses R_Keys.
     for guess in 0..200 {
         if let Some(reth) = &mut rkeys.reth {
             reth.rkey = guess * 0x0101_0101;
@@ -305,7 +306,7 @@ fn a_stranger_reaches_no_connection(env: &Env) {
     assert_eq!(scene.peer.received(), 0);
 }
 
-/// The first PSN that the queue pair sends.
+/// Returns the first PSN that the queue pair sends.
 fn scene_psn(scene: &Scene) -> Psn {
     Psn::new(scene.side.address().psn)
 }
@@ -315,7 +316,7 @@ fn a_wrong_icrc_is_dropped(env: &Env) {
     let good = scene.write(PSN, &[0xee; 64]);
     for bit in 0..100 {
         let mut datagram = good.clone();
-        // Not the ICRC of these bytes, whatever the identification in the IPv4 header is.
+        // These bytes are not the packet's ICRC, whatever the identification in the IPv4 header is.
         datagram.extend_from_slice(&[0x5a; 4]);
         datagram[40 + bit / 8] ^= 1 << (bit % 8);
         scene.send_raw(&scene.peer, &datagram);
@@ -328,8 +329,8 @@ fn nobody_has_the_queue_pair(env: &Env) {
     let scene = Scene::rc(env);
     let own = scene.side.qp.qpn();
     let mut count = 0;
-    // Slots are given out in turn: no process has one that is so far from this one's. A slot has 2^14 QP numbers, and
-    // slots are 1 to 1023.
+    // Slots are assigned in turn, so no process has a slot so far from this one's. A slot has 2^14 QP
+    // numbers, and slots are 1 to 1023.
     let others = (200..240).map(|away| ((own >> 14) - 1 + away) % 1023 + 1);
     let elsewhere = others.map(|slot| slot << 14 | own & 0x3fff);
     for qpn in (1..40).map(|i| own ^ i).chain(elsewhere) {
@@ -338,7 +339,7 @@ fn nobody_has_the_queue_pair(env: &Env) {
         scene.send(&scene.peer, &emit(bth, scene.reth(64), &[0xee; 64]));
         count += 1;
     }
-    // Another service than that of the queue pair.
+    // A packet of another transport service than that of the queue pair.
     let mut datagram = scene.bth(Operation::Send, PSN);
     datagram.transport = Transport::Ud;
     let deth = Extended {
@@ -386,14 +387,14 @@ fn a_wrong_qkey_is_dropped(env: &Env) {
     }
     scene.expect(&[("rx_wrong_qkey", 4)]);
     scene.side.rcq.expect_empty();
-    // With the right one a datagram of anybody arrives, and is not answered.
+    // With the right Q_Key a datagram of any sender arrives, and is not answered.
     scene.send(&scene.stranger, &datagram(QKEY));
     scene.side.received().received(1, 40 + 64);
     scene.expect(&[("rx_wrong_qkey", 4), ("rdma_recvs", 1)]);
 }
 
 fn a_queue_pair_that_is_not_connected_takes_nothing(env: &Env) {
-    // The sockets are there for the sake of another queue pair.
+    // The sockets exist because of another queue pair.
     let scene = Scene::rc(env);
     let initial = scene.side.sibling();
     initial.to_init();
@@ -453,18 +454,18 @@ fn a_guessed_rkey_ends_the_connection_once(env: &Env) {
 fn truncated_packets_are_dropped(env: &Env) {
     let scene = Scene::rc(env);
     let good = scene.write(PSN, &[0xee; 64]);
-    // BTH and RETH have 28 bytes. What ends within them has a good ICRC here, from 4 bytes to 31.
+    // BTH and RETH have 28 bytes. Packets that end within them carry a good ICRC here, from 4 bytes to 31.
     for len in 0..28 {
         scene.send(&scene.peer, &good[..len]);
     }
-    // What is no multiple of 4 bytes long is no packet.
+    // A packet's length must be a multiple of 4 bytes.
     for len in [29, 30, 31, 90, 91] {
         scene.send(&scene.peer, &good[..len]);
     }
     for len in 0..4 {
         scene.send_raw(&scene.peer, &good[..len]);
     }
-    // An opcode that nobody has, and a pad that is longer than what it ends.
+    // An unassigned opcode, and a pad longer than the payload.
     let mut unknown = good.clone();
     unknown[0] = 0x1f;
     scene.send(&scene.peer, &unknown);
@@ -482,7 +483,7 @@ fn a_payload_longer_than_the_path_mtu_is_refused(env: &Env) {
     scene.expect(&[("sent_pkts", 1)]);
     let refused = (Syndrome::Nak(NAK_INVALID_REQUEST), PSN);
     assert_eq!(scene.peer.one_answer(), refused);
-    // As many bytes as a datagram may have, of a queue pair that has failed.
+    // The largest possible datagram, to a queue pair that has failed.
     scene.send(&scene.peer, &scene.write(PSN, &[0xee; 65_000]));
     scene.expect(&[("sent_pkts", 1), ("rx_qp_not_ready", 1)]);
     assert_eq!(scene.peer.received(), 0);
@@ -498,7 +499,7 @@ fn a_flood_of_notifications_is_obeyed_and_not_answered(env: &Env) {
         scene.send(&scene.peer, &notification);
         scene.send(&scene.stranger, &notification);
     }
-    // A small receive buffer may have no room for all.
+    // A small receive buffer may not hold all packets.
     let mut dealt_with = 0;
     while dealt_with < 2 * FLOOD {
         let counters = counters();
@@ -514,7 +515,7 @@ fn a_flood_of_notifications_is_obeyed_and_not_answered(env: &Env) {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!((scene.peer.received(), scene.stranger.received()), (0, 0));
-    // The connection works on.
+    // The connection still works.
     let source = scene.side.buf(64);
     scene.side.recv(1, [source.all()]);
     let message = emit(

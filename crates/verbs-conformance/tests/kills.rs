@@ -1,11 +1,11 @@
-//! Processes that are killed at any moment, 200 of them, and what becomes of their peers.
+//! Tests that kill 200 processes at random moments, and check their peers.
 //!
-//! Pairs of processes do everything that two queue pairs can do ([`verbs_conformance::worker`]); one of the
-//! two is killed at a random moment. The other must see its requests fail with RETRY_EXC_ERR, everything else
-//! flushed, nothing wrong or twice, and end by itself. When the next process has come, nothing of the dead may
-//! be left in the fabric's folder.
+//! Pairs of processes use many verbs of two queue pairs ([`verbs_conformance::worker`]), and one process of
+//! each pair is killed at a random moment. The other must see its requests fail with RETRY_EXC_ERR and the
+//! rest flushed. It must see no wrong or duplicate data, and must exit without help. After the next process
+//! has joined, no file of a dead process may remain in the fabric's folder.
 //!
-//! `VERBATIM_KILLS` says how many, `VERBATIM_SEED` which; the seed is printed.
+//! `VERBATIM_KILLS` sets the number of kills, and `VERBATIM_SEED` the seed, which is printed.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -20,7 +20,7 @@ use verbs_conformance::memory::MemKind;
 use verbs_conformance::worker::{Plan, Report};
 use verbs_conformance::{Cap, Env, Outcome, Rng, Test};
 
-/// One test for both, because both count the files of one fabric.
+/// One test runs both parts, because both count the files of the same fabric.
 const TESTS: [Test; 1] = [Test {
     name: "kills::survivors_hear_of_every_kill",
     needs: &[],
@@ -46,11 +46,11 @@ fn main() -> ExitCode {
     harness::main(&tests, &variants)
 }
 
-/// No pair takes longer, however loaded the machine is.
+/// Time limit of a pair, even on a loaded machine.
 const WATCHDOG: Duration = Duration::from_secs(60);
-/// Pairs at the same time.
+/// Number of pairs that run at the same time.
 const AT_ONCE: usize = 3;
-/// Kills between two looks at the folder.
+/// Kills between two checks of the folder.
 const ROUND: usize = 25;
 
 fn number(variable: &str) -> Option<u64> {
@@ -92,13 +92,13 @@ impl Worker {
     }
 
     fn tell(&mut self, line: &str) {
-        // The worker may be dead already: that is the point.
+        // The worker may already be dead on purpose.
         if let Some(input) = &mut self.input {
             let _ = input.write_all(line.as_bytes());
         }
     }
 
-    /// Waits for the end; what it reported.
+    /// Waits for the worker's exit, and returns its report.
     fn report(mut self) -> Report {
         drop(self.input.take());
         let status = wait_for(&mut self.child, WATCHDOG).expect("wait");
@@ -120,7 +120,8 @@ impl Drop for Worker {
     }
 }
 
-/// One pair, one kill. What the survivor reported, and whether the two were connected by then.
+/// Runs one pair and kills one of its processes. Returns the survivor's report, and whether the two were
+/// connected by then.
 fn one_kill(env: &Env, seed: u64) -> (Report, bool) {
     let mut rng = Rng::new(seed);
     let qkey = u32::try_from(rng.below(1 << 31)).expect("31 bits");
@@ -137,7 +138,7 @@ fn one_kill(env: &Env, seed: u64) -> (Report, bool) {
     let plans = [plan(seed ^ 1), plan(seed ^ 2)];
     let mut workers = plans.map(|plan| Worker::start(env, &plan));
     let victim = usize::try_from(rng.below(2)).expect("0 or 1");
-    // Some die before they have come up.
+    // Some processes die before they are connected.
     let early = rng.one_in(12);
     if early {
         std::thread::sleep(Duration::from_micros(rng.below(15_000)));
@@ -150,7 +151,7 @@ fn one_kill(env: &Env, seed: u64) -> (Report, bool) {
     let other = hellos[1 - victim].clone();
     workers[victim].tell(&other);
     if !early {
-        // Most of them in the middle of things, some just after the start.
+        // Most are killed while they work, some just after the start.
         let longest = if rng.one_in(4) { 2_000 } else { 60_000 };
         std::thread::sleep(Duration::from_micros(rng.below(longest)));
         workers[victim].child.kill().expect("kill");
@@ -173,7 +174,7 @@ fn one_kill(env: &Env, seed: u64) -> (Report, bool) {
     (report, connected)
 }
 
-/// The names in the fabric's folder while one process is there, and nobody was before.
+/// Returns the names in the fabric's folder while exactly one process is in it.
 fn names_with_one_process(env: &Env, folder: Option<&Path>) -> Vec<String> {
     let mut command = role_command("open", "", &env.settings).expect("a command");
     if let Some(folder) = folder {
@@ -205,13 +206,13 @@ fn fabric() -> PathBuf {
         .into()
 }
 
-/// What distinguishes the files of one process from those of another is hexadecimal.
+/// Replaces the hexadecimal part of the names, which differs between processes.
 fn kinds(names: &[String]) -> Vec<String> {
     let kind = |name: &String| match name.split_once('.') {
         Some((stem, rest)) if stem.len() == 16 => format!("*.{rest}"),
         _ => name.clone(),
     };
-    // Counters outlive the processes that counted.
+    // The counters file outlives the processes that counted.
     let names = names.iter().filter(|name| *name != "counters");
     let mut kinds: Vec<String> = names.map(kind).collect();
     kinds.sort();
@@ -241,7 +242,7 @@ fn random_kills(env: &Env) -> Outcome {
             .unwrap_or_default();
         now.as_secs() << 20 | u64::from(now.subsec_micros())
     });
-    // Both link layers together make 200.
+    // Both link layers together make 200 kills.
     let kills =
         usize::try_from(number("VERBATIM_KILLS").unwrap_or(200) / 2).expect("a sane number");
     println!("VERBATIM_SEED={seed} VERBATIM_KILLS={}", 2 * kills);
@@ -303,7 +304,7 @@ fn check(report: &Report, connected: bool, kill: usize, seed: u64) {
     }
 }
 
-/// Many die together, the survivors of other pairs among them: the last one cleans up.
+/// Kills many processes at once, including survivors of other pairs: the last process cleans up.
 fn all_at_once(env: &Env) -> Outcome {
     let fresh = fresh_names(env);
     for round in 0..3u64 {

@@ -1,4 +1,4 @@
-//! The suite on the software NIC when its queue pairs reach each other by RoCEv2 packets, also on this host.
+//! Runs the suite on the software NIC with queue pairs that communicate by RoCEv2 packets, even on this host.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use verbs_conformance::harness::{self, Variant};
 use verbs_conformance::{Cap, Test, tests};
 
-/// What packets do not carry, and what a responder far away cannot check before the requester.
+/// Features that packets do not carry, and checks that a remote responder cannot make before the requester.
 const NOT_BY_PACKETS: [Cap; 6] = [
     Cap::RawPackets,
     Cap::Xrc,
@@ -22,9 +22,9 @@ fn main() -> ExitCode {
     "packets".clone_into(&mut variant.name);
     variant.env.push(("VERBATIM_PATH".into(), "packets".into()));
     variant.own_address = true;
-    // A receiver that is not ready costs a round with a timer.
+    // Each receiver-not-ready NAK costs a round trip and a timer.
     variant.limit = Duration::from_secs(240);
-    // GID 0 is no address of an interface there.
+    // GID 0 is not the address of an interface there.
     variant.settings.gid_index = 1;
     variant.settings.without.extend(NOT_BY_PACKETS);
     harness::main(&tests, &[variant])

@@ -1,12 +1,12 @@
-//! The suite notices a NIC that leaves out one of the conditions under which memory may be accessed.
+//! Checks that the suite detects a NIC that omits one of the conditions for memory access.
 //!
-//! In a build with debug assertions `nic_core::rights` leaves out the condition that an environment variable names.
+//! In a build with debug assertions, `nic_core::rights` omits the condition named by an environment variable.
 
 #![forbid(unsafe_code)]
 
 use std::process::Command;
 
-/// Each condition (`nic_core::rights::Denied`), and cases of the suite that fail without it.
+/// Each condition (`nic_core::rights::Denied`), and tests of the suite that fail without it.
 const CASES: [(&str, &[&str]); 4] = [
     (
         "QueuePairAccess",
@@ -43,7 +43,8 @@ const CASES: [(&str, &[&str]); 4] = [
     ),
 ];
 
-/// Does the suite pass `case` on a software NIC without `condition`? None is without the empty one.
+/// Returns true if the suite passes `case` on a software NIC that omits `condition`; an empty `condition`
+/// omits none.
 fn passes(case: &str, condition: &str) -> bool {
     let output = Command::new(env!("CARGO_BIN_EXE_verbs-conformance"))
         .args(["--filter", case, "--jobs", "1"])

@@ -1,4 +1,4 @@
-//! The suite on the software NIC, with either link layer.
+//! Runs the suite on the software NIC, with either link layer.
 
 use std::process::ExitCode;
 

@@ -1,9 +1,9 @@
-//! The suite on the machine's own libibverbs.
+//! Runs the suite on the machine's own libibverbs.
 //!
-//! With `VERBATIM_TEST_DEVICE=rxe0` (and, where it is not 0, `VERBATIM_TEST_GID_INDEX`) the whole suite runs
-//! on that device; `VERBATIM_TEST_WITHOUT=srq,sqd` excludes what it lacks. A device that was asked for and is
-//! not there is a failure, and what a device is known to do wrong (`Deviations`) is skipped with the reason.
-//! Without the variable only what needs no device runs.
+//! With `VERBATIM_TEST_DEVICE=rxe0` (and `VERBATIM_TEST_GID_INDEX`, if the index is not 0) the whole suite
+//! runs on that device. `VERBATIM_TEST_WITHOUT=srq,sqd` excludes capabilities that the device lacks. A
+//! missing device is a failure. Known errors of a device (`Deviations`) are skipped with the reason. Without
+//! the variable only tests that need no device run.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -87,14 +87,14 @@ fn lists(_: &Env) -> Outcome {
     };
     match device_names(symbols) {
         Ok(names) => {
-            // The kernel's own list; a device without a provider library is in it and not in the other.
+            // The kernel's list also has devices without a provider library.
             let of_kernel = harness::file_names(Path::new("/sys/class/infiniband"));
             assert!(
                 names.iter().all(|name| of_kernel.contains(name)),
                 "{names:?} of {of_kernel:?}"
             );
         }
-        // A kernel without RDMA.
+        // The kernel has no RDMA support.
         Err(errno) => assert!(
             [libc::ENOSYS, libc::ENOENT, libc::EPERM].contains(&errno),
             "errno {errno}"

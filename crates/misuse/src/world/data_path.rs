@@ -10,11 +10,11 @@ use super::sizes::{ARENA, LIST, PLACES, POLL, QPS};
 use crate::input::Input;
 
 impl World<'_> {
-    /// A key and a range that are mostly a region's.
+    /// Returns a key and a range that mostly belong to a region.
     pub(super) fn element(&self, input: &mut Input<'_>) -> ibv_sge {
         let place = input.one_of(PLACES);
         let region = self.ranges[place];
-        // SAFETY: a live region.
+        // SAFETY: the region is live.
         let lkey = unsafe { self.mrs[place].live().as_ref() }.map_or(0, |mr| mr.lkey);
         let offset = u64::from(input.short()) % (region.len as u64 + 1);
         let most = (region.len as u64 - offset).min(u64::from(u16::MAX));
@@ -50,7 +50,7 @@ impl World<'_> {
             };
             wr.send_flags = u32::from(input.byte() % 32);
             wr.num_sge = match input.byte() {
-                // Negative, or longer than any queue has.
+                // Negative, or larger than any queue's limit.
                 255 => i32::MIN,
                 254 => 1 << 20,
                 byte => i32::from(byte % 4),
@@ -58,8 +58,8 @@ impl World<'_> {
             wr.imm.imm_data = input.word();
             for sge in &mut *sges {
                 *sge = self.element(input);
-                // "IBV_SEND_INLINE: send data in given gather list as inline data": the library reads it itself, as the
-                // program would, so it must be there.
+                // "IBV_SEND_INLINE: send data in given gather list as inline data": the library itself reads
+                // the data, so it must be mapped.
                 if wr.send_flags & IBV_SEND_INLINE != 0 {
                     sge.addr = self.base() as u64;
                     sge.length %= u32::try_from(ARENA).unwrap_or(1);
@@ -85,7 +85,7 @@ impl World<'_> {
                     wr.wr.atomic.remote_addr = remote.addr;
                     wr.wr.atomic.compare_add = u64::from(input.byte());
                     wr.wr.rdma.remote_addr = remote.addr;
-                    // The same place for RDMA and atomics, or not.
+                    // The same address for RDMA and atomics, but not always the same key.
                     wr.wr.rdma.rkey = remote.lkey;
                     if matches!(
                         wr.opcode,
@@ -103,7 +103,7 @@ impl World<'_> {
             list[at - 1].next = &raw mut list[at];
         }
         let mut bad = null_mut();
-        // SAFETY: as in `make_pd`; a list that ends.
+        // SAFETY: as in `make_pd`; the list is terminated.
         unsafe { ibv_post_send(qp, list.as_mut_ptr(), &raw mut bad) };
     }
 
@@ -159,7 +159,7 @@ impl World<'_> {
         let mut wc = [ibv_wc::zeroed(); POLL];
         let asked = input.one_of(POLL + 1);
         if !cq.is_null() {
-            // SAFETY: as in `make_pd`; as many places as are asked for.
+            // SAFETY: as in `make_pd`; `wc` has at least `asked` elements.
             let found =
                 unsafe { ibv_poll_cq(cq, c_int::try_from(asked).unwrap_or(0), wc.as_mut_ptr()) };
             assert!(
@@ -177,10 +177,10 @@ impl World<'_> {
         }
     }
 
-    /// Gets and acknowledges what events there are.
+    /// Fetches and acknowledges pending events.
     pub(super) unsafe fn events(&mut self, input: &mut Input<'_>) {
         let verbs = self.tables.symbols;
-        // SAFETY: as in `make_pd`; nothing blocks.
+        // SAFETY: as in `make_pd`; no call blocks.
         unsafe {
             let channel = self.channels[input.one_of(2)];
             let (mut cq, mut cq_context) = (null_mut(), null_mut());
@@ -200,13 +200,13 @@ impl World<'_> {
         }
     }
 
-    /// Work requests by the extended API.
+    /// Posts work requests through the extended API.
     pub(super) unsafe fn build(&mut self, input: &mut Input<'_>) {
         let qp = self.qps[input.one_of(QPS)].live();
         if qp.is_null() {
             return;
         }
-        // SAFETY: as in `make_pd`; operations in the order that `ibv_wr_post(3)` asks for.
+        // SAFETY: as in `make_pd`; the operations come in the order that `ibv_wr_post(3)` requires.
         unsafe {
             let built = (self.tables.later.ibv_qp_to_qp_ex)(qp);
             let Some(start) = built.as_ref().and_then(|qp| qp.wr_start) else {

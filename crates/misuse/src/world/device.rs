@@ -9,13 +9,13 @@ use crate::tables::Tables;
 /// The device under test, opened once.
 pub(crate) struct Device {
     pub(super) context: *mut ibv_context,
-    /// Two more, for raw packets.
+    /// Two more contexts, for raw packets.
     pub(super) contexts: [*mut ibv_context; 2],
     pub(super) has_ethernet: bool,
     pub(super) lid: u16,
 }
 
-// SAFETY: a context may be used by any thread (libibverbs is thread safe).
+// SAFETY: any thread may use a context (libibverbs is thread safe).
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
@@ -23,7 +23,7 @@ unsafe impl Sync for Device {}
 impl Device {
     pub(crate) fn open(tables: Tables) -> Self {
         let verbs = tables.symbols;
-        // SAFETY: as the man pages say, with places for all results.
+        // SAFETY: the calls follow the man pages, and all results are writable.
         unsafe {
             let mut count = 0;
             let list = (verbs.ibv_get_device_list)(&raw mut count);
@@ -47,8 +47,8 @@ impl Device {
     }
 }
 
-/// Has reads of a descriptor return at once.
+/// Makes reads of a descriptor non-blocking.
 pub(super) fn unblock(fd: c_int) {
-    // SAFETY: only the descriptor's flags are changed.
+    // SAFETY: only the descriptor's flags change.
     unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
 }

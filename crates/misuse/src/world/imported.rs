@@ -1,22 +1,22 @@
-//! What is known of handles that were imported.
+//! Records of imported handles.
 
 use std::ffi::c_int;
 
 use super::sizes::PLACES;
 
-/// What the world remembers of handles, beside where they are.
+/// The records of imported handles, beside the handles themselves.
 #[derive(Default)]
 pub(super) struct Imported {
-    /// The places of regions that hold imported ones.
+    /// For each place of a region: true if it holds an imported handle.
     pub(super) mrs: [bool; PLACES],
-    /// The places of regions that were destroyed by another handle.
+    /// For each place of a region: true if the region was destroyed through another handle.
     pub(super) gone: [bool; PLACES],
-    /// Handles in the sense of the kernel, of domains and of device memory, that were given back.
+    /// Kernel handles of domains and device memory that were unimported.
     pub(super) pds: Vec<u32>,
     pub(super) dms: Vec<u32>,
 }
 
-/// Which verb refused to destroy what: another handle has done so.
+/// Returns true if a destroying verb's errno means that the object was destroyed through another handle.
 pub(super) fn is_gone(errno: c_int) -> bool {
     errno == libc::ENOENT
 }

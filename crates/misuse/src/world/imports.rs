@@ -1,8 +1,9 @@
-//! Handles of what there is already: `ibv_import_pd(3)`, `ibv_import_mr(3)`, `ibv_import_dm(3)`, within one process.
+//! Imports of existing objects: `ibv_import_pd(3)`, `ibv_import_mr(3)`, `ibv_import_dm(3)`, within one
+//! process.
 //!
-//! Who destroys an object by one handle leaves the others with handles of nothing, which are only given back. So a handle
-//! is live until it is given back, and an object of which all handles were given back is still there: at the end it is
-//! imported again, to be destroyed.
+//! After an object is destroyed through one handle, its other handles refer to nothing and can only be
+//! unimported. A handle is therefore live until it is unimported. An object still exists after all its
+//! handles were unimported: at the end it is imported again and destroyed.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -14,7 +15,7 @@ use super::sizes::PLACES;
 use crate::input::Input;
 
 impl World<'_> {
-    /// The handle that is imported: mostly of something there is, sometimes of nothing.
+    /// Returns the kernel handle to import: mostly of an existing object, sometimes of none.
     fn number(input: &mut Input<'_>, of: Option<u32>) -> u32 {
         match (of, input.byte()) {
             (Some(handle), 0..=239) => handle,
@@ -30,7 +31,7 @@ impl World<'_> {
         } else {
             self.device.context
         };
-        // SAFETY: as in `make_pd`; fields of live handles are there.
+        // SAFETY: as in `make_pd`; the fields of live handles are readable.
         unsafe {
             match input.one_of(6) {
                 0 => {
@@ -94,19 +95,19 @@ impl World<'_> {
         self.ranges[place] = self.ranges[from];
     }
 
-    /// A region was registered in a place.
+    /// Records that a region was registered in a place.
     pub(super) fn registered(&mut self, place: usize) {
         self.imports.mrs[place] = false;
         self.imports.gone[place] = false;
     }
 
-    /// A region was asked to be destroyed. What it left to other handles is nothing.
+    /// Records the result of a region's destruction, after which its other handles refer to nothing.
     pub(super) fn deregistered(&mut self, place: usize, handle: u32, errno: c_int) {
         if errno != 0 {
             return;
         }
         for other in (0..PLACES).filter(|&other| other != place) {
-            // SAFETY: the fields of a live handle are there.
+            // SAFETY: the fields of a live handle are readable.
             let mr = unsafe { self.mrs[other].live().as_ref() };
             if mr.is_some_and(|mr| mr.handle == handle) {
                 self.imports.gone[other] = true;
@@ -114,7 +115,8 @@ impl World<'_> {
         }
     }
 
-    /// Gives a region's handle back. That of an own one that is there stays: only destroying it ends it.
+    /// Unimports a region's handle. A handle that was registered and not destroyed stays live: only
+    /// destroying the region ends it.
     unsafe fn unimport_mr(&mut self, place: usize) {
         // SAFETY: as in `import`.
         unsafe { (self.tables.later.ibv_unimport_mr)(self.mrs[place].handle) };
@@ -123,7 +125,7 @@ impl World<'_> {
         }
     }
 
-    /// Destroys the regions, and gives back the handles of those that others have destroyed.
+    /// Destroys the regions, and unimports the handles of regions that were destroyed through other handles.
     pub(super) unsafe fn end_mrs(&mut self) {
         for place in 0..PLACES {
             // SAFETY: as in `import`.
@@ -142,7 +144,7 @@ impl World<'_> {
         }
     }
 
-    /// Destroys the domains and the device memory that are left, by whichever handle.
+    /// Destroys the remaining domains and device memory, through any handle.
     pub(super) unsafe fn end_shared(&mut self) {
         let later = self.tables.later;
         let verbs = self.tables.symbols;
@@ -164,7 +166,8 @@ impl World<'_> {
                     assert_eq!(errno, 0, "device memory is in use");
                 }
             }
-            // A parent domain before what it was made of: as often as there are domains.
+            // Destroy parent domains before the domains that they were made of, with as many passes as there
+            // are domains.
             for last in [false, false, false, true] {
                 for pd in self.pds.iter_mut().filter(|pd| pd.live) {
                     let errno = (verbs.ibv_dealloc_pd)(pd.handle);

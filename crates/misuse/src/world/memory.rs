@@ -1,4 +1,4 @@
-//! Protection domains, memory regions and windows, and what else memory is made of.
+//! Protection domains, memory regions, memory windows, and other objects of memory.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -16,7 +16,7 @@ impl World<'_> {
         if self.pds[place].live {
             return;
         }
-        // SAFETY: contract of `step`, here and in all that follows.
+        // SAFETY: contract of `step`, here and in all functions that refer to this one.
         unsafe {
             let made = if input.rarely(4) {
                 let mut attr: ibv_parent_domain_init_attr = ibv_parent_domain_init_attr::zeroed();
@@ -46,7 +46,7 @@ impl World<'_> {
         let pd = self.pds[input.one_of(PLACES)].handle;
         let (offset, len, access) = self.range(input);
         let addr = self.at(offset);
-        // SAFETY: as in `make_pd`; the range lies in the arena, or is too long to be anything.
+        // SAFETY: as in `make_pd`; the range lies in the arena, or is too long to be valid.
         unsafe {
             let made = match input.one_of(4) {
                 0 => (self.tables.later.ibv_reg_mr_iova2)(
@@ -73,7 +73,7 @@ impl World<'_> {
         self.registered(place);
     }
 
-    /// A range of the arena, and access rights.
+    /// Returns a range of the arena, and access rights.
     pub(super) fn range(&self, input: &mut Input<'_>) -> (usize, usize, c_int) {
         let offset = usize::from(input.short()) % ARENA;
         let len = usize::from(input.short()) % (ARENA - offset + 1);
@@ -93,7 +93,7 @@ impl World<'_> {
     pub(super) unsafe fn end_mr(&mut self, input: &mut Input<'_>) {
         let place = input.one_of(PLACES);
         let region = &mut self.mrs[place];
-        // SAFETY: as in `make_pd`; the fields of a live handle are there.
+        // SAFETY: as in `make_pd`; the fields of a live handle are readable.
         let (handle, errno) = unsafe {
             let handle = region.live().as_ref().map(|mr| mr.handle);
             (handle, (self.tables.symbols.ibv_dereg_mr)(region.handle))

@@ -40,7 +40,7 @@ pub(crate) struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    /// Nothing, on an open device.
+    /// Returns a world without objects, on an open device.
     pub(crate) fn new(tables: Tables, device: &'a Device) -> Self {
         Self {
             tables,
@@ -67,13 +67,13 @@ impl<'a> World<'a> {
         self.arena.as_ptr().expose_provenance()
     }
 
-    /// A pointer into the arena.
+    /// Returns a pointer into the arena.
     pub(super) fn at(&self, offset: usize) -> *mut c_void {
         std::ptr::with_exposed_provenance_mut(self.base() + offset % ARENA)
     }
 }
 
-/// Calls an operation of the extended context.
+/// Calls an operation of the extended context; `None` if the context lacks it.
 macro_rules! extended {
     ($world:ident.$name:ident($( $arg:expr ),*)) => {{
         let all = verbs_abi::verbs_get_ctx($world.device.context);

@@ -1,9 +1,9 @@
-//! Places of objects: what is live, and what was destroyed.
+//! Places of objects, with the handles of live and destroyed objects.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
-/// An object that may be there, or may have been there.
+/// A place for an object that is live, was destroyed, or never existed.
 pub(super) struct Place<T> {
     pub(super) handle: *mut T,
     pub(super) live: bool,
@@ -23,12 +23,12 @@ impl<T> Place<T> {
         live: false,
     };
 
-    /// The handle if the object is live, else NULL.
+    /// Returns the handle if the object is live, else NULL.
     pub(super) fn live(self) -> *mut T {
         if self.live { self.handle } else { null_mut() }
     }
 
-    /// What a destroying verb said: 0 ends the object.
+    /// Records the result of a destroying verb: 0 ends the object.
     pub(super) fn ended(&mut self, errno: c_int) {
         if errno == 0 {
             assert!(self.live, "a destroyed handle was destroyed again");
@@ -37,7 +37,8 @@ impl<T> Place<T> {
     }
 }
 
-/// Puts a new object into a place. What was destroyed at the same address cannot be told from it any more.
+/// Stores a new object in a place. A destroyed handle with the same address is forgotten, because it cannot
+/// be distinguished any more.
 pub(super) fn fill<T>(places: &mut [Place<T>], place: usize, handle: *mut T) {
     for other in &mut *places {
         if std::ptr::eq(other.handle, handle) {

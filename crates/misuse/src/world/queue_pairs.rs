@@ -1,4 +1,4 @@
-//! Queue pairs, what they are connected to, and what is asked of them.
+//! Queue pairs, their connections, and queries.
 
 use std::ffi::c_int;
 use std::ptr::{null, null_mut};
@@ -42,7 +42,7 @@ impl World<'_> {
         init.sq_sig_all = c_int::from(input.rarely(2));
         init.pd = self.pds[input.one_of(PLACES)].handle;
         let extended = input.rarely(2) || init.qp_type == IBV_QPT_XRC_RECV;
-        // SAFETY: as in `make_pd`; the plain attributes are how the extended ones begin.
+        // SAFETY: as in `make_pd`; the extended attributes begin with the plain ones.
         unsafe {
             let made = if extended {
                 init.xrcd = self.xrcds[input.one_of(2)].handle;
@@ -68,11 +68,11 @@ impl World<'_> {
 
     pub(super) unsafe fn end_qp(&mut self, input: &mut Input<'_>) {
         let place = &mut self.qps[input.one_of(QPS)];
-        // SAFETY: as in `make_pd`; its events are acknowledged.
+        // SAFETY: as in `make_pd`; the events of the queue pair are acknowledged.
         place.ended(unsafe { (self.tables.symbols.ibv_destroy_qp)(place.handle) });
     }
 
-    /// The address of this port.
+    /// Returns the address of this port.
     pub(super) fn address(&self, input: &mut Input<'_>) -> ibv_ah_attr {
         let mut address = ibv_ah_attr::zeroed();
         address.dlid = if input.rarely(16) {
@@ -104,7 +104,7 @@ impl World<'_> {
         assert!(place.live || result != 0, "a destroyed QP was changed");
     }
 
-    /// Connects two queue pairs, or one with itself, as far as their states let it.
+    /// Connects two queue pairs, or one with itself, as far as their states permit.
     pub(super) unsafe fn connect(&mut self, input: &mut Input<'_>) {
         let (a, b) = (input.one_of(QPS), input.one_of(QPS));
         let access = 0xe;
@@ -127,7 +127,7 @@ impl World<'_> {
                 attr.max_rd_atomic = 4;
                 attr.max_dest_rd_atomic = 4;
                 attr.min_rnr_timer = 1;
-                // Short, so that what fails has failed at the end of the sequence.
+                // Short, so that failing requests have failed by the end of the sequence.
                 attr.timeout = 1;
                 attr.retry_cnt = input.byte() % 8;
                 attr.rnr_retry = input.byte() % 8;
@@ -174,7 +174,7 @@ impl World<'_> {
         let context = self.device.context;
         let nowhere = input.rarely(4);
         let index = input.number(300).cast_signed();
-        // SAFETY: as in `make_pd`, with places for the answers, or NULL, which the software NIC refuses.
+        // SAFETY: as in `make_pd`; results are writable, or NULL, which the software NIC refuses.
         unsafe {
             match input.one_of(8) {
                 0 => {

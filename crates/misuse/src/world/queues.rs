@@ -41,7 +41,7 @@ impl World<'_> {
 
     pub(super) unsafe fn end_cq(&mut self, input: &mut Input<'_>) {
         let place = &mut self.cqs[input.one_of(PLACES)];
-        // SAFETY: as in `make_pd`; its events are acknowledged.
+        // SAFETY: as in `make_pd`; the events of the queue are acknowledged.
         place.ended(unsafe { (self.tables.symbols.ibv_destroy_cq)(place.handle) });
     }
 
@@ -53,7 +53,7 @@ impl World<'_> {
                 let mut attr = ibv_modify_cq_attr::zeroed();
                 attr.attr_mask = u32::from(input.byte() % 3);
                 attr.moderate.cq_count = input.short();
-                // A long period would be waited for at the end of events that nobody needs.
+                // A long period would delay the end of the sequence.
                 attr.moderate.cq_period = input.byte().into();
                 extended!(self.modify_cq(place.handle, &raw mut attr)).unwrap_or(libc::EOPNOTSUPP)
             } else {
@@ -120,7 +120,7 @@ impl World<'_> {
         }
     }
 
-    /// Tag matching: an operation on a list, or a message for it in memory that is registered.
+    /// Executes an operation on a tag list, or writes a tag matching header into registered memory.
     pub(super) unsafe fn tags(&mut self, input: &mut Input<'_>) {
         let place = self.srqs[input.one_of(2)];
         let mut sges = [self.element(input), self.element(input)];
@@ -144,7 +144,7 @@ impl World<'_> {
             mask: u64::from(input.byte() % 4),
         };
         let mut bad = null_mut();
-        // SAFETY: as in `make_pd`; a list of one.
+        // SAFETY: as in `make_pd`; the list has one element.
         unsafe {
             if place.live {
                 extended!(self.post_srq_ops(place.handle, &raw mut wr, &raw mut bad));
@@ -154,7 +154,7 @@ impl World<'_> {
 
     pub(super) unsafe fn end_srq(&mut self, input: &mut Input<'_>) {
         let place = &mut self.srqs[input.one_of(2)];
-        // SAFETY: as in `make_pd`; its events are acknowledged.
+        // SAFETY: as in `make_pd`; the events of the queue are acknowledged.
         place.ended(unsafe { (self.tables.symbols.ibv_destroy_srq)(place.handle) });
     }
 

@@ -1,6 +1,6 @@
-//! Raw packets: queue pairs, flows, work queues and the frames between them, on a port that has Ethernet.
+//! Raw packets: queue pairs, flows, work queues and frames, on an Ethernet port.
 //!
-//! A context does not hear itself, so each object belongs to one of two.
+//! A context does not receive its own frames, so each object belongs to one of two contexts.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -14,28 +14,28 @@ use super::sizes::{ARENA, POLL};
 use crate::input::Input;
 use crate::tables::Tables;
 
-/// Objects of each kind in each context.
+/// Number of objects of each kind in each context.
 const EACH: usize = 2;
 
-/// What the sequence has of raw packets.
+/// The raw packet objects of a sequence.
 pub(super) struct RawPackets {
     sides: [Option<Side>; 2],
 }
 
-/// What one of the contexts has.
+/// The raw packet objects of one context.
 struct Side {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
     mr: *mut ibv_mr,
     cq: *mut ibv_cq,
-    /// The second one spreads what it receives.
+    /// The second queue pair distributes received packets over work queues (RSS).
     qps: [Place<ibv_qp>; EACH],
     flows: [Place<ibv_flow>; EACH],
     wqs: [Place<ibv_wq>; EACH],
     tables: [Place<ibv_rwq_ind_table>; EACH],
 }
 
-/// Calls an operation of a side's extended context; `None` if it has none.
+/// Calls an operation of a side's extended context; `None` if the context lacks it.
 macro_rules! on {
     ($side:ident.$name:ident($( $arg:expr ),*)) => {
         (*verbs_get_ctx($side.context)).$name.map(|operation| operation($( $arg ),*))
@@ -47,7 +47,7 @@ impl RawPackets {
         sides: [const { None }; 2],
     };
 
-    /// One verb, in a world whose memory begins at `base`.
+    /// Calls one verb, in a world whose memory begins at `base`.
     pub(super) unsafe fn step(
         &mut self,
         (tables, device): (Tables, &Device),
@@ -56,7 +56,7 @@ impl RawPackets {
     ) {
         let which = input.one_of(2);
         let context = device.contexts[which];
-        // SAFETY: as in `World::step`; all that a side has is live, or was destroyed through its place.
+        // SAFETY: as in `World::step`; every handle of a side is live, or was destroyed through its place.
         unsafe {
             let side = self.sides[which].get_or_insert_with(|| Side::new(tables, context, base));
             let place = input.one_of(EACH);
@@ -81,7 +81,7 @@ impl RawPackets {
         }
     }
 
-    /// Destroys what was made of a side's domain, in the right order.
+    /// Destroys the objects in each side's domain, in the right order.
     pub(super) fn end(&mut self, verbs: &Symbols) {
         for side in self.sides.iter_mut().flatten() {
             macro_rules! end {
@@ -95,7 +95,7 @@ impl RawPackets {
                     }
                 };
             }
-            // SAFETY: live handles, which nothing uses any more.
+            // SAFETY: the handles are live and no longer used by other objects.
             unsafe {
                 let all = &*verbs_get_ctx(side.context);
                 if let Some(destroy_flow) = all.ibv_destroy_flow {
@@ -115,10 +115,10 @@ impl RawPackets {
         }
     }
 
-    /// Destroys the domains, which may have been imported, and destroyed by that.
+    /// Destroys the domains, which may have been imported and destroyed through the imported handle.
     pub(super) fn end_domains(&mut self, verbs: &Symbols) {
         for side in self.sides.iter_mut().filter_map(Option::take) {
-            // SAFETY: a live handle, of which nothing is left.
+            // SAFETY: the handle is live, and the domain has no objects left.
             let errno = unsafe { (verbs.ibv_dealloc_pd)(side.pd) };
             assert!(errno == 0 || is_gone(errno), "dealloc_pd: {errno}");
         }
@@ -128,7 +128,7 @@ impl RawPackets {
 impl Side {
     unsafe fn new(tables: Tables, context: *mut ibv_context, base: usize) -> Self {
         let verbs = tables.symbols;
-        // SAFETY: a live context, and the memory of the world.
+        // SAFETY: the context is live, and the memory belongs to the world.
         unsafe {
             let pd = (verbs.ibv_alloc_pd)(context);
             let addr = std::ptr::with_exposed_provenance_mut(base);
@@ -148,7 +148,7 @@ impl Side {
         }
     }
 
-    /// A queue pair, ready to send; the second one spreads what it receives.
+    /// Makes a queue pair that is ready to send; the second one distributes received packets (RSS).
     unsafe fn make_qp(&mut self, tables: Tables, input: &mut Input<'_>, place: usize) {
         if self.qps[place].live {
             return;
@@ -204,9 +204,9 @@ impl Side {
         }
     }
 
-    /// A flow of any kind and specifications, each as long as it says.
+    /// Makes a flow of any kind with any specifications, each as long as its size field says.
     unsafe fn make_flow(&mut self, input: &mut Input<'_>, place: usize) {
-        /// Types with their sizes; one is of no type.
+        /// Specification types with their sizes; one type is invalid.
         const SPECS: [(u32, usize); 9] = [
             (IBV_FLOW_SPEC_ETH, size_of::<ibv_flow_spec_eth>()),
             (IBV_FLOW_SPEC_IPV4, size_of::<ibv_flow_spec_ipv4>()),
@@ -245,7 +245,7 @@ impl Side {
             let begin = bytes.len();
             bytes.extend(kind.to_ne_bytes());
             bytes.extend(u16::try_from(size).unwrap_or(0).to_ne_bytes());
-            // What is matched: mostly nothing.
+            // The values to match, mostly zeros.
             let end = begin + size;
             while bytes.len() < end {
                 let byte = input.byte();
@@ -253,9 +253,9 @@ impl Side {
             }
             bytes.truncate(end.max(begin));
         }
-        // What a short specification leaves of the last one is still there.
+        // Zeros follow, so that a specification with a too short size can still be read as a whole.
         bytes.resize(bytes.len() + 256, 0);
-        // SAFETY: the buffer starts with room for the attributes; as in `step`.
+        // SAFETY: as in `step`; the buffer starts with room for the attributes.
         unsafe {
             bytes
                 .as_mut_ptr()
@@ -270,12 +270,12 @@ impl Side {
         ibv_sge {
             addr: (base + offset % ARENA) as u64,
             length,
-            // SAFETY: a live region.
+            // SAFETY: the region is live.
             lkey: unsafe { (*self.mr).lkey },
         }
     }
 
-    /// A RECV for the queue pair that is no other, or for a work queue.
+    /// Posts a receive to the first queue pair or to a work queue.
     unsafe fn receive(&mut self, input: &mut Input<'_>, place: usize, base: usize) {
         let length = if input.rarely(4) { 64 } else { 2048 };
         let mut sge = self.sge(base, ARENA / 2, length);
@@ -296,9 +296,9 @@ impl Side {
         }
     }
 
-    /// A frame of any bytes.
+    /// Sends a frame of any bytes.
     unsafe fn send(&mut self, input: &mut Input<'_>, base: usize) {
-        /// Types of what follows an Ethernet header: VLAN tags, IPv4, IPv6, none.
+        /// EtherTypes: VLAN tags, IPv4, IPv6, and an invalid one.
         const TYPES: [[u8; 2]; 5] = [[0x81, 0], [0x88, 0xa8], [8, 0], [0x86, 0xdd], [0, 0]];
         if !self.qps[0].live {
             return;
@@ -326,7 +326,7 @@ impl Side {
         wr.sg_list = &raw mut sge;
         wr.num_sge = 1;
         let mut bad = null_mut();
-        // SAFETY: the world's memory, where nothing else is written now; as in `step`.
+        // SAFETY: as in `step`; the memory belongs to the world, and no other code writes to it now.
         unsafe {
             std::ptr::with_exposed_provenance_mut::<u8>(base)
                 .copy_from_nonoverlapping(frame.as_ptr(), frame.len());
@@ -364,7 +364,7 @@ impl Side {
     }
 
     unsafe fn table(&mut self, input: &mut Input<'_>, place: usize) {
-        // SAFETY: as in `step`; as many entries as are said to be there.
+        // SAFETY: as in `step`; the table has as many entries as its size says.
         unsafe {
             if self.tables[place].live || input.rarely(4) {
                 let table = self.tables[place].handle;
@@ -389,7 +389,7 @@ impl Side {
 
     unsafe fn poll(&mut self) {
         let mut wc = [ibv_wc::zeroed(); POLL];
-        // SAFETY: as in `step`; as many places as are asked for.
+        // SAFETY: as in `step`; `wc` has as many elements as the call may write.
         unsafe { ibv_poll_cq(self.cq, c_int::try_from(POLL).unwrap_or(0), wc.as_mut_ptr()) };
     }
 }

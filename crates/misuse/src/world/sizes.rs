@@ -1,12 +1,12 @@
-//! How many objects there are, and how large they are.
+//! Numbers and sizes of the objects.
 
-/// Objects of each kind.
+/// Number of objects of each kind.
 pub(super) const PLACES: usize = 4;
-/// Queue pairs.
+/// Number of queue pairs.
 pub(super) const QPS: usize = 6;
-/// Bytes that regions are made of.
+/// Bytes of the memory from which regions are registered.
 pub(super) const ARENA: usize = 1 << 15;
-/// Completions of one poll.
+/// Maximum number of completions of one poll.
 pub(super) const POLL: usize = 8;
-/// WRs of one list, at most.
+/// Maximum number of WRs in one list.
 pub(super) const LIST: usize = 5;

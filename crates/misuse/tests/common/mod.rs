@@ -1,11 +1,12 @@
-//! How sequences of verbs are run, and made.
+//! Running and generating sequences of verbs.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
 use misuse::Tables;
 
-/// Runs sequences one after the other, in a fabric of this process's own whose port has this link layer. A hang ends the process with a message.
+/// Runs sequences one after the other, in this process's own fabric, whose port has this link layer. A hang
+/// ends the process with a message.
 pub(crate) fn run(link_layer: &str, sequences: impl Iterator<Item = Vec<u8>>) -> usize {
     static ONE: Mutex<Option<tempfile::TempDir>> = Mutex::new(None);
     let mut folder = ONE.lock().unwrap_or_else(|e| e.into_inner());
@@ -39,10 +40,10 @@ pub(crate) fn run(link_layer: &str, sequences: impl Iterator<Item = Vec<u8>>) ->
     count
 }
 
-/// How many sequences a small generator makes.
+/// Number of sequences that the generator makes.
 pub(crate) const GENERATED: usize = 300;
 
-/// Those sequences; `of` may change their bytes.
+/// Returns generated sequences; `of` may change their bytes.
 pub(crate) fn generated(of: fn(u8) -> u8) -> impl Iterator<Item = Vec<u8>> {
     // xorshift64 (Marsaglia, 2003).
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
