@@ -1,4 +1,4 @@
-//! Gives the library its version nodes and symbols: `symbols.txt` says which.
+//! Sets the library's version nodes and symbols from `symbols.txt`.
 
 fn main() {
     dropin_exports::link("libibverbs.so.1");

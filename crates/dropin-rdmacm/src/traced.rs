@@ -1,4 +1,4 @@
-//! The functions of the connection manager, with a line about each call where the process is traced.
+//! The functions of the connection manager, with a trace line for each call if the process is traced.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 
@@ -9,7 +9,7 @@ use verbs_abi::*;
 
 macro_rules! traced_if_asked_for {
     ($( fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
-        /// Those that write a line.
+        /// Variants that write a trace line.
         mod writing {
             use super::*;
             $( tap::traced_function! {
@@ -21,7 +21,7 @@ macro_rules! traced_if_asked_for {
         $(
             pub(crate) unsafe extern "C" fn $name($( $arg: $type ),*) $(-> $ret)? {
                 let _hold_off = HoldOff::new();
-                // SAFETY: the function has the contract of the man page, which is the caller's.
+                // SAFETY: the function has the contract of the man page, which the caller promises.
                 unsafe {
                     if tap::trace::is_on() {
                         crate::verbs::number_handles();
@@ -74,19 +74,20 @@ mod taking {
     }
 }
 
-/// Takes an event, and waits for it where a thread can be cancelled: `rdma_get_cm_event(3)`.
+/// Takes an event; the wait is a cancellation point: `rdma_get_cm_event(3)`.
 pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
-    // SAFETY: contract of the man page, which is the caller's. The caller is C.
+    // SAFETY: the caller promises the contract of the man page, and is C code.
     unsafe { take_or_wait(|| taking::rdma_get_cm_event(channel, event)) }
 }
 
-/// The same for rsockets, which fail as system calls do. `$hold_off` is what holds cancellation off.
+/// Defines the functions of rsockets in the same way; they fail as system calls do. `$hold_off` is the guard
+/// that holds off cancellation.
 macro_rules! sockets_traced_if_asked_for {
     ($hold_off:expr; $( fn $name:ident($( $arg:ident: $type:ty ),*) -> $ret:ty; )*) => {
-        /// Those that write a line.
+        /// Variants that write a trace line.
         mod writing_sockets {
             use super::*;
             $( tap::traced_function! {
@@ -98,7 +99,7 @@ macro_rules! sockets_traced_if_asked_for {
         $(
             pub(crate) unsafe extern "C" fn $name($( $arg: $type ),*) -> $ret {
                 let _hold_off = $hold_off;
-                // SAFETY: the function has the contract of the man page, which is the caller's.
+                // SAFETY: the function has the contract of the man page, which the caller promises.
                 unsafe {
                     if tap::trace::is_on() {
                         crate::verbs::number_handles();
@@ -135,7 +136,7 @@ sockets_traced_if_asked_for! {
     fn riowrite(socket: c_int, buf: *const c_void, count: usize, offset: off_t, flags: c_int) -> usize;
 }
 
-/// The data path of streams: what it calls in the C library is no cancellation point.
+/// The data path of streams, which calls no cancellation point of the C library.
 mod streams {
     use super::*;
     sockets_traced_if_asked_for! {
@@ -152,13 +153,14 @@ mod streams {
 }
 pub(crate) use streams::*;
 
-/// Waits for sockets, as [`rpoll`] does, but without a line: a program that waits so calls it at every turn of its loop.
+/// Defines functions that wait for sockets as [`rpoll`] does, but without a trace line: a program calls them
+/// in every turn of its loop.
 macro_rules! untraced {
     ($( fn $name:ident($( $arg:ident: $type:ty ),*) -> $ret:ty; )*) => {
         $(
             pub(crate) unsafe extern "C" fn $name($( $arg: $type ),*) -> $ret {
                 let _hold_off = HoldOff::new();
-                // SAFETY: the function has the contract of the man page, which is the caller's.
+                // SAFETY: the function has the contract of the man page, which the caller promises.
                 unsafe { rsocket::abi::$name($( $arg ),*) }
             }
         )*

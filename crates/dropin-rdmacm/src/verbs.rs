@@ -1,4 +1,4 @@
-//! The verbs of the `libibverbs.so.1` that the program uses.
+//! Access to the verbs of the `libibverbs.so.1` that the program uses.
 
 use std::ffi::{CStr, OsString, c_char, c_int, c_void};
 use std::mem::{size_of, transmute_copy};
@@ -9,22 +9,23 @@ use std::sync::OnceLock;
 use rdmacm::{DEFAULT_ANSWER_TIMEOUT, Provider};
 use verbs_abi::{Gsi, Symbols, for_each_symbol};
 
-/// The drop-in `libibverbs.so.1`: loaded already, since programs that are linked to librdmacm are linked to it
-/// as well, or else found as they find it.
+/// The drop-in `libibverbs.so.1`. It is usually loaded already, because programs linked to librdmacm are
+/// linked to it, too. Otherwise the loader finds it as it does for programs.
 struct Library(*mut c_void);
 
 impl Library {
-    /// Loads it.
+    /// Loads the library.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE`, `ENOMEM` where it cannot be loaded now, `ENODEV` where there is none.
+    /// Returns `EMFILE`, `ENFILE` or `ENOMEM` if the system lacks resources to load it, and `ENODEV`
+    /// otherwise.
     fn open() -> Result<Self, c_int> {
-        // SAFETY: a string; the library's initialisers do nothing but set it up.
+        // SAFETY: a string; the library's initialisers only set up its own state.
         let handle = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW) };
         if !handle.is_null() {
             return Ok(Self(handle));
         }
-        // The loader says why in words only.
+        // The loader reports its reason only as text, so check whether another file can be opened.
         let opened = std::fs::File::open("/dev/null").map_err(|e| e.raw_os_error());
         Err(match opened {
             Err(Some(errno @ (libc::EMFILE | libc::ENFILE | libc::ENOMEM))) => errno,
@@ -32,13 +33,13 @@ impl Library {
         })
     }
 
-    /// The function of that name.
+    /// Returns the function with that name.
     ///
     /// # Safety
-    /// `F` is the type of a pointer to it.
+    /// `F` is the type of a pointer to the function.
     unsafe fn find<F>(&self, name: &CStr) -> Option<F> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) }
-        // SAFETY: an open library, which is never closed.
+        // SAFETY: the library is open, and is never closed.
         let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
         // SAFETY: contract of this function; the sizes are the same.
         (!found.is_null()).then(|| unsafe { transmute_copy(&found) })
@@ -54,7 +55,7 @@ macro_rules! load_symbols {
                     Err(_) => panic!("a name without zeroes, and one behind it"),
                 }
             }
-            // SAFETY: the fields have the types of libibverbs' functions of that name.
+            // SAFETY: each field has the type of libibverbs' function with that name.
             unsafe {
                 Some(Symbols {
                     $( $name: library.find(const { c_name(concat!(stringify!($name), "\0")) })?, )*
@@ -69,7 +70,7 @@ for_each_symbol!(load_symbols);
 /// Finds the verbs and the fabric's folder.
 ///
 /// # Errors
-/// `ENODEV` where `libibverbs.so.1` is not the drop-in's.
+/// Returns `ENODEV` if `libibverbs.so.1` is not the drop-in's, or the error of loading it.
 pub(crate) fn find() -> Result<Provider, c_int> {
     static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
     let library = Library::open()?;
@@ -89,14 +90,15 @@ pub(crate) fn find() -> Result<Provider, c_int> {
     })
 }
 
-/// The folder of the fabric, which only the drop-in can tell: `verbatim_fabric_dir` writes its name, without a
-/// zero behind it, and returns how long it is.
+/// Returns the folder of the fabric, which only the drop-in knows.
+///
+/// `verbatim_fabric_dir` writes the path without a terminating zero, and returns its length.
 fn fabric_dir(library: &Library) -> Option<PathBuf> {
     type FabricDir = unsafe extern "C" fn(to: *mut c_char, room: usize) -> usize;
-    // SAFETY: the type of the drop-in's function of that name.
+    // SAFETY: the type is that of the drop-in's function with that name.
     let name: FabricDir = unsafe { library.find(c"verbatim_fabric_dir") }?;
     let mut bytes = vec![0_u8; libc::PATH_MAX as usize];
-    // SAFETY: as much room as is said.
+    // SAFETY: the buffer has the length that is passed.
     let len = unsafe { name(bytes.as_mut_ptr().cast(), bytes.len()) };
     if len == 0 || len > bytes.len() {
         return None;
@@ -105,21 +107,22 @@ fn fabric_dir(library: &Library) -> Option<PathBuf> {
     Some(PathBuf::from(OsString::from_vec(bytes)))
 }
 
-/// The way to other hosts, of which the drop-in knows.
+/// Returns the drop-in's functions that reach other hosts.
 fn gsi(library: &Library) -> Option<&'static Gsi> {
     type Find = extern "C" fn() -> *const Gsi;
-    // SAFETY: the type of the drop-in's function of that name, which returns NULL or what is never freed.
+    // SAFETY: the type is that of the drop-in's function with that name, which returns NULL or a value that
+    // is never freed.
     unsafe {
         let find: Find = library.find(c"verbatim_gsi")?;
         find().as_ref()
     }
 }
 
-/// Has a trace call handles as the drop-in does. Once, before the first of its lines.
+/// Makes traces number handles as the drop-in does; called before the first trace line, and effective once.
 pub(crate) fn number_handles() {
     static ONCE: OnceLock<()> = OnceLock::new();
     ONCE.get_or_init(|| {
-        // SAFETY: the type of the drop-in's function of that name, which is never unloaded.
+        // SAFETY: the type is that of the drop-in's function with that name, which is never unloaded.
         unsafe {
             let number: Option<tap::trace::NumberOf> = Library::open()
                 .ok()

@@ -1,6 +1,6 @@
-//! rdma-core's own programs between two hosts, and on one host where packets are asked for.
+//! Tests of rdma-core's own programs between two hosts, and on one host with packets.
 //!
-//! A host is an address of the loopback network and a fabric of its own: nothing but packets leads from one to the other.
+//! A host is an address of the loopback network with its own fabric: only packets connect two hosts.
 
 #[path = "../../dropin/tests/common/mod.rs"]
 mod common;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::{Fabric, Watched};
 
-/// A host.
+/// A simulated host.
 struct Host {
     fabric: Fabric,
     address: String,
@@ -19,7 +19,7 @@ struct Host {
 }
 
 impl Host {
-    /// A host with an address that nobody else has.
+    /// Returns a host with an unused address.
     fn new(path: &'static str) -> Self {
         static HOSTS: AtomicU8 = AtomicU8::new(2);
         let pid = std::process::id();
@@ -45,7 +45,7 @@ impl Host {
         command
     }
 
-    /// A server that has begun to listen.
+    /// Starts a server, and waits until it listens.
     fn server(&self, program: &str, args: &[&str]) -> Watched {
         let mut server = Watched::start(&mut self.command(program, args));
         let deadline = Instant::now() + Duration::from_secs(30);
@@ -59,7 +59,8 @@ impl Host {
         server
     }
 
-    /// Whether a process has a listener and the socket for datagrams of QP1, which come in this order.
+    /// Returns true if a process has a listener and the socket for datagrams of QP1, which is opened after
+    /// the listener.
     fn listens(&self) -> bool {
         let Ok(entries) = std::fs::read_dir(self.fabric.folder().join("rdma_cm")) else {
             return false;
@@ -70,8 +71,8 @@ impl Host {
     }
 }
 
-/// Runs a server and a client, which gets the server's address behind its arguments; both must succeed. What they printed,
-/// client first.
+/// Runs a server and a client, which gets the server's address as last argument. Both must succeed. Returns
+/// their output, client first.
 fn run(server_host: &Host, client_host: &Host, program: &str, args: [&[&str]; 2]) -> [String; 2] {
     let server = server_host.server(program, args[0]);
     let args = [args[1], &[&server_host.address]].concat();
@@ -79,7 +80,7 @@ fn run(server_host: &Host, client_host: &Host, program: &str, args: [&[&str]; 2]
     [client, server.finish()]
 }
 
-/// The same between two hosts, and by packets on one.
+/// Runs server and client between two hosts, and then by packets on one host.
 fn everywhere(program: &str, args: [&[&str]; 2], check: impl Fn(&str)) {
     let [client, _] = run(&Host::new("auto"), &Host::new("auto"), program, args);
     check(&client);

@@ -1,4 +1,4 @@
-//! rdma-core's own programs as Debian ships them, on both libraries.
+//! Tests of rdma-core's own programs as Debian ships them, on both libraries.
 
 #[path = "../../dropin/tests/common/mod.rs"]
 mod common;
@@ -34,7 +34,7 @@ fn threads_are_cancelled_where_they_wait_for_events_and_nowhere_else() {
     }
 }
 
-/// The program asks the loader for `RDMACM_1.5`, which only a library of that release has.
+/// The program requires the version `RDMACM_1.5`, which only a library of that release has.
 #[test]
 fn a_c_program_of_the_newest_release_runs() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -72,7 +72,7 @@ fn what_the_system_is_short_of_is_an_errno() {
     }
 }
 
-/// Does anybody in the fabric listen? Whoever does has a socket behind the name of a port.
+/// Returns true if a process in the fabric listens: the name of its port then refers to a socket.
 fn somebody_listens(fabric: &Fabric) -> bool {
     let Ok(entries) = std::fs::read_dir(fabric.folder().join("rdma_cm")) else {
         return false;
@@ -83,7 +83,7 @@ fn somebody_listens(fabric: &Fabric) -> bool {
         .any(|path| path.is_symlink() && path.exists())
 }
 
-/// A server that has begun to listen.
+/// Starts a server, and waits until it listens.
 fn server(fabric: &Fabric, link_layer: &str, program: &str, args: &[&str]) -> Watched {
     let mut server = Watched::start(fabric.command(program, link_layer).args(args));
     let deadline = Instant::now() + Duration::from_secs(30);
@@ -97,7 +97,7 @@ fn server(fabric: &Fabric, link_layer: &str, program: &str, args: &[&str]) -> Wa
     server
 }
 
-/// Runs a server and a client on both link layers; both must succeed. What they printed, client first.
+/// Runs a server and a client on both link layers. Both must succeed. Returns their output, client first.
 fn both(program: [&str; 2], server_args: &[&str], client_args: &[&str]) -> Vec<[String; 2]> {
     ["roce", "ib"]
         .into_iter()
@@ -105,7 +105,7 @@ fn both(program: [&str; 2], server_args: &[&str], client_args: &[&str]) -> Vec<[
         .collect()
 }
 
-/// The same on one link layer.
+/// Runs a server and a client on one link layer.
 fn on(
     link_layer: &str,
     program: [&str; 2],
@@ -159,7 +159,7 @@ fn rdma_client_and_server() {
 #[test]
 fn cmtime() {
     let fabric = Fabric::new();
-    // The server serves until it is killed.
+    // The server runs until it is killed.
     let _server = server(&fabric, "roce", "cmtime", &["-c", "20"]);
     let mut client = fabric.command("cmtime", "roce");
     let text = Watched::start(client.args(["-s", "127.0.0.1", "-c", "20"])).finish();
@@ -208,7 +208,7 @@ fn riostream() {
     }
 }
 
-/// Addresses of `AF_IB`: here the loopback address, since the port's GID is another one on each host.
+/// Addresses of `AF_IB`: this test uses the loopback address, because the port's GID differs between hosts.
 #[test]
 fn programs_that_take_gids_reach_each_other_on_infiniband() {
     for (program, args) in [
@@ -225,7 +225,7 @@ fn programs_that_take_gids_reach_each_other_on_infiniband() {
     }
 }
 
-/// Datagrams: their server has a port of UDP.
+/// Datagrams: the server has a UDP port.
 #[test]
 fn udpong() {
     let free = std::net::UdpSocket::bind(("127.0.0.1", 0)).expect("a port");
@@ -241,7 +241,7 @@ fn udpong() {
         let args = [&["-b", "127.0.0.1", "-p", &text, "-C", "300"], args].concat();
         for link_layer in ["roce", "ib"] {
             let fabric = Fabric::new();
-            // It serves until it is killed.
+            // The server runs until it is killed.
             let mut server = Watched::start(fabric.command("udpong", link_layer).args(&args));
             while std::net::UdpSocket::bind(("127.0.0.1", port)).is_ok() {
                 assert!(server.runs(), "{args:?}: {}", server.end().1);
@@ -261,7 +261,7 @@ fn rcopy() {
     let bytes: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
     std::fs::write(path("from"), &bytes).expect("written");
     let fabric = Fabric::new();
-    // The server serves until it is killed.
+    // The server runs until it is killed.
     let _server = server(&fabric, "roce", "rcopy", &[]);
     let to = format!("127.0.0.1:{}", path("to").display());
     let mut client = fabric.command("rcopy", "roce");
@@ -269,7 +269,7 @@ fn rcopy() {
     assert_eq!(std::fs::read(path("to")).expect("copied"), bytes);
 }
 
-/// A program that knows nothing of RDMA, over rsockets by preload.
+/// A program without RDMA code runs over rsockets by preloading.
 #[test]
 fn sockets_by_preload() {
     const PRELOAD: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";

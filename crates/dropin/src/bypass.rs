@@ -1,38 +1,41 @@
-//! Says at the end of a process that the software NIC was not used, where it was preloaded to be.
+//! Reports at the end of a process that the software NIC was not used although this library was preloaded.
 //!
-//! Python wheels bring a libibverbs of their own under a name that no search path replaces. `verbatim run --preload` puts
-//! this library in front of it. A program that opens its own all the same (by `dlopen` and `dlsym`), or opens no device,
-//! would run over TCP and say nothing.
+//! Python wheels bring their own libibverbs under a name that no search path replaces. `verbatim run
+//! --preload` therefore preloads this library. Without the report, a program that opens its own library
+//! nevertheless (by `dlopen` and `dlsym`), or opens no device, would silently run over TCP.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Set by `verbatim run` where it preloads this library: `wheels` where nobody asked for that. Then a process that has asked for
-/// devices and opened none says nothing, since many libraries of Python look whether there is one.
+/// Variable that `verbatim run` sets if it preloads this library. The value is `wheels` if the user did not
+/// ask for preloading.
+///
+/// With `wheels`, a process that has listed devices and opened none reports nothing, because many Python
+/// libraries check for devices.
 const VARIABLE: &str = "VERBATIM_PRELOADED";
 
-/// The process has asked for the devices.
+/// True once the process has listed the devices.
 static ASKED: AtomicBool = AtomicBool::new(false);
-/// The process has opened a device.
+/// True once the process has opened a device.
 static OPENED: AtomicBool = AtomicBool::new(false);
 
-/// The process asks for the devices.
+/// Records that the process lists the devices.
 pub(crate) fn asked() {
     ASKED.store(true, Ordering::Relaxed);
 }
 
-/// The process has opened a device.
+/// Records that the process has opened a device.
 pub(crate) fn opened() {
     OPENED.store(true, Ordering::Relaxed);
 }
 
-/// Runs when the library is loaded.
+/// Registers `at_load` to run when the library is loaded.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
 
 extern "C" fn at_load() {
     if std::env::var_os(VARIABLE).is_some() {
-        // SAFETY: a function that lives as long as the program.
+        // SAFETY: the function lives as long as the program.
         unsafe { libc::atexit(at_exit) };
     }
 }
@@ -59,8 +62,8 @@ extern "C" fn at_exit() {
     );
 }
 
-/// A libibverbs among the files of `/proc/PID/maps` under a name that is none of this library's: `libibverbs-HASH.so…`, as
-/// wheels have it.
+/// Returns a libibverbs in `/proc/PID/maps` whose name is not one of this library's: `libibverbs-HASH.so…`,
+/// as in wheels.
 fn other_library(maps: &str) -> Option<&str> {
     let files = maps
         .lines()

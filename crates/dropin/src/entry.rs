@@ -1,4 +1,4 @@
-//! Every function that is exported, under its C name, and the labels that export it.
+//! Every exported function under its C name, and the labels that export it.
 
 pub(crate) use crate::fabric::*;
 pub(crate) use crate::kernel::*;

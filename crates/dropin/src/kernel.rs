@@ -1,5 +1,5 @@
-//! Conversions of what a kernel's RDMA connection manager writes: `struct ib_user_path_rec` of
-//! `linux:include/uapi/rdma/ib_user_sa.h`, `struct ib_uverbs_ah_attr` and `struct ib_uverbs_qp_attr` of
+//! Conversions of the structures that the kernel's RDMA connection manager writes: `struct ib_user_path_rec`
+//! of `linux:include/uapi/rdma/ib_user_sa.h`, `struct ib_uverbs_ah_attr` and `struct ib_uverbs_qp_attr` of
 //! `ib_user_verbs.h`.
 
 use verbs_abi::{ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr, ibv_qp_cap, ibv_sa_path_rec};
@@ -128,7 +128,7 @@ pub(crate) unsafe extern "C" fn ibv_copy_qp_attr_from_kern(
 ) {
     // SAFETY: contract of this function.
     let k = unsafe { &*src };
-    // SAFETY: as above; `rate_limit`, which the kernel does not tell, keeps its value.
+    // SAFETY: as above; `rate_limit`, which the kernel does not provide, keeps its value.
     let rate_limit = unsafe { (&raw const (*dst).rate_limit).read() };
     let attr = ibv_qp_attr {
         qp_state: k.qp_state,
@@ -204,7 +204,7 @@ pub(crate) unsafe extern "C" fn ibv_copy_path_rec_from_kern(
     unsafe { dst.write(path) };
 }
 
-/// Converts a path record the other way.
+/// Converts a path record into the kernel's structure.
 ///
 /// # Safety
 /// `dst` is writable, `src` readable.
@@ -214,7 +214,7 @@ pub(crate) unsafe extern "C" fn ibv_copy_path_rec_to_kern(
 ) {
     // SAFETY: contract of this function.
     let p = unsafe { &*src };
-    // SAFETY: both members of the union are its 16 bytes.
+    // SAFETY: the two unions are GIDs, of which any 16 bytes are valid.
     let (dgid, sgid) = unsafe { (p.dgid.raw, p.sgid.raw) };
     let k = KernelPathRec {
         dgid,

@@ -1,20 +1,20 @@
-//! The software NIC as `libibverbs.so.1`: what unmodified programs load instead of the system's.
+//! The software NIC as `libibverbs.so.1`, which unmodified programs load instead of the system's.
 //!
-//! The library is named, versioned and laid out as rdma-core's, so that programs which are linked to that one
-//! run on the software NIC, with no RDMA hardware, no kernel module and no root. `verbatim run` sets up the
-//! environment in which the loader finds it.
+//! The library has the name, versions and layout of rdma-core's, so that programs linked to rdma-core run on
+//! the software NIC. They need no RDMA hardware, no kernel module and no root. `verbatim run` sets up the
+//! environment in which the loader finds the library.
 //!
-//! - `symbols.txt` says what is exported under which version; `build.rs` makes labels of it that jump to the
-//!   functions in `entry`.
-//! - `nic` hands the verbs to the software NIC, whose functions check and answer as their man pages say.
-//! - `bypass` tells of a process that was to use the software NIC and did not.
+//! - `symbols.txt` lists the exported symbols with their versions; `build.rs` makes labels from it that jump
+//!   to the functions in `entry`.
+//! - `nic` passes the verbs to the software NIC, whose functions check and answer as their man pages say.
+//! - `bypass` reports a process that should have used the software NIC and did not.
 //! - `newest` has the functions of the newest releases.
 //! - `rate`, `sysfs` and `kernel` are the functions of libibverbs that need no device.
-//! - `fabric` is for the drop-in's own `librdmacm.so.1`, which stands on this library.
-//! - `refusal` is how provider libraries are answered that expect a kernel.
+//! - `fabric` is for the drop-in `librdmacm.so.1`, which depends on this library.
+//! - `refusal` has the answers for provider libraries that expect a kernel driver.
 //!
-//! No panic crosses the C ABI: the functions return errors, and should one panic all the same, `extern "C"`
-//! ends the process with a message rather than unwinding into C.
+//! No panic crosses the C ABI. The functions return errors; should one panic nevertheless, `extern "C"` ends
+//! the process with a message rather than unwinding into C.
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]

@@ -1,6 +1,7 @@
-//! The functions that libibverbs got in rdma-core 59 to 65, handed to the software NIC.
+//! The functions that libibverbs got in rdma-core 59 to 65, passed to the software NIC.
 //!
-//! Those that make a memory region go on to `ibv_reg_mr_iova`, so that a ledger and a trace have the region.
+//! Functions that register a memory region call `ibv_reg_mr_iova`, so that the region appears in ledgers and
+//! traces.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -15,8 +16,8 @@ macro_rules! hand_over {
         $(
             pub(crate) unsafe extern "C" fn $name($( $arg: $type ),*) $(-> $ret)? {
                 let _hold_off = HoldOff::new();
-                // SAFETY: the software NIC's function of that name has the contract of the man page, which is
-                // the caller's.
+                // SAFETY: the software NIC's function of that name has the contract of the man page, which
+                // the caller promises.
                 unsafe { newest::$name($( $arg ),*) }
             }
         )*
@@ -57,7 +58,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_buf_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     match newest::check_buffer(pd, buf, addr, length) {
-        // SAFETY: contract of the man page; the memory is the buffer's (checked above).
+        // SAFETY: contract of the man page; the memory belongs to the buffer (checked above).
         Ok(()) => unsafe { nic::ibv_reg_mr_iova(pd, addr, length, addr.addr() as u64, access) },
         Err(errno) => refused(errno),
     }
@@ -91,7 +92,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
         return refused(errno);
     }
     if set(IBV_REG_MR_MASK_BUF) {
-        // SAFETY: who sets the bit was compiled with the member.
+        // SAFETY: a program that sets the bit was compiled with the member.
         let buf = unsafe { (*attr.cast::<ibv_mr_init_attr_with_buf>()).buf };
         if let Err(errno) = newest::check_buffer(pd, buf, a.addr, a.length) {
             return refused(errno);
@@ -102,6 +103,6 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
     } else {
         a.addr.addr() as u64
     };
-    // SAFETY: contract of the man page, which is the caller's.
+    // SAFETY: the caller promises the contract of the man page.
     unsafe { nic::ibv_reg_mr_iova(pd, a.addr, a.length, iova, a.access) }
 }

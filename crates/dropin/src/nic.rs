@@ -1,4 +1,4 @@
-//! The verbs, handed to the software NIC, through the tap if it is on.
+//! The verbs, passed to the software NIC; through the tap if it is on.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use crate::bypass;
 use cancellation::{HoldOff, take_or_wait};
 use verbs_abi::{LaterSymbols, Symbols, for_each_later_symbol, for_each_symbol};
 
-/// The software NIC, for the tap.
+/// The software NIC as the tap's provider.
 struct SoftNic;
 
 impl tap::Provider for SoftNic {
@@ -45,14 +45,14 @@ fn later_symbols() -> &'static LaterSymbols {
     tapped.unwrap_or_else(softnic::later_symbols)
 }
 
-/// Defines each function of a table as a call of the software NIC's.
+/// Defines each function of a table as a call of the software NIC's function.
 macro_rules! hand_over {
     ($table:path: $( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
         $(
             pub(crate) unsafe extern "C" fn $name($( $arg: $type ),*) $(-> $ret)? {
                 let _hold_off = HoldOff::new();
-                // SAFETY: the software NIC's function of that name has the contract of the man page, which is
-                // the caller's.
+                // SAFETY: the software NIC's function of that name has the contract of the man page, which
+                // the caller promises.
                 unsafe { ($table().$name)($( $arg ),*) }
             }
         )*
@@ -76,18 +76,20 @@ mod first {
 for_each_later_symbol!(hand_over_later);
 pub(crate) use first::*;
 
-/// Lists the devices, and says on standard error why there are none, as rdma-core's library does: the ABI has
-/// room for an errno only, and programs print "No IB devices found".
+/// Lists the devices. If the list cannot be made, prints the reason to standard error, as rdma-core's library
+/// does.
+///
+/// The ABI returns only an errno, and programs print "No IB devices found".
 pub(crate) unsafe extern "C" fn ibv_get_device_list(
     num_devices: *mut c_int,
 ) -> *mut *mut verbs_abi::ibv_device {
     bypass::asked();
-    // SAFETY: contract of the man page, which is the caller's.
+    // SAFETY: the caller promises the contract of the man page.
     let list = unsafe { first::ibv_get_device_list(num_devices) };
     if list.is_null()
         && let Some(why) = softnic::last_error()
     {
-        // SAFETY: errno of this thread: printing must not change it.
+        // SAFETY: accesses this thread's errno, which printing must not change.
         let errno = unsafe { *libc::__errno_location() };
         eprintln!("libibverbs (verbatim): {why}");
         // SAFETY: as above.
@@ -96,11 +98,11 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(
     list
 }
 
-/// Opens a device, and notes it.
+/// Opens a device, and records that for [`bypass`].
 pub(crate) unsafe extern "C" fn ibv_open_device(
     device: *mut verbs_abi::ibv_device,
 ) -> *mut verbs_abi::ibv_context {
-    // SAFETY: contract of the man page, which is the caller's.
+    // SAFETY: the caller promises the contract of the man page.
     let context = unsafe { first::ibv_open_device(device) };
     if !context.is_null() {
         bypass::opened();
@@ -108,17 +110,17 @@ pub(crate) unsafe extern "C" fn ibv_open_device(
     context
 }
 
-/// Takes a completion event, and waits for it where a thread can be cancelled: `ibv_get_cq_event(3)`.
+/// Takes a completion event; the wait is a cancellation point: `ibv_get_cq_event(3)`.
 pub(crate) unsafe extern "C-unwind" fn ibv_get_cq_event(
     channel: *mut verbs_abi::ibv_comp_channel,
     cq: *mut *mut verbs_abi::ibv_cq,
     cq_context: *mut *mut libc::c_void,
 ) -> c_int {
-    // SAFETY: contract of the man page, which is the caller's. The caller is C.
+    // SAFETY: the caller promises the contract of the man page, and is C code.
     unsafe { take_or_wait(|| first::ibv_get_cq_event(channel, cq, cq_context)) }
 }
 
-/// The same for asynchronous events: `ibv_get_async_event(3)`.
+/// Takes an asynchronous event; the wait is a cancellation point: `ibv_get_async_event(3)`.
 pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
     context: *mut verbs_abi::ibv_context,
     event: *mut verbs_abi::ibv_async_event,
@@ -127,8 +129,9 @@ pub(crate) unsafe extern "C-unwind" fn ibv_get_async_event(
     unsafe { take_or_wait(|| first::ibv_get_async_event(context, event)) }
 }
 
-/// Protects a range of memory from being copied by `fork`. Registered memory is not pinned here, so a fork
-/// cannot break it: there is nothing to do.
+/// Protects a range of memory from being copied by `fork`.
+///
+/// The function does nothing: the software NIC does not pin registered memory, so a fork cannot break it.
 pub(crate) extern "C" fn ibv_dontfork_range(_base: *mut libc::c_void, _size: usize) -> c_int {
     0
 }

@@ -1,4 +1,4 @@
-//! What provider libraries get that ask for a kernel driver.
+//! Answers for provider libraries that call for a kernel driver.
 
 use std::ffi::{c_int, c_void};
 
@@ -7,24 +7,24 @@ fn set_errno() {
     unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
 }
 
-/// Answers with an errno.
+/// Returns an errno.
 pub(crate) extern "C" fn errno() -> c_int {
     libc::EOPNOTSUPP
 }
 
-/// Answers -1, and errno.
+/// Returns -1 and sets errno.
 pub(crate) extern "C" fn fails() -> c_int {
     set_errno();
     -1
 }
 
-/// Answers NULL, and errno.
+/// Returns NULL and sets errno.
 pub(crate) extern "C" fn null() -> *mut c_void {
     set_errno();
     std::ptr::null_mut()
 }
 
-/// Does nothing; whoever expects a number gets 0.
+/// Does nothing, and returns 0 to callers that expect a number.
 pub(crate) extern "C" fn nothing() -> usize {
     0
 }

@@ -1,22 +1,23 @@
-//! Reading sysfs, which libibverbs offers to its users.
+//! Functions of libibverbs that read sysfs.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Where sysfs is mounted.
+/// Returns the mount point of sysfs.
 pub(crate) extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// Bytes of the longest file of sysfs: a page (`linux:Documentation/filesystems/sysfs.rst`), here of any size that there is.
+/// Maximum size of a file in sysfs: the largest page size (`linux:Documentation/filesystems/sysfs.rst`).
 const MOST_BYTES: usize = 65_536;
 
-/// Reads a file of sysfs into `buf`, without the newline at its end, with a zero behind it. Bytes read, or -1 with errno, also
-/// where it does not fit.
+/// Reads a file of sysfs into `buf`, without its final newline and with a terminating zero.
+///
+/// Returns the number of bytes read, or -1 with errno, also if the text does not fit.
 ///
 /// # Safety
-/// `dir` and `file` are strings, `buf` has `size` bytes.
+/// `dir` and `file` are strings, and `buf` has `size` bytes.
 pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     dir: *const c_char,
     file: *const c_char,
@@ -26,7 +27,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     if dir.is_null() || file.is_null() || buf.is_null() {
         return fail(libc::EINVAL);
     }
-    // SAFETY: strings of the caller.
+    // SAFETY: the caller promises strings.
     let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
     let path =
         Path::new(OsStr::from_bytes(dir.to_bytes())).join(OsStr::from_bytes(file.to_bytes()));
@@ -35,9 +36,9 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
         Ok(len) => len,
         Err(e) => return fail(e.raw_os_error().unwrap_or(libc::EIO)),
     };
-    // With the zero behind the text, for which there is no room where there is none for anything.
+    // Includes the terminating zero, unless `size` is 0.
     let written = text.get(..=len).map_or(0, <[u8]>::len);
-    // SAFETY: at most `size` bytes.
+    // SAFETY: `written` is at most `size`.
     unsafe { buf.copy_from_nonoverlapping(text.as_ptr().cast(), written) };
     c_int::try_from(len).unwrap_or(c_int::MAX)
 }

@@ -1,4 +1,5 @@
-//! Other people's programs as Debian ships them, and a C program built against the distribution's headers.
+//! Tests of other projects' programs as Debian ships them, and of C programs built against the distribution's
+//! headers.
 
 mod common;
 
@@ -36,7 +37,7 @@ fn misuse_gets_an_errno() {
     }
 }
 
-/// What the library says of a device that cannot be opened is on standard error, behind it.
+/// If a device cannot be opened, the library's message is on standard error, behind the program's output.
 #[test]
 fn what_the_system_is_short_of_is_an_errno() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -65,7 +66,8 @@ fn processes_share_domains_regions_and_device_memory() {
     }
 }
 
-/// Beside regions of plain memory: what else is made of a domain, in another process than its own.
+/// Objects of a domain, other than regions of plain memory, in another process than the one that made the
+/// domain.
 #[test]
 fn processes_share_windows_implicit_regions_and_xrc_receive_queues() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -79,7 +81,7 @@ fn processes_share_windows_implicit_regions_and_xrc_receive_queues() {
     }
 }
 
-/// The program asks the loader for `IBVERBS_1.18`, which only a library of that release has.
+/// The program requires the version `IBVERBS_1.18`, which only a library of that release has.
 #[test]
 fn a_c_program_of_the_newest_release_runs() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -109,7 +111,8 @@ fn a_c_program_of_the_newest_release_runs() {
     }
 }
 
-/// A libibverbs under another name is not found in front of: preloaded, the drop-in is, and says where it was passed by.
+/// A search path does not replace a libibverbs under another name. Preloading does; if the program bypasses
+/// the drop-in nevertheless, the drop-in reports that.
 #[test]
 fn a_program_with_its_own_libibverbs_is_reached_by_preloading_or_says_so() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -175,7 +178,7 @@ fn a_c_program_built_against_the_headers_runs() {
     }
 }
 
-/// A completion is reported when it is added to an armed queue, also where the poll that is under way takes it.
+/// A completion added to an armed queue causes an event, even if a poll in progress returns it.
 #[test]
 fn what_comes_during_a_poll_is_reported() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -185,8 +188,8 @@ fn what_comes_during_a_poll_is_reported() {
     assert_eq!(String::from_utf8_lossy(&out.stdout), "ok\n");
 }
 
-/// Atomic write and FLUSH, which only the extended post API has: what they do, their lines in a trace, and what they are
-/// counted as.
+/// Atomic write and FLUSH, which only the extended post API has: their effects, their trace lines, and their
+/// counts.
 #[test]
 fn memory_placement_is_executed_traced_and_counted() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -314,7 +317,7 @@ fn perftest() {
         ("ib_atomic_lat", &["-A", "CMP_AND_SWAP"]),
     ] {
         let fabric = Fabric::new();
-        // On the roce link layer `-x 0` asks for GID 0.
+        // On the roce link layer, `-x 0` selects GID 0.
         let args = [args, &["-n", "200", "-x", "0", "-F"]].concat();
         let [client, _] = fabric.pair("roce", program, &args);
         assert!(client.contains("#bytes"), "{program} {args:?}: {client}");

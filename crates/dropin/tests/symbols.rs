@@ -1,4 +1,4 @@
-//! The names and versions that programs ask the loader for, and functions that need no device.
+//! Tests of the symbol names and versions that programs require, and of functions that need no device.
 
 mod common;
 
@@ -7,26 +7,26 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
 
-/// What the library was made from.
+/// The list from which the library's symbols are made.
 const FACTS: &str = include_str!("../symbols.txt");
 
-/// A library opened for good.
+/// An opened library, which is never closed.
 struct Library(*mut c_void);
 
 impl Library {
     fn open(path: &Path) -> Self {
         let path = CString::new(path.as_os_str().as_bytes()).expect("a path");
-        // SAFETY: a string; the library's initialisers do nothing but set it up.
+        // SAFETY: a string; the library's initialisers only set up its own state.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         assert!(!handle.is_null(), "{path:?} does not load");
         Self(handle)
     }
 
-    /// The symbol with that version, or the default one.
+    /// Returns the symbol with that version, or with the default version.
     fn find(&self, name: &str, version: Option<&str>) -> *mut c_void {
         let name = CString::new(name).expect("a name");
         let version = version.map(|v| CString::new(v).expect("a version"));
-        // SAFETY: an open library and strings.
+        // SAFETY: an open library, and strings.
         unsafe {
             match &version {
                 Some(v) => libc::dlvsym(self.0, name.as_ptr(), v.as_ptr()),
@@ -36,7 +36,7 @@ impl Library {
     }
 }
 
-/// Names and nodes of all symbols, the private ones once for each private node.
+/// Returns name and version node of all symbols; private symbols appear once for each private node.
 fn symbols() -> Vec<(String, String)> {
     let words = |line: &'static str| line.split_whitespace().collect::<Vec<_>>();
     let lines = || FACTS.lines().filter(|l| !l.starts_with('#')).map(words);
@@ -194,7 +194,7 @@ fn nothing_else_is_exported_and_the_name_is_right() {
         .lines()
         .filter(|l| l.contains(" GLOBAL ") && !l.contains(" UND "))
         .filter_map(|l| l.split_whitespace().nth(7))
-        // A node is a symbol of its own.
+        // Version nodes are symbols without '@'.
         .filter(|name| name.contains('@'))
         .collect();
     exported.sort_unstable();
@@ -206,7 +206,7 @@ fn nothing_else_is_exported_and_the_name_is_right() {
     assert_eq!(exported, wanted);
 }
 
-/// The machine's own libibverbs.
+/// Opens the machine's own libibverbs.
 fn the_systems() -> Library {
     let path = [
         "/usr/lib/x86_64-linux-gnu",
@@ -220,7 +220,7 @@ fn the_systems() -> Library {
     Library::open(&path)
 }
 
-/// Functions that give the same answers here as in the machine's own libibverbs.
+/// The rate functions return the same values as in the machine's own libibverbs.
 #[test]
 fn rates_are_those_of_the_systems_library() {
     let ours = Library::open(&common::library());
@@ -254,7 +254,7 @@ fn a_file_of_sysfs_is_read_without_its_newline() {
     let libraries = [Library::open(&common::library()), the_systems()];
     let [read, theirs] = libraries.each_ref().map(|library| {
         let read = library.find("ibv_read_sysfs_file", Some("IBVERBS_1.0"));
-        // SAFETY: its type in rdma-core's driver.h.
+        // SAFETY: the type is that of the function in rdma-core's driver.h.
         unsafe { std::mem::transmute::<*mut c_void, Read>(read) }
     });
     let folder = tempfile::tempdir().expect("a folder");
@@ -269,7 +269,7 @@ fn a_file_of_sysfs_is_read_without_its_newline() {
     let ask = |file, size| ask_of(read, file, size);
     assert_eq!(ask(c"fw_ver", 8), (3, *b"1.0\0UUUU"));
     assert_eq!(ask(c"board_id", 8), (-1, [0x55; 8]));
-    // What is not whole in the buffer, with a zero behind it, is none.
+    // A text that does not fit into the buffer with its zero is an error.
     assert_eq!(ask(c"fw_ver", 4), (3, *b"1.0\0UUUU"));
     assert_eq!(ask(c"fw_ver", 2), (-1, [0x55; 8]));
     for text in ["1.0\n", "1.0", "\n", "\n\n", ""] {

@@ -1,10 +1,10 @@
-//! The work requests that `ibv_wr_*` build.
+//! The work requests that programs build with `ibv_wr_*`.
 
 use verbs_abi::*;
 
 use crate::request::Request;
 
-/// A work request that a thread builds.
+/// A work request that a thread is building.
 #[derive(Clone, Copy)]
 pub(crate) struct Built {
     pub(crate) wr_id: u64,
@@ -18,14 +18,14 @@ pub(crate) struct Built {
     pub(crate) flush: Option<Flush>,
 }
 
-/// What a work request says of memory of the peer.
+/// The remote memory address of a work request.
 #[derive(Clone, Copy)]
 pub(crate) struct Remote {
     pub(crate) addr: u64,
     pub(crate) rkey: u32,
 }
 
-/// What a FLUSH says besides, as `ibv_wr_flush(3)` calls it.
+/// Further parameters of a FLUSH, as `ibv_wr_flush(3)` names them.
 #[derive(Clone, Copy)]
 pub(crate) struct Flush {
     pub(crate) len: usize,
@@ -34,7 +34,7 @@ pub(crate) struct Flush {
 }
 
 impl Built {
-    /// One that goes to no memory that the peer has registered.
+    /// Returns a work request without a remote memory address.
     pub(crate) const fn local(opcode: ibv_wr_opcode) -> Self {
         Self {
             wr_id: 0,
@@ -49,7 +49,7 @@ impl Built {
         }
     }
 
-    /// One that goes to the peer's memory.
+    /// Returns a work request with a remote memory address.
     pub(crate) const fn remote(opcode: ibv_wr_opcode, addr: u64, rkey: u32) -> Self {
         Self {
             to: Some(Remote { addr, rkey }),

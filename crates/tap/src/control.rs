@@ -1,4 +1,4 @@
-//! The functions that make and destroy objects, with the tap's books behind them.
+//! The functions that create and destroy objects, with the tap's bookkeeping.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -11,19 +11,19 @@ use crate::objects::{
 use crate::provider::Provider;
 use crate::{data_path, extended, memory, session, trace};
 
-/// Counts what is done with a device that was just opened.
+/// Installs the counting operations in a device that was just opened.
 ///
 /// # Safety
-/// `handle` is a context that the provider has just returned and nobody else has seen.
+/// `handle` is a context that the provider has just returned and no other code has seen.
 unsafe fn opened<P: Provider>(handle: *mut ibv_context) {
-    // Another open of the same device may give the same context.
+    // A second open of the same device may return the same context.
     if handle.is_null() || CONTEXTS.find(key_of(handle)).is_some() {
         return;
     }
     let Some(session) = session::current(P::NAME) else {
         return;
     };
-    // SAFETY: contract of this function; the extended operations are where the context says.
+    // SAFETY: contract of this function; the extended operations lie where the context says.
     unsafe {
         let extended = verbs_get_ctx(handle);
         let own = extended.as_ref();
@@ -51,7 +51,7 @@ unsafe fn opened<P: Provider>(handle: *mut ibv_context) {
     }
 }
 
-/// Enters a queue pair that was just created.
+/// Records a queue pair that was just created.
 ///
 /// # Safety
 /// `handle` is NULL or a new queue pair.
@@ -71,7 +71,7 @@ unsafe fn created_qp(handle: *mut ibv_qp, cap: ibv_qp_cap, sq_sig_all: bool) -> 
     handle
 }
 
-/// Enters a completion queue that was just created.
+/// Records a completion queue that was just created.
 ///
 /// # Safety
 /// `handle` is NULL or a new completion queue.
@@ -85,7 +85,7 @@ unsafe fn created_cq(handle: *mut ibv_cq) -> Option<&'static Cq> {
     CQS.insert(key_of(handle), new).then_some(new)
 }
 
-/// Enters a shared receive queue that was just created.
+/// Records a shared receive queue that was just created.
 ///
 /// # Safety
 /// `handle` is NULL or a new shared receive queue.
@@ -110,7 +110,8 @@ unsafe extern "C" fn create_qp_ex(
     let own = CONTEXTS
         .find(key_of(handle))
         .and_then(|own| own.create_qp_ex);
-    // SAFETY: `ibv_create_qp_ex(3)`, the caller's promise; the attributes hold what was granted afterwards.
+    // SAFETY: the caller promises `ibv_create_qp_ex(3)`; after the call the attributes hold the granted
+    // values.
     unsafe {
         let Some(create) = own else {
             return refuse();
@@ -125,9 +126,9 @@ unsafe extern "C" fn create_qp_ex(
             .find(qp_key((*qp).context, (*qp).qp_num))
             .filter(|_| extended)
         {
-            // A queue pair with these operations is the first field of an extended one (`verbs.h`).
+            // A queue pair with these operations is the first field of an extended queue pair (`verbs.h`).
             let handle: *mut ibv_qp_ex_with_flush = qp.cast();
-            // The field is only there in queue pairs that were made for it.
+            // The field exists only in queue pairs that were created with this flag.
             let flush = init.send_ops_flags & IBV_QP_EX_WITH_FLUSH != 0;
             let flush = flush.then(|| &mut (*handle).wr_flush);
             extended::install_post(known, &mut (*handle).ex, flush);
@@ -143,7 +144,7 @@ unsafe extern "C" fn create_cq_ex(
     let own = CONTEXTS
         .find(key_of(handle))
         .and_then(|own| own.create_cq_ex);
-    // SAFETY: `ibv_create_cq_ex(3)`, the caller's promise.
+    // SAFETY: the caller promises `ibv_create_cq_ex(3)`.
     unsafe {
         let Some(create) = own else {
             return refuse();
@@ -164,7 +165,7 @@ unsafe extern "C" fn create_srq_ex(
     let own = CONTEXTS
         .find(key_of(handle))
         .and_then(|own| own.create_srq_ex);
-    // SAFETY: `ibv_create_srq_ex(3)`, the caller's promise.
+    // SAFETY: the caller promises `ibv_create_srq_ex(3)`.
     unsafe {
         match own {
             Some(create) => created_srq(create(handle, init)),
@@ -173,14 +174,14 @@ unsafe extern "C" fn create_srq_ex(
     }
 }
 
-/// What the header's functions answer where a provider lacks an operation.
+/// Fails as the header's functions do if a provider lacks an operation: returns NULL and sets errno.
 fn refuse<T>() -> *mut T {
     // SAFETY: glibc's errno of this thread.
     unsafe { *libc::__errno_location() = libc::EOPNOTSUPP };
     std::ptr::null_mut()
 }
 
-/// Notes a region that was just registered.
+/// Records a region that was just registered.
 ///
 /// # Safety
 /// `mr` is NULL or a new region.
@@ -195,7 +196,7 @@ unsafe fn registered(mr: *mut ibv_mr) -> *mut ibv_mr {
     mr
 }
 
-/// The provider's table with the tap's functions in it.
+/// Returns the provider's table with the tap's functions in it.
 pub(crate) fn symbols<P: Provider>() -> Symbols {
     Symbols {
         ibv_open_device: open_device::<P>,
@@ -215,7 +216,7 @@ pub(crate) fn symbols<P: Provider>() -> Symbols {
     }
 }
 
-/// The same for the functions that came later.
+/// Returns the table of later functions in the same way.
 pub(crate) fn later_symbols<P: Provider>() -> Option<LaterSymbols> {
     Some(LaterSymbols {
         ibv_reg_mr_iova: reg_mr_iova::<P>,
@@ -226,7 +227,7 @@ pub(crate) fn later_symbols<P: Provider>() -> Option<LaterSymbols> {
 }
 
 unsafe extern "C" fn open_device<P: Provider>(device: *mut ibv_device) -> *mut ibv_context {
-    // SAFETY: `ibv_open_device(3)`, the caller's promise, here and in all functions below.
+    // SAFETY: the caller promises what the function's man page requires, here and in all functions below.
     unsafe {
         let context = (P::symbols().ibv_open_device)(device);
         opened::<P>(context);
@@ -292,7 +293,7 @@ unsafe extern "C" fn rereg_mr<P: Provider>(
     length: usize,
     access: c_int,
 ) -> c_int {
-    // SAFETY: as above; the region is live whatever came of it.
+    // SAFETY: as above; the region is live whatever the result.
     unsafe {
         let result = (P::symbols().ibv_rereg_mr)(mr, flags, pd, addr, length, access);
         if result == 0 {
@@ -303,7 +304,7 @@ unsafe extern "C" fn rereg_mr<P: Provider>(
 }
 
 unsafe extern "C" fn dereg_mr<P: Provider>(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: as above; the handle is read before it is gone.
+    // SAFETY: as above; the handle is read before the call destroys it.
     unsafe {
         let context = mr.as_ref().and_then(|mr| CONTEXTS.find(key_of(mr.context)));
         let handle = mr.addr();
@@ -332,7 +333,7 @@ unsafe extern "C" fn create_cq<P: Provider>(
 
 unsafe extern "C" fn destroy_cq<P: Provider>(cq: *mut ibv_cq) -> c_int {
     let known = CQS.find(key_of(cq));
-    // Before it is gone: its address may come back at once.
+    // Removed before the call, because the handle's address may be reused at once.
     let forget = || {
         let _one = registry();
         CQS.remove(key_of(cq));
@@ -374,7 +375,7 @@ unsafe extern "C" fn create_qp<P: Provider>(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
-    // SAFETY: as above; the attributes hold what was granted afterwards.
+    // SAFETY: as above; after the call the attributes hold the granted values.
     unsafe {
         let qp = (P::symbols().ibv_create_qp)(pd, init);
         match init.as_ref() {
@@ -409,7 +410,7 @@ unsafe extern "C" fn modify_qp<P: Provider>(
 }
 
 unsafe extern "C" fn destroy_qp<P: Provider>(handle: *mut ibv_qp) -> c_int {
-    // SAFETY: as above; the handle is read before it is gone.
+    // SAFETY: as above; the handle is read before the call destroys it.
     unsafe {
         let Some(qp) = handle.as_ref() else {
             return (P::symbols().ibv_destroy_qp)(handle);

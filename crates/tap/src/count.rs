@@ -1,4 +1,4 @@
-//! Counting: what a call on the data path adds to the cells.
+//! Counting: the additions of a data path call to the cells.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -10,16 +10,17 @@ use crate::objects::{Context, Cq, QPS, Qp, QpUse, place_of, qp_key};
 use crate::request::{NOTHING_REPEATS, Pattern, Request};
 use crate::session::{add, raise, set};
 
-/// The time is read once in so many work requests or completions, a power of two, and for the first few of them.
+/// The time is read once per this number of work requests or completions (a power of two), and for the first
+/// few of them.
 const TOUCH_EVERY: u64 = 256;
 const TOUCH_FIRST: u64 = 64;
-/// Look-ups of destinations after which no more are made.
+/// Number of look-ups of destinations after which no more are made.
 const MAX_LOOKUPS: u64 = 1 << 16;
 
-/// Posts after which repeated ones are counted in full, at most.
+/// Maximum number of repeated posts before they are counted in full.
 const MAX_REPEATED: u64 = 255;
 
-/// Counts a postlist that was accepted.
+/// Counts an accepted postlist.
 #[inline(always)]
 pub(crate) fn posted(qp: &Qp, requests: impl Iterator<Item = impl Request> + Clone) {
     let mine = qp.mine();
@@ -53,7 +54,7 @@ fn posted_in_full(
     let first = pattern;
     while let Some(request) = next {
         let fetches = !datagram && request.opcode() >= IBV_WR_RDMA_READ;
-        // Most requests of a list are equal, and comparing them costs less than counting them.
+        // Most requests of a list are equal, and comparing them costs less than counting each.
         let mut equal = 1;
         loop {
             next = requests.next();
@@ -120,7 +121,7 @@ fn posted_in_full(
     }
 }
 
-/// The kind of a work request.
+/// Returns the kind of a work request.
 #[inline(always)]
 fn kind_of(qp: &Qp, request: &impl Request) -> Key {
     let (num_sge, bytes) = request.payload();
@@ -133,17 +134,18 @@ fn is_signaled(qp: &Qp, request: &impl Request) -> bool {
     (request.flags() | qp.forced) & IBV_SEND_SIGNALED != 0
 }
 
-/// Whether the time is read when so many are added to so many.
+/// Returns true if the time is due when `more` is added to `before`.
 #[inline(always)]
 fn is_time(before: u64, more: u64) -> bool {
     before < TOUCH_FIRST || (before ^ (before + more)) >= TOUCH_EVERY
 }
 
 impl QpUse {
-    /// Whether a post of one work request is equal to the one before, so that it only has to be noted how often.
+    /// Returns true if a post of one work request equals the previous post, so that only a repetition must be
+    /// counted.
     ///
-    /// A post has its stores to the ring of the receiver in flight, and each further store waits behind them: where
-    /// cores are far apart, the ten stores of a count in full cost a third of the message rate.
+    /// A post has its stores to the receiver's ring in flight, and each further store waits behind them.
+    /// Between distant cores the ten stores of a full count cost a third of the message rate.
     #[inline(always)]
     pub(crate) fn repeats(
         &self,
@@ -158,7 +160,7 @@ impl QpUse {
             && (qp.qp_type != IBV_QPT_UD || self.knows(destination()))
     }
 
-    /// Notes that posts like this one of one work request may follow.
+    /// Records the pattern of a post of one work request, so that equal posts can be counted as repetitions.
     #[inline(always)]
     fn may_repeat(&self, pattern: Pattern, key: Key, signaled: bool, outstanding: u64) {
         let place = self.sent_place.load(Relaxed) as usize;
@@ -173,7 +175,7 @@ impl QpUse {
         set(&self.cell.repeated_outstanding, outstanding);
     }
 
-    /// Counts the posts in full that were only noted so far.
+    /// Counts in full the posts that were only counted as repetitions so far.
     #[inline(always)]
     pub(crate) fn settle(&self, qp: &Qp) {
         let repeated = Repeated(self.cell.repeated.load(Relaxed));
@@ -182,7 +184,7 @@ impl QpUse {
         }
     }
 
-    /// Notes that it is posted to, now and then.
+    /// Records the time of a post, now and then.
     #[cold]
     fn touch(&self, qp: &Qp) {
         let now = qp.context.session.touch();
@@ -225,8 +227,8 @@ impl QpUse {
 
     /// Counts work requests of a kind.
     ///
-    /// Numbers, and not a structure: what is written in words and read as a whole has to wait until the stores before
-    /// it, into the receiver's ring, are done.
+    /// The arguments are numbers and not a structure: a structure that is written in words and read as a
+    /// whole must wait for all earlier stores into the receiver's ring.
     #[inline(never)]
     fn add_sent(&self, key: Key, count: u64, signaled: u64) {
         if count == 0 {
@@ -249,7 +251,7 @@ impl QpUse {
         }
     }
 
-    /// The place of a kind; behind the last one if there is none for it.
+    /// Returns the index of a kind; `usize::MAX` if there is no room for it.
     #[inline(never)]
     fn find_sent(&self, key: Key) -> usize {
         let kinds = &self.cell.sent;
@@ -290,7 +292,7 @@ impl QpUse {
         place
     }
 
-    /// Notes whether a READ continues the one before, and where an atomic goes.
+    /// Records whether a READ continues the previous one, and the address slot of an atomic.
     #[inline(never)]
     fn add_fetch(&self, opcode: ibv_wr_opcode, remote: u64, bytes: u32) {
         match opcode {
@@ -309,7 +311,7 @@ impl QpUse {
         }
     }
 
-    /// Where a destination is remembered, and as what.
+    /// Returns the slot that remembers a destination, and the value that identifies the destination.
     #[inline(always)]
     fn destination(&self, (ah, qpn): (*mut ibv_ah, u32)) -> (&AtomicU64, u64) {
         let known = (ah.addr() as u64) << 24 | u64::from(qpn & 0xff_ffff);
@@ -317,14 +319,14 @@ impl QpUse {
         (&self.destinations[place], known)
     }
 
-    /// Whether a destination was looked at before.
+    /// Returns true if a destination was looked up before.
     #[inline(always)]
     fn knows(&self, to: (*mut ibv_ah, u32)) -> bool {
         let (place, known) = self.destination(to);
         place.load(Relaxed) == known
     }
 
-    /// Notes where a datagram goes.
+    /// Records the destination of a datagram.
     #[inline]
     fn add_destination(&self, context: &Context, to: (*mut ibv_ah, u32)) {
         let (place, known) = self.destination(to);
@@ -343,7 +345,7 @@ impl QpUse {
         self.add_peer(machine_of_datagram(context.process_shift, ah, qpn));
     }
 
-    /// Notes a machine that it sends to.
+    /// Records a machine to which the queue pair sends.
     pub(crate) fn add_peer(&self, machine: u64) {
         let machine = machine.max(1);
         for peer in &self.cell.peers {
@@ -357,7 +359,7 @@ impl QpUse {
     }
 }
 
-/// A completion, as far as it is counted.
+/// The counted properties of a completion.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Completion {
     pub(crate) qpn: u32,
@@ -379,7 +381,7 @@ impl Completion {
         }
     }
 
-    /// What must be equal for completions to be counted together.
+    /// Returns the key of completions that are counted together.
     #[inline(always)]
     fn key(self) -> Key {
         if !self.ok {
@@ -392,13 +394,13 @@ impl Completion {
     }
 }
 
-/// Counts a poll that found nothing.
+/// Counts a poll that found no completion.
 #[inline(always)]
 pub(crate) fn polled_empty(cq: &Cq) {
     add(&cq.mine().cell.empty_polls, 1);
 }
 
-/// Counts a poll that found something.
+/// Counts a poll that found completions.
 #[inline(always)]
 pub(crate) fn polled(cq: &Cq, count: u64) {
     let mine = cq.mine();
@@ -412,8 +414,10 @@ pub(crate) fn polled(cq: &Cq, count: u64) {
     }
 }
 
-/// Counts completions. Most of what a poll finds is one run of equal ones, which is found by their fields as they are,
-/// without a branch for each field or completion.
+/// Counts completions.
+///
+/// Most polls find one run of equal completions. The function detects that by comparing their fields without
+/// a branch for each field or completion.
 #[inline(always)]
 pub(crate) fn completed(cq: &Cq, completions: &[ibv_wc]) {
     let Some(first) = completions.first() else {
@@ -428,7 +432,7 @@ pub(crate) fn completed(cq: &Cq, completions: &[ibv_wc]) {
     completed_runs(cq, completions);
 }
 
-/// As [`completed`], run by run.
+/// Counts completions like [`completed`], run by run.
 #[inline(never)]
 fn completed_runs(cq: &Cq, completions: &[ibv_wc]) {
     for run in completions.chunk_by(|a, b| difference(a, b) == 0) {
@@ -438,14 +442,14 @@ fn completed_runs(cq: &Cq, completions: &[ibv_wc]) {
     }
 }
 
-/// 0 if two completions are equal in all that is counted.
+/// Returns 0 if two completions are equal in all counted fields.
 #[inline(always)]
 fn difference(a: &ibv_wc, b: &ibv_wc) -> u32 {
     let fate = (a.status ^ b.status) | (a.opcode ^ b.opcode) | (a.wc_flags ^ b.wc_flags);
     fate | (a.qp_num ^ b.qp_num) | (a.byte_len ^ b.byte_len)
 }
 
-/// Counts completions that are equal in all that is counted.
+/// Counts completions that are equal in all counted fields.
 #[inline(never)]
 pub(crate) fn add_completed(cq: &Cq, completion: Completion, count: u64) {
     let Some(qp) = QPS.find(qp_key(cq.device, completion.qpn)) else {
@@ -454,7 +458,7 @@ pub(crate) fn add_completed(cq: &Cq, completion: Completion, count: u64) {
     let key = completion.key();
     match key.0 {
         0 => {
-            // What it completes was posted before.
+            // The completed work requests were posted before.
             if let Some(mine) = qp.known_use() {
                 mine.settle(qp);
             }
@@ -464,8 +468,9 @@ pub(crate) fn add_completed(cq: &Cq, completion: Completion, count: u64) {
             let mine = qp.mine();
             mine.settle(qp);
             add(&mine.cell.failed, count);
-            // Its opcode is not valid (ibv_poll_cq), and a RECV may have failed. Then the queue pair is in error, and has
-            // no more operations outstanding than are flushed at once.
+            // The opcode of a failed completion is not valid (ibv_poll_cq), and the failed operation may be a
+            // receive. The queue pair is then in error, and at most as many operations are outstanding as are
+            // flushed.
             qp.retire(count);
         }
         _ => qp.mine().add_received(key, count),

@@ -1,7 +1,7 @@
-//! The operations that `verbs.h` calls through the context, with the counting behind them.
+//! The operations that `verbs.h` calls through the context, with counting.
 //!
-//! Each calls the provider's own and then counts what that accepted, so a work request is never looked at before
-//! the NIC has it, and a refused one is not counted.
+//! Each calls the provider's operation and then counts what that accepted. The provider therefore gets a work
+//! request before the tap reads it for counting, and a refused work request is not counted.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -17,7 +17,8 @@ use crate::request::{Pattern, Request};
 use crate::session::add;
 use crate::trace;
 
-/// Puts the counting operations into a context whose own are in `context`.
+/// Replaces the operations of a context by the counting ones; the provider's own are in the
+/// [`Context`](crate::objects::Context).
 pub(crate) fn install(ops: &mut ibv_context_ops) {
     if trace::is_on() {
         ops.post_send = Some(post_send_traced);
@@ -31,7 +32,7 @@ pub(crate) fn install(ops: &mut ibv_context_ops) {
     ops.poll_cq = Some(poll_cq);
 }
 
-/// What the queue pair behind a handle is found by.
+/// Returns the key by which the queue pair of a handle is found.
 ///
 /// # Safety
 /// `qp` is a live queue pair.
@@ -41,15 +42,17 @@ pub(crate) unsafe fn key_of_qp(qp: *mut ibv_qp) -> u64 {
     unsafe { qp_key((*qp).context, (*qp).qp_num) }
 }
 
-/// Most posts are of one work request that is like the one before. Whether this is one is found out before the
-/// provider's call, so that nothing but the place of the count has to be kept over it.
+/// Posts and counts work requests.
+///
+/// Most posts are of one work request that equals the previous one. This function detects that before the
+/// provider's call, so that only the address of the counter must be kept across the call.
 unsafe extern "C" fn post_send(
     handle: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: a live queue pair and what `ibv_post_send(3)` asks for, which is the caller's promise; the provider's
-    // operation gets the same.
+    // SAFETY: the caller promises a live queue pair and what `ibv_post_send(3)` requires; the provider's
+    // operation gets the same arguments.
     unsafe {
         if let Some(one) = wr.as_ref()
             && one.next.is_null()
@@ -78,10 +81,11 @@ unsafe extern "C" fn post_send(
     }
 }
 
-/// As [`post_send`], for lists and for what is not like the post before.
+/// Posts and counts as [`post_send`] does, for lists and for work requests that differ from the previous
+/// post.
 ///
 /// # Safety
-/// As that.
+/// The contract of [`post_send`] applies.
 #[inline(never)]
 unsafe extern "C" fn post_send_counted(
     handle: *mut ibv_qp,
@@ -90,7 +94,7 @@ unsafe extern "C" fn post_send_counted(
 ) -> c_int {
     let mut own = ptr::null_mut();
     let bad_wr = place_for_bad(bad_wr, &mut own);
-    // SAFETY: contract of this function; the provider's operation gets the same.
+    // SAFETY: contract of this function; the provider's operation gets the same arguments.
     unsafe {
         if let Some(qp) = QP_HANDLES.find_first(key_of(handle))
             && let Some(post_send) = qp.post_send
@@ -102,11 +106,12 @@ unsafe extern "C" fn post_send_counted(
     }
 }
 
-/// Counts what a provider took of a list, as its `result` says, which is returned: so a caller that ends with this
-/// keeps nothing for itself.
+/// Counts the accepted part of a list according to the provider's `result`, and returns `result`. A caller
+/// that ends with this call keeps no values across it.
 ///
 /// # Safety
-/// It is a list as `ibv_post_send(3)` describes it, and `bad_wr` has what was refused, if something was.
+/// The list is as `ibv_post_send(3)` describes it. If `result` is an error, `bad_wr` points to the refused
+/// work request.
 #[inline(never)]
 unsafe fn count_sent(
     qp: &Qp,
@@ -124,11 +129,12 @@ unsafe fn count_sent(
     result
 }
 
-/// As [`post_send`], with lines of the trace if there is one, and for queue pairs that are hard to find or not counted:
-/// whatever would only take room and time on the way of all others.
+/// Posts as [`post_send`] does, with trace lines if tracing is on. It also handles queue pairs that are not
+/// counted or not in their first table slot. These rare cases are separate to keep the common path short and
+/// fast.
 ///
 /// # Safety
-/// As that.
+/// The contract of [`post_send`] applies.
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn post_send_traced(
@@ -165,7 +171,7 @@ unsafe extern "C" fn post_send_traced(
     }
 }
 
-/// Counts the rest of a list from the work request that was refused, which it returns.
+/// Counts the rest of a list, from the refused work request on, as refused; returns the refused work request.
 #[cold]
 fn count_refused(qp: &Qp, bad_wr: *mut ibv_send_wr) -> *mut ibv_send_wr {
     let rest = List::new(bad_wr, ptr::null_mut());
@@ -174,7 +180,7 @@ fn count_refused(qp: &Qp, bad_wr: *mut ibv_send_wr) -> *mut ibv_send_wr {
 }
 
 unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: a live queue with room for the completions (`ibv_poll_cq(3)`), the caller's promise.
+    // SAFETY: the caller promises a live queue with room for the completions (`ibv_poll_cq(3)`).
     unsafe {
         let cq = CQS.find_first(key_of(handle));
         let cq = cq.or_else(|| CQS.find(key_of(handle)));
@@ -207,7 +213,7 @@ unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut i
     }
 }
 
-/// Forgets what is outstanding on a queue pair.
+/// Forgets the outstanding operations of a queue pair.
 pub(crate) fn reset(qp: &Qp) {
     qp.mine().settle(qp);
     qp.reset();

@@ -1,4 +1,4 @@
-//! The extended APIs, `ibv_wr_*` and `ibv_start_poll`, whose operations are in each object.
+//! The extended APIs, `ibv_wr_*` and `ibv_start_poll`, whose operations are stored in each object.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,7 +11,7 @@ use crate::objects::{CQS, Cq, QPS, Qp, key_of, qp_key};
 use crate::own_operations::{FlushOp, PollOps, PostOps};
 use crate::trace;
 
-/// The queue pair behind a handle.
+/// Returns the queue pair of a handle.
 ///
 /// # Safety
 /// `qp` is a live queue pair.
@@ -21,22 +21,23 @@ unsafe fn qp_of(qp: *mut ibv_qp_ex) -> Option<&'static Qp> {
     QPS.find(key)
 }
 
-/// The list that the calling thread builds.
+/// Returns the list that the calling thread is building.
 ///
 /// # Safety
 /// The result is not in use when this is called again.
 #[expect(clippy::mut_from_ref, reason = "each thread has a list of its own")]
 unsafe fn list(qp: &Qp) -> &mut Vec<Built> {
-    // SAFETY: only this thread uses it, and for no longer than the functions below, which do not call each other.
+    // SAFETY: only this thread uses the list, and only during the functions below, which do not call each
+    // other.
     unsafe { &mut *qp.mine().list.get() }
 }
 
-/// Adds a work request to the list that the calling thread builds.
+/// Adds a work request to the list that the calling thread is building.
 ///
 /// # Safety
-/// `handle` is that of the queue pair, between start and complete of this thread (`ibv_wr_post(3)`).
+/// `handle` is the handle of `qp`, between start and complete of this thread (`ibv_wr_post(3)`).
 unsafe fn begin(qp: &Qp, handle: *mut ibv_qp_ex, built: Built) {
-    // SAFETY: contract of this function; the two fields are the program's.
+    // SAFETY: contract of this function; the program has set the two fields.
     unsafe {
         list(qp).push(Built {
             wr_id: (*handle).wr_id,
@@ -46,13 +47,14 @@ unsafe fn begin(qp: &Qp, handle: *mut ibv_qp_ex, built: Built) {
     }
 }
 
-/// Keeps a provider's operations of a queue pair, and puts counting ones in their places.
+/// Saves a provider's operations of a queue pair, and replaces them by counting ones.
 macro_rules! post_operations {
     (
         begin { $($begin:ident($($arg:ident: $type:ty),*) = $built:expr;)* }
         set { $($set:ident($($set_arg:ident: $set_type:ty),*), |$last:ident| $fill:expr;)* }
     ) => {
-        /// Counts what is posted to a queue pair by `ibv_wr_*`; `flush` is where its last operation is, if it has it.
+        /// Installs counting in a queue pair for `ibv_wr_*`; `flush` is the field of the FLUSH operation, if
+        /// the queue pair has it.
         pub(crate) fn install_post(qp: &Qp, handle: &mut ibv_qp_ex, flush: Option<&mut FlushOp>) {
             let own = PostOps {
                 $($begin: handle.$begin,)*
@@ -65,7 +67,7 @@ macro_rules! post_operations {
             if qp.post_ops.set(own).is_err() {
                 return;
             }
-            // What the provider lacks stays missing.
+            // Operations that the provider lacks stay NULL.
             $(handle.$begin = handle.$begin.and(Some($begin));)*
             $(handle.$set = handle.$set.and(Some($set));)*
             if let Some(flush) = flush {
@@ -88,7 +90,7 @@ macro_rules! post_operations {
         })*
 
         $(unsafe extern "C" fn $set(handle: *mut ibv_qp_ex $(, $set_arg: $set_type)*) {
-            // SAFETY: as above; lists are as long as they are said to be.
+            // SAFETY: as above; lists have the length that the caller says.
             unsafe {
                 let Some(qp) = qp_of(handle) else { return };
                 if let Some(own) = qp.post_ops.get().and_then(|own| own.$set) {
@@ -113,7 +115,7 @@ post_operations! {
         wr_atomic_cmp_swp(rkey: u32, addr: u64, compare: u64, swap: u64) =
             Built::remote(IBV_WR_ATOMIC_CMP_AND_SWP, addr, rkey);
         wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) = Built::remote(IBV_WR_ATOMIC_FETCH_AND_ADD, addr, rkey);
-        // "atomic_wr: 8 bytes", which the call takes along (`ibv_wr_post(3)`).
+        // "atomic_wr: 8 bytes", which the call copies (`ibv_wr_post(3)`).
         wr_atomic_write(rkey: u32, addr: u64, value: *const c_void) = Built {
             flags: IBV_SEND_INLINE,
             bytes: 8,
@@ -199,7 +201,7 @@ unsafe extern "C" fn wr_complete(handle: *mut ibv_qp_ex) -> c_int {
         if let Some(at_ns) = traced {
             trace::built(at_ns, handle, list(qp), result);
         }
-        // All of it was posted, or nothing (`ibv_wr_post(3)`).
+        // The whole list was posted, or none of it (`ibv_wr_post(3)`).
         let built = list(qp);
         if result == 0 {
             count::posted(qp, built.iter().copied());
@@ -222,8 +224,9 @@ unsafe extern "C" fn wr_abort(handle: *mut ibv_qp_ex) {
     }
 }
 
-/// Counts what is polled from a completion queue by `ibv_start_poll` and its kin. `wc_flags` is what was asked for
-/// at its creation: a provider may fill only these fields.
+/// Installs counting in a completion queue for `ibv_start_poll` and the other poll functions.
+///
+/// `wc_flags` are the fields requested at creation: a provider may fill only these.
 pub(crate) fn install_poll(cq: &Cq, handle: &mut ibv_cq_ex, wc_flags: u64) {
     let own = PollOps {
         start_poll: handle.start_poll,
@@ -245,7 +248,7 @@ pub(crate) fn install_poll(cq: &Cq, handle: &mut ibv_cq_ex, wc_flags: u64) {
     }
 }
 
-/// The queue behind a handle, with its own operations.
+/// Returns the completion queue of a handle, with the provider's operations.
 fn cq_of(handle: *mut ibv_cq_ex) -> Option<(&'static Cq, &'static PollOps)> {
     let cq = CQS.find(key_of(handle))?;
     Some((cq, cq.poll_ops.get()?))
@@ -255,13 +258,13 @@ unsafe extern "C" fn start_poll(handle: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_a
     let Some((cq, own)) = cq_of(handle) else {
         return libc::EINVAL;
     };
-    // SAFETY: a live queue and attributes, the caller's promise.
+    // SAFETY: the caller promises a live queue and attributes.
     let result = own
         .start_poll
         .map_or(libc::EINVAL, |start| unsafe { start(handle, attr) });
     if result == 0 {
         cq.mine().batch.store(1, Relaxed);
-        // SAFETY: this thread polls now.
+        // SAFETY: this thread has started polling the queue.
         unsafe { count_current(cq, own, handle, "start_poll") };
     } else {
         count::polled_empty(cq);
@@ -276,7 +279,7 @@ unsafe extern "C" fn next_poll(handle: *mut ibv_cq_ex) -> c_int {
     let Some((cq, own)) = cq_of(handle) else {
         return libc::EINVAL;
     };
-    // SAFETY: this thread polls the queue, the caller's promise.
+    // SAFETY: the caller promises that this thread polls the queue.
     let result = own
         .next_poll
         .map_or(libc::EINVAL, |next| unsafe { next(handle) });
@@ -294,23 +297,24 @@ unsafe extern "C" fn end_poll(handle: *mut ibv_cq_ex) {
     };
     count::polled(cq, cq.mine().batch.swap(0, Relaxed));
     if let Some(end) = own.end_poll {
-        // SAFETY: this thread polls the queue, the caller's promise.
+        // SAFETY: the caller promises that this thread polls the queue.
         unsafe { end(handle) };
     }
 }
 
-/// Counts the current completion, which `verb` found.
+/// Counts the current completion, which `verb` returned.
 ///
 /// # Safety
 /// The calling thread polls the queue, and there is a current completion.
 unsafe fn count_current(cq: &Cq, own: &PollOps, handle: *mut ibv_cq_ex, verb: &str) {
-    // SAFETY: contract of this function; the fields were asked for, or are always there.
+    // SAFETY: contract of this function; the fields were requested, or always exist.
     unsafe {
         let read = |field: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u32>| {
             field.map_or(0, |read| read(handle))
         };
         let completion = Completion {
-            // Without a number it belongs to none: this one is for multicast (IBTA vol. 1, 3.5.3).
+            // Without a QP number the completion belongs to no queue pair: this number is reserved for
+            // multicast (IBTA vol. 1, 3.5.3).
             qpn: own.read_qp_num.map_or(0xff_ffff, |read| read(handle)),
             ok: (*handle).status == IBV_WC_SUCCESS,
             opcode: read(own.read_opcode),

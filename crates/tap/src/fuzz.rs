@@ -1,4 +1,4 @@
-//! What the fuzz targets of this crate run, and the replay of their corpora.
+//! The fuzz targets of this crate, and the replay of their corpora.
 
 use std::io;
 
@@ -11,14 +11,14 @@ use crate::layout::*;
 use crate::read::{ReadError, Recorded, read_at};
 use crate::{Ledger, PcieLines};
 
-/// Cells of each kind that the file has: what says that it has more is too short.
+/// Number of cells of each kind in the file; a header that claims more makes the file too short.
 const CELLS: usize = 3;
 
-/// A file of counters with a header and a cell of each kind, of which the bytes say what they hold: two bytes name a
-/// word, eight its value, and so on. All cells of a kind are equal.
+/// Reads a file of counters with a header and one cell of each kind, which `bytes` patch: two bytes select a
+/// word and the next eight are its value, repeatedly. All cells of a kind are equal.
 ///
 /// # Panics
-/// If the reader does, or gives a profile that contradicts itself.
+/// Panics if the reader panics, or returns a profile that contradicts itself.
 pub fn counters(bytes: &[u8]) {
     if let Ok(read) = of_patches(bytes) {
         assert_eq!(read.profile.check(), Ok(()));
@@ -57,10 +57,11 @@ fn of_patches(bytes: &[u8]) -> Result<Recorded, ReadError> {
     })
 }
 
-/// A ledger of any bytes: refused with words, or explained without harm, and written as it was read.
+/// Parses any bytes as a ledger. The ledger is refused with a message, or the model explains it, and it is
+/// written as it was read.
 ///
 /// # Panics
-/// If the reader or the model does, or a ledger does not come back.
+/// Panics if the reader or the model panics, or if the written ledger differs.
 pub fn ledger(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -77,10 +78,10 @@ pub fn ledger(bytes: &[u8]) {
     }
 }
 
-/// What perf wrote, of any bytes: nothing is counted, or one line more counts that much more.
+/// Parses any bytes as perf's output. If perf's counts are found, a further line must add its value.
 ///
 /// # Panics
-/// If the reader does, or its sum is none.
+/// Panics if the reader panics, or if the sum is wrong.
 pub fn perf(bytes: &[u8]) {
     const EVENTS: [&str; 2] = ["io_pcirdcur", "io_itom"];
     const MORE: u64 = 7;
@@ -98,7 +99,7 @@ pub fn perf(bytes: &[u8]) {
     }
 }
 
-/// The model explains on each NIC, without harm, what agrees with itself.
+/// Runs the model on each NIC with a consistent profile.
 fn explain(observed: &OperationProfile) {
     if observed.check().is_err() {
         return;

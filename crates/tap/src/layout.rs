@@ -1,7 +1,8 @@
-//! The file of counters: what one process writes while it runs, and others read when it is gone.
+//! The file of counters: a process writes it while it runs, and other processes read it afterwards.
 //!
-//! A header, then three arrays of cells. A *cell* is what one thread did with one object, so nobody else writes
-//! to it. Everything is 64-bit words: `AtomicU64` for the writer, `u64` for the reader, who believes none of them.
+//! The file has a header and three arrays of cells. A *cell* counts what one thread did with one object, so
+//! only that thread writes to it. All fields are 64-bit words: `AtomicU64` for the writer, `u64` for the
+//! reader, which trusts none of them.
 
 use zerocopy::FromBytes;
 
@@ -10,63 +11,64 @@ pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"VERB TAP");
 /// Version of everything in this file.
 pub(crate) const VERSION: u64 = 4;
 
-/// Cells of queue pairs in a file.
+/// Maximum number of queue pair cells in a file.
 pub(crate) const MAX_QP_CELLS: usize = 1 << 14;
-/// Cells of completion queues in a file.
+/// Maximum number of completion queue cells in a file.
 pub(crate) const MAX_CQ_CELLS: usize = 1 << 14;
-/// Cells of shared receive queues in a file.
+/// Maximum number of shared receive queue cells in a file.
 pub(crate) const MAX_SRQ_CELLS: usize = 1 << 12;
 
-/// Kinds of operations that a queue pair's thread can tell apart.
+/// Number of kinds of operations that a queue pair's cell distinguishes.
 pub(crate) const SENT_KINDS: usize = 64;
-/// Kinds of received messages that it can tell apart.
+/// Number of kinds of received messages that a queue pair's cell distinguishes.
 pub(crate) const RECEIVED_KINDS: usize = 32;
-/// Of each, how many are of one payload each; the rest are for classes of payloads.
+/// Number of the former and the latter that have a single payload size; the rest are for classes of payload
+/// sizes.
 pub(crate) const SINGLE_SENT_KINDS: usize = 40;
 pub(crate) const SINGLE_RECEIVED_KINDS: usize = 20;
-/// Classes of postlist lengths: 1, 2, up to 4, up to 8 …
+/// Number of classes of postlist lengths: 1, 2, up to 4, up to 8 …
 pub(crate) const LIST_CLASSES: usize = 17;
-/// Peers that it can tell apart.
+/// Number of peers that a queue pair's cell distinguishes.
 pub(crate) const PEERS: usize = 117;
-/// Words of 8 bytes that the low 12 bits of an aligned address tell apart.
+/// Number of 8-byte words that the low 12 bits of an aligned address distinguish.
 pub(crate) const ATOMIC_SLOTS: usize = 512;
-/// Classes of completions that a poll found: 1, 2, up to 4 …
+/// Number of classes of completions per poll: 1, 2, up to 4 …
 pub(crate) const POLL_CLASSES: usize = 8;
-/// Bytes of the command line that are kept.
+/// Maximum number of bytes of the command line that are stored.
 pub(crate) const PROGRAM_BYTES: usize = 8 * 488;
 
-/// What is there once.
+/// The header of the file.
 #[derive(FromBytes)]
 #[repr(C)]
 pub(crate) struct Header<W> {
     pub(crate) magic: W,
     pub(crate) version: W,
     pub(crate) pid: W,
-    /// 1 when the process has ended by `exit`.
+    /// 1 after the process has ended by `exit`.
     pub(crate) complete: W,
-    /// First and last use of the data path, `CLOCK_MONOTONIC`.
+    /// Times of the first and last use of the data path, by `CLOCK_MONOTONIC`.
     pub(crate) first_ns: W,
     pub(crate) last_ns: W,
-    /// Used cells.
+    /// Numbers of used cells.
     pub(crate) qp_cells: W,
     pub(crate) cq_cells: W,
     pub(crate) srq_cells: W,
-    /// Objects that found no room and were not counted.
+    /// Objects that found no free cell and were not counted.
     pub(crate) uncounted: W,
-    /// Queue pairs that were created.
+    /// Number of created queue pairs.
     pub(crate) queue_pairs: W,
     pub(crate) threads: W,
-    /// Memory that is registered now, and in pages larger than the smallest; and the most of each.
+    /// Memory registered now, and its part in pages larger than the smallest; then the maximum of each.
     pub(crate) registered_bytes: W,
     pub(crate) huge_page_bytes: W,
     pub(crate) max_registered_bytes: W,
     pub(crate) max_huge_page_bytes: W,
-    /// Regions that were registered.
+    /// Number of registered regions.
     pub(crate) regions: W,
     pub(crate) program_len: W,
     pub(crate) provider: [W; 2],
     pub(crate) reserved: [W; 4],
-    /// Bytes of the command line, eight a word.
+    /// Bytes of the command line, eight per word.
     pub(crate) program: [W; PROGRAM_BYTES / 8],
 }
 
@@ -77,41 +79,42 @@ pub(crate) struct Sent<W> {
     /// [`Key`], 0 if unused.
     pub(crate) key: W,
     pub(crate) count: W,
-    /// Payload of all of them, if the key is that of a class; else the key says it.
+    /// Payload bytes of all of them, if the key is that of a class; otherwise the key contains the payload.
     pub(crate) bytes: W,
     pub(crate) signaled: W,
 }
 
-/// Messages of one kind that RECVs took.
+/// Received messages of one kind.
 #[derive(FromBytes)]
 #[repr(C)]
 pub(crate) struct Received<W> {
     /// [`Key`], 0 if unused.
     pub(crate) key: W,
     pub(crate) count: W,
-    /// As in [`Sent`].
+    /// Payload bytes, as in [`Sent`].
     pub(crate) bytes: W,
 }
 
-/// RECVs that were posted.
+/// Posted receives.
 #[derive(FromBytes)]
 #[repr(C)]
 pub(crate) struct Recvs<W> {
-    /// Calls that posted them.
+    /// Number of calls that posted them.
     pub(crate) posts: W,
     pub(crate) wrs: W,
-    /// Room in them.
+    /// Bytes of their buffers.
     pub(crate) bytes: W,
-    /// How many were posted one a call with the same room, and that room; no other word knows of them yet.
+    /// Number of receives that were posted one per call with the same buffer size, and that size; not yet
+    /// included in the other words.
     pub(crate) alike: W,
     pub(crate) alike_room: W,
 }
 
-/// What one thread did with one queue pair.
+/// Counters of one thread for one queue pair.
 #[derive(FromBytes)]
 #[repr(C)]
 pub(crate) struct QpCell<W> {
-    /// Number of the queue pair among those of the process: a QP number may come back.
+    /// Number of the queue pair within the process, because a QP number may be reused.
     pub(crate) qp: W,
     pub(crate) qpn: W,
     /// `ibv_qp_type`.
@@ -121,29 +124,29 @@ pub(crate) struct QpCell<W> {
     pub(crate) max_recv_wr: W,
     pub(crate) max_inline_data: W,
     pub(crate) sq_sig_all: W,
-    /// Runs of postlists between which the thread found no completion.
+    /// Number of runs: postlists between which the thread found no completion.
     pub(crate) runs: W,
-    /// Work requests that the provider refused.
+    /// Number of work requests that the provider refused.
     pub(crate) refused: W,
-    /// Over all operations: how many were outstanding when it had been posted.
+    /// Sum over all operations of the number outstanding after each post.
     pub(crate) outstanding_sum: W,
     pub(crate) outstanding_max: W,
     pub(crate) adjacent_reads: W,
     pub(crate) recvs: Recvs<W>,
-    /// Completions with an error.
+    /// Number of completions with an error.
     pub(crate) failed: W,
-    /// Operations of more kinds than there is room for.
+    /// Operations whose kinds did not fit into the cell.
     pub(crate) unitemised_sent: W,
     pub(crate) unitemised_received: W,
-    /// Destinations that were not looked at.
+    /// Number of destinations that were not looked up.
     pub(crate) unlisted_peers: W,
-    /// [`Repeated`] posts, which no other word knows of yet.
+    /// [`Repeated`] posts, not yet included in the other words.
     pub(crate) repeated: W,
-    /// Operations that were outstanding when the one that they repeat had been posted.
+    /// Number of operations outstanding after the post that they repeat.
     pub(crate) repeated_outstanding: W,
     pub(crate) lists: [W; LIST_CLASSES],
     pub(crate) peers: [W; PEERS],
-    /// First and last post for which the time was read, `CLOCK_MONOTONIC`.
+    /// Times of the first and last post for which the time was read, by `CLOCK_MONOTONIC`.
     pub(crate) first_ns: W,
     pub(crate) last_ns: W,
     pub(crate) sent: [Sent<W>; SENT_KINDS],
@@ -151,7 +154,7 @@ pub(crate) struct QpCell<W> {
     pub(crate) atomic_slots: [W; ATOMIC_SLOTS],
 }
 
-/// What one thread did with one completion queue.
+/// Counters of one thread for one completion queue.
 #[derive(FromBytes)]
 #[repr(C)]
 pub(crate) struct CqCell<W> {
@@ -160,12 +163,12 @@ pub(crate) struct CqCell<W> {
     pub(crate) cqe: W,
     pub(crate) empty_polls: W,
     pub(crate) completions: W,
-    /// Polls that found so many.
+    /// Number of polls by the number of completions found.
     pub(crate) found: [W; POLL_CLASSES],
     pub(crate) reserved: [W; 3],
 }
 
-/// What one thread did with one shared receive queue.
+/// Counters of one thread for one shared receive queue.
 #[derive(FromBytes)]
 #[repr(C)]
 pub(crate) struct SrqCell<W> {
@@ -175,11 +178,11 @@ pub(crate) struct SrqCell<W> {
     pub(crate) reserved: [W; 1],
 }
 
-/// Where the arrays begin, in bytes.
+/// Offsets of the arrays, in bytes.
 pub(crate) const CQ_CELLS_AT: usize = size_of::<Header<u64>>();
 pub(crate) const SRQ_CELLS_AT: usize = CQ_CELLS_AT + MAX_CQ_CELLS * size_of::<CqCell<u64>>();
 pub(crate) const QP_CELLS_AT: usize = SRQ_CELLS_AT + MAX_SRQ_CELLS * size_of::<SrqCell<u64>>();
-/// Size of a file; what is not used takes no memory.
+/// Size of a file; unused parts take no memory.
 pub(crate) const FILE_BYTES: usize = QP_CELLS_AT + MAX_QP_CELLS * size_of::<QpCell<u64>>();
 
 const _: () = {
@@ -193,17 +196,17 @@ const _: () = {
     assert!(align_of::<QpCell<AtomicU64>>() == align_of::<QpCell<u64>>());
 };
 
-/// A kind of operation in one word, 0 for none: payload in bits 32 to 63, scatter/gather elements in bits 16 to 23,
-/// flags in bits 8 to 15, opcode in bits 0 to 7.
+/// A kind of operation in one word, 0 for none: payload in bits 32 to 63, scatter/gather elements in bits 16
+/// to 23, flags in bits 8 to 15, opcode in bits 0 to 7.
 ///
-/// Equal keys are equal in everything that decides what an operation costs.
+/// Operations with equal keys are equal in everything that determines their cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key(pub(crate) u64);
 
 impl Key {
-    /// Tells a key from an unused word.
+    /// Distinguishes a key from an unused word.
     const USED: u64 = 1 << 15;
-    /// The payload is the upper end of a class, a power of two.
+    /// Set if the payload is the upper end of a class, a power of two.
     const CLASS: u64 = 1 << 14;
     const INLINE: u64 = 1 << 8;
     const IMM: u64 = 1 << 9;
@@ -224,7 +227,7 @@ impl Key {
         Self(self.0 | if yes { Self::IMM } else { 0 })
     }
 
-    /// The class that its payload belongs to.
+    /// Returns the key of the class that contains this key's payload.
     pub(crate) fn class(self) -> Self {
         let upper = u64::from(self.bytes()).next_power_of_two();
         Self((upper << 32) | (self.0 & 0xffff_ffff) | Self::CLASS)
@@ -259,13 +262,13 @@ impl Key {
     }
 }
 
-/// Posts of one work request each, equal to the one that was posted before them, in one word: how many in bits 0 to 31,
-/// the place of their kind in bits 32 to 39, whether they are signaled in bit 40.
+/// Posts of one work request each that equal the post before them, in one word: their number in bits 0 to 31,
+/// the index of their kind in bits 32 to 39, and whether they are signaled in bit 40.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Repeated(pub(crate) u64);
 
 impl Repeated {
-    /// None yet, of a kind.
+    /// Returns a word with no posts of a kind.
     #[inline]
     pub(crate) const fn none(place: usize, signaled: bool) -> Self {
         Self((place as u64 & 0xff) << 32 | (signaled as u64) << 40)
@@ -279,7 +282,7 @@ impl Repeated {
         (self.0 >> 32 & 0xff) as usize
     }
 
-    /// How many of them are signaled.
+    /// Returns how many of the posts are signaled.
     pub(crate) const fn signaled(self) -> u64 {
         if self.0 >> 40 & 1 == 1 {
             self.count()
@@ -288,8 +291,8 @@ impl Repeated {
         }
     }
 
-    /// Over all of them: how many were outstanding when each had been posted, given what it was before the first, and
-    /// the most that can be.
+    /// Returns the sum over all posts of the number outstanding after each, given the number before the first
+    /// post and the maximum.
     pub(crate) const fn outstanding_sum(self, before: u64, max: u64) -> u64 {
         let count = self.count();
         let room = max.saturating_sub(count);
@@ -301,7 +304,7 @@ impl Repeated {
 }
 
 impl Recvs<u64> {
-    /// Calls, RECVs, and room in them, in all.
+    /// Returns the total numbers of calls and of receives, and the bytes of their buffers.
     pub(crate) fn totals(&self) -> (u64, u64, u64) {
         let room = self.alike.saturating_mul(self.alike_room);
         (
@@ -312,14 +315,15 @@ impl Recvs<u64> {
     }
 }
 
-/// The class of a number from 1: that of 1, 2, up to 4, up to 8 …, and the last of all that is larger.
+/// Returns the class of a number from 1: 1, 2, up to 4, up to 8 …; the last class contains all larger
+/// numbers.
 #[inline]
 pub(crate) fn class_of(number: u64, classes: usize) -> usize {
     let class = u64::BITS - number.saturating_sub(1).leading_zeros();
     usize::try_from(class).unwrap_or(classes).min(classes - 1)
 }
 
-/// The largest number of a class, see [`class_of`].
+/// Returns the largest number of a class of [`class_of`].
 pub(crate) fn class_end(class: usize) -> u64 {
     1 << class.min(63)
 }
@@ -354,7 +358,7 @@ mod tests {
         let three = Repeated(Repeated::none(41, true).0 + 3);
         assert_eq!((three.count(), three.place(), three.signaled()), (3, 41, 3));
         assert_eq!(Repeated(Repeated::none(0, false).0 + 3).signaled(), 0);
-        // 6, 7 and 8 outstanding; no more than 7 in a queue of 7.
+        // 6, 7 and 8 operations outstanding; at most 7 in a queue of 7.
         assert_eq!(three.outstanding_sum(5, 100), 21);
         assert_eq!(three.outstanding_sum(5, 7), 5 + 6 + 7);
     }

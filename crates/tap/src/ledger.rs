@@ -1,4 +1,4 @@
-//! What the processes of a command did, as one document.
+//! The ledger: the verbs of a command's processes, as one document.
 
 use std::fs;
 use std::io;
@@ -13,53 +13,54 @@ use crate::session::EXTENSION;
 /// The version of the document that this crate reads and writes.
 pub const LEDGER_VERSION: u32 = 2;
 
-/// What [`Ledger::format`] says.
+/// Value of [`Ledger::format`].
 const FORMAT: &str = "verbatim ledger";
 
-/// What a command did with its verbs: JSON that can be kept and compared.
+/// The verbs of a command: JSON that can be kept and compared.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ledger {
-    /// What the document is.
+    /// Type of the document.
     pub format: String,
     /// [`LEDGER_VERSION`].
     pub version: u32,
     /// The command.
     pub command: String,
-    /// Whose verbs it used: `softnic` or `system`; empty if it used none.
+    /// Provider that the command used: `softnic` or `system`; empty if it used none.
     pub provider: String,
-    /// Its processes that opened an RDMA device, in the order in which they began to use it.
+    /// Processes of the command that opened an RDMA device, in the order in which they began to use it.
     pub processes: Vec<OperationProfile>,
-    /// What the processor counted meanwhile on PCIe, for all devices of the machine; nothing if it was not asked.
+    /// PCIe lines that the processor counted meanwhile, for all devices of the machine; `None` if they were
+    /// not counted.
     #[serde(default)]
     pub pcie: Option<PcieLines>,
-    /// What is missing.
+    /// Notes on missing data.
     pub notes: Vec<String>,
 }
 
-/// Cache lines that PCIe devices moved.
+/// Cache lines that PCIe devices transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PcieLines {
-    /// Lines that they read (PCIeRdCur).
+    /// Lines that devices read (PCIeRdCur).
     pub rd_cur: u64,
-    /// Lines that they wrote (ItoM).
+    /// Lines that devices wrote (ItoM).
     pub itom: u64,
 }
 
-/// Why a text is no ledger.
+/// The reason why a text is not a ledger.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LedgerError {
-    /// It is no JSON, or not of this form.
+    /// The text is not JSON, or has another structure.
     #[error("it is no ledger; make one by --ledger FILE of verbatim run, sequencer or bench")]
     Form(#[from] serde_json::Error),
-    /// It is JSON of something else.
+    /// The text is JSON of another document.
     #[error(
         "it is JSON, but no ledger; make one by --ledger FILE of verbatim run, sequencer or bench"
     )]
     Foreign,
-    /// It is a ledger of another version.
+    /// The ledger has another version.
     #[error(
         "it is a ledger of version {0}; this program reads version {LEDGER_VERSION}: record it again with \
          this one, or read it with the program that wrote it"
@@ -70,18 +71,18 @@ pub enum LedgerError {
     Profile {
         /// The process.
         pid: u32,
-        /// What is wrong.
+        /// The contradiction.
         source: OpProfileError,
     },
 }
 
 impl Ledger {
-    /// Reads what the processes of a command left in `folder`.
+    /// Reads the files that the processes of a command left in `folder`.
     ///
-    /// Files that are none are named in the notes: they take nothing from the others.
+    /// Invalid files are named in the notes, and do not affect the others.
     ///
     /// # Errors
-    /// The folder cannot be read.
+    /// Returns an error if the folder cannot be read.
     pub fn collect(folder: &Path, command: &str) -> io::Result<Self> {
         let mut ledger = Self {
             format: FORMAT.to_owned(),
@@ -104,7 +105,7 @@ impl Ledger {
         for path in files {
             match read::read(&path) {
                 Ok(one) => recorded.push(one),
-                // A process that was killed while it began its file.
+                // The process was killed while it began its file.
                 Err(ReadError::Foreign) => {
                     ledger
                         .notes
@@ -121,10 +122,10 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Reads a document.
+    /// Parses a document.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Returns the reason why the text is not a valid ledger.
     pub fn parse(text: &str) -> Result<Self, LedgerError> {
         let value: serde_json::Value = serde_json::from_str(text)?;
         let field = |name: &str| value.get(name);
@@ -136,7 +137,7 @@ impl Ledger {
             Some(version) => return Err(LedgerError::Version(version.to_string())),
             None => return Err(LedgerError::Foreign),
         }
-        // From the text again: its errors name line and column.
+        // Parsed from the text again, because its errors then name line and column.
         let ledger: Self = serde_json::from_str(text)?;
         for process in &ledger.processes {
             process.check().map_err(|source| LedgerError::Profile {
@@ -200,7 +201,7 @@ mod tests {
             let source = error.source().map(ToString::to_string).unwrap_or_default();
             let message = format!("{error}: {source}");
             assert!(message.contains(words), "{text}: {message}");
-            // Who prints an error with its sources would say it twice.
+            // A caller that prints an error with its sources would otherwise print the text twice.
             let once = source.is_empty() || !error.to_string().contains(&source);
             assert!(once, "{text}: {message}");
         }

@@ -1,25 +1,26 @@
 //! The tap: a layer over any provider of verbs that counts what a program does with them.
 //!
-//! A process in whose environment [`VARIABLE`] names a folder writes a file of counters there: a few hundred words
-//! for each queue pair and completion queue that a thread of it uses, in memory that outlives the process, so that
-//! a program that crashes has left what it did. Afterwards a [`Ledger`] holds an operation profile of each process of a
-//! command.
+//! A process writes a file of counters if the variable [`VARIABLE`] in its environment names a folder. The
+//! file has a few hundred words for each queue pair and completion queue that a thread uses. Its memory
+//! outlives the process, so the counts of a crashed program remain. A [`Ledger`] then holds an operation
+//! profile of each process of a command.
 //!
-//! With [`trace::VARIABLE`] it also appends a line about each verb to a file.
+//! With [`trace::VARIABLE`] the tap also appends a line about each verb to a file.
 //!
-//! Without the variables a provider's table is handed out as it is: the tap costs nothing.
+//! Without the variables the provider's table is used unchanged: the tap costs nothing.
 //!
 //! # The layers, bottom up
 //!
-//! - `layout`: the file; `session`: who gets a cell of it.
-//! - `request`: a work request, as far as it is counted; of a `postlist`, or `built` by `ibv_wr_*`.
-//! - `table`, `objects`: what a handle of the verbs stands for here, found without a lock; `own_operations`: the
-//!   provider's, where an object has some of its own.
-//! - `machines`: where an address handle leads.
-//! - `count`: what a call adds, as plain additions: a cell has one writer.
-//! - `data_path`, `recvs`, `extended`, `control`: the functions of the verbs, each calling the provider's own first.
-//! - [`trace`]: the lines, for these functions and for those that nothing is counted of.
-//! - `read`, `perf`, `ledger`: the way back. They trust no file.
+//! - `layout`: the file; `session`: the assignment of its cells.
+//! - `request`: the counted properties of a work request, from a `postlist`, or `built` by `ibv_wr_*`.
+//! - `table`, `objects`: the tap's data for a handle, found without a lock; `own_operations`: the provider's
+//!   operations of extended objects.
+//! - `machines`: the machines to which address handles lead.
+//! - `count`: the additions of a call, as plain additions, because a cell has one writer.
+//! - `data_path`, `recvs`, `extended`, `control`: the functions of the verbs, each of which calls the
+//!   provider's own first.
+//! - [`trace`]: trace lines, for these functions and for those that are not counted.
+//! - `read`, `perf`, `ledger`: reading of the files, which are untrusted.
 #![deny(unsafe_code)]
 // `u64` and `usize` are the same size wherever this compiles.
 #![allow(clippy::cast_possible_truncation)]
@@ -65,19 +66,19 @@ pub use read::ReadError;
 pub use session::VARIABLE;
 use verbs_abi::{LaterSymbols, Symbols};
 
-/// Whether this process is to be counted.
+/// Returns true if this process is counted.
 #[must_use]
 pub fn is_counting() -> bool {
     session::is_wanted()
 }
 
-/// Whether this process is to be counted or traced.
+/// Returns true if this process is counted or traced.
 #[must_use]
 pub fn is_on() -> bool {
     is_counting() || trace::is_on()
 }
 
-/// A provider's entry points, counting. To be asked for when [`is_on`], once for each provider.
+/// Returns a provider's entry points with counting. Call it only if [`is_on`], once for each provider.
 #[must_use]
 pub fn symbols<P: Provider>() -> Symbols {
     if trace::is_on() {
@@ -87,7 +88,7 @@ pub fn symbols<P: Provider>() -> Symbols {
     }
 }
 
-/// The same for the entry points that came after version 1.1.
+/// Returns the entry points that came after version 1.1, in the same way.
 #[must_use]
 pub fn later_symbols<P: Provider>() -> Option<LaterSymbols> {
     if trace::is_on() {

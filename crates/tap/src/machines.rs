@@ -6,10 +6,11 @@ use std::sync::{Mutex, PoisonError};
 
 use verbs_abi::*;
 
-/// Machines behind address handles.
+/// The machine of each address handle.
 static MACHINES: Mutex<Option<HashMap<usize, u64>>> = Mutex::new(None);
 
-/// What tells a machine from others: its address, or the process where processes stand for machines.
+/// Returns a number that identifies a machine: its address, or the process if each process counts as a
+/// machine.
 pub(crate) fn machine(process_shift: Option<u32>, to: &ibv_ah_attr, qpn: u32) -> u64 {
     if let Some(shift) = process_shift {
         return u64::from(qpn >> shift) + 1;
@@ -17,7 +18,7 @@ pub(crate) fn machine(process_shift: Option<u32>, to: &ibv_ah_attr, qpn: u32) ->
     address(to)
 }
 
-/// A number for where an address vector leads.
+/// Returns a number that identifies the destination of an address vector.
 pub(crate) fn address(to: &ibv_ah_attr) -> u64 {
     let mut hash = DefaultHasher::new();
     if to.is_global != 0 {
@@ -29,7 +30,7 @@ pub(crate) fn address(to: &ibv_ah_attr) -> u64 {
     hash.finish()
 }
 
-/// The machine that a datagram goes to.
+/// Returns the machine to which a datagram goes.
 pub(crate) fn machine_of_datagram(process_shift: Option<u32>, ah: *mut ibv_ah, qpn: u32) -> u64 {
     if let Some(shift) = process_shift {
         return u64::from(qpn >> shift) + 1;
@@ -39,7 +40,7 @@ pub(crate) fn machine_of_datagram(process_shift: Option<u32>, ah: *mut ibv_ah, q
     known.copied().unwrap_or(1)
 }
 
-/// Notes where an address handle leads.
+/// Records the machine of an address handle.
 pub(crate) fn enter_address(ah: *mut ibv_ah, machine: u64) {
     let mut machines = MACHINES.lock().unwrap_or_else(PoisonError::into_inner);
     machines.get_or_insert_default().insert(ah.addr(), machine);

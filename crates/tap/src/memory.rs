@@ -1,4 +1,4 @@
-//! Registered memory: how much, and in pages of which size.
+//! Registered memory: its size and page sizes.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -8,15 +8,15 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::session::Session;
 
-/// The smallest pages.
+/// Size of the smallest pages.
 const SMALL_PAGE_BYTES: u64 = 4096;
-/// Regions shorter than a huge page of x86-64 are taken to be in small pages, and not looked up.
+/// Regions shorter than a huge page of x86-64 are assumed to be in small pages, and not looked up.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// Bytes of each region, and those of them in large pages, by the region's handle.
+/// For each region, by its handle: its bytes, and how many of them are in large pages.
 static REGIONS: Mutex<Option<HashMap<usize, (u64, u64)>>> = Mutex::new(None);
 
-/// Notes that a region was registered.
+/// Records that a region was registered.
 pub(crate) fn registered(session: &Session, handle: usize, addr: usize, len: usize) {
     let (addr, len) = (addr as u64, len as u64);
     let huge = if len < HUGE_PAGE_BYTES {
@@ -39,7 +39,7 @@ pub(crate) fn registered(session: &Session, handle: usize, addr: usize, len: usi
     header.huge_page_bytes.fetch_add(huge, Relaxed);
 }
 
-/// Notes that a region was deregistered.
+/// Records that a region was deregistered.
 pub(crate) fn deregistered(session: &Session, handle: usize) {
     let mut regions = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((len, huge)) = regions.as_mut().and_then(|known| known.remove(&handle)) {
@@ -57,17 +57,18 @@ fn forget(session: &Session, len: u64, huge: u64) {
     }
 }
 
-/// Bytes of a range in pages larger than the smallest: of hugetlbfs, or transparent ones that are there already.
+/// Returns the bytes of a range in pages larger than the smallest: in hugetlbfs, or in transparent huge pages
+/// that exist already.
 fn huge_bytes(addr: u64, len: u64) -> Option<u64> {
     let end = addr.checked_add(len)?;
     let smaps = BufReader::new(File::open("/proc/self/smaps").ok()?);
     Some(huge_in(smaps.lines().map_while(Result::ok), addr, end))
 }
 
-/// The same from the lines of `smaps` (proc_pid_smaps(5)).
+/// Returns the same from the lines of `smaps` (proc_pid_smaps(5)).
 fn huge_in(lines: impl Iterator<Item = String>, addr: u64, end: u64) -> u64 {
     let mut huge = 0;
-    // Bytes of the range in the mapping that is being described.
+    // Bytes of the range in the mapping that the current lines describe.
     let mut here = 0;
     for line in lines {
         if let Some((from, to)) = mapping(&line) {
@@ -87,14 +88,14 @@ fn huge_in(lines: impl Iterator<Item = String>, addr: u64, end: u64) -> u64 {
     huge
 }
 
-/// The range that a line begins to describe.
+/// Returns the address range in a line that begins the description of a mapping.
 fn mapping(line: &str) -> Option<(u64, u64)> {
     let (from, to) = line.split(' ').next()?.split_once('-')?;
     let hex = |text| u64::from_str_radix(text, 16).ok();
     Some((hex(from)?, hex(to)?))
 }
 
-/// The bytes of a field.
+/// Returns the value of a field in bytes.
 fn field(line: &str, name: &str) -> Option<u64> {
     let kib = line.strip_prefix(name)?.trim().strip_suffix(" kB")?;
     kib.parse::<u64>().ok()?.checked_mul(1024)

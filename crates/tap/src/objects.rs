@@ -1,4 +1,4 @@
-//! What the tap knows of each object of the verbs, and of each thread that uses it.
+//! The tap's data for each object of the verbs, and for each thread that uses the object.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
@@ -18,7 +18,7 @@ use crate::table::Table;
 
 /// Queue pairs by [`qp_key`].
 pub(crate) static QPS: Table<Qp> = Table::new();
-/// The same by the address of their handle, which is known without reading anything: for what is posted.
+/// Queue pairs by the address of their handle, which a post knows without reading memory.
 pub(crate) static QP_HANDLES: Table<Qp> = Table::new();
 /// Completion queues by their address.
 pub(crate) static CQS: Table<Cq> = Table::new();
@@ -27,25 +27,25 @@ pub(crate) static SRQS: Table<Srq> = Table::new();
 /// Open devices by their address.
 pub(crate) static CONTEXTS: Table<Context> = Table::new();
 
-/// Held while objects come and go.
+/// Locks the tables against concurrent creation and destruction of objects.
 pub(crate) fn registry() -> MutexGuard<'static, ()> {
     static REGISTRY: Mutex<()> = Mutex::new(());
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The key of a handle in a table.
+/// Returns the key of a handle in a table.
 #[inline(always)]
 pub(crate) fn key_of<T>(handle: *mut T) -> u64 {
     handle.addr() as u64
 }
 
-/// The key of a queue pair: QP numbers have 24 bits, and differ within a device.
+/// Returns the key of a queue pair: QP numbers have 24 bits, and are unique within a device.
 #[inline(always)]
 pub(crate) fn qp_key(context: *mut ibv_context, qpn: u32) -> u64 {
     (context.addr() as u64) << 24 | u64::from(qpn & 0xff_ffff)
 }
 
-/// An open device: its provider's own operations.
+/// An open device, with its provider's own operations.
 pub(crate) struct Context {
     pub(crate) ops: ibv_context_ops,
     pub(crate) create_qp_ex:
@@ -55,27 +55,28 @@ pub(crate) struct Context {
     pub(crate) create_srq_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq>,
     pub(crate) session: &'static Session,
-    /// Upper bits of a QP number that tell the process, if they do.
+    /// Shift of a QP number whose result identifies the process; `None` if QP numbers do not identify
+    /// processes.
     pub(crate) process_shift: Option<u32>,
 }
 
-/// The device behind a handle, for objects that are not counted.
+/// Returns the device of a handle, for objects that are not counted.
 #[cold]
 #[inline(never)]
 pub(crate) fn context_of(context: *mut ibv_context) -> Option<&'static Context> {
     CONTEXTS.find(key_of(context))
 }
 
-/// One per thread that uses the object, newest first; they live for ever.
+/// A list with one entry for each thread that uses the object, newest first; entries live for ever.
 pub(crate) struct Uses<U: 'static> {
     first: AtomicPtr<U>,
 }
 
-/// A thread's part of an object.
+/// One thread's entry for an object.
 pub(crate) trait Use: Sized {
-    /// The thread, by [`thread_token`].
+    /// Returns the thread, as [`thread_token`] identifies it.
     fn owner(&self) -> usize;
-    /// The next in the list.
+    /// Returns the next entry of the list.
     fn next(&self) -> &AtomicPtr<Self>;
 }
 
@@ -86,12 +87,12 @@ impl<U: Use> Uses<U> {
         }
     }
 
-    /// The calling thread's, if it has one.
+    /// Returns the calling thread's entry, if it has one.
     #[inline(always)]
     fn known(&self, token: usize) -> Option<&'static U> {
         // Acquire: pairs with the Release of `enter`.
         let mut at = self.first.load(Ordering::Acquire);
-        // SAFETY: uses live for ever.
+        // SAFETY: entries live for ever.
         while let Some(this) = unsafe { at.as_ref() } {
             if this.owner() == token {
                 return Some(this);
@@ -101,7 +102,7 @@ impl<U: Use> Uses<U> {
         None
     }
 
-    /// The calling thread's.
+    /// Returns the calling thread's entry, and makes it if necessary.
     #[inline(always)]
     fn mine(&self, make: impl FnOnce(usize) -> U) -> &'static U {
         let token = thread_token();
@@ -132,54 +133,55 @@ type PostRecv =
 /// A queue pair.
 pub(crate) struct Qp {
     pub(crate) context: &'static Context,
-    /// The provider's own operations, beside what else a post needs.
+    /// The provider's own operations, beside the other data that a post needs.
     pub(crate) post_send: PostSend,
     pub(crate) post_recv: PostRecv,
     id: u64,
     qpn: u32,
     pub(crate) qp_type: ibv_qp_type,
     cap: ibv_qp_cap,
-    /// Flags that every work request has: signaled, with `sq_sig_all`.
+    /// Flags that apply to every work request: signaled, if `sq_sig_all` is set.
     pub(crate) forced: u32,
     uses: Uses<QpUse>,
-    /// More than one thread posts to it or polls for it.
+    /// True if more than one thread posts to the queue pair or polls for it.
     shared: AtomicBool,
-    /// Work requests posted so far, and signaled ones.
+    /// Numbers of posted work requests, and of signaled ones.
     pub(crate) posted: AtomicU64,
     pub(crate) signaled: AtomicU64,
-    /// Completions of its send queue.
+    /// Number of completions of the send queue.
     pub(crate) completed: AtomicU64,
-    /// For each of the last signaled work requests: how many had been posted then.
+    /// For each of the latest signaled work requests: the number of work requests posted up to it.
     pub(crate) marks: Box<[AtomicU64]>,
     pub(crate) post_ops: OnceLock<PostOps>,
 }
 
-/// What one thread does with a queue pair.
+/// One thread's entry for a queue pair.
 pub(crate) struct QpUse {
     owner: usize,
     next: AtomicPtr<QpUse>,
     pub(crate) cell: &'static QpCounters,
     pub(crate) thread: &'static Thread,
-    /// What `thread.found` was when this thread posted last.
+    /// Value of `thread.found` at this thread's last post.
     pub(crate) found: AtomicU64,
-    /// The kind that was counted last, and its place.
+    /// Key and index of the kind that was counted last.
     pub(crate) sent_key: AtomicU64,
     pub(crate) sent_place: AtomicU64,
-    /// The [`Pattern`](crate::request::Pattern) that a post must be equal to for a repetition of the last one.
+    /// The [`Pattern`](crate::request::Pattern) of the last post; a post with an equal pattern is a
+    /// repetition.
     pub(crate) repeated_what: AtomicU64,
     pub(crate) repeated_how: AtomicU64,
     pub(crate) received_key: AtomicU64,
     pub(crate) received_place: AtomicU64,
-    /// Where the READ before ended.
+    /// Remote end address of the previous READ.
     pub(crate) read_end: AtomicU64,
-    /// Destinations seen, by hash; none for connected queue pairs.
+    /// Destinations seen, by hash; empty for connected queue pairs.
     pub(crate) destinations: Box<[AtomicU64]>,
     pub(crate) destinations_missed: AtomicU64,
     /// The postlist that this thread builds with `ibv_wr_*`.
     pub(crate) list: UnsafeCell<Vec<Built>>,
 }
 
-// SAFETY: `list` is used by the owning thread alone; all else is atomic or never changes.
+// SAFETY: only the owning thread uses `list`; all other fields are atomic or never change.
 unsafe impl Sync for QpUse {}
 // SAFETY: as above; the handles in `list` are only compared.
 unsafe impl Send for QpUse {}
@@ -196,9 +198,9 @@ impl Use for QpUse {
     }
 }
 
-/// Destinations of datagrams that are told apart without a search.
+/// Number of datagram destinations that are distinguished without a search.
 const DESTINATIONS: usize = 1024;
-/// Entries of [`Qp::marks`], at most.
+/// Maximum number of entries of [`Qp::marks`].
 const MAX_MARKS: u32 = 1 << 16;
 
 impl Qp {
@@ -228,13 +230,13 @@ impl Qp {
         }
     }
 
-    /// The calling thread's part of it.
+    /// Returns the calling thread's entry, and makes it if necessary.
     #[inline(always)]
     pub(crate) fn mine(&self) -> &'static QpUse {
         self.uses.mine(|token| self.first_use(token))
     }
 
-    /// The calling thread's part of it, if there is one.
+    /// Returns the calling thread's entry, if it has one.
     #[inline(always)]
     pub(crate) fn known_use(&self) -> Option<&'static QpUse> {
         self.uses.known(thread_token())
@@ -285,7 +287,8 @@ impl Qp {
         }
     }
 
-    /// Adds to a word of the queue pair: exactly if one thread does so, nearly so when a second one begins to.
+    /// Adds to a word of the queue pair. The sum is exact with one thread, and nearly exact when a second
+    /// thread starts to add.
     #[inline(always)]
     pub(crate) fn advance(&self, word: &AtomicU64, by: u64) {
         if self.shared.load(Relaxed) {
@@ -295,13 +298,13 @@ impl Qp {
         }
     }
 
-    /// Notes how many had been posted with a signaled work request, by the number of the signaled one.
+    /// Records the number of work requests posted up to the signaled one with number `signaled`.
     #[inline(always)]
     pub(crate) fn mark(&self, signaled: u64, posted: u64) {
         self.marks[signaled as usize & (self.marks.len() - 1)].store(posted, Relaxed);
     }
 
-    /// Operations that were posted before the signaled one that completed last, itself included.
+    /// Returns the number of operations up to the last completed signaled one, including it.
     #[inline(always)]
     pub(crate) fn retired(&self) -> u64 {
         let completed = self
@@ -314,7 +317,7 @@ impl Qp {
         }
     }
 
-    /// Takes `count` signaled operations as completed, as far as so many are outstanding.
+    /// Counts `count` signaled operations as completed, but no more than are outstanding.
     pub(crate) fn retire(&self, count: u64) {
         let outstanding = self
             .signaled
@@ -323,7 +326,7 @@ impl Qp {
         self.advance(&self.completed, count.min(outstanding));
     }
 
-    /// Forgets what is outstanding: the queue pair was reset.
+    /// Forgets the outstanding operations after a reset of the queue pair.
     pub(crate) fn reset(&self) {
         let signaled = self.signaled.load(Relaxed);
         if let Some(last) = signaled.checked_sub(1) {
@@ -332,7 +335,7 @@ impl Qp {
         self.completed.store(signaled, Relaxed);
     }
 
-    /// Most operations that can be outstanding.
+    /// Returns the maximum number of outstanding operations.
     #[inline(always)]
     pub(crate) fn max_outstanding(&self) -> u64 {
         self.cap.max_send_wr.into()
@@ -342,7 +345,7 @@ impl Qp {
 /// A completion queue.
 pub(crate) struct Cq {
     pub(crate) context: &'static Context,
-    /// The handle of its device.
+    /// Handle of the queue's device.
     pub(crate) device: *mut ibv_context,
     cqe: u64,
     id: u64,
@@ -355,15 +358,15 @@ unsafe impl Sync for Cq {}
 // SAFETY: as above.
 unsafe impl Send for Cq {}
 
-/// What one thread does with a completion queue.
+/// One thread's entry for a completion queue.
 pub(crate) struct CqUse {
     owner: usize,
     next: AtomicPtr<CqUse>,
     pub(crate) cell: &'static CqCounters,
     pub(crate) thread: &'static Thread,
-    /// Completions since `ibv_start_poll`.
+    /// Number of completions since `ibv_start_poll`.
     pub(crate) batch: AtomicU64,
-    /// Polls that found nothing since the last line of the trace, if there is one.
+    /// Number of empty polls since the last trace line, if tracing is on.
     pub(crate) empty: AtomicU64,
 }
 
@@ -379,7 +382,7 @@ impl Use for CqUse {
     }
 }
 
-/// Numbers objects that have no number of their own.
+/// Counter that numbers objects without their own number.
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 impl Cq {
@@ -394,7 +397,7 @@ impl Cq {
         }
     }
 
-    /// The calling thread's part of it.
+    /// Returns the calling thread's entry, and makes it if necessary.
     #[inline(always)]
     pub(crate) fn mine(&self) -> &'static CqUse {
         self.uses.mine(|token| self.first_use(token))
@@ -427,7 +430,7 @@ pub(crate) struct Srq {
     uses: Uses<SrqUse>,
 }
 
-/// What one thread does with a shared receive queue.
+/// One thread's entry for a shared receive queue.
 pub(crate) struct SrqUse {
     owner: usize,
     next: AtomicPtr<SrqUse>,
@@ -456,13 +459,13 @@ impl Srq {
         }
     }
 
-    /// The calling thread's part of it, if there is one.
+    /// Returns the calling thread's entry, if it has one.
     #[inline(always)]
     pub(crate) fn known_use(&self) -> Option<&'static SrqUse> {
         self.uses.known(thread_token())
     }
 
-    /// The calling thread's part of it.
+    /// Returns the calling thread's entry, and makes it if necessary.
     #[inline(always)]
     pub(crate) fn mine(&self) -> &'static SrqUse {
         self.uses.mine(|owner| {
@@ -480,7 +483,7 @@ impl Srq {
     }
 }
 
-/// The place of a kind among the keys: its own among the first `single`, or that of its class.
+/// Returns the index of a kind among the keys: its own among the first `single`, or that of its class.
 pub(crate) fn place_of<'a>(
     key: Key,
     len: usize,

@@ -1,4 +1,5 @@
-//! The operations that a provider has put into its extended objects, kept where counting ones take their places.
+//! The operations that a provider has stored in its extended objects, saved when counting operations replace
+//! them.
 
 use std::ffi::{c_int, c_void};
 

@@ -1,10 +1,10 @@
-//! What perf(1) writes of its counts.
+//! Parsing of the counts that perf(1) writes.
 
 use crate::PcieLines;
 
 impl PcieLines {
-    /// Sums perf's lines `VALUE,UNIT,EVENT,…` (perf-stat(1), "CSV FORMAT") of the events that count lines which devices
-    /// read, and wrote. Nothing if an event has no value.
+    /// Sums perf's lines `VALUE,UNIT,EVENT,…` (perf-stat(1), "CSV FORMAT") for two events: lines that devices
+    /// read, and lines that they wrote. Returns `None` if an event has no value.
     #[must_use]
     pub fn from_perf(text: &str, events: [&str; 2]) -> Option<Self> {
         let [read, write] = events;

@@ -27,7 +27,7 @@ impl Iterator for List {
         if self.next == self.end {
             return None;
         }
-        // SAFETY: NULL, or a work request of the list that the program hands to this call.
+        // SAFETY: NULL, or a work request of the list that the program passes to this call.
         let this = unsafe { self.next.as_ref() }?;
         self.next = this.next;
         Some(this)
@@ -47,24 +47,24 @@ impl Request for &ibv_send_wr {
 
     #[inline(always)]
     fn payload(&self) -> (u32, u32) {
-        // SAFETY: the provider has accepted it with this list of elements.
+        // SAFETY: the provider has accepted the work request with this list of elements.
         unsafe { room(self.sg_list, self.num_sge) }
     }
 
     #[inline(always)]
     fn remote(&self) -> u64 {
-        // SAFETY: plain numbers at the same place for RDMA and atomics.
+        // SAFETY: the address is a plain number at the same offset for RDMA and atomics.
         unsafe { self.wr.rdma.remote_addr }
     }
 
     #[inline(always)]
     fn destination(&self) -> (*mut ibv_ah, u32) {
-        // SAFETY: any bits are values of this member.
+        // SAFETY: any bits are a valid value of this union member.
         unsafe { (self.wr.ud.ah, self.wr.ud.remote_qpn) }
     }
 }
 
-/// Elements of a list, and the bytes in them.
+/// Returns the number of elements of a list, and the sum of their lengths in bytes.
 ///
 /// # Safety
 /// The list has `num_sge` elements.
@@ -78,20 +78,20 @@ pub(crate) unsafe fn room(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
     unsafe { room_of_many(sges, num_sge) }
 }
 
-/// The length of an SGE, which may lie in a packed structure.
+/// Reads the length of an SGE, which may lie in a packed structure.
 ///
 /// # Safety
-/// It is there.
+/// `sge` points to a readable element.
 #[inline(always)]
 pub(crate) unsafe fn length_at(sge: *const ibv_sge) -> u32 {
     // SAFETY: contract of this function.
     unsafe { (&raw const (*sge).length).read_unaligned() }
 }
 
-/// As [`room`].
+/// Implements [`room`] for lists of other lengths than 1.
 ///
 /// # Safety
-/// As that.
+/// The contract of [`room`] applies.
 #[inline(never)]
 unsafe fn room_of_many(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
     match usize::try_from(num_sge) {
@@ -106,7 +106,7 @@ unsafe fn room_of_many(sges: *const ibv_sge, num_sge: c_int) -> (u32, u32) {
     }
 }
 
-/// Where a refused work request goes, if the program gives no place for it.
+/// Returns the program's place for a refused work request, or `own` if the program passed NULL.
 #[inline(always)]
 pub(crate) fn place_for_bad<T>(bad_wr: *mut *mut T, own: &mut *mut T) -> *mut *mut T {
     if bad_wr.is_null() { own } else { bad_wr }

@@ -1,17 +1,18 @@
-//! A provider of verbs: what the tap lies over.
+//! The provider of verbs below the tap.
 
 use verbs_abi::{LaterSymbols, Symbols};
 
-/// A provider of verbs, by its tables.
+/// A provider of verbs: its tables.
 pub trait Provider: 'static {
-    /// Its name, of at most 16 bytes.
+    /// Name of the provider, at most 16 bytes.
     const NAME: &'static str;
-    /// How far a QP number is shifted to tell the process, where processes stand for machines: on a software NIC.
+    /// Shift of a QP number whose result identifies the process, if each process counts as a machine (on a
+    /// software NIC).
     const PROCESS_SHIFT: Option<u32>;
 
-    /// Its entry points.
+    /// Returns the entry points.
     fn symbols() -> &'static Symbols;
 
-    /// Those that libibverbs got after version 1.1, if it has them.
+    /// Returns the entry points that libibverbs got after version 1.1, if the provider has them.
     fn later_symbols() -> Option<&'static LaterSymbols>;
 }

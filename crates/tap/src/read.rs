@@ -1,4 +1,4 @@
-//! From a file of counters to an operation profile. Nothing in the file is believed.
+//! Conversion of a file of counters into an operation profile. The file is untrusted.
 
 mod kinds;
 
@@ -18,43 +18,43 @@ use zerocopy::FromBytes;
 use crate::layout::*;
 use kinds::{add_counted, narrow, received, sent};
 
-/// Why a file is no file of counters.
+/// The reason why a file is not a file of counters.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// It cannot be read, or it is shorter than it says.
+    /// The file cannot be read, or is shorter than its header says.
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
-    /// It begins otherwise.
+    /// The file does not begin with the magic number.
     #[error("is no file of counters")]
     Foreign,
     /// Another version of this program wrote it.
     #[error("has version {found} of the file of counters; this program reads version {VERSION}")]
     Version {
-        /// The version that it says.
+        /// The version in the file.
         found: u64,
     },
-    /// It contradicts itself.
+    /// The file contradicts itself.
     #[error("is damaged: {0}")]
     Damaged(&'static str),
 }
 
-/// What a process did, and when it began to.
+/// The operation profile of a process, and the time at which the process began to use the data path.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Recorded {
-    /// Of `CLOCK_MONOTONIC`; 0 if it did nothing.
+    /// Time by `CLOCK_MONOTONIC`; 0 if the process did not use the data path.
     pub(crate) first_ns: u64,
     pub(crate) provider: String,
     pub(crate) profile: OperationProfile,
 }
 
-/// Reads a process's file, whether or not it is still being written.
+/// Reads a process's file, which the process may still be writing.
 pub(crate) fn read(path: &Path) -> Result<Recorded, ReadError> {
     let file = File::open(path)?;
     read_at(|offset, bytes| file.read_exact_at(bytes, offset as u64))
 }
 
-/// Reads what `fetch` gives for an offset and a length.
+/// Reads a file through `fetch`, which is called with an offset and a buffer.
 pub(crate) fn read_at(
     fetch: impl Fn(usize, &mut [u8]) -> io::Result<()>,
 ) -> Result<Recorded, ReadError> {
@@ -113,11 +113,12 @@ fn text(words: &[u64], len: u64) -> String {
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// What has been read so far.
+/// The cells read so far.
 #[derive(Default)]
 struct Reading {
     threads: BTreeMap<u64, Thread>,
-    /// By the number of the queue pair, with the sum behind its mean number of outstanding operations.
+    /// Queue pairs by number, each with the sum from which its mean number of outstanding operations is
+    /// computed.
     queue_pairs: BTreeMap<u64, (QueuePair, u64)>,
     peers: BTreeSet<u64>,
     unlisted_peers: u64,
@@ -151,7 +152,7 @@ impl Reading {
         thread.recv_posts = thread.recv_posts.saturating_add(cell.recvs.totals().0);
     }
 
-    /// A process that began to use the data path then.
+    /// Adds a queue pair's cell of a process that began to use the data path at `began`.
     fn add_qp(&mut self, cell: &QpCell<u64>, began: u64) {
         let transport = match u32::try_from(cell.qp_type) {
             Ok(IBV_QPT_RC) => Transport::Rc,
@@ -190,7 +191,7 @@ impl Reading {
         self.unmodelled = self.unmodelled.saturating_add(unmodelled);
     }
 
-    /// What a reader of the profile has to know; so many objects were not counted.
+    /// Returns notes for readers of the profile; `uncounted` is the number of objects that were not counted.
     fn notes(&self, uncounted: u64) -> Vec<String> {
         let mut notes = Vec::new();
         let mut note = |count: u64, what: &str| {
@@ -249,7 +250,7 @@ impl Reading {
     }
 }
 
-/// Adds what a thread did with a queue pair; `posts` are its calls.
+/// Adds the counters of a thread for a queue pair; `posts` is the number of its calls.
 fn add_counts(qp: &mut QueuePair, cell: &QpCell<u64>, repeated: Repeated, posts: u64) {
     let outstanding = cell
         .repeated_outstanding
@@ -282,7 +283,7 @@ fn add_counts(qp: &mut QueuePair, cell: &QpCell<u64>, repeated: Repeated, posts:
     }
 }
 
-/// Adds the operations by their kinds; how many are of kinds that the model does not have.
+/// Adds the operations by their kinds, and returns how many are of kinds that the model does not have.
 fn add_kinds(
     qp: &mut QueuePair,
     cell: &QpCell<u64>,
@@ -310,10 +311,10 @@ fn add_kinds(
     unmodelled
 }
 
-/// Makes the numbers of a queue pair agree with each other, whatever the file said.
+/// Makes the numbers of a queue pair consistent with each other, whatever the file contains.
 fn finished(mut qp: QueuePair, outstanding_sum: u64) -> QueuePair {
     let operations = qp.operations();
-    // What the model does not have is left out of the lists that it came in.
+    // Operations that the model does not have are left out of their lists.
     qp.postlists = qp.postlists.min(operations);
     qp.runs = qp.runs.min(qp.postlists).max(u64::from(operations > 0));
     qp.postlists = qp.postlists.max(qp.runs);
@@ -328,7 +329,8 @@ fn finished(mut qp: QueuePair, outstanding_sum: u64) -> QueuePair {
     qp
 }
 
-/// When a thread posted to a queue pair, since the process began; nothing if it never did when the time was read.
+/// Returns the period in which a thread posted to a queue pair, relative to the process's begin; `None` if no
+/// time was read.
 fn span(cell: &QpCell<u64>, began: u64) -> Option<Span> {
     (cell.first_ns > 0).then(|| Span {
         first_ns: cell.first_ns.saturating_sub(began),
@@ -336,7 +338,7 @@ fn span(cell: &QpCell<u64>, began: u64) -> Option<Span> {
     })
 }
 
-/// The shortest that has both in it, as far as they are known.
+/// Returns the shortest period that contains both, or the known one of the two.
 fn both(one: Option<Span>, other: Option<Span>) -> Option<Span> {
     match (one, other) {
         (Some(one), Some(other)) => Some(one.and(other)),
@@ -383,7 +385,7 @@ mod tests {
         })
     }
 
-    /// A file with one queue pair that sent, as words.
+    /// Returns the words of a file with one queue pair that has sent.
     fn words() -> Vec<u64> {
         let mut words = vec![0; (QP_CELLS_AT + size_of::<QpCell<u64>>()) / 8];
         words[..3].copy_from_slice(&[MAGIC, VERSION, 77]);
@@ -397,7 +399,7 @@ mod tests {
         let at = std::mem::offset_of!(QpCell<u64>, sent) / 8;
         let key = Key::new(IBV_WR_SEND, 1, 60).inline(true);
         cell[at..at + 4].copy_from_slice(&[key.0, 97, 0, 4]);
-        // Three more of them are noted as repeated.
+        // Three more posts are counted as repeated.
         let at = std::mem::offset_of!(QpCell<u64>, repeated) / 8;
         cell[at] = Repeated::none(0, false).0 + 3;
         words
@@ -487,7 +489,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the words are: an answer, and a profile that agrees with itself.
+        /// Any words yield an answer, and a profile that is consistent.
         #[test]
         fn damaged_files_do_no_harm(
             changes in prop::collection::vec((0usize..4000, any::<u64>()), 0..200),
@@ -496,7 +498,7 @@ mod tests {
             let mut words = words();
             let (head, cell) = (512, QP_CELLS_AT / 8);
             for (at, value) in changes {
-                // The header sometimes, else the cell.
+                // A word of the header sometimes, otherwise a word of the cell.
                 let at = if at < 30 { at } else { cell + at % (words.len() - cell) };
                 prop_assert!(at < head || at >= cell);
                 words[at] = if value % 3 == 0 { value % 7 } else { value };

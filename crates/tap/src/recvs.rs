@@ -1,8 +1,8 @@
-//! RECVs, posted to a queue pair or a shared receive queue, and counted.
+//! Counting of receives that are posted to a queue pair or a shared receive queue.
 //!
-//! Programs post most RECVs one at a time, and a receiver is often what bounds a message rate, so the way of one that
-//! is like the one before is as short as it can be: nothing is kept over the provider's call but the place of the count,
-//! and one word is counted up. Everything else is done out of line.
+//! Programs post most receives one at a time, and a receiver often limits a message rate. The path of a
+//! receive like the previous one is therefore as short as possible: only the counter's address is kept across
+//! the provider's call, and one word is incremented. All other cases are handled out of line.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -20,26 +20,26 @@ use crate::trace;
 /// A provider's `post_recv` or `post_srq_recv`.
 type PostRecvs<H> = unsafe extern "C" fn(*mut H, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 
-/// What RECVs are posted to.
+/// A queue that accepts receives.
 pub(crate) trait Queue: Sized + 'static {
     type Handle;
-    /// The call, and what it is called on, in a trace.
+    /// Name of the call, and of the queue's kind, in a trace.
     const CALL: (&'static str, &'static str);
     const ALL: &'static Table<Self>;
 
-    /// The device of a handle.
+    /// Returns the device of a handle.
     ///
     /// # Safety
     /// The handle is live.
     unsafe fn device(handle: *mut Self::Handle) -> *mut ibv_context;
 
-    /// The provider's operation, of a device and of a queue.
+    /// Return the provider's operation of a device, or of a queue.
     fn post_of(context: &Context) -> Option<PostRecvs<Self::Handle>>;
     fn post(&self) -> Option<PostRecvs<Self::Handle>>;
 
-    /// The calling thread's counters, if it has some.
+    /// Returns the calling thread's counters, if it has them.
     fn known(&self) -> Option<&'static Recvs<AtomicU64>>;
-    /// The calling thread's counters.
+    /// Returns the calling thread's counters, and makes them if necessary.
     fn counters(&self) -> &'static Recvs<AtomicU64>;
 }
 
@@ -79,16 +79,17 @@ macro_rules! queue {
 queue!(Qp, ibv_qp, QP_HANDLES, post_recv, "qp");
 queue!(Srq, ibv_srq, SRQS, post_srq_recv, "srq");
 
-/// Posts and counts. What is like the RECV before is known before the provider's call.
+/// Posts and counts receives. The function detects before the provider's call whether a receive is like the
+/// previous one.
 ///
 /// # Safety
-/// As `ibv_post_recv(3)` or `ibv_post_srq_recv(3)`.
+/// The contract of `ibv_post_recv(3)` or `ibv_post_srq_recv(3)` applies.
 pub(crate) unsafe extern "C" fn post<Q: Queue>(
     handle: *mut Q::Handle,
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: contract of this function; the provider's operation gets the same.
+    // SAFETY: contract of this function; the provider's operation gets the same arguments.
     unsafe {
         if let Some(one) = wr.as_ref()
             && one.next.is_null()
@@ -110,10 +111,10 @@ pub(crate) unsafe extern "C" fn post<Q: Queue>(
     }
 }
 
-/// As [`post`], for lists and for what is not like the RECV before.
+/// Posts and counts as [`post`] does, for lists and for receives that differ from the previous one.
 ///
 /// # Safety
-/// As that.
+/// The contract of [`post`] applies.
 #[inline(never)]
 unsafe extern "C" fn post_counted<Q: Queue>(
     handle: *mut Q::Handle,
@@ -122,7 +123,7 @@ unsafe extern "C" fn post_counted<Q: Queue>(
 ) -> c_int {
     let mut own = ptr::null_mut();
     let bad_wr = place_for_bad(bad_wr, &mut own);
-    // SAFETY: contract of this function; the provider's operation gets the same.
+    // SAFETY: contract of this function; the provider's operation gets the same arguments.
     unsafe {
         if let Some(queue) = Q::ALL.find_first(key_of(handle))
             && let Some(post) = queue.post()
@@ -134,10 +135,11 @@ unsafe extern "C" fn post_counted<Q: Queue>(
     }
 }
 
-/// As [`post`], with a line of the trace if there is one, and for queues that are hard to find or not counted.
+/// Posts as [`post`] does, with a trace line if tracing is on. It also handles queues that are not counted or
+/// not in their first table slot.
 ///
 /// # Safety
-/// As that.
+/// The contract of [`post`] applies.
 #[cold]
 #[inline(never)]
 pub(crate) unsafe extern "C" fn post_traced<Q: Queue>(
@@ -147,7 +149,7 @@ pub(crate) unsafe extern "C" fn post_traced<Q: Queue>(
 ) -> c_int {
     let mut place = ptr::null_mut();
     let bad_wr = place_for_bad(bad_wr, &mut place);
-    // SAFETY: contract of this function; the provider's operation gets the same.
+    // SAFETY: contract of this function; the provider's operation gets the same arguments.
     unsafe {
         let queue = Q::ALL.find(key_of(handle));
         let own = match queue {
@@ -172,10 +174,10 @@ pub(crate) unsafe extern "C" fn post_traced<Q: Queue>(
     }
 }
 
-/// The first RECV of a list that a provider did not take; NULL if there is none.
+/// Returns the first receive of a list that a provider did not accept; NULL if all were accepted.
 ///
 /// # Safety
-/// `result` is the provider's, and where it is an error, `bad_wr` has what was refused.
+/// `result` is the provider's result. If it is an error, `bad_wr` points to the refused receive.
 unsafe fn end_of(bad_wr: *mut *mut ibv_recv_wr, result: c_int) -> *mut ibv_recv_wr {
     if result == 0 {
         ptr::null_mut()
@@ -185,11 +187,12 @@ unsafe fn end_of(bad_wr: *mut *mut ibv_recv_wr, result: c_int) -> *mut ibv_recv_
     }
 }
 
-/// Counts what a provider took of a list, as its `result` says, which is returned: so a caller that ends with this
-/// keeps nothing for itself.
+/// Counts the accepted part of a list according to the provider's `result`, and returns `result`. A caller
+/// that ends with this call keeps no values across it.
 ///
 /// # Safety
-/// It is a list as `ibv_post_recv(3)` describes it, and `bad_wr` has what was refused, if something was.
+/// The list is as `ibv_post_recv(3)` describes it. If `result` is an error, `bad_wr` points to the refused
+/// receive.
 #[inline(never)]
 unsafe fn count<Q: Queue>(
     queue: &Q,
@@ -214,7 +217,7 @@ unsafe fn count<Q: Queue>(
 }
 
 impl Recvs<AtomicU64> {
-    /// Counts a call that posted RECVs.
+    /// Counts a call that posted receives.
     fn add(&self, count: u64, bytes: u64) {
         let (alike, room) = (self.alike.load(Relaxed), self.alike_room.load(Relaxed));
         self.alike.store(0, Relaxed);

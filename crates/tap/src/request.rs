@@ -1,19 +1,19 @@
-//! A work request of a send queue, as far as it is counted.
+//! The counted properties of a send queue's work request.
 
 use verbs_abi::{ibv_ah, ibv_wr_opcode};
 
-/// A work request of a send queue, as far as it is counted.
+/// A work request of a send queue, with its counted properties.
 pub(crate) trait Request {
     fn opcode(&self) -> ibv_wr_opcode;
     fn flags(&self) -> u32;
-    /// Scatter/gather elements, and the bytes in them.
+    /// Returns the number of scatter/gather elements, and the sum of their lengths in bytes.
     fn payload(&self) -> (u32, u32);
-    /// Remote address of RDMA and atomics.
+    /// Returns the remote address of RDMA and atomics.
     fn remote(&self) -> u64;
-    /// Address handle and QP number of a datagram.
+    /// Returns address handle and QP number of a datagram.
     fn destination(&self) -> (*mut ibv_ah, u32);
 
-    /// What is equal in work requests that are counted together.
+    /// Returns the properties that are equal in work requests counted together.
     #[inline(always)]
     fn pattern(&self) -> Pattern {
         let (num_sge, bytes) = self.payload();
@@ -21,12 +21,12 @@ pub(crate) trait Request {
     }
 }
 
-/// Opcode, flags and payload of a work request as it is written, in two words that are soon compared.
+/// Opcode, flags and payload of a work request, in two words that are quickly compared.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pattern {
-    /// Scatter/gather elements, and above them the opcode, as they lie in a work request.
+    /// Number of scatter/gather elements in the low half, and opcode in the high half.
     pub(crate) what: u64,
-    /// Flags, and above them the bytes.
+    /// Flags in the low half, and payload bytes in the high half.
     pub(crate) how: u64,
 }
 
@@ -40,5 +40,5 @@ impl Pattern {
     }
 }
 
-/// What no [`Pattern`] of an accepted work request is equal to.
+/// A value that differs from every [`Pattern::what`] of an accepted work request.
 pub(crate) const NOTHING_REPEATS: u64 = u64::MAX;

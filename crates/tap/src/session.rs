@@ -1,4 +1,4 @@
-//! The recording of one process: its file of counters, and who gets a cell in it.
+//! The recording of one process: its file of counters, and the assignment of cells.
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -16,9 +16,9 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::layout::*;
 
-/// Names the folder in which each process makes its file. Without it nothing is counted.
+/// Variable that names the folder in which each process makes its file. Without it nothing is counted.
 pub const VARIABLE: &str = "VERBATIM_TAP_DIR";
-/// How the files in it end.
+/// Extension of the files' names.
 pub(crate) const EXTENSION: &str = "tap";
 
 pub(crate) type QpCounters = QpCell<AtomicU64>;
@@ -31,7 +31,7 @@ pub(crate) fn add(word: &AtomicU64, number: u64) {
     word.store(word.load(Relaxed).wrapping_add(number), Relaxed);
 }
 
-/// Raises a word that only this thread writes.
+/// Raises a word that only this thread writes to at least `number`.
 #[inline(always)]
 pub(crate) fn raise(word: &AtomicU64, number: u64) {
     if word.load(Relaxed) < number {
@@ -39,7 +39,7 @@ pub(crate) fn raise(word: &AtomicU64, number: u64) {
     }
 }
 
-/// Stores a number in a word that only this thread writes, if it has another one.
+/// Stores a number in a word that only this thread writes, if the word differs.
 #[inline(always)]
 pub(crate) fn set(word: &AtomicU64, number: u64) {
     if word.load(Relaxed) != number {
@@ -47,16 +47,16 @@ pub(crate) fn set(word: &AtomicU64, number: u64) {
     }
 }
 
-/// A process's file, mapped. It lives for ever: cells in it are used until the process is gone.
+/// A process's file, mapped. The mapping lives for ever, because its cells are used until the process ends.
 pub(crate) struct Session {
     pid: u32,
     base: NonNull<u8>,
     file: File,
-    /// One thread at a time takes cells.
+    /// Lock for the assignment of cells.
     taking: Mutex<()>,
 }
 
-// SAFETY: the mapping is atomics, and it is never unmapped.
+// SAFETY: the mapping contains only atomics, and is never unmapped.
 unsafe impl Send for Session {}
 // SAFETY: as above.
 unsafe impl Sync for Session {}
@@ -64,11 +64,11 @@ unsafe impl Sync for Session {}
 /// A thread of this process.
 pub(crate) struct Thread {
     pub(crate) id: u64,
-    /// Polls of it that found something.
+    /// Number of the thread's polls that found completions.
     pub(crate) found: AtomicU64,
 }
 
-/// The folder for files of counters; none if nothing is to be counted.
+/// Returns the folder for files of counters; `None` if counting is off.
 fn folder() -> Option<&'static PathBuf> {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
@@ -78,18 +78,18 @@ fn folder() -> Option<&'static PathBuf> {
     folder.as_ref()
 }
 
-/// Whether this process's counts are wanted.
+/// Returns true if this process is counted.
 pub(crate) fn is_wanted() -> bool {
     folder().is_some()
 }
 
-/// This process's recording, which begins with the first call; none if it cannot be made.
+/// Returns this process's session, and begins it at the first call; `None` if that fails.
 pub(crate) fn current(provider: &str) -> Option<&'static Session> {
     static CURRENT: Mutex<Option<&'static Session>> = Mutex::new(None);
     let folder = folder().map(PathBuf::as_path);
     let pid = std::process::id();
     let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
-    // After a fork the child begins its own.
+    // A forked child begins its own session.
     if let Some(session) = current.filter(|session| session.pid == pid) {
         return Some(session);
     }
@@ -115,16 +115,16 @@ pub(crate) fn current(provider: &str) -> Option<&'static Session> {
     }
 }
 
-/// Address of the session of this process, for the functions that the C library calls.
+/// Address of this process's session, for the functions that the C library calls.
 static LATEST: AtomicU64 = AtomicU64::new(0);
 
 fn latest() -> Option<&'static Session> {
     let at = LATEST.load(Relaxed) as usize;
-    // SAFETY: 0, or the address of a session, which lives for ever.
+    // SAFETY: the address is 0 or that of a session, which lives for ever.
     unsafe { std::ptr::with_exposed_provenance::<Session>(at).as_ref() }
 }
 
-/// Has the C library tell when the process ends and when it forks.
+/// Registers functions that the C library calls at exit and after a fork.
 fn at_the_end() {
     static ONCE: OnceLock<()> = OnceLock::new();
     extern "C" fn ends() {
@@ -138,8 +138,8 @@ fn at_the_end() {
         }
     }
     ONCE.get_or_init(|| {
-        // SAFETY: both functions live as long as this library, which is never unloaded, and call nothing that a
-        // process may not call while it ends or right after a fork.
+        // SAFETY: both functions live as long as this library, which is never unloaded. They make only calls
+        // that are permitted during exit and directly after a fork.
         unsafe {
             libc::atexit(ends);
             libc::pthread_atfork(None, None, Some(child));
@@ -147,7 +147,7 @@ fn at_the_end() {
     });
 }
 
-/// Now, in ns of `CLOCK_MONOTONIC`.
+/// Returns the time in ns of `CLOCK_MONOTONIC`.
 pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
@@ -166,12 +166,13 @@ impl Session {
                     .mode(0o600)
                     .open(path)?
             }
-            // A process that is only traced counts for nobody.
+            // A process that is only traced needs no file for its counters.
             None => memfd_create(c"verbatim counters", MemfdFlags::CLOEXEC)?.into(),
         };
         file.set_len(FILE_BYTES as u64)?;
         reserve(&file, 0, CQ_CELLS_AT)?;
-        // SAFETY: a new mapping of a file of that size, which nobody shrinks: whoever could is this user.
+        // SAFETY: a new mapping of a file of that size; only this user could shrink the file, and no process
+        // does.
         let base = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -204,13 +205,14 @@ impl Session {
     }
 
     pub(crate) fn header(&self) -> &'static Header<AtomicU64> {
-        // SAFETY: the mapping begins with a header of words that are zero or were written as words.
+        // SAFETY: the mapping begins with a header, whose words are zero or were written as words.
         unsafe { self.base.cast().as_ref() }
     }
 
-    /// In a forked child: the file is the parent's. What is counted goes into memory that nobody looks at.
+    /// Detaches a forked child from the parent's file: further counts go into private memory that is never
+    /// read.
     fn detach(&self) {
-        // SAFETY: replaces the mapping of this session, in a process with one thread, by one of the same size.
+        // SAFETY: replaces this session's mapping by one of the same size, in a process with a single thread.
         let _ = unsafe {
             mmap_anonymous(
                 self.base.as_ptr().cast(),
@@ -221,7 +223,7 @@ impl Session {
         };
     }
 
-    /// Notes that the data path is in use, and says what time it is.
+    /// Records that the data path is in use, and returns the time.
     #[cold]
     pub(crate) fn touch(&self) -> u64 {
         let now = now_ns();
@@ -231,8 +233,8 @@ impl Session {
         now
     }
 
-    /// The next cell of an array, filled by `fill` before it counts as used; a cell that nobody reads if there is
-    /// no room.
+    /// Takes the next cell of an array. `fill` initializes the cell before it counts as used. If the array is
+    /// full, returns a cell that is never read.
     fn take<C>(
         &self,
         used: &AtomicU64,
@@ -248,8 +250,8 @@ impl Session {
             add(&self.header().uncounted, 1);
             return unread();
         }
-        // SAFETY: within the array of such cells, which are words of zeros; it was reserved, so the file system
-        // has memory for it.
+        // SAFETY: the cell is within the array of such cells, which consist of zeroed words; it was reserved,
+        // so the file system has memory for it.
         let cell: &'static C = unsafe { self.base.byte_add(offset).cast().as_ref() };
         fill(cell);
         used.store(index as u64 + 1, Relaxed);
@@ -271,12 +273,12 @@ impl Session {
         self.take(used, SRQ_CELLS_AT, MAX_SRQ_CELLS, unread, fill)
     }
 
-    /// The calling thread.
+    /// Returns the calling thread's record.
     pub(crate) fn thread(&self) -> &'static Thread {
         thread_local! {
             static THREAD: Cell<Option<(u32, &'static Thread)>> = const { Cell::new(None) };
         }
-        // A thread that is ending has no such memory any more; it stands for a thread of its own.
+        // In an ending thread the thread-local is destroyed already; each call then counts as a new thread.
         let known = THREAD.try_with(Cell::get).ok().flatten();
         if let Some((pid, thread)) = known.filter(|(pid, _)| *pid == self.pid) {
             let _ = pid;
@@ -291,7 +293,7 @@ impl Session {
     }
 }
 
-/// Has the file system find memory now: later its lack would be a SIGBUS.
+/// Makes the file system allocate memory now, because later exhaustion would be a SIGBUS.
 fn reserve(file: &File, offset: usize, len: usize) -> io::Result<()> {
     loop {
         match fallocate(file, FallocateFlags::empty(), offset as u64, len as u64) {
@@ -301,13 +303,13 @@ fn reserve(file: &File, offset: usize, len: usize) -> io::Result<()> {
     }
 }
 
-/// A cell that is counted in and never read.
+/// Returns a cell that is written but never read.
 fn unread<C>() -> &'static C {
-    // SAFETY: cells consist of atomic words, for which zeros are a value.
+    // SAFETY: cells consist of atomic words, for which zero is a valid value.
     Box::leak(unsafe { Box::<C>::new_zeroed().assume_init() })
 }
 
-/// Stores text eight bytes a word, as much of it as fits; its length.
+/// Stores as much of a text as fits, eight bytes per word, and returns the stored length.
 fn store_text(words: &[AtomicU64], text: &str) -> u64 {
     let bytes = &text.as_bytes()[..text.len().min(words.len() * 8)];
     for (word, bytes) in words.iter().zip(bytes.chunks(8)) {
@@ -318,7 +320,7 @@ fn store_text(words: &[AtomicU64], text: &str) -> u64 {
     bytes.len() as u64
 }
 
-/// A word that tells this thread from every other that lives.
+/// Returns a word that differs between all live threads.
 #[inline(always)]
 pub(crate) fn thread_token() -> usize {
     #[cfg(target_arch = "x86_64")]
@@ -333,7 +335,7 @@ pub(crate) fn thread_token() -> usize {
     #[cfg(target_arch = "aarch64")]
     {
         let token: usize;
-        // SAFETY: the thread pointer can be read by every program.
+        // SAFETY: every program can read the thread pointer.
         unsafe {
             std::arch::asm!("mrs {}, tpidr_el0", out(reg) token, options(nostack, preserves_flags, pure, nomem));
         }

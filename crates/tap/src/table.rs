@@ -1,20 +1,21 @@
-//! Objects by their handles: found without a lock, on every call of the data path.
+//! A table of objects by their handles, searched without a lock on every data path call.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-/// Places of a table; at most half of them are used.
+/// Number of slots of a table; at most half of them are used.
 const SLOTS: usize = 1 << 15;
-/// As far as is looked.
+/// Maximum number of slots that are searched.
 const REACH: usize = 64;
-/// Keys that stand for no object.
+/// Keys of slots without an object: never used, and removed.
 const FREE: u64 = 0;
 const GONE: u64 = 1;
 
-/// A hash table with open addressing. Values live for ever; keys come and go under the caller's lock.
+/// A hash table with open addressing. Values live for ever; the caller holds a lock while it adds or removes
+/// keys.
 ///
-/// A reader that looks while its object is being removed may find another one, which counts for the wrong object
-/// and does no other harm.
+/// A reader that searches while its object is being removed may find another object. The only harm is a count
+/// for the wrong object.
 pub(crate) struct Table<T: 'static> {
     slots: [Slot<T>; SLOTS],
 }
@@ -25,10 +26,10 @@ struct Slot<T> {
 }
 
 impl<T> Slot<T> {
-    /// The object, if it is that of the key; else the key that is here.
+    /// Returns the object if the slot has the key; otherwise returns the key in the slot.
     #[inline(always)]
     fn get(&self, key: u64) -> Result<Option<&'static T>, u64> {
-        // Acquire: pairs with the Release of `insert`, so that the value is there.
+        // Acquire: pairs with the Release of `insert`, so that the value is visible.
         let here = self.key.load(Ordering::Acquire);
         if here != key {
             return Err(here);
@@ -52,17 +53,17 @@ impl<T> Table<T> {
 
     #[inline(always)]
     fn start(key: u64) -> usize {
-        // Fibonacci hashing: the upper 15 bits.
+        // Fibonacci hashing: use the upper 15 bits.
         (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 49) as usize
     }
 
-    /// The object of a key, if it is where it is looked for first, as almost every one is.
+    /// Returns the object of a key if it is in the first slot that is searched, which is almost always so.
     #[inline(always)]
     pub(crate) fn find_first(&self, key: u64) -> Option<&'static T> {
         self.slots[Self::start(key)].get(key).ok()?
     }
 
-    /// The object of a key.
+    /// Returns the object of a key.
     pub(crate) fn find(&self, key: u64) -> Option<&'static T> {
         let start = Self::start(key);
         for step in 0..REACH {
@@ -75,7 +76,7 @@ impl<T> Table<T> {
         None
     }
 
-    /// Enters an object; false if there is no room. One caller at a time.
+    /// Inserts an object; returns false if there is no room. Only one thread may call this at a time.
     pub(crate) fn insert(&self, key: u64, value: &'static T) -> bool {
         let start = Self::start(key);
         for step in 0..REACH {
@@ -90,7 +91,7 @@ impl<T> Table<T> {
         false
     }
 
-    /// Removes a key. One caller at a time.
+    /// Removes a key. Only one thread may call this at a time.
     pub(crate) fn remove(&self, key: u64) {
         let start = Self::start(key);
         for step in 0..REACH {

@@ -1,7 +1,7 @@
-//! What programs do on the software NIC, and what their files say afterwards.
+//! Tests that run programs on the software NIC and check their files of counters.
 //!
-//! The tap looks at its environment once in the life of a process, so each program is a run of this test program
-//! that does nothing but one of [`PROGRAMS`].
+//! The tap reads its environment once in the life of a process. Each program is therefore a run of this test
+//! program that executes only one of [`PROGRAMS`].
 
 use std::path::Path;
 use std::process::{Command, ExitStatus};
@@ -12,7 +12,7 @@ use nicmodel::{Transport, Verb};
 use tap::Ledger;
 use verbs::{Access, CompletionQueue, Inline, Provider, Rc, Ud, WcBuffer};
 
-/// Names the program that this process is to be.
+/// Variable that names the program to execute.
 const PROGRAM: &str = "TAP_TEST_PROGRAM";
 
 type Anything = Result<(), Box<dyn std::error::Error>>;
@@ -31,7 +31,7 @@ const PROGRAMS: [Program; 10] = [
     ("dies", dies),
 ];
 
-/// Two queue pairs of this process that are connected.
+/// Two connected queue pairs of this process.
 struct Pair {
     pd: verbs::ProtectionDomain,
     cq: CompletionQueue,
@@ -54,7 +54,7 @@ fn pair(depth: u32) -> Result<Pair, Box<dyn std::error::Error>> {
     Ok(Pair { pd, cq, a, b })
 }
 
-/// Polls until there were so many good completions.
+/// Polls until `count` successful completions were found.
 fn poll(cq: &CompletionQueue, count: usize) -> Anything {
     let mut buffer = WcBuffer::<16>::new();
     let mut found = 0;
@@ -69,7 +69,7 @@ fn poll(cq: &CompletionQueue, count: usize) -> Anything {
     done.ok_or_else(|| format!("{found} of {count} completions").into())
 }
 
-/// Postlists of WRITEs, READs next to each other, atomics on two words, and SENDs of 8 bytes.
+/// Posts postlists of WRITEs, adjacent READs, atomics on two words, and SENDs of 8 bytes.
 fn rc() -> Anything {
     let Pair { pd, cq, a, b } = pair(64)?;
     let region = pd.alloc(
@@ -118,7 +118,7 @@ fn rc() -> Anything {
     Ok(())
 }
 
-/// Datagrams to a queue pair of this process.
+/// Sends datagrams to a queue pair of this process.
 fn ud() -> Anything {
     let context = Provider::softnic().device(None)?.open()?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(64)?);
@@ -152,7 +152,8 @@ fn full() -> Anything {
     poll(&cq, room)
 }
 
-/// A closed loop: one WRITE at a time, some good ones, then one without the right to write, and what is flushed after it.
+/// Runs a closed loop of single WRITEs: some succeed, then one fails for lack of access rights, and the rest
+/// is flushed.
 fn fails() -> Anything {
     let Pair { pd, cq, a, b: _b } = pair(8)?;
     let good = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -175,7 +176,7 @@ fn fails() -> Anything {
     Ok(())
 }
 
-/// Two threads post to one queue pair and poll one completion queue, in turn.
+/// Lets two threads post to one queue pair and poll one completion queue, one after the other.
 fn threads() -> Anything {
     let Pair { pd, cq, a, b: _b } = pair(8)?;
     let region = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -192,15 +193,15 @@ fn threads() -> Anything {
             });
         });
     }
-    // And this one, so that there are two at least: a thread may get the memory of one that has ended.
+    // This thread posts, too, so that at least two threads are distinguished: a new thread may reuse the
+    // memory of an ended one.
     a.post_one(|list| {
         list.rdma_write(Inline(&[0; 8]), region.remote()).signaled();
     })?;
     poll(&cq, 1)
 }
 
-/// Equal work requests one a post, some unsignaled and then all signaled, with polls between them.
-/// Rounds of a thread with a queue pair of its own.
+/// Runs rounds of WRITEs of one thread with its own queue pair.
 fn rounds(pair: &Pair) -> Anything {
     let region = pair
         .pd
@@ -214,7 +215,7 @@ fn rounds(pair: &Pair) -> Anything {
     Ok(())
 }
 
-/// Threads one after the other.
+/// Runs threads one after the other.
 fn in_turn() -> Anything {
     for _ in 0..3 {
         std::thread::spawn(|| rounds(&pair(16).expect("a pair")).expect("it runs"))
@@ -224,7 +225,7 @@ fn in_turn() -> Anything {
     Ok(())
 }
 
-/// The same threads at a time.
+/// Runs the same threads at the same time.
 fn together() -> Anything {
     let begin = std::sync::Barrier::new(3);
     std::thread::scope(|scope| {
@@ -241,6 +242,7 @@ fn together() -> Anything {
     Ok(())
 }
 
+/// Posts equal work requests one at a time, some unsignaled and then all signaled, with polls between them.
 fn repeats() -> Anything {
     let Pair { pd, cq, a, b: _b } = pair(8)?;
     let region = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -267,7 +269,7 @@ fn repeats() -> Anything {
     Ok(())
 }
 
-/// RECVs one at a time, mostly like the one before, and some together.
+/// Posts receives one at a time, mostly like the previous one, and some together.
 fn recvs() -> Anything {
     let Pair { pd, a, .. } = pair(64)?;
     let region = pd.alloc(4096, Access::LOCAL_WRITE)?;
@@ -287,7 +289,7 @@ fn recvs() -> Anything {
     Ok(a.post_recv(&mut list)?)
 }
 
-/// Dies in the middle of its work.
+/// Aborts in the middle of its work.
 fn dies() -> Anything {
     let Pair { pd, cq, a, b: _b } = pair(8)?;
     let region = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -305,7 +307,7 @@ fn dies() -> Anything {
     std::process::abort();
 }
 
-/// The process that is one of the programs.
+/// Executes the program that the environment selects.
 #[test]
 fn program() {
     let Ok(wanted) = std::env::var(PROGRAM) else {
@@ -318,7 +320,7 @@ fn program() {
     run().expect("it can be run");
 }
 
-/// Runs a program; how it ended, and its ledger.
+/// Runs a program, and returns its exit status and ledger.
 fn run(name: &str, folder: &Path) -> (ExitStatus, Ledger) {
     let status = Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", "program", "--nocapture"])
@@ -330,7 +332,7 @@ fn run(name: &str, folder: &Path) -> (ExitStatus, Ledger) {
     (status, ledger)
 }
 
-/// What the one process of a program did that ended well.
+/// Returns the profile of the only process of a program, which must succeed.
 fn profile(name: &str) -> OperationProfile {
     let folder = tempfile::tempdir().expect("a folder");
     let (status, ledger) = run(name, folder.path());
@@ -345,7 +347,7 @@ fn profile(name: &str) -> OperationProfile {
     profile.clone()
 }
 
-/// The queue pair that sent.
+/// Returns the queue pair that sent.
 fn sender(profile: &OperationProfile) -> &QueuePair {
     profile.active().next().expect("one sent")
 }
@@ -381,7 +383,7 @@ fn every_verb_is_counted_with_what_it_costs() {
     assert!((qp.sent[0].operation.signaled - 1.0 / 16.0).abs() < 1e-9);
     assert!((qp.sent[1].operation.signaled - 1.0).abs() < 1e-9);
     assert_eq!(qp.postlists, 10 + 5 + 6 + 3);
-    // The five READs were posted without a poll between them, all else by one.
+    // The five READs were posted without a poll between them; a poll followed every other post.
     assert_eq!(qp.runs, 10 + 1 + 6 + 3);
     assert_eq!(qp.adjacent_reads, 4);
     assert_eq!(qp.max_outstanding, 16);
@@ -479,7 +481,7 @@ fn repeated_posts_are_counted_as_all_others() {
     let profile = profile("repeats");
     let qp = sender(&profile);
     assert_eq!((qp.operations(), qp.postlists), (400, 400));
-    // The second hundred polls may find one completion at a time, but no post comes between them.
+    // The second hundred polls may find one completion each, but no post comes between them.
     assert_eq!((qp.runs, qp.max_outstanding), (100, 4));
     assert!((qp.mean_outstanding - 2.5).abs() < 1e-9, "{qp:?}");
     let [kind] = &qp.sent[..] else {
@@ -512,7 +514,7 @@ fn a_program_that_dies_leaves_what_it_did() {
     let qp = sender(profile);
     assert_eq!((qp.operations(), qp.postlists, qp.runs), (10, 10, 8));
     assert!((qp.sent[0].operation.signaled - 0.7).abs() < 1e-9);
-    // Seven alone, then one, two and three at a time.
+    // One outstanding operation at each of the first seven posts, then one, two and three.
     assert_eq!(qp.max_outstanding, 3);
     assert!((qp.mean_outstanding - 1.3).abs() < 1e-9, "{qp:?}");
 }

@@ -1,4 +1,4 @@
-//! The library under test, and programs that load it.
+//! The libraries under test, and programs that load them.
 
 #![allow(dead_code, reason = "each test program uses some of it")]
 
@@ -10,11 +10,12 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// A folder with the libraries, built with the profile of this test, under the names that programs ask for.
+/// Returns a folder with the libraries, built with the profile of this test, under the names that programs
+/// load.
 ///
-/// Cargo builds no `cdylib` for the tests of its package, so it is asked for it here, unless `VERBATIM_BUILT` says that
-/// it lies there (`cargo xtask test` builds the workspace at once; alone, the library has other features and is built
-/// again).
+/// Cargo does not build a `cdylib` for the tests of its package, so this function builds it, unless
+/// `VERBATIM_BUILT` says that it exists. `cargo xtask test` builds the whole workspace at once. A separate
+/// build of the library would use other features and compile it again.
 pub(crate) fn library_folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -32,7 +33,7 @@ pub(crate) fn library_folder() -> &'static Path {
             ("libverbatim_dropin.so", "libibverbs.so.1"),
             ("libverbatim_dropin_rdmacm.so", "librdmacm.so.1"),
         ] {
-            // Tests run at the same time: each puts a link of its own in place.
+            // Tests run at the same time, so each renames its own link into place.
             let link = folder.join(format!("link.{}", std::process::id()));
             let _ = std::fs::remove_file(&link);
             std::os::unix::fs::symlink(profile.join(built), &link)
@@ -55,12 +56,12 @@ fn build(profile: &Path) {
     assert!(built.success(), "the library does not build");
 }
 
-/// The library's file.
+/// Returns the file of the drop-in `libibverbs.so.1`.
 pub(crate) fn library() -> PathBuf {
     library_folder().join("libibverbs.so.1")
 }
 
-/// A fabric of its own for the programs of one test.
+/// A separate fabric for the programs of one test.
 pub(crate) struct Fabric(tempfile::TempDir);
 
 impl Fabric {
@@ -71,25 +72,27 @@ impl Fabric {
         Self(folder.expect("/dev/shm is writable"))
     }
 
-    /// The folder that the fabric makes.
+    /// Returns the folder that the fabric makes.
     pub(crate) fn folder(&self) -> PathBuf {
         self.0.path().join("fabric")
     }
 
-    /// A command of this machine on the software NIC.
+    /// Returns a command that runs a program of this machine on the software NIC.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>, link_layer: &str) -> Command {
         let mut command = Command::new(program);
         command
             .env("LD_LIBRARY_PATH", library_folder())
-            // Not the folder itself: the fabric makes its own, which nobody else can enter.
+            // Not the temporary folder itself: the fabric makes its own folder, which no other user can
+            // enter.
             .env("VERBATIM_FABRIC_DIR", self.folder())
             .env("VERBATIM_LINK_LAYER", link_layer)
             .stdin(Stdio::null());
         command
     }
 
-    /// Runs a server and its client, which is the same program with the server's address behind it, and returns
-    /// what both printed. Both must succeed.
+    /// Runs a server and its client, and returns the output of both, which must succeed.
+    ///
+    /// The client is the same program with the server's address as last argument.
     pub(crate) fn pair(&self, link_layer: &str, program: &str, args: &[&str]) -> [String; 2] {
         let port = free_port().to_string();
         let mut server = Watched::start(
@@ -115,13 +118,14 @@ impl Fabric {
     }
 }
 
-/// A TCP port that nobody listens on now.
+/// Returns a TCP port on which no process listens now.
 fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("there are ports");
     listener.local_addr().expect("it is bound").port()
 }
 
-/// Does somebody listen on this port? Asked without connecting, since servers here take one connection only.
+/// Returns true if a process listens on the port. Checked without connecting, because these servers accept
+/// only one connection.
 fn listens(port: &str) -> bool {
     let port: u16 = port.parse().expect("a port");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
@@ -135,7 +139,7 @@ fn listens(port: &str) -> bool {
     })
 }
 
-/// A child that is killed should it take too long.
+/// A child process that is killed if it takes too long.
 pub(crate) struct Watched {
     child: Child,
     what: String,
@@ -180,7 +184,7 @@ impl Watched {
         (status.success() && !late, text)
     }
 
-    /// Waits for its end; it must be a success. What it printed.
+    /// Waits for the process's exit, which must be a success, and returns its output.
     pub(crate) fn finish(mut self) -> String {
         let (good, text) = self.end();
         assert!(good, "{}:\n{text}", self.what);
@@ -195,7 +199,7 @@ impl Drop for Watched {
     }
 }
 
-/// Runs a command to its end; it must be a success.
+/// Runs a command to its end, which must be a success.
 pub(crate) fn run(command: &mut Command) -> Output {
     let what = format!("{command:?}");
     let output = command.output().unwrap_or_else(|e| panic!("{what}: {e}"));

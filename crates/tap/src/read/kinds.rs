@@ -1,4 +1,4 @@
-//! The kinds of work requests and messages that were counted, as operations of the model.
+//! Conversion of counted kinds of work requests and messages into operations of the model.
 
 use nicmodel::op_profile::Counted;
 use nicmodel::{MAX_MESSAGE_BYTES, MAX_SGES, Operation, Transport, Verb};
@@ -6,15 +6,15 @@ use verbs_abi::*;
 
 use crate::layout::*;
 
-/// The global routing header in front of a datagram, which `byte_len` counts (`ibv_poll_cq(3)`).
+/// Size of the global routing header before a datagram, which `byte_len` includes (`ibv_poll_cq(3)`).
 const GRH_BYTES: u32 = 40;
 
-/// A number as one of 32 bits, the largest if it is none.
+/// Converts a number to 32 bits, saturating at the maximum.
 pub(super) fn narrow(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// Adds operations of a kind to those of the same kind.
+/// Adds operations to those of the same kind.
 pub(super) fn add_counted(all: &mut Vec<Counted>, new: Counted) {
     if new.count == 0 {
         return;
@@ -39,7 +39,7 @@ pub(super) fn add_counted(all: &mut Vec<Counted>, new: Counted) {
     }
 }
 
-/// The operation of a kind, as far as the model has such.
+/// Returns the model's operation for a kind of work request, or `None` if the model does not have it.
 pub(super) fn sent(transport: Transport, kind: &Sent<u64>) -> Option<Counted> {
     let key = Key(kind.key);
     if kind.count == 0 {
@@ -83,7 +83,7 @@ pub(super) fn sent(transport: Transport, kind: &Sent<u64>) -> Option<Counted> {
     })
 }
 
-/// The operation that a message came by, as far as the model has such.
+/// Returns the model's operation by which a kind of message arrived, or `None` if the model does not have it.
 pub(super) fn received(transport: Transport, kind: &Received<u64>) -> Option<Counted> {
     let key = Key(kind.key);
     if kind.count == 0 {
@@ -120,12 +120,12 @@ fn nothing(transport: Transport) -> Counted {
     }
 }
 
-/// Payload of an operation of a kind: the key says it, or it is the mean of a class.
+/// Returns the payload of an operation of a kind: from the key, or the mean of a class.
 fn payload(key: Key, bytes: u64, count: u64) -> u32 {
     if !key.is_class() {
         return key.bytes().min(MAX_MESSAGE_BYTES);
     }
-    // A damaged file may say any number of bytes.
+    // A damaged file may contain any number of bytes.
     let rounded = bytes.saturating_add(count / 2);
     let mean = rounded.checked_div(count).unwrap_or(0);
     narrow(mean).min(MAX_MESSAGE_BYTES)

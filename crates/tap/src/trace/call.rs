@@ -1,4 +1,4 @@
-//! A line about a call.
+//! The trace line of a call.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use super::errno::{errno, set_errno};
 use super::value::{Outcome, Value};
 use crate::session::now_ns;
 
-/// Appends lines that begin with the time and the thread. `lines` are without their newlines.
+/// Appends lines, each with the time and the thread before it. `lines` have no newlines at their ends.
 pub(super) fn append<'a>(at_ns: u64, lines: impl IntoIterator<Item = &'a str>) {
     const SECOND: u64 = 1_000_000_000;
     let (pid, tid) = (std::process::id(), rustix::thread::gettid());
@@ -24,7 +24,7 @@ pub(super) fn append<'a>(at_ns: u64, lines: impl IntoIterator<Item = &'a str>) {
     super::file::append(&text);
 }
 
-/// Appends a line about something that no verb says, with the time and the thread.
+/// Appends a line about an event other than a verb, with the time and the thread.
 pub fn note(line: &str) {
     if super::is_on() {
         let before = errno();
@@ -33,20 +33,20 @@ pub fn note(line: &str) {
     }
 }
 
-/// A call that is going on: its line, as far as it is known.
+/// A call in progress, with the known part of its line.
 pub struct Call {
     text: String,
     arguments: usize,
     ended_ns: u64,
     errno: i32,
-    /// It takes an event, and says `EAGAIN` where there is none.
+    /// True if the function returns an event, and fails with `EAGAIN` if there is none.
     takes_event: bool,
-    /// It found nothing, which is not worth a line.
+    /// True if the call found no event; such a call has no line.
     in_vain: bool,
 }
 
 impl Call {
-    /// A call of this function.
+    /// Begins the line of a call of `function`.
     #[must_use]
     pub fn begin(function: &str) -> Self {
         Self {
@@ -59,10 +59,11 @@ impl Call {
         }
     }
 
-    /// Its next argument.
+    /// Adds the next argument.
     ///
     /// # Safety
-    /// As the function may look at the argument, so does this.
+    /// The call's contract permits the called function to read through the argument; this function reads no
+    /// more.
     #[allow(unsafe_code)]
     pub unsafe fn input(&mut self, name: &str, value: impl Value) {
         if self.arguments > 0 {
@@ -75,14 +76,14 @@ impl Call {
         unsafe { value.input(name, &mut self.text) };
     }
 
-    /// Words in the place of an argument.
+    /// Adds text in the place of an argument.
     pub(super) fn words(&mut self, words: &str) {
         self.arguments += 1;
         self.text.push_str(", ");
         self.text.push_str(words);
     }
 
-    /// What came of it, right after the function returned. True for success.
+    /// Adds the result, directly after the function has returned. Returns true if the call succeeded.
     ///
     /// # Safety
     /// As [`Call::input`].
@@ -98,7 +99,7 @@ impl Call {
         good
     }
 
-    /// What it left in an argument, if that is worth a word.
+    /// Adds the value that the call stored through an argument, if it is relevant.
     ///
     /// # Safety
     /// As [`Call::input`]; the call succeeded.

@@ -1,4 +1,4 @@
-//! The functions of the tables, each with a line about it.
+//! The functions of the provider's tables, each with a trace line.
 #![allow(unsafe_code)]
 
 use std::any::TypeId;
@@ -13,7 +13,7 @@ use super::names::{QP_STATES, name_number};
 use crate::control;
 use crate::provider::Provider;
 
-/// The tap's own tables by provider: what the functions here call.
+/// Returns the tap's own tables for a provider, which the functions here call.
 fn counting<P: Provider>() -> &'static (Symbols, Option<LaterSymbols>) {
     type Tables = Vec<(TypeId, &'static (Symbols, Option<LaterSymbols>))>;
     static TABLES: Mutex<Tables> = Mutex::new(Vec::new());
@@ -41,7 +41,7 @@ macro_rules! trace_first {
             } )*
         }
 
-        /// The provider's table with counting and tracing functions in it.
+        /// Returns the provider's table with counting and tracing functions in it.
         pub(crate) fn symbols<P: Provider>() -> Symbols {
             let mut symbols = Symbols { $( $name: first::$name::<P>, )* };
             symbols.ibv_modify_qp = modify_qp::<P>;
@@ -54,12 +54,12 @@ for_each_symbol!(trace_first);
 
 macro_rules! trace_later {
     ($( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
-        /// Functions that came later.
+        /// Functions that later versions added.
         mod later {
             use super::*;
             $( crate::traced_function! {
                 pub(super) fn $name<P: Provider>($( $arg: $type ),*) $(-> $ret)?, stringify!($name),
-                // Only a provider that has them hands these functions out.
+                // Only a provider that has later functions uses this table.
                 match &counting::<P>().1 {
                     Some(later) => later.$name,
                     None => unreachable!("the provider has no later functions"),
@@ -67,7 +67,7 @@ macro_rules! trace_later {
             } )*
         }
 
-        /// The same for the functions that came later.
+        /// Returns the table of later functions in the same way.
         pub(crate) fn later_symbols<P: Provider>() -> Option<LaterSymbols> {
             P::later_symbols()?;
             Some(LaterSymbols { $( $name: later::$name::<P>, )* })
@@ -77,7 +77,7 @@ macro_rules! trace_later {
 
 for_each_later_symbol!(trace_later);
 
-/// `ibv_modify_qp`, with the attributes that the mask says are set.
+/// Traces `ibv_modify_qp`, with the attributes selected by the mask.
 unsafe extern "C" fn modify_qp<P: Provider>(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
@@ -85,7 +85,7 @@ unsafe extern "C" fn modify_qp<P: Provider>(
 ) -> c_int {
     let mut call = Call::begin("ibv_modify_qp");
     let mut set = String::new();
-    // SAFETY: `ibv_modify_qp(3)`, the caller's promise: the attributes of the mask are set.
+    // SAFETY: the caller promises `ibv_modify_qp(3)`: the attributes in the mask are set.
     unsafe {
         call.input("qp", qp);
         if let Some(attr) = attr.as_ref() {
@@ -99,7 +99,7 @@ unsafe extern "C" fn modify_qp<P: Provider>(
     }
 }
 
-/// Writes the attributes that are set.
+/// Writes the attributes in the mask.
 fn attributes(attr: &ibv_qp_attr, mask: c_int, text: &mut String) {
     // Writing to a string does not fail.
     if mask & IBV_QP_STATE != 0 {

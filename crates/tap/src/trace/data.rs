@@ -1,4 +1,4 @@
-//! Lines about work requests and completions.
+//! Trace lines about work requests and completions.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -16,16 +16,17 @@ use crate::postlist::{List, room};
 use crate::request::Request;
 use crate::session::now_ns;
 
-/// A post that has begun: when. None where nothing is traced.
+/// Time at which a post began; `None` if tracing is off.
 pub(crate) type Posted = Option<u64>;
 
-/// The time, if posts are traced.
+/// Returns the time if tracing is on.
 #[inline]
 pub(crate) fn started() -> Posted {
     super::is_on().then(now_ns)
 }
 
-/// Writes lines in the order in which they are given, with "1/3 " behind `head`, and keeps errno.
+/// Writes lines in the given order, each with `head` and its number such as "1/3" before it, and preserves
+/// errno.
 fn write_list(at_ns: u64, head: &str, lines: &[String]) {
     let errno = errno();
     let count = lines.len();
@@ -38,7 +39,7 @@ fn write_list(at_ns: u64, head: &str, lines: &[String]) {
     set_errno(errno);
 }
 
-/// What a work request says of itself.
+/// Returns the description of a work request.
 fn describe(wr_id: u64, opcode: ibv_wr_opcode, flags: u32, (num_sge, bytes): (u32, u32)) -> String {
     let mut text = format!("wr_id={wr_id} ");
     // Writing to a string does not fail.
@@ -54,15 +55,16 @@ fn describe(wr_id: u64, opcode: ibv_wr_opcode, flags: u32, (num_sge, bytes): (u3
     text
 }
 
-/// Writes what a refusal says.
+/// Writes the reason of a refusal.
 fn refused(text: &mut String, errno: c_int) {
     let _ = write!(text, " refused: {}", words(errno));
 }
 
-/// Work requests of a list that are shown at most, so that a list that was never ended does not fill the disk.
+/// Maximum number of work requests of a list that are written, so that an unterminated list does not fill the
+/// disk.
 const MOST: usize = 1 << 16;
 
-/// Writes a postlist that was handed to a queue pair, up to the work request that was refused.
+/// Writes a postlist that was posted to a queue pair, up to the refused work request.
 #[cold]
 pub(crate) fn posted(
     at_ns: u64,
@@ -75,7 +77,7 @@ pub(crate) fn posted(
     let mut lines = Vec::new();
     for wr in list.take(MOST) {
         let mut text = describe(wr.wr_id, wr.opcode, wr.send_flags, (&wr).payload());
-        // SAFETY: opcode and transport say which members count; all are plain numbers.
+        // SAFETY: opcode and transport determine the valid members; all are plain numbers.
         unsafe {
             let _ = match wr.opcode {
                 IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM | IBV_WR_RDMA_READ => {
@@ -117,7 +119,7 @@ pub(crate) fn posted(
     write_list(at_ns, &head, &lines);
 }
 
-/// Writes RECVs that were handed to a queue pair or a shared receive queue, up to the one that was refused.
+/// Writes receives that were posted to a queue pair or a shared receive queue, up to the refused one.
 ///
 /// # Safety
 /// The list is NULL or as `ibv_post_recv(3)` describes it.
@@ -132,7 +134,7 @@ pub(crate) unsafe fn recvs_posted(
     let mut lines = Vec::new();
     // SAFETY: contract of this function.
     while let Some(this) = unsafe { wr.as_ref() }.filter(|_| lines.len() < MOST) {
-        // SAFETY: as above; the provider has looked at it.
+        // SAFETY: as above; the provider has read the element list, too.
         let (num_sge, bytes) = unsafe { room(this.sg_list, this.num_sge) };
         let mut text = format!("wr_id={} {bytes} B in {num_sge} SGEs", this.wr_id);
         let is_bad = result != 0 && wr == bad;
@@ -151,7 +153,7 @@ pub(crate) unsafe fn recvs_posted(
     write_list(at_ns, &head, &lines);
 }
 
-/// Writes what was built by `ibv_wr_*` and handed over by `ibv_wr_complete`.
+/// Writes a list that was built by `ibv_wr_*` and posted by `ibv_wr_complete`.
 #[cold]
 pub(crate) fn built(at_ns: u64, qp: *mut ibv_qp_ex, list: &[Built], result: c_int) {
     let lines: Vec<String> = list
@@ -188,7 +190,7 @@ pub(crate) fn built(at_ns: u64, qp: *mut ibv_qp_ex, list: &[Built], result: c_in
     write_list(at_ns, &head, &lines);
 }
 
-/// A completion, as far as it was asked for.
+/// The requested fields of a completion.
 pub(crate) struct Poll {
     pub(crate) wr_id: u64,
     pub(crate) status: ibv_wc_status,
@@ -199,9 +201,9 @@ pub(crate) struct Poll {
 }
 
 impl Poll {
-    /// Of a completion that `ibv_poll_cq(3)` wrote.
+    /// Returns the fields of a completion that `ibv_poll_cq(3)` wrote.
     fn of(wc: &ibv_wc) -> Self {
-        // "byte_len: number of bytes transferred": of RECVs, READs and atomics.
+        // "byte_len: number of bytes transferred": valid for receives, READs and atomics.
         let has_length = wc.opcode >= IBV_WC_RECV
             || matches!(
                 wc.opcode,
@@ -250,20 +252,20 @@ fn write_completions(verb: &str, queue: usize, cq: &Cq, mut lines: Vec<String>) 
     write_list(now_ns(), &head, &lines);
 }
 
-/// Writes what a poll found.
+/// Writes the completions that a poll found.
 #[cold]
 pub(crate) fn found(queue: *mut ibv_cq, cq: &Cq, completions: &[ibv_wc]) {
     let lines = completions.iter().map(|wc| Poll::of(wc).text()).collect();
     write_completions("poll_cq", queue.addr(), cq, lines);
 }
 
-/// Writes what `ibv_start_poll` or `ibv_next_poll` found.
+/// Writes the completion that `ibv_start_poll` or `ibv_next_poll` found.
 #[cold]
 pub(crate) fn one_found(verb: &str, queue: *mut ibv_cq_ex, cq: &Cq, completion: &Poll) {
     write_completions(verb, queue.addr(), cq, vec![completion.text()]);
 }
 
-/// Notes a poll that found nothing; after 1000, 1000000, … of them in a row there is a line.
+/// Counts a poll that found nothing; writes a line after 1000, 1000000, … of them in a row.
 #[cold]
 pub(crate) fn empty_poll(queue: usize, cq: &Cq) {
     let count = cq.mine().empty.load(Relaxed) + 1;

@@ -1,4 +1,4 @@
-//! The file: lines are appended whole, by any process, also by one that is about to crash.
+//! The trace file: any process appends whole lines, even if it is about to crash.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -12,26 +12,27 @@ use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 use super::legend::LEGEND;
 
-/// Names the file that each process appends its lines to: an absolute path. Without it nothing is traced.
+/// Variable that names the file to which each process appends its lines: an absolute path. Without it nothing
+/// is traced.
 pub const VARIABLE: &str = "VERBATIM_TRACE";
 
-/// A file that this process appends to.
+/// A file to which this process appends.
 ///
-/// One `write(2)` to a file that was opened with `O_APPEND` goes to its end as a whole ("the adjustment of the file
-/// offset and the write operation are performed as an atomic step", open(2)); so no lock is held while another
-/// thread forks or crashes, and nothing is kept back.
+/// One `write(2)` to a file that was opened with `O_APPEND` appends its bytes as a whole. open(2) says: "the adjustment of
+/// the file offset and the write operation are performed as an atomic step". Therefore no lock is held while another
+/// thread forks or crashes, and no line is buffered.
 struct Trace {
     path: PathBuf,
     fd: AtomicI32,
-    /// Which file that is: a program may close every descriptor that it does not know, and get the number again.
+    /// Identity of the file: a program may close unknown descriptors, and a new file may get the same number.
     device: u64,
     inode: u64,
 }
 
-/// Makes the file of a trace, with `command` and the legend at its head.
+/// Creates a trace file, with `command` and the legend at its head.
 ///
 /// # Errors
-/// Those of the file system.
+/// Returns the errors of the file system.
 pub fn create(path: &Path, command: &str) -> io::Result<()> {
     let mut file = File::create(path)?;
     writeln!(file, "# verbatim trace of: {command}")?;
@@ -39,7 +40,7 @@ pub fn create(path: &Path, command: &str) -> io::Result<()> {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // Not created: a file that is gone when a late process comes is nobody's any more.
+    // Not created: if the file has been removed, no reader waits for the lines of a late process.
     OpenOptions::new()
         .append(true)
         .custom_flags(libc::O_CLOEXEC)
@@ -68,7 +69,7 @@ fn trace() -> Option<&'static Trace> {
     trace.as_ref()
 }
 
-/// Whether this process is to be traced.
+/// Returns true if this process is traced.
 #[must_use]
 #[inline]
 pub fn is_on() -> bool {
@@ -76,12 +77,12 @@ pub fn is_on() -> bool {
 }
 
 impl Trace {
-    /// The descriptor, if it still is one of the file; else a new one.
+    /// Returns the descriptor if it still refers to the file; otherwise opens the file again.
     fn fd(&self) -> i32 {
         let fd = self.fd.load(Relaxed);
-        // SAFETY: a place for the answer, of which any bytes are a value.
+        // SAFETY: any bytes are a valid `stat`, which receives the answer.
         let mut about: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: as above; whatever the descriptor is, it is only asked about.
+        // SAFETY: as above; the call only queries the descriptor, whatever it is.
         let known = unsafe { libc::fstat(fd, &raw mut about) } == 0
             && about.st_dev == self.device
             && about.st_ino == self.inode;
@@ -94,13 +95,13 @@ impl Trace {
     }
 }
 
-/// Appends lines, each with a newline at its end. Lines that cannot be written are lost.
+/// Appends lines, each with a newline at its end. Lines are lost if they cannot be written.
 pub(super) fn append(lines: &str) {
     let Some(trace) = trace() else { return };
     let _hold_off = cancellation::HoldOff::new();
     let fd = trace.fd();
     loop {
-        // SAFETY: bytes of a string; the descriptor is the trace's, or none.
+        // SAFETY: the bytes belong to a string; the descriptor is the trace's, or invalid.
         let written = unsafe { libc::write(fd, lines.as_ptr().cast(), lines.len()) };
         if written >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
             return;

@@ -1,6 +1,6 @@
-//! What the head of a trace says of its lines.
+//! The description of trace lines at the head of a trace.
 
-/// A legend, as comments.
+/// The legend, as comments.
 pub(super) const LEGEND: &str = "\
 # One line a verb: SECONDS PID/TID VERB(ARGUMENTS) = RESULT, WHAT IT GAVE
 #

@@ -1,15 +1,15 @@
-//! A line of a trace, parsed.
+//! Parsing of trace lines.
 
 use serde::Serialize;
 
 /// A line of a trace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Line {
-    /// Nanoseconds of `CLOCK_MONOTONIC`: when the verb returned; of posts, when they began.
+    /// Nanoseconds of `CLOCK_MONOTONIC`: when the verb returned, or when a post began.
     pub at_ns: u64,
-    /// The process.
+    /// The process id.
     pub pid: u32,
-    /// The thread.
+    /// The thread id.
     pub tid: u32,
     /// The verb, or the note.
     #[serde(flatten)]
@@ -20,31 +20,31 @@ pub struct Line {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
-    /// A work request was handed to a queue pair's send queue.
+    /// A work request was posted to a send queue.
     PostSend(PostSend),
-    /// A work request was handed to a receive queue.
+    /// A work request was posted to a receive queue.
     PostRecv(PostRecv),
     /// A poll found a completion.
     Completion(Completion),
-    /// Polls of a completion queue found nothing so many times in a row.
+    /// Consecutive polls of a completion queue found nothing.
     EmptyPolls {
         /// The completion queue, such as `cq1`.
         cq: String,
-        /// Polls in a row.
+        /// Number of consecutive polls.
         count: u64,
     },
     /// Any other verb.
     Call {
         /// The function.
         verb: String,
-        /// Its arguments, as they are in the trace.
+        /// The arguments, as in the trace.
         arguments: String,
-        /// Its result, and the values that it gave; null for a function that returns nothing.
+        /// The result, and the values that the call stored; null for a function that returns nothing.
         result: Option<String>,
     },
-    /// A line without a verb, such as that of a fault that was injected.
+    /// A line without a verb, such as that of an injected fault.
     Note {
-        /// The line.
+        /// The text of the line.
         text: String,
     },
 }
@@ -52,21 +52,21 @@ pub enum Event {
 /// A work request of a send queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PostSend {
-    /// The queue pair, such as `qp1`; numbered by process.
+    /// The queue pair, such as `qp1`; numbered within the process.
     pub qp: String,
-    /// Its place in the list that was posted, from 1.
+    /// Position in the postlist, from 1.
     pub index: u32,
-    /// Work requests of the list.
+    /// Number of work requests in the postlist.
     pub list: u32,
-    /// The program's number for it.
+    /// The program's `wr_id`.
     pub wr_id: u64,
-    /// Such as `RDMA_WRITE`.
+    /// The opcode, such as `RDMA_WRITE`.
     pub opcode: String,
-    /// Its payload.
+    /// Payload in bytes.
     pub bytes: u64,
-    /// Of `IBV_SEND_…`, such as `SIGNALED`.
+    /// Flags of `IBV_SEND_…`, such as `SIGNALED`.
     pub flags: Vec<String>,
-    /// Why it was not posted.
+    /// The reason if the work request was refused.
     pub refused: Option<String>,
 }
 
@@ -75,15 +75,15 @@ pub struct PostSend {
 pub struct PostRecv {
     /// The queue pair or the shared receive queue, such as `srq1`.
     pub queue: String,
-    /// Its place in the list that was posted, from 1.
+    /// Position in the posted list, from 1.
     pub index: u32,
-    /// Work requests of the list.
+    /// Number of work requests in the posted list.
     pub list: u32,
-    /// The program's number for it.
+    /// The program's `wr_id`.
     pub wr_id: u64,
-    /// Its room.
+    /// Size of the buffers in bytes.
     pub bytes: u64,
-    /// Why it was not posted.
+    /// The reason if the work request was refused.
     pub refused: Option<String>,
 }
 
@@ -92,28 +92,28 @@ pub struct PostRecv {
 pub struct Completion {
     /// The completion queue, such as `cq1`.
     pub cq: String,
-    /// Its place among those that the poll found, from 1.
+    /// Position among the completions that the poll found, from 1.
     pub index: u32,
-    /// Completions that the poll found.
+    /// Number of completions that the poll found.
     pub list: u32,
-    /// The program's number of the work request.
+    /// The program's `wr_id` of the work request.
     pub wr_id: u64,
-    /// Such as `SUCCESS`.
+    /// The status, such as `SUCCESS`.
     pub status: String,
-    /// Such as `RECV`; null where it is not valid or was not asked for.
+    /// The opcode, such as `RECV`; null if it is not valid or was not requested.
     pub opcode: Option<String>,
-    /// Bytes received or read.
+    /// Number of bytes received or read.
     pub bytes: Option<u64>,
-    /// The number of the queue pair; null where it was not asked for.
+    /// The QP number; null if it was not requested.
     pub qpn: Option<u32>,
-    /// Of a failed one.
+    /// Vendor error of a failed completion.
     pub vendor_err: Option<u32>,
-    /// Polls that found nothing before.
+    /// Number of empty polls before.
     pub empty_polls: u64,
 }
 
 impl Line {
-    /// Parses a line of a trace; `None` for comments and for what is no line of a trace.
+    /// Parses a line of a trace; returns `None` for comments and other text.
     #[must_use]
     pub fn parse(line: &str) -> Option<Self> {
         let (seconds, rest) = line.trim_end().split_once(' ')?;
@@ -178,13 +178,13 @@ impl Event {
     }
 }
 
-/// `2/16` → (2, 16).
+/// Parses a position: `2/16` → (2, 16).
 fn place(word: &str) -> Option<(u32, u32)> {
     let (index, list) = word.split_once('/')?;
     Some((index.parse().ok()?, list.parse().ok()?))
 }
 
-/// The words that begin a work request or a completion: queue, place, list and `wr_id`.
+/// Parses the words that begin a work request or a completion: queue, position, list length and `wr_id`.
 fn head<'a>(words: &[&'a str]) -> Option<(&'a str, (u32, u32), u64)> {
     let [_, queue, at, wr_id, ..] = words else {
         return None;
@@ -193,19 +193,19 @@ fn head<'a>(words: &[&'a str]) -> Option<(&'a str, (u32, u32), u64)> {
     Some((queue, place(at)?, wr_id))
 }
 
-/// The words behind `refused:`.
+/// Returns the words behind `refused:`.
 fn refusal(words: &[&str]) -> Option<String> {
     let at = words.iter().position(|word| *word == "refused:")?;
     Some(words.get(at + 1..)?.join(" "))
 }
 
-/// The number before the word `B`.
+/// Returns the number before the word `B`.
 fn bytes(words: &[&str]) -> Option<u64> {
     let at = words.iter().position(|word| *word == "B")?;
     words.get(at.checked_sub(1)?)?.parse().ok()
 }
 
-/// The number behind a word, in hexadecimal digits.
+/// Returns the hexadecimal number behind a word.
 fn hexadecimal(words: &[&str], name: &str) -> Option<u32> {
     let at = words.iter().position(|word| *word == name)?;
     u32::from_str_radix(words.get(at + 1)?.strip_prefix("0x")?, 16).ok()
@@ -214,7 +214,7 @@ fn hexadecimal(words: &[&str], name: &str) -> Option<u32> {
 impl PostSend {
     fn parse(words: &[&str]) -> Option<Self> {
         let (qp, (index, list), wr_id) = head(words)?;
-        // Flags follow the payload and its SGEs, before where it goes.
+        // Flags follow the payload and its SGEs, and precede the destination.
         let flags = match words.get(7..10) {
             Some(["in", _, "SGEs"]) => words.get(10),
             _ => words.get(7),

@@ -1,11 +1,13 @@
-//! The trace: what a program did with the verbs, a line a verb, in one file for all processes of a command.
+//! The trace: one line for each verb of a program, in one file for all processes of a command.
 //!
-//! - `legend`: what the head of the file says of its lines;
-//! - `file`: whole lines at the end of the file, whatever else the process is doing;
-//! - `names`: short names for handles, and the names that the headers give to numbers;
-//! - `value`: how an argument or a result reads; `pointee`: how what it points to does; `call`: a line about a call;
-//! - `control`, `operations`: the functions of the verbs outside the data path, each calling the next layer first;
-//! - `line`: what a line says, for those that read a trace;
+//! - `legend`: the description of lines at the head of the file;
+//! - `file`: appends whole lines to the file, whatever else the process is doing;
+//! - `names`: short names for handles, and the names of numbers in the headers;
+//! - `value`: text of arguments and results; `pointee`: text of structures behind pointers; `call`: the line
+//!   of a call;
+//! - `control`, `operations`: the functions of the verbs outside the data path, each of which calls the next
+//!   layer first;
+//! - `line`: parsing of lines, for programs that read a trace;
 //! - `data`: lines about work requests and completions, for the functions that count them.
 #![allow(
     clippy::macro_metavars_in_unsafe,
@@ -33,7 +35,7 @@ pub use names::{Kind, NumberOf, number_of, numbers_from};
 pub(crate) use operations::install;
 pub use value::{Outcome, Returned, Value};
 
-/// Tracing one function: declares a C function that calls `$inner` and writes a line about it.
+/// Declares a traced function: a C function that calls `$inner` and writes a line about the call.
 ///
 /// `$inner` is an expression for the function that does the work; the arguments and the result are [`Value`]s.
 #[macro_export]
@@ -41,8 +43,8 @@ macro_rules! traced_function {
     ($(#[$meta:meta])* $vis:vis fn $name:ident $(<$P:ident: $bound:path>)? ($( $arg:ident: $type:ty ),* $(,)?) $(-> $ret:ty)?, $shown:expr, $inner:expr) => {
         $(#[$meta])*
         $vis unsafe extern "C" fn $name $(<$P: $bound>)? ($( $arg: $type ),*) $(-> $ret)? {
-            // SAFETY: the contract of the function that does the work, which is the caller's; values are looked at
-            // as far as that function may look at them.
+            // SAFETY: the caller promises the contract of the inner function. Arguments are read only as far
+            // as that function may read them.
             unsafe {
                 #[allow(unused_mut)]
                 let mut call = $crate::trace::Call::begin($shown);

@@ -1,4 +1,4 @@
-//! Names: of handles, short ones in the order in which they were made; of numbers, those of the headers.
+//! Names of handles (short, numbered in the order of creation), and names of numbers from the headers.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock, TryLockError};
 
 use verbs_abi::*;
 
-/// What kinds of handles there are, by what their names begin with.
+/// A kind of handle: the prefix of its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kind(pub &'static str);
 
@@ -18,8 +18,10 @@ struct Names {
     last: HashMap<String, u32>,
 }
 
-/// Calls `work` with the names of this process. In a child that was forked while another thread had them they stay
-/// locked for ever: then there are none.
+/// Calls `work` with the names of this process.
+///
+/// Returns `None` if the names stay locked for ever, as in a child that was forked while another thread held
+/// the lock.
 fn with<T>(work: impl FnOnce(&mut Names) -> T) -> Option<T> {
     static NAMES: Mutex<Option<Names>> = Mutex::new(None);
     const PATIENCE: u32 = 1000;
@@ -35,14 +37,14 @@ fn with<T>(work: impl FnOnce(&mut Names) -> T) -> Option<T> {
     None
 }
 
-/// Writes the name of a handle. A new one gets the next number of its kind, as does one that was never seen.
+/// Writes the name of a handle. A handle that is new or was never seen gets the next number of its kind.
 pub(crate) fn named(text: &mut String, kind: Kind, address: usize, is_new: bool) {
     if address == 0 {
         text.push_str("NULL");
         return;
     }
     let number = match ELSEWHERE.get() {
-        // SAFETY: the function that `numbers_from` was promised; the name of the kind is as long as is said.
+        // SAFETY: the caller of `numbers_from` promised this function; the kind's name has the given length.
         Some(number) => unsafe { number(kind.0.as_ptr(), kind.0.len(), address, is_new) },
         None => number(kind.0, address, is_new),
     };
@@ -53,7 +55,7 @@ pub(crate) fn named(text: &mut String, kind: Kind, address: usize, is_new: bool)
     };
 }
 
-/// The number of a handle among those of its kind; 0 if it has none.
+/// Returns the number of a handle among those of its kind; 0 if it cannot be determined.
 fn number(kind: &str, address: usize, is_new: bool) -> u32 {
     let number = with(|names| {
         let known = names.numbers.get(&(kind.to_owned(), address)).copied();
@@ -70,18 +72,18 @@ fn number(kind: &str, address: usize, is_new: bool) -> u32 {
 /// A function that numbers handles: the name of their kind and its length, the address, and whether the handle is new.
 pub type NumberOf = unsafe extern "C" fn(*const u8, usize, usize, bool) -> u32;
 
-/// Where this library's numbers come from, if not from itself.
+/// Numbering function of another library, if this library does not number handles itself.
 static ELSEWHERE: OnceLock<NumberOf> = OnceLock::new();
 
-/// Has `number` number the handles from now on: two libraries of a process then call them alike.
+/// Makes `number` number the handles from now on, so that two libraries of a process use the same names.
 ///
 /// # Safety
-/// It is [`number_of`] of a library that stays loaded.
+/// `number` is [`number_of`] of a library that stays loaded.
 pub unsafe fn numbers_from(number: NumberOf) {
     let _ = ELSEWHERE.set(number);
 }
 
-/// Numbers a handle: what another library of this process gives to [`numbers_from`].
+/// Returns the number of a handle; another library of this process passes this function to [`numbers_from`].
 ///
 /// # Safety
 /// `kind` has `len` bytes.
@@ -96,7 +98,7 @@ pub unsafe extern "C" fn number_of(
     std::str::from_utf8(kind).map_or(0, |kind| number(kind, address, is_new))
 }
 
-/// Writes the name of a number, if it has one of `names`, without `prefix`; else the number.
+/// Writes the name of a number from `names` without `prefix`; the number itself if it has no name.
 pub(super) fn name_number(text: &mut String, number: u32, prefix: &str, names: &[(&str, u32)]) {
     match names.iter().find(|(_, value)| *value == number) {
         Some((name, _)) => text.push_str(name.strip_prefix(prefix).unwrap_or(name)),
@@ -106,7 +108,7 @@ pub(super) fn name_number(text: &mut String, number: u32, prefix: &str, names: &
     }
 }
 
-/// Writes the names of the bits of a number, with `|` between them.
+/// Writes the names of the bits of a number, separated by `|`.
 pub(super) fn name_bits(text: &mut String, number: u32, prefix: &str, names: &[(&str, u32)]) {
     if number == 0 {
         text.push('0');
@@ -252,7 +254,7 @@ mod tests {
 
     #[test]
     fn every_status_has_a_name() {
-        // The last one of `enum ibv_wc_status`.
+        // The last value of `enum ibv_wc_status`.
         for status in 0..=IBV_WC_TM_RNDV_INCOMPLETE {
             let mut text = String::new();
             name_number(&mut text, status, "IBV_WC_", STATUSES);

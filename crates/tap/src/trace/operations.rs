@@ -1,4 +1,4 @@
-//! The operations of a context outside the data path, each with a line about it.
+//! The operations of a context outside the data path, each with a trace line.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint};
@@ -10,7 +10,7 @@ use super::names::Kind;
 use crate::objects::key_of;
 use crate::table::Table;
 
-/// A handle from which its device is known.
+/// A handle whose device can be determined.
 trait OfDevice {
     /// # Safety
     /// The object is live.
@@ -43,14 +43,14 @@ macro_rules! operations {
         ops { $( fn $name:ident($first:ident: *mut $object:ty $(, $arg:ident: $type:ty)*) -> $ret:ty, $shown:literal; )* }
         extended { $( fn $ex_name:ident($ex_first:ident: *mut $ex_object:ty $(, $ex_arg:ident: $ex_type:ty)*) -> $ex_ret:ty, $ex_shown:literal; )* }
     ) => {
-        /// What the operations of a context were before they were traced.
+        /// The operations of a context before tracing was installed.
         struct Operations {
             $( $name: Option<unsafe extern "C" fn(*mut $object $(, $type)*) -> $ret>, )*
             $( $ex_name: Option<unsafe extern "C" fn(*mut $ex_object $(, $ex_type)*) -> $ex_ret>, )*
         }
 
         impl Operations {
-            /// Those of a context.
+            /// Returns the operations of a context.
             fn of(ops: &ibv_context_ops, extended: Option<&verbs_context>) -> Self {
                 Self {
                     $( $name: ops.$name, )*
@@ -59,7 +59,7 @@ macro_rules! operations {
             }
         }
 
-        /// Puts tracing operations into a context. What the provider lacks stays missing.
+        /// Installs tracing operations in a context. Operations that the provider lacks stay NULL.
         fn replace(ops: &mut ibv_context_ops, extended: Option<&mut verbs_context>) {
             $( ops.$name = ops.$name.and(Some($name)); )*
             if let Some(extended) = extended {
@@ -81,10 +81,10 @@ macro_rules! operations {
     };
 }
 
-/// The operations of open devices, by their address, as they were before they were traced.
+/// The operations of open devices before tracing was installed, by the device's address.
 static TRACED: Table<Operations> = Table::new();
 
-/// The operation of the layer below, for an object.
+/// Returns an object's operation of the layer below.
 ///
 /// # Safety
 /// The object is live.
@@ -135,8 +135,10 @@ operations! {
     }
 }
 
-/// Traces the operations of the context that is found by `key`, and `ibv_post_wq_recv`, which goes through the work queue
-/// itself. To be called with the registry of objects held. Where there are too many contexts, nothing is traced.
+/// Installs tracing of the operations of the context with the key `key`, and of `ibv_post_wq_recv`, which is
+/// called through the work queue itself.
+///
+/// The caller holds the registry of objects. If there are too many contexts, nothing is traced.
 pub(crate) fn install(
     key: u64,
     ops: &mut ibv_context_ops,
@@ -155,14 +157,14 @@ pub(crate) fn install(
 type PostWqRecv =
     unsafe extern "C" fn(*mut ibv_wq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 
-/// The provider's `ibv_post_wq_recv`: all of its work queues have the same.
+/// The provider's `ibv_post_wq_recv`, which is the same for all its work queues.
 static POST_WQ_RECV: OnceLock<PostWqRecv> = OnceLock::new();
 
 unsafe extern "C" fn create_traced_wq(
     context: *mut ibv_context,
     attr: *mut ibv_wq_init_attr,
 ) -> *mut ibv_wq {
-    // SAFETY: `ibv_create_wq(3)`, the caller's promise; the work queue is new.
+    // SAFETY: the caller promises `ibv_create_wq(3)`; the work queue is new.
     unsafe {
         let wq = create_wq(context, attr);
         if let Some(new) = wq.as_mut()
@@ -185,7 +187,7 @@ unsafe extern "C" fn post_wq_recv(
     };
     let begin = super::started();
     let mut bad = std::ptr::null_mut();
-    // SAFETY: `ibv_post_wq_recv(3)`, the caller's promise.
+    // SAFETY: the caller promises `ibv_post_wq_recv(3)`.
     unsafe {
         let result = own(wq, wr, &raw mut bad);
         if result != 0 && !bad_wr.is_null() {

@@ -1,4 +1,4 @@
-//! How structures and objects read that pointers of the verbs lead to.
+//! Trace text of the structures and objects to which pointers of the verbs refer.
 #![allow(unsafe_code)]
 #![allow(
     clippy::missing_safety_doc,
@@ -15,7 +15,7 @@ use verbs_abi::*;
 use super::names::*;
 use super::value::{Pointee, Value};
 
-/// Objects, and what their handles are called.
+/// Declares object types, and the names of their handles.
 macro_rules! objects {
     ($( $type:ty = $name:literal, |$this:ident, $text:ident| $about:expr; )*) => {
         $(
@@ -51,7 +51,7 @@ objects! {
     rdma_event_channel = "channel", |this, text| write!(text, ", fd {}", (*this).fd);
 }
 
-/// `ibv_qp_to_qp_ex(3)`: the same queue pair.
+/// `ibv_qp_to_qp_ex(3)` returns the same queue pair.
 impl Pointee for ibv_qp_ex {
     const KIND: Option<Kind> = Some(Kind("qp"));
     const IS_NEW: bool = false;
@@ -69,7 +69,7 @@ impl Pointee for ibv_device {
     }
 }
 
-/// Structures that are only named, or of which something is said.
+/// Declares structures of which only the name is written, or whose methods are defined elsewhere.
 macro_rules! structures {
     ($( $type:ident )*) => {
         $( impl Pointee for $type {} )*
@@ -129,14 +129,14 @@ impl Pointee for ibv_gid {
 impl Pointee for ibv_ah_attr {
     unsafe fn input(this: *const Self, name: &str, text: &mut String) {
         text.push_str("&ibv_ah_attr");
-        // The `ah_attr` of `ibv_init_ah_from_wc(3)` holds nothing yet.
+        // The `ah_attr` of `ibv_init_ah_from_wc(3)` holds no value before the call.
         if name == "attr" {
             address(unsafe { &*this }, text);
         }
     }
 }
 
-/// Writes where an address vector leads.
+/// Writes the destination of an address vector.
 pub(super) fn address(attr: &ibv_ah_attr, text: &mut String) {
     let _ = write!(text, "{{dlid {:#x}", attr.dlid);
     if attr.is_global != 0 {
@@ -147,7 +147,7 @@ pub(super) fn address(attr: &ibv_ah_attr, text: &mut String) {
     text.push('}');
 }
 
-/// Writes how a queue pair is to be.
+/// Writes the attributes of a queue pair to create.
 fn qp_init(
     [send_cq, recv_cq]: [*mut ibv_cq; 2],
     srq: *mut ibv_srq,
@@ -193,7 +193,7 @@ impl Pointee for ibv_qp_init_attr_ex {
 impl Pointee for ibv_qp_init_attr {
     unsafe fn input(this: *const Self, name: &str, text: &mut String) {
         text.push_str("&ibv_qp_init_attr");
-        // The `init_attr` of `ibv_query_qp(3)` holds nothing yet.
+        // The `init_attr` of `ibv_query_qp(3)` holds no value before the call.
         if name == "qp_init_attr" {
             let this = unsafe { &*this };
             let cqs = [this.send_cq, this.recv_cq];
@@ -233,7 +233,7 @@ impl Pointee for ibv_alloc_dm_attr {
 
 impl Pointee for ibv_flow_attr {
     unsafe fn held(this: *const Self, text: &mut String) {
-        // Programs pack it, so it need not be aligned.
+        // Programs pack the structure, so it need not be aligned.
         let attr = unsafe { this.read_unaligned() };
         text.push('{');
         name_number(text, attr.r#type, "IBV_FLOW_ATTR_", FLOW_KINDS);
@@ -291,7 +291,7 @@ impl Pointee for ibv_async_event {
         let (event, element) = unsafe { ((*this).event_type, &(*this).element) };
         name_number(text, event, "IBV_EVENT_", EVENTS);
         text.push(' ');
-        // SAFETY: `ibv_get_async_event(3)` says which member counts.
+        // SAFETY: `ibv_get_async_event(3)` says which member is valid for the event.
         unsafe {
             match event {
                 IBV_EVENT_CQ_ERR => named(text, Kind("cq"), element.cq.addr(), false),
@@ -322,7 +322,7 @@ impl Pointee for rdma_cm_event {
         let this = unsafe { &*this };
         name_number(text, this.event, "RDMA_CM_EVENT_", CM_EVENTS);
         text.push_str(", ");
-        // A request brings an id of its own.
+        // A connection request carries a new id.
         let is_new = this.event == RDMA_CM_EVENT_CONNECT_REQUEST;
         named(text, Kind("id"), this.id.addr(), is_new);
         if !this.listen_id.is_null() {
@@ -354,12 +354,12 @@ impl Pointee for rdma_conn_param {
 
 impl Pointee for libc::sockaddr {
     unsafe fn input(this: *const Self, name: &str, text: &mut String) {
-        // A place for the peer's, which holds nothing yet.
+        // The buffer for the peer's address holds no value before the call.
         if name == "from" {
             text.push('&');
             return;
         }
-        // SAFETY: an address is as long as its family says.
+        // SAFETY: an address has the length that its family implies.
         unsafe {
             match c_int::from((*this).sa_family) {
                 libc::AF_INET => {
@@ -394,7 +394,7 @@ mod tests {
     fn addresses_are_written_as_their_families_are() {
         let text = |addr: *const libc::sockaddr| {
             let mut text = String::new();
-            // SAFETY: an address as long as its family says.
+            // SAFETY: the address has the length that its family implies.
             unsafe { Pointee::input(addr, "addr", &mut text) };
             text
         };
@@ -421,7 +421,7 @@ mod tests {
         removal.tm.unexpected_cnt = 5;
         removal.next = &raw mut sync;
         let mut text = String::new();
-        // SAFETY: a list of two.
+        // SAFETY: a list with two elements.
         unsafe { Pointee::input(&raw const removal, "op", &mut text) };
         assert_eq!(
             text,

@@ -1,4 +1,4 @@
-//! How arguments and results of the verbs read.
+//! Trace text of arguments and results of the verbs.
 #![allow(unsafe_code)]
 #![allow(
     clippy::missing_safety_doc,
@@ -12,31 +12,31 @@ use std::fmt::Write;
 use super::errno::words;
 use super::names::*;
 
-/// An argument.
+/// An argument of a traced call.
 pub trait Value: Copy {
-    /// Writes what it is before the call; `name` is the argument's.
+    /// Writes the argument's value before the call; `name` is the argument's name.
     unsafe fn input(self, name: &str, text: &mut String);
 
-    /// Writes what it holds after a call that succeeded, if that is worth a word.
+    /// Writes the value that a successful call stored through the argument, if it is relevant.
     unsafe fn output(self, _text: &mut String) {}
 }
 
-/// A result.
+/// A result of a traced call.
 pub trait Outcome: Copy {
-    /// A call that failed with EAGAIN has no line: programs ask again and again.
+    /// True if a call that fails with EAGAIN has no line, because programs repeat such calls.
     const MAY_FIND_NOTHING: bool = false;
 
-    /// Writes it; true for success.
+    /// Writes the result; returns true for success.
     unsafe fn result(self, errno: c_int, text: &mut String) -> bool;
 }
 
-/// What a pointer of the verbs leads to.
+/// The target type of a pointer.
 pub trait Pointee: Sized {
-    /// What its handles are called, if it is an object.
+    /// Name of the type's handles, if the type is an object.
     const KIND: Option<Kind> = None;
-    /// A function that returns one has made it.
+    /// True if a function that returns such an object has created it.
     const IS_NEW: bool = true;
-    /// A function that stores one has made it.
+    /// True if a function that stores such an object through an argument has created it.
     const IS_NEW_IN_ARGUMENT: bool = false;
 
     /// Writes the pointer as an argument.
@@ -52,16 +52,16 @@ pub trait Pointee: Sized {
         }
     }
 
-    /// Writes what the structure holds that a function is given.
+    /// Writes the content of a structure that is passed to a function.
     unsafe fn held(_this: *const Self, _text: &mut String) {}
 
-    /// Writes what a function stored there.
+    /// Writes the value that a function stored in the target.
     unsafe fn stored(_this: *const Self, _text: &mut String) {}
 
-    /// Writes what it holds, of a pointer that a function stored.
+    /// Writes the content of a structure whose pointer a function stored.
     unsafe fn arrived(_this: *const Self, _text: &mut String) {}
 
-    /// Writes what is to be known of a new object.
+    /// Writes the properties of a new object.
     unsafe fn about(_this: *const Self, _text: &mut String) {}
 }
 
@@ -91,7 +91,7 @@ impl<T: Pointee> Value for *mut T {
     }
 }
 
-/// A place for a pointer: what a function stores there is worth a word if it is an object, or holds something.
+/// A place for a pointer: the stored value is written if it is an object, or has relevant content.
 impl<T: Pointee> Pointee for *mut T {
     unsafe fn input(_this: *const Self, _name: &str, text: &mut String) {
         text.push('&');
@@ -178,7 +178,7 @@ macro_rules! returned {
 
 returned! { c_int isize usize i64 }
 
-/// Results that no function fails with.
+/// Declares results that never indicate a failure.
 macro_rules! numbers {
     ($( $type:ty )*) => {
         $(
@@ -246,12 +246,12 @@ impl Pointee for c_void {
 
 impl Pointee for c_char {
     unsafe fn input(this: *const Self, _name: &str, text: &mut String) {
-        // Texts of the verbs end with a zero.
+        // Strings of the verbs are zero-terminated.
         let _ = write!(text, "{:?}", unsafe { CStr::from_ptr(this) });
     }
 }
 
-/// Places for numbers.
+/// Declares number types that functions store through pointers.
 macro_rules! places {
     ($( $type:ty )*) => {
         $(
