@@ -40,8 +40,8 @@ impl ProcessMemory {
     /// copied after the others, because the kernel copies one iovec after the other.
     ///
     /// # Errors
-    /// Returns an error if some of the bytes are not mapped on either side, if the process has ended, or if
-    /// the kernel refuses the access.
+    /// Returns an error if some of the bytes are not mapped on either side, the process has ended, or the
+    /// kernel refuses the access.
     ///
     /// # Safety
     /// `local` is valid for reads (to write) or writes (to read) of `len` bytes.

@@ -87,7 +87,7 @@ enum Flight {
         len: usize,
         expected: Vec<u8>,
     },
-    /// A fetch-and-add that must return `expected`.
+    /// An atomic that must return `expected`.
     Add {
         expected: u64,
     },

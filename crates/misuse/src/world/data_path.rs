@@ -85,7 +85,7 @@ impl World<'_> {
                     wr.wr.atomic.remote_addr = remote.addr;
                     wr.wr.atomic.compare_add = u64::from(input.byte());
                     wr.wr.rdma.remote_addr = remote.addr;
-                    // The same address for RDMA and atomics, but not always the same key.
+                    // RDMA and atomics have their R_Keys at different offsets of the union.
                     wr.wr.rdma.rkey = remote.lkey;
                     if matches!(
                         wr.opcode,

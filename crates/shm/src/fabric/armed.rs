@@ -7,7 +7,7 @@
 //! messages. One of the two must see the other's store, so both need a full barrier in between. Until a queue
 //! is armed for the first time, its word is [`ARMED_NO`] and peers execute no barrier. The first arming makes
 //! every core execute one (`membarrier(2)`) and sets [`ARMED_FENCED`]. While that bit is set, peers execute
-//! their own barrier.
+//! their own barrier. [`Armed::end_fences`] clears the bit, and the next arming is then like the first.
 
 use crate::sync::{AtomicU32, Ordering, fence};
 
@@ -52,7 +52,7 @@ pub enum Call {
 pub struct Armed<'a>(pub &'a AtomicU32);
 
 impl Armed<'_> {
-    /// Returns true if the CQ was never armed, so that a peer that has published need not call
+    /// Returns true if the word is [`ARMED_NO`], so that a peer that has published need not call
     /// [`call`](Self::call).
     #[inline(always)]
     pub fn is_never(self) -> bool {
@@ -65,8 +65,8 @@ impl Armed<'_> {
     /// Returns which thread the peer in `slot` must wake after it has published a message, `solicited` or
     /// not.
     ///
-    /// `whom` returns `Program` if the message certainly causes a completion that the owner has not found
-    /// yet, and `Nobody` if the owner has found all messages.
+    /// `whom` returns `Program` if the message certainly causes a completion that the owner has not found yet.
+    /// `whom` returns `Nobody` if the owner has found all messages.
     #[cold]
     pub fn call(self, solicited: bool, slot: usize, whom: impl Fn() -> Call) -> Call {
         // SYNC POINT F: pairs with the fence in `settle`. Either this thread sees the word armed, or the
@@ -121,8 +121,9 @@ impl Armed<'_> {
     /// Arms the word for `what`; only the owner calls this. If the word is armed already, the additions of
     /// peers are kept.
     ///
-    /// Returns true at the first arming: the owner must then execute a barrier on every core before it looks
-    /// for published messages. Otherwise the owner calls [`settle`](Self::settle) before that look.
+    /// Returns true at the first arming, also the first after [`end_fences`](Self::end_fences). The owner must
+    /// then execute a barrier on every core before it looks for published messages. Otherwise the owner calls
+    /// [`settle`](Self::settle) before that look.
     pub fn arm(self, what: u32, direct: bool) -> bool {
         let direct = if direct { ARMED_DIRECT } else { 0 };
         loop {

@@ -15,7 +15,7 @@ use crate::mem::RangeBacking;
 
 /// The description of a new region.
 pub struct NewRegion<'a> {
-    /// The protection domain, or another owner.
+    /// Owner of the region: its protection domain.
     pub owner: Owner,
     /// Address of the first byte in work requests.
     pub addr: u64,
