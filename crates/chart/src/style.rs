@@ -4,7 +4,7 @@
 const LIGHT: [&str; 8] = [
     "#005aaa", "#c44601", "#00805a", "#a8327e", "#6b4a1e", "#1f86b8", "#6a3ca8", "#96650a",
 ];
-/// The same hues on a dark page.
+/// Colours of the same hues for a dark page.
 const DARK: [&str; 8] = [
     "#6cb0f0", "#f59a5c", "#4fc79c", "#ea8cc8", "#d0a878", "#7fd0f2", "#b99af0", "#e6b450",
 ];

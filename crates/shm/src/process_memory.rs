@@ -80,7 +80,7 @@ impl ProcessMemory {
     /// Returns the error of the call.
     ///
     /// # Safety
-    /// As for [`Self::transfer`].
+    /// The contract of [`Self::transfer`] applies.
     pub(crate) unsafe fn copy(
         &self,
         direction: Direction,
@@ -114,7 +114,7 @@ impl ProcessMemory {
     /// Returns the error of the call, or of opening the file.
     ///
     /// # Safety
-    /// As for [`Self::transfer`].
+    /// The contract of [`Self::transfer`] applies.
     #[cold]
     pub(crate) unsafe fn copy_by_file(
         &self,

@@ -86,7 +86,7 @@ impl Call {
     /// Adds the result, directly after the function has returned. Returns true if the call succeeded.
     ///
     /// # Safety
-    /// As [`Call::input`].
+    /// The contract of [`Call::input`] applies.
     #[allow(unsafe_code)]
     pub unsafe fn result<O: Outcome>(&mut self, result: O) -> bool {
         self.errno = errno();
@@ -102,7 +102,7 @@ impl Call {
     /// Adds the value that the call stored through an argument, if it is relevant.
     ///
     /// # Safety
-    /// As [`Call::input`]; the call succeeded.
+    /// The contract of [`Call::input`] applies, and the call succeeded.
     #[allow(unsafe_code)]
     pub unsafe fn output(&mut self, name: &str, value: impl Value) {
         let before = self.text.len();

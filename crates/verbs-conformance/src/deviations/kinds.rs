@@ -35,7 +35,7 @@ pub struct Deviation {
     pub test: &'static str,
     /// Kind of the deviation.
     pub kind: Kind,
-    /// What the device does instead; a clause without a full stop.
+    /// Behaviour of the device; a clause without a full stop.
     pub what: &'static str,
     /// Part of the failure's text, as evidence.
     pub observed: &'static str,
