@@ -1,4 +1,4 @@
-//! Messages a second that a requester and a responder take on one core, without network and ICRC.
+//! Measures the messages per second of a requester and a responder on one core, without network and ICRC.
 //!
 //! `cargo run --release -p verbatim-roce --example rate`
 
@@ -11,12 +11,12 @@ use roce::rc::requester::{
 };
 use roce::rc::responder::{Atomic, Refusal, Responder, ResponderConfig, Target};
 
-/// Requests that are posted at once.
+/// Number of requests that are posted at once.
 const POSTLIST: usize = 16;
-/// Packets that are handed on at once.
+/// Number of packets that are handed over at once.
 const BATCH: usize = 64;
 
-/// The memory of both ends.
+/// The memory of requester and responder.
 struct Memory(Vec<u8>);
 
 impl Memory {
@@ -87,7 +87,7 @@ impl Target for Memory {
     }
 }
 
-/// Packets that are handed on: their bytes behind one another, and where each ends.
+/// Packets on their way: the concatenated bytes, and the end of each packet.
 #[derive(Default)]
 struct Wire {
     bytes: Vec<u8>,
@@ -114,7 +114,7 @@ impl Wire {
     }
 }
 
-/// Sends so many requests; how many are done, and in how many seconds.
+/// Sends `requests` requests; returns the number of requests that are done, and the time in seconds.
 fn run(operation: RequestOperation, requests: u64) -> (u64, f64) {
     let mtu_bytes = 4096;
     let mut requester = Requester::new(RequesterConfig {

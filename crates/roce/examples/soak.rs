@@ -1,4 +1,4 @@
-//! Many messages over a bad network, and how many packets a second one core takes.
+//! Sends many messages over a faulty network, and measures the packets per second of one core.
 //!
 //! `cargo run --release -p verbatim-roce --example soak -- --messages 10000000 --fault 0.01 --seed 1`
 
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The plan of the command line; `None`: it is not understood.
+/// Parses the command line into a plan; `None` if it is not understood.
 fn plan(mut arguments: impl Iterator<Item = String>) -> Option<Plan> {
     let mut plan = Plan {
         seed: 1,

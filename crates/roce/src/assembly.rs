@@ -1,31 +1,31 @@
-//! Messages that come in packets: what is checked of a packet before it is executed, and how it is executed.
+//! Checks and execution of the packets of a message at the responder.
 
 use crate::opcode::{Operation, Position, Tail};
 use crate::packet::{Extended, Packet, Reth};
 use crate::target::{Refusal, Target};
 
-/// Longest message (IBTA vol. 1, 9.7.4.1.6).
+/// Largest message (IBTA vol. 1, 9.7.4.1.6).
 const MAX_MESSAGE_BYTES: u32 = 1 << 31;
 
-/// A message of which not all packets have come.
+/// A message whose last packet has not arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     /// A SEND.
     Send {
-        /// Bytes that have come.
+        /// Bytes that have arrived.
         received: u32,
     },
     /// A WRITE.
     Write {
-        /// Where it goes.
+        /// The RETH of the first packet.
         reth: Reth,
-        /// Bytes that have come.
+        /// Bytes that have arrived.
         received: u32,
     },
 }
 
 impl Message {
-    /// Moves the payload of a packet to the target; the message with it.
+    /// Writes the payload of a packet to the target; returns the message with its new length.
     ///
     /// # Errors
     /// The target's refusal.
@@ -56,7 +56,7 @@ impl Message {
         }
     }
 
-    /// Completes the message that ends with a packet.
+    /// Completes the message whose last packet is `packet`.
     ///
     /// # Errors
     /// The target's refusal.
@@ -84,7 +84,7 @@ impl Message {
     }
 }
 
-/// Whether a packet needs a receive work request: a SEND when it begins, a WRITE with immediate when it ends
+/// Returns true if a packet consumes a receive work request: the first of a SEND, or the last of a WRITE with immediate
 /// (IBTA vol. 1, 9.7.4.1.4).
 pub(crate) fn needs_receive(packet: &Packet<'_>) -> bool {
     match packet.bth.operation {
@@ -94,11 +94,11 @@ pub(crate) fn needs_receive(packet: &Packet<'_>) -> bool {
     }
 }
 
-/// Checks that the packet goes on with the message, or begins one behind it; the message with it
-/// (IBTA vol. 1, 9.7.4.1.2). `None`: a request that is no message of several packets.
+/// Checks that the packet continues the message, or begins a new one after its end, and returns that message (IBTA vol.
+/// 1, 9.7.4.1.2). `None` if the packet is a request other than SEND and WRITE.
 ///
 /// # Errors
-/// NAK invalid request.
+/// The packet does not fit: NAK invalid request.
 pub(crate) fn opcode_sequence(
     message: Option<Message>,
     packet: &Packet<'_>,
@@ -123,7 +123,7 @@ pub(crate) fn opcode_sequence(
 /// Checks the lengths of a packet (IBTA vol. 1, 9.7.4.1.6).
 ///
 /// # Errors
-/// NAK invalid request.
+/// A length is wrong: NAK invalid request.
 pub(crate) fn length(
     message: Option<Message>,
     packet: &Packet<'_>,
@@ -136,7 +136,7 @@ pub(crate) fn length(
     is_valid.then_some(()).ok_or(Refusal::InvalidRequest)
 }
 
-/// Whether a packet of a SEND or WRITE is as long as its place in the message demands.
+/// Returns true if a packet of a SEND or WRITE has the length that its position in the message requires.
 fn part_fits(message: Message, packet: &Packet<'_>, mtu_bytes: u32) -> bool {
     let Ok(len) = u32::try_from(packet.payload.len()) else {
         return false;
@@ -163,7 +163,7 @@ fn part_fits(message: Message, packet: &Packet<'_>, mtu_bytes: u32) -> bool {
     fits_mtu && fits_message
 }
 
-/// Whether a request of one packet is well-formed.
+/// Returns true if a request other than SEND and WRITE is well-formed.
 fn is_single_valid(packet: &Packet<'_>) -> bool {
     let Extended {
         reth, atomic, feth, ..
@@ -184,8 +184,8 @@ fn is_single_valid(packet: &Packet<'_>) -> bool {
     }
 }
 
-/// Checks the R_Key and range of a WRITE that begins, or of a READ. Without bytes nothing is checked
-/// (IBTA vol. 1, 9.7.4.1.5).
+/// Checks the R_Key and range of the first packet of a WRITE, or of a READ. Requests of 0 bytes are not checked (IBTA
+/// vol. 1, 9.7.4.1.5).
 ///
 /// # Errors
 /// The target's refusal.

@@ -1,40 +1,40 @@
-//! What requesters and responders count.
+//! Counters of requesters and responders.
 
-/// Counts of one state machine. A name that the kernel's Soft-RoCE counts by is used as there
-/// (`rxe_counter_name` in `linux:drivers/infiniband/sw/rxe/rxe_hw_counters.c`), names of congestion and of refused requests
-/// as in the counters of mlx5.
+/// Counters of one state machine. A counter that the kernel's Soft-RoCE has, too, has the same name (`rxe_counter_name`
+/// in `linux:drivers/infiniband/sw/rxe/rxe_hw_counters.c`). Counters of congestion and of refused requests have the
+/// names that mlx5 uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests that were executed before.
+    /// Received requests that were already executed.
     pub duplicate_request: u64,
-    /// Requests in front of which one is missing.
+    /// Received requests with a PSN beyond the expected one: an earlier request is missing.
     pub out_of_seq_request: u64,
-    /// RNR NAKs for requests that found no receive work request.
+    /// Sent RNR NAKs, because a request found no receive work request.
     pub send_rnr_err: u64,
-    /// Requests that named memory without having the right to it.
+    /// Received requests that were refused with a remote access error.
     pub resp_remote_access_errors: u64,
-    /// RNR NAKs that have come.
+    /// Received RNR NAKs.
     pub rcvd_rnr_err: u64,
-    /// NAKs that have come which ask for a missing packet.
+    /// Received PSN sequence error NAKs, which ask for a missing packet.
     pub rcvd_seq_err: u64,
-    /// How often what was not acknowledged was sent again, RNR NAKs apart.
+    /// Retransmissions of everything unacknowledged, except those after RNR NAKs.
     pub completer_retry_err: u64,
-    /// Requesters that have failed because they had sent again too often.
+    /// Requesters that failed because the retry count was exceeded.
     pub retry_exceeded_err: u64,
-    /// Requesters that have failed because the receiver was not ready too often.
+    /// Requesters that failed because the RNR retry count was exceeded.
     pub retry_rnr_exceeded_err: u64,
-    /// SENDs that are done.
+    /// SENDs that completed.
     pub rdma_sends: u64,
-    /// Packets that a switch had marked.
+    /// Received packets that a switch had marked with ECN.
     pub np_ecn_marked_roce_packets: u64,
-    /// Congestion notifications that were sent.
+    /// Sent congestion notification packets (CNPs).
     pub np_cnp_sent: u64,
-    /// Congestion notifications that have come and were obeyed.
+    /// Received CNPs that reduced the send rate.
     pub rp_cnp_handled: u64,
 }
 
 impl Counts {
-    /// The counts, from which counting begins anew; `None` if there is nothing but zeroes.
+    /// Returns the counters and resets them to 0; `None` if all of them are 0.
     pub fn take(&mut self) -> Option<Self> {
         if *self == Self::default() {
             return None;

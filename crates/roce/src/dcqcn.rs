@@ -1,25 +1,26 @@
-//! DCQCN: how a sender obeys congestion notifications, and how a receiver sends them (Zhu et al., SIGCOMM 2015).
+//! DCQCN: the rate limit of a sender after congestion notifications, and the notifications of a receiver (Zhu et al.,
+//! SIGCOMM 2015).
 
 /// Constants of the reaction point.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parameters {
-    /// Rate of a sender that has had no notification, in bits a second, and the highest rate.
+    /// Highest rate, in bits per second; also the rate of a sender that has received no notification.
     pub line_rate_bps: f64,
-    /// The lowest rate, in bits a second.
+    /// Lowest rate, in bits per second.
     pub min_rate_bps: f64,
     /// Weight of a notification in the congestion estimate alpha.
     pub gain: f64,
-    /// Alpha decays once in so many nanoseconds.
+    /// Interval at which alpha decays, in nanoseconds.
     pub alpha_timer_ns: u64,
-    /// The rate grows once in so many nanoseconds.
+    /// Interval at which the rate increases, in nanoseconds.
     pub increase_timer_ns: u64,
-    /// The rate grows once in so many bytes.
+    /// Number of sent bytes after which the rate increases.
     pub increase_bytes: u64,
-    /// Steps of fast recovery, each halfway back to the target rate.
+    /// Number of fast-recovery steps; each moves the rate halfway to the target rate.
     pub fast_recovery_steps: u32,
-    /// Growth of the target rate at each step behind fast recovery, in bits a second.
+    /// Increase of the target rate at each step after fast recovery, in bits per second.
     pub additive_increase_bps: f64,
-    /// Growth of the target rate when timer and byte counter are both behind fast recovery, in bits a second.
+    /// Increase of the target rate if both timer and byte counter are past fast recovery, in bits per second.
     pub hyper_increase_bps: f64,
 }
 
@@ -44,10 +45,10 @@ impl Default for Parameters {
     }
 }
 
-/// A sender that has had no notification for so long is at the line rate again.
+/// Time without notification after which a sender returns to the line rate.
 const FORGET_NS: u64 = 1_000_000_000;
 
-/// The rate of a sender: unlimited until a notification comes.
+/// The rate limit of a sender: unlimited until a notification arrives.
 #[derive(Clone, Debug)]
 pub struct ReactionPoint {
     parameters: Parameters,
@@ -55,7 +56,7 @@ pub struct ReactionPoint {
     next_send_ns: u64,
 }
 
-/// The state of a sender that was notified and has not recovered.
+/// The state of a sender between a notification and its recovery.
 #[derive(Clone, Debug)]
 struct Limit {
     rate_bps: f64,
@@ -70,7 +71,7 @@ struct Limit {
 }
 
 impl ReactionPoint {
-    /// A sender at the line rate.
+    /// Returns a sender without a rate limit.
     #[must_use]
     pub const fn new(parameters: Parameters) -> Self {
         Self {
@@ -80,19 +81,19 @@ impl ReactionPoint {
         }
     }
 
-    /// The rate in bits a second at `now_ns`; `None`: not limited.
+    /// Returns the rate in bits per second at `now_ns`; `None` if the sender is not limited.
     pub fn rate_bps(&mut self, now_ns: u64) -> Option<f64> {
         self.advance(now_ns);
         self.limit.as_ref().map(|limit| limit.rate_bps)
     }
 
-    /// The time of the next packet, if that is after `now_ns`.
+    /// Returns the time at which the next packet may be sent, if that is after `now_ns`.
     #[must_use]
     pub fn blocked_until(&self, now_ns: u64) -> Option<u64> {
         (self.limit.is_some() && self.next_send_ns > now_ns).then_some(self.next_send_ns)
     }
 
-    /// A notification has come: the rate falls, by half at first.
+    /// Records a received notification: the rate falls, the first time by half.
     pub fn notified(&mut self, now_ns: u64) {
         self.advance(now_ns);
         let parameters = self.parameters;
@@ -118,7 +119,7 @@ impl ReactionPoint {
         limit.byte_steps = 0;
     }
 
-    /// A packet was sent.
+    /// Records a sent packet of `bytes`, which delays the next one if the rate is limited.
     pub fn sent(&mut self, bytes: usize, now_ns: u64) {
         if self.limit.is_none() {
             return;
@@ -138,7 +139,7 @@ impl ReactionPoint {
         self.next_send_ns = self.next_send_ns.max(now_ns) + gap_ns;
     }
 
-    /// Applies the timers that have run out by `now_ns`.
+    /// Applies the timers that have expired by `now_ns`.
     fn advance(&mut self, now_ns: u64) {
         let Some(limit) = &mut self.limit else { return };
         let parameters = &self.parameters;
@@ -163,7 +164,7 @@ impl ReactionPoint {
 }
 
 impl Limit {
-    /// One step of recovery: fast, additive or hyper increase (section 5.1).
+    /// Makes one step of recovery: fast, additive or hyper increase (section 5.1).
     fn increase(&mut self, parameters: &Parameters) {
         let fast = parameters.fast_recovery_steps;
         if self.timer_steps.min(self.byte_steps) > fast {
@@ -173,17 +174,17 @@ impl Limit {
         }
         self.target_bps = self.target_bps.min(parameters.line_rate_bps);
         self.rate_bps = f64::midpoint(self.rate_bps, self.target_bps);
-        // Halving the distance never arrives: the last thousandth is jumped.
+        // Halving the distance never reaches the line rate, so the last thousandth is skipped.
         if self.rate_bps > parameters.line_rate_bps * 0.999 {
             self.rate_bps = parameters.line_rate_bps;
         }
     }
 }
 
-/// Least time between two notifications of a queue pair (section 5.2).
+/// Minimum interval between two notifications of a queue pair (section 5.2).
 pub const NOTIFICATION_INTERVAL_NS: u64 = 50_000;
 
-/// The receiver's side: whether a notification is due.
+/// The notification point: decides when a receiver sends a notification.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NotificationPoint {
     last_ns: Option<u64>,
@@ -191,7 +192,7 @@ pub struct NotificationPoint {
 }
 
 impl NotificationPoint {
-    /// A packet has come that a switch has marked.
+    /// Records a received packet that a switch marked with ECN.
     pub fn marked(&mut self, now_ns: u64) {
         let is_early = self
             .last_ns
@@ -202,13 +203,13 @@ impl NotificationPoint {
         }
     }
 
-    /// Whether a notification is to be sent.
+    /// Returns true if a notification must be sent.
     #[must_use]
     pub fn is_due(&self) -> bool {
         self.is_due
     }
 
-    /// Whether a notification is to be sent; it is told once.
+    /// Returns true if a notification must be sent, and clears that state.
     pub fn take(&mut self) -> bool {
         std::mem::take(&mut self.is_due)
     }

@@ -1,4 +1,4 @@
-//! What the fuzz targets of this crate run, and the replay of their corpora.
+//! The bodies of this crate's fuzz targets, and the replay of their corpora.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -6,13 +6,13 @@ use crate::cm::{CmError, IpHeader, Message};
 use crate::icrc::{self, Addresses, Frame};
 use crate::packet::Packet;
 
-/// Any bytes as what a UDP socket gave: a packet that is itself again after it was emitted, or an error with words. An
-/// ICRC that is accepted is explained by the identification that was found.
+/// Parses `bytes` as a datagram from a UDP socket: a packet must be equal after emitting and parsing it again, and an
+/// error must have a message. If the ICRC is accepted, the identification that was found must produce that ICRC.
 ///
-/// The first bit says whether the addresses are of IPv4.
+/// The first bit selects the addresses: IPv4 if it is 0, else IPv6.
 ///
 /// # Panics
-/// If that is not so.
+/// One of these properties is violated.
 pub fn packets(bytes: &[u8]) {
     let [kind, datagram @ ..] = bytes else {
         return;
@@ -59,10 +59,11 @@ fn check_icrc(v4: bool, transport: &[u8], received: u32) {
     }
 }
 
-/// Any bytes as a management datagram: a message that is itself again after it was emitted, or an error with words.
+/// Parses `bytes` as a management datagram: a message must be equal after emitting and parsing it again, and an error
+/// must have a message.
 ///
 /// # Panics
-/// If that is not so.
+/// One of these properties is violated.
 pub fn mads(bytes: &[u8]) {
     match Message::parse(bytes) {
         Err(error) => {

@@ -1,29 +1,30 @@
-//! Which process of a host a message of communication management is for, and how it is handed to that process.
+//! Delivery of communication management messages to the right process of a host.
 //!
-//! All processes of a host share QP1 of an address. Messages that begin something name a service, and go to the process
-//! that listens there. All others name a communication id of their receiver, whose upper bits are its process's slot.
+//! All processes of a host share QP1 of an address. REQ and SIDR_REQ name a service and go to the process that listens
+//! at it. All other messages name a communication id of their receiver, whose upper bits are the slot of the receiving
+//! process.
 
 use crate::cm::Message;
 use crate::mad::MAD_BYTES;
 
-/// Where the slot begins in a communication id and in the id of a look-up.
+/// Position of the slot's lowest bit in a communication id and in a SIDR request id.
 pub const SLOT_SHIFT: u32 = 22;
 
 /// Bytes of a [`Delivery`].
 pub const DELIVERY_BYTES: usize = 2 * GID_BYTES + MAD_BYTES;
 const GID_BYTES: usize = 16;
 
-/// Which process a message is for.
+/// The process that receives a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recipient {
-    /// The one that listens at the service.
+    /// The process that listens at the service.
     Listener,
-    /// The one in this slot.
+    /// The process in this slot.
     Slot(u16),
 }
 
 impl Message {
-    /// Which process of the receiving host the message is for.
+    /// Returns the process of the receiving host that the message is for.
     #[must_use]
     pub const fn recipient(&self) -> Recipient {
         let id = match self {
@@ -35,25 +36,25 @@ impl Message {
             Self::Dreq(dreq) => dreq.remote_comm_id,
             Self::SidrRep(rep) => rep.request_id,
         };
-        // Ten bits are left.
+        // The upper ten bits remain.
         #[allow(clippy::cast_possible_truncation)]
         Recipient::Slot((id >> SLOT_SHIFT) as u16)
     }
 }
 
-/// A management datagram, and the ports between which it has come.
+/// A management datagram, with the GIDs of the sending and the receiving port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery {
-    /// GID of the port that has sent it.
+    /// GID of the sending port.
     pub source: [u8; GID_BYTES],
-    /// GID of the port that has received it.
+    /// GID of the receiving port.
     pub destination: [u8; GID_BYTES],
     /// The management datagram.
     pub mad: [u8; MAD_BYTES],
 }
 
 impl Delivery {
-    /// The bytes that one process sends to another.
+    /// Encodes the delivery as the datagram that one process sends to another.
     #[must_use]
     pub fn emit(&self) -> [u8; DELIVERY_BYTES] {
         let mut bytes = [0; DELIVERY_BYTES];
@@ -65,7 +66,7 @@ impl Delivery {
         bytes
     }
 
-    /// Reads what another process has sent; `None` if it has another size.
+    /// Parses a datagram from another process; `None` if its size is wrong.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (source, rest) = bytes.split_first_chunk()?;
@@ -78,14 +79,14 @@ impl Delivery {
     }
 }
 
-/// Name of the socket, a Unix datagram socket in the fabric's folder `rdma_cm`, through which the process in a slot gets
-/// its deliveries.
+/// Returns the name of the socket on which the process in `slot` receives deliveries: a Unix datagram socket in the
+/// fabric's folder `rdma_cm`.
 #[must_use]
 pub fn socket_name(slot: u16) -> String {
     format!("{SOCKET_PREFIX}{slot}")
 }
 
-/// What the names of these sockets begin with.
+/// Prefix of the names of these sockets.
 pub const SOCKET_PREFIX: &str = "mads-";
 
 #[cfg(test)]

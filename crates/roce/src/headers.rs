@@ -1,4 +1,4 @@
-//! The headers of a packet: the BTH and the extended headers that follow from its opcode.
+//! The headers of a packet: the BTH, and the extended headers that its opcode determines.
 
 use crate::opcode::{Opcode, Operation, Position, TailKind, Transport};
 use crate::psn::Psn;
@@ -8,11 +8,11 @@ use crate::psn::Psn;
 pub struct Bth {
     /// The transport service.
     pub transport: Transport,
-    /// What the packet asks for or answers.
+    /// The operation that the packet requests or answers.
     pub operation: Operation,
-    /// Where it stands in its message.
+    /// The packet's position in its message.
     pub position: Position,
-    /// The responder's completion event is solicited.
+    /// Solicited event bit: the responder generates a completion event.
     pub solicited: bool,
     /// Partition key.
     pub pkey: u16,
@@ -22,29 +22,29 @@ pub struct Bth {
     pub becn: bool,
     /// Number of the destination queue pair, 24 bits.
     pub dest_qpn: u32,
-    /// The requester asks for an acknowledgement.
+    /// Acknowledge request bit: the requester asks for an acknowledgement.
     pub ack_request: bool,
-    /// Sequence number.
+    /// Packet sequence number.
     pub psn: Psn,
 }
 
 /// RDMA extended transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reth {
-    /// Address in the responder's region.
+    /// Address in the responder's memory region.
     pub addr: u64,
-    /// R_Key of the region or window.
+    /// R_Key of the memory region or window.
     pub rkey: u32,
-    /// Bytes of the whole operation.
+    /// Bytes of the whole operation, not of the packet.
     pub len: u32,
 }
 
 /// Syndrome of an ACK extended transport header (IBTA vol. 1, 9.7.5.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syndrome {
-    /// An acknowledgement with a coded credit count; 31: credits are not used.
+    /// A positive acknowledgement with its coded credit count; 31 if credits are not used.
     Ack(u8),
-    /// The receiver has no receive work request; the coded time to wait (`min_rnr_timer`).
+    /// RNR NAK: the receiver has no receive work request. The value is the coded time to wait (`min_rnr_timer`).
     RnrNak(u8),
     /// A negative acknowledgement with its code.
     Nak(u8),
@@ -62,7 +62,7 @@ pub const NAK_REMOTE_OPERATIONAL: u8 = 3;
 /// ACK extended transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aeth {
-    /// What is acknowledged, or why not.
+    /// The acknowledgement or NAK.
     pub syndrome: Syndrome,
     /// Message sequence number, 24 bits.
     pub msn: u32,
@@ -80,9 +80,9 @@ pub struct Deth {
 /// Atomic extended transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicEth {
-    /// Address in the responder's region.
+    /// Address in the responder's memory region.
     pub addr: u64,
-    /// R_Key of the region or window.
+    /// R_Key of the memory region or window.
     pub rkey: u32,
     /// The value to swap in or to add.
     pub swap_or_add: u64,
@@ -95,40 +95,40 @@ pub struct AtomicEth {
 pub struct Feth {
     /// Placement type: bit 0 global visibility, bit 1 persistence.
     pub placement: u8,
-    /// Selectivity level: 0 a range, 1 the whole region.
+    /// Selectivity level: 0 for a range, 1 for the whole memory region.
     pub selectivity: u8,
 }
 
-/// The extended headers of a packet: which of them are there follows from its opcode.
+/// The extended headers of a packet. The opcode determines which of them the packet has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extended {
-    /// Of datagrams.
+    /// DETH, in datagrams.
     pub deth: Option<Deth>,
     /// XRC: number of the destination shared receive queue.
     pub xrceth: Option<u32>,
-    /// Of FLUSH.
+    /// FETH, in FLUSH requests.
     pub feth: Option<Feth>,
-    /// Of the first packet of a WRITE, of READ, FLUSH and ATOMIC WRITE requests.
+    /// RETH, in the first packet of a WRITE and in READ, FLUSH and ATOMIC WRITE requests.
     pub reth: Option<Reth>,
-    /// Of atomic requests.
+    /// AtomicETH, in compare-and-swap and fetch-and-add requests.
     pub atomic: Option<AtomicEth>,
-    /// Of acknowledgements, and of the first and last packet of a READ response.
+    /// AETH, in acknowledgements and in the first and last packet of a READ response.
     pub aeth: Option<Aeth>,
-    /// The original value, of an atomic acknowledgement.
+    /// The value before the operation, in atomic acknowledgements.
     pub original: Option<u64>,
-    /// Immediate data, as it lies in the work request.
+    /// Immediate data, in the byte order of the work request.
     pub imm: Option<[u8; 4]>,
-    /// The R_Key to invalidate.
+    /// IETH: the R_Key to invalidate.
     pub ieth: Option<u32>,
 }
 
-/// Why bytes are no packet.
+/// The reason why bytes cannot be parsed as a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum ParseError {
     /// The bytes end within a header.
     #[error("the packet ends within a header")]
     Truncated,
-    /// The opcode is reserved, or of a service that is not supported.
+    /// The opcode is reserved, or belongs to a transport that is not supported.
     #[error("opcode {0:#04x} is unknown")]
     UnknownOpcode(u8),
     /// The transport header version is not 0.
@@ -143,17 +143,17 @@ pub enum ParseError {
     /// Payload and pad are not a multiple of four bytes.
     #[error("payload and pad are not a multiple of four bytes")]
     Misaligned,
-    /// A packet whose kind has no payload has one.
+    /// The packet has a payload, but its opcode has none.
     #[error("a packet without payload by its opcode has one")]
     UnexpectedPayload,
 }
 
 /// Bytes of the BTH.
 pub const BTH_BYTES: usize = 12;
-/// Bits of queue pair numbers and MSNs.
+/// Mask of the 24 bits of queue pair numbers and MSNs.
 const MASK_24: u32 = 0x00ff_ffff;
 
-/// Which extended headers a packet has.
+/// The extended headers, and the payload, that an opcode determines.
 #[derive(Clone, Copy)]
 pub(crate) struct Layout {
     pub(crate) deth: bool,
@@ -202,7 +202,7 @@ impl Layout {
     }
 }
 
-/// Bytes that are taken from the front.
+/// A cursor that takes fields from the front of a byte slice.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl Reader<'_> {
@@ -222,7 +222,7 @@ impl Reader<'_> {
 }
 
 impl Bth {
-    /// Reads the header and the number of bytes of the pad.
+    /// Parses the BTH; also returns the opcode and the number of pad bytes.
     #[inline]
     pub(crate) fn parse(reader: &mut Reader<'_>) -> Result<(Self, Opcode, u8), ParseError> {
         let [byte, flags, key_high, key_low] = reader.take()?;
@@ -247,10 +247,11 @@ impl Bth {
         Ok((bth, opcode, flags >> 4 & 3))
     }
 
-    /// Appends the header.
+    /// Appends the BTH to `out`.
     #[inline]
     pub(crate) fn emit(&self, opcode: u8, pad: u8, out: &mut Vec<u8>) {
-        // No queue pair migrates, so each is in the state `migrated`, in which MigReq is 1 (IBTA vol. 1, 17.2.8).
+        // No queue pair migrates to an alternate path. So the migration state is `migrated`, in which MigReq is 1 (IBTA
+        // vol. 1, 17.2.8).
         let migrated = !matches!(self.transport, Transport::Cnp);
         let flags = u8::from(self.solicited) << 7 | u8::from(migrated) << 6 | pad << 4;
         let key = u32::from(self.pkey);
@@ -258,7 +259,7 @@ impl Bth {
         let queue_pair =
             u32::from(self.fecn) << 31 | u32::from(self.becn) << 30 | self.dest_qpn & MASK_24;
         let sequence = u32::from(self.ack_request) << 31 | self.psn.get();
-        // Growing the buffer once costs less than thrice.
+        // Appends the header at once: growing the buffer three times is slower.
         let header = u128::from(word) << 64 | u128::from(queue_pair) << 32 | u128::from(sequence);
         out.extend_from_slice(&header.to_be_bytes()[4..]);
     }
@@ -299,7 +300,7 @@ impl AtomicEth {
 }
 
 impl Syndrome {
-    /// The byte on the wire.
+    /// Encodes the syndrome as its byte on the wire.
     #[must_use]
     pub const fn to_byte(self) -> u8 {
         match self {
@@ -309,7 +310,7 @@ impl Syndrome {
         }
     }
 
-    /// What the byte means; `None` if it is reserved.
+    /// Decodes a syndrome byte; `None` if it is reserved.
     #[must_use]
     pub const fn from_byte(byte: u8) -> Option<Self> {
         let low = byte & 0x1f;
@@ -401,7 +402,7 @@ impl Extended {
         Ok(extended)
     }
 
-    /// Appends the headers of `layout`; whether they are all there.
+    /// Appends the headers of `layout`; returns `None` if one of them is missing.
     #[inline]
     pub(crate) fn emit(&self, layout: Layout, out: &mut Vec<u8>) -> Option<()> {
         if layout.deth {
@@ -434,7 +435,7 @@ impl Extended {
         Some(())
     }
 
-    /// The kind of what the last packet of a message brings.
+    /// Returns the kind of the additional field in the last packet of the message.
     pub(crate) const fn tail(&self) -> TailKind {
         match (&self.imm, &self.ieth) {
             (Some(_), _) => TailKind::Imm,

@@ -1,12 +1,14 @@
 //! The invariant CRC of a RoCEv2 frame (IBTA annex A17.3.3).
 //!
-//! The ICRC covers the IP header, the UDP header and everything from the BTH through the pad. Fields that routers change
-//! count as ones: IPv4 TOS, TTL and header checksum, IPv6 traffic class, flow label and hop limit, the UDP checksum, and
-//! the byte of the BTH in front of the destination queue pair. IPv4 identification and flags do count.
+//! The ICRC covers the IP header, the UDP header and everything from the BTH through the pad. Fields that routers
+//! change count as ones. These are IPv4 TOS, TTL and header checksum; IPv6 traffic class, flow label and hop limit; the
+//! UDP checksum; and the byte of the BTH in front of the destination queue pair. IPv4 identification and flags are
+//! covered.
 //!
-//! A receiver on a UDP socket does not see the IPv4 identification. CRCs are affine, so [`verify`] computes the one
-//! identification that explains an ICRC. *Price:* the identification is free, so a check finds all but 2^-16 of the
-//! corrupted packets instead of all but 2^-32. A caller that knows what a peer writes there compares the result with it.
+//! A receiver on a UDP socket does not see the IPv4 identification. CRCs are affine, so [`verify`] computes the only
+//! identification with which the ICRC is right. The cost: because the identification is free, a check misses 2^-16 of
+//! the corrupted packets instead of 2^-32. A caller that knows the identification that a peer sends compares the result
+//! with it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::LazyLock;
@@ -16,7 +18,7 @@ use crc32fast::Hasher;
 /// Bytes of an ICRC on the wire.
 pub const ICRC_BYTES: usize = 4;
 
-/// CRC-32 of eight bytes of ones, which stand for the local route header that RoCEv2 does not have.
+/// CRC-32 of eight bytes of ones, in place of the local route header, which RoCEv2 does not have.
 const CRC_OF_LRH: u32 = 0x2144_df1c;
 /// Bytes of an IPv4 header without options.
 const IPV4_BYTES: u16 = 20;
@@ -25,10 +27,10 @@ const UDP_BYTES: u16 = 8;
 const PROTOCOL_UDP: u8 = 17;
 /// Flags of the IPv4 header: don't fragment.
 const DONT_FRAGMENT: [u8; 2] = [0x40, 0];
-/// The byte of the BTH with FECN and BECN, which counts as ones.
+/// Index of the BTH byte with FECN and BECN, which counts as ones.
 const MASKED_BTH_BYTE: usize = 4;
 
-/// Source and destination of a frame, in one family.
+/// Source and destination address of a frame, both IPv4 or both IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Addresses {
     /// IPv4.
@@ -48,7 +50,8 @@ pub enum Addresses {
 }
 
 impl Addresses {
-    /// Source and destination; `None` if they are of two families. IPv4 addresses mapped into IPv6 are IPv4.
+    /// Pairs source and destination; `None` if one is IPv4 and the other IPv6. IPv4-mapped IPv6 addresses count as
+    /// IPv4.
     #[must_use]
     pub fn new(src: IpAddr, dst: IpAddr) -> Option<Self> {
         match (src.to_canonical(), dst.to_canonical()) {
@@ -77,7 +80,7 @@ impl Addresses {
     }
 }
 
-/// What the headers in front of the BTH say, as far as the ICRC covers it. The IPv4 header has no options, and DF is set.
+/// The fields of the IP and UDP headers that the ICRC covers. The IPv4 header has no options, and DF is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Frame {
     /// IP addresses.
@@ -86,13 +89,13 @@ pub struct Frame {
     pub src_port: u16,
     /// UDP destination port.
     pub dst_port: u16,
-    /// Identification of the IPv4 header; IPv6 has none.
+    /// Identification of the IPv4 header; unused with IPv6.
     pub identification: u16,
 }
 
 impl Frame {
-    /// The frame of segment `k` of a send with UDP GSO whose first segment has this frame: the kernel counts the
-    /// identification up.
+    /// Returns the frame of segment `k` of a UDP GSO send whose first segment has this frame. The kernel increments the
+    /// identification with each segment.
     #[must_use]
     pub const fn segment(self, k: u16) -> Self {
         Self {
@@ -101,9 +104,10 @@ impl Frame {
         }
     }
 
-    /// The masked headers in front of the BTH, for `transport_len` bytes from the BTH through the pad.
+    /// Returns the masked headers in front of the BTH, and their length, for `transport_len` bytes from the BTH through
+    /// the pad.
     fn headers(&self, transport_len: usize) -> ([u8; 48], usize) {
-        // Lengths of the wire have 16 bits; nothing longer can be sent.
+        // Length fields have 16 bits; longer packets cannot be sent.
         let transport_len = u16::try_from(transport_len).unwrap_or(u16::MAX);
         let udp_len = transport_len.saturating_add(UDP_BYTES + 4);
         let mut bytes = [0xff; 48];
@@ -119,7 +123,7 @@ impl Frame {
                 20
             }
             Addresses::V6 { src, dst } => {
-                // Of the first byte only the version counts.
+                // The masked traffic class leaves only the version in the first byte.
                 bytes[0] = 0x6f;
                 bytes[4..6].copy_from_slice(&udp_len.to_be_bytes());
                 bytes[6] = PROTOCOL_UDP;
@@ -136,18 +140,18 @@ impl Frame {
     }
 }
 
-/// The ICRC of a frame whose bytes from the BTH through the pad are `transport`. On the wire its least significant byte
-/// comes first.
+/// Computes the ICRC of a frame whose bytes from the BTH through the pad are `transport`. Its least significant byte is
+/// sent first.
 #[must_use]
 pub fn icrc(frame: &Frame, transport: &[u8]) -> u32 {
     let (mut head, headers_len) = frame.headers(transport.len());
-    // The hasher is called once for all that is in front of the masked byte and once for the rest.
+    // Calls the hasher once for the bytes in front of the masked byte and once for the rest.
     let front_len = transport.len().min(MASKED_BTH_BYTE);
     let (front, rest) = transport.split_at(front_len);
     let mut hasher = Hasher::new_with_initial(CRC_OF_LRH);
     if headers_len + front_len < head.len() {
         head[headers_len..headers_len + front_len].copy_from_slice(front);
-        // What follows in `head` are ones, as the masked byte is.
+        // The bytes of `head` that follow are ones, as the masked byte must be.
         let masked = usize::from(!rest.is_empty());
         hasher.update(&head[..headers_len + front_len + masked]);
     } else {
@@ -159,7 +163,7 @@ pub fn icrc(frame: &Frame, transport: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// Appends the ICRC to the transport bytes that begin at `start` of `out`.
+/// Computes the ICRC of the bytes of `out` from `start` on, and appends it.
 ///
 /// # Panics
 /// `start` is past the end of `out`.
@@ -168,17 +172,17 @@ pub fn append(frame: &Frame, out: &mut Vec<u8>, start: usize) {
     out.extend_from_slice(&icrc.to_le_bytes());
 }
 
-/// Splits what a UDP socket gave into the transport bytes and the ICRC; `None` if it is too short for an ICRC.
+/// Splits a UDP datagram into the transport bytes and the ICRC; `None` if it is too short for an ICRC.
 #[must_use]
 pub fn split(datagram: &[u8]) -> Option<(&[u8], u32)> {
     let (transport, icrc) = datagram.split_last_chunk()?;
     Some((transport, u32::from_le_bytes(*icrc)))
 }
 
-/// The identification with which `received` is the ICRC of the frame; `None`: the packet is corrupted.
+/// Returns the identification with which `received` is the ICRC of the frame; `None` if the packet is corrupted.
 ///
-/// For IPv4 that is the frame's own identification, or, since receivers on sockets do not see it, the only other one that
-/// explains the ICRC. For IPv6 it is the frame's, which means nothing.
+/// For IPv4, the result is the frame's own identification or the only other one that yields the ICRC, since sockets do
+/// not report it. For IPv6, the result is the frame's field, which has no meaning.
 #[must_use]
 pub fn verify(frame: &Frame, transport: &[u8], received: u32) -> Option<u16> {
     let difference = icrc(frame, transport) ^ received;
@@ -187,7 +191,7 @@ pub fn verify(frame: &Frame, transport: &[u8], received: u32) -> Option<u16> {
     }
     match frame.addresses {
         Addresses::V4 { .. } => {
-            // From the identification to the end of the packet, except the 4 bytes in front of it.
+            // The bytes from the identification on: the IPv4 header without its first 4 bytes, and all that follows.
             let behind = usize::from(IPV4_BYTES - 4 + UDP_BYTES) + transport.len();
             let at_identification = rewind(difference, behind);
             let changed = u16::try_from(at_identification).ok()?;
@@ -199,10 +203,10 @@ pub fn verify(frame: &Frame, transport: &[u8], received: u32) -> Option<u16> {
 
 /// The polynomial of CRC-32 with the coefficient of x^31 in bit 0, without x^32.
 const POLYNOMIAL: u32 = 0xedb8_8320;
-/// Packets of up to so many bytes from the identification on find their factor in a table.
+/// Length of the factor table: packets with at most this many bytes after the identification use a table entry.
 const TABLE_BYTES: usize = 4096 + 256;
 
-/// x^-8n modulo the polynomial for n = 0, 1, ...
+/// x^-8n modulo the polynomial for n = 0, 1, ... (one entry for each number of bytes n).
 static INVERSES: LazyLock<Vec<u32>> = LazyLock::new(|| {
     std::iter::successors(Some(ONE), |factor| Some(divide_by_x8(*factor)))
         .take(TABLE_BYTES)
@@ -212,10 +216,10 @@ static INVERSES: LazyLock<Vec<u32>> = LazyLock::new(|| {
 /// The polynomial 1: the register holds the coefficient of x^0 in bit 31.
 const ONE: u32 = 1 << 31;
 
-/// Which change of the four bytes at a place, as the register takes them up, makes the CRC differ by `difference`, if
-/// `bytes` bytes follow from that place on.
+/// Returns the change of four bytes that changes the CRC by `difference`, in the byte order of the CRC register.
+/// `bytes` is the number of bytes from the first of the four to the end.
 ///
-/// A register that takes up a zero byte is multiplied by x^8, so this is a multiplication by x^-8 for each byte.
+/// Each zero byte multiplies the register by x^8, so the function multiplies by x^-8 for each byte.
 fn rewind(difference: u32, bytes: usize) -> u32 {
     match INVERSES.get(bytes) {
         Some(factor) => multiply(difference, *factor),
@@ -223,10 +227,11 @@ fn rewind(difference: u32, bytes: usize) -> u32 {
     }
 }
 
-/// `value` times x^-8.
+/// Returns `value` times x^-8.
 fn divide_by_x8(value: u32) -> u32 {
     (0..8).fold(value, |value, _| {
-        // The inverse of a step of the CRC: the polynomial has the term 1, so bit 31 tells whether it was added.
+        // Inverts one step of the CRC. The polynomial contains the term 1, so bit 31 tells if the step added the
+        // polynomial.
         if value >> 31 == 0 {
             value << 1
         } else {
@@ -235,7 +240,7 @@ fn divide_by_x8(value: u32) -> u32 {
     })
 }
 
-/// Product of two polynomials modulo that of the CRC.
+/// Returns the product of two polynomials modulo the CRC polynomial.
 fn multiply(left: u32, right: u32) -> u32 {
     let mut power = right;
     (0..32).fold(0, |product, degree| {

@@ -1,17 +1,17 @@
-//! RoCEv2: packets, and the two ends of RC, UC and UD queue pairs as state machines.
+//! RoCEv2: packets, and the requester and responder of RC, UC and UD queue pairs as state machines.
 //!
-//! Everything here is a function of its arguments: packets, the time in nanoseconds and memory come in as arguments,
-//! packets come out. There is no clock, socket, thread or queue pair.
+//! Each state machine is a function of its arguments: it takes packets, the time in nanoseconds and memory, and returns
+//! packets. The crate has no clock, socket, thread or queue pair.
 //!
-//! - [`opcode`], [`packet`], [`icrc`]: what lies between the UDP header and the end of a frame (IBTA vol. 1, chapter 9,
+//! - [`opcode`], [`packet`], [`icrc`]: the bytes between the UDP header and the end of a frame (IBTA vol. 1, chapter 9,
 //!   and annex A17).
 //! - [`cm`], [`mad`]: messages of communication management (chapters 12 and 13).
-//! - [`gsi`]: which process of a host such a message is for.
+//! - [`gsi`]: the process of a host that receives a message of communication management.
 //! - [`psn`]: packet sequence numbers.
-//! - [`request`], [`target`]: what is asked for, and the memory of both ends.
+//! - [`request`], [`target`]: work requests, and the memory of requester and responder.
 //! - [`rc`], [`uc`]: requester and responder of reliable connections, sender and receiver of unreliable ones.
-//! - [`counts`]: what they count.
-//! - [`dcqcn`]: congestion notifications, and the rates of senders that obey them.
+//! - [`counts`]: the counters of these state machines.
+//! - [`dcqcn`]: congestion notifications, and the rate limit of senders that receive them.
 #![forbid(unsafe_code)]
 
 mod assembly;
@@ -33,11 +33,10 @@ mod sequence;
 pub mod target;
 pub mod uc;
 
-/// Bytes that a packet has beside its payload at most: GRH or IP header, UDP header, BTH, the longest extended headers,
-/// ICRC.
+/// Largest number of header bytes in a packet: GRH or IP header, UDP header, BTH, the longest extended headers, ICRC.
 const HEADER_BYTES: u32 = 40 + 8 + 12 + 4 + 28 + 4;
 
-/// The largest path MTU, 256 to 4096 bytes, whose packets fit into IP packets of `ip_bytes` (`iboe_get_mtu` of
+/// Returns the largest path MTU, 256 to 4096 bytes, whose packets fit into IP packets of `ip_bytes` (`iboe_get_mtu` of
 /// `linux:include/rdma/ib_addr.h`).
 #[must_use]
 pub fn path_mtu_within(ip_bytes: u32) -> u32 {

@@ -2,9 +2,9 @@
 
 /// Bytes of a management datagram.
 pub const MAD_BYTES: usize = 256;
-/// Bytes of its header.
+/// Bytes of the header of a management datagram.
 const HEADER_BYTES: usize = 24;
-/// Bytes behind its header.
+/// Bytes of a management datagram after its header.
 const BODY_BYTES: usize = MAD_BYTES - HEADER_BYTES;
 
 /// Number of the queue pair of the general services interface.
@@ -13,7 +13,7 @@ pub const GSI_QPN: u32 = 1;
 pub const GSI_QKEY: u32 = 0x8001_0000;
 /// Management class of communication management.
 pub const CLASS_CM: u8 = 0x07;
-/// Method by which all messages of communication management travel.
+/// Method of all communication management messages.
 pub const METHOD_SEND: u8 = 0x03;
 
 /// Version of the base format.
@@ -30,15 +30,15 @@ pub struct Header {
     pub method: u8,
     /// Status of a response.
     pub status: u16,
-    /// Transaction, chosen by the requester.
+    /// Transaction id, chosen by the requester.
     pub transaction: u64,
-    /// What the body is.
+    /// Attribute id: the format of the body.
     pub attribute: u16,
-    /// Depends on the attribute.
+    /// Attribute modifier: its meaning depends on the attribute.
     pub modifier: u32,
 }
 
-/// Why bytes are no management datagram.
+/// The reason why bytes cannot be parsed as a management datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum MadError {
     /// The length is not 256 bytes.
@@ -49,7 +49,7 @@ pub enum MadError {
     BaseVersion(u8),
 }
 
-/// What follows the header: fields at the offsets of the specification's tables.
+/// The body of a management datagram: fields at the offsets of the specification's tables.
 #[derive(Clone, Copy)]
 pub(crate) struct Body([u8; BODY_BYTES]);
 
@@ -58,7 +58,7 @@ impl Body {
         Self([0; BODY_BYTES])
     }
 
-    /// The `N` bytes at `at`; offsets are constants of the tables.
+    /// Returns the `N` bytes at `at`, which must be an offset of the tables.
     pub(crate) fn get<const N: usize>(&self, at: usize) -> [u8; N] {
         let mut bytes = [0; N];
         bytes.copy_from_slice(&self.0[at..at + N]);
@@ -73,7 +73,7 @@ impl Body {
         u16::from_be_bytes(self.get(at))
     }
 
-    /// The upper 24 bits of the word at `at`.
+    /// Returns the upper 24 bits of the word at `at`.
     pub(crate) fn u24(&self, at: usize) -> u32 {
         self.u32(at) >> 8
     }
@@ -98,7 +98,7 @@ impl Body {
 }
 
 impl Header {
-    /// Reads a management datagram.
+    /// Parses a management datagram into header and body.
     pub(crate) fn parse(bytes: &[u8]) -> Result<(Self, Body), MadError> {
         let length = || MadError::Length(bytes.len());
         let mad: &[u8; MAD_BYTES] = bytes.try_into().map_err(|_| length())?;
@@ -120,7 +120,7 @@ impl Header {
         Ok((header, Body(body.try_into().map_err(|_| length())?)))
     }
 
-    /// The management datagram with this header.
+    /// Encodes a management datagram with this header.
     pub(crate) fn emit(&self, body: &Body) -> [u8; MAD_BYTES] {
         let mut mad = [0; MAD_BYTES];
         mad[..4].copy_from_slice(&[BASE_VERSION, self.class, self.class_version, self.method]);

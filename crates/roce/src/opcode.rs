@@ -1,6 +1,6 @@
 //! Opcodes of the base transport header (IBTA vol. 1, table 38; annexes A14, A17 and A19).
 
-/// Upper three bits of an opcode: the transport service.
+/// The transport service, in the upper three bits of an opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Reliable connection.
@@ -15,7 +15,7 @@ pub enum Transport {
     Xrc,
 }
 
-/// What a packet asks for or answers.
+/// The operation that a packet requests or answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Part of a SEND.
@@ -43,7 +43,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Whether the packet goes to a requester: it answers a request, or notifies of congestion.
+    /// Returns true if packets of this operation go to a requester: they answer a request or notify of congestion.
     #[must_use]
     pub const fn is_response(self) -> bool {
         matches!(
@@ -53,33 +53,33 @@ impl Operation {
     }
 }
 
-/// Where a packet stands in its message.
+/// The position of a packet in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
-    /// The first of several.
+    /// The first of several packets.
     First,
-    /// Neither the first nor the last.
+    /// A packet between the first and the last.
     Middle,
-    /// The last of several.
+    /// The last of several packets.
     Last,
-    /// The one packet of a message.
+    /// The only packet of a message.
     Only,
 }
 
 impl Position {
-    /// Whether the message begins here.
+    /// Returns true if the message begins with this packet.
     #[must_use]
     pub const fn is_first(self) -> bool {
         matches!(self, Self::First | Self::Only)
     }
 
-    /// Whether the message ends here.
+    /// Returns true if the message ends with this packet.
     #[must_use]
     pub const fn is_last(self) -> bool {
         matches!(self, Self::Last | Self::Only)
     }
 
-    /// The position of a packet that is first, last, both or neither.
+    /// Returns the position of a packet that is first, last, both or neither.
     #[must_use]
     pub const fn of(is_first: bool, is_last: bool) -> Self {
         match (is_first, is_last) {
@@ -91,10 +91,10 @@ impl Position {
     }
 }
 
-/// What the last packet of a SEND or WRITE brings beside its payload.
+/// The field that the last packet of a SEND or WRITE carries in addition to its payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tail {
-    /// Nothing.
+    /// No additional field.
     #[default]
     None,
     /// Four bytes of immediate data, as they lie in `ibv_send_wr::imm_data`.
@@ -115,20 +115,20 @@ pub enum TailKind {
     Invalidate,
 }
 
-/// What the first byte of a packet says.
+/// The meaning of the opcode byte, the first byte of a BTH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opcode {
     /// The transport service.
     pub transport: Transport,
-    /// What the packet asks for or answers.
+    /// The operation that the packet requests or answers.
     pub operation: Operation,
-    /// Where it stands in its message; `Only` where a message is always one packet.
+    /// The packet's position in its message; `Only` for operations of a single packet.
     pub position: Position,
-    /// What comes with the last packet of a SEND or WRITE.
+    /// The additional field in the last packet of a SEND or WRITE.
     pub tail: TailKind,
 }
 
-/// The lower five bits of the opcodes that RC, UC, UD and XRC have in common, with their meaning.
+/// The lower five bits of each opcode, with their meaning; RC, UC, UD and XRC use the same values.
 const MEANINGS: [(u8, Operation, Position, TailKind); 25] = {
     use Operation as O;
     use Position::{First, Last, Middle, Only};
@@ -162,10 +162,10 @@ const MEANINGS: [(u8, Operation, Position, TailKind); 25] = {
     ]
 };
 
-/// Opcode of a CNP, the only one of its kind.
+/// Opcode of a CNP, the only opcode of its transport.
 const CNP: u8 = 0x81;
 
-/// The opcodes by their byte.
+/// The meaning of each opcode byte.
 const BY_BYTE: [Option<Opcode>; 256] = {
     let mut table = [None; 256];
     let transports = [Transport::Rc, Transport::Uc, Transport::Ud, Transport::Xrc];
@@ -197,7 +197,7 @@ const BY_BYTE: [Option<Opcode>; 256] = {
 };
 
 impl Transport {
-    /// The upper three bits, in place.
+    /// Returns the transport's code in the upper three bits of a byte.
     const fn bits(self) -> u8 {
         match self {
             Self::Rc => 0x00,
@@ -208,7 +208,7 @@ impl Transport {
         }
     }
 
-    /// Whether the service has the opcode with these lower five bits.
+    /// Returns true if the transport service defines the opcode with these lower five bits.
     const fn has(self, low: u8) -> bool {
         match self {
             Self::Rc => true,
@@ -221,13 +221,13 @@ impl Transport {
 }
 
 impl Opcode {
-    /// What `byte` means; `None` if it is reserved or belongs to a service that RoCEv2 devices do not have.
+    /// Decodes an opcode byte; `None` if it is reserved or belongs to a transport that RoCEv2 devices do not have.
     #[must_use]
     pub const fn from_byte(byte: u8) -> Option<Self> {
         BY_BYTE[byte as usize]
     }
 
-    /// The byte; `None` if the service has no such packet, e.g. a READ request of UC.
+    /// Encodes the opcode; `None` if the transport has no such packet, e.g. a READ request of UC.
     #[must_use]
     pub const fn to_byte(self) -> Option<u8> {
         let Some(low) = self.low() else { return None };
@@ -240,7 +240,7 @@ impl Opcode {
         }
     }
 
-    /// The lower five bits.
+    /// Returns the lower five bits of the opcode, without a check of the transport.
     const fn low(self) -> Option<u8> {
         let position = match self.position {
             Position::First => 0,
@@ -284,7 +284,8 @@ mod tests {
             let opcode = Opcode::from_byte(*byte).expect("it is known");
             assert_eq!(opcode.to_byte(), Some(*byte), "{opcode:?}");
         }
-        // RC: 0x00 to 0x14, two with invalidate, FLUSH, ATOMIC WRITE; UC; UD; XRC: as RC without the last two.
+        // RC: 0x00 to 0x14, two with invalidate, FLUSH and ATOMIC WRITE. Then UC and UD, and XRC: as RC without FLUSH
+        // and ATOMIC WRITE.
         assert_eq!(known.len(), 25 + 12 + 2 + 23 + 1);
         for reserved in [
             0x15, 0x18, 0x1e, 0x2c, 0x40, 0x60, 0x66, 0x80, 0xb5, 0xbc, 0xff,

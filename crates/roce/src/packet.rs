@@ -8,7 +8,7 @@ pub use crate::headers::{
     NAK_REMOTE_ACCESS, NAK_REMOTE_OPERATIONAL, ParseError, Reth, Syndrome,
 };
 
-/// Reserved bytes behind the BTH of a CNP.
+/// Number of reserved bytes after the BTH of a CNP.
 const CNP_RESERVED: usize = 16;
 
 /// A packet: headers and payload, without pad and ICRC.
@@ -23,10 +23,10 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Reads a packet of which `bytes` are everything from the BTH through the pad, without the ICRC.
+    /// Parses a packet; `bytes` range from the BTH through the pad, without the ICRC.
     ///
     /// # Errors
-    /// The bytes are no packet, and why. How long the payload may be depends on the queue pair and is not looked at.
+    /// The bytes are not a valid packet. The payload length is not checked, since its limit depends on the queue pair.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ParseError> {
         let mut reader = Reader(bytes);
         let (bth, opcode, pad) = Bth::parse(&mut reader)?;
@@ -53,11 +53,11 @@ impl<'a> Packet<'a> {
         })
     }
 
-    /// Appends the packet from the BTH through the pad, without the ICRC. Numbers of 24 bits lose what is above.
+    /// Appends the packet from the BTH through the pad, without the ICRC. Fields of 24 bits are truncated.
     ///
     /// # Panics
-    /// The transport has no such packet, or the packet lacks an extended header that its kind has: a mistake of the
-    /// caller.
+    /// The transport has no such packet, or the packet lacks an extended header that its opcode requires: an error of
+    /// the caller.
     pub fn emit(&self, out: &mut Vec<u8>) {
         let pad = emit_headers(&self.bth, &self.extended, self.payload.len(), out);
         out.extend_from_slice(self.payload);
@@ -65,10 +65,11 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Appends a packet whose payload `fill` writes: as [`Packet::emit`], but the payload is copied once less.
+/// Appends a packet whose payload `fill` writes. Unlike [`Packet::emit`], the function writes the payload in place,
+/// which saves a copy.
 ///
 /// # Errors
-/// Those of `fill`; `out` is as it was then.
+/// The error of `fill`; `out` is then unchanged.
 pub(crate) fn emit_with<E>(
     bth: &Bth,
     extended: &Extended,
@@ -87,7 +88,7 @@ pub(crate) fn emit_with<E>(
     Ok(())
 }
 
-/// Appends all headers; the pad that follows the payload.
+/// Appends all headers; returns the pad that must follow the payload.
 fn emit_headers(
     bth: &Bth,
     extended: &Extended,
@@ -141,7 +142,7 @@ mod tests {
         out
     }
 
-    /// A packet with `opcode`: its headers are made of `words`.
+    /// Builds a packet with `opcode`, whose header fields come from `words`.
     fn packet(opcode: Opcode, words: [u64; 6], flags: u8, payload: &[u8]) -> Packet<'_> {
         let layout = Layout::of(opcode);
         let [a, b, c, d, e, f] = words;
@@ -257,7 +258,7 @@ mod tests {
         };
         assert_eq!(broken(0, 0x15), Err(ParseError::UnknownOpcode(0x15)));
         assert_eq!(broken(1, 0x31), Err(ParseError::Version(1)));
-        // A READ request has 16 bytes of RETH, which are not there.
+        // A READ request needs a RETH of 16 bytes; here the RETH is missing.
         assert_eq!(broken(0, 0x0c), Err(ParseError::Truncated));
         assert_eq!(
             Packet::parse(&good[..good.len() - 1]),

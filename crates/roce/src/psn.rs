@@ -4,35 +4,36 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Psn(u32);
 
-/// Numbers that a PSN can have.
+/// Number of different PSNs.
 const NUMBERS: u32 = 1 << 24;
 
 impl Psn {
-    /// The lower 24 bits of `value`.
+    /// Makes a PSN of the lower 24 bits of `value`.
     #[must_use]
     pub const fn new(value: u32) -> Self {
         Self(value % NUMBERS)
     }
 
-    /// The number, below 2^24.
+    /// Returns the PSN as a number below 2^24.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// The number `packets` behind this one.
+    /// Returns the PSN of the packet `packets` after this one.
     #[must_use]
     pub const fn plus(self, packets: u32) -> Self {
         Self::new(self.0.wrapping_add(packets))
     }
 
-    /// The number `packets` in front of this one.
+    /// Returns the PSN of the packet `packets` before this one.
     #[must_use]
     pub const fn minus(self, packets: u32) -> Self {
         Self::new(self.0.wrapping_sub(packets))
     }
 
-    /// How far this number lies behind `other`: from -2^23 to 2^23 - 1.
+    /// Returns the signed distance from `other` to this PSN, from -2^23 to 2^23 - 1; it is positive if this PSN is
+    /// later.
     #[must_use]
     pub const fn distance(self, other: Self) -> i32 {
         let ahead = self.0.wrapping_sub(other.0) % NUMBERS;
@@ -43,7 +44,7 @@ impl Psn {
         }
     }
 
-    /// Whether this number comes before `other`, of two that are less than 2^23 apart.
+    /// Returns true if this PSN precedes `other`; the two must be less than 2^23 apart.
     #[must_use]
     pub const fn is_before(self, other: Self) -> bool {
         self.distance(other) < 0

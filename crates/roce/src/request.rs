@@ -1,15 +1,15 @@
-//! What a requester is asked for, and its memory.
+//! Work requests of a requester, and the interface to its memory.
 
 use crate::opcode::Tail;
 
-/// A work request as the wire sees it.
+/// A work request as the requester sends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What is asked for.
+    /// The operation and its operands.
     pub operation: RequestOperation,
-    /// The responder's completion event is solicited.
+    /// Solicited event: the responder generates a completion event.
     pub solicited: bool,
-    /// It waits until all READs and atomics before it are done (`IBV_SEND_FENCE`).
+    /// The request waits until all earlier READs and atomics are done (`IBV_SEND_FENCE`).
     pub fence: bool,
 }
 
@@ -18,65 +18,65 @@ pub struct Request {
 pub enum RequestOperation {
     /// SEND of `len` bytes.
     Send {
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
         /// Immediate data or a key to invalidate.
         tail: Tail,
     },
     /// RDMA WRITE of `len` bytes.
     Write {
-        /// Address in the responder's region.
+        /// Address in the responder's memory region.
         addr: u64,
         /// R_Key.
         rkey: u32,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
         /// Immediate data.
         imm: Option<[u8; 4]>,
     },
     /// RDMA READ of `len` bytes.
     Read {
-        /// Address in the responder's region.
+        /// Address in the responder's memory region.
         addr: u64,
         /// R_Key.
         rkey: u32,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
     /// Compare-and-swap of 8 bytes.
     CompareSwap {
-        /// Address in the responder's region.
+        /// Address in the responder's memory region.
         addr: u64,
         /// R_Key.
         rkey: u32,
         /// The value to compare with.
         compare: u64,
-        /// The value to store if it is equal.
+        /// The value to store if the comparison succeeds.
         swap: u64,
     },
     /// Fetch-and-add of 8 bytes.
     FetchAdd {
-        /// Address in the responder's region.
+        /// Address in the responder's memory region.
         addr: u64,
         /// R_Key.
         rkey: u32,
         /// The value to add.
         add: u64,
     },
-    /// ATOMIC WRITE of 8 bytes, which are the payload of the work request.
+    /// ATOMIC WRITE of the 8 bytes of payload of the work request.
     AtomicWrite {
-        /// Address in the responder's region.
+        /// Address in the responder's memory region.
         addr: u64,
         /// R_Key.
         rkey: u32,
     },
     /// FLUSH of a range.
     Flush {
-        /// Address in the responder's region.
+        /// Address in the responder's memory region.
         addr: u64,
         /// R_Key.
         rkey: u32,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
         /// Placement type, as in [`Feth`](crate::packet::Feth).
         placement: u8,
@@ -85,42 +85,42 @@ pub enum RequestOperation {
     },
 }
 
-/// The requester's own memory, by work request: payload to be sent and places for results.
+/// The requester's memory, by work request: payload to send, and buffers for results.
 ///
-/// A work request is named by its position: the number that posting it gave.
+/// The position of a work request is the number that `post` returned for it.
 pub trait LocalMemory {
-    /// Reads payload of the work request at `position` from byte `offset` on, as much as `into` holds.
+    /// Reads payload of the work request at `position`, from byte `offset` on, until `into` is full.
     ///
     /// # Errors
-    /// The memory cannot be read: the work request fails.
+    /// The memory cannot be read, and the work request fails.
     fn read(&mut self, position: u64, offset: u32, into: &mut [u8]) -> Result<(), LocalFault>;
 
-    /// Places a part of the result of the READ or atomic at `position`.
+    /// Writes a part of the result of the READ or atomic at `position`, from byte `offset` on.
     ///
     /// # Errors
-    /// The memory cannot be written: the work request fails.
+    /// The memory cannot be written, and the work request fails.
     fn write(&mut self, position: u64, offset: u32, bytes: &[u8]) -> Result<(), LocalFault>;
 }
 
-/// The requester's own memory cannot be used.
+/// Error: the requester's memory cannot be accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalFault;
 
-/// Why a work request, and with it the queue pair, has failed.
+/// The reason why a work request, and with it the queue pair, has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// `IBV_WC_LOC_PROT_ERR`: the requester's own memory cannot be used.
+    /// `IBV_WC_LOC_PROT_ERR`: the requester's memory cannot be accessed.
     LocalProtection,
     /// `IBV_WC_BAD_RESP_ERR`: an unexpected response.
     BadResponse,
-    /// `IBV_WC_RETRY_EXC_ERR`: no answer after all retries.
+    /// `IBV_WC_RETRY_EXC_ERR`: no response after all retries.
     RetryExceeded,
     /// `IBV_WC_RNR_RETRY_EXC_ERR`: no receive work request at the responder after all retries.
     RnrRetryExceeded,
-    /// `IBV_WC_REM_INV_REQ_ERR`.
+    /// `IBV_WC_REM_INV_REQ_ERR`: the responder found the request invalid.
     RemoteInvalidRequest,
-    /// `IBV_WC_REM_ACCESS_ERR`.
+    /// `IBV_WC_REM_ACCESS_ERR`: the responder refused access to its memory.
     RemoteAccess,
-    /// `IBV_WC_REM_OP_ERR`.
+    /// `IBV_WC_REM_OP_ERR`: the responder could not complete the request.
     RemoteOperational,
 }

@@ -1,11 +1,11 @@
-//! Requests as packets: how many a request takes, and the headers and payload of each.
+//! Segmentation of requests: the number of packets of a request, and the headers and payload of each packet.
 
 use crate::opcode::{Operation, Position, Tail, Transport};
 use crate::packet::{AtomicEth, Bth, Extended, Feth, Reth};
 use crate::psn::Psn;
 use crate::request::{Request, RequestOperation};
 
-/// What all packets of a queue pair to its peer have in common.
+/// The header fields that all packets from a queue pair to its peer share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Connection {
     /// Transport service.
@@ -16,12 +16,12 @@ pub(crate) struct Connection {
     pub(crate) pkey: u16,
     /// Path MTU.
     pub(crate) mtu_bytes: u32,
-    /// Responses that one READ request asks for at most: longer READs are several requests.
+    /// Largest number of response packets of one READ request; a longer READ is split into several requests.
     pub(crate) read_packets: u32,
 }
 
 impl Connection {
-    /// A base transport header.
+    /// Returns a base transport header for this connection.
     pub(crate) const fn bth(&self, operation: Operation, position: Position, psn: Psn) -> Bth {
         Bth {
             transport: self.transport,
@@ -37,12 +37,13 @@ impl Connection {
         }
     }
 
-    /// Packets of a message of `len` bytes; an empty message takes one.
+    /// Returns the number of packets of a message of `len` bytes; an empty message takes one.
     pub(crate) fn packets_of(&self, len: u32) -> u32 {
         len.div_ceil(self.mtu_bytes).max(1)
     }
 
-    /// PSNs that a request takes: of its packets, or of a READ's responses (IBTA vol. 1, 9.7.3.1).
+    /// Returns the number of PSNs that a request takes: its packets or, for a READ, its responses (IBTA vol. 1,
+    /// 9.7.3.1).
     pub(crate) fn psns_of(&self, operation: &RequestOperation) -> u32 {
         match *operation {
             RequestOperation::Send { len, .. }
@@ -52,20 +53,21 @@ impl Connection {
         }
     }
 
-    /// The index behind the last response to the READ request that asks for response `index`, of `packets`.
+    /// Returns the end (exclusive) of the responses to the READ request that asks for response `index`, of `packets` in
+    /// all.
     pub(crate) fn read_end(&self, index: u32, packets: u32) -> u32 {
         let requests = index / self.read_packets + 1;
         requests.saturating_mul(self.read_packets).min(packets)
     }
 
-    /// The bytes of packet `index` of a message of `len` bytes: offset and length.
+    /// Returns offset and length of the bytes in packet `index` of a message of `len` bytes.
     pub(crate) fn part(&self, len: u32, index: u32) -> (u32, u32) {
         let offset = index.saturating_mul(self.mtu_bytes).min(len);
         (offset, (len - offset).min(self.mtu_bytes))
     }
 }
 
-/// Whether a request is done only by a response of its own, not by an acknowledgement.
+/// Returns true if a request completes only by a response of its own, not by an acknowledgement.
 pub(crate) const fn has_response(operation: &RequestOperation) -> bool {
     !matches!(
         operation,
@@ -73,7 +75,7 @@ pub(crate) const fn has_response(operation: &RequestOperation) -> bool {
     )
 }
 
-/// A packet of a request, but for its payload: `payload_bytes` from byte `offset` of the work request on.
+/// A request packet without its payload, which is `payload_bytes` of the work request from byte `offset` on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub(crate) bth: Bth,
@@ -82,7 +84,7 @@ pub(crate) struct Segment {
     pub(crate) payload_bytes: u32,
 }
 
-/// Packet `index` of a request; of a READ, the request that asks for the responses from `index` on.
+/// Returns packet `index` of a request; for a READ, the request packet that asks for the responses from `index` on.
 pub(crate) fn segment(connection: &Connection, request: &Request, index: u32, psn: Psn) -> Segment {
     let is_single = has_response(&request.operation);
     let len = match request.operation {
@@ -110,7 +112,7 @@ pub(crate) fn segment(connection: &Connection, request: &Request, index: u32, ps
     }
 }
 
-/// The operation and the extended headers of a request's packet.
+/// Returns the operation and the extended headers of a request packet.
 fn headers(
     connection: &Connection,
     operation: &RequestOperation,

@@ -1,31 +1,31 @@
-//! Sequence numbers that do not wrap, and the PSNs that stand for them on the wire.
+//! Sequence numbers of 64 bits, which do not wrap, and their PSNs on the wire.
 
 use crate::psn::Psn;
 
 /// The sequence number of a queue pair's first packet.
 ///
-/// It is a multiple of 2^24, and what a PSN can name in front of it is not below 0.
+/// The value is a multiple of 2^24. It is large enough that no PSN of an earlier packet translates to a number below 0.
 pub(crate) const START: u64 = 1 << 24;
 
-/// Translates between PSNs and sequence numbers of 64 bits, which begin at [`START`].
+/// The translation between PSNs and sequence numbers of 64 bits, which begin at [`START`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbering {
     first: Psn,
 }
 
 impl Numbering {
-    /// The numbering in which `first` is the PSN of [`START`].
+    /// Makes the translation in which `first` is the PSN of [`START`].
     pub(crate) const fn new(first: Psn) -> Self {
         Self { first }
     }
 
-    /// The PSN of a sequence number.
+    /// Returns the PSN of a sequence number.
     pub(crate) const fn psn(self, sequence: u64) -> Psn {
         #[allow(clippy::cast_possible_truncation)] // PSNs are numbers modulo 2^24
         self.first.plus(sequence as u32)
     }
 
-    /// The sequence number of `psn` that is nearest to `near`, which is [`START`] at least.
+    /// Returns the sequence number with the PSN `psn` that is nearest to `near`; `near` is at least [`START`].
     pub(crate) fn sequence(self, psn: Psn, near: u64) -> u64 {
         near.saturating_add_signed(i64::from(psn.distance(self.psn(near))))
     }

@@ -1,8 +1,8 @@
-//! What a responder has: memory that requests name, and receive work requests.
+//! The interface from a responder to its memory and its receive work requests.
 
 use crate::opcode::Tail;
 
-/// Why a request is refused; each is a NAK.
+/// The reason why a responder refuses a request; each is a NAK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// NAK invalid request.
@@ -11,34 +11,34 @@ pub enum Refusal {
     RemoteAccess,
     /// NAK remote operational error.
     RemoteOperational,
-    /// RNR NAK of this packet: the receive work request that [`Target::begin_receive`] saw was taken by another queue pair
-    /// of the shared receive queue. The connection goes on.
+    /// RNR NAK for this packet: another queue pair of the shared receive queue took the receive work request that
+    /// [`Target::begin_receive`] reported. The connection continues.
     NotReady,
 }
 
-/// What the responder's queue pair has: memory that requests name, and receive work requests.
+/// The memory and the receive work requests of the responder's queue pair.
 ///
-/// Ranges that `check_write` and `check_read` have permitted are written and read in parts.
+/// `write` and `read` access ranges that `check_write` and `check_read` have permitted, in parts.
 pub trait Target {
-    /// Whether a message that begins now finds a receive work request. It stays reserved until
-    /// [`finish_receive`](Self::finish_receive).
+    /// Returns true if a receive work request is available for a message that begins now. The receive work request
+    /// stays reserved until [`finish_receive`](Self::finish_receive).
     ///
-    /// What came of a message that began before and did not finish is forgotten: it keeps its receive work request, and
-    /// gives it to this one.
+    /// An earlier message that began and did not finish is discarded, and the new message uses its receive work
+    /// request.
     fn begin_receive(&mut self) -> bool;
 
-    /// Places a part of a SEND in the receive work request, from byte `offset` of the message on. After
-    /// [`Refusal::NotReady`] the part comes again with the same offset.
+    /// Writes a part of a SEND to the buffers of the receive work request, from byte `offset` of the message on. After
+    /// [`Refusal::NotReady`], the call is repeated with the same offset.
     ///
     /// # Errors
-    /// The refusal, e.g. because the message is longer than the receive work request.
+    /// The reason of the refusal, e.g. a message that is longer than the receive work request.
     fn receive(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal>;
 
-    /// A SEND (`by_write` is `None`), or a WRITE with immediate of so many bytes, has come whole: the receive work request
-    /// completes.
+    /// Completes the receive work request after the last packet of a message. `by_write` is the length of a WRITE with
+    /// immediate, or `None` for a SEND.
     ///
     /// # Errors
-    /// The refusal.
+    /// The reason of the refusal.
     fn finish_receive(
         &mut self,
         by_write: Option<u32>,
@@ -46,40 +46,40 @@ pub trait Target {
         solicited: bool,
     ) -> Result<(), Refusal>;
 
-    /// Whether a WRITE of `len` bytes is permitted; `len` is not 0.
+    /// Checks that a WRITE of `len` bytes is permitted; `len` is not 0.
     ///
     /// # Errors
-    /// The refusal.
+    /// The reason of the refusal.
     fn check_write(&mut self, addr: u64, rkey: u32, len: u32) -> Result<(), Refusal>;
 
-    /// Writes a part of a WRITE.
+    /// Writes a part of a WRITE to memory.
     ///
     /// # Errors
-    /// The refusal.
+    /// The reason of the refusal.
     fn write(&mut self, addr: u64, rkey: u32, bytes: &[u8]) -> Result<(), Refusal>;
 
-    /// Whether a READ of `len` bytes is permitted; `len` is not 0.
+    /// Checks that a READ of `len` bytes is permitted; `len` is not 0.
     ///
     /// # Errors
-    /// The refusal.
+    /// The reason of the refusal.
     fn check_read(&mut self, addr: u64, rkey: u32, len: u32) -> Result<(), Refusal>;
 
-    /// Reads a part of a READ.
+    /// Reads a part of the data of a READ from memory.
     ///
     /// # Errors
-    /// The refusal.
+    /// The reason of the refusal.
     fn read(&mut self, addr: u64, rkey: u32, into: &mut [u8]) -> Result<(), Refusal>;
 
-    /// Executes an atomic; the original value, in the responder's byte order.
+    /// Executes an atomic operation; returns the original value in the responder's byte order.
     ///
     /// # Errors
-    /// The refusal.
+    /// The reason of the refusal.
     fn atomic(&mut self, addr: u64, rkey: u32, atomic: Atomic) -> Result<u64, Refusal>;
 
     /// Executes a FLUSH.
     ///
     /// # Errors
-    /// The refusal.
+    /// The reason of the refusal.
     fn flush(
         &mut self,
         addr: u64,
@@ -100,11 +100,11 @@ pub enum Atomic {
         /// The value to store.
         swap: u64,
     },
-    /// Adds `add`.
+    /// Adds `add` to the value.
     FetchAdd {
         /// The value to add.
         add: u64,
     },
-    /// Stores eight bytes as they lie in the packet (ATOMIC WRITE).
+    /// Stores eight bytes in the byte order of the packet (ATOMIC WRITE).
     Write([u8; 8]),
 }

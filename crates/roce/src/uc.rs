@@ -11,22 +11,22 @@ use crate::request::{Failure, LocalMemory, Request, RequestOperation};
 use crate::segment::{Connection, segment};
 use crate::target::{Refusal, Target};
 
-/// The sending end: SENDs and WRITEs are done when their last packet is out.
+/// The sender of an unreliable connection: a SEND or WRITE is done when its last packet has been sent.
 #[derive(Debug)]
 pub struct Sender {
     connection: Connection,
     queue: VecDeque<Request>,
     done: u64,
-    /// Packets of the oldest request that are out.
+    /// Packets of the oldest request that have been sent.
     sent: u32,
     next: Psn,
     failure: Option<Failure>,
-    /// What was counted since [`Counts::take`].
+    /// Counters since the last [`Counts::take`].
     pub counts: Counts,
 }
 
 impl Sender {
-    /// A sender to the queue pair `dest_qpn`, whose first packet has `first_psn`.
+    /// Makes a sender to the queue pair `dest_qpn`, whose first packet has `first_psn`.
     #[must_use]
     pub fn new(dest_qpn: u32, pkey: u16, mtu_bytes: u32, first_psn: Psn) -> Self {
         Self {
@@ -46,19 +46,20 @@ impl Sender {
         }
     }
 
-    /// Queues a SEND or WRITE; its position: 1 for the first. Other requests fail when it is their turn.
+    /// Queues a SEND or WRITE and returns its position: 1 for the first. Other requests fail when they reach the front
+    /// of the queue.
     pub fn post(&mut self, request: Request) -> u64 {
         self.queue.push_back(request);
         self.done + self.queue.len() as u64
     }
 
-    /// Appends the next packet to `out`, from the BTH to the pad; false if there is none.
+    /// Appends the next packet to `out`, from the BTH through the pad; returns false if no packet can be sent.
     pub fn transmit(&mut self, memory: &mut impl LocalMemory, out: &mut Vec<u8>) -> bool {
         let (Some(request), None) = (self.queue.front(), self.failure) else {
             return false;
         };
         let packets = match request.operation {
-            // SEND with invalidate is an operation of reliable connections only (IBTA vol. 1, table 38).
+            // Only reliable connections have SEND with invalidate (IBTA vol. 1, table 38).
             RequestOperation::Send { len, tail } if !matches!(tail, Tail::Invalidate(_)) => {
                 self.connection.packets_of(len)
             }
@@ -90,22 +91,23 @@ impl Sender {
         true
     }
 
-    /// How many requests are done, from the first on.
+    /// Returns the number of requests that are done, in posting order.
     #[must_use]
     pub fn done(&self) -> u64 {
         self.done
     }
 
-    /// Why the oldest request that is not done has failed. Nothing is sent any more then.
+    /// Returns the failure of the oldest request that is not done. After a failure, nothing is sent.
     #[must_use]
     pub fn failure(&self) -> Option<Failure> {
         self.failure
     }
 }
 
-/// The receiving end: a message of which a packet is lost does not complete.
+/// The receiver of an unreliable connection: a message with a lost packet does not complete.
 ///
-/// What a lost WRITE has written stays. A lost SEND leaves its receive work request to the next message.
+/// The bytes that an incomplete WRITE has written stay in memory. The receive work request of an incomplete SEND is
+/// used by the next message.
 #[derive(Debug)]
 pub struct Receiver {
     mtu_bytes: u32,
@@ -115,7 +117,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// A receiver that expects `first_psn`.
+    /// Makes a receiver that expects the packet `first_psn`.
     #[must_use]
     pub fn new(mtu_bytes: u32, first_psn: Psn) -> Self {
         Self {
@@ -126,13 +128,13 @@ impl Receiver {
         }
     }
 
-    /// Whether a message had to be refused in a way that fails the queue pair.
+    /// Returns true if a refused message has failed the queue pair.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.failure.is_some()
     }
 
-    /// Takes a packet. Packets that go on with no message are ignored.
+    /// Processes a received packet. Packets that do not continue a message are ignored.
     pub fn receive(&mut self, packet: &Packet<'_>, target: &mut impl Target) {
         let is_message = packet.bth.transport == Transport::Uc
             && matches!(packet.bth.operation, Operation::Send | Operation::Write);
@@ -149,13 +151,13 @@ impl Receiver {
         let message = self.message.take();
         match self.process(message, packet, target) {
             Ok(message) => self.message = message,
-            // A malformed message is dropped; a receive work request that is too short fails the queue pair.
+            // A malformed message is dropped. A receive work request that is too short fails the queue pair.
             Err(Refusal::InvalidRequest | Refusal::RemoteAccess | Refusal::NotReady) => {}
             Err(Refusal::RemoteOperational) => self.failure = Some(Refusal::RemoteOperational),
         }
     }
 
-    /// Executes a packet of a message; the message if more of it is to come.
+    /// Executes a packet of a message; returns the message unless this packet is its last.
     fn process(
         &mut self,
         message: Option<Message>,

@@ -1,5 +1,5 @@
-//! Frames that scapy's RoCE layer built (scapy 2.6 and later, `scapy.contrib.roce`): headers and ICRCs of an independent
-//! implementation.
+//! Compares headers and ICRCs with frames of an independent implementation, scapy's RoCE layer (scapy 2.6 and later,
+//! `scapy.contrib.roce`).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,7 +7,7 @@ use roce::icrc::{self, Addresses, Frame};
 use roce::opcode::{Operation, Position, Transport};
 use roce::packet::{Aeth, Deth, Packet, Reth, Syndrome};
 
-/// Ethernet frames as scapy wrote them.
+/// Ethernet frames as scapy built them.
 mod frames {
     pub(crate) const RC_WRITE_ONLY: &str = "0200000000020200000000010800456b0044000040003d115102c0000201c6336407df9412b70030bd000a70ffff8000001180fffff000007f00112233441234abcd0000000568656c6c6f0000007cb216a1";
     pub(crate) const RC_SEND_IMM: &str = "0200000000020200000000010800456b0040beef40003d119216c0000201c6336407f80612b7002cb4a705c0ffff001234568000000101020304000102030405060708090a0b0c0d0e0f9cfac089";
@@ -25,7 +25,7 @@ mod frames {
     ];
 }
 
-/// What lies behind the UDP header of a frame, and what its headers say.
+/// Splits an Ethernet frame: returns the headers in front of the BTH, and the UDP payload.
 fn opened(hex: &str) -> (Frame, Vec<u8>) {
     let bytes: Vec<u8> = (0..hex.len())
         .step_by(2)

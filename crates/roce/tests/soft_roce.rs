@@ -1,5 +1,6 @@
-//! Frames that the kernel's Soft-RoCE sent to itself over a cable (Linux 6.1.192, two devices `rxe`): all of its opcodes
-//! over IPv4 and IPv6, and the connections of `rping`, `ucmatose`, `udaddy`, `rstream` and of a refused `rping`.
+//! Checks frames of the kernel's Soft-RoCE (Linux 6.1.192, two `rxe` devices over a cable). The captures contain all of
+//! its opcodes over IPv4 and IPv6. They also contain the connections of `rping`, `ucmatose`, `udaddy`, `rstream` and of
+//! a refused `rping`.
 //!
 
 use std::collections::BTreeSet;
@@ -13,10 +14,10 @@ use roce::packet::{Packet, Syndrome};
 const VERBS: &[u8] = include_bytes!("golden/verbs.pcap");
 const CM: &[u8] = include_bytes!("golden/cm.pcap");
 
-/// MigReq, which Soft-RoCE sends as 0.
+/// MigReq bit of the BTH, which Soft-RoCE sends as 0.
 const MIG_REQ: u8 = 0x40;
 
-/// The Ethernet frames of a capture in the classic format, little-endian.
+/// Returns the Ethernet frames of a capture in the classic pcap format, little-endian.
 fn frames(pcap: &[u8]) -> Vec<&[u8]> {
     let (header, mut rest) = pcap.split_at(24);
     assert_eq!(header[..4], [0xd4, 0xc3, 0xb2, 0xa1]);
@@ -30,7 +31,7 @@ fn frames(pcap: &[u8]) -> Vec<&[u8]> {
     frames
 }
 
-/// What the headers in front of the BTH say, and what lies behind them.
+/// Splits an Ethernet frame: returns the headers in front of the BTH, and the UDP payload.
 fn opened(ethernet: &[u8]) -> (Frame, &[u8]) {
     let word = |at: usize| u16::from_be_bytes([ethernet[at], ethernet[at + 1]]);
     let v4 = |at: usize| Ipv4Addr::from_octets(*ethernet[at..].first_chunk().expect("4 bytes"));
@@ -48,12 +49,12 @@ fn opened(ethernet: &[u8]) -> (Frame, &[u8]) {
         dst_port: word(udp + 2),
         identification,
     };
-    // Short frames may be padded behind the datagram.
+    // Short Ethernet frames may be padded after the datagram.
     let length = usize::from(word(udp + 4));
     (frame, &ethernet[udp + 8..udp + length])
 }
 
-/// All packets of both captures, from the BTH through the pad.
+/// Returns all packets of both captures, from the BTH through the pad.
 fn packets() -> Vec<&'static [u8]> {
     let all = frames(VERBS).into_iter().chain(frames(CM));
     all.map(|frame| icrc::split(opened(frame).1).expect("an ICRC").0)
@@ -66,7 +67,7 @@ fn icrcs_are_those_of_soft_roce() {
         let (frame, datagram) = opened(ethernet);
         let (transport, received) = icrc::split(datagram).expect("an ICRC");
         assert_eq!(icrc::icrc(&frame, transport), received, "{frame:?}");
-        // A socket does not tell the identification.
+        // A socket does not report the identification.
         let guess = Frame {
             identification: 0,
             ..frame
@@ -92,7 +93,7 @@ fn packets_are_emitted_as_soft_roce_does() {
 #[test]
 fn each_opcode_of_soft_roce_is_there() {
     let opcodes: BTreeSet<u8> = packets().iter().map(|packet| packet[0]).collect();
-    // RC without FLUSH and ATOMIC WRITE, which later kernels have; UC; UD.
+    // RC without FLUSH and ATOMIC WRITE, which only later kernels have; UC; UD.
     let expected: BTreeSet<u8> = (0x00..=0x14)
         .chain(0x16..=0x17)
         .chain(0x20..=0x2b)
@@ -123,7 +124,7 @@ fn immediates_have_the_bytes_of_the_work_request() {
     let mut count = 0;
     for (operation, imm) in with_imm {
         assert!(matches!(operation, Operation::Send | Operation::Write));
-        // The program that sent them counts its steps.
+        // The sending program used the number of its step as immediate data.
         assert!((1..64).contains(&u32::from_be_bytes(imm)), "{imm:?}");
         count += 1;
     }

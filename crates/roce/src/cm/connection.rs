@@ -1,4 +1,4 @@
-//! Messages that make and end connections (IBTA vol. 1, 12.6.5 to 12.6.11).
+//! Messages that establish and end connections (IBTA vol. 1, 12.6.5 to 12.6.11).
 
 use super::data::Data;
 use crate::mad::Body;
@@ -13,8 +13,8 @@ pub enum Service {
     Uc,
     /// Extended reliable connection.
     Xrc,
-    /// Another one: the two bits of the service type, and above them the three bits of the extended type. Its REQ is
-    /// answered by a REJ.
+    /// Another service: the two bits of the service type, and above them the three bits of the extended type. Such a
+    /// REQ is answered by a REJ.
     Unsupported(u8),
 }
 
@@ -28,7 +28,7 @@ impl Service {
         }
     }
 
-    /// Service type and extended type.
+    /// Returns service type and extended type.
     const fn bits(self) -> (u8, u8) {
         match self {
             Self::Rc => (0, 0),
@@ -42,9 +42,9 @@ impl Service {
 /// A path between the two ends of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Path {
-    /// LID of the requester's port; means nothing with RoCE.
+    /// LID of the requester's port; unused with RoCE.
     pub local_lid: u16,
-    /// LID of the responder's port; means nothing with RoCE.
+    /// LID of the responder's port; unused with RoCE.
     pub remote_lid: u16,
     /// GID of the requester's port.
     pub local_gid: [u8; 16],
@@ -60,13 +60,13 @@ pub struct Path {
     pub hop_limit: u8,
     /// Service level, 4 bits.
     pub service_level: u8,
-    /// Both ends are in one subnet.
+    /// True if both ends are in the same subnet.
     pub subnet_local: bool,
-    /// Coded timeout of acknowledgements, 5 bits.
+    /// Coded local ACK timeout, 5 bits.
     pub local_ack_timeout: u8,
 }
 
-/// Where a path lies in a REQ.
+/// Offset of a path in a REQ.
 const PRIMARY_PATH: usize = 52;
 const ALTERNATE_PATH: usize = 96;
 
@@ -109,47 +109,47 @@ impl Path {
 /// Request for communication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Req {
-    /// The sender's communication id.
+    /// Communication id of the sender.
     pub local_comm_id: u32,
-    /// The service that is asked for.
+    /// Service id of the requested service.
     pub service_id: u64,
     /// GUID of the sender's device.
     pub local_ca_guid: u64,
-    /// Q_Key, of datagrams only.
+    /// Q_Key; used by datagram services only.
     pub local_qkey: u32,
-    /// The sender's queue pair, 24 bits.
+    /// Number of the sender's queue pair, 24 bits.
     pub local_qpn: u32,
-    /// READs and atomics that the sender's queue pair serves at a time.
+    /// Largest number of READs and atomics that the sender's queue pair accepts at a time.
     pub responder_resources: u8,
-    /// READs and atomics that the sender wants to have in flight.
+    /// Largest number of READs and atomics that the sender will have outstanding.
     pub initiator_depth: u8,
-    /// Coded time in which the receiver has to answer, 5 bits.
+    /// Coded time in which the receiver must answer, 5 bits.
     pub remote_cm_response_timeout: u8,
     /// Transport service.
     pub service: Service,
-    /// The sender implements end-to-end flow control.
+    /// True if the sender implements end-to-end flow control.
     pub flow_control: bool,
     /// PSN of the first packet that the sender of this message expects (IBTA vol. 1, 12.7.31).
     pub starting_psn: Psn,
-    /// Coded time in which the sender answers, 5 bits.
+    /// Coded time in which the sender will answer, 5 bits.
     pub local_cm_response_timeout: u8,
-    /// Retries of the queue pair, 3 bits.
+    /// Retry count of the queue pair, 3 bits.
     pub retry_count: u8,
     /// Partition key.
     pub pkey: u16,
     /// Coded path MTU (`enum ibv_mtu`), 4 bits.
     pub path_mtu: u8,
-    /// RNR retries of the queue pair, 3 bits.
+    /// RNR retry count of the queue pair, 3 bits.
     pub rnr_retry_count: u8,
-    /// How often this message may be sent again, 4 bits.
+    /// Number of times that this message may be sent again, 4 bits.
     pub max_cm_retries: u8,
-    /// The sender's queue pair has a shared receive queue.
+    /// True if the sender's queue pair uses a shared receive queue.
     pub srq: bool,
-    /// The path.
+    /// The primary path.
     pub primary: Path,
-    /// Another one to fail over to.
+    /// The alternate path, for failover.
     pub alternate: Option<Path>,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private_data: Data<92>,
 }
 
@@ -210,14 +210,14 @@ impl Req {
     }
 }
 
-/// Which message an MRA or a REJ is about.
+/// The message that an MRA or a REJ refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// A REQ.
     Req,
     /// A REP.
     Rep,
-    /// Of an MRA: a LAP. Of a REJ: none in particular.
+    /// In an MRA: a LAP. In a REJ: no particular message.
     Other,
     /// A value that the specification reserves.
     Reserved,
@@ -243,18 +243,18 @@ impl Subject {
     }
 }
 
-/// Message receipt acknowledgement: the answer will take longer.
+/// Message receipt acknowledgement (MRA): announces that the answer will take longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mra {
-    /// The sender's communication id.
+    /// Communication id of the sender.
     pub local_comm_id: u32,
-    /// The receiver's.
+    /// Communication id of the receiver.
     pub remote_comm_id: u32,
-    /// The message that has come.
+    /// The received message that this MRA acknowledges.
     pub received: Subject,
-    /// Coded time in which the answer comes, 5 bits.
+    /// Coded time in which the answer will be sent, 5 bits.
     pub service_timeout: u8,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private_data: Data<222>,
 }
 
@@ -277,20 +277,20 @@ impl Mra {
     }
 }
 
-/// Rejection.
+/// Rejection (REJ) of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rej {
-    /// The sender's communication id; 0 if it has none.
+    /// Communication id of the sender; 0 if it has none.
     pub local_comm_id: u32,
-    /// The receiver's.
+    /// Communication id of the receiver.
     pub remote_comm_id: u32,
-    /// The message that is refused.
+    /// The rejected message.
     pub rejected: Subject,
-    /// Why, as in [`reason`](super::reason).
+    /// Reason code, as in [`reason`](super::reason).
     pub reason: u16,
     /// Additional information, e.g. a value that would be accepted.
     pub info: Data<72>,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private_data: Data<148>,
 }
 
@@ -316,36 +316,36 @@ impl Rej {
     }
 }
 
-/// Reply to a request for communication.
+/// Reply (REP) to a request for communication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rep {
-    /// The sender's communication id.
+    /// Communication id of the sender.
     pub local_comm_id: u32,
-    /// The receiver's.
+    /// Communication id of the receiver.
     pub remote_comm_id: u32,
-    /// Q_Key, of datagrams only.
+    /// Q_Key; used by datagram services only.
     pub local_qkey: u32,
-    /// The sender's queue pair, 24 bits.
+    /// Number of the sender's queue pair, 24 bits.
     pub local_qpn: u32,
     /// PSN of the first packet that the sender of this message expects (IBTA vol. 1, 12.7.31).
     pub starting_psn: Psn,
-    /// READs and atomics that the sender's queue pair serves at a time.
+    /// Largest number of READs and atomics that the sender's queue pair accepts at a time.
     pub responder_resources: u8,
-    /// READs and atomics that the sender wants to have in flight.
+    /// Largest number of READs and atomics that the sender will have outstanding.
     pub initiator_depth: u8,
-    /// Coded time in which the sender's device acknowledges, 5 bits.
+    /// Coded time in which the sender's device acknowledges a packet, 5 bits.
     pub target_ack_delay: u8,
-    /// What becomes of the alternate path, 2 bits; 1: failover is not supported.
+    /// Status of the alternate path, 2 bits; 1 if failover is not supported.
     pub failover_accepted: u8,
-    /// The sender implements end-to-end flow control.
+    /// True if the sender implements end-to-end flow control.
     pub flow_control: bool,
-    /// RNR retries that the receiver shall make, 3 bits.
+    /// RNR retry count that the receiver must use, 3 bits.
     pub rnr_retry_count: u8,
-    /// The sender's queue pair has a shared receive queue.
+    /// True if the sender's queue pair uses a shared receive queue.
     pub srq: bool,
     /// GUID of the sender's device.
     pub local_ca_guid: u64,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private_data: Data<196>,
 }
 
@@ -386,14 +386,14 @@ impl Rep {
     }
 }
 
-/// A message of two communication ids and private data: RTU (ready to use) and DREP (reply to a disconnection).
+/// A message of two communication ids and private data: RTU (ready to use) or DREP (reply to a disconnection).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// The sender's communication id.
+    /// Communication id of the sender.
     pub local_comm_id: u32,
-    /// The receiver's.
+    /// Communication id of the receiver.
     pub remote_comm_id: u32,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private_data: Data<224>,
 }
 
@@ -416,13 +416,13 @@ impl Notice {
 /// Request to disconnect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dreq {
-    /// The sender's communication id.
+    /// Communication id of the sender.
     pub local_comm_id: u32,
-    /// The receiver's.
+    /// Communication id of the receiver.
     pub remote_comm_id: u32,
-    /// The receiver's queue pair, 24 bits.
+    /// Number of the receiver's queue pair, 24 bits.
     pub remote_qpn: u32,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private_data: Data<220>,
 }
 

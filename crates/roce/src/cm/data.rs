@@ -1,10 +1,10 @@
-//! Bytes of consumers in messages of communication management.
+//! Byte fields for the consumer in messages of communication management.
 
 use std::ops::Deref;
 
-/// Up to `N` bytes that a message carries: private data, or additional information. `N` is below 256.
+/// A field of up to `N` bytes: private data, or additional information. `N` is below 256.
 ///
-/// Private data has no length on the wire: what is shorter than `N` arrives with zeros behind it.
+/// Private data has no length on the wire: the receiver gets `N` bytes, padded with zeros.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Data<const N: usize> {
     bytes: [u8; N],
@@ -12,10 +12,10 @@ pub struct Data<const N: usize> {
 }
 
 impl<const N: usize> Data<N> {
-    /// The most bytes that fit.
+    /// Largest number of bytes.
     pub const CAPACITY: usize = N;
 
-    /// These bytes; `None` if they are more than `N`.
+    /// Copies the bytes into a field; `None` if there are more than `N`.
     #[must_use]
     pub fn new(data: &[u8]) -> Option<Self> {
         let mut bytes = [0; N];
@@ -24,20 +24,20 @@ impl<const N: usize> Data<N> {
         Some(Self { bytes, len })
     }
 
-    /// The first `len` bytes of what a message has, or all.
+    /// Makes a field of the first `len` bytes received, or of all bytes if `len` is larger than `N`.
     pub(super) fn received(mut bytes: [u8; N], len: u8) -> Self {
         let len = u8::try_from(N).map_or(len, |capacity| len.min(capacity));
-        // What lies behind the length means nothing.
+        // The bytes after the length have no meaning.
         bytes[usize::from(len)..].fill(0);
         Self { bytes, len }
     }
 
-    /// How many bytes there are, as a field of the message says it.
+    /// Returns the number of bytes, as encoded in the message.
     pub(super) const fn len_byte(&self) -> u8 {
         self.len
     }
 
-    /// All bytes, with zeros behind those that there are.
+    /// Returns all `N` bytes, padded with zeros.
     pub(super) const fn padded(&self) -> &[u8; N] {
         &self.bytes
     }

@@ -1,4 +1,4 @@
-//! The RDMA IP CM service: addresses of IP in front of the private data of REQ and SIDR_REQ (IBTA vol. 1, annex A11).
+//! The RDMA IP CM service: IP addresses in front of the private data of REQ and SIDR_REQ (IBTA vol. 1, annex A11).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -7,7 +7,7 @@ use crate::icrc::Addresses;
 /// Bytes of the header in front of the consumer's private data.
 pub const IP_HEADER_BYTES: usize = 36;
 
-/// Port spaces of `rdma_cm`, as service ids have them.
+/// A port space of `rdma_cm`, as encoded in service ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PortSpace {
     /// `RDMA_PS_IPOIB`.
@@ -23,7 +23,7 @@ pub enum PortSpace {
 impl PortSpace {
     pub(super) const ALL: [Self; 4] = [Self::Ipoib, Self::Tcp, Self::Udp, Self::Ib];
 
-    /// The value of `enum rdma_port_space`.
+    /// Returns the value of `enum rdma_port_space`.
     #[must_use]
     pub const fn number(self) -> u16 {
         match self {
@@ -34,13 +34,13 @@ impl PortSpace {
         }
     }
 
-    /// The service id of a port.
+    /// Returns the service id of a port.
     #[must_use]
     pub fn service_id(self, port: u16) -> u64 {
         u64::from(self.number()) << 16 | u64::from(port)
     }
 
-    /// Port space and port of a service id; `None` if it is none of theirs.
+    /// Returns port space and port of a service id; `None` if the service id belongs to no port space.
     #[must_use]
     pub fn of_service_id(service_id: u64) -> Option<(Self, u16)> {
         let [0, 0, 0, 0, s0, s1, p0, p1] = service_id.to_be_bytes() else {
@@ -54,34 +54,34 @@ impl PortSpace {
     }
 }
 
-/// Which IP addresses and source port a request has.
+/// The IP addresses and the source port of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpHeader {
     /// Addresses of the sender and the receiver of the request.
     pub addresses: Addresses,
-    /// The sender's port.
+    /// Source port of the sender.
     pub src_port: u16,
 }
 
-/// Why private data has no addresses of IP.
+/// The reason why private data has no IP CM header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum IpHeaderError {
-    /// It is shorter than the header.
+    /// The private data is shorter than the header.
     #[error("private data is shorter than the header of the IP CM service")]
     Truncated,
-    /// Its version is not 0.
+    /// The version of the header is not 0.
     #[error("version {0:#04x} of the IP CM service is unknown")]
     Version(u8),
-    /// Neither IPv4 nor IPv6.
+    /// The IP version is neither 4 nor 6.
     #[error("IP version {0} is neither 4 nor 6")]
     IpVersion(u8),
 }
 
 impl IpHeader {
-    /// Reads the header; gives the consumer's private data, too.
+    /// Parses the header; also returns the consumer's private data, which follows it.
     ///
     /// # Errors
-    /// Private data without such a header.
+    /// The private data does not begin with a valid header.
     pub fn parse(private_data: &[u8]) -> Result<(Self, &[u8]), IpHeaderError> {
         let (header, consumer) = private_data
             .split_first_chunk::<IP_HEADER_BYTES>()
@@ -114,7 +114,7 @@ impl IpHeader {
         Ok((header, consumer))
     }
 
-    /// The header, to stand in front of the consumer's private data.
+    /// Encodes the header, which precedes the consumer's private data.
     #[must_use]
     pub fn emit(&self) -> [u8; IP_HEADER_BYTES] {
         let mut header = [0; IP_HEADER_BYTES];

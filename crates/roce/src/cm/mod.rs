@@ -1,6 +1,6 @@
 //! Messages of communication management: MADs on QP1 (IBTA vol. 1, chapter 12).
 //!
-//! LAP and APR are not there: no queue pair migrates to an alternate path.
+//! LAP and APR are not supported: no queue pair migrates to an alternate path.
 
 mod connection;
 mod data;
@@ -18,16 +18,16 @@ use crate::mad::{Body, CLASS_CM, Header, MAD_BYTES, METHOD_SEND, MadError};
 /// Version of the management class.
 const CLASS_VERSION: u8 = 2;
 
-/// Coded time in which Linux' `rdma_cm` expects an answer: 4.3 s.
+/// Coded time in which Linux's `rdma_cm` expects an answer: 4.3 s.
 pub const CM_RESPONSE_TIMEOUT: u8 = 20;
-/// How often Linux' `rdma_cm` sends a message again.
+/// Number of times that Linux's `rdma_cm` sends a message again.
 pub const MAX_CM_RETRIES: u8 = 15;
-/// Coded time that Linux' `rdma_cm` asks for by an MRA: 69 s.
+/// Coded time that Linux's `rdma_cm` requests with an MRA: 69 s.
 pub const MRA_SERVICE_TIMEOUT: u8 = 24;
 /// Q_Key of datagram queue pairs of `rdma_cm` (`RDMA_UDP_QKEY`).
 pub const RDMA_UDP_QKEY: u32 = 0x0123_4567;
 
-/// Nanoseconds of a coded time: 4.096 us times two to the power of `code`, which has 5 bits.
+/// Converts a coded time to nanoseconds: 4.096 us times two to the power of `code`, which has 5 bits.
 #[must_use]
 pub const fn coded_time_ns(code: u8) -> u64 {
     4096 << (code & 31)
@@ -44,25 +44,25 @@ pub enum Message {
     Rej(Rej),
     /// Reply to a REQ.
     Rep(Rep),
-    /// Ready to use: the answer to a REP.
+    /// Ready to use (RTU): the answer to a REP.
     Rtu(Notice),
     /// Request to disconnect.
     Dreq(Dreq),
     /// The answer to a DREQ.
     Drep(Notice),
-    /// Request for the queue pair of a service.
+    /// Service ID resolution request (SIDR_REQ): asks for the queue pair of a service.
     SidrReq(SidrReq),
-    /// The answer to a SIDR_REQ.
+    /// The answer to a SIDR_REQ (SIDR_REP).
     SidrRep(SidrRep),
 }
 
-/// Why a management datagram is no message of communication management.
+/// The reason why bytes are not a message of communication management.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum CmError {
-    /// The bytes are no management datagram.
+    /// The bytes are not a management datagram.
     #[error(transparent)]
     Mad(#[from] MadError),
-    /// The management class is another.
+    /// The management class is not communication management.
     #[error("management class {0:#04x} is not communication management")]
     Class(u8),
     /// The class version is not 2.
@@ -71,16 +71,16 @@ pub enum CmError {
     /// The method is not Send.
     #[error("method {0:#04x} is not one of communication management")]
     Method(u8),
-    /// The attribute is unknown, or LAP or APR.
+    /// The attribute is unknown, or it is LAP or APR, which are not supported.
     #[error("message {0:#06x} of communication management is not supported")]
     Attribute(u16),
 }
 
 impl Message {
-    /// Reads a management datagram: the payload of a SEND to QP1. Gives its transaction, too.
+    /// Parses a management datagram, the payload of a SEND to QP1; returns the transaction id and the message.
     ///
     /// # Errors
-    /// The datagram is none of these messages.
+    /// The datagram is not a supported message of communication management.
     pub fn parse(mad: &[u8]) -> Result<(u64, Self), CmError> {
         let (header, body) = Header::parse(mad)?;
         if header.class != CLASS_CM {
@@ -107,7 +107,7 @@ impl Message {
         Ok((header.transaction, message))
     }
 
-    /// The management datagram of the message. Numbers lose the bits that their fields do not have.
+    /// Encodes the message as a management datagram. Numbers are truncated to the width of their fields.
     #[must_use]
     pub fn emit(&self, transaction: u64) -> [u8; MAD_BYTES] {
         let mut body = Body::zeroed();
@@ -133,7 +133,7 @@ impl Message {
         header.emit(&body)
     }
 
-    /// The attribute id of the message.
+    /// Returns the attribute id of the message.
     #[must_use]
     pub const fn attribute(&self) -> u16 {
         match self {

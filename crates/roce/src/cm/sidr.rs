@@ -3,16 +3,16 @@
 use super::data::Data;
 use crate::mad::Body;
 
-/// Request for the queue pair of a service.
+/// Service ID resolution request: asks for the queue pair of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SidrReq {
-    /// The request, which its reply names.
+    /// Id of this request, which the reply repeats.
     pub request_id: u32,
     /// Partition key.
     pub pkey: u16,
-    /// The service that is asked for.
+    /// Service id of the requested service.
     pub service_id: u64,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private_data: Data<216>,
 }
 
@@ -40,32 +40,32 @@ pub mod sidr_status {
     pub const VALID: u8 = 0;
     /// The service id is not supported.
     pub const UNSUPPORTED: u8 = 1;
-    /// The provider of the service refuses.
+    /// The provider of the service rejects the request.
     pub const REJECTED: u8 = 2;
     /// No queue pair is available.
     pub const NO_QP: u8 = 3;
-    /// The service is elsewhere.
+    /// The service is at another port.
     pub const REDIRECT: u8 = 4;
     /// The class version is not supported.
     pub const UNSUPPORTED_VERSION: u8 = 5;
 }
 
-/// Reply with the queue pair of a service.
+/// Service ID resolution reply, with the queue pair of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SidrRep {
-    /// The request that is answered.
+    /// Id of the request that is answered.
     pub request_id: u32,
-    /// Whether there is such a service, as in [`sidr_status`].
+    /// Status of the service, as in [`sidr_status`].
     pub status: u8,
-    /// Its queue pair, 24 bits.
+    /// Number of the service's queue pair, 24 bits.
     pub qpn: u32,
-    /// The service.
+    /// Service id.
     pub service_id: u64,
     /// Q_Key of the queue pair.
     pub qkey: u32,
     /// Additional information.
     pub info: Data<72>,
-    /// The consumer's.
+    /// Private data of the consumer.
     pub private_data: Data<136>,
 }
 

@@ -1,4 +1,5 @@
-//! Messages of communication management: round trips, and bytes by the tables of IBTA vol. 1, chapter 12.
+//! Tests of communication management messages: round trips, and bytes according to the tables of IBTA vol. 1, chapter
+//! 12.
 
 use std::net::IpAddr;
 
@@ -8,10 +9,10 @@ use super::*;
 use crate::icrc::Addresses;
 use crate::psn::Psn;
 
-/// Where the body of a management datagram begins.
+/// Offset of the body in a management datagram.
 const BODY: usize = 24;
 
-/// A management datagram with this attribute, whose body is `body`.
+/// Builds a management datagram with this attribute and body.
 fn mad(attribute: u8, body: &[u8]) -> Vec<u8> {
     let mut mad = vec![1, CLASS_CM, CLASS_VERSION, METHOD_SEND];
     mad.extend_from_slice(&[
@@ -21,10 +22,10 @@ fn mad(attribute: u8, body: &[u8]) -> Vec<u8> {
     mad
 }
 
-/// The bits of the body that a message has no fields for, by offset; all bytes that are not named are fields.
+/// Returns the body's bits without a field, by offset; all bytes that are not listed are fields.
 fn reserved(attribute: u8) -> Vec<(std::ops::Range<usize>, u8)> {
     match attribute {
-        // LIDs to timeouts are those of a path, twice. 36 and 40: EE contexts of reliable datagrams. 50: RDC exists.
+        // LIDs to timeouts: the fields of two paths. 36 and 40: EE contexts of reliable datagrams. 50: RDC exists.
         0x10 => vec![
             (4..8, 0xff),
             (24..28, 0xff),
@@ -56,7 +57,7 @@ fn each_bit_that_is_not_reserved_is_a_field() {
     for attribute in 0x10..=0x18 {
         let mut ones = [0xff; 232];
         match attribute {
-            // The information that a message has is 72 bytes at most: a length beyond it is cut.
+            // The additional information has 72 bytes at most; a larger length is cut.
             0x12 => ones[9] = 72 << 1,
             0x18 => ones[5] = 72,
             _ => {}
@@ -177,7 +178,7 @@ fn coded_times_are_powers_of_two() {
     assert_eq!(coded_time_ns(31), 8_796_093_022_208);
 }
 
-/// A REQ as `rdma_connect` makes it.
+/// Builds a REQ as `rdma_connect` sends it.
 fn req() -> Req {
     let header = IpHeader {
         addresses: Addresses::new(IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]))
@@ -228,7 +229,7 @@ fn req() -> Req {
     }
 }
 
-/// The bytes as the offsets of `include/rdma/ibta_vol1_c12.h` of Linux have them.
+/// Checks the bytes at the offsets of Linux's `include/rdma/ibta_vol1_c12.h`.
 #[test]
 fn a_req_has_the_bytes_of_the_specification() {
     let mut expected = [0; 256];

@@ -1,7 +1,7 @@
 //! Reliable connections: [`requester`] and [`responder`].
 //!
-//! Both are driven by whoever owns them: packets that have come go in by `receive`, packets to be sent come out of
-//! `transmit`, one a call, until it has none. `deadline` is the time at which `expire` wants to be called.
+//! Their owner drives both state machines. `receive` takes each packet that has arrived; each call of `transmit`
+//! returns one packet to send, until none is left. `expire` must be called at the time that `deadline` returns.
 
 pub mod requester;
 pub mod responder;

@@ -6,7 +6,7 @@ const TIMES_10_US: [u64; 32] = [
     1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 12_288, 16_384, 24_576, 32_768, 49_152,
 ];
 
-/// How long a requester waits that has got an RNR NAK with this code, in nanoseconds.
+/// Returns the time in nanoseconds that a requester waits after an RNR NAK with this code.
 #[must_use]
 pub fn rnr_wait_ns(code: u8) -> u64 {
     TIMES_10_US[usize::from(code % 32)] * 10_000

@@ -1,4 +1,4 @@
-//! Any packets, in any order: nothing panics, and no packet is answered by more than it asks for.
+//! Sends arbitrary packets in any order: nothing may panic, and no packet may cause more replies than it asks for.
 
 use proptest::prelude::*;
 use roce::opcode::{Operation, Position, Tail};
@@ -11,7 +11,7 @@ use roce::uc;
 
 use crate::text::{FIRST, MTU, Sample};
 
-/// Memory that permits everything below 2^16.
+/// Memory that permits every access below 2^16.
 struct Memory;
 
 impl LocalMemory for Memory {
@@ -137,7 +137,7 @@ prop_compose! {
     }
 }
 
-/// READ responses that a request asks for, at most.
+/// Returns the largest number of READ responses that a request asks for.
 fn responses(sample: &Sample) -> u32 {
     let is_read = sample.bth.operation == Operation::ReadRequest;
     let reth = sample.extended.reth.filter(|_| is_read);
@@ -154,7 +154,7 @@ proptest! {
             ..ResponderConfig::default()
         });
         let mut now_ns = 0;
-        // A packet may be answered with one that comes later.
+        // The reply to a packet may be sent after a later packet.
         let (mut allowed, mut sent) = (0, 0);
         for sample in samples {
             responder.receive(now_ns, &sample.packet(), false, &mut Memory);

@@ -1,6 +1,6 @@
-//! The rules of requesters and responders, each as a row: what comes, what goes out.
+//! The rules of requesters and responders as tables: received packets and the packets that must be sent.
 //!
-//! Rules: IBTA vol. 1, chapter 9.7, and where Soft-RoCE does otherwise or needs something else, the row says so.
+//! The rules are those of IBTA vol. 1, chapter 9.7. A row says so where Soft-RoCE deviates or needs something else.
 
 mod hostile;
 mod requester;

@@ -1,4 +1,4 @@
-//! Rules of the requester.
+//! Tests of the requester's rules.
 
 use roce::counts::Counts;
 use roce::opcode::{Operation, Position, Tail};
@@ -9,7 +9,8 @@ use roce::rc::requester::{
 use crate::text::*;
 use Position::{First, Last, Middle, Only};
 
-/// Results, by byte; payload of one position cannot be read, results of one cannot be written.
+/// Memory that records the ranges of results. The payload of one position cannot be read, and the result of one cannot
+/// be written.
 #[derive(Default)]
 struct Memory {
     results: Vec<(u64, u32, usize)>,
@@ -33,12 +34,12 @@ impl LocalMemory for Memory {
     }
 }
 
-/// What a test does.
+/// A step of a test.
 enum Step {
     Post(RequestOperation),
     PostFenced(RequestOperation),
     Take(Sample),
-    /// So many nanoseconds pass, and timers run out.
+    /// Advances the time by this many nanoseconds and applies the expired timers.
     Wait(u64),
 }
 
@@ -75,7 +76,7 @@ impl Bench {
         }
     }
 
-    /// What goes out after each step.
+    /// Returns the packets sent after each step.
     fn run(&mut self, steps: Vec<Step>) -> Vec<String> {
         let mut texts = Vec::new();
         for step in steps {
@@ -150,7 +151,8 @@ fn fetch_add() -> Step {
     })
 }
 
-/// A row: the rule, what happens, what goes out, how many requests are done, and whether the oldest has failed.
+/// A row of a table: the rule, the steps, the sent packets, the number of requests done, and the failure of the oldest
+/// one.
 type Row<'a> = (&'a str, Vec<Step>, &'a [&'a str], u64, Option<Failure>);
 
 fn check(config: RequesterConfig, rows: Vec<Row<'_>>) {
@@ -308,7 +310,7 @@ fn retries_are_limited() {
     );
 }
 
-/// The acknowledgement may wait in a socket, because no thread could take it.
+/// The acknowledgement may wait in a socket buffer because no thread has received it yet.
 #[test]
 fn a_timeout_counts_once_all_that_came_before_was_received() {
     let unforgiving = RequesterConfig {
@@ -343,7 +345,7 @@ fn probes_come_early_and_do_not_count() {
     };
     let mut bench = Bench::new(probing);
     assert_eq!(bench.run(vec![send(1), Wait(999)]).len(), 1);
-    // 1000, 2000 .. 256,000 ns after one another; then the timeout is nearer.
+    // Probes are 1000, 2000 .. 256,000 ns apart; after them, the timeout comes first.
     let mut sent = 1;
     while bench.now_ns < TIMEOUT_NS {
         let deadline = bench.requester.deadline().expect("a packet is out");
@@ -357,7 +359,7 @@ fn probes_come_early_and_do_not_count() {
     assert_eq!(bench.requester.failure(), Some(Failure::RetryExceeded));
 }
 
-/// A peer that has lost its core answers late, and then everything at once.
+/// A peer that lost its core answers late, and then answers everything at once.
 #[test]
 fn a_probe_is_one_packet_and_its_answer_says_what_is_lost() {
     let probing = RequesterConfig {
@@ -384,8 +386,8 @@ fn a_probe_is_one_packet_and_its_answer_says_what_is_lost() {
     );
 }
 
-/// The answer to a packet that was sent twice does not say how long a round trip is, and a probe that was answered late
-/// does not make the next one come early.
+/// The acknowledgement of a retransmitted packet does not measure a round trip. A late response to a probe does not
+/// shorten the wait for the next one.
 #[test]
 fn probes_learn_how_long_a_round_trip_is() {
     const ROUND_TRIP_NS: u64 = 5000;
@@ -407,19 +409,20 @@ fn probes_learn_how_long_a_round_trip_is() {
         sent += bench.run(vec![Wait(rest_ns), Take(ack(index))]).len();
     }
     assert_eq!(bench.requester.done(), 20);
-    // 1000 and 3000 ns after the first message, 4000 ns after the second; 8000 ns is longer than the round trip.
+    // Probes are sent 1000 and 3000 ns after the first message and 4000 ns after the second. The next wait, 8000 ns, is
+    // longer than the round trip.
     assert_eq!(sent, 20 + 3);
 }
 
-/// A slow Soft-RoCE, with several queue pairs to serve, answers every READ that it was asked for, and one that was asked
-/// again only behind those.
+/// A slow Soft-RoCE with several queue pairs answers all READs in the order in which it was asked. A repeated READ is
+/// answered after those.
 #[test]
 fn gaps_in_responses_do_not_count_as_retries() {
     let mut bench = Bench::new(config());
     bench.run(vec![send(1), Wait(10), Take(ack(0))]);
     let read = "read 1 @1000+257";
     assert_eq!(bench.run(vec![self::read(MTU + 1)]), [read]);
-    // The second response comes, again and again, and the first does not.
+    // The second response arrives again and again, but never the first.
     let mut asked = 1;
     while bench.now_ns < TIMEOUT_NS / 2 {
         let late = bench.run(vec![Take(response(Last, 2, 1)), Wait(100)]);
@@ -551,7 +554,7 @@ fn notifications_slow_the_requester_down() {
     bench.run(vec![Take(Sample::new(Operation::Cnp, Only, 0))]);
     assert_eq!(bench.run(vec![write(600)]).len(), 1);
     let deadline = bench.requester.deadline().expect("the second waits");
-    // 256 bytes of payload and 28 of headers at 20 Gb/s.
+    // The packet has 256 bytes of payload and 28 bytes of headers, sent at 20 Gb/s.
     assert_eq!(deadline, bench.now_ns + 113);
     assert!(bench.run(vec![Wait(112)]).is_empty());
     assert_eq!(bench.run(vec![Wait(1)]).len(), 1);
@@ -573,7 +576,7 @@ fn attributes_change_later() {
     assert_eq!(bench.requester.failure(), Some(Failure::RnrRetryExceeded));
 }
 
-/// A row: the steps, and what they are counted as.
+/// A row of a table: the configuration, the steps, and the expected counters.
 type CountRow = (RequesterConfig, Vec<Step>, Counts);
 
 #[test]
@@ -592,7 +595,7 @@ fn losses_refusals_and_notifications_are_counted() {
         (config(), vec![send(1), Take(rnr(0, 12))], Counts { rcvd_rnr_err: 1, ..none }),
         (hasty, vec![send(1), Take(rnr(0, 12))], Counts { rcvd_rnr_err: 1, retry_rnr_exceeded_err: 1, ..none }),
         (config(), vec![cnp(), cnp()], Counts { rp_cnp_handled: 2, ..none }),
-        // Nothing asked for them.
+        // No request is outstanding that these packets could answer.
         (config(), vec![Take(ack(0)), Take(nak(0, 0)), Take(rnr(0, 12))], none),
     ];
     for (index, (config, steps, due)) in rows.into_iter().enumerate() {

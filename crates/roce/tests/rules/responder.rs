@@ -1,4 +1,4 @@
-//! Rules of the responder.
+//! Tests of the responder's rules.
 
 use roce::counts::Counts;
 use roce::opcode::{Operation, Position, Tail};
@@ -13,7 +13,7 @@ struct Memory {
     receives: u32,
     completions: u32,
     writes: u32,
-    /// The receive work request that was seen is gone when it is needed.
+    /// True if another queue pair takes the receive work request after `begin_receive` has reported it.
     is_stolen: bool,
 }
 
@@ -32,7 +32,7 @@ impl Target for Memory {
     }
 
     fn receive(&mut self, _offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
-        // Receive work requests have 1000 bytes.
+        // Each receive work request has a buffer of 1000 bytes.
         (bytes.len() <= 1000)
             .then_some(())
             .ok_or(Refusal::RemoteOperational)
@@ -143,7 +143,7 @@ impl Bench {
         texts
     }
 
-    /// What goes out after each packet.
+    /// Returns the packets sent after each received packet.
     fn answers(&mut self, samples: &[Sample]) -> Vec<String> {
         let mut texts = Vec::new();
         for sample in samples {
@@ -154,7 +154,7 @@ impl Bench {
     }
 }
 
-/// A row: the rule, the packets that come, the packets that go out, and whether the queue pair fails.
+/// A row of a table: the rule, the received packets, the sent packets, and true if the queue pair fails.
 type Row<'a> = (&'a str, Vec<Sample>, &'a [&'a str], bool);
 
 fn check(config: ResponderConfig, rows: Vec<Row<'_>>) {
@@ -309,7 +309,7 @@ fn wrong_requests_are_refused() {
     );
 }
 
-/// The end of a SEND that wants to invalidate a key that is not there.
+/// Makes the last packet of a SEND that invalidates an unknown key.
 fn invalidate_last(index: u32) -> Sample {
     let mut sample = send(Last, index, 1);
     sample.extended.ieth = Some(99);
@@ -356,7 +356,7 @@ fn a_missing_packet_is_asked_for_when_all_that_came_before_have_been_taken() {
     bench.responder.heard(10);
     assert_eq!(bench.sent(), ["nak0 0"]);
     assert!(!bench.responder.has_gap());
-    // The next one was only overtaken.
+    // The packet was only overtaken, so no NAK is sent for it.
     take(&mut bench, 30, write_only(0, 1).ack());
     take(&mut bench, 30, write_only(2, 1));
     take(&mut bench, 30, write_only(1, 1).ack());
@@ -364,14 +364,14 @@ fn a_missing_packet_is_asked_for_when_all_that_came_before_have_been_taken() {
     assert_eq!(bench.sent(), ["ack 1"]);
 }
 
-/// The end of a burst found the buffer full: nothing behind it shows the gap.
+/// If the end of a burst is dropped, no later packet shows the gap.
 #[test]
 fn what_the_host_dropped_is_asked_for() {
     let mut bench = Bench::new(both());
     bench.receive(&write_only(0, 1));
     bench.responder.packets_dropped();
     assert_eq!(bench.sent(), ["ack 0", "nak0 1"]);
-    // The repetition is dropped as well.
+    // The retransmitted packet is dropped as well.
     bench.responder.packets_dropped();
     assert_eq!(bench.sent(), ["nak0 1"]);
     assert_eq!(bench.answers(&[write_only(1, 1).ack()]), ["ack 1"]);
@@ -390,7 +390,7 @@ fn acknowledgements_that_wait_become_one() {
     ] {
         bench.receive(&sample);
     }
-    // The READ's response acknowledges what is in front of it; a NAK has an acknowledgement of its own.
+    // The response to the READ acknowledges the packets in front of it; the NAK is preceded by a separate ACK.
     assert_eq!(bench.sent(), ["response only 2 1", "ack 4", "nak0 5"]);
 }
 
@@ -497,17 +497,17 @@ fn what_is_not_executed_is_counted_by_its_reason() {
         send(Only, 2, 1),
         send(Only, 3, 1),
         send(Only, 1, 1),
-        // No receive is left.
+        // No receive work request is left.
         send(Only, 2, 1),
         send(Only, 3, 1),
         write_only(2, 1).rkey(1),
-        // Nothing is executed any more.
+        // After the refusal nothing is executed.
         write_only(3, 1),
     ]);
     assert_eq!(sent, ["ack 0", "nak0 1", "rnr12 2", "nak2 2"]);
     let due = Counts {
         duplicate_request: 2,
-        // The one behind the RNR NAK, too.
+        // This includes the packet after the RNR NAK.
         out_of_seq_request: 3,
         send_rnr_err: 1,
         resp_remote_access_errors: 1,

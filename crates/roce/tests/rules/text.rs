@@ -1,4 +1,4 @@
-//! Packets as short texts, for tables.
+//! Packets as short texts, for the tables of rules.
 
 use roce::opcode::{Operation, Position, Transport};
 use roce::packet::{Aeth, AtomicEth, Bth, Extended, Feth, Packet, Reth, Syndrome};
@@ -8,7 +8,7 @@ use roce::psn::Psn;
 pub(crate) const MTU: u32 = 256;
 /// The R_Key of the responder's memory.
 pub(crate) const RKEY: u32 = 7;
-/// PSN of packet 0: the third one wraps.
+/// PSN of packet 0; PSNs wrap at packet 2.
 pub(crate) const FIRST: Psn = Psn::new(0xff_fffe);
 
 /// A packet that owns its payload.
@@ -20,7 +20,7 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Packet `index` behind [`FIRST`], without payload and acknowledgement request.
+    /// Makes packet `index` after [`FIRST`], without payload and acknowledgement request.
     pub(crate) fn new(operation: Operation, position: Position, index: u32) -> Self {
         Self {
             bth: Bth {
@@ -91,7 +91,7 @@ pub(crate) fn send(position: Position, index: u32, len: u32) -> Sample {
     Sample::new(Operation::Send, position, index).payload(len)
 }
 
-/// A WRITE of one packet.
+/// Makes a WRITE of a single packet.
 pub(crate) fn write_only(index: u32, len: u32) -> Sample {
     let write = Sample::new(Operation::Write, Position::Only, index);
     write.payload(len).reth(64, len)
@@ -161,7 +161,7 @@ pub(crate) fn atomic_response(index: u32, original: u64) -> Sample {
     sample
 }
 
-/// A packet that was emitted, as a text: what it is, the index of its PSN, and what matters of the rest.
+/// Describes an emitted packet as a text: its type, the index of its PSN, and the other relevant fields.
 pub(crate) fn describe(bytes: &[u8]) -> String {
     let packet = Packet::parse(bytes).expect("an emitted packet can be parsed");
     let Packet {

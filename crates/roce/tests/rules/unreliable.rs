@@ -1,4 +1,4 @@
-//! Rules of unreliable connections.
+//! Tests of the rules of unreliable connections.
 
 use roce::opcode::{Position, Tail, Transport};
 use roce::psn::Psn;
@@ -9,7 +9,7 @@ use roce::uc::{Receiver, Sender};
 use crate::text::*;
 use Position::{First, Last, Middle, Only};
 
-/// Notes what comes.
+/// A target that records each call as a text.
 #[derive(Default)]
 struct Notes {
     has_receive: bool,

@@ -1,10 +1,11 @@
-//! The state machines over a bad network: exactly once, in order, byte for byte.
+//! Tests of the state machines over a faulty network: each message is executed exactly once, in order and byte for
+//! byte.
 
 mod world;
 
 use world::{Plan, Report, World};
 
-/// Runs seeds in which each fault strikes with this probability.
+/// Runs one simulation for each seed, with this probability of each fault.
 fn run(seeds: std::ops::Range<u64>, messages: u64, fault: f64) -> Report {
     let mut sum = Report::default();
     let planned = messages * (seeds.end - seeds.start);
@@ -24,7 +25,7 @@ fn run(seeds: std::ops::Range<u64>, messages: u64, fault: f64) -> Report {
         sum.unreliable_completed += report.unreliable_completed;
         sum.unreliable_posted += report.unreliable_posted;
     }
-    // Queue pairs that fail on purpose leave some undone.
+    // Queue pairs that are sabotaged leave some messages undone.
     assert!(sum.messages >= planned * 3 / 4, "{sum:?}");
     sum
 }

@@ -1,23 +1,23 @@
-//! What a requester is told when its queue pair becomes ready to send.
+//! Configuration of a requester, fixed when its queue pair enters RTS.
 
 use crate::dcqcn::Parameters;
 use crate::psn::Psn;
 
-/// Packets outstanding at most, by default.
+/// Default of [`RequesterConfig::window_packets`].
 pub const WINDOW_PACKETS: u32 = 256;
 
-/// Bytes of packets outstanding at most, by default, with [`PACKET_OVERHEAD_BYTES`] for each: what the buffer of a UDP
-/// socket takes (Linux gives 416 KiB to a process without privileges).
+/// Default of [`RequesterConfig::window_bytes`]: the capacity of a UDP socket buffer (Linux grants 416 KiB to a process
+/// without privileges).
 pub const WINDOW_BYTES: u32 = 320 << 10;
 
-/// What the buffer of a socket counts for a packet beside its payload: the structures of the kernel, and what is left of
-/// the memory that a driver receives into.
+/// Bytes that a socket buffer accounts for each packet in addition to its payload. These are kernel structures and the
+/// unused rest of the driver's receive buffer.
 pub const PACKET_OVERHEAD_BYTES: u32 = 1024;
 
-/// Least time without progress after which a requester probes, by default.
+/// Default of [`RequesterConfig::probe_ns`], in nanoseconds.
 pub const PROBE_NS: u64 = 500_000;
 
-/// What a requester is told when its queue pair becomes ready to send.
+/// The configuration of a requester, fixed when its queue pair enters RTS.
 #[derive(Clone, Copy, Debug)]
 pub struct RequesterConfig {
     /// Number of the responder's queue pair (`dest_qp_num`).
@@ -26,26 +26,26 @@ pub struct RequesterConfig {
     pub mtu_bytes: u32,
     /// PSN of the first packet (`sq_psn`).
     pub first_psn: Psn,
-    /// How long a response may take until the request is sent again; `None`: for ever (`timeout`).
+    /// Time without response after which requests are sent again, in nanoseconds; `None` disables it (`timeout`).
     pub timeout_ns: Option<u64>,
-    /// How often requests are sent again without progress until the queue pair fails.
+    /// Number of retries without progress after which the queue pair fails.
     pub retry_cnt: u8,
-    /// How often a receiver that is not ready is asked again; 7: for ever.
+    /// Number of retries after RNR NAKs; 7 is unlimited.
     pub rnr_retry: u8,
-    /// READs, atomics and FLUSHes outstanding at most; 0 counts as 1.
+    /// Largest number of outstanding READs, atomics and FLUSHes; 0 counts as 1.
     pub max_rd_atomic: u8,
     /// Partition key.
     pub pkey: u16,
-    /// Packets outstanding at most, responses to READs included. A READ of more than half as many is several requests on
-    /// the wire, of which the last may exceed the window.
+    /// Largest number of outstanding packets, including READ responses. A READ of more than half of this number is
+    /// split into several requests on the wire. The last of them may exceed the window.
     pub window_packets: u32,
-    /// Bytes of packets outstanding at most, with [`PACKET_OVERHEAD_BYTES`] for each. Where the packets of a request are
-    /// shorter than those in front of it, fewer count than are out.
+    /// Largest number of outstanding bytes, with [`PACKET_OVERHEAD_BYTES`] for each packet. All outstanding packets are
+    /// counted with the length of the next request's packets. So the count is too low if earlier packets were longer.
     pub window_bytes: u32,
-    /// Least time without progress until requests are sent again although the timeout has not passed; `None`: only the
-    /// timeout counts. These retries do not count.
+    /// Minimum time without progress before a probe, which sends requests again before the timeout; `None` disables
+    /// probes. Probes do not count as retries.
     pub probe_ns: Option<u64>,
-    /// How congestion notifications are obeyed; `None`: not at all.
+    /// DCQCN parameters; `None` if congestion notifications are ignored.
     pub congestion: Option<Parameters>,
 }
 

@@ -1,9 +1,9 @@
-//! The requester of a reliable connection: segments requests into packets, sends again what is lost, and takes the
+//! The requester of a reliable connection: segments requests into packets, retransmits lost packets, and processes
 //! responses (requester and completer of IBTA vol. 1, 9.7).
 //!
-//! Packets have sequence numbers of 64 bits here, whose lower 24 bits lead to the PSN. Requests take theirs when they are
-//! posted. Two numbers say how far a requester is: everything in front of `acked` is acknowledged, `next` is sent next.
-//! A retry sets `next` back to `acked` (go-back-N).
+//! Packets have sequence numbers of 64 bits, whose lower 24 bits determine the PSN. A request gets its sequence numbers
+//! when it is posted. Two numbers describe the progress: all packets in front of `acked` are acknowledged, and `next`
+//! is sent next. A retry sets `next` back to `acked` (go-back-N).
 
 mod config;
 mod queue;
@@ -27,13 +27,13 @@ use results::Outcome;
 use retry::{Expiry, Retry};
 use window::Window;
 
-/// The largest window. PSNs of packets that are 2^23 apart are ambiguous (IBTA vol. 1, 9.7.1).
+/// Largest window. PSNs of packets that are 2^23 apart are ambiguous (IBTA vol. 1, 9.7.1).
 const MAX_WINDOW_PACKETS: u32 = 1 << 22;
 
-/// READ requests that a window has room for: a long READ is several on the wire.
+/// Returns the number of READ requests for which a window has room; a long READ is several requests on the wire.
 ///
-/// Responses to one request come in one burst, which the window cannot hold back, and the queue pairs of a process share the
-/// buffer of a socket. So requests are short where many of them may be outstanding.
+/// The responses to one request arrive in one burst, which the window cannot limit, and the queue pairs of a process
+/// share a socket buffer. So requests are short if many of them may be outstanding.
 fn reads_a_window(max_rd_atomic: u8) -> u32 {
     u32::from(max_rd_atomic).clamp(2, 8)
 }
@@ -49,16 +49,16 @@ pub struct Requester {
     retry: Retry,
     congestion: Option<ReactionPoint>,
     failure: Option<Failure>,
-    /// The position whose payload cannot be read: nothing is sent from there on.
+    /// Position of a request whose payload cannot be read. Nothing is sent from this position on.
     unreadable: Option<u64>,
-    /// Packets since the last that asked for an acknowledgement.
+    /// Number of packets since the last one with an acknowledgement request.
     unasked: u32,
-    /// What was counted since [`Counts::take`].
+    /// Counters since the last [`Counts::take`].
     pub counts: Counts,
 }
 
 impl Requester {
-    /// A requester that has sent nothing.
+    /// Makes a requester that has sent nothing.
     #[must_use]
     pub fn new(config: RequesterConfig) -> Self {
         let window = Window::new(
@@ -88,13 +88,13 @@ impl Requester {
         }
     }
 
-    /// Queues a request; its position: 1 for the first.
+    /// Queues a request and returns its position: 1 for the first.
     pub fn post(&mut self, request: Request) -> u64 {
         let psns = self.connection.psns_of(&request.operation);
         self.queue.push(request, psns)
     }
 
-    /// Takes a packet that has come: a response, or a congestion notification. Other packets are ignored.
+    /// Processes a received response or congestion notification. Other packets are ignored.
     pub fn receive(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &mut impl LocalMemory) {
         let is_connected = matches!(packet.bth.transport, Transport::Rc | Transport::Cnp);
         if self.failure.is_some() || !is_connected {
@@ -115,45 +115,45 @@ impl Requester {
         }
     }
 
-    /// How many requests are done, from the first on.
+    /// Returns the number of requests that are done, in posting order.
     #[must_use]
     pub fn done(&self) -> u64 {
         self.queue.done()
     }
 
-    /// Why the oldest request that is not done has failed. Nothing is sent or received any more then.
+    /// Returns the failure of the oldest request that is not done. After a failure, nothing is sent or received.
     #[must_use]
     pub fn failure(&self) -> Option<Failure> {
         self.failure
     }
 
-    /// How many requests are posted and not done.
+    /// Returns the number of requests that are posted and not done.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.queue.len()
     }
 
-    /// Changes the time that a response may take.
+    /// Changes the response timeout.
     pub fn set_timeout_ns(&mut self, timeout_ns: Option<u64>) {
         self.retry.timeout_ns = timeout_ns;
     }
 
-    /// Changes how often requests are sent again without progress.
+    /// Changes the number of retries without progress.
     pub fn set_retry_cnt(&mut self, retry_cnt: u8) {
         self.retry.set_retry_cnt(retry_cnt);
     }
 
-    /// Changes how often a receiver that is not ready is asked again; 7: for ever.
+    /// Changes the number of retries after RNR NAKs; 7 is unlimited.
     pub fn set_rnr_retry(&mut self, rnr_retry: u8) {
         self.retry.set_rnr_retry(rnr_retry);
     }
 
-    /// Changes how many READs, atomics and FLUSHes are outstanding at most.
+    /// Changes the largest number of outstanding READs, atomics and FLUSHes.
     pub fn set_max_rd_atomic(&mut self, max_rd_atomic: u8) {
         self.max_rd_atomic = u32::from(max_rd_atomic.max(1));
     }
 
-    /// Appends the next packet to `out`, from the BTH to the pad; false if nothing may be sent now.
+    /// Appends the next packet to `out`, from the BTH through the pad; returns false if no packet can be sent now.
     pub fn transmit(
         &mut self,
         now_ns: u64,
@@ -190,7 +190,8 @@ impl Requester {
         true
     }
 
-    /// The request whose next packet may be sent, as far as the responder is concerned.
+    /// Returns the request whose next packet the window, fences and `max_rd_atomic` allow to send. The rate limit is
+    /// not checked.
     fn sendable(&self) -> Option<(u64, Slot)> {
         let (position, slot) = self.queue.next_slot()?;
         let out = self.queue.next() - self.queue.acked();
@@ -203,7 +204,7 @@ impl Requester {
         (is_in_window && !is_held).then_some((position, slot))
     }
 
-    /// Packets that may be outstanding, as long as those of a request.
+    /// Returns the number of packets that may be outstanding, if all are as long as those of `slot`.
     fn window_of(&self, slot: &Slot) -> u64 {
         if self.retry.is_probing() {
             return 1;
@@ -213,7 +214,7 @@ impl Requester {
             RequestOperation::Send { len, .. } | RequestOperation::Write { len, .. } => {
                 len.min(mtu_bytes)
             }
-            // Its responses count.
+            // The responses of a READ use the window.
             _ => mtu_bytes,
         })
     }
@@ -224,8 +225,8 @@ impl Requester {
             .and_then(|congestion| congestion.blocked_until(now_ns))
     }
 
-    /// Whether the next packet asks for an acknowledgement: the last of a message, some in each window, the one that closes
-    /// it, and each under congestion, where packets are far apart.
+    /// Returns true if the next packet must ask for an acknowledgement. These are the last packet of a message, some in
+    /// each window, the packet that fills the window, and every packet while the rate is limited.
     fn asks_for_acknowledgement(&self, slot: &Slot) -> bool {
         let next = self.queue.next();
         slot.has_response()
@@ -235,7 +236,7 @@ impl Requester {
             || self.congestion_until(0).is_some()
     }
 
-    /// Appends a packet; false if its payload cannot be read.
+    /// Appends a packet; returns false if its payload cannot be read.
     fn append(
         &mut self,
         position: u64,
@@ -255,12 +256,12 @@ impl Requester {
         emitted.is_ok()
     }
 
-    /// Takes an acknowledgement, positive or negative.
+    /// Processes an ACK, NAK or RNR NAK.
     fn take_acknowledge(&mut self, now_ns: u64, packet: &Packet<'_>) {
         let (Some(sequence), Some(aeth)) = (self.answered(packet), packet.extended.aeth) else {
             return;
         };
-        // A NAK acknowledges what is in front of its PSN.
+        // A NAK acknowledges all packets in front of its PSN.
         let is_positive = matches!(aeth.syndrome, Syndrome::Ack(_));
         let before = self.queue.acked();
         let reach = self.queue.acknowledge(sequence + u64::from(is_positive));
@@ -279,7 +280,7 @@ impl Requester {
         }
     }
 
-    /// Takes a response that brings a result.
+    /// Processes a response with a result: a READ response or an atomic acknowledgement.
     fn take_result(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &mut impl LocalMemory) {
         let Some(sequence) = self.answered(packet) else {
             return;
@@ -294,7 +295,8 @@ impl Requester {
         }
     }
 
-    /// The sequence number that a packet answers; `None` for a duplicate answer, and for one that nothing asked for.
+    /// Returns the sequence number that a packet answers; `None` for duplicates and for packets that nothing has asked
+    /// for.
     fn answered(&self, packet: &Packet<'_>) -> Option<u64> {
         let acked = self.queue.acked();
         let sequence = self.numbering.sequence(packet.bth.psn, acked);
@@ -320,17 +322,17 @@ impl Requester {
         }
     }
 
-    /// Sends again what is lost, once a loss.
+    /// Begins a retry, unless one is already repairing the loss.
     fn recover(&mut self, now_ns: u64) {
         if !self.retry.is_recovering(now_ns) {
             self.begin_retry(now_ns);
         }
     }
 
-    /// Asks again for responses that did not come before later ones.
+    /// Asks again for responses that are missing in front of a later response.
     ///
-    /// This does not count as a retry, as a probe does not: a responder that is slow sends what it was asked for before,
-    /// gap after gap, and the timeout counts whether there is progress.
+    /// As a probe, this does not count as a retry. A slow responder first sends all responses that it was asked for
+    /// before, so each may show a gap. The timeout detects a lack of progress.
     fn recover_implied(&mut self, now_ns: u64) {
         if self.retry.timeout_ns.is_none() {
             self.recover(now_ns);
@@ -340,22 +342,23 @@ impl Requester {
         }
     }
 
-    /// Asks for an answer by the oldest packet that has none, without counting.
+    /// Sends the oldest unanswered packet again, without counting a retry.
     ///
-    /// An answer that is late is as likely as a loss, and what is lost can be sent again when the answer has said so.
+    /// The response may be late instead of lost. If packets were lost, the response to the probe shows that, and they
+    /// are then sent again.
     fn probe(&mut self, now_ns: u64) {
         self.retry.probe(now_ns);
         self.send_again();
     }
 
-    /// Everything that is not acknowledged is sent again.
+    /// Sends everything again that is not acknowledged.
     fn send_again(&mut self) {
         self.counts.completer_retry_err += 1;
         self.window.lost();
         self.queue.rewind();
     }
 
-    /// Sends again what is not acknowledged, or fails if that was done too often.
+    /// Begins a retry that counts, or fails if none is left.
     fn begin_retry(&mut self, now_ns: u64) {
         if self.retry.begin(now_ns) {
             self.send_again();
@@ -365,9 +368,9 @@ impl Requester {
         }
     }
 
-    /// The receiver of the packet `sequence` is not ready.
+    /// Processes an RNR NAK for the packet `sequence`.
     fn receiver_not_ready(&mut self, now_ns: u64, sequence: u64, code: u8) {
-        // Of a packet that waits to be sent again, the NAK is a duplicate.
+        // If the packet already waits for retransmission, the NAK is a duplicate.
         if sequence >= self.queue.next() {
             return;
         }
@@ -380,8 +383,8 @@ impl Requester {
         }
     }
 
-    /// The time at which [`expire`](Self::expire) and [`transmit`](Self::transmit) are to be called; `None`: not before
-    /// the next packet or request.
+    /// Returns the time at which to call [`expire`](Self::expire) and [`transmit`](Self::transmit). `None` if only a
+    /// packet or a new request can cause progress.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
         if self.failure.is_some() {
@@ -396,10 +399,10 @@ impl Requester {
         [timer, paced].into_iter().flatten().min()
     }
 
-    /// Applies the timers that have run out by `now_ns`; [`transmit`](Self::transmit) then sends again what is late.
+    /// Applies the timers that have expired by `now_ns`; [`transmit`](Self::transmit) then sends again.
     ///
-    /// All packets that came before `heard_ns` have been given to [`receive`](Self::receive). A timer that ends later
-    /// does not count yet: the response may wait in a socket, where no thread had time to take it.
+    /// All packets that arrived before `heard_ns` must have been given to [`receive`](Self::receive). A timer that
+    /// expires after `heard_ns` is not applied, because the response may still be in a socket buffer.
     pub fn expire(&mut self, now_ns: u64, heard_ns: u64) {
         if self.failure.is_some() || !self.queue.is_outstanding() {
             return;

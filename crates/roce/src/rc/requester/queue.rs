@@ -1,4 +1,4 @@
-//! Requests that are posted and not done, and how far they are sent and acknowledged.
+//! The queue of requests that are not done, with the progress of transmission and acknowledgement.
 
 use std::collections::VecDeque;
 
@@ -10,25 +10,25 @@ use crate::sequence::START;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slot {
     pub(super) request: Request,
-    /// Number of its first packet or, of a READ, of its first response.
+    /// Sequence number of the first packet or, for a READ, of the first response.
     pub(super) first: u64,
-    /// Number behind its last.
+    /// Sequence number after the last packet or response.
     pub(super) end: u64,
 }
 
 impl Slot {
-    /// Whether a response of its own ends it.
+    /// Returns true if the request completes by a response of its own.
     pub(super) fn has_response(&self) -> bool {
         has_response(&self.request.operation)
     }
 
-    /// Number behind the last response to the READ request that asks for the response `sequence`.
+    /// Returns the sequence number after the last response to the READ request that asks for response `sequence`.
     pub(super) fn read_end(&self, connection: &Connection, sequence: u64) -> u64 {
         let packets = self.index_of(self.end);
         self.first + u64::from(connection.read_end(self.index_of(sequence), packets))
     }
 
-    /// The index of a packet in the request.
+    /// Returns the index of packet `sequence` within the request.
     pub(super) fn index_of(&self, sequence: u64) -> u32 {
         #[allow(clippy::cast_possible_truncation)] // at most 2^23 packets
         let index = sequence.wrapping_sub(self.first) as u32;
@@ -36,34 +36,34 @@ impl Slot {
     }
 }
 
-/// How far an acknowledgement reaches.
+/// The effect of an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
     /// Everything up to its PSN is acknowledged.
     Whole,
-    /// A request in front of it waits for its response, which is lost: an implied NAK (IBTA vol. 1, 9.7.5.1.4).
+    /// An earlier request still waits for its response, which is lost: an implied NAK (IBTA vol. 1, 9.7.5.1.4).
     Blocked,
 }
 
-/// The requests, oldest first.
+/// The queue of requests, oldest first.
 #[derive(Debug)]
 pub(super) struct Queue {
     connection: Connection,
     slots: VecDeque<Slot>,
     done: u64,
-    /// Number of the packet that the next request begins with.
+    /// Sequence number of the first packet of the next posted request.
     end: u64,
-    /// Everything in front of it is acknowledged.
+    /// All packets in front of this sequence number are acknowledged.
     acked: u64,
-    /// The packet to be sent next.
+    /// Sequence number of the next packet to send.
     next: u64,
-    /// Position of the request that it belongs to.
+    /// Position of the request that contains packet `next`.
     next_position: u64,
-    /// Number behind the last packet that was ever sent.
+    /// Sequence number after the last packet that was ever sent.
     sent_end: u64,
-    /// Requests on the wire that wait for responses, of those in front of `next`.
+    /// Number of sent requests in front of `next` that wait for their responses.
     awaited: u32,
-    /// SENDs that are done.
+    /// Number of SENDs that are done and not yet counted.
     sends: u64,
 }
 
@@ -98,7 +98,7 @@ impl Queue {
         self.done
     }
 
-    /// How many SENDs are done since the last call.
+    /// Returns the number of SENDs that completed since the last call.
     pub(super) fn take_sends(&mut self) -> u64 {
         std::mem::take(&mut self.sends)
     }
@@ -123,12 +123,12 @@ impl Queue {
         self.awaited
     }
 
-    /// Whether packets are out that no retry has taken back.
+    /// Returns true if packets are outstanding that no retry will send again.
     pub(super) fn is_outstanding(&self) -> bool {
         self.next > self.acked
     }
 
-    /// The request that is sent next, with its position.
+    /// Returns the request that contains the next packet, with its position.
     pub(super) fn next_slot(&self) -> Option<(u64, Slot)> {
         #[allow(clippy::cast_possible_truncation)] // less than the queue's length
         let index = (self.next_position - self.done - 1) as usize;
@@ -137,12 +137,13 @@ impl Queue {
             .map(|slot| (self.next_position, *slot))
     }
 
-    /// The oldest request, with its position.
+    /// Returns the oldest request, with its position.
     pub(super) fn front(&self) -> Option<(u64, Slot)> {
         self.slots.front().map(|slot| (self.done + 1, *slot))
     }
 
-    /// The packet `next` of `slot` was sent; of a READ, the numbers of all responses that it asks for are used.
+    /// Advances `next` after a packet of `slot` was sent; a READ request uses the sequence numbers of all responses
+    /// that it asks for.
     pub(super) fn advance(&mut self, slot: &Slot) {
         self.next = if slot.has_response() {
             self.awaited += 1;
@@ -156,7 +157,7 @@ impl Queue {
         self.sent_end = self.sent_end.max(self.next);
     }
 
-    /// Everything in front of `limit` has come to the responder.
+    /// Acknowledges everything in front of `limit`.
     pub(super) fn acknowledge(&mut self, limit: u64) -> Reach {
         while self.acked < limit {
             let Some(front) = self.slots.front() else {
@@ -171,11 +172,11 @@ impl Queue {
         Reach::Whole
     }
 
-    /// The response to packet `acked` has come.
+    /// Records the response to packet `acked`.
     pub(super) fn take_response(&mut self) {
         let taken = self.acked;
         self.acked += 1;
-        // A retry has taken back what is not in front of `next`.
+        // A packet at or after `next` was taken back by a retry, so `awaited` no longer counts its request.
         if let Some(front) = self.slots.front()
             && self.acked == front.read_end(&self.connection, taken)
             && self.next > taken
@@ -185,7 +186,7 @@ impl Queue {
         self.settle_front();
     }
 
-    /// Removes the oldest request if it is done, and never sends again what is acknowledged.
+    /// Removes the oldest request if it is done, and advances `next` to `acked` at least.
     fn settle_front(&mut self) {
         if let Some(front) = self.slots.front()
             && front.end <= self.acked
@@ -201,7 +202,7 @@ impl Queue {
         self.next = self.next.max(self.acked);
     }
 
-    /// Everything that is not acknowledged is sent again.
+    /// Sets `next` back, so that everything that is not acknowledged is sent again.
     pub(super) fn rewind(&mut self) {
         self.next = self.acked;
         self.next_position = self.done + 1;

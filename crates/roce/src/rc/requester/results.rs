@@ -1,4 +1,4 @@
-//! Responses that bring a result: of READs, atomics, ATOMIC WRITEs and FLUSHes.
+//! Processing of responses with a result: to READs, atomics, ATOMIC WRITEs and FLUSHes.
 
 use super::queue::{Queue, Reach};
 use crate::opcode::Operation;
@@ -6,18 +6,18 @@ use crate::packet::Packet;
 use crate::request::{Failure, LocalMemory, RequestOperation};
 use crate::segment::Connection;
 
-/// What a response means.
+/// The outcome of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// It is the one that was expected.
+    /// The response was the expected one.
     Taken,
-    /// One in front of it is lost.
+    /// An earlier response is lost.
     Gap,
-    /// The request fails.
+    /// The request has failed.
     Failed(Failure),
 }
 
-/// Takes the response with a sequence number between `acked` and `sent_end`.
+/// Processes the response with a sequence number from `acked` to `sent_end` (exclusive).
 pub(super) fn take(
     queue: &mut Queue,
     connection: &Connection,
@@ -25,7 +25,7 @@ pub(super) fn take(
     packet: &Packet<'_>,
     memory: &mut impl LocalMemory,
 ) -> Outcome {
-    // It acknowledges the requests in front of its own (IBTA vol. 1, 9.7.5.1.2).
+    // A response acknowledges the requests in front of its own (IBTA vol. 1, 9.7.5.1.2).
     if queue.acknowledge(sequence) == Reach::Blocked {
         return Outcome::Gap;
     }

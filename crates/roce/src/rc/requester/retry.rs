@@ -1,20 +1,20 @@
-//! When requests are sent again, and how often.
+//! Timers and counters of retransmission.
 
 use super::config::RequesterConfig;
 use crate::rc::rnr::rnr_wait_ns;
 
-/// `rnr_retry` that means for ever (IBTA vol. 1, 9.7.5.2.8).
+/// `rnr_retry` value for unlimited retries (IBTA vol. 1, 9.7.5.2.8).
 const RNR_FOR_EVER: u8 = 7;
 
-/// A probe waits for a round trip and so many of its mean deviations (RFC 6298).
+/// A probe waits for the mean round trip plus this many mean deviations (RFC 6298).
 const DEVIATIONS: u64 = 4;
 
-/// Which timer has run out.
+/// The timer that has expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expiry {
-    /// The timeout: a retry that counts.
+    /// The timeout, which causes a retry that counts.
     Timeout,
-    /// The probe: a retry that does not count.
+    /// The probe timer, which causes a retry that does not count.
     Probe,
 }
 
@@ -26,25 +26,25 @@ pub(super) struct Retry {
     retries_left: u8,
     rnr_retry: u8,
     rnr_retries_left: u8,
-    /// Since when what is lost is sent again, without progress yet.
+    /// Start of the current retry, if it has not led to progress yet.
     recovering_ns: Option<u64>,
-    /// When the timeout began: at the first packet out, at each progress and each retry that counts.
+    /// Start of the timeout: the first outstanding packet, the last progress, or the last retry that counts.
     timer_ns: u64,
-    /// When the wait for a probe began: as the timeout, and at each probe.
+    /// Start of the wait for a probe: as `timer_ns`, or the last probe.
     probe_timer_ns: u64,
-    /// The last retry does not count: the timeout goes on.
+    /// True if the last retry does not count, so that the timeout continues.
     is_uncounted: bool,
-    /// A probe is out: one packet, whose answer says what is lost.
+    /// True while a probe is outstanding: a single packet, whose response shows what is lost.
     is_probing: bool,
-    /// The receiver was not ready: nothing is sent before this time.
+    /// End of the wait after an RNR NAK; nothing is sent before.
     rnr_until: Option<u64>,
     probe_ns: Option<u64>,
-    /// Probes since a round trip was measured; each waits twice as long as the one before.
+    /// Number of probes since a round trip was measured; each doubles the wait for the next.
     probes: u32,
-    /// Mean time from a packet to its acknowledgement, and mean deviation; 0: not measured.
+    /// Mean round trip from a packet to its acknowledgement, and its mean deviation; 0 if not measured.
     round_trip_ns: u64,
     deviation_ns: u64,
-    /// A packet that asked for an acknowledgement, and when it was sent.
+    /// Sequence number and send time of the packet whose round trip is being measured.
     measured: Option<(u64, u64)>,
 }
 
@@ -80,8 +80,8 @@ impl Retry {
         self.rnr_retries_left = rnr_retry;
     }
 
-    /// A packet was sent; the timer starts if none was out. `asks`: the packet, if it asks for an acknowledgement for
-    /// the first time.
+    /// Records a sent packet, and starts the timers if none was outstanding. `asks` is the packet if it asks for an
+    /// acknowledgement for the first time.
     pub(super) fn sent(&mut self, now_ns: u64, was_outstanding: bool, asks: Option<u64>) {
         if !was_outstanding {
             self.probe_timer_ns = now_ns;
@@ -94,7 +94,7 @@ impl Retry {
         }
     }
 
-    /// Something new was acknowledged: everything up to `acked`.
+    /// Records that everything up to `acked` is acknowledged: resets timers and counters.
     pub(super) fn progressed(&mut self, now_ns: u64, acked: u64) {
         self.retries_left = self.retry_cnt;
         self.rnr_retries_left = self.rnr_retry;
@@ -109,7 +109,8 @@ impl Retry {
         {
             self.measure(now_ns.saturating_sub(sent_ns));
             self.measured = None;
-            // Until then the wait stays long: acknowledgements of packets that were sent twice measure nothing (Karn).
+            // Until then the wait stays long: an acknowledgement of a retransmitted packet measures no round trip
+            // (Karn).
             self.probes = 0;
         }
     }
@@ -125,13 +126,13 @@ impl Retry {
         self.round_trip_ns = self.round_trip_ns - self.round_trip_ns / 8 + sample_ns / 8;
     }
 
-    /// The time in which an acknowledgement comes almost always; 0: not measured.
+    /// Returns the time in which an acknowledgement almost always arrives; 0 if not measured.
     fn patience_ns(&self) -> u64 {
         self.round_trip_ns + DEVIATIONS * self.deviation_ns
     }
 
-    /// Whether a sign of loss may be one of the loss that the last retry is for: what was sent again since then cannot
-    /// have been answered yet.
+    /// Returns true if a sign of loss may belong to the loss that the last retry repairs. The response to the
+    /// retransmission cannot have arrived yet.
     pub(super) fn is_recovering(&self, now_ns: u64) -> bool {
         self.recovering_ns.is_some_and(|since| {
             let patience_ns = self.patience_ns();
@@ -139,8 +140,8 @@ impl Retry {
         })
     }
 
-    /// Whether the answer to what was sent again may still be on its way. Each time without progress it is given twice as
-    /// long.
+    /// Returns true if the response to a retransmission may still arrive. Each retry without progress doubles that
+    /// time.
     pub(super) fn is_probe_answered_soon(&self, now_ns: u64) -> bool {
         self.recovering_ns.is_some_and(|since| {
             let patience_ns = self.patience_ns();
@@ -149,12 +150,12 @@ impl Retry {
         })
     }
 
-    /// How many times longer than the first a probe waits.
+    /// Returns the factor by which the wait for a probe has grown.
     fn backoff(&self) -> u64 {
         1_u64.checked_shl(self.probes).unwrap_or(u64::MAX)
     }
 
-    /// Begins a retry; false if none is left.
+    /// Begins a retry that counts; returns false if none is left.
     pub(super) fn begin(&mut self, now_ns: u64) -> bool {
         let Some(left) = self.retries_left.checked_sub(1) else {
             return false;
@@ -171,13 +172,14 @@ impl Retry {
         self.is_uncounted = true;
     }
 
-    /// Begins a retry that does not count, of one packet.
+    /// Begins a retry of one packet, which does not count.
     pub(super) fn probe(&mut self, now_ns: u64) {
         self.begin_uncounted(now_ns);
         self.is_probing = true;
     }
 
-    /// Whether only one packet may be out: the responder may have taken everything, and its answer is late.
+    /// Returns true if a probe is outstanding, during which no other packet is sent. The responder may have received
+    /// everything, with its response delayed.
     pub(super) fn is_probing(&self) -> bool {
         self.is_probing
     }
@@ -189,7 +191,7 @@ impl Retry {
         self.measured = None;
     }
 
-    /// The receiver is not ready; false if it is not asked again.
+    /// Begins the wait after an RNR NAK; returns false if the RNR retries are used up.
     pub(super) fn receiver_not_ready(&mut self, now_ns: u64, code: u8) -> bool {
         if self.rnr_retry != RNR_FOR_EVER {
             let Some(left) = self.rnr_retries_left.checked_sub(1) else {
@@ -202,18 +204,18 @@ impl Retry {
         true
     }
 
-    /// The time until which the receiver is given to get ready.
+    /// Returns the end of the wait after an RNR NAK.
     pub(super) fn rnr_until(&self) -> Option<u64> {
         self.rnr_until
     }
 
-    /// Ends the wait for the receiver if its time has passed; true if it lasts.
+    /// Ends the wait after an RNR NAK if its time has passed; returns true if the wait continues.
     pub(super) fn is_receiver_awaited(&mut self, now_ns: u64) -> bool {
         self.rnr_until = self.rnr_until.filter(|until| *until > now_ns);
         self.rnr_until.is_some()
     }
 
-    /// The timer that runs out first while packets are out.
+    /// Returns the timer that expires first while packets are outstanding, and its time.
     pub(super) fn timer(&self) -> Option<(u64, Expiry)> {
         let timeout = self
             .timeout_ns

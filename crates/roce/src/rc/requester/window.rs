@@ -1,31 +1,32 @@
-//! How many packets may be outstanding.
+//! The limit of outstanding packets.
 
 use super::config::PACKET_OVERHEAD_BYTES;
 
-/// A loss never makes the window smaller than so many full packets.
+/// Minimum window after losses, in full packets.
 const LEAST_PACKETS: u64 = 32;
 
-/// Full packets in a window that ask for an acknowledgement, at least.
+/// Minimum number of full packets in a window that ask for an acknowledgement.
 const ACK_REQUESTS: u64 = 4;
 
-/// Packets in a row that do not ask, at most.
+/// Largest number of packets in a row that do not ask for an acknowledgement.
 const MOST_UNASKED: u64 = 32;
 
-/// Growth for each window of packets that is acknowledged, in full packets.
+/// Growth of the window after each acknowledged window, in full packets.
 const GROWTH_PACKETS: u64 = 4;
 
-/// The window: halved by a loss, since all of it is sent again, and opened step by step.
+/// The window of outstanding packets. Each loss halves it, since a retry sends the whole window again; each
+/// acknowledged window increases it.
 ///
-/// It is a window of bytes, since what it protects is the buffer of the receiver's socket: more short packets fit than
-/// long ones.
+/// The window counts bytes, because it protects the buffer of the receiver's socket, which holds more short packets
+/// than long ones.
 #[derive(Debug)]
 pub(super) struct Window {
     max_packets: u64,
-    /// Bytes that a full packet takes of it.
+    /// Bytes of the window that a full packet uses.
     full_bytes: u64,
     max_bytes: u64,
     bytes: u64,
-    /// Packets acknowledged since it grew.
+    /// Packets acknowledged since the window last grew.
     acked: u64,
 }
 
@@ -45,23 +46,23 @@ impl Window {
         }
     }
 
-    /// Full packets that may be outstanding at best.
+    /// Returns the number of full packets in the largest window.
     pub(super) fn full_packets(&self) -> u32 {
-        // At most `max_packets`.
+        // The quotient is at most `max_packets`.
         u32::try_from(self.max_bytes / self.full_bytes).unwrap_or(u32::MAX)
     }
 
-    /// Packets with so many bytes of payload that may be outstanding.
+    /// Returns the number of packets with `payload_bytes` of payload that may be outstanding.
     pub(super) fn packets(&self, payload_bytes: u32) -> u64 {
         (self.bytes / bytes_of(payload_bytes)).clamp(1, self.max_packets)
     }
 
-    /// One of so many packets asks for an acknowledgement, so that the window moves before it closes.
+    /// Returns n so that every n-th packet asks for an acknowledgement and the window moves before it is full.
     pub(super) fn ack_request_packets(&self) -> u64 {
         (self.bytes / self.full_bytes / ACK_REQUESTS).clamp(1, MOST_UNASKED)
     }
 
-    /// So many more packets are acknowledged.
+    /// Records `packets` newly acknowledged packets.
     pub(super) fn acknowledged(&mut self, packets: u64) {
         self.acked += packets;
         if self.acked * self.full_bytes >= self.bytes {
@@ -70,7 +71,7 @@ impl Window {
         }
     }
 
-    /// A packet was lost.
+    /// Halves the window after a loss.
     pub(super) fn lost(&mut self) {
         self.acked = 0;
         let least = LEAST_PACKETS * self.full_bytes;
@@ -78,7 +79,7 @@ impl Window {
     }
 }
 
-/// What a packet with so many bytes of payload takes of the window.
+/// Returns the bytes of the window that a packet with `payload_bytes` of payload uses.
 fn bytes_of(payload_bytes: u32) -> u64 {
     u64::from(payload_bytes) + u64::from(PACKET_OVERHEAD_BYTES)
 }
@@ -87,7 +88,7 @@ fn bytes_of(payload_bytes: u32) -> u64 {
 mod tests {
     use super::Window;
 
-    /// A window of so many full packets of 1024 bytes.
+    /// Makes a window of `packets` full packets of 1024 bytes.
     fn of(packets: u32) -> Window {
         Window::new(packets, u32::MAX, 1024)
     }

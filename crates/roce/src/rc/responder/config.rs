@@ -1,10 +1,10 @@
-//! What a responder is told when its queue pair becomes ready to receive.
+//! Configuration of a responder, fixed when its queue pair enters RTR.
 
 use crate::dcqcn::Parameters;
 use crate::opcode::Operation;
 use crate::psn::Psn;
 
-/// Which remote operations the queue pair allows (`qp_access_flags`).
+/// The remote operations that the queue pair allows (`qp_access_flags`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// RDMA WRITE and ATOMIC WRITE (`IBV_ACCESS_REMOTE_WRITE`).
@@ -18,7 +18,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Every operation.
+    /// Allows every operation.
     pub const ALL: Self = Self {
         write: true,
         read: true,
@@ -26,7 +26,7 @@ impl Access {
         flush: true,
     };
 
-    /// Whether an operation is allowed.
+    /// Returns true if the operation is allowed.
     pub(super) const fn allows(self, operation: Operation) -> bool {
         match operation {
             Operation::Write | Operation::AtomicWrite => self.write,
@@ -38,7 +38,7 @@ impl Access {
     }
 }
 
-/// What a responder is told when its queue pair becomes ready to receive.
+/// The configuration of a responder, fixed when its queue pair enters RTR.
 #[derive(Clone, Copy, Debug)]
 pub struct ResponderConfig {
     /// Number of the requester's queue pair (`dest_qp_num`).
@@ -47,15 +47,15 @@ pub struct ResponderConfig {
     pub mtu_bytes: u32,
     /// PSN of the first request (`rq_psn`).
     pub first_psn: Psn,
-    /// READs, atomics and FLUSHes that the requester may have outstanding. 0: it may use none.
+    /// Largest number of READs, atomics and FLUSHes that the requester may have outstanding. 0 allows none.
     pub max_dest_rd_atomic: u8,
-    /// Code of the time that a requester waits while there is no receive work request.
+    /// RNR timer code: the time that a requester waits after an RNR NAK.
     pub min_rnr_timer: u8,
     /// Operations that the queue pair allows.
     pub access: Access,
     /// Partition key.
     pub pkey: u16,
-    /// How congestion notifications are obeyed by READ responses; `None`: not at all.
+    /// DCQCN parameters that limit the rate of READ responses; `None` if congestion notifications are ignored.
     pub congestion: Option<Parameters>,
 }
 

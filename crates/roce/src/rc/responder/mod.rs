@@ -1,7 +1,8 @@
-//! The responder of a reliable connection: takes requests in order, once each, and answers them (IBTA vol. 1, 9.7.4).
+//! The responder of a reliable connection: executes requests in order, each once, and replies to them (IBTA vol. 1,
+//! 9.7.4).
 //!
-//! A request passes the steps of [`Responder::receive`] in the order of the specification. Replies wait in the order of
-//! their requests until [`Responder::transmit`] sends them. The memory of a READ is read when its responses are sent.
+//! [`Responder::receive`] checks a request in the order of the specification. Replies are queued in the order of their
+//! requests until [`Responder::transmit`] sends them. READ data is read from memory when the responses are sent.
 
 mod config;
 mod replies;
@@ -22,24 +23,25 @@ use crate::segment::Connection;
 use crate::sequence::{Numbering, START};
 use replies::{Kind, Read, Replies, Reply, Resources};
 
-/// Replies that wait, beyond two for each READ: packets that come while there are more are dropped, as if they were lost.
+/// Limit of queued replies, in addition to two for each READ. Beyond the limit, packets are dropped as if they were
+/// lost.
 const WAITING_REPLIES: usize = 64;
 
-/// Credits are not used (IBTA vol. 1, 9.7.7.2).
+/// AETH credit count: end-to-end credits are not used (IBTA vol. 1, 9.7.7.2).
 const NO_CREDITS: u8 = 31;
 
-/// Why a request is not executed.
+/// The reason why a request is not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rejection {
-    /// Nothing is answered.
+    /// The request is dropped without a reply.
     Dropped,
-    /// It was executed before.
+    /// The request was already executed.
     Duplicate,
-    /// One in front of it is missing.
+    /// An earlier request is missing.
     Ahead,
-    /// No receive work request.
+    /// No receive work request is available.
     NotReady,
-    /// The queue pair fails.
+    /// The request is refused, and the queue pair fails.
     Refused(Refusal),
 }
 
@@ -59,28 +61,28 @@ pub struct Responder {
     numbering: Numbering,
     access: Access,
     min_rnr_timer: u8,
-    /// Number of the packet that is executed next.
+    /// Sequence number of the next packet to execute.
     expected: u64,
-    /// Everything in front of this packet has a reply.
+    /// All packets in front of this sequence number have a reply.
     replied: u64,
-    /// A NAK asked for `expected`, and this packet behind it has come since.
+    /// The latest packet that arrived ahead of `expected`, if a NAK was due for the gap.
     nak_sent: Option<u64>,
-    /// When a packet behind `expected` came that is to be answered by a NAK.
+    /// Arrival time of a packet ahead of `expected` whose NAK is not yet sent.
     gap_ns: Option<u64>,
     failure: Option<Refusal>,
-    /// Messages that were executed, modulo 2^24.
+    /// Message sequence number: executed messages, modulo 2^24.
     msn: u32,
     message: Option<Message>,
     replies: Replies,
     resources: Resources,
     notification: NotificationPoint,
     congestion: Option<ReactionPoint>,
-    /// What was counted since [`Counts::take`].
+    /// Counters since the last [`Counts::take`].
     pub counts: Counts,
 }
 
 impl Responder {
-    /// A responder that has received nothing.
+    /// Makes a responder that has received nothing.
     #[must_use]
     pub fn new(config: ResponderConfig) -> Self {
         Self {
@@ -114,32 +116,32 @@ impl Responder {
         self.access = access;
     }
 
-    /// Changes the code of the time that a requester waits while there is no receive work request.
+    /// Changes the RNR timer code: the time that a requester waits after an RNR NAK.
     pub fn set_min_rnr_timer(&mut self, min_rnr_timer: u8) {
         self.min_rnr_timer = min_rnr_timer;
     }
 
-    /// Whether a request was refused. The queue pair fails; replies that wait are still sent.
+    /// Returns true if a request was refused and the queue pair has failed. Queued replies are still sent.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.failure.is_some()
     }
 
-    /// Why a request was refused.
+    /// Returns the reason why a request was refused.
     #[must_use]
     pub fn failure(&self) -> Option<Refusal> {
         self.failure
     }
 
-    /// A switch has marked a packet of the peer that goes to the requester of this queue pair, e.g. a READ response; not a
-    /// notification.
+    /// Records an ECN mark on a packet for the requester of this queue pair, e.g. a READ response. Marked CNPs are not
+    /// recorded.
     pub fn response_marked(&mut self, now_ns: u64) {
         self.marked(now_ns);
     }
 
-    /// Takes a packet that has come: a request, or a congestion notification. Other packets are ignored.
+    /// Processes a received request or congestion notification. Other packets are ignored.
     ///
-    /// `is_ecn_marked`: a switch has marked it (IP ECN field 3).
+    /// `is_ecn_marked` is true if a switch has marked the packet (IP ECN field 3).
     pub fn receive(
         &mut self,
         now_ns: u64,
@@ -147,7 +149,7 @@ impl Responder {
         is_ecn_marked: bool,
         target: &mut impl Target,
     ) {
-        // A notification is never answered by one.
+        // A congestion notification never causes another one.
         if packet.bth.operation == Operation::Cnp {
             if let Some(congestion) = &mut self.congestion {
                 congestion.notified(now_ns);
@@ -168,21 +170,21 @@ impl Responder {
         }
     }
 
-    /// All packets that came before `heard_ns` have been given to [`receive`](Self::receive): asks for one that is missing
-    /// since then.
+    /// Asks for a missing packet once all packets that arrived before `heard_ns` have been given to
+    /// [`receive`](Self::receive).
     ///
-    /// A NAK is sent no sooner. If the host's buffer has overflowed, it is still full, and the first packets that are sent
-    /// again would be dropped as well. Soft-RoCE ignores a second NAK for the same packet. A packet that another one has
-    /// only overtaken is not asked for.
+    /// A NAK is not sent earlier, for three reasons. If the host's buffer has overflowed, it is still full, and the
+    /// first retransmitted packets would be dropped as well. Soft-RoCE ignores a second NAK for the same packet. A
+    /// packet that was only overtaken needs no NAK.
     pub fn heard(&mut self, heard_ns: u64) {
         if self.failure.is_none() && self.gap_ns.is_some_and(|gap_ns| gap_ns <= heard_ns) {
             self.ask_for_expected();
         }
     }
 
-    /// The host had no room for packets that came, perhaps for some of this queue pair: asks for the next one.
+    /// Asks for the next packet after the host has dropped packets that may belong to this queue pair.
     ///
-    /// No later packet need show the gap, if it was the end of a burst. A requester passes over a NAK of a packet that it
+    /// If the end of a burst was dropped, no later packet shows the gap. A requester ignores a NAK for a packet that it
     /// has not sent.
     pub fn packets_dropped(&mut self) {
         if self.failure.is_none() {
@@ -190,13 +192,13 @@ impl Responder {
         }
     }
 
-    /// A packet has come that a switch has marked.
+    /// Records a received packet that a switch marked with ECN.
     fn marked(&mut self, now_ns: u64) {
         self.counts.np_ecn_marked_roce_packets += 1;
         self.notification.marked(now_ns);
     }
 
-    /// The steps of a request.
+    /// Checks and executes a request, and queues its reply.
     fn process(&mut self, packet: &Packet<'_>, target: &mut impl Target) -> Result<(), Rejection> {
         self.check_psn(packet)?;
         let message = assembly::opcode_sequence(self.message, packet)?;
@@ -216,7 +218,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Only the expected packet goes on (IBTA vol. 1, 9.7.4.1.1).
+    /// Checks that the packet is the expected one (IBTA vol. 1, 9.7.4.1.1).
     fn check_psn(&mut self, packet: &Packet<'_>) -> Result<(), Rejection> {
         let sequence = self.sequence_of(packet);
         if sequence > self.expected {
@@ -233,7 +235,7 @@ impl Responder {
         Ok(())
     }
 
-    /// The queue pair allows the operation.
+    /// Checks that the queue pair allows the operation.
     fn check_access(&self, packet: &Packet<'_>) -> Result<(), Rejection> {
         if self.access.allows(packet.bth.operation) {
             Ok(())
@@ -242,7 +244,8 @@ impl Responder {
         }
     }
 
-    /// Messages need a receive work request, READs and atomics a resource (IBTA vol. 1, 9.7.4.1.4).
+    /// Checks that a message has a receive work request and a READ or atomic a responder resource (IBTA vol. 1,
+    /// 9.7.4.1.4).
     fn check_resources(
         &mut self,
         packet: &Packet<'_>,
@@ -258,7 +261,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Executes a request of one packet.
+    /// Executes a request of a single packet.
     fn execute(&mut self, packet: &Packet<'_>, target: &mut impl Target) -> Result<Kind, Refusal> {
         let Extended {
             reth, atomic, feth, ..
@@ -309,7 +312,7 @@ impl Responder {
         }
     }
 
-    /// Completes the message if it ends with this packet.
+    /// Completes the message if this packet is its last.
     fn complete(
         &mut self,
         message: Message,
@@ -326,7 +329,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Expects the next packet, and replies: to SENDs and WRITEs if an acknowledgement is requested.
+    /// Advances to the next expected packet and queues a reply. SENDs and WRITEs get a reply only if an acknowledgement
+    /// is requested.
     fn acknowledge(&mut self, packet: &Packet<'_>, kind: Kind) {
         if kind != Kind::Ack {
             self.msn = self.msn.wrapping_add(1);
@@ -353,7 +357,7 @@ impl Responder {
         }
     }
 
-    /// Answers a request that was not executed.
+    /// Replies to a request that was not executed, as far as the rejection requires.
     fn reject(
         &mut self,
         rejection: Rejection,
@@ -384,19 +388,21 @@ impl Responder {
         }
     }
 
-    /// Whether the expected packet is to be asked for because of this one: once until it comes (IBTA vol. 1, 9.7.5.2.8).
+    /// Returns true if this packet must cause a NAK for the expected packet; each gap causes one NAK (IBTA vol. 1,
+    /// 9.7.5.2.8).
     ///
-    /// Packets that begin anew are a retry which has lost the expected packet again: that is a gap of its own.
+    /// If sequence numbers start over, the packets belong to a retry that has lost the expected packet again. This
+    /// counts as a new gap.
     fn is_new_gap(&mut self, packet: &Packet<'_>) -> bool {
         let sequence = self.sequence_of(packet);
         let before = self.nak_sent.replace(sequence);
         before.is_none_or(|last| sequence <= last)
     }
 
-    /// Asks for the expected packet.
+    /// Queues a NAK that asks for the expected packet.
     ///
-    /// An ACK of its own acknowledges the packets that came since the last reply. Soft-RoCE ignores a second NAK with no ACK
-    /// in between, and waits for its timeout.
+    /// A separate ACK acknowledges the packets that arrived since the last reply. Without an ACK between two NAKs,
+    /// Soft-RoCE ignores the second one and waits for its timeout.
     fn ask_for_expected(&mut self) {
         if self.replied < self.expected {
             self.replies.push(self.reply(self.expected - 1, Kind::Ack));
@@ -407,7 +413,7 @@ impl Responder {
         self.gap_ns = None;
     }
 
-    /// Refuses a request: nothing is executed any more.
+    /// Queues a NAK for a refused request; no further request is executed.
     fn refuse(&mut self, sequence: u64, refusal: Refusal) {
         let code = match refusal {
             Refusal::InvalidRequest => NAK_INVALID_REQUEST,
@@ -421,11 +427,11 @@ impl Responder {
         self.replies.push(self.reply(sequence, Kind::Nak(code)));
     }
 
-    /// Answers a request that was executed before (IBTA vol. 1, 9.7.5.1.4 and 9.7.5.2.1).
+    /// Replies to a request that was already executed (IBTA vol. 1, 9.7.5.1.4 and 9.7.5.2.1).
     fn repeat(&mut self, packet: &Packet<'_>, target: &mut impl Target) {
         let sequence = self.sequence_of(packet);
         if matches!(packet.bth.operation, Operation::Send | Operation::Write) {
-            // As far as possible, but not over a READ or atomic: its response may be lost.
+            // Acknowledges as many packets as possible, but none beyond a READ or atomic, whose response may be lost.
             let limit = self.resources.first_behind(sequence);
             let last = limit.unwrap_or(self.expected) - 1;
             self.replies.push(self.reply(last, Kind::Ack));
@@ -450,7 +456,7 @@ impl Responder {
         self.replies.push_again(reply);
     }
 
-    /// Whether a READ asks for the rest of an earlier one from `sequence` on.
+    /// Returns true if a READ asks for the rest of an earlier READ, from `sequence` on.
     fn continues(&self, read: &Read, sequence: u64, packet: &Packet<'_>) -> bool {
         #[allow(clippy::cast_possible_truncation)] // at most 2^23 packets
         let index = (sequence - read.first) as u32;
@@ -467,7 +473,7 @@ impl Responder {
         self.numbering.sequence(packet.bth.psn, self.expected)
     }
 
-    /// The time at which [`transmit`](Self::transmit) is to be called because congestion holds responses back.
+    /// Returns the time at which to call [`transmit`](Self::transmit), if the rate limit delays READ responses.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
         let is_held = matches!(self.replies.front()?.kind, Kind::Read(_));
@@ -475,7 +481,7 @@ impl Responder {
         congestion.blocked_until(0)
     }
 
-    /// Appends the next packet to `out`, from the BTH to the pad; false if nothing may be sent now.
+    /// Appends the next packet to `out`, from the BTH through the pad; returns false if no packet can be sent now.
     pub fn transmit(&mut self, now_ns: u64, target: &mut impl Target, out: &mut Vec<u8>) -> bool {
         if self.notification.take() {
             self.counts.np_cnp_sent += 1;
@@ -507,19 +513,20 @@ impl Responder {
         true
     }
 
-    /// Whether a NAK waits for [`heard`](Self::heard).
+    /// Returns true if a NAK waits for [`heard`](Self::heard).
     #[must_use]
     pub fn has_gap(&self) -> bool {
         self.gap_ns.is_some()
     }
 
-    /// Whether replies or notifications wait to be sent, or a NAK for [`heard`](Self::heard).
+    /// Returns true if replies or notifications are queued, or if a NAK waits for [`heard`](Self::heard).
     #[must_use]
     pub fn has_replies(&self) -> bool {
         self.notification.is_due() || self.replies.len() > 0 || self.has_gap()
     }
 
-    /// Appends the acknowledgement that waits, if it is the next reply; false if not. It needs no memory and cannot fail.
+    /// Appends the next reply if it is an acknowledgement; returns false otherwise. The function accesses no memory of
+    /// the target and cannot fail.
     pub fn transmit_acknowledgement(&mut self, out: &mut Vec<u8>) -> bool {
         let front = self.replies.front();
         let Some(reply) = front.filter(|reply| reply.kind == Kind::Ack) else {
@@ -544,7 +551,7 @@ impl Responder {
         packet.emit(out);
     }
 
-    /// Appends a reply of one packet.
+    /// Appends a reply of a single packet.
     fn append_reply(&self, reply: &Reply, out: &mut Vec<u8>) {
         let mut extended = Extended::default();
         let (operation, syndrome) = match reply.kind {
@@ -567,8 +574,8 @@ impl Responder {
         packet.emit(out);
     }
 
-    /// Appends the next response of a READ. One that does not begin with the READ's first byte begins as MIDDLE or LAST:
-    /// Soft-RoCE takes no other.
+    /// Appends the next response of a READ. If a retried READ does not start at the first byte, its first response is
+    /// MIDDLE or LAST, since Soft-RoCE accepts nothing else.
     fn append_read_response(
         &self,
         reply: &Reply,
@@ -594,7 +601,7 @@ impl Responder {
     }
 }
 
-/// Whether a kept reply answers such a request.
+/// Returns true if the kept reply is of the type that the operation requires.
 fn answers(kind: Kind, operation: Operation) -> bool {
     match kind {
         Kind::Done => matches!(operation, Operation::AtomicWrite | Operation::Flush),

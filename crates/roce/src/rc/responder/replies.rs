@@ -1,28 +1,28 @@
-//! Replies that wait to be sent, in the order of their requests, and what is kept to give them again.
+//! Replies that wait for transmission, in the order of their requests, and replies kept for duplicate requests.
 
 use std::collections::VecDeque;
 
-/// A reply.
+/// A reply to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reply {
-    /// Number of the packet that it answers; of READ responses, of the next one.
+    /// Sequence number of the acknowledged packet; for READ responses, of the next response.
     pub(super) sequence: u64,
     /// Message sequence number.
     pub(super) msn: u32,
     pub(super) kind: Kind,
 }
 
-/// What a reply says.
+/// The type of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Ack,
     RnrNak(u8),
     Nak(u8),
-    /// The remaining responses of a READ.
+    /// The responses of a READ that are not yet sent.
     Read(Read),
     /// The empty response to a FLUSH or ATOMIC WRITE.
     Done,
-    /// The original value of an atomic.
+    /// The response to an atomic, with the original value.
     Original(u64),
 }
 
@@ -32,13 +32,13 @@ pub(super) struct Read {
     pub(super) addr: u64,
     pub(super) rkey: u32,
     pub(super) len: u32,
-    /// Number of its first response.
+    /// Sequence number of the first response.
     pub(super) first: u64,
-    /// Number behind its last.
+    /// Sequence number after the last response.
     pub(super) end: u64,
 }
 
-/// Replies to be sent.
+/// The queue of replies to send.
 #[derive(Debug, Default)]
 pub(super) struct Replies {
     queue: VecDeque<Reply>,
@@ -53,7 +53,7 @@ impl Replies {
         self.queue.front().copied()
     }
 
-    /// The front has been sent; of READ responses, one.
+    /// Removes the front reply after it was sent; for a READ, advances by one response.
     pub(super) fn advance(&mut self) {
         if let Some(reply) = self.queue.front_mut() {
             if let Kind::Read(read) = reply.kind
@@ -66,13 +66,13 @@ impl Replies {
         }
     }
 
-    /// Drops everything.
+    /// Removes all replies.
     pub(super) fn clear(&mut self) {
         self.queue.clear();
     }
 
-    /// Adds a reply. An acknowledgement that nothing has come behind says the same as the reply, and is dropped; not in
-    /// front of a NAK, since Soft-RoCE does not take a NAK for progress.
+    /// Adds a reply. An ACK at the back of the queue is dropped if the new reply acknowledges the same packets. In
+    /// front of a NAK the ACK stays, since Soft-RoCE does not count a NAK as progress.
     pub(super) fn push(&mut self, reply: Reply) {
         if !matches!(reply.kind, Kind::Nak(_)) {
             self.queue
@@ -81,8 +81,9 @@ impl Replies {
         self.queue.push_back(reply);
     }
 
-    /// Adds a reply to a repeated request, in front of those to later requests: behind them it would look lost, and the
-    /// requester would repeat all of them for ever. A reply that still waits goes back to the response that is asked for.
+    /// Adds a reply to a duplicate request, in front of the replies to later requests. Behind them the requester would
+    /// consider the reply lost and repeat all its requests again and again. If a reply to the same request is still
+    /// queued, that reply moves back to the response that is asked for.
     pub(super) fn push_again(&mut self, reply: Reply) {
         let waiting = self
             .queue
@@ -105,7 +106,7 @@ impl Replies {
     }
 }
 
-/// Replies that are kept to be given again: to the newest READs, atomics, ATOMIC WRITEs and FLUSHes.
+/// The replies kept for duplicate requests: those to the newest READs, atomics, ATOMIC WRITEs and FLUSHes.
 #[derive(Debug)]
 pub(super) struct Resources {
     ring: VecDeque<Reply>,
@@ -120,12 +121,12 @@ impl Resources {
         }
     }
 
-    /// How many replies are kept.
+    /// Returns the largest number of kept replies.
     pub(super) fn size(&self) -> usize {
         self.size
     }
 
-    /// Keeps a reply, and forgets the oldest one when there are too many.
+    /// Keeps a reply, and removes the oldest one if the limit is reached.
     pub(super) fn keep(&mut self, reply: Reply) {
         if self.ring.len() >= self.size {
             self.ring.pop_front();
@@ -133,7 +134,7 @@ impl Resources {
         self.ring.push_back(reply);
     }
 
-    /// Number of the oldest request behind `sequence` that has a reply of its own.
+    /// Returns the number of the oldest request after `sequence` that has a reply of its own.
     pub(super) fn first_behind(&self, sequence: u64) -> Option<u64> {
         let firsts = self.ring.iter().map(|reply| match reply.kind {
             Kind::Read(read) => read.first,
@@ -142,7 +143,7 @@ impl Resources {
         firsts.filter(|first| *first > sequence).min()
     }
 
-    /// The reply to the request that `sequence` belongs to.
+    /// Returns the reply to the request that contains packet `sequence`.
     pub(super) fn find(&self, sequence: u64) -> Option<Reply> {
         self.ring.iter().copied().find(|reply| match reply.kind {
             Kind::Read(read) => (read.first..read.end).contains(&sequence),

@@ -1,5 +1,5 @@
-//! One direction of a connection: the requester's memory, the responder's memory and receive queue, and what is checked
-//! of each call.
+//! One direction of a connection: the requester's memory, the responder's memory and receive queue, and the checks of
+//! each call.
 
 #![allow(clippy::cast_possible_truncation)] // messages and memory are far below 4 GiB
 
@@ -13,7 +13,7 @@ use roce::rc::responder::{Atomic, Refusal, Target};
 use super::rng::Rng;
 use super::work::{Expected, Generator, MEMORY_BYTES, Mix, RKEY, Work, address, word};
 
-/// A receive queue holds so many work requests.
+/// Limit of receive work requests in a receive queue.
 const RECEIVE_QUEUE: u32 = 64;
 
 pub(crate) struct Flow {
@@ -22,36 +22,36 @@ pub(crate) struct Flow {
     rng: Rng,
     fault: f64,
     is_unreliable: bool,
-    /// Work requests that are posted and not done, and before them those that are done and still named.
+    /// Work requests that are posted and not done, preceded by done ones that may still be looked up.
     works: VecDeque<Work>,
-    /// Position of the first of them.
+    /// Position of the first work request in `works`.
     first: u64,
     posted: u64,
     /// The responder's memory.
     memory: Box<[u8]>,
-    /// Receive work requests that are posted.
+    /// Number of posted receive work requests.
     receives: u32,
-    /// Work requests that the responder has executed, from the first on.
+    /// Number of work requests that the responder has executed, in posting order.
     executed: u64,
-    /// Bytes of the next one that have come, and of those without its last packet.
+    /// Bytes of the current message that have arrived; below it, those without its last packet.
     offset: u32,
     offset_before: u32,
-    /// Of an unreliable connection: the receive buffer, and what is in it.
+    /// Receive buffer of an unreliable connection, with its contents.
     buffer: Vec<u8>,
     completed: u64,
     has_refused: bool,
-    /// What was broken first.
+    /// The first violated property.
     pub(crate) violation: Option<String>,
 }
 
-/// What goes wrong on purpose in a flow.
+/// A deliberate fault in a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sabotage {
-    /// A READ with an R_Key of nothing.
+    /// A READ with an invalid R_Key.
     BadRkey,
     /// A SEND whose payload cannot be read.
     Unreadable,
-    /// The connection is cut: no packet comes any more.
+    /// The connection is cut: no packet arrives any more.
     Cut,
 }
 
@@ -83,17 +83,17 @@ impl Flow {
         self.posted
     }
 
-    /// Position of the oldest work request that is not done.
+    /// Returns the position of the oldest work request that is not done.
     pub(crate) fn first(&self) -> u64 {
         self.first
     }
 
-    /// Messages that an unreliable connection has completed.
+    /// Returns the number of messages that an unreliable connection has completed.
     pub(crate) fn completed(&self) -> u64 {
         self.completed
     }
 
-    /// Makes the next work request.
+    /// Generates and posts the next work request.
     pub(crate) fn post(&mut self, sabotage: Option<Sabotage>) -> &Work {
         self.posted += 1;
         let mut work = self.generator.work(self.posted, &self.pattern);
@@ -119,14 +119,14 @@ impl Flow {
         self.works.back().expect("just pushed")
     }
 
-    /// Posts receive work requests, now and then.
+    /// Posts receive work requests at random times.
     pub(crate) fn refill(&mut self) {
         if self.receives < RECEIVE_QUEUE / 4 && self.rng.below(4) == 0 {
             self.receives += self.rng.below(RECEIVE_QUEUE);
         }
     }
 
-    /// The requester says that all up to `done` are done.
+    /// Checks and removes the work requests up to `done`, which the requester reports as done.
     pub(crate) fn settle(&mut self, done: u64) {
         if self.is_unreliable {
             return;
@@ -154,7 +154,7 @@ impl Flow {
         }
     }
 
-    /// All is done: the memory must be what all work requests make of it.
+    /// Checks the responder's memory after all work requests are done.
     pub(crate) fn finish(&mut self) {
         if !self.is_unreliable && !self.generator.agrees_with(&self.memory) {
             self.blame("the memory differs in the end".into());
@@ -180,7 +180,7 @@ impl Flow {
         }
     }
 
-    /// The work request that the responder executes now.
+    /// Returns the work request that the responder is executing.
     fn current(&mut self) -> Option<&Work> {
         self.skip_invisible();
         if self.has_refused {
@@ -208,7 +208,7 @@ impl Flow {
         }
     }
 
-    /// Checks a part of a message, and counts it.
+    /// Checks a part of a message, and counts its bytes.
     fn place(&mut self, offset: u32, bytes: &[u8], is_write: bool) {
         let Some(work) = self.current() else { return };
         let is_write_due = matches!(work.request.operation, RequestOperation::Write { .. });
@@ -228,14 +228,15 @@ impl Flow {
         self.offset = offset + bytes.len() as u32;
     }
 
-    /// Another queue pair of the shared receive queue may take receive work requests that `begin_receive` has seen.
+    /// Takes receive work requests that `begin_receive` has reported, as another queue pair of the shared receive queue
+    /// may do.
     fn steal_receive(&mut self) {
         if !self.is_unreliable && self.rng.chance(self.fault) {
             self.receives = self.receives.saturating_sub(1 + self.rng.below(2));
         }
     }
 
-    /// Checks a message of an unreliable connection, which is named by its immediate data.
+    /// Checks a message of an unreliable connection, identified by its immediate data.
     fn complete_unreliable(&mut self, by_write: Option<u32>, tail: Tail) {
         let Tail::Imm(name) = tail else {
             self.blame("a message without its name".into());
@@ -274,7 +275,7 @@ impl LocalMemory for Flow {
             ));
             return Err(LocalFault);
         };
-        // The last packet only: those in front of it go out.
+        // Only the last packet cannot be read; the packets in front of it are sent.
         if work.is_unreadable && offset as usize + into.len() == work.payload_bytes() as usize {
             return Err(LocalFault);
         }

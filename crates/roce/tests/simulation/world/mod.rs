@@ -1,6 +1,6 @@
-//! NICs, queue pairs between them and a bad network, under one seed.
+//! A simulation of NICs and queue pairs over a faulty network, determined by a seed.
 //!
-//! The state machines are `roce`'s; memory, receive queues and the checks are outside of it. Time is simulated.
+//! The state machines are those of `roce`; memory, receive queues and checks are in this module. Time is simulated.
 
 mod flow;
 mod network;
@@ -24,21 +24,21 @@ use network::{Arrival, Event, Network, checked};
 use rng::Rng;
 use work::{Mix, PATTERN_BYTES};
 
-/// Simulated time after which a run is given up.
+/// Simulated time after which a run fails.
 const GIVE_UP_NS: u64 = 100_000_000_000_000;
 
 const RETRY_CNT: u8 = 7;
 
-/// Time that a wait for a receiver, or a low rate, may add to the timeouts.
+/// Time that an RNR wait or a low rate may add to the timeouts.
 const SLACK_NS: u64 = 5_000_000;
 
-/// What is simulated.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) seed: u64,
-    /// Messages of reliable connections.
+    /// Number of messages of reliable connections.
     pub(crate) messages: u64,
-    /// Probability of each fault, for each packet.
+    /// Probability of each kind of fault, for each packet.
     pub(crate) fault: f64,
 }
 
@@ -52,19 +52,19 @@ impl fmt::Display for Plan {
     }
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Report {
     /// Messages of reliable connections that are done.
     pub(crate) messages: u64,
-    /// Messages of unreliable connections that were posted, and that came.
+    /// Messages of unreliable connections that were posted; below it, those that completed.
     pub(crate) unreliable_posted: u64,
     pub(crate) unreliable_completed: u64,
-    /// Packets with a right ICRC that a queue pair took.
+    /// Packets with a correct ICRC that a queue pair accepted.
     pub(crate) received: u64,
     /// Packets with a wrong ICRC.
     pub(crate) dropped: u64,
-    /// Work requests that failed on purpose.
+    /// Work requests that failed because of a sabotage.
     pub(crate) failed: u64,
     pub(crate) simulated_ns: u64,
     pub(crate) counts: Counts,
@@ -75,14 +75,14 @@ enum Machine {
     Uc(Box<(uc::Sender, uc::Receiver)>),
 }
 
-/// One end of a connection; its number is its QPN. The other end has the number that differs in bit 0.
+/// One end of a connection. Its index is its QPN; the index of the other end differs in bit 0.
 struct QueuePair {
     nic: usize,
     machine: Machine,
     depth: u64,
     quota: u64,
     sabotage: Option<(u64, Sabotage)>,
-    /// When the connection was cut.
+    /// Time at which the connection was cut.
     cut_ns: Option<u64>,
     timeout_ns: u64,
     timer_ns: Option<u64>,
@@ -95,9 +95,9 @@ pub(crate) struct World {
     now_ns: u64,
     network: Network,
     queue_pairs: Vec<QueuePair>,
-    /// What the queue pair of the same number sends.
+    /// The flow that the queue pair with the same index sends.
     flows: Vec<Flow>,
-    /// Reliable queue pairs that are not finished.
+    /// Number of reliable queue pairs that are not finished.
     unfinished: usize,
     report: Report,
 }
@@ -121,7 +121,7 @@ impl World {
             unfinished: 0,
             report: Report::default(),
         };
-        // The last connection is unreliable.
+        // The last connection is an unreliable one.
         let reliable = (connections - 1) as u64 * 2;
         for connection in 0..connections {
             let is_unreliable = connection + 1 == connections;
@@ -164,7 +164,7 @@ impl World {
                 reliable(rng, dest_qpn, mix.mtu_bytes, psns, timeout_ns)
             };
             let is_sabotaged = !is_unreliable && rng.below(8) == 0;
-            // Late, so that little is left undone.
+            // The sabotage happens late, so that few requests are left undone.
             let at = quota - rng.next() % (quota / 10 + 1);
             let sabotage = rng.one_of(&[Sabotage::BadRkey, Sabotage::Unreadable, Sabotage::Cut]);
             self.queue_pairs.push(QueuePair {
@@ -185,10 +185,10 @@ impl World {
         }
     }
 
-    /// Runs until everything is done.
+    /// Runs the simulation until all flows are finished.
     ///
     /// # Errors
-    /// What was broken, and how to repeat it.
+    /// The violated property, and the plan that repeats the run.
     pub(crate) fn run(mut self) -> Result<Report, String> {
         match self.run_to_the_end() {
             Ok(()) => {
@@ -220,7 +220,7 @@ impl World {
                 Event::Arrival(arrival) => self.arrive(arrival)?,
             }
         }
-        // Packets that are still on their way change nothing.
+        // Packets that are still in flight must change nothing.
         while let Some((at_ns, event)) = self.network.next() {
             self.now_ns = at_ns;
             if let Event::Arrival(arrival) = event {
@@ -270,7 +270,7 @@ impl World {
         number.map_or(Ok(()), |number| self.go_on(number))
     }
 
-    /// Gives a packet to its queue pair.
+    /// Passes a packet to its queue pair.
     fn take(&mut self, packet: &Packet<'_>, arrival: &Arrival) -> Option<usize> {
         let number = packet.bth.dest_qpn as usize;
         let queue_pair = self.queue_pairs.get_mut(number)?;
@@ -302,7 +302,7 @@ impl World {
         Some(number)
     }
 
-    /// Lets a queue pair send and post what it can, and looks at what is done.
+    /// Lets a queue pair post and send as much as possible, and checks the completed requests.
     fn go_on(&mut self, number: usize) -> Result<(), String> {
         self.post_and_send(number);
         if let Some((at, Sabotage::Cut)) = self.queue_pairs[number].sabotage
@@ -405,7 +405,7 @@ impl World {
     }
 }
 
-/// Both machines of a reliable queue pair.
+/// Makes the requester and the responder of a reliable queue pair.
 fn reliable(
     rng: &mut Rng,
     dest_qpn: u32,
@@ -438,7 +438,7 @@ fn reliable(
     Machine::Rc(Box::new((requester, responder)))
 }
 
-/// A queue pair fails only where something is wrong on purpose, and as it must.
+/// Checks that a queue pair fails only because of a sabotage, with the right error and at the right position.
 fn check_failure(
     number: usize,
     queue_pair: &QueuePair,
@@ -447,7 +447,7 @@ fn check_failure(
     position: u64,
 ) -> Result<(), String> {
     let is_right = match (queue_pair.sabotage, failure) {
-        // After a cut all retries take their timeouts, and no more.
+        // After a cut, the failure comes after the timeouts of all retries, and not later.
         (_, Failure::RetryExceeded) if queue_pair.cut_ns.is_some() => {
             let retries_ns = (u64::from(RETRY_CNT) + 1) * queue_pair.timeout_ns;
             let since_ns = now_ns - queue_pair.cut_ns.unwrap_or(now_ns);
@@ -455,7 +455,7 @@ fn check_failure(
         }
         (Some((at, Sabotage::BadRkey)), Failure::RemoteAccess)
         | (Some((at, Sabotage::Unreadable)), Failure::LocalProtection) => at == position,
-        // A responder that has failed is silent: if its NAK or an earlier response is lost, all retries go unanswered.
+        // A failed responder is silent: if its NAK or an earlier response is lost, all retries remain unanswered.
         (Some((at, Sabotage::BadRkey)), Failure::RetryExceeded) => position <= at,
         _ => false,
     };

@@ -8,16 +8,16 @@ use roce::icrc::{Addresses, Frame, icrc, split};
 
 use super::rng::Rng;
 
-/// Time from one NIC to another.
+/// Latency between two NICs.
 const LATENCY_NS: u64 = 3_000;
-/// A reordered packet is late by at most so much, a delayed one by so much.
+/// Largest delay of a reordered packet; below it, that of a delayed packet.
 const REORDER_NS: u32 = 5_000;
 const DELAY_NS: u32 = 400_000;
 
-/// What happens next.
+/// The next event of the simulation.
 pub(crate) enum Event {
     Arrival(Arrival),
-    /// The timer of a queue pair runs out.
+    /// A queue pair's timer expires.
     Timer(usize),
 }
 
@@ -66,12 +66,12 @@ pub(crate) struct Counts {
     pub(crate) marked: u64,
 }
 
-/// Packets on their way, and timers.
+/// The packets in flight, and the timers.
 pub(crate) struct Network {
     rng: Rng,
     fault: f64,
     pub(crate) counts: Counts,
-    /// Packets that nothing happens to, in the order of their arrival.
+    /// Packets without a fault, in the order of their arrival.
     straight: VecDeque<Queued>,
     rest: BinaryHeap<Reverse<Queued>>,
     order: u64,
@@ -113,7 +113,7 @@ impl Network {
         }));
     }
 
-    /// Sends a packet, from the BTH through the pad.
+    /// Sends a packet; `bytes` range from the BTH through the pad.
     pub(crate) fn send(&mut self, now_ns: u64, from: usize, to: usize, mut bytes: Vec<u8>) {
         self.counts.sent += 1;
         let checksum = icrc(&frame(from, to), &bytes);
@@ -174,7 +174,7 @@ impl Network {
         }
     }
 
-    /// What happens next, and when.
+    /// Returns the next event and its time.
     pub(crate) fn next(&mut self) -> Option<(u64, Event)> {
         let is_straight = match (self.straight.front(), self.rest.peek()) {
             (Some(straight), Some(Reverse(rest))) => straight < rest,
@@ -189,7 +189,7 @@ impl Network {
     }
 }
 
-/// The headers in front of the BTH between two NICs.
+/// Returns the headers in front of the BTH for packets between two NICs.
 fn frame(from: usize, to: usize) -> Frame {
     #[allow(clippy::cast_possible_truncation)] // at most 8 NICs
     let address = |nic: usize| Ipv4Addr::new(10, 0, 0, nic as u8 + 1);
@@ -204,7 +204,7 @@ fn frame(from: usize, to: usize) -> Frame {
     }
 }
 
-/// The packet without its ICRC, if that is right.
+/// Returns the packet without its ICRC; `None` if the ICRC is wrong.
 pub(crate) fn checked(arrival: &Arrival) -> Option<&[u8]> {
     let (transport, received) = split(&arrival.bytes)?;
     (icrc(&frame(arrival.from, arrival.to), transport) == received).then_some(transport)

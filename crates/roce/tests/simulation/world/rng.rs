@@ -1,4 +1,4 @@
-//! Random numbers that follow from a seed (SplitMix64).
+//! A random number generator with a seed (SplitMix64).
 
 pub(crate) struct Rng(u64);
 
@@ -15,7 +15,7 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Returns a random number below `bound`, which is not 0.
     pub(crate) fn below(&mut self, bound: u32) -> u32 {
         let scaled = (self.next() >> 32) * u64::from(bound);
         u32::try_from(scaled >> 32).unwrap_or(0)
@@ -25,7 +25,7 @@ impl Rng {
         self.below(u32::try_from(bound).unwrap_or(u32::MAX)) as usize
     }
 
-    /// True with this probability.
+    /// Returns true with this probability.
     pub(crate) fn chance(&mut self, probability: f64) -> bool {
         #[allow(clippy::cast_precision_loss)] // 53 bits
         let unit = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
