@@ -1,4 +1,4 @@
-//! Addresses: between C and Rust, and which of them are this host's.
+//! Addresses: conversion between C and Rust, and lookup of this host's addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::{io, ptr};
@@ -17,9 +17,9 @@ use crate::ib::IbAddr;
 /// The address of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Addr {
-    /// Of IPv4 or IPv6.
+    /// An address of IPv4 or IPv6.
     Ip(SocketAddr),
-    /// Of `AF_IB`: a GID and a service id.
+    /// An address of `AF_IB`: a GID and a service id.
     Ib(IbAddr),
 }
 
@@ -36,13 +36,13 @@ impl From<IpAddr> for Addr {
 }
 
 impl Addr {
-    /// The address that an id has before it has one.
+    /// The address of an id that is not bound yet.
     pub const NONE: Self = Self::Ip(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0));
 
-    /// The address, where it is of IP.
+    /// Returns the IP address.
     ///
     /// # Errors
-    /// `EAFNOSUPPORT` where it is not.
+    /// `EAFNOSUPPORT` if the address is not an IP address.
     pub fn ip(self) -> Result<SocketAddr> {
         match self {
             Self::Ip(addr) => Ok(addr),
@@ -50,7 +50,7 @@ impl Addr {
         }
     }
 
-    /// The port that an id asks for with this address; 0 for any.
+    /// Returns the port of the address; 0 for any port.
     pub(crate) fn port(&self) -> u16 {
         match self {
             Self::Ip(addr) => addr.port(),
@@ -58,16 +58,16 @@ impl Addr {
         }
     }
 
-    /// The port as `rdma_get_src_port(3)` and `rdma_get_dst_port(3)` tell it.
+    /// Returns the port that `rdma_get_src_port(3)` and `rdma_get_dst_port(3)` report.
     pub(crate) fn reported_port(&self) -> u16 {
         match self {
             Self::Ip(addr) => addr.port(),
-            // Whatever the mask says.
+            // The mask is ignored.
             Self::Ib(addr) => addr.service_id as u16,
         }
     }
 
-    /// The address of an id that has got its port.
+    /// Returns the address of an id that has got its port.
     pub(crate) fn with_port(self, port: u16) -> Self {
         match self {
             Self::Ip(mut addr) => {
@@ -78,8 +78,8 @@ impl Addr {
         }
     }
 
-    /// The service at this address, port space and port, for an id of `port_space`: addresses of `AF_IB` have a port space
-    /// of their own. `None` where no port space has such a service.
+    /// Returns port space and port of the service at this address, for an id of `port_space`. Addresses of `AF_IB`
+    /// contain their own port space. `None` if their service id does not fit any port space.
     pub(crate) fn service(&self, port_space: rdma_port_space) -> Option<(rdma_port_space, u16)> {
         match self {
             Self::Ip(addr) => Some((port_space, addr.port())),
@@ -87,7 +87,7 @@ impl Addr {
         }
     }
 
-    /// Whether it is no address in particular.
+    /// Returns true for a wildcard address.
     pub(crate) fn is_any(&self) -> bool {
         match self {
             Self::Ip(addr) => addr.ip().is_unspecified(),
@@ -96,7 +96,7 @@ impl Addr {
     }
 }
 
-/// Bytes of an address of that family, or `None` for families that ids have no addresses of.
+/// Returns the bytes of an address of that family, or `None` for families that ids do not support.
 #[must_use]
 pub fn size_of_family(family: c_int) -> Option<usize> {
     match family {
@@ -110,10 +110,10 @@ pub fn size_of_family(family: c_int) -> Option<usize> {
 /// Reads an address of IPv4, IPv6 or `AF_IB`; `None` for NULL and for other families.
 ///
 /// # Safety
-/// `addr` is NULL or points to an address that is as long as its family says.
+/// `addr` is NULL or points to an address of the length of its family.
 #[must_use]
 pub unsafe fn read(addr: *const sockaddr) -> Option<Addr> {
-    // SAFETY: contract of this function; not NULL, so at least the family is there.
+    // SAFETY: contract of this function. The pointer is not NULL, so at least the family can be read.
     unsafe {
         if i32::from(addr.as_ref()?.sa_family) == AF_IB {
             let c = addr.cast::<sockaddr_ib>().read_unaligned();
@@ -128,7 +128,7 @@ pub unsafe fn read(addr: *const sockaddr) -> Option<Addr> {
 /// # Safety
 /// As for [`read`].
 unsafe fn read_ip(addr: *const sockaddr) -> Option<SocketAddr> {
-    // SAFETY: not NULL, so at least the family is there; it says how much more is.
+    // SAFETY: the pointer is not NULL, so at least the family can be read, and the family determines the length.
     unsafe {
         match i32::from(addr.as_ref()?.sa_family) {
             AF_INET => {
@@ -155,7 +155,7 @@ unsafe fn read_ip(addr: *const sockaddr) -> Option<SocketAddr> {
     }
 }
 
-/// The address as C has it, and its length.
+/// Converts the address to C; returns the structure and its length.
 #[must_use]
 pub fn to_c(addr: Addr) -> (sockaddr_storage, socklen_t) {
     match addr {
@@ -180,13 +180,13 @@ pub fn to_c(addr: Addr) -> (sockaddr_storage, socklen_t) {
     }
 }
 
-/// An address of a family, in the type that has room for those of all.
+/// Stores a C address in the type that is large enough for all families.
 fn stored<T>(addr: T) -> (sockaddr_storage, socklen_t) {
     const {
         assert!(size_of::<T>() <= size_of::<sockaddr_storage>());
         assert!(align_of::<T>() <= align_of::<sockaddr_storage>());
     }
-    // SAFETY: plain integers, for which zero is a value; large and aligned enough (just asserted).
+    // SAFETY: the type has only integers, for which zero is valid; it is large and aligned enough (asserted above).
     let storage = unsafe {
         let mut storage: sockaddr_storage = std::mem::zeroed();
         (&raw mut storage).cast::<T>().write(addr);
@@ -195,7 +195,7 @@ fn stored<T>(addr: T) -> (sockaddr_storage, socklen_t) {
     (storage, size_of::<T>() as socklen_t)
 }
 
-/// The GID of an address of IP.
+/// Returns the GID of an IP address.
 pub(crate) fn gid_of(ip: IpAddr) -> [u8; 16] {
     match ip.to_canonical() {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -203,24 +203,24 @@ pub(crate) fn gid_of(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Whether the address is one that this host answers to: of an interface, or of the loopback network.
+/// Returns true if the address belongs to this host: to an interface, or to the loopback network.
 ///
 /// # Errors
-/// What the system says where its addresses cannot be read.
+/// The error of the system call that reads the interface addresses.
 pub(crate) fn is_local(ip: IpAddr) -> io::Result<bool> {
     let ip = ip.to_canonical();
     Ok(ip.is_loopback() || interface_addresses()?.contains(&ip))
 }
 
-/// The own address from which the host's routes lead to `dst`.
+/// Returns the local address from which the host's routes lead to `dst`.
 ///
 /// # Errors
-/// What the system says: no route leads there.
+/// The error of the system call, e.g. if the host has no route to `dst`.
 pub(crate) fn source_towards(dst: SocketAddr) -> io::Result<IpAddr> {
     Ok(socket_towards(dst)?.local_addr()?.ip())
 }
 
-/// Bytes of the largest IP packet that goes to `dst` whole, as far as the host knows.
+/// Returns the size of the largest unfragmented IP packet to `dst`, as far as the host knows.
 ///
 /// # Errors
 /// As for [`source_towards`].
@@ -234,31 +234,31 @@ pub(crate) fn mtu_towards(dst: SocketAddr) -> io::Result<u32> {
     Ok(mtu?)
 }
 
-/// A socket whose packets would go to `dst`.
+/// Returns a socket connected to `dst`.
 fn socket_towards(dst: SocketAddr) -> io::Result<UdpSocket> {
     let any = if dst.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let socket = UdpSocket::bind(any)?;
-    // No packet is sent; any port but 0 will do.
+    // No packet is sent, so any port other than 0 works.
     socket.connect(with_port(dst, roce::UDP_PORT))?;
     Ok(socket)
 }
 
-/// The same address, scope and all, at another port.
+/// Returns the same address, including its scope, with another port.
 fn with_port(mut addr: SocketAddr, port: u16) -> SocketAddr {
     addr.set_port(port);
     addr
 }
 
-/// The addresses of the network interfaces.
+/// Returns the addresses of the network interfaces.
 fn interface_addresses() -> io::Result<Vec<IpAddr>> {
     let mut list = ptr::null_mut();
-    // SAFETY: a place for the head of the list, which is freed below.
+    // SAFETY: `list` receives the head of the list, which is freed below.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
         return Err(io::Error::last_os_error());
     }
     let mut addresses = Vec::new();
     let mut at: *const libc::ifaddrs = list;
-    // SAFETY: the list stays as it is until it is freed; `ifa_addr` is NULL or an address of its family.
+    // SAFETY: the list does not change until it is freed; `ifa_addr` is NULL or an address of its family.
     unsafe {
         while let Some(entry) = at.as_ref() {
             addresses.extend(read_ip(entry.ifa_addr).map(|a| a.ip()));
@@ -283,7 +283,7 @@ mod tests {
         ] {
             let addr: SocketAddr = text.parse().unwrap();
             let (c, len) = to_c(addr.into());
-            // SAFETY: a whole address.
+            // SAFETY: the address is complete.
             let read = unsafe { read((&raw const c).cast()) };
             assert_eq!(read, Some(addr.into()));
             assert_eq!(len, if addr.is_ipv4() { 16 } else { 28 });
@@ -297,14 +297,14 @@ mod tests {
             scope_id: 6,
         });
         let (c, len) = to_c(ib);
-        // SAFETY: a whole address.
+        // SAFETY: the address is complete.
         assert_eq!(unsafe { read((&raw const c).cast()) }, Some(ib));
         assert_eq!(len, 48);
         // SAFETY: NULL is allowed.
         assert_eq!(unsafe { read(ptr::null()) }, None);
         let mut other = to_c(Addr::NONE).0;
         other.ss_family = libc::AF_UNIX as u16;
-        // SAFETY: a whole address.
+        // SAFETY: the address is complete.
         assert_eq!(unsafe { read((&raw const other).cast()) }, None);
     }
 

@@ -1,4 +1,4 @@
-//! Event channels: queues of events that a file descriptor announces.
+//! Event channels: queues of events, with a file descriptor to wait for.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -11,10 +11,10 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use crate::errno::{Errno, Result};
 use crate::lock::lock;
 
-/// An event channel.
+/// An event channel: a queue of events and an eventfd.
 ///
-/// Its eventfd is readable if and only if the queue is not empty: programs wait for it with `poll(2)` and its
-/// kin, and switch taking events to not waiting by `O_NONBLOCK`.
+/// The eventfd is readable if and only if the queue is not empty. Programs wait for it with `poll(2)` and similar
+/// calls, and set `O_NONBLOCK` on it to take events without waiting.
 pub struct Channel<E> {
     fd: OwnedFd,
     queue: Mutex<VecDeque<E>>,
@@ -22,14 +22,14 @@ pub struct Channel<E> {
 
 impl<E> Channel<E> {
     pub(crate) fn new() -> Result<Arc<Self>> {
-        // O_NONBLOCK is the program's, so reads of the descriptor must not depend on it: see `settle`.
+        // The program decides about O_NONBLOCK, so reads of the descriptor must not depend on it: see `settle`.
         Ok(Arc::new(Self {
             fd: eventfd(0, EventfdFlags::CLOEXEC)?,
             queue: Mutex::new(VecDeque::new()),
         }))
     }
 
-    /// The descriptor that announces events.
+    /// Returns the descriptor that is readable while the channel has events.
     #[must_use]
     pub fn raw_fd(&self) -> c_int {
         self.fd.as_raw_fd()
@@ -38,16 +38,16 @@ impl<E> Channel<E> {
     pub(crate) fn push(&self, event: E) {
         let mut queue = lock(&self.queue);
         queue.push_back(event);
-        // At every event, so that edge-triggered waiters are woken. The count cannot overflow.
+        // Each event writes to the eventfd, so that edge-triggered waiters are woken. The count cannot overflow.
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
 
-    /// The next event. Waits for it unless the descriptor has `O_NONBLOCK`.
+    /// Returns the next event. Waits for it unless the descriptor has `O_NONBLOCK`.
     ///
-    /// `prepare` sees the event before any other thread can take one behind it; it must take no locks of channels.
+    /// `prepare` is called before another thread can take a later event. It must not lock a channel.
     ///
     /// # Errors
-    /// `EAGAIN` where there is none and the descriptor does not block, `EINTR` when a signal came.
+    /// `EAGAIN` if the channel is empty and the descriptor does not block, `EINTR` if a signal interrupted the wait.
     pub(crate) fn next(&self, prepare: impl Fn(&E)) -> Result<E> {
         loop {
             {
@@ -66,13 +66,13 @@ impl<E> Channel<E> {
         }
     }
 
-    /// Whether there is no event.
+    /// Returns true if the channel has no event.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         lock(&self.queue).is_empty()
     }
 
-    /// Takes those events out that `is_taken` says: they will not be reported from here.
+    /// Removes and returns the events for which `is_taken` is true; this channel will not report them.
     pub(crate) fn take(&self, is_taken: impl Fn(&E) -> bool) -> Vec<E> {
         let mut queue = lock(&self.queue);
         let (taken, kept): (VecDeque<E>, _) = queue.drain(..).partition(is_taken);
@@ -81,7 +81,7 @@ impl<E> Channel<E> {
         Vec::from(taken)
     }
 
-    /// Makes the descriptor unreadable when nothing is left. Does not wait if it is so already.
+    /// Makes the descriptor unreadable if the queue is empty. Does not wait if it is already unreadable.
     fn settle(&self, queue: &VecDeque<E>) {
         if queue.is_empty() {
             let readable = poll(

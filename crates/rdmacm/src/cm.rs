@@ -1,4 +1,4 @@
-//! The connection manager of a process: what all ids share.
+//! The connection manager of a process: the state that all ids share.
 
 use std::ffi::c_int;
 use std::net::IpAddr;
@@ -18,42 +18,41 @@ use crate::mad::{Hub, Settings};
 use crate::ports::Ports;
 use crate::service::Service;
 
-/// What connection management needs of whoever brings the verbs.
+/// The functions that a verbs provider supplies to connection management.
 #[derive(Clone, Debug)]
 pub struct Provider {
-    /// The verbs, of the software NIC.
+    /// Verbs of the software NIC.
     pub verbs: &'static Symbols,
-    /// The folder through which the processes of the fabric find each other. It exists once a device of the
-    /// verbs is open.
+    /// Folder in which the processes of the fabric find each other. The folder exists once a device is open.
     pub fabric_dir: PathBuf,
-    /// The way to other hosts; `None` for a NIC that has none.
+    /// QP1 for messages to other hosts; `None` if the NIC has none.
     pub gsi: Option<&'static Gsi>,
-    /// How long a peer may take to answer before it counts as unreachable.
+    /// Time in which a peer must answer before it is considered unreachable.
     pub answer_timeout: Duration,
 }
 
-/// How long a peer may take to answer: what Linux's retries of a request add up to (15 times 4.096 µs × 2^20;
+/// Default of [`Provider::answer_timeout`]: the sum of Linux's retries of a request (15 times 4.096 µs × 2^20;
 /// `CMA_MAX_CM_RETRIES`, `CMA_CM_RESPONSE_TIMEOUT` of `linux:drivers/infiniband/core/cma.c`).
 pub const DEFAULT_ANSWER_TIMEOUT: Duration = Duration::from_millis(64_424);
 
-/// How long connections stay in TIMEWAIT: the order of what Linux derives from the default packet lifetime of
-/// RoCE (`CMA_IBOE_PACKET_LIFETIME`, 4.096 µs × 2^18, twice).
+/// Time that connections stay in TIMEWAIT. Linux derives a similar time from the default packet lifetime of RoCE
+/// (`CMA_IBOE_PACKET_LIFETIME`, 4.096 µs × 2^18, twice).
 pub(crate) const TIMEWAIT: Duration = Duration::from_millis(2148);
 
 type Find = fn() -> std::result::Result<Provider, c_int>;
 
 static PROVIDER: OnceLock<Find> = OnceLock::new();
 
-/// Says where the verbs come from; `find` is called when they are first needed, and its error is the errno
-/// that the program gets. The first call counts.
+/// Sets the function that finds the verbs provider. `find` is called when the verbs are first needed, and its error is
+/// the errno for the program. Only the first call has an effect.
 pub fn provide(find: Find) {
     let _ = PROVIDER.set(find);
 }
 
-/// The device that connections of this process are made on.
+/// Returns the device on which connections of this process are made.
 ///
 /// # Errors
-/// `ENODEV` where there is none, and what opening it says.
+/// `ENODEV` if no device exists; otherwise the error of opening it.
 pub fn device() -> Result<&'static Device> {
     Ok(&Cm::get()?.device)
 }
@@ -69,13 +68,13 @@ pub(crate) struct Cm {
     starting_hub: Mutex<()>,
 }
 
-/// The connection manager, and the pid of the process that it is of: a forked child starts anew.
+/// The connection manager, and the process that made it: a forked child makes a new one.
 static CM: Mutex<Option<(u32, &'static Cm)>> = Mutex::new(None);
 
 static AT_EXIT: Once = Once::new();
 
-/// The process ends: peers that packets reach get no end of a stream, and hear of it here. What other threads hold is left
-/// alone, since they may never go on.
+/// Tells peers on other hosts that the process ends, since they see no end of a stream. Locks that other threads hold
+/// are skipped, because those threads may never continue.
 extern "C" fn leave() {
     if let Ok(cm) = CM.try_lock()
         && let Some((pid, cm)) = *cm
@@ -87,10 +86,10 @@ extern "C" fn leave() {
 }
 
 impl Cm {
-    /// The connection manager of this process, made at the first call.
+    /// Returns the connection manager of this process, which the first call makes.
     ///
     /// # Errors
-    /// `ENODEV` where there are no verbs, and what opening the device or the fabric's folder says.
+    /// `ENODEV` if no provider exists; otherwise the error of opening the device or the fabric's folder.
     pub(crate) fn get() -> Result<&'static Self> {
         let pid = std::process::id();
         let mut cm = lock(&CM);
@@ -115,26 +114,27 @@ impl Cm {
         Ok(new)
     }
 
-    /// The GID of a peer's address, where packets lead to it; `None` where a socket of this host does, or nothing.
+    /// Returns the GID of a peer's address if packets lead to it; `None` for peers on this host and for unreachable
+    /// ones.
     pub(crate) fn gid_by_packets(&self, to: IpAddr) -> Option<[u8; 16]> {
-        // Addresses of IP say nothing of ports of InfiniBand.
+        // On InfiniBand, an IP address does not identify a port.
         let gsi = self.gsi.filter(|_| !self.device.is_infiniband())?;
         let (gid, is_by_packets) = gsi::route(gsi, gid_of(to));
         is_by_packets.then_some(gid)
     }
 
-    /// Whether requests for an own address may come by packets.
+    /// Returns true if requests to the local address `own` may arrive by packets.
     pub(crate) fn may_be_asked_by_packets(&self, own: IpAddr) -> bool {
-        // Loopback addresses are this host's own, so only packets that are asked for lead there.
+        // Loopback addresses are local to the host, so packets lead there only if the provider says so.
         !self.device.is_infiniband()
             && self.gsi.is_some()
             && (!own.is_loopback() || self.gid_by_packets(own).is_some())
     }
 
-    /// The connections by MADs, begun at the first call.
+    /// Returns the connections by MADs, which the first call starts.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` where the NIC has no way to other hosts, and what opening it says.
+    /// `EOPNOTSUPP` if the NIC does not reach other hosts; otherwise the error of opening QP1.
     pub(crate) fn hub(&self) -> Result<&Arc<Hub>> {
         let gsi = self.gsi.ok_or(Errno(libc::EOPNOTSUPP))?;
         let _starting = lock(&self.starting_hub);
@@ -153,7 +153,7 @@ impl Cm {
         self.hub.get().ok_or(Errno(libc::EOPNOTSUPP))
     }
 
-    /// The connections by MADs, if there have been any.
+    /// Returns the connections by MADs, if they were started.
     pub(crate) fn started_hub(&self) -> Option<&Arc<Hub>> {
         self.hub.get()
     }

@@ -1,4 +1,4 @@
-//! The events of ids, as C has them, and what an event asks of the library.
+//! Events of ids as C structures, and the actions of the library that they cause.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -15,9 +15,9 @@ use crate::id::{ChannelHandle, CmId};
 use crate::multicast::Membership;
 use crate::wire::{Params, QpAddress, Request};
 
-/// Private data that a program gets with an event: what the message has room for, padded with zeroes, as from
-/// the kernel ("may be larger than that requested", `rdma_get_cm_event(3)`). IBTA vol. 1, 12.6 and 12.11; of a
-/// request between addresses of IP the first 36 bytes belong to these (annex A11).
+/// Lengths of the private data that a program gets with an event. As from the kernel, this is the capacity of the
+/// message, padded with zeros ("may be larger than that requested", `rdma_get_cm_event(3)`). The lengths are those of
+/// IBTA vol. 1, 12.6 and 12.11. In a request between IP addresses, the addresses occupy the first 36 bytes (annex A11).
 mod room {
     pub(super) const IP_ADDRESSING: usize = 36;
     pub(super) const REQ: usize = 92;
@@ -27,7 +27,7 @@ mod room {
     pub(super) const SIDR_REP: usize = 136;
 }
 
-/// Private data that does not fit its message is refused.
+/// Checks that `len` bytes of private data fit into the message of an event.
 pub(crate) fn check_room(kind: rdma_cm_event_type, id: &CmId, len: usize) -> Result {
     if len <= room_of(kind, id) {
         Ok(())
@@ -59,21 +59,21 @@ struct CmEvent {
     private_data: [u8; 256],
 }
 
-/// The id of an endpoint; `None` where it has none.
+/// Returns the id of an endpoint; `None` if it has none.
 fn id_of(endpoint: &Endpoint) -> Option<&CmId> {
-    // SAFETY: an endpoint names the id that was made for it, which is freed when no event of it can be reported any more:
+    // SAFETY: an endpoint names the id that was made for it. The id is freed only after its last event was reported:
     // `connect::destroy` closes the endpoint and waits until its events have been acknowledged.
     unsafe { CmId::borrow(ptr::with_exposed_provenance_mut(endpoint.id())) }.ok()
 }
 
-/// The next event that is the program's business. Waits for it unless the channel's descriptor has `O_NONBLOCK`.
+/// Returns the next event for the program. Waits for it unless the channel's descriptor has `O_NONBLOCK`.
 ///
 /// # Errors
-/// `EAGAIN` where there is none and the descriptor does not block, `EINTR` when a signal came.
+/// `EAGAIN` if the channel is empty and the descriptor does not block, `EINTR` if a signal interrupted the wait.
 pub fn next_event(channel: &Channel<Event>) -> Result<*mut rdma_cm_event> {
     loop {
         let event = channel.next(|event| {
-            // Before the queue is unlocked, so that nobody destroys the id in between.
+            // The queue is still locked here, so no thread can destroy the id in between.
             event.endpoint.reported();
             make_id(event);
         })?;
@@ -85,7 +85,7 @@ pub fn next_event(channel: &Channel<Event>) -> Result<*mut rdma_cm_event> {
     }
 }
 
-/// Makes the id of a requested connection, so that events behind the request find it.
+/// Makes the id of a requested connection, so that later events find it.
 fn make_id(event: &Event) {
     if let Detail::Request { new, .. } = &event.detail
         && let Some(listener) = id_of(&event.endpoint)
@@ -96,7 +96,7 @@ fn make_id(event: &Event) {
     }
 }
 
-/// Does what the event asks of the library, and makes the C event. `None`: it is no news to the program.
+/// Performs the library's action for the event, and makes the C event. `None` if the program must not see the event.
 fn convert(id: &CmId, event: Event) -> Option<Box<CmEvent>> {
     let mut abi = rdma_cm_event::zeroed();
     abi.id = id.abi();
@@ -120,7 +120,7 @@ fn convert(id: &CmId, event: Event) -> Option<Box<CmEvent>> {
             if let Err(Errno(errno)) = take_request(id, new_id, &request) {
                 tracing::warn!("a connection request is lost: errno {errno}");
                 new.close();
-                // SAFETY: nobody has seen it.
+                // SAFETY: the program has not seen the id yet.
                 unsafe { CmId::free(new_id.abi()) };
                 return None;
             }
@@ -135,7 +135,8 @@ fn convert(id: &CmId, event: Event) -> Option<Box<CmEvent>> {
         }
         Detail::Program(arg) => {
             let param = (&raw mut made.abi.param).cast::<u64>();
-            // SAFETY: the union of a live event, which is larger and as aligned; newer headers have a member `arg` in it.
+            // SAFETY: the union of a live event, which is larger than `u64` and as aligned. Newer headers declare a
+            // member `arg` in it.
             unsafe { param.write(arg) };
         }
         Detail::Joined(membership) => made.set_joined(id, &membership),
@@ -152,7 +153,7 @@ fn convert(id: &CmId, event: Event) -> Option<Box<CmEvent>> {
         RDMA_CM_EVENT_REJECTED | RDMA_CM_EVENT_DISCONNECTED if id.extra().connect_error => {
             return None;
         }
-        // What was posted is flushed.
+        // The work requests that were posted are flushed.
         RDMA_CM_EVENT_REJECTED => {
             let _ = id.fail_qp();
         }
@@ -161,7 +162,7 @@ fn convert(id: &CmId, event: Event) -> Option<Box<CmEvent>> {
     Some(made)
 }
 
-/// Makes the own queue pair ready and tells the peer.
+/// Moves the local queue pair to RTS and sends an RTU to the peer.
 fn connect_qp(id: &CmId) -> Result {
     let ready = id
         .connect_qp(&id.endpoint.ends())
@@ -172,7 +173,7 @@ fn connect_qp(id: &CmId) -> Result {
     ready
 }
 
-/// Gives the id of a requested connection what it must know.
+/// Sets addresses, device and parameters of the id of a requested connection.
 fn take_request(listener: &CmId, new: &CmId, request: &Request) -> Result {
     listener.endpoint.request_taken();
     new.set_source(match request.dst {
@@ -193,7 +194,7 @@ fn take_request(listener: &CmId, new: &CmId, request: &Request) -> Result {
     }
     if listener.extra().sync {
         let handle = ChannelHandle::create()?;
-        // SAFETY: just made; nobody else knows the id.
+        // SAFETY: the id was just made, so no other thread uses it.
         unsafe { new.migrate(handle) }?;
         new.extra().sync = true;
     }
@@ -201,7 +202,7 @@ fn take_request(listener: &CmId, new: &CmId, request: &Request) -> Result {
 }
 
 impl CmEvent {
-    /// Copies private data in, padded to the room that the message has for it.
+    /// Copies private data into the event, padded to the capacity of its message.
     fn set_private_data(&mut self, id: &CmId, data: &[u8]) -> (*const c_void, u8) {
         let room = room_of(self.abi.event, id);
         let len = data.len().min(room);
@@ -248,7 +249,7 @@ impl CmEvent {
         self.abi.param.ud = ud;
     }
 
-    /// A group was joined: the queue pair is attached to it, and the program learns how to send to it.
+    /// Attaches the queue pair to a joined group, and fills in the address of the group for the program.
     fn set_joined(&mut self, id: &CmId, membership: &Membership) {
         let mut ud = rdma_ud_param::zeroed();
         ud.private_data = ptr::with_exposed_provenance(membership.context);
@@ -259,7 +260,7 @@ impl CmEvent {
                 ..QpAddress::default()
             };
             ud.ah_attr = id.device().address_vector(from, &group);
-            // Groups are known by GID on either link layer.
+            // The GRH is needed on either link layer, since a GID identifies the group.
             ud.ah_attr.is_global = 1;
             ud.qp_num = 0x00ff_ffff;
             ud.qkey = RDMA_UDP_QKEY;
@@ -281,7 +282,7 @@ impl CmEvent {
     }
 }
 
-/// Waits for the outcome of a call of a synchronous id; of others it comes as an event.
+/// For a synchronous id, waits for the outcome of a call; other ids get the outcome as an event.
 pub(crate) fn complete(id: &CmId) -> Result {
     if !id.extra().sync {
         return Ok(());
@@ -289,7 +290,7 @@ pub(crate) fn complete(id: &CmId) -> Result {
     acknowledge_last(id);
     let event = next_event(&*id.channel()?)?;
     id.set_event(event);
-    // SAFETY: just made, and the id keeps it.
+    // SAFETY: the event was just made, and the id keeps it.
     let event = unsafe { *event };
     match event.status {
         0 => Ok(()),
@@ -298,36 +299,36 @@ pub(crate) fn complete(id: &CmId) -> Result {
     }
 }
 
-/// Acknowledges the event that a synchronous id has kept.
+/// Acknowledges the last event of a synchronous id.
 pub(crate) fn acknowledge_last(id: &CmId) {
     let event = id.event();
     if !event.is_null() {
         id.set_event(ptr::null_mut());
-        // SAFETY: an event of ours, which the id has kept and keeps no more.
+        // SAFETY: the event came from `next_event`. The id kept it and has just given it up.
         unsafe { acknowledge(event) };
     }
 }
 
-/// The next request of a synchronous listener, and the id of it: `rdma_get_request`. The listener keeps an event that is no
-/// request.
+/// Returns the next request of a synchronous listener, and the id made for it: `rdma_get_request`. If the next event is
+/// not a request, the listener keeps it.
 pub(crate) fn next_request(listener: &CmId) -> Result<(*mut rdma_cm_event, &CmId)> {
     acknowledge_last(listener);
     let event = next_event(&*listener.channel()?)?;
-    // SAFETY: just made.
+    // SAFETY: the event was just made.
     let about = unsafe { *event };
     if about.status != 0 || about.event != RDMA_CM_EVENT_CONNECT_REQUEST {
         listener.set_event(event);
         let status = about.status.abs();
         return Err(if status == 0 { INVALID } else { Errno(status) });
     }
-    // SAFETY: a request has the id that was made for it, which nobody else knows yet.
+    // SAFETY: a request event contains the id that was made for it, which the program has not seen yet.
     Ok((event, unsafe { CmId::borrow(about.id) }?))
 }
 
-/// Frees an event, which counts as acknowledged: `rdma_ack_cm_event(3)`.
+/// Frees an event, which counts as its acknowledgement: `rdma_ack_cm_event(3)`.
 ///
 /// # Safety
-/// `event` came from [`next_event`], and is acknowledged once.
+/// `event` came from [`next_event`], and is acknowledged only once.
 pub unsafe fn acknowledge(event: *mut rdma_cm_event) {
     // SAFETY: contract of this function; the handle points to the first field.
     let event = unsafe { Box::from_raw(event.cast::<CmEvent>()) };

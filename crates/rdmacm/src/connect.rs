@@ -1,4 +1,4 @@
-//! The life of ids, and of their connections.
+//! Creation and destruction of ids, and of their connections.
 
 use std::ffi::{c_int, c_void};
 
@@ -12,13 +12,13 @@ use crate::errno::{INVALID, Result};
 use crate::id::{ChannelHandle, CmId};
 use crate::wire::{Params, Reply, Request};
 
-/// Requests that a listener holds unless it says otherwise: the default of `linux:drivers/infiniband/core/ucma.c`.
+/// Default number of requests that a listener queues: that of `linux:drivers/infiniband/core/ucma.c`.
 const DEFAULT_BACKLOG: usize = 1024;
 
-/// A new id; synchronous without a channel.
+/// Makes an id; it is synchronous if `channel` is NULL.
 ///
 /// # Errors
-/// `EINVAL` for a port space that there is not, `ENODEV` where there is no device.
+/// `EINVAL` for an unknown port space, `ENODEV` if no device exists.
 ///
 /// # Safety
 /// `channel` is NULL or live.
@@ -46,20 +46,20 @@ pub unsafe fn new_id(
     }
 }
 
-/// Releases an id: `rdma_destroy_id(3)`. Waits until its events have been acknowledged.
+/// Destroys an id: `rdma_destroy_id(3)`. Waits until its events have been acknowledged.
 ///
 /// # Errors
 /// `EINVAL` for NULL.
 ///
 /// # Safety
-/// `handle` is NULL or an id that nobody uses afterwards.
+/// `handle` is NULL or an id that is not used afterwards.
 pub unsafe fn destroy(handle: *mut rdma_cm_id) -> Result {
     // SAFETY: contract of this function.
     let id = unsafe { CmId::borrow(handle) }?;
     id.endpoint.close();
     acknowledge_last(id);
     id.endpoint.wait_for_acknowledgements();
-    // SAFETY: the id is not used any more, and a synchronous id's channel is its own.
+    // SAFETY: the id is not used afterwards, and a synchronous id has its own channel.
     unsafe {
         if id.extra().sync {
             ChannelHandle::destroy((*id.abi()).channel);
@@ -69,7 +69,7 @@ pub unsafe fn destroy(handle: *mut rdma_cm_id) -> Result {
     Ok(())
 }
 
-/// The parameters of a connection, as the program gave them.
+/// The parameters of a connection, with the program's values.
 struct Given {
     private_data: Vec<u8>,
     params: Params,
@@ -100,7 +100,7 @@ unsafe fn read_param(
             }
         }
     };
-    // SAFETY: the id's live queue pair, if there is one.
+    // SAFETY: the id's live queue pair, if it has one.
     let (qpn, srq) = unsafe {
         match qp.as_ref() {
             Some(qp) => (qp.qp_num, u8::from(!qp.srq.is_null())),
@@ -138,7 +138,7 @@ unsafe fn read_param(
     })
 }
 
-/// A copy of private data.
+/// Copies private data.
 ///
 /// # Safety
 /// `data` is NULL or valid for `len` bytes.
@@ -150,15 +150,15 @@ pub(crate) unsafe fn bytes(data: *const c_void, len: u8) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(data.cast::<u8>(), usize::from(len)) }.to_vec()
 }
 
-/// Asks for a connection, or looks a datagram service up: `rdma_connect(3)`.
+/// Requests a connection, or the queue pair of a datagram service: `rdma_connect(3)`.
 ///
 /// # Errors
-/// `EINVAL` for parameters or in a state that do not allow it.
+/// `EINVAL` if the parameters or the state of the id do not allow it.
 ///
 /// # Safety
 /// `param` is NULL or valid.
 pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
-    // Without a queue pair of its own, an id must be told the number of one.
+    // An id without a queue pair needs the number of the program's queue pair.
     if param.is_null() && id.qp().is_null() && !id.is_datagram() {
         return Err(INVALID);
     }
@@ -173,7 +173,7 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
     let device = id.device();
     for end in [&mut src, &mut dst] {
         if let Addr::Ib(addr) = end {
-            // The loopback address stands for the port itself, and messages name its GID.
+            // The loopback address means the port itself, whose GID the messages contain.
             addr.gid = device.gid(Addr::Ib(*addr));
         }
     }
@@ -194,7 +194,7 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
     };
     let psn = id.endpoint.ends().local.psn;
     let qp_type = id.qp_type();
-    // A service id of no port space is nobody's; whoever is asked for it refuses.
+    // A service id without a port space has no listener; a listener that receives it rejects the request.
     let port_space = dst
         .service(id.endpoint.port_space)
         .map_or(id.endpoint.port_space, |(port_space, _)| port_space);
@@ -213,7 +213,7 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
     Ok(())
 }
 
-/// The MTU of the path to `dst`, coded: that of the port, or what fits into the packets that lead there.
+/// Returns the coded MTU of the path to `dst`: that of the port, or less if the IP packets to `dst` are smaller.
 fn path_mtu(id: &CmId, dst: Addr) -> u8 {
     let of_port = id.device().active_mtu;
     let largest = match dst {
@@ -226,10 +226,10 @@ fn path_mtu(id: &CmId, dst: Addr) -> u8 {
     u8::try_from(fits.min(of_port)).unwrap_or(0)
 }
 
-/// Listens for requests.
+/// Listens for requests: `rdma_listen(3)`.
 ///
 /// # Errors
-/// `EINVAL` where the id is not bound, or is in use.
+/// `EINVAL` if the id is not bound, or is in use.
 pub fn listen(id: &CmId, backlog: c_int) -> Result {
     let backlog = match usize::try_from(backlog) {
         Ok(n @ 1..=DEFAULT_BACKLOG) => n,
@@ -238,10 +238,10 @@ pub fn listen(id: &CmId, backlog: c_int) -> Result {
     id.endpoint.listen(backlog)
 }
 
-/// Grants a connection: `rdma_accept(3)`.
+/// Accepts a connection: `rdma_accept(3)`.
 ///
 /// # Errors
-/// `EINVAL` for parameters or in a state that do not allow it; what connecting the queue pair says.
+/// `EINVAL` if the parameters or the state of the id do not allow it; otherwise the error of connecting the queue pair.
 ///
 /// # Safety
 /// `param` is NULL or valid.
@@ -290,7 +290,7 @@ pub unsafe fn accept(id: &CmId, param: *const rdma_conn_param) -> Result {
     accepted
 }
 
-/// Destroys an id and all that is its own: `rdma_destroy_ep(3)`.
+/// Destroys an id with its queue pair and shared receive queue: `rdma_destroy_ep(3)`.
 ///
 /// # Safety
 /// As for [`destroy`].

@@ -1,4 +1,4 @@
-//! The device that ids are bound to, and the attributes of queue pairs that follow from a connection.
+//! The device to which ids are bound, and the attributes of queue pairs of a connection.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,34 +13,34 @@ use crate::errno::{Errno, INVALID, Result};
 use crate::lock::lock;
 use crate::wire::{Params, QpAddress};
 
-/// The port: there is one (`ibv_query_port(3)` counts from 1).
+/// Number of the only port (`ibv_query_port(3)` counts from 1).
 pub(crate) const PORT_NUM: u8 = 1;
-/// The default P_Key, in either byte order.
+/// The default P_Key, which is the same in both byte orders.
 pub const DEFAULT_PKEY: u16 = u16::MAX;
 
-/// The default of the ACK timeout, coded: 4.096 µs × 2^19, as Linux derives it from RoCE's packet lifetime.
+/// Default ACK timeout, coded: 4.096 µs × 2^19, as Linux derives it from RoCE's packet lifetime.
 pub(crate) const ACK_TIMEOUT: u8 = 19;
-/// As Linux gives it to every connection over RoCE (`IPV6_DEFAULT_HOPLIMIT`).
+/// Hop limit of every connection, as Linux uses it for RoCE (`IPV6_DEFAULT_HOPLIMIT`).
 pub(crate) const HOP_LIMIT: u8 = 64;
 
-/// The open device.
+/// The open device and its attributes.
 pub struct Device {
-    /// The verbs.
+    /// Functions of libibverbs.
     pub verbs: &'static Symbols,
-    /// It is open as long as the process lives.
+    /// Device context, which stays open until the process ends.
     pub context: *mut ibv_context,
-    /// The protection domain of ids to which the program gives none.
+    /// Protection domain of ids for which the program has given none.
     pub pd: *mut ibv_pd,
-    /// The XRC domain of ids to which the program gives none, once one was needed.
+    /// XRC domain of ids for which the program has given none; made when first needed.
     xrcd: Mutex<XrcDomain>,
     pub(crate) link_layer: u8,
-    /// The MTU of its port.
+    /// MTU of the port.
     pub active_mtu: ibv_mtu,
     lid: u16,
     gids: Vec<[u8; 16]>,
-    /// GUID of the node, in host order.
+    /// GUID of the node, in host byte order.
     pub(crate) node_guid: u64,
-    /// The P_Key table, in host order.
+    /// P_Key table, in host byte order.
     pkeys: Vec<u16>,
     pub(crate) max_responder_resources: u8,
     pub(crate) max_initiator_depth: u8,
@@ -48,14 +48,14 @@ pub struct Device {
 
 struct XrcDomain(*mut ibv_xrcd);
 
-// SAFETY: handles of libibverbs may be used from any thread; all that is done with these is.
+// SAFETY: handles of libibverbs may be used from any thread, and all operations of this module are thread-safe.
 unsafe impl Send for Device {}
-// SAFETY: as above; what changes is behind a lock.
+// SAFETY: as above; the only field that changes is behind a lock.
 unsafe impl Sync for Device {}
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: made by `of`, and nobody else's.
+        // SAFETY: made by `of`, and used by no other code.
         unsafe {
             (self.verbs.ibv_dealloc_pd)(self.pd);
             (self.verbs.ibv_close_device)(self.context);
@@ -66,7 +66,7 @@ impl Drop for Device {
 impl Device {
     /// Opens the first device.
     pub(crate) fn open(verbs: &'static Symbols) -> Result<Self> {
-        // SAFETY: libibverbs' functions, each called as its man page says.
+        // SAFETY: libibverbs' functions, each called as its man page requires.
         unsafe {
             let mut count = 0;
             let list = (verbs.ibv_get_device_list)(&raw mut count);
@@ -98,7 +98,7 @@ impl Device {
     unsafe fn of(verbs: &'static Symbols, context: *mut ibv_context) -> Result<Self> {
         let mut device = ibv_device_attr::zeroed();
         let mut port = ibv_port_attr::zeroed();
-        // SAFETY: contract of this function; places for what is asked.
+        // SAFETY: contract of this function; the pointers lead to places for the results.
         unsafe {
             check((verbs.ibv_query_device)(context, &raw mut device))?;
             check((verbs.ibv_query_port)(context, PORT_NUM, &raw mut port))?;
@@ -106,7 +106,7 @@ impl Device {
             for index in 0..port.gid_tbl_len {
                 let mut gid = ibv_gid::zeroed();
                 let failed = (verbs.ibv_query_gid)(context, PORT_NUM, index, &raw mut gid) != 0;
-                // Filled entries come first; all bytes of a GID are initialized, whichever member they were
+                // Filled entries come first. All bytes of a GID are initialized, whichever union member they were
                 // written through.
                 if failed || gid.raw == [0; 16] {
                     break;
@@ -145,7 +145,7 @@ impl Device {
         }
     }
 
-    /// The XRC domain that ids share to which the program gives none.
+    /// Returns the XRC domain shared by ids for which the program has given none.
     pub(crate) fn xrcd(&self) -> Result<*mut ibv_xrcd> {
         let mut xrcd = lock(&self.xrcd);
         if xrcd.0.is_null() {
@@ -153,7 +153,7 @@ impl Device {
             attr.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
             attr.fd = -1;
             attr.oflags = libc::O_CREAT;
-            // SAFETY: an open device; attributes of the right type.
+            // SAFETY: the device is open, and the attributes have the right type.
             unsafe {
                 let extended = verbs_get_ctx(self.context);
                 let open = extended.as_ref().and_then(|x| x.open_xrcd);
@@ -167,9 +167,9 @@ impl Device {
         Ok(xrcd.0)
     }
 
-    /// Which entry of the GID table stands for the own address `own`. Addresses of IP without an entry of their own
-    /// (the loopback network) go by the first that is made of an address, other GIDs by the first (`cma_bind_loopback` of
-    /// `linux:drivers/infiniband/core/cma.c`).
+    /// Returns the index of the GID table's entry for the local address `own`. An IP address without an entry (in the
+    /// loopback network) uses the first entry that is not link-local. Another GID uses the first entry
+    /// (`cma_bind_loopback` of `linux:drivers/infiniband/core/cma.c`).
     fn gid_index(&self, own: Addr) -> usize {
         let position = |gid: [u8; 16]| self.gids.iter().position(|&g| g == gid);
         let ip = match own {
@@ -183,7 +183,7 @@ impl Device {
             .unwrap_or(0)
     }
 
-    /// The GID of the own address `own`.
+    /// Returns the GID of the local address `own`.
     pub(crate) fn gid(&self, own: Addr) -> [u8; 16] {
         self.gids
             .get(self.gid_index(own))
@@ -191,26 +191,26 @@ impl Device {
             .unwrap_or_default()
     }
 
-    /// Whether the port has this GID.
+    /// Returns true if the port has this GID.
     pub(crate) fn has_gid(&self, gid: &[u8; 16]) -> bool {
         self.gids.contains(gid)
     }
 
-    /// The port's own GIDs.
+    /// Returns the GIDs of the port.
     pub(crate) fn gids(&self) -> &[[u8; 16]] {
         &self.gids
     }
 
-    /// Whether the port is of InfiniBand: addresses of `AF_IB` are bound to such ports, and routes between them go there.
+    /// Returns true if the link layer is InfiniBand; addresses of `AF_IB` can be bound only to such ports.
     pub(crate) fn is_infiniband(&self) -> bool {
         self.link_layer == IBV_LINK_LAYER_INFINIBAND
     }
 
-    /// The place in the P_Key table of the partition of the own address `own`: as a full member if the port is one, else
-    /// as a limited one (IBTA vol. 1, 10.9.1). Addresses of IP are in the default partition.
+    /// Returns the index of the P_Key of the local address `own`: as a full member if the port is one, else as a
+    /// limited member (IBTA vol. 1, 10.9.1). IP addresses are in the default partition.
     ///
     /// # Errors
-    /// `ENOENT` where the port is not in the partition.
+    /// `ENOENT` if the port is not in the partition.
     pub(crate) fn pkey_index(&self, own: Addr) -> Result<u16> {
         const FULL_MEMBER: u16 = 0x8000;
         let pkey = match own {
@@ -224,7 +224,7 @@ impl Device {
             .ok_or(Errno(libc::ENOENT))
     }
 
-    /// How peers reach a queue pair of this device that belongs to the own address `own`.
+    /// Returns the address of a queue pair of this device, for the local address `own`.
     #[must_use]
     pub fn address_of(&self, own: Addr, qpn: u32, psn: u32) -> QpAddress {
         QpAddress {
@@ -236,7 +236,7 @@ impl Device {
         }
     }
 
-    /// The address vector that leads from the own address `from` to `to`.
+    /// Returns the address vector from the local address `from` to `to`.
     #[must_use]
     pub fn address_vector(&self, from: Addr, to: &QpAddress) -> ibv_ah_attr {
         let mut av = ibv_ah_attr::zeroed();
@@ -249,7 +249,7 @@ impl Device {
         av
     }
 
-    /// The own address of the loopback network, where the port has one.
+    /// Returns the port's IPv4 loopback address, if the port has one.
     pub(crate) fn loopback_address(&self) -> Option<IpAddr> {
         let mut mapped = self
             .gids
@@ -258,7 +258,7 @@ impl Device {
         mapped.find(Ipv4Addr::is_loopback).map(IpAddr::from)
     }
 
-    /// The path record from one of the own addresses to a port with the GID `dgid`.
+    /// Returns the path record from the local address `from` to a port with the GID `dgid`.
     pub(crate) fn path(&self, from: Addr, dgid: [u8; 16]) -> ibv_sa_path_rec {
         let mut path = ibv_sa_path_rec::zeroed();
         path.sgid = ibv_gid {
@@ -273,10 +273,11 @@ impl Device {
         path.pkey = DEFAULT_PKEY;
         if let Addr::Ib(from) = from {
             path.pkey = from.pkey.to_be();
-            // Above the 20 bits of the flow label: `cma_query_ib_route` of `linux:drivers/infiniband/core/cma.c`.
+            // The traffic class is above the 20 bits of the flow label: `cma_query_ib_route` of
+            // `linux:drivers/infiniband/core/cma.c`.
             path.traffic_class = (from.flowinfo >> 20) as u8;
         }
-        // 2: exactly.
+        // Selector 2 means "exactly".
         path.mtu_selector = 2;
         path.mtu = u8::try_from(self.active_mtu).unwrap_or(0);
         path.rate_selector = 2;
@@ -286,11 +287,10 @@ impl Device {
         path
     }
 
-    /// The attributes with which a queue pair goes to `state`, and their mask: `rdma_init_qp_attr(3)`.
+    /// Returns the attributes and their mask for moving a queue pair to `state`: `rdma_init_qp_attr(3)`.
     ///
     /// # Errors
-    /// `EINVAL` for a state that connections do not lead to, `ENOENT` for an own address in a partition that the port is
-    /// not in.
+    /// `EINVAL` for a state other than INIT, RTR and RTS, `ENOENT` if the port is not in the partition of `from`.
     pub(crate) fn qp_attr(
         &self,
         state: ibv_qp_state,
@@ -310,7 +310,7 @@ impl Device {
         }
     }
 
-    /// The same for a queue pair of the type UD.
+    /// Returns the attributes and their mask for moving a UD queue pair to `state`.
     ///
     /// # Errors
     /// As for connected queue pairs.
@@ -371,7 +371,7 @@ impl Device {
     /// Calls `ibv_modify_qp`.
     ///
     /// # Errors
-    /// What it returns.
+    /// The error of `ibv_modify_qp`.
     ///
     /// # Safety
     /// `qp` is a live queue pair of this device's provider.
@@ -381,12 +381,12 @@ impl Device {
     }
 }
 
-/// Whether peers may READ and do atomics at a queue pair of this type.
+/// Returns true if a queue pair of this type executes READs and atomics of its peer.
 fn is_reliable_responder(qp_type: ibv_qp_type) -> bool {
     matches!(qp_type, IBV_QPT_RC | IBV_QPT_XRC_RECV)
 }
 
-/// Whether a queue pair of this type READs and does atomics.
+/// Returns true if a queue pair of this type can send READs and atomics.
 fn is_reliable_requester(qp_type: ibv_qp_type) -> bool {
     matches!(qp_type, IBV_QPT_RC | IBV_QPT_XRC_SEND)
 }
@@ -409,7 +409,7 @@ fn rts_attr(qp_type: ibv_qp_type, ends: &Ends, ack_timeout: Option<u8>) -> (ibv_
     (attr, mask)
 }
 
-/// The result of a function of libibverbs that returns an errno.
+/// Converts the return value of a libibverbs function that returns an errno.
 ///
 /// # Errors
 /// The errno.
@@ -421,7 +421,7 @@ pub fn check(returned: c_int) -> Result {
     }
 }
 
-/// The errno of a function of libibverbs that has returned NULL.
+/// Returns the errno after a libibverbs function has returned NULL.
 #[must_use]
 pub fn last_errno() -> Errno {
     std::io::Error::last_os_error().into()

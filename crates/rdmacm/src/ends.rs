@@ -1,18 +1,18 @@
-//! What the two ends of a connection know of each other.
+//! The parameters that the two ends of a connection exchange.
 
 use crate::wire::{Params, QpAddress};
 
-/// What the two ends need to know of each other to connect their queue pairs.
+/// The parameters that the two ends need to connect their queue pairs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ends {
-    /// How the peer reaches this end.
+    /// Address of the local queue pair.
     pub(crate) local: QpAddress,
-    /// How this end reaches the peer.
+    /// Address of the peer's queue pair.
     pub(crate) remote: QpAddress,
-    /// As this end means them. The retry counts are those of its own sends.
+    /// Negotiated parameters from the view of this end. The retry counts are those of its own sends.
     pub(crate) params: Params,
-    /// MTU of the path, `IBV_MTU_*`, as the request has it; 0 for that of the port.
+    /// MTU of the path from the request, `IBV_MTU_*`; 0 for the MTU of the port.
     pub(crate) path_mtu: u8,
-    /// What the peer offered: vendor and options of `struct ibv_ece`.
+    /// The peer's enhanced connection establishment (ECE) options: vendor and options of `struct ibv_ece`.
     pub(crate) remote_ece: (u32, u32),
 }

@@ -1,9 +1,9 @@
-//! What the functions of this crate fail with: the errno that C callers get.
+//! Errors of this crate's functions: the errno for C callers.
 
 pub use c_edge::Errno;
 
-/// Something, or the errno that a C caller gets instead.
+/// A result whose error is the errno for C callers.
 pub type Result<T = ()> = std::result::Result<T, Errno>;
 
-/// Shorthand: "invalid argument", or a call that the object's state does not allow.
+/// EINVAL: an invalid argument, or a call that the object's state does not allow.
 pub const INVALID: Errno = Errno(libc::EINVAL);

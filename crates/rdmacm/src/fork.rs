@@ -1,8 +1,8 @@
-//! What a child process that was forked must not inherit, and what a thread of ours must not take away.
+//! Descriptors that forked children must not inherit, and signals that the library's thread must not receive.
 //!
-//! A connection lasts as long as its socket is open. A child that inherited the socket would keep the
-//! connection of a dead parent open, so in the child every such descriptor is replaced by `/dev/null`: the
-//! number stays taken, because the objects that own it are still there.
+//! A connection lasts as long as its socket is open. A child that inherited the socket would keep a connection open
+//! after its parent has died. So the child replaces every such descriptor with `/dev/null`. The descriptor number stays
+//! in use, because the objects that own it still exist.
 
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, Once};
 use crate::errno::Result;
 use crate::lock::lock;
 
-/// The descriptors, and the one that replaces them.
+/// The descriptors to replace in children, and their replacement.
 struct Fds {
     open: Vec<RawFd>,
     null: Option<OwnedFd>,
@@ -24,14 +24,14 @@ static FDS: Mutex<Fds> = Mutex::new(Fds {
 });
 
 thread_local! {
-    /// Holds the lock from before a fork until after it, in the thread that forks and its copy.
+    /// The lock of `FDS`, held across a fork in the forking thread and in its copy.
     static HELD: RefCell<Option<MutexGuard<'static, Fds>>> = const { RefCell::new(None) };
 }
 
-/// Makes ready for [`close_in_children`].
+/// Opens the replacement that [`close_in_children`] needs.
 ///
 /// # Errors
-/// Where what is to replace descriptors cannot be opened.
+/// The error of opening `/dev/null`.
 pub(crate) fn prepare_replacement() -> Result {
     let mut fds = lock(&FDS);
     if fds.null.is_none() {
@@ -40,23 +40,23 @@ pub(crate) fn prepare_replacement() -> Result {
     Ok(())
 }
 
-/// Calls `f` when the process ends by itself. A child that was forked calls it as well.
+/// Registers `f` to be called at the exit of the process, or of a forked child.
 pub(crate) fn at_exit(f: extern "C" fn()) {
     // SAFETY: as for `pthread_atfork` below: the function lives as long as this library.
     unsafe { libc::atexit(f) };
 }
 
-/// Closes the descriptor in children that are forked from now on.
+/// Replaces the descriptor with `/dev/null` in children that are forked from now on.
 pub(crate) fn close_in_children(fd: &OwnedFd) {
     static HANDLERS: Once = Once::new();
     HANDLERS.call_once(|| {
-        // SAFETY: functions that live as long as this library, which is never unloaded once its thread runs.
+        // SAFETY: the functions live as long as this library, which is never unloaded once its thread runs.
         unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
     });
     lock(&FDS).open.push(fd.as_raw_fd());
 }
 
-/// Forgets a descriptor that is about to be closed.
+/// Undoes [`close_in_children`] for a descriptor that is about to be closed.
 pub(crate) fn keep_in_children(fd: &OwnedFd) {
     let fd = fd.as_raw_fd();
     lock(&FDS).open.retain(|&open| open != fd);
@@ -75,18 +75,18 @@ extern "C" fn child() {
     if let Some(fds) = held.as_deref_mut() {
         for fd in std::mem::take(&mut fds.open) {
             if let Some(null) = &fds.null {
-                // SAFETY: only descriptor numbers; the objects that own `fd` stay its owners.
+                // SAFETY: the call uses only descriptor numbers; the objects that own `fd` keep owning it.
                 unsafe { libc::dup3(null.as_raw_fd(), fd, libc::O_CLOEXEC) };
             }
         }
     }
 }
 
-/// Blocks all signals for the calling thread, and threads that it starts; the mask before.
+/// Blocks all signals in the calling thread and in threads that it starts; returns the previous mask.
 pub(crate) fn block_signals() -> libc::sigset_t {
     let mut all = MaybeUninit::<libc::sigset_t>::zeroed();
     let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: places for two sets; zeroed sets are sets.
+    // SAFETY: the pointers lead to places for two sets, and a zeroed set is a valid set.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
@@ -96,6 +96,6 @@ pub(crate) fn block_signals() -> libc::sigset_t {
 
 /// Undoes [`block_signals`].
 pub(crate) fn restore_signals(mask: &libc::sigset_t) {
-    // SAFETY: a set.
+    // SAFETY: `mask` is a valid set.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) };
 }

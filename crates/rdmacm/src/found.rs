@@ -2,18 +2,18 @@
 
 use verbs_abi::rdma_addrinfo;
 
-/// A list of addresses, which is freed with this unless it was given away.
+/// A list of addresses, which is freed on drop unless [`into_list`](Self::into_list) gives it to the caller.
 pub(crate) struct Found {
     list: *mut rdma_addrinfo,
     free: unsafe extern "C" fn(*mut rdma_addrinfo),
 }
 
-// SAFETY: nobody else knows the list (contract of `Found::new`), so it belongs to whoever has this.
+// SAFETY: no other code has the list (contract of `Found::new`), so it may move to another thread with this value.
 unsafe impl Send for Found {}
 
 impl Found {
     /// # Safety
-    /// `free` may be called once with `list`, which nobody else knows.
+    /// `list` may be freed once with `free`, and no other code uses it.
     pub(crate) unsafe fn new(
         list: *mut rdma_addrinfo,
         free: unsafe extern "C" fn(*mut rdma_addrinfo),
@@ -21,7 +21,7 @@ impl Found {
         Self { list, free }
     }
 
-    /// Gives the list away.
+    /// Returns the list, which the caller must free.
     pub(crate) fn into_list(mut self) -> *mut rdma_addrinfo {
         std::mem::replace(&mut self.list, std::ptr::null_mut())
     }
@@ -30,7 +30,7 @@ impl Found {
 impl Drop for Found {
     fn drop(&mut self) {
         if !self.list.is_null() {
-            // SAFETY: contract of `Found::new`; `into_list` leaves NULL behind.
+            // SAFETY: contract of `Found::new`. `into_list` leaves NULL behind, so the list is freed once.
             unsafe { (self.free)(self.list) };
         }
     }

@@ -1,4 +1,4 @@
-//! What the fuzz target of this crate runs, and the replay of its corpus.
+//! The bodies of this crate's fuzz targets, and the replay of their corpora.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,11 +12,11 @@ use crate::ports::{Binding, Ports, owner_of, port_range};
 use crate::process::Process;
 use crate::wire::Message;
 
-/// A message of connection management, or the name of a process, of any bytes: what is read comes back from what is
-/// written.
+/// Decodes `bytes` as a message of connection management and as the name of a process. What was decoded must encode to
+/// the same.
 ///
 /// # Panics
-/// If a reader does, or something does not come back.
+/// Decoding panics, or the encoding differs.
 pub fn messages(bytes: &[u8]) {
     if let Ok(message) = Message::decode(bytes) {
         assert_eq!(message.encode(), bytes);
@@ -28,11 +28,11 @@ pub fn messages(bytes: &[u8]) {
     }
 }
 
-/// The folder of port numbers, in which other processes have left any names: a line is a file's name, or a link's and
-/// behind a tab what it points to. And a text of `/proc` with the ports that are free to have.
+/// Uses a folder of port numbers in which another process has left arbitrary files, and parses texts of `/proc` with
+/// port ranges. Each line of `bytes` is the name of a file, or the name of a link, a tab and the link's target.
 ///
 /// # Panics
-/// If something that is no port is deleted, or a port is had twice, or its listener is not reached.
+/// A file that is not a port is deleted, a port is claimed twice, or its listener is not reached.
 pub fn ports(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         assert!(port_range(text).is_none_or(|(low, high)| 0 < low && low <= high));
@@ -66,7 +66,7 @@ fn use_ports(ports: &Ports, folder: &Folder) {
         assert!(ports.connect(PORT_SPACE, at(PORT)).is_err());
         assert!(!reuse || ports.claim(PORT_SPACE, binding(0, false)).is_ok());
         if let Ok(_listener) = ports.listen(&mut claim) {
-            // Whoever comes anew cleans up.
+            // A process that opens the folder removes stale names.
             drop(Ports::open(&folder.0));
             assert!(ports.connect(PORT_SPACE, at(PORT)).is_ok());
         }
@@ -77,7 +77,7 @@ fn use_ports(ports: &Ports, folder: &Folder) {
     }
 }
 
-/// A fabric's folder of its own.
+/// A temporary fabric folder.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -91,7 +91,7 @@ impl Folder {
         folder
     }
 
-    /// A file that is nobody's port.
+    /// Returns the path of a file that is not a port and must not be deleted.
     fn kept(&self) -> PathBuf {
         self.0.join("kept")
     }
@@ -101,15 +101,15 @@ impl Folder {
             Some(tab) => (&line[..tab], &line[tab + 1..]),
             None => (line, &[][..]),
         };
-        // Names that lead out of the folder are no names in it.
+        // Names that lead out of the folder are skipped.
         if name.is_empty() || name.contains(&b'/') || matches!(name, b"." | b"..") {
             return;
         }
         let name = self.0.join("rdma_cm").join(OsStr::from_bytes(name));
-        // Not all names can be had, and some are there.
+        // Errors are ignored: the name may be invalid or exist already.
         let _ = match target {
             b"" => fs::write(name, ""),
-            // Nothing but what is the test's own may be deleted if it fails.
+            // A link may only lead to a file of this test, so that a failure cannot delete anything else.
             target if target.contains(&b'/') && target != b"../kept" => Ok(()),
             target => symlink(OsStr::from_bytes(target), name),
         };

@@ -1,7 +1,7 @@
-//! Addresses of the family `AF_IB`: a GID and a service id, `struct sockaddr_ib` of `<infiniband/ib.h>`.
+//! Addresses of the family `AF_IB`: a GID and a service id, as in `struct sockaddr_ib` of `<infiniband/ib.h>`.
 //!
-//! The service ids of connection management are those of IBTA vol. 1, annex A11: the port space above, the port number
-//! in the lower 16 bits. An address that is asked for says with a mask which bits of its service id count.
+//! The service ids of connection management follow IBTA vol. 1, annex A11: the port number in the lower 16 bits, the
+//! port space above. An address has a mask of the service id's valid bits; the other bits are wildcards.
 
 use std::net::Ipv6Addr;
 
@@ -15,28 +15,28 @@ use crate::errno::{Errno, Result};
 pub(crate) const PORT_SPACE_MASK: u64 = !PORT_MASK;
 /// The bits of a service id that are the port: `RDMA_IB_IP_PORT_MASK` of `<rdma/rdma_cma.h>`.
 pub(crate) const PORT_MASK: u64 = 0xffff;
-/// Where the port space begins in a service id.
+/// Position of the port space's lowest bit in a service id.
 const PORT_SPACE_SHIFT: u32 = 16;
-/// The subnet prefix of a GID: IBTA vol. 1, 4.1.1.
+/// Bytes of a GID's subnet prefix (IBTA vol. 1, 4.1.1).
 const PREFIX_BYTES: usize = 8;
 
-/// An address of the family `AF_IB`, its numbers in host order.
+/// An address of the family `AF_IB`, with its numbers in host byte order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IbAddr {
     /// P_Key of the partition.
     pub(crate) pkey: u16,
     /// Traffic class and flow label, as in `sin6_flowinfo`.
     pub(crate) flowinfo: u32,
-    /// GID of the port, in network order; all zeroes for any.
+    /// GID of the port, in network byte order; all zeros for any port.
     pub(crate) gid: [u8; 16],
     pub(crate) service_id: u64,
-    /// The bits of `service_id` that count.
+    /// The valid bits of `service_id`; the others are wildcards.
     pub(crate) mask: u64,
     pub(crate) scope_id: u64,
 }
 
 impl IbAddr {
-    /// An address of no service yet.
+    /// Makes an address without a service id.
     #[must_use]
     pub fn new(gid: [u8; 16], pkey: u16) -> Self {
         Self {
@@ -46,7 +46,8 @@ impl IbAddr {
         }
     }
 
-    /// The same with the service id of a port, as `rdma_getaddrinfo(3)` makes it: 0 for either leaves its bits open.
+    /// Returns the address with the service id of a port, as `rdma_getaddrinfo(3)` does. If `port_space` or `port` is
+    /// 0, its bits are wildcards.
     pub(crate) fn with_service(self, port_space: rdma_port_space, port: u16) -> Self {
         let of = |number: u64, mask: u64| if number == 0 { 0 } else { mask };
         Self {
@@ -79,25 +80,25 @@ impl IbAddr {
         }
     }
 
-    /// The port that an id asks for with this address; 0 for any.
+    /// Returns the port of the address; 0 for any port.
     pub(crate) fn port(&self) -> u16 {
         (self.service_id & self.mask) as u16
     }
 
-    /// The service that this address names: port space and port. `None` where no port space has such a service id.
+    /// Returns port space and port of the address; `None` if the port space does not fit into 32 bits.
     pub(crate) fn service(&self) -> Option<(rdma_port_space, u16)> {
         let port_space = u32::try_from(self.service_id >> PORT_SPACE_SHIFT).ok()?;
         Some((port_space, self.service_id as u16))
     }
 
-    /// No GID in particular: that of any port, or the loopback address (`cma_any_addr` of
+    /// Returns true if the GID is unspecified or the loopback address (`cma_any_addr` of
     /// `linux:drivers/infiniband/core/cma.c`).
     pub(crate) fn is_any(&self) -> bool {
         let gid = Ipv6Addr::from(self.gid);
         gid.is_unspecified() || gid.is_loopback()
     }
 
-    /// The loopback address of the same service.
+    /// Returns the loopback address with the same service id.
     pub(crate) fn on_loopback(self) -> Self {
         Self {
             gid: Ipv6Addr::LOCALHOST.octets(),
@@ -105,7 +106,7 @@ impl IbAddr {
         }
     }
 
-    /// Whether a GID is of the same subnet.
+    /// Returns true if a GID is in the same subnet as this address.
     pub(crate) fn shares_subnet(&self, gid: &[u8; 16]) -> bool {
         self.gid
             .iter()
@@ -113,15 +114,16 @@ impl IbAddr {
             .eq(gid.iter().take(PREFIX_BYTES))
     }
 
-    /// The address to which an id of `port_space` is bound that asks for this one, but for the port: its service id names
-    /// the port space that the masked one asks for (`cma_select_ib_ps` of `linux:drivers/infiniband/core/cma.c`).
+    /// Returns the address to which an id of `port_space` is bound if it asks for this address, before it gets a port.
+    /// Its service id has the port space that the masked service id selects (`cma_select_ib_ps` of
+    /// `linux:drivers/infiniband/core/cma.c`).
     ///
     /// # Errors
-    /// `EPROTONOSUPPORT` where the id cannot have what is asked for.
+    /// `EPROTONOSUPPORT` if an id of `port_space` cannot have the requested service id.
     pub(crate) fn select_service(self, port_space: rdma_port_space) -> Result<Self> {
         let mask = self.mask & PORT_SPACE_MASK;
         let asked = self.service_id & mask;
-        // An id of RDMA_PS_IB may be of each of them.
+        // An id of RDMA_PS_IB may have any of these port spaces.
         let selected = [RDMA_PS_IB, RDMA_PS_TCP, RDMA_PS_UDP]
             .into_iter()
             .filter(|&ps| port_space == RDMA_PS_IB || port_space == ps)
@@ -135,7 +137,7 @@ impl IbAddr {
         })
     }
 
-    /// The address of an id that has got its port.
+    /// Returns the address of an id that has got its port.
     pub(crate) fn with_port(self, port: u16) -> Self {
         Self {
             service_id: (self.service_id & self.mask & PORT_SPACE_MASK) | u64::from(port),
@@ -144,8 +146,8 @@ impl IbAddr {
         }
     }
 
-    /// What the id of a request knows of its own end, the service that was asked for: what the message says
-    /// (`cma_save_ib_info` of `linux:drivers/infiniband/core/cma.c`).
+    /// Returns the local address of an id made for a request: the address in the request (`cma_save_ib_info` of
+    /// `linux:drivers/infiniband/core/cma.c`).
     pub(crate) fn as_asked_for(self) -> Self {
         Self {
             mask: u64::MAX,
@@ -154,7 +156,7 @@ impl IbAddr {
         }
     }
 
-    /// What the id of a request knows of its peer: a requester has no service.
+    /// Returns the peer's address of an id made for a request: without a service id, since a requester has none.
     pub(crate) fn as_requester(self) -> Self {
         Self {
             service_id: 0,
@@ -174,7 +176,7 @@ mod tests {
         IbAddr::new(gid.parse::<Ipv6Addr>().unwrap().octets(), 0xffff)
     }
 
-    /// The bytes of the C structure, in the order of `<infiniband/ib.h>`.
+    /// Checks the bytes of the C structure, in the order of `<infiniband/ib.h>`.
     #[test]
     fn the_c_structure_is_in_network_order_but_for_its_scope() {
         let addr = IbAddr {
@@ -240,11 +242,11 @@ mod tests {
                 .map_err(|e| e.0)
         };
         let unsupported = Err(libc::EPROTONOSUPPORT);
-        // Nothing asked for: the id's own.
+        // Without a request, the id's own port space is selected.
         assert_eq!(select(RDMA_PS_TCP, 0, 0), Ok((0x0106_0000, !0xffff)));
         assert_eq!(select(RDMA_PS_UDP, 0, 0), Ok((0x0111_0000, !0xffff)));
         assert_eq!(select(RDMA_PS_IB, 0, 0), Ok((0x013f_0000, !0xffff)));
-        // What the mask leaves open does not count, the port neither.
+        // Bits outside the mask, including the port, are ignored.
         assert_eq!(
             select(RDMA_PS_TCP, 0x0111_0007, 0),
             Ok((0x0106_0000, !0xffff))
@@ -253,7 +255,7 @@ mod tests {
             select(RDMA_PS_TCP, 0x0111_0007, 0xffff),
             Ok((0x0106_0007, u64::MAX))
         );
-        // Asked for, and had.
+        // Requests that the id's port space permits.
         assert_eq!(
             select(RDMA_PS_TCP, 0x0106_0007, u64::MAX),
             Ok((0x0106_0007, u64::MAX))
@@ -266,7 +268,7 @@ mod tests {
             select(RDMA_PS_IB, 0x0106_0000, !0xffff),
             Ok((0x0106_0000, !0xffff))
         );
-        // Asked for, and not to be had.
+        // Requests that the id's port space does not permit.
         assert_eq!(select(RDMA_PS_TCP, 0x0111_0007, u64::MAX), unsupported);
         assert_eq!(select(RDMA_PS_UDP, 0x013f_0000, !0xffff), unsupported);
         assert_eq!(select(RDMA_PS_IB, 0x0002_0000, !0xffff), unsupported);

@@ -1,7 +1,7 @@
-//! The C objects: ids, event channels and, in `queues`, an id's queues.
+//! The C objects of connection management: ids, event channels and, in `queues`, an id's queues.
 //!
-//! Only the program's threads come here. As with librdmacm, calls that change an id are the program's to order;
-//! what this crate keeps of an id beside its C fields is behind a lock.
+//! Only threads of the program call this module. As with librdmacm, the program must serialize calls that change an id.
+//! Fields that this crate adds to the C fields are behind a lock.
 
 mod queues;
 
@@ -26,21 +26,22 @@ use crate::multicast::Membership;
 #[repr(C)]
 pub struct ChannelHandle {
     abi: UnsafeCell<rdma_event_channel>,
-    /// Until it is destroyed.
+    /// The channel; `None` after its destruction.
     channel: Mutex<Option<Arc<Channel<Event>>>>,
 }
 
-/// So many destroyed handles stay readable: a thread of the program may be about to ask one for an event.
+/// Number of destroyed handles that stay readable: another thread may just be about to ask a destroyed handle for an
+/// event.
 const KEPT_HANDLES: usize = 64;
 
-/// The addresses of handles that were destroyed, the oldest first.
+/// Addresses of destroyed handles, oldest first.
 static DESTROYED: Mutex<VecDeque<usize>> = Mutex::new(VecDeque::new());
 
 impl ChannelHandle {
-    /// A new channel, for the program.
+    /// Makes a channel and returns its handle for the program.
     ///
     /// # Errors
-    /// `EMFILE` or `ENFILE` where there are no more descriptors.
+    /// `EMFILE` or `ENFILE` if no descriptor is available.
     pub fn create() -> Result<*mut rdma_event_channel> {
         let channel = Channel::new()?;
         let abi = rdma_event_channel {
@@ -53,20 +54,20 @@ impl ChannelHandle {
         .cast())
     }
 
-    /// The channel of a handle.
+    /// Returns the channel of a handle.
     ///
     /// # Errors
-    /// `EINVAL` for NULL, `EBADF` for one that was destroyed.
+    /// `EINVAL` for NULL, `EBADF` if the handle was destroyed.
     ///
     /// # Safety
-    /// `handle` is NULL or came from [`ChannelHandle::create`], and is not one that was destroyed long ago.
+    /// `handle` is NULL or came from [`ChannelHandle::create`]. It is live, or one of the last 64 that were destroyed.
     pub unsafe fn channel(handle: *mut rdma_event_channel) -> Result<Arc<Channel<Event>>> {
         // SAFETY: contract of this function; the handle points to the first field.
         let handle = unsafe { handle.cast::<Self>().as_ref() }.ok_or(INVALID)?;
         lock(&handle.channel).clone().ok_or(Errno(libc::EBADF))
     }
 
-    /// Closes the channel: `rdma_destroy_event_channel(3)`.
+    /// Destroys the channel: `rdma_destroy_event_channel(3)`.
     ///
     /// # Safety
     /// As for [`ChannelHandle::channel`].
@@ -83,23 +84,24 @@ impl ChannelHandle {
         if destroyed.len() > KEPT_HANDLES
             && let Some(oldest) = destroyed.pop_front()
         {
-            // SAFETY: made by `create`, destroyed once, and long ago.
+            // SAFETY: the handle was made by `create` and destroyed once. It is older than the destroyed handles that
+            // must stay readable.
             drop(unsafe { Box::from_raw(ptr::with_exposed_provenance_mut::<Self>(oldest)) });
         }
     }
 }
 
-/// What this crate keeps of an id beside its C fields.
+/// The fields that this crate adds to the C fields of an id.
 pub(crate) struct Extra {
-    /// The id has a channel of its own, and its calls wait for their outcome.
+    /// True if the id has its own channel and its calls wait for their outcome.
     pub(crate) sync: bool,
-    /// The queue pair could not be connected: the end of the connection is no news.
+    /// True if the queue pair could not be connected, so that the end of the connection is not reported.
     pub(crate) connect_error: bool,
     pub(crate) initiator_depth: u8,
     pub(crate) responder_resources: u8,
-    /// Of the queue pairs that `rdma_get_request` makes.
+    /// Attributes of the queue pairs that `rdma_get_request` makes.
     pub(crate) qp_init_attr: Option<ibv_qp_init_attr>,
-    /// Private data of `rdma_addrinfo`, which goes in front of the program's.
+    /// Private data of `rdma_addrinfo`, which precedes the program's own.
     pub(crate) connect_data: Vec<u8>,
     pub(crate) memberships: Vec<Arc<Membership>>,
     pub(crate) reuse_address: bool,
@@ -108,7 +110,7 @@ pub(crate) struct Extra {
     pub(crate) ece: (u32, u32),
     /// The result of the last `rdma_resolve_addrinfo`.
     pub(crate) addrinfo: Option<Found>,
-    /// What `route.path_rec` points to.
+    /// The path record to which `route.path_rec` points.
     path: Option<Box<UnsafeCell<ibv_sa_path_rec>>>,
 }
 
@@ -122,7 +124,7 @@ macro_rules! c_fields {
             $(
                 $(#[$meta])*
                 $vis fn $get(&self) -> $type {
-                    // SAFETY: a field of the live object. The program orders calls that change an id.
+                    // SAFETY: a field of a live object. The program serializes calls that change an id.
                     unsafe { (*self.abi()).$read }
                 }
             )*
@@ -138,11 +140,11 @@ macro_rules! c_fields {
 
 c_fields! {
     get {
-        /// Its queue pair; NULL for none.
+        /// Returns the id's queue pair; NULL if it has none.
         pub qp => qp: *mut ibv_qp;
-        /// Its protection domain; NULL before it is bound to a device.
+        /// Returns the id's protection domain; NULL before the id is bound to a device.
         pub pd => pd: *mut ibv_pd;
-        /// The handle of its event channel.
+        /// Returns the handle of the id's event channel.
         pub channel_handle => channel: *mut rdma_event_channel;
         pub(crate) qp_type => qp_type: ibv_qp_type;
         pub(crate) verbs => verbs: *mut ibv_context;
@@ -178,7 +180,7 @@ pub struct CmId {
 }
 
 impl CmId {
-    /// A new id around an endpoint, whose channel is `channel`.
+    /// Makes an id for an endpoint, whose channel is `channel`.
     ///
     /// # Safety
     /// `channel` is a live handle.
@@ -218,38 +220,39 @@ impl CmId {
         handle
     }
 
-    /// The id of a handle.
+    /// Returns the id of a handle.
     ///
     /// # Errors
     /// `EINVAL` for NULL.
     ///
     /// # Safety
-    /// `handle` is NULL or an id that was not destroyed.
+    /// `handle` is NULL or an id that has not been destroyed.
     pub unsafe fn borrow<'a>(handle: *mut rdma_cm_id) -> Result<&'a Self> {
         // SAFETY: contract of this function; the handle points to the first field.
         unsafe { handle.cast::<Self>().as_ref() }.ok_or(INVALID)
     }
 
     /// # Safety
-    /// `handle` is an id that is not used any more.
+    /// `handle` is an id that is not used afterwards.
     pub(crate) unsafe fn free(handle: *mut rdma_cm_id) {
         // SAFETY: contract of this function.
         drop(unsafe { Box::from_raw(handle.cast::<Self>()) });
     }
 
-    /// The C fields. The program reads and writes them as well, so they are only reached through this pointer.
+    /// Returns a pointer to the C fields. The program reads and writes them as well, so they are accessed only through
+    /// this pointer.
     pub fn abi(&self) -> *mut rdma_cm_id {
         self.abi.get()
     }
 
-    /// Options of binding: the port may be in use already, and IPv6's wildcard is not IPv4's.
+    /// Sets the options of binding: `RDMA_OPTION_ID_REUSEADDR` and `RDMA_OPTION_ID_AFONLY`.
     pub fn set_bind_options(&self, reuse_address: bool, afonly: bool) {
         let mut extra = self.extra();
         extra.reuse_address = reuse_address;
         extra.afonly = afonly;
     }
 
-    /// Its events come by `channel` from now on.
+    /// Moves the id to another channel, which then reports its events.
     ///
     /// # Errors
     /// As for [`ChannelHandle::channel`].
@@ -264,10 +267,10 @@ impl CmId {
         Ok(())
     }
 
-    /// Tells the peer that has answered that this end is ready: `rdma_establish(3)`, for ids without a queue pair of their own.
+    /// Sends the peer an RTU after its reply: `rdma_establish(3)`, for ids without a queue pair of their own.
     ///
     /// # Errors
-    /// `EINVAL` where the peer has not answered.
+    /// `EINVAL` if the peer has not replied.
     pub fn establish(&self) -> Result {
         self.endpoint.establish()
     }
@@ -277,7 +280,7 @@ impl CmId {
         self.endpoint.disconnect();
     }
 
-    /// Its event channel.
+    /// Returns the id's event channel.
     pub(crate) fn channel(&self) -> Result<Arc<Channel<Event>>> {
         // SAFETY: a live id's channel is live.
         unsafe { ChannelHandle::channel(self.channel_handle()) }
@@ -287,7 +290,7 @@ impl CmId {
         lock(&self.extra)
     }
 
-    /// The device that it is on, or will be.
+    /// Returns the device to which the id is bound, or will be.
     pub fn device(&self) -> &'static Device {
         &self.endpoint.cm.device
     }
@@ -296,18 +299,18 @@ impl CmId {
         self.qp_type() == IBV_QPT_UD
     }
 
-    /// Is the id bound to the device?
+    /// Returns true if the id is bound to the device.
     pub(crate) fn has_device(&self) -> bool {
         !self.verbs().is_null()
     }
 
-    /// The own address; none before the id is bound.
+    /// Returns the local address; `None` before the id is bound.
     pub fn source(&self) -> Option<Addr> {
-        // SAFETY: the field holds what `set_source` wrote, or zeroes, which are no family's address.
+        // SAFETY: the field holds what `set_source` wrote, or zeros, which are an address of no family.
         unsafe { addr::read(&raw const (*self.abi()).route.addr.src.src_addr) }
     }
 
-    /// The peer's address; none before it is resolved.
+    /// Returns the peer's address; `None` before it is resolved.
     pub fn destination(&self) -> Option<Addr> {
         // SAFETY: as above.
         unsafe { addr::read(&raw const (*self.abi()).route.addr.dst.dst_addr) }
@@ -325,9 +328,10 @@ impl CmId {
         self.change_route(|route| route.addr.dst.dst_storage = addr::to_c(to).0);
     }
 
-    /// Changes the addresses and the path, which programs read only.
+    /// Changes the addresses and the path, which the program only reads.
     fn change_route(&self, change: impl FnOnce(&mut rdma_route)) {
-        // SAFETY: a field of the live object. The program orders calls that change an id, and what it reads of one.
+        // SAFETY: a field of a live object. The program serializes calls that change an id with its own reads of that
+        // id.
         change(unsafe { &mut (*self.abi()).route });
     }
 
@@ -341,7 +345,7 @@ impl CmId {
             self.set_pd(device.pd);
         }
         self.change_route(|route| {
-            // SAFETY: any bytes are a value of each member of the union.
+            // SAFETY: every byte pattern is valid for each member of the union.
             let ib = unsafe { &mut route.addr.addr.ibaddr };
             ib.pkey = match source {
                 Addr::Ip(_) => DEFAULT_PKEY,
@@ -351,7 +355,7 @@ impl CmId {
         });
     }
 
-    /// Fills in the path to the destination.
+    /// Fills in the path record of the path to the destination.
     pub(crate) fn set_path(&self) {
         let from = self.source_or_none();
         let to = self.destination().unwrap_or(from);
@@ -362,7 +366,8 @@ impl CmId {
         let dgid = by_packets.unwrap_or_else(|| self.device().gid(to));
         let path = Box::new(UnsafeCell::new(self.device().path(from, dgid)));
         self.change_route(|route| {
-            // SAFETY: the path is here until it is replaced, and any bytes are a value of each member of the union.
+            // SAFETY: the path record lives until it is replaced, and every byte pattern is valid for each member of
+            // the union.
             unsafe { route.addr.addr.ibaddr.dgid = (*path.get()).dgid };
             route.path_rec = path.get();
             route.num_paths = 1;

@@ -1,27 +1,27 @@
-//! Connection management for the software NIC: what librdmacm does, for processes of one host and of several.
+//! Connection management for the software NIC: the functions of librdmacm, within a host and between hosts.
 //!
-//! [`abi`] has librdmacm's entry points as C functions. They stand on the verbs that [`provide`] is told of and
-//! on the fabric's folder, in which processes find each other.
+//! [`abi`] contains librdmacm's entry points as C functions. They use the verbs of the provider that [`provide`] sets,
+//! and the fabric's folder, in which processes find each other.
 //!
 //! # The layers, bottom up
 //!
-//! - `errno`, `lock`, `addr`, `ib`, `process`, `fork`: small things of the system; addresses, those of `AF_IB` too.
-//! - `wire`: the messages between the ends of a connection, by the names of IBTA vol. 1, chapter 12.
-//! - `ports`: who has which port number, and who listens; how a management datagram gets to its process.
-//! - `service`, `channel`: the sleeping thread that reads what peers send; queues of events.
-//! - `gsi`, `mad`: QP1, and connections by management datagrams: to whoever packets reach.
-//! - `device`, `multicast`: the device and what it calls the things that ids know by address.
-//! - `cm`: what all ids of the process share.
-//! - `endpoint`: one end of a connection; no C, no verbs.
-//! - `id`: the C object that a program holds: an endpoint and its queue pair.
-//! - `cm_event`, `resolve`, `connect`: the events of ids, their addresses, their life and connections.
+//! - `errno`, `lock`, `addr`, `ib`, `process`, `fork`: utilities, and addresses of IP and `AF_IB`.
+//! - `wire`: the messages between the two ends of a connection, named as in IBTA vol. 1, chapter 12.
+//! - `ports`: owners and listeners of port numbers; delivery of management datagrams to the right process.
+//! - `service`, `channel`: the sleeping thread that reads the peers' messages; queues of events.
+//! - `gsi`, `mad`: QP1, and connections by management datagrams to peers that packets reach.
+//! - `device`, `multicast`: the device, and its attributes for the addresses of ids and groups.
+//! - `cm`: the state that all ids of the process share.
+//! - `endpoint`: one end of a connection, without C types and verbs.
+//! - `id`: the C object of the program: an endpoint and its queue pair.
+//! - `cm_event`, `resolve`, `connect`: the events of ids, their addresses, their life cycle and connections.
 //! - `abi`: the C functions.
 //!
-//! On one host a connection is a socket between two processes and lasts as long as it: a process may be killed at any
-//! time, and its peers get the event that says so. Between hosts it is made by the messages of IBTA vol. 1, chapter 12, as
-//! Linux' `rdma_cm` sends them, and a peer hears of a process that was killed by its queue pair only.
+//! On one host, a connection is a socket between two processes and lasts as long as the socket. If a process is killed,
+//! its peers get an event. Between hosts, a connection is established by the messages of IBTA vol. 1, chapter 12, as
+//! Linux's `rdma_cm` sends them. If a process is killed, its peer notices that only by its queue pair.
 #![deny(unsafe_code)]
-// `u64` and `usize` are the same size wherever the software NIC compiles.
+// `u64` and `usize` have the same size on every supported target.
 #![allow(clippy::cast_possible_truncation)]
 
 #[allow(unsafe_code)]

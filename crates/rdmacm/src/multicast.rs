@@ -1,4 +1,4 @@
-//! Multicast groups: which GID an address stands for.
+//! Multicast groups, and the GIDs of their addresses.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -7,28 +7,28 @@ use verbs_abi::IBV_LINK_LAYER_ETHERNET;
 use crate::addr::Addr;
 use crate::errno::{INVALID, Result};
 
-/// An id's membership of a group.
+/// The membership of an id in a multicast group.
 #[derive(Debug)]
 pub(crate) struct Membership {
-    /// The group, as the program named it.
+    /// Address of the group, as given by the program.
     pub(crate) addr: Addr,
-    /// What the program gets back with the event.
+    /// Context that the program gets back with the event.
     pub(crate) context: usize,
-    /// The queue pair only sends to the group.
+    /// True if the queue pair only sends to the group.
     pub(crate) send_only: bool,
     pub(crate) mgid: [u8; 16],
     pub(crate) mlid: u16,
 }
 
-/// The LID of every group on an InfiniBand port: the first multicast LID (IBTA vol. 1, 4.1.3). Groups are told
-/// apart by their GIDs; without switches, nothing goes by this LID.
+/// LID of every group on an InfiniBand port: the first multicast LID (IBTA vol. 1, 4.1.3). GIDs distinguish the groups;
+/// without switches, no packet is routed by this LID.
 const MLID: u16 = 0xc000;
 
 impl Membership {
-    /// The membership of the group at `addr`, as `link_layer` addresses it.
+    /// Makes the membership in the group at `addr`, addressed as `link_layer` requires.
     ///
     /// # Errors
-    /// `EINVAL` for a GID on Ethernet, whose groups are those of IP.
+    /// `EINVAL` for an `AF_IB` address on Ethernet, whose groups have IP addresses.
     pub(crate) fn new(addr: Addr, context: usize, send_only: bool, link_layer: u8) -> Result<Self> {
         let ethernet = link_layer == IBV_LINK_LAYER_ETHERNET;
         let mgid = match addr {
@@ -36,7 +36,7 @@ impl Membership {
             Addr::Ib(addr) => addr.gid,
             Addr::Ip(addr) => match addr.ip() {
                 IpAddr::V6(ip) => ip.octets(),
-                // RoCEv2: the group's own address (IBTA annex A17).
+                // RoCEv2 uses the group's IP address (IBTA annex A17).
                 IpAddr::V4(ip) if ethernet => ip.to_ipv6_mapped().octets(),
                 IpAddr::V4(ip) => ipoib_mgid(ip),
             },
@@ -51,14 +51,14 @@ impl Membership {
     }
 }
 
-/// The group of an IPv4 multicast address on InfiniBand: RFC 4391, section 4, with the connection manager's
-/// signature instead of IP's (`cma_set_mgid` of `linux:drivers/infiniband/core/cma.c`).
+/// Returns the GID of an IPv4 multicast address on InfiniBand: RFC 4391, section 4, with the RDMA CM's signature
+/// instead of IP's (`cma_set_mgid` of `linux:drivers/infiniband/core/cma.c`).
 fn ipoib_mgid(ip: Ipv4Addr) -> [u8; 16] {
     let mut gid = [0; 16];
-    // ff12: transient, link-local scope; 4001: IPv4 by way of the RDMA CM; ffff: the default P_Key.
+    // ff12: transient, link-local scope; 4001: IPv4 by the RDMA CM; ffff: the default P_Key.
     gid[..6].copy_from_slice(&[0xff, 0x12, 0x40, 0x01, 0xff, 0xff]);
     gid[12..].copy_from_slice(&ip.octets());
-    // 28 bits of the address.
+    // Only 28 bits of the address are used.
     gid[12] &= 0x0f;
     gid
 }

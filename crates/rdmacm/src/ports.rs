@@ -1,9 +1,9 @@
-//! Port numbers of the fabric: who has which, and the sockets of those who listen.
+//! Port numbers of the fabric: their owners, and the sockets of listeners.
 //!
-//! They live in the folder `rdma_cm` of the fabric. A port that is bound is a symbolic link: its name says
-//! port space, port and address, and its target says whose it is: `PID-STARTTIME-N`. Making a link is atomic,
-//! and so is taking over one whose process has died. Whoever listens makes a socket under the name that the
-//! link points to, so connecting *through the link* finds the listener, or nobody.
+//! They live in the folder `rdma_cm` of the fabric. A bound port is a symbolic link. Its name contains port space, port
+//! and address; its target is `PID-STARTTIME-N` and identifies the owner. Making a link is atomic, and so is taking
+//! over a link whose process has died. A listener makes a socket under the name of the link's target. So a connect
+//! *through the link* reaches the listener or fails.
 
 mod mads;
 mod names;
@@ -30,49 +30,49 @@ use names::{Address, CLOSED, UNFINISHED, closed_file, link_prefix};
 
 pub(crate) use names::{Binding, owner_of};
 
-/// How long after a listener has closed or a port was bound somebody is expected to listen there.
+/// Time after the close of a listener, or after a bind, in which a new listener is expected at the port.
 const REOPENING: Duration = Duration::from_secs(2);
-/// The folder of port numbers, as one process uses it.
+/// The folder of port numbers, as used by one process.
 pub(crate) struct Ports {
     folder: OwnedFd,
     path: PathBuf,
     me: Process,
-    /// The next name of a socket; number 0 is that of the socket for MADs.
+    /// Number of the next socket name; number 0 is the socket for MADs.
     next: AtomicU64,
     next_port: AtomicU64,
 }
 
-/// A port that an id has; given back by [`Ports::release`].
+/// A port that an id owns; [`Ports::release`] frees it.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    /// The link's name.
+    /// Name of the symbolic link.
     link: String,
-    /// The socket's name, were there one.
+    /// Name of the socket to which the link points, if the port has a listener.
     target: String,
     pub(crate) port_space: u32,
     pub(crate) binding: Binding,
 }
 
 impl Claim {
-    /// The name under which its listener is found.
+    /// Returns the name of the listener's socket.
     pub(crate) fn target(&self) -> &str {
         &self.target
     }
 }
 
-/// Why nobody was reached.
+/// The reason why no listener was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreached {
-    /// Nobody listens there.
+    /// No process listens at the address.
     Refused,
-    /// The listener has more waiting than it takes: try again later.
+    /// The listener's queue is full: try again later.
     Busy,
-    /// The system did not do it.
+    /// A system call failed.
     Failed(Errno),
 }
 
 impl Ports {
-    /// Opens the folder of port numbers in the fabric's folder `fabric`, and removes what the dead left there.
+    /// Opens the folder of port numbers in the fabric's folder `fabric`, and removes names of dead processes.
     pub(crate) fn open(fabric: &Path) -> Result<Self> {
         let fabric_fd = rustix::fs::open(
             fabric,
@@ -102,11 +102,11 @@ impl Ports {
         Ok(ports)
     }
 
-    /// Takes a port: the one that `binding` names, or a free one where it names port 0.
+    /// Claims the port that `binding` names, or a free one if its port is 0.
     ///
     /// # Errors
-    /// `EADDRINUSE` where the address has it already, `EADDRNOTAVAIL` where a wildcard has it or is asked
-    /// for (as Linux's `rdma_bind_addr`) or no port is free.
+    /// `EADDRINUSE` if the port is taken at this address. `EADDRNOTAVAIL` if a wildcard is involved (as in Linux's
+    /// `rdma_bind_addr`), or if no port is free.
     pub(crate) fn claim(&self, port_space: u32, binding: Binding) -> Result<Claim> {
         if binding.addr.port() == 0 {
             return self.claim_any(port_space, binding);
@@ -124,7 +124,7 @@ impl Ports {
         for _ in 0..count {
             let nth = self.next_port.fetch_add(1, Ordering::Relaxed) % count;
             let port = low + u16::try_from(nth).unwrap_or(0);
-            // A port that anybody has under any name is passed over; no need to lock the folder for that.
+            // A port that is taken under any name is skipped, which needs no lock of the folder.
             let wildcards = Address::WILDCARDS.iter().map(|a| a.link(port_space, port));
             if wildcards
                 .into_iter()
@@ -151,7 +151,7 @@ impl Ports {
         let n = self.next.fetch_add(1, Ordering::Relaxed);
         let mut link = Address::of(binding).link(port_space, port);
         if binding.reuse {
-            // There may be several of the same name until one of them listens.
+            // Several links may have the same port until one of their owners listens.
             link = format!("{link}+{}-{n}", self.me);
         }
         Claim {
@@ -162,10 +162,10 @@ impl Ports {
         }
     }
 
-    /// Makes the socket through which requests for the port come in.
+    /// Makes the socket that receives requests for the port.
     ///
     /// # Errors
-    /// `EADDRINUSE`, `EADDRNOTAVAIL`: others have the port too, by `RDMA_OPTION_ID_REUSEADDR`.
+    /// `EADDRINUSE`, `EADDRNOTAVAIL`: other ids share the port by `RDMA_OPTION_ID_REUSEADDR`.
     pub(crate) fn listen(&self, claim: &mut Claim) -> Result<OwnedFd> {
         let socket = new_socket()?;
         let _held = self.lock_folder()?;
@@ -173,7 +173,7 @@ impl Ports {
             // "Once the id listens it has to be unique" (`rdma_listen` of `linux:drivers/infiniband/core/cma.c`).
             self.check_conflicts(claim.port_space, claim.binding, false, Some(&claim.link))?;
         }
-        // Under its name it is found when it listens, and not before.
+        // The socket gets its final name only after it listens, so that peers cannot find it earlier.
         let unfinished = format!("{}{UNFINISHED}", claim.target);
         bind(&socket, &self.address(&unfinished)?)?;
         let listens = listen(&socket, libc::SOMAXCONN).and_then(|()| {
@@ -205,7 +205,7 @@ impl Ports {
         Ok(socket)
     }
 
-    /// Gives a port back. Does nothing in a child that was forked from its owner.
+    /// Frees a port. Does nothing in a child that was forked from its owner.
     pub(crate) fn release(&self, claim: &Claim) {
         if std::process::id() == self.me.pid() {
             let _ = unlinkat(&self.folder, &claim.target, AtFlags::empty());
@@ -213,24 +213,25 @@ impl Ports {
         }
     }
 
-    /// Says that the listener of a port is about to close, so that nobody finds it closed and knows nothing.
+    /// Records that the listener of a port is about to close, so that [`opens_soon`](Self::opens_soon) returns true for
+    /// a while.
     pub(crate) fn closing(&self, claim: &Claim) {
         if std::process::id() == self.me.pid() {
             let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC | OFlags::CLOEXEC;
             let name = closed_file(claim.binding.addr.port());
             if let Ok(file) = openat(&self.folder, name, flags, Mode::RUSR | Mode::WUSR) {
-                // Truncating an empty file leaves its times as they are.
+                // Truncating an empty file would not change its times.
                 let _ = rustix::io::write(&file, b"\n");
             }
         }
     }
 
-    /// Whether somebody may be about to listen at `addr`: listened on the port, in any port space, a moment ago,
-    /// or was bound to it then.
+    /// Returns true if a listener may appear at `addr` soon: shortly before, a listener on the port has closed, in any
+    /// port space, or the port was bound.
     ///
-    /// Programs listen for one connection, close, and listen for the next (perftest does, and for datagrams if it
-    /// is to measure them); or they bind to a port, tell its number, and then listen (qperf). Over a network, the
-    /// resolution of the address gives them the time for that.
+    /// Some programs listen for one connection, close, and listen for the next (perftest, for datagrams as well).
+    /// Others bind a port, publish its number, and then listen (qperf). Over a network, the resolution of the address
+    /// gives them enough time for that.
     pub(crate) fn opens_soon(&self, port_space: u32, addr: Addr) -> bool {
         let Some((port_space, port)) = addr.service(port_space) else {
             return false;
@@ -248,11 +249,11 @@ impl Ports {
         };
         let seconds = Duration::from_secs(u64::try_from(stat.st_mtime).unwrap_or(0));
         let changed = UNIX_EPOCH + seconds + Duration::from_nanos(stat.st_mtime_nsec);
-        // A clock that was set back makes no eternity.
+        // After the clock was set back, the age is an error and does not count as recent.
         changed.elapsed().is_ok_and(|age| age < REOPENING)
     }
 
-    /// A connection to whoever listens at `addr`, for an id of `port_space`.
+    /// Connects to the listener at `addr`, for an id of `port_space`.
     pub(crate) fn connect(
         &self,
         port_space: u32,
@@ -273,19 +274,19 @@ impl Ports {
         Err(Unreached::Refused)
     }
 
-    /// The address of the socket `name`: short, however long the folder's name is.
+    /// Returns the address of the socket `name`, which is short however long the folder's path is.
     fn address(&self, name: &str) -> Result<SocketAddrUnix> {
         let path = format!("/proc/self/fd/{}/{name}", self.folder.as_raw_fd());
         Ok(SocketAddrUnix::new(path)?)
     }
 
-    /// Whose a link is.
+    /// Returns the owner of a link.
     fn owner(&self, link: &str) -> Option<Process> {
         let target = readlinkat(&self.folder, link, Vec::new()).ok()?;
         owner_of(target.to_str().ok()?)
     }
 
-    /// Keeps other processes from changing the folder, until it is dropped.
+    /// Locks the folder against other processes until the result is dropped.
     fn lock_folder(&self) -> Result<OwnedFd> {
         let lock = openat(
             &self.folder,
@@ -297,7 +298,7 @@ impl Ports {
         Ok(lock)
     }
 
-    /// The rules of `cma_check_port` in `linux:drivers/infiniband/core/cma.c`.
+    /// Checks the binding by the rules of `cma_check_port` in `linux:drivers/infiniband/core/cma.c`.
     fn check_conflicts(
         &self,
         port_space: u32,
@@ -335,7 +336,7 @@ impl Ports {
         Ok(())
     }
 
-    /// Removes a link of a dead process, and its socket; of a link that is nobody's, only itself.
+    /// Removes a link and the socket to which it points; if the target is not a socket name, only the link.
     fn remove(&self, link: &str) {
         if let Ok(target) = readlinkat(&self.folder, link, Vec::new())
             && target
@@ -347,7 +348,7 @@ impl Ports {
         let _ = unlinkat(&self.folder, link, AtFlags::empty());
     }
 
-    /// Removes what processes that have ended left behind.
+    /// Removes the names of processes that have ended.
     fn clean_up(&self) {
         let Ok(_held) = self.lock_folder() else {
             return;
@@ -359,7 +360,7 @@ impl Ports {
             }
             let of_the_dead = match readlinkat(&self.folder, name.as_str(), Vec::new()) {
                 Ok(target) => target.to_str().ok().and_then(owner_of),
-                // Sockets have their owner in their name.
+                // The names of sockets contain their owner.
                 Err(_) => owner_of(&name),
             }
             .is_some_and(|owner| !owner.is_alive());
@@ -369,7 +370,7 @@ impl Ports {
         }
     }
 
-    /// The names in the folder.
+    /// Returns the names in the folder.
     fn names(&self) -> Result<Vec<String>> {
         let dir = Dir::read_from(&self.folder)
             .inspect_err(|e| tracing::warn!("cannot read {}: {e}", self.path.display()))?;
@@ -390,7 +391,7 @@ fn new_socket() -> Result<OwnedFd> {
     )?)
 }
 
-/// The ports that Linux gives to those who ask for any: `ip(7)`, `ip_local_port_range`.
+/// Returns Linux's range of ephemeral ports: `ip(7)`, `ip_local_port_range`.
 fn ephemeral_ports() -> (u16, u16) {
     std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")
         .ok()
@@ -398,7 +399,7 @@ fn ephemeral_ports() -> (u16, u16) {
         .unwrap_or((32_768, 60_999))
 }
 
-/// The first and the last port of a range.
+/// Parses the first and the last port of a range.
 pub(crate) fn port_range(text: &str) -> Option<(u16, u16)> {
     let mut numbers = text.split_ascii_whitespace().map(str::parse::<u16>);
     let range = (numbers.next()?.ok()?, numbers.next()?.ok()?);

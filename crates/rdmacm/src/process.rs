@@ -1,4 +1,4 @@
-//! Which process is which, as the names of ports say it.
+//! The identity of a process, as in the names of ports.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,10 +15,11 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// The calling process.
+    /// Returns the identity of the calling process.
     ///
     /// # Errors
-    /// Where its start time cannot be read for want of descriptors: others would take it for dead.
+    /// The start time could not be read for lack of descriptors. Without it, other processes would consider this one
+    /// dead.
     pub(crate) fn own() -> Result<Self> {
         let pid = std::process::id();
         Ok(Self {
@@ -27,12 +28,12 @@ impl Process {
         })
     }
 
-    /// Its pid.
+    /// Returns the process id.
     pub(crate) fn pid(self) -> u32 {
         self.pid
     }
 
-    /// Whether it still runs.
+    /// Returns true if the process still runs.
     pub(crate) fn is_alive(self) -> bool {
         is_alive(self.pid.into(), self.start_time)
     }
@@ -44,7 +45,7 @@ impl fmt::Display for Process {
     }
 }
 
-/// Not a process as [`Display`](fmt::Display) prints it.
+/// Error: the text is not a process as [`Display`](fmt::Display) prints it.
 #[derive(Debug)]
 pub(crate) struct NotAProcess;
 

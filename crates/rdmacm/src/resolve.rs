@@ -1,7 +1,7 @@
-//! The address of an id, its peer's, and the route between them.
+//! Resolution of an id's own address, its peer's address, and the route between them.
 //!
-//! The states and refusals are those of `linux:drivers/infiniband/core/cma.c`. Addresses of IP are resolved by the host's
-//! network, those of `AF_IB` by the port's GIDs.
+//! The states and errors are those of `linux:drivers/infiniband/core/cma.c`. IP addresses are resolved by the host's
+//! network, addresses of `AF_IB` by the port's GIDs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -14,7 +14,7 @@ use crate::ib::IbAddr;
 use crate::id::CmId;
 use crate::ports::Binding;
 
-/// Binds an id.
+/// Binds an id to an address: `rdma_bind_addr(3)`.
 ///
 /// # Errors
 /// As for `rdma_bind_addr(3)`: `EADDRINUSE`, `EADDRNOTAVAIL`, and others.
@@ -49,10 +49,11 @@ fn has_gid(id: &CmId, addr: &IbAddr) -> bool {
     id.device().has_gid(&addr.gid)
 }
 
-/// Resolves the peer's address.
+/// Resolves the peer's address: `rdma_resolve_addr(3)`.
 ///
 /// # Errors
-/// `EINVAL` where the id has a peer, or is bound to an address of another family. An address that is not reached is an event.
+/// `EINVAL` if the id already has a peer, or is bound to an address of another family. An unreachable address is
+/// reported as an event.
 pub fn resolve_addr(id: &CmId, src: Option<Addr>, dst: Addr) -> Result {
     match (dst, src) {
         (Addr::Ib(dst), _) => resolve_ib(id, src, dst),
@@ -69,31 +70,31 @@ fn loopback_like(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// Resolves an address of IP: those of this host are its own business.
+/// Resolves an IP address; addresses of this host need no route.
 fn resolve_ip(id: &CmId, src: Option<SocketAddr>, dst: SocketAddr) -> Result {
     let mut dst = dst;
     if dst.ip().is_unspecified() {
-        // "Any" host to connect to is this one, as for sockets.
+        // As for sockets, the unspecified address means this host.
         dst.set_ip(loopback_like(dst.ip()));
     }
     let src = src.filter(|a| !a.ip().is_unspecified() || a.port() != 0);
     let is_multicast = dst.ip().to_canonical().is_multicast();
     let is_here = is_multicast || addr::is_local(dst.ip())?;
     let by_packets = id.endpoint.cm.gid_by_packets(dst.ip()).is_some();
-    // From the address that was asked for, or from the peer's own: that is how a host talks to itself.
+    // The source is the requested address or, as usual when a host talks to itself, the destination address.
     let from = |asked: Option<SocketAddr>| {
         let asked = asked.map(|a| a.ip()).filter(|ip| !ip.is_unspecified());
         match asked {
             Some(ip) => ip,
             None if is_multicast => loopback_like(dst.ip()),
-            // A port that was given an address of the loopback network is not all of it.
+            // A port with a single loopback address does not have the whole loopback network.
             None if by_packets && dst.ip().is_loopback() => {
                 id.device().loopback_address().unwrap_or(dst.ip())
             }
             None => dst.ip(),
         }
     };
-    // From the address that was asked for, or from the one from which routes lead there.
+    // The source is the requested address, or the one that the routing table selects.
     let towards = |asked: Option<SocketAddr>| {
         let asked = asked.map(|a| a.ip()).filter(|ip| !ip.is_unspecified());
         asked
@@ -127,12 +128,12 @@ fn resolve_ip(id: &CmId, src: Option<SocketAddr>, dst: SocketAddr) -> Result {
     addr_resolved(id)
 }
 
-/// Whether the host's routes lead to `dst`.
+/// Returns true if the host has a route to `dst`.
 fn has_route(dst: SocketAddr) -> bool {
     addr::source_towards(dst).is_ok()
 }
 
-/// Resolves an address of `AF_IB`: by the port that has its GID, or is in its subnet.
+/// Resolves an address of `AF_IB` by the port that has its GID or is in its subnet.
 fn resolve_ib(id: &CmId, src: Option<Addr>, dst: IbAddr) -> Result {
     let source = match id.source() {
         Some(source) => source,
@@ -145,7 +146,7 @@ fn resolve_ib(id: &CmId, src: Option<Addr>, dst: IbAddr) -> Result {
     let Addr::Ib(source) = source else {
         return Err(INVALID);
     };
-    // Before anything changes.
+    // Checks the phase before anything changes.
     id.endpoint.advance(&[Phase::Bound], Phase::Bound)?;
     if !id.has_device() {
         let source = if dst.is_any() {
@@ -162,10 +163,10 @@ fn resolve_ib(id: &CmId, src: Option<Addr>, dst: IbAddr) -> Result {
     addr_resolved(id)
 }
 
-/// The own GID from which another is reached: itself, or one of its subnet (`cma_resolve_ib_dev`).
+/// Returns the local GID from which `dst` is reached: the same GID, or one in its subnet (`cma_resolve_ib_dev`).
 ///
 /// # Errors
-/// `ENODEV` where the port has none or is not in the partition.
+/// `ENODEV` if the port has no such GID or is not in the partition.
 fn source_gid(id: &CmId, dst: IbAddr) -> Result<[u8; 16]> {
     let device = id.device();
     if device.pkey_index(Addr::Ib(dst)).is_err() {
@@ -187,20 +188,20 @@ fn addr_resolved(id: &CmId) -> Result {
     Ok(())
 }
 
-/// Resolves the route.
+/// Resolves the route: `rdma_resolve_route(3)`.
 ///
 /// # Errors
-/// `EINVAL` where there is no resolved address.
+/// `EINVAL` if no address has been resolved.
 pub fn resolve_route(id: &CmId) -> Result {
     if let Some(Addr::Ib(dst)) = id.destination() {
         id.endpoint
             .advance(&[Phase::AddrResolved], Phase::AddrResolved)?;
         if !id.device().is_infiniband() {
-            // RoCE goes by a network interface, and a GID does not say which one.
+            // RoCE needs a network interface, which a GID does not determine.
             return Err(Errno(libc::ENODEV));
         }
         if !dst.is_any() && !has_gid(id, &dst) {
-            // What a subnet manager says of a GID that nobody has.
+            // A subnet manager returns this error for an unknown GID.
             id.endpoint
                 .report(RDMA_CM_EVENT_ROUTE_ERROR, -libc::EINVAL, Detail::Nothing);
             return Ok(());

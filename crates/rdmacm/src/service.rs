@@ -1,8 +1,7 @@
-//! The sleeping thread of a process: it reads what peers send and minds the time.
+//! The service thread of a process: it reads the peers' messages and applies timers.
 //!
-//! One thread waits in `epoll_wait(2)` for all connections and listeners of the process. It never calls into
-//! the program and touches none of its memory: what happens becomes an event in a channel's queue, which the
-//! program takes out with `rdma_get_cm_event`.
+//! One thread waits in `epoll_wait(2)` for all connections and listeners of the process. It never calls the program and
+//! never accesses its memory. It queues events in channels, from which the program takes them with `rdma_get_cm_event`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,39 +17,39 @@ use crate::errno::Result;
 use crate::fork;
 use crate::lock::lock;
 
-/// What a timer reminds of.
+/// The purpose of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Alarm {
-    /// The listener took no more, or was not there: send the REQ again.
+    /// Send the REQ again: the listener was missing or its queue was full.
     RetryRequest,
-    /// There was no descriptor for a request: look whether there is one now.
+    /// Accept requests again: no descriptor was available.
     RetryAccept,
-    /// The peer should have responded by now; which timer it is.
+    /// Check if the peer has responded; the value is the number of the timer.
     ResponseTimeout(u64),
-    /// No packet of the connection can be on its way any more.
+    /// End TIMEWAIT: no packet of the connection can be in flight.
     TimeWaitExit,
-    /// A connection by MADs has something to repeat, or has ended; which alarm of it this is.
+    /// Repeat a message of a connection by MADs, or end that connection; the value is the number of the alarm.
     Mad(u64),
-    /// Requests by MADs look again for their listeners.
+    /// Look again for the listeners of queued requests by MADs.
     RetryMads,
 }
 
-/// What the thread watches, and reminds of what is due.
+/// An object whose socket and timers the service thread handles.
 pub(crate) trait Watched: Send + Sync {
-    /// Number of the service that tells it apart: [`Service::new_token`].
+    /// Returns the token that identifies the object: [`Service::new_token`].
     fn token(&self) -> u64;
 
-    /// There is something to read.
+    /// Handles a readable socket.
     fn on_readable(self: Arc<Self>);
 
-    /// A timer has run out.
+    /// Handles an expired timer.
     fn on_alarm(self: Arc<Self>, alarm: Alarm);
 }
 
-/// What is to happen when; the number keeps apart what is due at the same time.
+/// The timers by expiry; a number distinguishes timers with the same expiry.
 type Timers = BTreeMap<(Instant, u64), (Weak<dyn Watched>, Alarm)>;
 
-/// The thread, as the rest of the process sees it.
+/// The handle of the service thread.
 pub(crate) struct Service {
     epoll: OwnedFd,
     wake: OwnedFd,
@@ -59,14 +58,14 @@ pub(crate) struct Service {
     next: AtomicU64,
 }
 
-/// Token of the eventfd that wakes the thread; what is watched has others.
+/// Token of the eventfd that wakes the thread; watched objects have other tokens.
 const WAKE: u64 = 0;
 
 impl Service {
     /// Starts the thread.
     pub(crate) fn start() -> Result<&'static Self> {
         fork::prepare_replacement()?;
-        // The program's signals are the program's: its threads must get them, not this one.
+        // Signals must be delivered to the program's threads, not to this one.
         let mask = fork::block_signals();
         let builder = std::thread::Builder::new().name("rdmacm".to_owned());
         let (sender, receiver) = channel::<&'static Self>();
@@ -90,17 +89,17 @@ impl Service {
         }));
         fork::close_in_children(&service.epoll);
         fork::close_in_children(&service.wake);
-        // The thread lives until it has received this.
+        // The send succeeds: the thread runs until it has received the service.
         let _ = sender.send(service);
         Ok(service)
     }
 
-    /// A number that nothing watched had before.
+    /// Returns a number that was never used as a token.
     pub(crate) fn new_token(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Calls [`Watched::on_readable`] whenever `socket` is.
+    /// Calls [`Watched::on_readable`] whenever `socket` is readable.
     pub(crate) fn watch<W: Watched + 'static>(&self, socket: &OwnedFd, watched: &Arc<W>) -> Result {
         fork::close_in_children(socket);
         let token = watched.token();
@@ -113,14 +112,14 @@ impl Service {
         Ok(added?)
     }
 
-    /// Ends what [`Service::watch`] began. The socket may be closed afterwards.
+    /// Undoes [`Service::watch`]. The socket may be closed afterwards.
     pub(crate) fn unwatch(&self, socket: &OwnedFd, token: u64) {
         let _ = epoll::delete(&self.epoll, socket.as_fd());
         lock(&self.watched).remove(&token);
         fork::keep_in_children(socket);
     }
 
-    /// Does not call [`Watched::on_readable`] for a socket that is watched, or does so again.
+    /// Suspends calls of [`Watched::on_readable`] for a watched socket, or resumes them.
     pub(crate) fn mute(&self, socket: &OwnedFd, token: u64, mute: bool) {
         let data = epoll::EventData::new_u64(token);
         let events = if mute {
@@ -131,7 +130,7 @@ impl Service {
         let _ = epoll::modify(&self.epoll, socket, data, events);
     }
 
-    /// Calls [`Watched::on_alarm`] when `delay` has passed, if `watched` still exists.
+    /// Calls [`Watched::on_alarm`] after `delay`, if `watched` still exists.
     pub(crate) fn after<W: Watched + 'static>(
         &self,
         delay: Duration,

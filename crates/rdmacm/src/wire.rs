@@ -1,8 +1,8 @@
-//! The messages between the two ends of a connection being made, and their encoding.
+//! Messages between the two ends of a connection while it is established, and their encoding.
 //!
-//! They are the messages of IBTA vol. 1, chapter 12, by name and meaning; how they travel between the
-//! processes of one host is our own affair: one datagram each, through the socket that is the connection.
-//! A peer may be broken: whatever arrives either decodes or is refused, and nothing else.
+//! Names and meaning of the messages are those of IBTA vol. 1, chapter 12. Their encoding between processes of one host
+//! is specific to this crate: each message is one datagram through the socket of the connection. Received bytes are
+//! untrusted: they decode to a message or are refused.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -11,27 +11,26 @@ use crate::ib::IbAddr;
 
 /// First byte of every message: the version of this encoding.
 const VERSION: u8 = 2;
-/// Most bytes of a message: its fixed part and 255 bytes of private data.
+/// Largest number of bytes of a message: its fixed part and 255 bytes of private data.
 pub(crate) const MAX_MESSAGE: usize = 512;
 
-/// A queue pair, and the port that leads to it.
+/// The address of a queue pair: its number and the port that leads to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpAddress {
     /// QP number.
     pub qpn: u32,
-    /// PSN of the first packet that the peer sends to it: each side names the one that it expects (IBTA vol. 1, 12.7.31,
-    /// "Starting PSN").
+    /// PSN of the first packet that the peer sends to this queue pair. Each side announces the PSN that it expects
+    /// (IBTA vol. 1, 12.7.31, "Starting PSN").
     pub psn: u32,
-    /// LID of its port; 0 on Ethernet.
+    /// LID of the queue pair's port; 0 on Ethernet.
     pub lid: u16,
-    /// GID of its port, in network order.
+    /// GID of the queue pair's port, in network byte order.
     pub gid: [u8; 16],
-    /// Q_Key, for datagrams.
+    /// Q_Key, for datagram queue pairs.
     pub qkey: u32,
 }
 
-/// What the two ends agree on: the numbers of `struct rdma_conn_param`, as the sender of the message means
-/// them.
+/// The negotiated parameters: the fields of `struct rdma_conn_param`, from the view of the message's sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Params {
     pub(crate) responder_resources: u8,
@@ -42,27 +41,27 @@ pub(crate) struct Params {
     pub(crate) srq: u8,
 }
 
-/// A request for a connection (REQ), or for the number of a datagram service's queue pair (SIDR_REQ).
+/// A request for a connection (REQ), or for the queue pair of a datagram service (SIDR_REQ).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// Port space of what was asked for, `RDMA_PS_*`.
+    /// Port space of the requested service, `RDMA_PS_*`.
     pub(crate) port_space: u32,
-    /// `IBV_QPT_*` of the requester.
+    /// Type of the requester's queue pair, `IBV_QPT_*`.
     pub(crate) qp_type: u32,
     /// The requester's address.
     pub(crate) src: Addr,
-    /// The address that was asked for.
+    /// The requested address.
     pub(crate) dst: Addr,
     pub(crate) qp: QpAddress,
     pub(crate) params: Params,
     /// Vendor and options of `struct ibv_ece`.
     pub(crate) ece: (u32, u32),
-    /// MTU of the path, `IBV_MTU_*`; 0 for that of the port.
+    /// MTU of the path, `IBV_MTU_*`; 0 for the MTU of the port.
     pub(crate) path_mtu: u8,
     pub(crate) private_data: Vec<u8>,
 }
 
-/// The answer that accepts (REP, SIDR_REP).
+/// The reply that accepts a request (REP, SIDR_REP).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     pub(crate) qp: QpAddress,
@@ -74,33 +73,33 @@ pub(crate) struct Reply {
 /// A message of connection management.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// A connection is asked for.
+    /// Request for a connection (REQ, SIDR_REQ).
     Request(Request),
-    /// It is granted.
+    /// Reply that accepts the request (REP, SIDR_REP).
     Reply(Reply),
-    /// The requester is ready as well (RTU).
+    /// Ready to use: the requester has received the reply (RTU).
     ReadyToUse,
-    /// It is refused, with a reason of IBTA vol. 1, 12.6.7.2 (REJ).
+    /// Rejection with a reason of IBTA vol. 1, 12.6.7.2 (REJ).
     Reject { reason: u16, private_data: Vec<u8> },
-    /// The connection ends (DREQ).
+    /// Request to disconnect (DREQ).
     Disconnect,
-    /// That has been noted (DREP).
+    /// Reply to a disconnect request (DREP).
     Disconnected,
 }
 
-/// Reasons for a refusal, of IBTA vol. 1, 12.6.7.2.
+/// Reasons of a rejection, of IBTA vol. 1, 12.6.7.2.
 pub(crate) mod reason {
-    /// The requester gave up waiting (4, Timeout).
+    /// The requester's timeout has expired (4, Timeout).
     pub(crate) const TIMEOUT: u16 = 4;
-    /// Nobody listens (8, Invalid Service ID).
+    /// No process listens (8, Invalid Service ID).
     pub(crate) const INVALID_SERVICE_ID: u16 = 8;
-    /// The program said so (28, Consumer Reject).
+    /// The program has rejected the request (28, Consumer Reject).
     pub(crate) const CONSUMER_DEFINED: u16 = 28;
-    /// The program does not like the extended connection parameters (35, Vendor Option Not Supported).
+    /// The program has rejected the extended connection parameters (35, Vendor Option Not Supported).
     pub(crate) const VENDOR_OPTION_NOT_SUPPORTED: u16 = 35;
 }
 
-/// The sender is no peer of this version.
+/// Error: the bytes are not a message of this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
@@ -111,13 +110,14 @@ const KIND_REJECT: u8 = 4;
 const KIND_DISCONNECT: u8 = 5;
 const KIND_DISCONNECTED: u8 = 6;
 
-/// What follows the first two bytes of an address, which are the port, or the P_Key where there are service ids.
+/// Type of an encoded address. Its first two bytes are the port or, for `AF_IB`, the P_Key; the type and the rest
+/// follow.
 const ADDRESS_IPV4: u8 = 4;
 const ADDRESS_IPV6: u8 = 6;
 const ADDRESS_IB: u8 = 27;
 
 impl Message {
-    /// The bytes of the message. Private data beyond 255 bytes is left out: `rdma_conn_param` has no more.
+    /// Encodes the message. Private data is cut to 255 bytes, the limit of `rdma_conn_param`.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut w = Writer(vec![VERSION]);
         match self {
@@ -157,7 +157,7 @@ impl Message {
         w.0
     }
 
-    /// Reads a message.
+    /// Decodes a message.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut r = Reader(bytes);
         if r.u8()? != VERSION {

@@ -1,4 +1,4 @@
-//! Addresses of the family `AF_IB`: connections and look-ups by GID between two processes, and what is refused.
+//! Tests of `AF_IB` addresses: connections and look-ups by GID between two processes, and refused calls.
 
 #![allow(
     clippy::macro_metavars_in_unsafe,
@@ -33,9 +33,9 @@ fn child_main() {
     common::child_main(PARTS);
 }
 
-/// The GID of the port.
+/// Returns the GID of the port.
 fn own_gid() -> [u8; 16] {
-    // SAFETY: libibverbs' functions, as their man pages say.
+    // SAFETY: libibverbs' functions, called as their man pages require.
     unsafe {
         let mut count = 0;
         let list = rdma_get_devices(&raw mut count);
@@ -56,7 +56,7 @@ fn gid(text: &str) -> [u8; 16] {
     text.parse::<Ipv6Addr>().expect("a GID").octets()
 }
 
-/// An address that asks for one service.
+/// Makes an address with the service id of one port.
 fn at(gid: [u8; 16], port_space: u32, port: u16) -> sockaddr_ib {
     let mut addr = sockaddr_ib::zeroed();
     addr.sib_family = IB;
@@ -67,7 +67,7 @@ fn at(gid: [u8; 16], port_space: u32, port: u16) -> sockaddr_ib {
     addr
 }
 
-/// An address that leaves the port open.
+/// Makes an address whose port is a wildcard.
 fn any_port(gid: [u8; 16], port_space: u32) -> sockaddr_ib {
     sockaddr_ib {
         sib_sid_mask: (!0xffff_u64).to_be(),
@@ -79,9 +79,9 @@ fn c(addr: &mut sockaddr_ib) -> *mut libc::sockaddr {
     ptr::from_mut(addr).cast()
 }
 
-/// The own address and the peer's.
+/// Returns the local and the peer's address of an id.
 fn names(id: *mut rdma_cm_id) -> [sockaddr_ib; 2] {
-    // SAFETY: a live id; there is room for an address of any family.
+    // SAFETY: a live id, whose fields have room for an address of any family.
     unsafe {
         let addr = &raw const (*id).route.addr;
         let read = |at: *const sockaddr_ib| at.read_unaligned();
@@ -92,7 +92,7 @@ fn names(id: *mut rdma_cm_id) -> [sockaddr_ib; 2] {
     }
 }
 
-/// Family, GID, P_Key, service id and mask, in host order.
+/// Returns family, GID, P_Key, service id and mask of an address, in host byte order.
 fn told(addr: &sockaddr_ib) -> (u16, [u8; 16], u16, u64, u64) {
     (
         addr.sib_family,
@@ -103,7 +103,7 @@ fn told(addr: &sockaddr_ib) -> (u16, [u8; 16], u16, u64, u64) {
     )
 }
 
-/// `rdma_get_src_port` and `rdma_get_dst_port`, in host order.
+/// Returns the results of `rdma_get_src_port` and `rdma_get_dst_port`, in host byte order.
 fn ports(id: *mut rdma_cm_id) -> [u16; 2] {
     // SAFETY: a live id.
     unsafe { [rdma_get_src_port(id), rdma_get_dst_port(id)].map(u16::from_be) }
@@ -119,7 +119,7 @@ fn sgid_and_pkey(id: *mut rdma_cm_id) -> ([u8; 16], u16) {
 
 const IB: u16 = 27;
 
-/// A scene on an InfiniBand port: so often, the server says a port and the client is told it.
+/// Runs a scene on an InfiniBand port: in each round, the port that the server reports is passed to the client.
 fn play(server: &str, client: &str, rounds: usize) {
     let scene = Scene::new("ib");
     let mut server = scene.start(server);
@@ -143,14 +143,14 @@ fn two_processes_connect_by_gid() {
 
 const MEETINGS: usize = 5;
 
-/// Port spaces, the address that the server binds to, and the one that the client asks for.
+/// Returns port spaces, each with the address that the server binds and the one to which the client connects.
 fn meetings(gid: [u8; 16]) -> [(u32, [u8; 16], [u8; 16]); MEETINGS] {
     let any = [0; 16];
     [
         (RDMA_PS_TCP, any, gid),
         (RDMA_PS_TCP, gid, gid),
         (RDMA_PS_IB, gid, gid),
-        // The loopback address is the port's own, and so is none.
+        // The loopback address and the unspecified one both mean the port's own address.
         (RDMA_PS_TCP, any, self::gid("::1")),
         (RDMA_PS_TCP, gid, any),
     ]
@@ -175,7 +175,7 @@ fn talk_server(stage: &mut Stage) {
         stage.say(&port.to_string());
 
         let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-        // No addresses of IP take room from it.
+        // Without IP addresses, the whole capacity is available.
         begins_with(&request.private_data, 92, &[7; 92]);
         let id = request.id;
         let [src, dst] = names(id);
@@ -252,7 +252,7 @@ fn talk_client(_: &mut Stage) {
     }
 }
 
-/// An id that knows the way to a service at `to`.
+/// Makes an id and resolves address and route of a service at `to`.
 fn resolved_to(channel: &Channel, ps: u32, to: &mut sockaddr_ib) -> *mut rdma_cm_id {
     let id = channel.id(ps);
     ok!(rdma_resolve_addr(id, ptr::null_mut(), c(to), 2000));
@@ -292,7 +292,7 @@ fn lookup_server(stage: &mut Stage) {
             buffer.free();
         }
         destroy(request.id);
-        // Who asks for a connection is refused.
+        // A request for a connection is rejected.
         let client = Channel::new();
         let mut to = at(own, RDMA_PS_UDP, ports(listener)[0]);
         let id = resolved_to(&client, RDMA_PS_IB, &mut to);
@@ -335,7 +335,7 @@ fn lookup_client(_: &mut Stage) {
     }
 }
 
-/// What `rdma_getaddrinfo` makes of a text, with the hints of rdma-core's programs for `-f gid`.
+/// Calls `rdma_getaddrinfo` for a text, with the hints of rdma-core's programs for `-f gid`.
 fn addrinfo(node: Option<&str>, service: &str, ps: u32, flags: i32) -> *mut rdma_addrinfo {
     let mut hints = rdma_addrinfo::zeroed();
     hints.ai_flags = RAI_NUMERICHOST | RAI_FAMILY | flags;
@@ -373,7 +373,7 @@ fn endpoint_server(stage: &mut Stage) {
         ptr::null_mut(),
         &raw mut attr
     ));
-    // SAFETY: made above.
+    // SAFETY: the result came from `rdma_getaddrinfo` above.
     unsafe { rdma_freeaddrinfo(res) };
     ok!(rdma_listen(listener, 0));
     stage.say(&ports(listener)[0].to_string());
@@ -401,14 +401,14 @@ fn endpoint_client(_: &mut Stage) {
     ));
     ok!(rdma_connect(id, ptr::null_mut()));
     ok!(rdma_disconnect(id));
-    // SAFETY: made above, destroyed once.
+    // SAFETY: the objects were made above and are destroyed once.
     unsafe {
         rdma_freeaddrinfo(res);
         rdma_destroy_ep(id);
     }
 }
 
-/// A scene of one process.
+/// Runs a scene of one process.
 fn alone(link_layer: &str, part: &str) {
     let scene = Scene::new(link_layer);
     scene.start(part).done();
@@ -422,7 +422,7 @@ fn texts_of_gids_are_resolved_and_others_are_not() {
 
 fn texts(_: &mut Stage) {
     let read = |res: *mut rdma_addrinfo| {
-        // SAFETY: made by `addrinfo`; an address of `AF_IB`.
+        // SAFETY: the result came from `addrinfo` and contains an address of `AF_IB`.
         unsafe {
             let rai = &*res;
             let passive = rai.ai_flags & RAI_PASSIVE != 0;
@@ -459,18 +459,18 @@ fn texts(_: &mut Stage) {
         (IB, [0; 16], 0xffff, tcp | 7471, all),
         "any"
     );
-    // Not texts of GIDs.
+    // These texts are not GIDs.
     let mut hints = rdma_addrinfo::zeroed();
     hints.ai_flags = RAI_NUMERICHOST | RAI_FAMILY;
     hints.ai_family = AF_IB;
     let mut res = ptr::null_mut();
     for text in [c"127.0.0.1", c"localhost", c"fe80::x"] {
-        // SAFETY: ended texts and a place for the result.
+        // SAFETY: texts that end with NUL, and a place for the result.
         let failed =
             unsafe { rdma_getaddrinfo(text.as_ptr(), ptr::null(), &raw const hints, &raw mut res) };
         assert_eq!(failed, -1, "{text:?}");
     }
-    // Without both flags the family does not count, and names are resolved as ever.
+    // Without both flags the family is ignored, and the node is resolved as usual.
     hints.ai_flags = RAI_FAMILY;
     ok!(rdma_getaddrinfo(
         c"127.0.0.1".as_ptr(),
@@ -478,7 +478,7 @@ fn texts(_: &mut Stage) {
         &raw const hints,
         &raw mut res
     ));
-    // SAFETY: made above.
+    // SAFETY: the result came from `rdma_getaddrinfo` above.
     unsafe {
         assert_eq!((*res).ai_family, libc::AF_INET);
         rdma_freeaddrinfo(res);
@@ -493,7 +493,7 @@ fn what_an_infiniband_port_does_not_have_is_refused() {
 fn refused(_: &mut Stage) {
     let own = own_gid();
     let channel = Channel::new();
-    // A GID of nobody, and a port space that the id cannot have.
+    // An unknown GID, and a port space that the id cannot have.
     let id = channel.id(RDMA_PS_TCP);
     fails!(
         libc::ENODEV,
@@ -503,9 +503,9 @@ fn refused(_: &mut Stage) {
         libc::EPROTONOSUPPORT,
         rdma_bind_addr(id, c(&mut any_port(own, RDMA_PS_UDP)))
     );
-    // It is as it was.
+    // The failed calls have not changed the id.
     ok!(rdma_bind_addr(id, c(&mut any_port(own, RDMA_PS_TCP))));
-    // The port is its own: not for another, at this address or at any.
+    // No other id can have the port, at this address or at the wildcard.
     let port = ports(id)[0];
     let other = channel.id(RDMA_PS_TCP);
     fails!(
@@ -521,7 +521,7 @@ fn refused(_: &mut Stage) {
         libc::EADDRNOTAVAIL,
         rdma_bind_addr(other, as_sockaddr(&mut ip))
     );
-    // An id of RDMA_PS_IB may want the same service.
+    // An id of RDMA_PS_IB conflicts if it binds the same service.
     let ib = channel.id(RDMA_PS_IB);
     fails!(
         libc::EADDRINUSE,
@@ -529,7 +529,7 @@ fn refused(_: &mut Stage) {
     );
     ok!(rdma_bind_addr(ib, c(&mut at(own, RDMA_PS_IB, port))));
     ok!(rdma_destroy_id(ib));
-    // Families do not mix.
+    // Addresses of different families cannot be combined.
     let mut ip = sockaddr("127.0.0.1:7");
     let resolve = |id, src: *mut libc::sockaddr, dst: *mut libc::sockaddr| {
         // SAFETY: a live id, and addresses or NULL.
@@ -550,7 +550,7 @@ fn refused(_: &mut Stage) {
     ok!(rdma_destroy_id(id));
     ok!(rdma_destroy_id(other));
 
-    // A partition that the port is not in, and a subnet.
+    // A partition without the port, and another subnet.
     let mut partition = at(own, RDMA_PS_TCP, 7);
     partition.sib_pkey = 0x8001_u16.to_be();
     for mut to in [partition, at(gid("fec0::1"), RDMA_PS_TCP, 7)] {
@@ -569,17 +569,17 @@ fn refused(_: &mut Stage) {
     );
     ok!(rdma_destroy_id(id));
 
-    // As a limited member of the partition that the port is a full one of.
+    // The port is a full member of the partition; the address names the limited membership.
     let mut limited = at(own, RDMA_PS_TCP, 7);
     limited.sib_pkey = 0x7fff_u16.to_be();
     let id = resolved_to(&channel, RDMA_PS_TCP, &mut limited);
     create_qp(id);
-    // Nobody is there.
+    // No process listens there.
     ok!(rdma_connect(id, &mut param(b"")));
     assert_eq!(channel.expect(RDMA_CM_EVENT_REJECTED).status, 8);
     destroy(id);
 
-    // A service id of no port space is nobody's.
+    // A service id without a port space has no listener.
     let mut strange = at(own, RDMA_PS_TCP, 7);
     strange.sib_sid = 0x1000_0000_0000_0001_u64.to_be();
     let id = resolved_to(&channel, RDMA_PS_TCP, &mut strange);
@@ -588,7 +588,7 @@ fn refused(_: &mut Stage) {
     assert_eq!(channel.expect(RDMA_CM_EVENT_REJECTED).status, 8);
     destroy(id);
 
-    // A neighbour in the subnet that there is not: the way to it cannot be found.
+    // The route to an unknown GID in the same subnet cannot be resolved.
     let id = channel.id(RDMA_PS_TCP);
     let mut neighbour = own;
     neighbour[15] ^= 1;
@@ -612,7 +612,7 @@ fn a_roce_port_has_no_addresses_of_infiniband() {
     alone("roce", "roce");
 }
 
-/// What Soft-RoCE does as well: wildcards are bound and listened at, and lead nowhere.
+/// Checks that RoCE behaves like Soft-RoCE: wildcards can be bound, and routes cannot be resolved.
 fn roce(_: &mut Stage) {
     let own = own_gid();
     let channel = Channel::new();

@@ -1,4 +1,4 @@
-//! Addresses of ids: binding, and the resolution of peers and of the routes to them.
+//! Binding of ids, and resolution of peers and routes.
 
 use std::ffi::c_int;
 
@@ -15,17 +15,19 @@ c_functions! {
     /// Binds an id to an address: `rdma_bind_addr(3)`.
     pub rdma_bind_addr => bind_addr, (id: Id<'_>, addr: Address) -> Result;
 
-    /// Resolves the peer's address: `rdma_resolve_addr(3)`. Its outcome is an event.
+    /// Resolves the peer's address: `rdma_resolve_addr(3)`. The outcome is an event.
     pub rdma_resolve_addr => resolve_addr,
         (id: Id<'_>, src_addr: Address, dst_addr: Address, timeout_ms: c_int) -> Result;
 
-    /// Resolves the route: `rdma_resolve_route(3)`. Its outcome is an event.
+    /// Resolves the route: `rdma_resolve_route(3)`. The outcome is an event.
     pub rdma_resolve_route => resolve_route, (id: Id<'_>, timeout_ms: c_int) -> Result;
 
-    /// Port of the own address, big-endian: `rdma_get_src_port(3)`. Of `AF_IB`, the lower 16 bits of the service id.
+    /// Returns the port of the local address, big-endian: `rdma_get_src_port(3)`. For `AF_IB`, these are the lower 16
+    /// bits of the service id.
     pub rdma_get_src_port => src_port, (id: Id<'_>) -> u16;
 
-    /// Port of the peer's address, big-endian: `rdma_get_dst_port(3)`. Of `AF_IB`, the lower 16 bits of the service id.
+    /// Returns the port of the peer's address, big-endian: `rdma_get_dst_port(3)`. For `AF_IB`, these are the lower 16
+    /// bits of the service id.
     pub rdma_get_dst_port => dst_port, (id: Id<'_>) -> u16;
 }
 
@@ -54,7 +56,7 @@ fn dst_port(id: Id<'_>) -> u16 {
     big_endian_port(id.get().ok().and_then(CmId::destination))
 }
 
-/// 0 where there is no address.
+/// Returns the port of an address, big-endian; 0 if `addr` is `None`.
 fn big_endian_port(addr: Option<Addr>) -> u16 {
     addr.map_or(0, |addr| addr.reported_port().to_be())
 }

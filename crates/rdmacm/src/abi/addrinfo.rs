@@ -1,6 +1,6 @@
 //! Address resolution: `rdma_getaddrinfo(3)`.
 //!
-//! Everything in a result comes from `malloc(3)`, because programs put addresses of their own into it.
+//! All parts of a result are allocated by `malloc(3)`, because programs add addresses of their own.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::net::SocketAddr;
@@ -25,12 +25,12 @@ c_functions! {
         (node: *const c_char, service: *const c_char, hints: InConst<'_, rdma_addrinfo>,
          res: Out<'_, *mut rdma_addrinfo>) -> Result;
 
-    /// Resolves a node and a service, and says so by an event: `rdma_resolve_addrinfo(3)`. The name service is asked before
-    /// the call returns. There is no subnet administrator to be asked (`RAI_SA`): EOPNOTSUPP.
+    /// Resolves a node and a service, and reports the result as an event: `rdma_resolve_addrinfo(3)`. The name service
+    /// is queried before the call returns. `RAI_SA` fails with EOPNOTSUPP, since no subnet administrator exists.
     pub rdma_resolve_addrinfo => resolve_addrinfo,
         (id: Id<'_>, node: *const c_char, service: *const c_char, hints: InConst<'_, rdma_addrinfo>) -> Result;
 
-    /// The result of an id's last `rdma_resolve_addrinfo`: `rdma_query_addrinfo(3)`. The program frees it.
+    /// Returns the result of an id's last `rdma_resolve_addrinfo`: `rdma_query_addrinfo(3)`. The program must free it.
     pub rdma_query_addrinfo => query_addrinfo, (id: Id<'_>, info: Out<'_, *mut rdma_addrinfo>) -> Result;
 }
 
@@ -57,7 +57,7 @@ fn resolve_addrinfo(
     if let Some(hints) = &mut hints {
         hints.ai_flags &= !RAI_DNS;
     }
-    // SAFETY: texts and hints as the man page says.
+    // SAFETY: texts and hints are valid as the man page requires.
     let found = unsafe { resolve(node, service, hints.as_ref()) };
     let (kind, status) = match &found {
         Ok(_) => (RDMA_CM_EVENT_ADDRINFO_RESOLVED, 0),
@@ -69,9 +69,9 @@ fn resolve_addrinfo(
     complete(id)
 }
 
-/// The list, until somebody asks for it.
+/// Stores the list until the program asks for it.
 fn keep(list: *mut rdma_addrinfo) -> Found {
-    // SAFETY: a list of ours that nobody else knows; the function frees such lists.
+    // SAFETY: a list of this module that no other code uses; the function frees such lists.
     unsafe { Found::new(list, rdma_freeaddrinfo) }
 }
 
@@ -94,7 +94,7 @@ fn getaddrinfo(
     if node.is_null() && service.is_null() && hints.is_none() {
         return Err(INVALID);
     }
-    // SAFETY: texts and hints as the man page says.
+    // SAFETY: texts and hints are valid as the man page requires.
     place.write(unsafe { resolve(node, service, hints) }?);
     Ok(())
 }
@@ -157,15 +157,15 @@ unsafe fn fill(
     Ok(())
 }
 
-/// Whether the node is the text of a GID, for an address of `AF_IB`: `RAI_FAMILY` makes the family count for it.
+/// Returns true if the node must be the text of a GID: `RAI_FAMILY` makes the family `AF_IB` significant.
 fn wants_gid(hints: &rdma_addrinfo) -> bool {
     let flags = RAI_NUMERICHOST | RAI_FAMILY;
     hints.ai_flags & flags == flags && hints.ai_family == AF_IB
 }
 
-/// What `getaddrinfo(3)` is asked.
+/// Returns the hints for `getaddrinfo(3)`.
 fn addrinfo_hints(hints: &rdma_addrinfo) -> addrinfo {
-    // SAFETY: integers and pointers, for which zero is a value.
+    // SAFETY: the structure has only integers and pointers, for which zero is valid.
     let mut ai: addrinfo = unsafe { std::mem::zeroed() };
     if hints.ai_flags & RAI_PASSIVE != 0 {
         ai.ai_flags = libc::AI_PASSIVE;
@@ -176,7 +176,7 @@ fn addrinfo_hints(hints: &rdma_addrinfo) -> addrinfo {
     if hints.ai_family != AF_IB {
         ai.ai_family = hints.ai_family;
     } else if wants_gid(hints) {
-        // GIDs are written as addresses of IPv6 are.
+        // GIDs are written like IPv6 addresses.
         ai.ai_family = libc::AF_INET6;
     }
     ai.ai_socktype = match ibv_qp_type::try_from(hints.ai_qp_type) {
@@ -237,8 +237,8 @@ unsafe fn convert(rai: &mut rdma_addrinfo, given: &rdma_addrinfo, ai: &addrinfo)
     Ok(())
 }
 
-/// The address of `AF_IB` with the GID that an address of IPv6 is the text of, in the default partition, and with the
-/// service id of its port.
+/// Makes the `AF_IB` address whose GID has the text of an IPv6 address, in the default partition and with the service
+/// id of its port.
 ///
 /// # Safety
 /// As for [`crate::addr::read`].
@@ -257,11 +257,11 @@ unsafe fn gid_address(
         ..IbAddr::new(v6.ip().octets(), DEFAULT_PKEY)
     };
     let (c, len) = addr::to_c(Addr::Ib(gid.with_service(port_space, v6.port())));
-    // SAFETY: an address and its length.
+    // SAFETY: the pointer leads to an address of `len` bytes.
     unsafe { copy((&raw const c).cast(), len) }
 }
 
-/// A copy of an address.
+/// Copies an address to memory from `malloc(3)`.
 ///
 /// # Safety
 /// `addr` is NULL or valid for `len` bytes.
@@ -270,7 +270,7 @@ unsafe fn copy(addr: *const sockaddr, len: socklen_t) -> Result<(*mut sockaddr, 
         return Ok((ptr::null_mut(), 0));
     }
     let bytes = len as usize;
-    // SAFETY: contract of this function; as much as was allocated.
+    // SAFETY: contract of this function; the allocation has `bytes` bytes.
     unsafe {
         let to = libc::malloc(bytes);
         if to.is_null() {
@@ -281,7 +281,7 @@ unsafe fn copy(addr: *const sockaddr, len: socklen_t) -> Result<(*mut sockaddr, 
     }
 }
 
-/// `rdma_getaddrinfo(3)` speaks of errno only.
+/// Converts an error of `getaddrinfo(3)` to the errno that `rdma_getaddrinfo(3)` reports.
 fn errno_of(eai: c_int) -> Errno {
     match eai {
         libc::EAI_SYSTEM => crate::device::last_errno(),
@@ -296,7 +296,7 @@ fn errno_of(eai: c_int) -> Errno {
 /// Frees a result: `rdma_getaddrinfo(3)`.
 pub unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
     let mut next = res;
-    // SAFETY: a list of ours, freed once; what programs put into it came from `malloc` as well.
+    // SAFETY: the list came from this module and is freed once; the program's additions came from `malloc` as well.
     unsafe {
         while let Some(rai) = next.as_mut() {
             let this = next;

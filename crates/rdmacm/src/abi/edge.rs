@@ -1,8 +1,8 @@
-//! What librdmacm's functions are given, as types that can be used safely.
+//! Argument types of librdmacm's functions that safe code can use.
 //!
-//! Each is made of what C passed, once, by [`Arg::from_c`], which believes the man page: an id is NULL or live, a channel
-//! is NULL or one of ours, an address is as long as its family says. All that follows pointers of C stands in here, but
-//! for the structures that the functions of `addrinfo` and `endpoints` are made for.
+//! [`Arg::from_c`] makes each value once, from a C argument, and relies on the man page. An id is NULL or live, a
+//! channel is NULL or made by this library, an address has the length of its family. All dereferences of C pointers are
+//! in this module, except those of structures that only `addrinfo` and `endpoints` use.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::endpoint::Event;
 use crate::errno::{INVALID, Result};
 use crate::id::{ChannelHandle, CmId};
 
-/// An id that the call uses.
+/// An id that the call uses, or NULL.
 pub struct Id<'a>(Option<&'a CmId>);
 
 impl Arg for Id<'_> {
@@ -31,13 +31,13 @@ impl Arg for Id<'_> {
 }
 
 impl<'a> Id<'a> {
-    /// `EINVAL` for NULL.
+    /// Returns the id; `EINVAL` for NULL.
     pub(super) fn get(self) -> Result<&'a CmId> {
         self.0.ok_or(INVALID)
     }
 }
 
-/// An id that nobody else uses any more, or not yet.
+/// An id that no other thread uses, because it is being destroyed or was just made.
 pub struct OwnedId(*mut rdma_cm_id);
 
 impl Arg for OwnedId {
@@ -48,31 +48,31 @@ impl Arg for OwnedId {
 }
 
 impl OwnedId {
-    /// `EINVAL` for NULL.
+    /// Returns the id; `EINVAL` for NULL.
     pub(super) fn id(&self) -> Result<&CmId> {
-        // SAFETY: NULL or live, until this value is given up.
+        // SAFETY: NULL or live until this value is consumed.
         unsafe { CmId::borrow(self.0) }
     }
 
-    /// The handle, for the program.
+    /// Returns the handle for the program.
     pub(super) fn into_handle(self) -> *mut rdma_cm_id {
         self.0
     }
 
-    /// `rdma_destroy_id(3)`; `EINVAL` for NULL.
+    /// Destroys the id: `rdma_destroy_id(3)`; `EINVAL` for NULL.
     pub(super) fn destroy(self) -> Result {
-        // SAFETY: NULL or live, and nobody uses it afterwards.
+        // SAFETY: NULL or live, and not used afterwards.
         unsafe { connect::destroy(self.0) }
     }
 
-    /// `rdma_destroy_ep(3)`.
+    /// Destroys the id with its queues: `rdma_destroy_ep(3)`.
     pub(super) fn destroy_with_queues(self) {
         // SAFETY: as in `destroy`.
         unsafe { connect::destroy_with_queues(self.0) };
     }
 }
 
-/// An event channel of ours, or NULL.
+/// An event channel of this library, or NULL.
 #[derive(Clone, Copy)]
 pub struct ChannelArg(*mut rdma_event_channel);
 
@@ -86,12 +86,12 @@ impl Arg for ChannelArg {
 impl ChannelArg {
     pub(super) const NULL: Self = Self(std::ptr::null_mut());
 
-    /// A new channel.
+    /// Makes a channel.
     pub(super) fn create() -> Result<Self> {
         ChannelHandle::create().map(Self)
     }
 
-    /// Gives an id another channel; the one that it had.
+    /// Gives an id another channel; returns its previous one.
     pub(super) fn replace(self, id: &CmId) -> Self {
         let old = Self(id.channel_handle());
         id.set_channel_handle(self.0);
@@ -102,9 +102,9 @@ impl ChannelArg {
         self.0.is_null()
     }
 
-    /// `EINVAL` for NULL, `EBADF` for one that was destroyed.
+    /// Returns the channel; `EINVAL` for NULL, `EBADF` if it was destroyed.
     pub(super) fn channel(self) -> Result<Arc<Channel<Event>>> {
-        // SAFETY: NULL or a handle of ours, as `from_c` and `create` say.
+        // SAFETY: NULL or a handle of this library, as `from_c` and `create` guarantee.
         unsafe { ChannelHandle::channel(self.0) }
     }
 
@@ -113,7 +113,7 @@ impl ChannelArg {
         unsafe { ChannelHandle::destroy(self.0) };
     }
 
-    /// A new id on this channel; synchronous on NULL.
+    /// Makes an id on this channel; the id is synchronous if the channel is NULL.
     pub(super) fn new_id(
         self,
         context: *mut c_void,
@@ -125,7 +125,7 @@ impl ChannelArg {
     }
 }
 
-/// An address, or NULL, or one of a family that ids have none of.
+/// An address, NULL, or an address of a family that ids do not support.
 pub struct Address {
     is_null: bool,
     addr: Option<Addr>,
@@ -136,19 +136,19 @@ impl Arg for Address {
     unsafe fn from_c(c: *mut sockaddr) -> Self {
         Self {
             is_null: c.is_null(),
-            // SAFETY: NULL, or as long as its family says (contract of `from_c`).
+            // SAFETY: NULL, or an address of the length of its family (contract of `from_c`).
             addr: unsafe { addr::read(c) },
         }
     }
 }
 
 impl Address {
-    /// `EINVAL` for NULL and for other families.
+    /// Returns the address; `EINVAL` for NULL and for other families.
     pub(super) fn get(self) -> Result<Addr> {
         self.addr.ok_or(INVALID)
     }
 
-    /// None for NULL; `EINVAL` for other families.
+    /// Returns the address, or `None` for NULL; `EINVAL` for other families.
     pub(super) fn optional(self) -> Result<Option<Addr>> {
         if self.is_null {
             Ok(None)
@@ -180,7 +180,7 @@ impl ConnParam {
     }
 }
 
-/// An event that is given back, or NULL.
+/// An event that the program acknowledges, or NULL.
 pub struct EventArg(*mut rdma_cm_event);
 
 impl Arg for EventArg {
@@ -191,18 +191,18 @@ impl Arg for EventArg {
 }
 
 impl EventArg {
-    /// `EINVAL` for NULL.
+    /// Acknowledges the event; `EINVAL` for NULL.
     pub(super) fn acknowledge(self) -> Result {
         if self.0.is_null() {
             return Err(INVALID);
         }
-        // SAFETY: an event of ours, acknowledged once (contract of `from_c`).
+        // SAFETY: an event of this library, which is acknowledged once (contract of `from_c`).
         unsafe { cm_event::acknowledge(self.0) };
         Ok(())
     }
 }
 
-/// Bytes, as many as another argument says, or NULL.
+/// Bytes whose number is in another argument, or NULL.
 pub struct Bytes(*const c_void);
 
 impl Arg for Bytes {
@@ -213,14 +213,14 @@ impl Arg for Bytes {
 }
 
 impl Bytes {
-    /// A copy of them; `len` is the argument that says how many. None for NULL.
+    /// Copies the bytes; `len` is their number. The copy is empty for NULL.
     pub(super) fn copy(self, len: u8) -> Vec<u8> {
-        // SAFETY: NULL or valid for as many bytes (contract of `from_c`).
+        // SAFETY: NULL or valid for `len` bytes (contract of `from_c`).
         unsafe { connect::bytes(self.0, len) }
     }
 }
 
-/// The value of an option, as long as another argument says, or NULL.
+/// The value of an option, whose length is in another argument, or NULL.
 pub struct OptionValue(*mut c_void);
 
 impl Arg for OptionValue {
@@ -235,12 +235,12 @@ impl OptionValue {
         self.0.is_null()
     }
 
-    /// Its bytes; `len` is the argument that says how many. `EINVAL` for NULL and for any other length.
+    /// Returns the bytes of the value; `len` is its length. `EINVAL` for NULL and if `len` is not `N`.
     fn bytes<const N: usize>(self, len: usize) -> Result<[u8; N]> {
         if self.is_null() || len != N {
             return Err(INVALID);
         }
-        // SAFETY: not NULL, so valid for `len` bytes (contract of `from_c`), which are as many.
+        // SAFETY: not NULL, so valid for `len` bytes (contract of `from_c`), and `len` is `N`.
         Ok(unsafe { self.0.cast::<[u8; N]>().read_unaligned() })
     }
 

@@ -1,4 +1,4 @@
-//! Endpoints: ids made and prepared by one call.
+//! Endpoints: ids that one call makes and prepares.
 
 use c_edge::{In, InOut, Out, c_functions};
 use verbs_abi::*;
@@ -12,12 +12,12 @@ use crate::id::CmId;
 use crate::resolve::{bind, resolve_addr, resolve_route};
 
 c_functions! {
-    /// Makes a synchronous id and its queue pair for what `rdma_getaddrinfo` found: `rdma_create_ep(3)`.
+    /// Makes a synchronous id and its queue pair from a result of `rdma_getaddrinfo`: `rdma_create_ep(3)`.
     pub rdma_create_ep => create_ep,
         (id: Out<'_, *mut rdma_cm_id>, res: In<'_, rdma_addrinfo>, pd: *mut ibv_pd,
          qp_init_attr: InOut<'_, ibv_qp_init_attr>) -> Result;
 
-    /// Destroys an id and all that is its own: `rdma_destroy_ep(3)`.
+    /// Destroys an id with its queue pair and shared receive queue: `rdma_destroy_ep(3)`.
     pub rdma_destroy_ep => OwnedId::destroy_with_queues, (id: OwnedId) -> ();
 }
 
@@ -33,8 +33,8 @@ fn create_ep(
     let new = ChannelArg::NULL.new_id(std::ptr::null_mut(), port_space, qp_type)?;
     let attr = attr.optional();
     let prepared = new.id().and_then(|id| {
-        // SAFETY: the result of `rdma_getaddrinfo`, whose addresses are as long as their families say, and attributes
-        // that name what is live (`rdma_create_ep(3)`).
+        // SAFETY: the result came from `rdma_getaddrinfo`, so its addresses have the lengths of their families. The
+        // objects that the attributes name are live (`rdma_create_ep(3)`).
         unsafe {
             if res.ai_flags & RAI_PASSIVE != 0 {
                 passive(id, res, pd, attr.as_deref())
@@ -92,7 +92,7 @@ unsafe fn active(
         unsafe { super::qps::make_qp(id, pd, attr) }?;
     }
     if !res.ai_connect.is_null() {
-        // SAFETY: as much private data as is said.
+        // SAFETY: the private data has the length that the result states.
         let data =
             unsafe { std::slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len) };
         id.extra().connect_data = data.to_vec();

@@ -13,33 +13,34 @@ use crate::endpoint::Detail;
 use crate::errno::{Errno, INVALID, Result};
 use crate::id::ChannelHandle;
 
-/// How long `rdma_get_cm_event` waits before it refuses a channel that there is not. Programs destroy a channel that
-/// another thread waits for, and end; that thread never learns of it, and one that comes too late should not either.
+/// Time that `rdma_get_cm_event` waits before it fails for a destroyed channel. Programs destroy a channel on which
+/// another thread waits, and then exit. That thread must not return, and neither must a thread that calls slightly
+/// later.
 const AFTER_DESTRUCTION: Duration = Duration::from_millis(500);
 
 c_functions! {
-    /// Opens an event channel: `rdma_create_event_channel(3)`. NULL with errno on failure.
+    /// Makes an event channel: `rdma_create_event_channel(3)`. NULL with errno on failure.
     pub rdma_create_event_channel => create_event_channel, () -> Result<*mut rdma_event_channel>;
 
-    /// Closes an event channel: `rdma_destroy_event_channel(3)`.
+    /// Destroys an event channel: `rdma_destroy_event_channel(3)`.
     pub rdma_destroy_event_channel => ChannelArg::destroy, (channel: ChannelArg) -> ();
 
-    /// Takes the next event: `rdma_get_cm_event(3)`.
+    /// Returns the next event: `rdma_get_cm_event(3)`.
     pub rdma_get_cm_event => get_cm_event, (channel: ChannelArg, event: Out<'_, *mut rdma_cm_event>) -> Result;
 
-    /// Puts an event of the program's own into the channel of an id: `rdma_write_cm_event(3)`.
+    /// Posts an event of the program to the channel of an id: `rdma_write_cm_event(3)`.
     pub rdma_write_cm_event => write_cm_event,
         (id: Id<'_>, event: rdma_cm_event_type, status: c_int, arg: u64) -> Result;
 
     /// Frees an event: `rdma_ack_cm_event(3)`.
     pub rdma_ack_cm_event => EventArg::acknowledge, (event: EventArg) -> Result;
 
-    /// Name of an event type: `rdma_event_str(3)`.
+    /// Returns the name of an event type: `rdma_event_str(3)`.
     pub rdma_event_str => event_name, (event: rdma_cm_event_type) -> *const c_char;
 }
 
 fn create_event_channel() -> Result<*mut rdma_event_channel> {
-    // "Event channels … return NULL if an error occurred": also where there is no device to have events of.
+    // "Event channels … return NULL if an error occurred": this includes the lack of a device.
     Cm::get()?;
     ChannelHandle::create()
 }
@@ -47,7 +48,8 @@ fn create_event_channel() -> Result<*mut rdma_event_channel> {
 fn get_cm_event(channel: ChannelArg, event: Out<'_, *mut rdma_cm_event>) -> Result {
     let channel = channel.channel();
     if channel.as_ref().err() == Some(&Errno(libc::EBADF)) {
-        // A thread that had asked a moment before it was destroyed would wait, as rping's does while its process ends.
+        // A thread that had called just before the destruction would wait, as rping's thread does while its process
+        // ends.
         std::thread::sleep(AFTER_DESTRUCTION);
     }
     let channel = channel?;

@@ -1,4 +1,4 @@
-//! Ids: their life, their connections.
+//! Creation, connection and destruction of ids.
 
 use std::ffi::{c_int, c_void};
 
@@ -19,37 +19,37 @@ c_functions! {
     pub rdma_create_id => create_id,
         (channel: ChannelArg, id: Out<'_, *mut rdma_cm_id>, context: *mut c_void, ps: rdma_port_space) -> Result;
 
-    /// Releases an id: `rdma_destroy_id(3)`. Waits until the id's events have been acknowledged.
+    /// Destroys an id: `rdma_destroy_id(3)`. Waits until the id's events have been acknowledged.
     pub rdma_destroy_id => OwnedId::destroy, (id: OwnedId) -> Result;
 
     /// Moves an id to another channel, or makes it synchronous: `rdma_migrate_id(3)`.
     pub rdma_migrate_id => migrate_id, (id: Id<'_>, channel: ChannelArg) -> Result;
 
-    /// Asks for a connection, or looks a datagram service up: `rdma_connect(3)`. Its outcome is an event.
+    /// Requests a connection, or the queue pair of a datagram service: `rdma_connect(3)`. The outcome is an event.
     pub rdma_connect => connect, (id: Id<'_>, conn_param: ConnParam) -> Result;
 
     /// Listens for requests: `rdma_listen(3)`.
     pub rdma_listen => listen, (id: Id<'_>, backlog: c_int) -> Result;
 
-    /// Takes the next request of a synchronous listener: `rdma_get_request(3)`.
+    /// Returns the next request of a synchronous listener: `rdma_get_request(3)`.
     pub rdma_get_request => get_request, (listen: Id<'_>, id: Out<'_, *mut rdma_cm_id>) -> Result;
 
-    /// Grants a connection: `rdma_accept(3)`.
+    /// Accepts a connection: `rdma_accept(3)`.
     pub rdma_accept => accept, (id: Id<'_>, conn_param: ConnParam) -> Result;
 
-    /// Refuses a connection: `rdma_reject(3)`.
+    /// Rejects a connection: `rdma_reject(3)`.
     pub rdma_reject => reject, (id: Id<'_>, private_data: Bytes, private_data_len: u8) -> Result;
 
-    /// Refuses a connection because of its extended parameters: `rdma_get_remote_ece(3)`.
+    /// Rejects a connection because of the peer's ECE options: `rdma_get_remote_ece(3)`.
     pub rdma_reject_ece => reject_ece, (id: Id<'_>, private_data: Bytes, private_data_len: u8) -> Result;
 
-    /// Completes a connection whose queue pair the id does not have: `rdma_establish(3)`.
+    /// Completes a connection whose queue pair does not belong to the id: `rdma_establish(3)`.
     pub rdma_establish => establish, (id: Id<'_>) -> Result;
 
-    /// Says that a queue pair is in use before its connection was established: `rdma_notify(3)`.
+    /// Reports that a queue pair is in use before its connection was established: `rdma_notify(3)`.
     pub rdma_notify => notify, (id: Id<'_>, event: ibv_event_type) -> Result;
 
-    /// Ends a connection: `rdma_disconnect(3)`.
+    /// Disconnects an id: `rdma_disconnect(3)`.
     pub rdma_disconnect => disconnect, (id: Id<'_>) -> Result;
 
     /// Lists the open devices: `rdma_get_devices(3)`. NULL with errno on failure.
@@ -69,7 +69,7 @@ fn create_id(
     give(id, channel.new_id(context, ps, qp_type)?)
 }
 
-/// Gives the program an id that it does not know yet.
+/// Hands a new id to the program.
 pub(super) fn give(to: Out<'_, *mut rdma_cm_id>, id: OwnedId) -> Result {
     match to.get() {
         Ok(place) => {
@@ -99,7 +99,7 @@ fn migrate_id(id: Id<'_>, channel: ChannelArg) -> Result {
         acknowledge_last(id);
         old.destroy();
     } else {
-        // "…or until all events … have been acknowledged": none is on the old channel afterwards.
+        // "…or until all events … have been acknowledged": afterwards the old channel has no event of this id.
         id.endpoint.wait_for_acknowledgements();
     }
     Ok(())
@@ -128,7 +128,8 @@ fn get_request(listener: Id<'_>, id: Out<'_, *mut rdma_cm_id>) -> Result {
     let (event, new) = next_request(listener)?;
     let attr = listener.extra().qp_init_attr;
     if let Some(mut attr) = attr {
-        // SAFETY: what the attributes of `rdma_create_ep` name has to live as long as the listener (`rdma_create_ep(3)`).
+        // SAFETY: the objects that the attributes of `rdma_create_ep` name must live as long as the listener
+        // (`rdma_create_ep(3)`).
         let made = unsafe { super::qps::make_qp(new, listener.pd(), &mut attr) };
         if let Err(e) = made {
             listener.set_event(event);
@@ -211,9 +212,9 @@ fn get_devices(num_devices: Out<'_, c_int>) -> Result<*mut *mut ibv_context> {
     listed
 }
 
-/// A list of one device, for [`rdma_free_devices`].
+/// Makes a list of one device, for [`rdma_free_devices`].
 fn list_of(device: *mut ibv_context) -> Result<*mut *mut ibv_context> {
-    // SAFETY: two pointers, the device and the end; the first is written where there is room for it.
+    // SAFETY: the list has room for two pointers: the device, and the NULL at the end.
     unsafe {
         let list: *mut *mut ibv_context = libc::calloc(2, size_of::<*mut ibv_context>()).cast();
         *list.as_mut().ok_or(Errno(libc::ENOMEM))? = device;
@@ -223,6 +224,6 @@ fn list_of(device: *mut ibv_context) -> Result<*mut *mut ibv_context> {
 
 /// Frees a list of devices, which stay open: `rdma_free_devices(3)`.
 pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
-    // SAFETY: a list of `rdma_get_devices`, freed once.
+    // SAFETY: the list came from `rdma_get_devices` and is freed once.
     unsafe { libc::free(list.cast()) };
 }

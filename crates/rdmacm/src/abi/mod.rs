@@ -1,11 +1,12 @@
-//! librdmacm's entry points, as C functions under their own names.
+//! The entry points of librdmacm, as C functions with their original names.
 //!
-//! Each is made of a safe function, whose arguments are the types of `edge` and of `c_edge`. Where the man page says
-//! nothing else, they return 0, or -1 with errno. Nothing here unwinds: the functions called return errors.
+//! Each entry point calls a safe function, whose arguments have the types of `edge` and `c_edge`. Unless the man page
+//! says otherwise, the functions return 0, or -1 with errno. No function unwinds: the functions that they call return
+//! errors.
 //!
 //! # Safety
-//! As for the C functions: handles are NULL or live, pointers to arguments are NULL or valid for what the man
-//! page says, strings end. Calls that change the same id are ordered by the program.
+//! As for the C functions: handles are NULL or live, pointers are NULL or valid as the man page requires, and strings
+//! end with NUL. The program serializes calls that change the same id.
 #![allow(
     clippy::missing_safety_doc,
     reason = "the module says it for all of them, and the man page for each"

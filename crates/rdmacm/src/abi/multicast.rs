@@ -1,4 +1,4 @@
-//! Multicast groups.
+//! Multicast functions of ids.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::id::CmId;
 use crate::multicast::Membership;
 
 c_functions! {
-    /// Joins a group: `rdma_join_multicast(3)`. Its outcome is an event.
+    /// Joins a group: `rdma_join_multicast(3)`. The outcome is an event.
     pub rdma_join_multicast => join_multicast, (id: Id<'_>, addr: Address, context: *mut c_void) -> Result;
 
-    /// Joins a group in one of several ways: `rdma_join_multicast_ex(3)`. Its outcome is an event.
+    /// Joins a group with extended attributes: `rdma_join_multicast_ex(3)`. The outcome is an event.
     pub rdma_join_multicast_ex => join_multicast_ex,
         (id: Id<'_>, mc_join_attr: In<'_, rdma_cm_join_mc_attr_ex>, context: *mut c_void) -> Result;
 
@@ -46,7 +46,7 @@ fn join_multicast_ex(
     {
         return Err(INVALID);
     }
-    // SAFETY: NULL, or an address as long as its family says (`rdma_join_multicast_ex(3)`).
+    // SAFETY: NULL, or an address of the length of its family (`rdma_join_multicast_ex(3)`).
     let group = unsafe { addr::read(attr.addr) }.ok_or(INVALID)?;
     let send_only = attr.join_flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
     join(id, group, send_only, context)
@@ -63,7 +63,7 @@ fn join(id: &CmId, addr: Addr, send_only: bool, context: *mut c_void) -> Result 
         id.device().link_layer,
     )?);
     id.extra().memberships.push(Arc::clone(&membership));
-    // There is nobody to be asked: whoever attaches a queue pair gets what is sent to the group.
+    // No subnet manager is asked: every attached queue pair receives what is sent to the group.
     id.endpoint
         .report(RDMA_CM_EVENT_MULTICAST_JOIN, 0, Detail::Joined(membership));
     complete(id)
@@ -81,7 +81,8 @@ fn leave_multicast(id: Id<'_>, addr: Address) -> Result {
         let gid = ibv_gid {
             raw: membership.mgid,
         };
-        // SAFETY: the id's live queue pair. Where the event was not taken yet, it is not attached, and stays so.
+        // SAFETY: the id's live queue pair. If the program has not taken the event yet, the queue pair is not attached,
+        // and stays so.
         unsafe { (id.device().verbs.ibv_detach_mcast)(id.qp(), &raw const gid, membership.mlid) };
     }
     Ok(())

@@ -15,10 +15,10 @@ c_functions! {
     pub rdma_set_option => set_option,
         (id: Id<'_>, level: c_int, optname: c_int, optval: OptionValue, optlen: usize) -> Result;
 
-    /// Offers extended connection parameters to the peer: `rdma_set_local_ece(3)`.
+    /// Offers ECE options (enhanced connection establishment) to the peer: `rdma_set_local_ece(3)`.
     pub rdma_set_local_ece => set_local_ece, (id: Id<'_>, ece: In<'_, ibv_ece>) -> Result;
 
-    /// What the peer offered: `rdma_get_remote_ece(3)`.
+    /// Returns the peer's ECE options: `rdma_get_remote_ece(3)`.
     pub rdma_get_remote_ece => remote_ece, (id: Id<'_>, ece: InOut<'_, ibv_ece>) -> Result;
 }
 
@@ -31,7 +31,7 @@ fn set_option(
 ) -> Result {
     let id = id.get()?;
     match (level, optname) {
-        // No packet leaves the host, so that nobody sees a type of service.
+        // The type of service is accepted and ignored.
         (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS) => optval.byte(optlen).map(drop),
         (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR) => {
             let reuse = optval.number(optlen)? != 0;
@@ -59,14 +59,14 @@ fn set_option(
             if optval.is_null() || !whole {
                 return Err(INVALID);
             }
-            // There is one path, whatever the program found.
+            // Only one path exists, so the program's paths are ignored.
             resolve_route(id)
         }
         _ => Err(Errno(libc::ENOSYS)),
     }
 }
 
-/// Options of binding come before it.
+/// Checks that the id is not bound: options of binding must be set before.
 fn unbound(id: &CmId) -> Result {
     if id.source().is_some() {
         Err(INVALID)

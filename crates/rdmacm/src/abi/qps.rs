@@ -29,21 +29,21 @@ c_functions! {
     /// Destroys the shared receive queue of an id: `rdma_destroy_srq(3)`.
     pub rdma_destroy_srq => destroy_srq, (id: Id<'_>) -> ();
 
-    /// The attributes with which a queue pair goes to `qp_attr->qp_state`: `rdma_init_qp_attr(3)`.
+    /// Returns the attributes for moving a queue pair to `qp_attr->qp_state`: `rdma_init_qp_attr(3)`.
     pub rdma_init_qp_attr => init_qp_attr,
         (id: Id<'_>, qp_attr: InOut<'_, ibv_qp_attr>, qp_attr_mask: Out<'_, c_int>) -> Result;
 }
 
 fn create_qp(id: Id<'_>, pd: *mut ibv_pd, attr: InOut<'_, ibv_qp_init_attr>) -> Result {
     let id = id.get()?;
-    // SAFETY: what the program's attributes name is live (`rdma_create_qp(3)`).
+    // SAFETY: the objects that the program's attributes name are live (`rdma_create_qp(3)`).
     unsafe { make_qp(id, pd, attr.get()?) }
 }
 
-/// Makes the queue pair of an id; `attr` says then what it really has.
+/// Makes the queue pair of an id, and updates `attr` to its actual attributes.
 ///
 /// # Safety
-/// `pd` is NULL or live; what `attr` names is live.
+/// `pd` is NULL or live; the objects that `attr` names are live.
 pub(super) unsafe fn make_qp(id: &CmId, pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr) -> Result {
     let mut extended = ibv_qp_init_attr_ex::zeroed();
     extended.qp_context = attr.qp_context;

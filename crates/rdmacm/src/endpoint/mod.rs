@@ -1,15 +1,14 @@
-//! One end of a connection, or a listener: what an id is when no C is looking.
+//! An endpoint: one end of a connection, or a listener; the part of an id without C types.
 //!
-//! The states and their transitions are those of `linux:drivers/infiniband/core/cma.c` and `cm.c` as far as a
-//! program can see them. The program's threads call what `rdma_*` functions ask for; the service's thread calls
-//! [`Watched`](crate::service::Watched). What happens is told to the program through the
-//! endpoint's channel.
+//! The states and their transitions are those of `linux:drivers/infiniband/core/cma.c` and `cm.c`, as far as a program
+//! can observe them. The program's threads call the functions of `program` for the `rdma_*` functions. The service
+//! thread calls [`Watched`](crate::service::Watched). Events reach the program through the endpoint's channel.
 //!
-//! A peer that dies closes its socket, and so does one that destroys its id: the end of the stream is an event
-//! in every state that has a peer.
+//! The socket of a peer is closed when its process dies or destroys the id. So the end of the stream is handled in
+//! every state that has a peer.
 //!
-//! - `state`: the state, the events, and the transitions that both sides make.
-//! - `program`, `peer`: the two sides.
+//! - `state`: the state, the events, and the transitions that both program and peer cause.
+//! - `program`, `peer`: the functions that the program calls, and the reactions to the peer.
 
 mod peer;
 mod program;

@@ -1,4 +1,4 @@
-//! What peers and timers do to an endpoint: the service's thread.
+//! The reactions of an endpoint to messages and timers, called by the service thread.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::mad::{Connection, Consumer, Listener};
 use crate::service::{Alarm, Watched};
 use crate::wire::{MAX_MESSAGE, Message, Params, Reply, Request, reason};
 
-/// The pause before a listener looks again that had no descriptor for a request.
+/// Pause before a listener retries `accept(2)` after a lack of descriptors.
 const RETRY_ACCEPT: Duration = Duration::from_millis(100);
 
 impl Watched for Endpoint {
@@ -37,7 +37,7 @@ impl Watched for Endpoint {
                     Err(_) => return self.end_of_stream(&mut state),
                 },
                 Err(rustix::io::Errno::AGAIN) => return,
-                // The peer closed its end without having read everything; what it sent is still to be read.
+                // The peer has closed its end with unread data; its messages can still be read.
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
                 Err(_) => return self.end_of_stream(&mut state),
             }
@@ -67,7 +67,7 @@ impl Watched for Endpoint {
 impl Consumer for Endpoint {
     fn on_answer(self: Arc<Self>, message: Message) {
         let mut state = lock(&self.state);
-        // What was said to an endpoint that has hung up since.
+        // Messages for an endpoint that has already disconnected are ignored.
         if state.connection.is_some() {
             self.on_message(&mut state, message);
         }
@@ -101,7 +101,7 @@ impl Listener for Endpoint {
 }
 
 impl Endpoint {
-    /// The peer has not answered in time.
+    /// Reacts to a peer that has not answered in time.
     fn unanswered(self: &Arc<Self>, state: &mut State) {
         match state.phase {
             Phase::ReqSent | Phase::RepSent => {
@@ -118,13 +118,13 @@ impl Endpoint {
         let Some(listener) = &state.socket else {
             return;
         };
-        // All of them: asking for one at a time would cost a wait each.
+        // Accepts all sockets at once: each wake-up of the thread takes time.
         loop {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let socket = match accept_with(listener, flags) {
                 Ok(socket) => socket,
                 Err(e) if Errno::from(e).is_shortage() => {
-                    // It stays readable: not to be told so again and again meanwhile.
+                    // The socket stays readable, so it is muted until the retry.
                     self.cm.service.mute(listener, self.token(), true);
                     let service = self.cm.service;
                     service.after(RETRY_ACCEPT, self, Alarm::RetryAccept);
@@ -158,13 +158,13 @@ impl Endpoint {
                     private_data,
                 },
             ) => self.rejected(state, reason, private_data),
-            // Over packets: the peer has not heard that this end is ready.
+            // By packets: the peer has not received the RTU.
             (Phase::Established, Message::Reject { .. }) if !self.is_datagram => {
                 self.disconnected(state);
             }
             (Phase::RepSent, Message::ReadyToUse) => self.established(state),
             (Phase::RepSent | Phase::RepReceived | Phase::Established, Message::Disconnect) => {
-                // Said by the service, so that the peer does not depend on this program.
+                // The service thread answers, so that the peer does not wait for the program.
                 let _ = self.send(state, &Message::Disconnected);
                 self.disconnected(state);
             }
@@ -172,12 +172,12 @@ impl Endpoint {
                 self.disconnected(state)
             }
             (Phase::DreqSent | Phase::TimeWait | Phase::Failed | Phase::Established, _) => {}
-            // No peer of ours says this here.
+            // A correct peer does not send such a message in this phase.
             (_, _) => self.end_of_stream(state),
         }
     }
 
-    /// A request has come: the listener's program is told.
+    /// Processes a request, and reports it to the listener's program.
     fn on_request(self: &Arc<Self>, state: &mut State, request: Request) {
         let Some(listener) = self.listener.upgrade() else {
             return self.reject_request(state);
@@ -186,7 +186,7 @@ impl Endpoint {
         state.ends.remote = request.qp;
         state.ends.remote_ece = request.ece;
         state.ends.path_mtu = request.path_mtu;
-        // What the requester can answer is what this end may ask for, and the other way round.
+        // What the requester can answer is the limit of what this end may request, and vice versa.
         state.ends.params = Params {
             responder_resources: request.params.initiator_depth,
             initiator_depth: request.params.responder_resources,
@@ -197,7 +197,7 @@ impl Endpoint {
         if listening.phase != Phase::Listening
             || listening.waiting >= listening.backlog
             || claimed != Some(request.port_space)
-            // A port space may have services of either kind, behind different ports.
+            // A port space may have services of both types, at different ports.
             || (request.qp_type == IBV_QPT_UD) != self.is_datagram
         {
             drop(listening);
@@ -235,7 +235,8 @@ impl Endpoint {
         let params = Params {
             responder_resources: reply.params.initiator_depth,
             initiator_depth: reply.params.responder_resources,
-            // Own: "The maximum number of times that a data transfer operation should be retried" (rdma_connect(3)).
+            // This end's own value: "The maximum number of times that a data transfer operation should be retried"
+            // (rdma_connect(3)).
             retry_count: state.ends.params.retry_count,
             ..reply.params
         };
@@ -248,13 +249,13 @@ impl Endpoint {
         self.push_event(state, RDMA_CM_EVENT_CONNECT_RESPONSE, 0, detail);
     }
 
-    /// The peer has closed its socket, or has sent what no peer of ours sends.
+    /// Reacts to a peer that has closed its socket, or has sent an invalid message.
     fn end_of_stream(self: &Arc<Self>, state: &mut State) {
         match state.phase {
             Phase::ReqSent | Phase::RepSent | Phase::RepReceived => {
                 self.rejected(state, reason::CONSUMER_DEFINED, Vec::new());
             }
-            // A requester that is not there any more has given up.
+            // A requester that has closed its socket has given up.
             Phase::ReqReceived => self.rejected(state, reason::TIMEOUT, Vec::new()),
             Phase::Established | Phase::DreqSent if !self.is_datagram => self.disconnected(state),
             _ => self.drop_carrier(state),

@@ -1,4 +1,4 @@
-//! What the program asks of an endpoint.
+//! The operations of an endpoint that the program calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use crate::service::Alarm;
 use crate::wire::{Message, Reply, Request, reason};
 use verbs_abi::RDMA_CM_EVENT_UNREACHABLE;
 
-/// The pause before a REQ is sent again to a listener that takes no more, or is about to come back.
+/// Pause before a REQ is sent again to a listener whose queue is full, or that is expected soon.
 const RETRY_REQUEST: Duration = Duration::from_millis(5);
 
 impl Endpoint {
-    /// Takes a port. The result is the address, with the port.
+    /// Binds the endpoint to an address, and claims a port. Returns the address with the port.
     pub(crate) fn bind(&self, mut binding: Binding) -> Result<Addr> {
         let mut state = lock(&self.state);
         if state.phase != Phase::Idle {
@@ -35,7 +35,7 @@ impl Endpoint {
         Ok(addr)
     }
 
-    /// Moves on from one of the phases `from`.
+    /// Moves the endpoint from one of the phases `from` to the phase `to`.
     pub(crate) fn advance(&self, from: &[Phase], to: Phase) -> Result {
         let mut state = lock(&self.state);
         if !from.contains(&state.phase) {
@@ -64,7 +64,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Requests that come by packets come here as well.
+    /// Registers the listener for requests by MADs.
     fn listen_for_mads(self: &Arc<Self>, state: &State) {
         let Some(claim) = &state.claim else { return };
         let Addr::Ip(addr) = claim.binding.addr else {
@@ -78,7 +78,7 @@ impl Endpoint {
                 let listener: Arc<dyn Listener> = Arc::clone(self) as _;
                 hub.listen(claim, Arc::downgrade(&listener));
             }
-            // Those of this host still reach it.
+            // Requests from this host still reach the listener.
             Err(Errno(errno)) => tracing::warn!(
                 "nobody on another host reaches the listener at {addr}, because the way by packets cannot be opened: \
                  errno {errno}"
@@ -125,7 +125,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Sends the REQ, if the listener can be reached.
+    /// Sends the REQ if the listener can be reached; else retries or fails.
     pub(super) fn send_request(self: &Arc<Self>, state: &mut State) {
         let Some(request) = state.request.take() else {
             return;
@@ -196,7 +196,7 @@ impl Endpoint {
         sent
     }
 
-    /// Says that this end is ready as well.
+    /// Sends the RTU after a REP.
     pub(crate) fn establish(self: &Arc<Self>) -> Result {
         let mut state = lock(&self.state);
         if state.phase != Phase::RepReceived {
@@ -208,7 +208,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The program knows that the connection is in use, before the peer said so (`rdma_notify(3)`).
+    /// Records that the connection is in use before the RTU has arrived (`rdma_notify(3)`).
     pub(crate) fn notify(self: &Arc<Self>) -> Result {
         let mut state = lock(&self.state);
         match state.phase {
@@ -224,7 +224,7 @@ impl Endpoint {
         }
     }
 
-    /// Ends the connection; the result says whether there was one, so that an event will follow.
+    /// Disconnects the endpoint; returns true if an event will follow.
     pub(crate) fn disconnect(self: &Arc<Self>) -> bool {
         let mut state = lock(&self.state);
         if !matches!(
@@ -244,7 +244,7 @@ impl Endpoint {
         true
     }
 
-    /// Ends everything, as `rdma_destroy_id` does: the peer hears of it, the program does not.
+    /// Ends the endpoint for `rdma_destroy_id`: the peer is told, and the program gets no further event.
     pub(crate) fn close(self: &Arc<Self>) {
         let mut state = lock(&self.state);
         let farewell = match state.phase {
@@ -256,7 +256,7 @@ impl Endpoint {
             _ => None,
         };
         if let Some(message) = farewell {
-            // A peer that is gone needs no farewell.
+            // An error is ignored: the peer may be gone already.
             let _ = self.send(&state, &message);
         }
         if let (Phase::Listening, Some(claim)) = (state.phase, &state.claim) {
@@ -274,7 +274,7 @@ impl Endpoint {
         let channel = Arc::clone(&state.channel);
         drop(state);
         for event in channel.take(|event| Arc::ptr_eq(&event.endpoint, self)) {
-            // Requests that the program did not get to see.
+            // The program will not see these requests, so they are rejected.
             if let Detail::Request { new, .. } = event.detail {
                 new.close();
             }

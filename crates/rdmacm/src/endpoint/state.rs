@@ -1,4 +1,4 @@
-//! An endpoint's state, its events, and the transitions that the program and its peer both make.
+//! The state and events of an endpoint, and the transitions that both the program and the peer cause.
 
 use std::ffi::c_int;
 use std::os::fd::OwnedFd;
@@ -19,75 +19,75 @@ use crate::ports::Claim;
 use crate::service::Alarm;
 use crate::wire::{Message, Params, QpAddress, Request, reason};
 
-/// Something that happened to an id.
+/// An event of an id.
 pub struct Event {
-    /// Of the id that it happened to; of the listener, for a request.
+    /// Endpoint of the id; for a request, endpoint of the listener.
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) kind: rdma_cm_event_type,
-    /// 0, a negative errno, or a reason for a refusal.
+    /// Status: 0, a negative errno, or the reason of a rejection.
     pub(crate) status: c_int,
     pub(crate) detail: Detail,
 }
 
-/// What an [`Event`] brings.
+/// The data of an [`Event`].
 pub(crate) enum Detail {
     Nothing,
-    /// What the peer of a connection said.
+    /// Data from the peer of a connection.
     Connection {
         qpn: u32,
         params: Params,
         private_data: Vec<u8>,
     },
-    /// How to reach a datagram service.
+    /// The address of a datagram service's queue pair.
     Datagram {
         qp: QpAddress,
         private_data: Vec<u8>,
     },
-    /// Somebody asks for a connection: its end here, for which there is no id yet, and what was asked.
+    /// A request for a connection: the new endpoint, which has no id yet, and the request.
     Request {
         new: Arc<Endpoint>,
         request: Box<Request>,
     },
-    /// An event of the program itself: `rdma_write_cm_event`.
+    /// An event that the program has posted itself: `rdma_write_cm_event`.
     Program(u64),
-    /// A multicast group was joined.
+    /// A multicast group that was joined.
     Joined(Arc<Membership>),
 }
 
-/// Status of a service look-up: IBTA vol. 1, 12.11.1.2.
+/// Statuses of a SIDR_REP: IBTA vol. 1, 12.11.1.2.
 const SIDR_UNSUPPORTED: c_int = 1;
 const SIDR_REJECT: c_int = 2;
 
-/// Where an endpoint is in its life.
+/// The phase of an endpoint's life cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// New.
+    /// New, not bound.
     Idle,
-    /// Has an address and a port.
+    /// Bound to an address and a port.
     Bound,
-    /// Knows its peer's address.
+    /// The peer's address is resolved.
     AddrResolved,
-    /// Knows the route to it.
+    /// The route to the peer is resolved.
     RouteResolved,
-    /// Takes requests.
+    /// Listening for requests.
     Listening,
-    /// A socket was accepted; its REQ is still to come.
+    /// A socket was accepted, but its REQ has not arrived.
     Accepted,
-    /// Has sent a REQ.
+    /// A REQ was sent.
     ReqSent,
-    /// Has received a REQ.
+    /// A REQ was received.
     ReqReceived,
-    /// Has received a REP; the program has to be ready now.
+    /// A REP was received; the program must send the RTU.
     RepReceived,
-    /// Has sent a REP, and waits for the RTU.
+    /// A REP was sent; the RTU has not arrived.
     RepSent,
-    /// Connected, or, for datagrams, answered.
+    /// Connected or, for datagrams, answered.
     Established,
-    /// Has sent a DREQ.
+    /// A DREQ was sent.
     DreqSent,
     /// Disconnected.
     TimeWait,
-    /// Never came to be connected.
+    /// The connection could not be established.
     Failed,
     /// Destroyed.
     Closed,
@@ -98,19 +98,19 @@ pub(super) struct State {
     pub(super) channel: Arc<Channel<Event>>,
     pub(super) claim: Option<Claim>,
     pub(super) socket: Option<OwnedFd>,
-    /// Instead of a socket, for a peer that is reached by packets.
+    /// The connection by MADs, instead of a socket, if packets lead to the peer.
     pub(super) connection: Option<Arc<Connection>>,
     pub(super) ends: Ends,
-    /// The REQ, until it is sent.
+    /// The REQ that is still to be sent.
     pub(super) request: Option<Request>,
-    /// Counts the timers for responses: an alarm of an earlier one is void.
+    /// Number of the current response timer; alarms of earlier timers are void.
     pub(super) response_timer: u64,
-    /// For a listener: how many requests may wait for the program, and how many do.
+    /// For a listener: limit of requests that wait for the program; below it, their current number.
     pub(super) backlog: usize,
     pub(super) waiting: usize,
 }
 
-/// How many events of an id were reported to the program, and how many of them it has acknowledged.
+/// The count of events that were reported to the program and not acknowledged.
 #[derive(Default)]
 struct Acknowledgements {
     outstanding: Mutex<u64>,
@@ -123,13 +123,13 @@ pub(crate) struct Endpoint {
     pub(crate) cm: &'static Cm,
     /// Port space, `RDMA_PS_*`.
     pub(crate) port_space: u32,
-    /// Datagrams: a look-up instead of a connection.
+    /// True for datagrams: a look-up of a service instead of a connection.
     pub(super) is_datagram: bool,
-    /// For the end that was asked: who was asked. Keeps count of the listener's backlog.
+    /// The listener that received the request, for a requested endpoint; its backlog is updated.
     pub(super) listener: Weak<Endpoint>,
     pub(super) state: Mutex<State>,
     acks: Acknowledgements,
-    /// Address of the id, once there is one. Only the program's threads go there.
+    /// Address of the id, or 0. Only threads of the program dereference it.
     id: AtomicUsize,
 }
 
@@ -183,12 +183,12 @@ impl Endpoint {
         })
     }
 
-    /// Number of the service that tells it apart.
+    /// Returns the token that identifies the endpoint in the service thread.
     pub(super) fn token(&self) -> u64 {
         self.token
     }
 
-    /// The address of the C object of this endpoint, 0 while there is none.
+    /// Returns the address of this endpoint's C object; 0 if it has none.
     pub(crate) fn id(&self) -> usize {
         self.id.load(Ordering::Acquire)
     }
@@ -201,7 +201,7 @@ impl Endpoint {
         lock(&self.state).ends
     }
 
-    // Events.
+    // Acknowledgement of events.
 
     pub(crate) fn reported(&self) {
         *lock(&self.acks.outstanding) += 1;
@@ -215,7 +215,7 @@ impl Endpoint {
         }
     }
 
-    /// Waits until the program has acknowledged every event of this endpoint.
+    /// Waits until the program has acknowledged all events of this endpoint.
     pub(crate) fn wait_for_acknowledgements(&self) {
         let mut outstanding = lock(&self.acks.outstanding);
         while *outstanding > 0 {
@@ -242,7 +242,7 @@ impl Endpoint {
         });
     }
 
-    /// Reports an event that only concerns this end.
+    /// Reports an event without a change of phase.
     pub(crate) fn report(
         self: &Arc<Self>,
         kind: rdma_cm_event_type,
@@ -253,7 +253,7 @@ impl Endpoint {
         self.push_event(&state, kind, status, detail);
     }
 
-    /// Reports further events through another channel, also those that have not been taken out.
+    /// Moves the endpoint to another channel, including its queued events.
     pub(crate) fn migrate(self: &Arc<Self>, to: &Arc<Channel<Event>>) {
         let mut state = lock(&self.state);
         let from = std::mem::replace(&mut state.channel, Arc::clone(to));
@@ -264,13 +264,13 @@ impl Endpoint {
         }
     }
 
-    /// A request was handed to the program.
+    /// Records that the program has taken a request from the queue.
     pub(crate) fn request_taken(&self) {
         let mut state = lock(&self.state);
         state.waiting = state.waiting.saturating_sub(1);
     }
 
-    // Transitions that both sides make.
+    // Transitions that both program and peer cause.
 
     pub(super) fn fail(
         self: &Arc<Self>,
@@ -331,11 +331,11 @@ impl Endpoint {
         self.cm.service.after(TIMEWAIT, self, Alarm::TimeWaitExit);
     }
 
-    /// From now on the peer has [`Cm::answer_timeout`](crate::cm::Cm) to respond.
+    /// Starts the timer for the peer's response: [`Cm::answer_timeout`](crate::cm::Cm).
     pub(super) fn start_response_timer(self: &Arc<Self>, state: &mut State) {
         state.response_timer += 1;
         if state.connection.is_some() {
-            // It minds the time itself.
+            // A connection by MADs has its own timer.
             return;
         }
         let alarm = Alarm::ResponseTimeout(state.response_timer);
@@ -350,7 +350,7 @@ impl Endpoint {
         send_message(socket, message)
     }
 
-    /// Ends what leads to the peer.
+    /// Drops the socket or the connection by MADs that leads to the peer.
     pub(super) fn drop_carrier(&self, state: &mut State) {
         if let Some(connection) = state.connection.take() {
             connection.release();

@@ -11,10 +11,10 @@ use crate::ends::Ends;
 use crate::errno::{Errno, INVALID, Result};
 
 impl CmId {
-    /// The attributes with which the queue pair goes to `state`, and their mask: `rdma_init_qp_attr(3)`.
+    /// Returns the attributes and their mask for moving the queue pair to `state`: `rdma_init_qp_attr(3)`.
     ///
     /// # Errors
-    /// `EINVAL` for a state that connections do not lead to.
+    /// `EINVAL` for a state other than INIT, RTR and RTS.
     pub fn qp_attr(&self, state: ibv_qp_state) -> Result<(ibv_qp_attr, c_int)> {
         let ends = self.endpoint.ends();
         self.qp_attr_with(state, &ends)
@@ -22,14 +22,14 @@ impl CmId {
 
     fn qp_attr_with(&self, state: ibv_qp_state, ends: &Ends) -> Result<(ibv_qp_attr, c_int)> {
         let qp = self.qp();
-        // SAFETY: the queue pair, if there is one, lives as long as the field names it.
+        // SAFETY: the queue pair, if the id has one, lives as long as the field names it.
         let qp_type = unsafe { qp.as_ref() }.map_or(self.qp_type(), |qp| qp.qp_type);
         let ack_timeout = self.extra().ack_timeout;
         self.device()
             .qp_attr(state, qp_type, self.source_or_none(), ends, ack_timeout)
     }
 
-    /// Moves the queue pair, if there is one, to RTR and RTS, for a connection with these parameters.
+    /// Moves the queue pair, if the id has one, to RTR and RTS with the parameters of the connection.
     pub(crate) fn connect_qp(&self, ends: &Ends) -> Result {
         for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
             let qp = self.qp();
@@ -43,7 +43,7 @@ impl CmId {
         Ok(())
     }
 
-    /// Moves the queue pair, if there is one, to ERR.
+    /// Moves the queue pair, if the id has one, to the error state.
     pub(crate) fn fail_qp(&self) -> Result {
         let qp = self.qp();
         if qp.is_null() {
@@ -55,18 +55,18 @@ impl CmId {
         unsafe { self.device().modify_qp(qp, &mut attr, IBV_QP_STATE) }
     }
 
-    /// Makes the id's queue pair and what is missing of its completion queues: `rdma_create_qp_ex`.
+    /// Makes the id's queue pair and its missing completion queues: `rdma_create_qp_ex`.
     ///
     /// # Errors
-    /// `EINVAL` where it has one, and what making one says.
+    /// `EINVAL` if the id has a queue pair or no device; otherwise the error of the provider.
     ///
     /// # Safety
-    /// What `attr` names is live.
+    /// The objects that `attr` names are live.
     pub unsafe fn create_qp(&self, attr: &mut ibv_qp_init_attr_ex) -> Result {
         if !self.qp().is_null() || !self.has_device() {
             return Err(INVALID);
         }
-        // SAFETY: what the caller promises to be live.
+        // SAFETY: the caller guarantees that the objects are live.
         unsafe { self.complete_qp_attr(attr) }?;
         let missing = |of_id: *mut ibv_cq, asked: *mut ibv_cq, size: u32| {
             if of_id.is_null() && asked.is_null() {
@@ -95,15 +95,15 @@ impl CmId {
             self.destroy_qp();
             return Err(e);
         }
-        // SAFETY: the queue pair that was just made.
+        // SAFETY: the queue pair was just made.
         self.set_pd(unsafe { (*qp).pd });
         Ok(())
     }
 
-    /// Fills in the domains that `attr` leaves open.
+    /// Fills in the protection domain and the XRC domain if `attr` has none.
     ///
     /// # Errors
-    /// `EINVAL` for queues and domains that do not belong together.
+    /// `EINVAL` if the queues and domains do not belong together.
     ///
     /// # Safety
     /// As for [`CmId::create_qp`].
@@ -152,8 +152,8 @@ impl CmId {
         }
     }
 
-    /// "Transitions it for sending and receiving" (`rdma_create_qp(3)`): receives may be posted, and datagrams
-    /// be sent.
+    /// Prepares the queue pair: "transitions it for sending and receiving" (`rdma_create_qp(3)`). Afterwards, receives
+    /// may be posted, and datagrams may be sent.
     fn prepare_qp(&self) -> Result {
         let states: &[_] = if self.is_datagram() {
             &[IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS]
@@ -162,21 +162,21 @@ impl CmId {
         };
         for &state in states {
             let (mut attr, mask) = self.qp_attr(state)?;
-            // SAFETY: the id's queue pair, just made.
+            // SAFETY: the id's queue pair, which was just made.
             unsafe { self.device().modify_qp(self.qp(), &mut attr, mask) }?;
         }
         Ok(())
     }
 
-    /// Makes completion queues with channels for `send` and `recv` WRs; 0 for none.
+    /// Makes completion queues with channels for `send` and `recv` work requests; 0 makes none.
     pub(crate) fn create_cqs(&self, send: u32, recv: u32) -> Result {
         let cq_context: *mut c_void = self.abi().cast();
         let context = self.device().context;
         let verbs = self.device().verbs;
         let create = |size: u32| -> Result<(*mut ibv_comp_channel, *mut ibv_cq)> {
             let size = c_int::try_from(size).map_err(|_| INVALID)?;
-            // SAFETY: the open device; the context of a CQ is what `rdma_get_send_comp` of rdma_verbs.h
-            // expects it to be.
+            // SAFETY: the device is open. The context of the CQ is the id, as `rdma_get_send_comp` of rdma_verbs.h
+            // expects.
             unsafe {
                 let channel = (verbs.ibv_create_comp_channel)(context);
                 if channel.is_null() {
@@ -204,7 +204,7 @@ impl CmId {
         Ok(())
     }
 
-    /// Destroys the completion queues that the id made for itself.
+    /// Destroys the completion queues that the id has made.
     pub(crate) fn destroy_cqs(&self) {
         if self.qp_type() == IBV_QPT_XRC_RECV && !self.srq().is_null() {
             return;
@@ -217,10 +217,10 @@ impl CmId {
         self.set_send_cq_channel(ptr::null_mut());
     }
 
-    /// Destroys what the fields of the id named; NULL is nothing.
+    /// Destroys a completion queue and its channel; NULL is ignored.
     fn destroy_cq(&self, cq: *mut ibv_cq, channel: *mut ibv_comp_channel) {
         let verbs = self.device().verbs;
-        // SAFETY: the fields only hold what `create_cqs` made, and the caller clears them.
+        // SAFETY: the fields hold only objects that `create_cqs` made, and the caller clears them.
         unsafe {
             if !cq.is_null() {
                 (verbs.ibv_destroy_cq)(cq);
@@ -231,11 +231,11 @@ impl CmId {
         }
     }
 
-    /// Destroys the queue pair and the completion queues that the id made for itself.
+    /// Destroys the queue pair and the completion queues that the id has made.
     pub fn destroy_qp(&self) {
         let qp = self.qp();
         if !qp.is_null() {
-            // SAFETY: the id's live queue pair, which nothing names afterwards.
+            // SAFETY: the id's live queue pair, which no field names afterwards.
             unsafe { (self.device().verbs.ibv_destroy_qp)(qp) };
             self.set_qp(ptr::null_mut());
         }
@@ -245,7 +245,7 @@ impl CmId {
     /// Makes the id's shared receive queue: `rdma_create_srq_ex`.
     ///
     /// # Safety
-    /// What `attr` names is live.
+    /// The objects that `attr` names are live.
     pub(crate) unsafe fn create_srq(&self, attr: &mut ibv_srq_init_attr_ex) -> Result {
         if attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || !self.has_device() {
             return Err(INVALID);
@@ -264,7 +264,7 @@ impl CmId {
             }
             attr.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
         }
-        // SAFETY: what the caller promises to be live.
+        // SAFETY: the caller guarantees that the objects are live.
         let srq = unsafe { self.new_srq(attr) }.inspect_err(|_| self.destroy_cqs())?;
         if self.pd().is_null() {
             self.set_pd(attr.pd);
@@ -301,7 +301,7 @@ impl CmId {
     pub(crate) fn destroy_srq(&self) {
         let srq = self.srq();
         if !srq.is_null() {
-            // SAFETY: the id's live SRQ, which nothing names afterwards.
+            // SAFETY: the id's live SRQ, which no field names afterwards.
             let destroyed = check(unsafe { (self.device().verbs.ibv_destroy_srq)(srq) });
             if destroyed.is_err() {
                 tracing::debug!("rdma_destroy_srq: the SRQ is in use");

@@ -1,4 +1,4 @@
-//! One connection: a machine, what it sends, and its timer.
+//! A connection by MADs: its state machine, its posted messages, and its timer.
 
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -13,25 +13,25 @@ use crate::lock::lock;
 use crate::service::{Alarm, Service, Watched};
 use crate::wire::{Message, reason};
 
-/// Who hears of a connection: an endpoint.
+/// The receiver of a connection's messages: an endpoint.
 pub(crate) trait Consumer: Send + Sync {
-    /// The peer has said this.
+    /// Processes a message of the peer.
     fn on_answer(self: Arc<Self>, message: Message);
 
-    /// The peer does not answer.
+    /// Reacts to a peer that has not answered in time.
     fn on_silence(self: Arc<Self>);
 }
 
-/// What all connections of a process share.
+/// The state that all connections of a process share.
 pub(super) struct Shared {
     pub(super) gsi: &'static Gsi,
     pub(super) service: &'static Service,
-    /// Of the times of machines.
+    /// Origin of the state machines' times.
     pub(super) origin: Instant,
     pub(super) ended: Ended,
 }
 
-/// Connections that have ended, and are to be forgotten by the hub.
+/// Ids of connections that have ended, which the hub must remove.
 #[derive(Debug, Default)]
 pub(super) struct Ended(Mutex<Vec<u32>>);
 
@@ -42,7 +42,7 @@ impl Ended {
 }
 
 impl Shared {
-    /// Sends a MAD. One that cannot be sent counts as lost.
+    /// Sends a MAD. If that fails, the MAD counts as lost.
     pub(super) fn send(&self, from: &[u8; 16], to: &[u8; 16], transaction: u64, mad: &Mad) {
         let bytes = mad.emit(transaction);
         let failed = crate::gsi::send(self.gsi, from, to, &bytes);
@@ -52,10 +52,10 @@ impl Shared {
     }
 }
 
-/// The two ports of a connection.
+/// The ports of the two ends of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ports {
-    /// GID of the own port.
+    /// GID of the local port.
     pub(crate) local: [u8; 16],
     /// GID of the peer's port.
     pub(crate) remote: [u8; 16],
@@ -64,15 +64,15 @@ pub(crate) struct Ports {
 struct Inner {
     machine: Machine,
     ids: Ids,
-    /// What was posted, to be repeated.
+    /// Posted messages, kept for repetition.
     posted: Vec<(Kind, Mad)>,
     transaction: u64,
-    /// Counts the alarms: an earlier one is void.
+    /// Number of the current alarm; earlier alarms are void.
     alarm: u64,
     consumer: Option<Weak<dyn Consumer>>,
 }
 
-/// One connection.
+/// A connection by MADs.
 pub(crate) struct Connection {
     shared: &'static Shared,
     token: u64,
@@ -103,12 +103,12 @@ impl Connection {
         })
     }
 
-    /// Who is to hear of it.
+    /// Sets the consumer of the connection.
     pub(crate) fn serve(&self, consumer: Weak<dyn Consumer>) {
         lock(&self.inner).consumer = Some(consumer);
     }
 
-    /// The consumer hears of it no more. A farewell that was sent is still repeated until it is answered.
+    /// Removes the consumer. A DREQ that was sent is still repeated until it is answered.
     pub(crate) fn release(self: &Arc<Self>) {
         let mut inner = lock(&self.inner);
         inner.consumer = None;
@@ -116,13 +116,13 @@ impl Connection {
         self.set_alarm(&mut inner);
     }
 
-    /// Sends a message to the peer, and repeats it until it is answered.
+    /// Sends a message to the peer; a request is repeated until it is answered.
     ///
     /// # Errors
-    /// `EINVAL` where the connection's state or the room in the message does not allow it.
+    /// `EINVAL` if the state of the connection does not allow the message, or if its private data does not fit.
     pub(crate) fn send(self: &Arc<Self>, message: &Message) -> Result {
         if *message == Message::Disconnected {
-            // The machine has said so.
+            // The state machine has already sent a DREP.
             return Ok(());
         }
         let mut inner = lock(&self.inner);
@@ -131,7 +131,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether the peer's queue pair is taken by this connection.
+    /// Returns true if the connection still occupies the peer's queue pair.
     pub(super) fn is_live(&self) -> bool {
         matches!(
             lock(&self.inner).machine.state(),
@@ -139,7 +139,7 @@ impl Connection {
         )
     }
 
-    /// The peer's queue pair asks for another connection, so this one is over, whatever became of its end.
+    /// Ends the connection because the peer's queue pair requests another one, so the peer has lost this one.
     pub(super) fn end_stale(self: &Arc<Self>) {
         if self.send(&Message::Disconnect).is_err() {
             // The program has not answered yet, or the connection has ended.
@@ -151,7 +151,7 @@ impl Connection {
         }
     }
 
-    /// The process ends: says so once, if no other thread is at it.
+    /// Tells the peer that the process ends: once, and only if no other thread holds the lock.
     pub(super) fn leave(&self) {
         let Ok(mut inner) = self.inner.try_lock() else {
             return;
@@ -166,20 +166,20 @@ impl Connection {
             }
             _ => return,
         };
-        // Without alarms: nobody will be there to repeat it.
+        // No alarm is set: the process cannot repeat the message.
         if let Ok(actions) = inner.post(self.now(), &message) {
             self.do_sends(&inner, &actions);
         }
     }
 
-    /// The peer is ready, as its messages to the queue pair say.
+    /// Records that the peer is ready, because a message has arrived at the queue pair.
     pub(crate) fn notice_established(self: &Arc<Self>) {
         let mut inner = lock(&self.inner);
         inner.machine.notice_established();
         self.set_alarm(&mut inner);
     }
 
-    /// A MAD has come for this connection; whether it is the first of a request.
+    /// Processes a MAD for this connection; returns true for the first MAD of a request.
     pub(super) fn on_mad(self: &Arc<Self>, mad: &Mad) -> bool {
         let Some(kind) = format::kind_of(mad) else {
             return false;
@@ -200,7 +200,7 @@ impl Connection {
         for action in actions {
             let message = match action {
                 Action::Deliver(Kind::Req | Kind::SidrReq) => return true,
-                // A refusal of what was over is as good as an answer.
+                // A REJ for a connection that is over counts as the answer to a DREQ.
                 Action::Deliver(Kind::Drep) => Some(Message::Disconnected),
                 Action::Deliver(_) => format::told(mad, self.ports.remote),
                 _ => None,
@@ -217,7 +217,7 @@ impl Connection {
         self.shared.origin.elapsed()
     }
 
-    /// Sends what is to be sent.
+    /// Sends the messages that `actions` name, and updates the alarm.
     fn act(self: &Arc<Self>, inner: &mut Inner, actions: &Actions) {
         self.do_sends(inner, actions);
         if actions.contains(&Action::Done) {
@@ -248,7 +248,7 @@ impl Connection {
 }
 
 impl Inner {
-    /// The program says something.
+    /// Posts a message of the program.
     fn post(&mut self, now: Duration, message: &Message) -> Result<Actions> {
         let rejected = match self.machine.state() {
             State::RepReceived => Subject::Rep,
@@ -263,7 +263,7 @@ impl Inner {
         Ok(actions)
     }
 
-    /// Takes in what a message says of its sender; whether it is of this connection.
+    /// Stores the sender's ids from a MAD; returns false if the MAD belongs to another connection.
     fn learn(&mut self, mad: &Mad) -> bool {
         let sender = format::sender(mad);
         match mad {
@@ -278,11 +278,11 @@ impl Inner {
             Mad::SidrReq(req) if self.ids.remote == 0 => self.ids.remote = req.request_id,
             _ => {}
         }
-        // Who refuses may have no id, and who asks for patience is not known before its REP.
+        // A REJ may have no sender id, and the sender of an MRA is unknown before its REP.
         sender == 0 || self.ids.remote == 0 || sender == self.ids.remote
     }
 
-    /// The message of a kind, as it was posted, or as it always is.
+    /// Returns the MAD of a kind: as it was posted or, for MRA and DREP, a new one.
     fn mad(&self, kind: Kind) -> Option<Mad> {
         match kind {
             Kind::MraOfReq => Some(format::mra(&self.ids, Subject::Req)),
@@ -319,7 +319,7 @@ impl Watched for Connection {
         match consumer {
             Some(consumer) => consumer.on_silence(),
             None => {
-                // What has timed out without a consumer is over as soon as the peer is told.
+                // Without a consumer, a timed-out connection ends with the REJ to its peer.
                 let _ = self.send(&Message::Reject {
                     reason: reason::TIMEOUT,
                     private_data: Vec::new(),

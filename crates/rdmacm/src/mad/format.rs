@@ -1,7 +1,7 @@
-//! What the messages of an endpoint are as management datagrams, and the other way round.
+//! Conversion of an endpoint's messages to management datagrams and back.
 //!
-//! Fields that a program does not choose have the values that Linux' `rdma_cm` gives them for RoCE
-//! (`cma_connect_ib`, `cma_accept_ib` of `linux:drivers/infiniband/core/cma.c`).
+//! Fields that a program cannot choose have the values of Linux's `rdma_cm` for RoCE (`cma_connect_ib`, `cma_accept_ib`
+//! of `linux:drivers/infiniband/core/cma.c`).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -18,34 +18,34 @@ use crate::addr::Addr;
 use crate::device::{ACK_TIMEOUT, DEFAULT_PKEY, HOP_LIMIT};
 use crate::wire::{Message, Params, QpAddress, Reply, Request, reason};
 
-/// LIDs mean nothing with RoCE: the permissive LID stands for them (`cm_format_req` of
+/// LIDs are unused with RoCE; the fields contain the permissive LID (`cm_format_req` of
 /// `linux:drivers/infiniband/core/cm.c`).
 const PERMISSIVE_LID: u16 = 0xffff;
-/// Of a REP: "failover is not supported".
+/// Failover status of a REP: "failover is not supported".
 const NO_FAILOVER: u8 = 1;
-/// The largest that its field of three bits holds.
+/// Largest retry count, which has three bits.
 const MAX_RETRY_COUNT: u8 = 7;
 
-/// The two ends of a connection, as messages name them.
+/// The ids of the two ends of a connection, as messages contain them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ids {
-    /// The own communication id, or that of the look-up.
+    /// Communication id of this end, or the SIDR request id.
     pub(crate) local: u32,
-    /// The peer's, as soon as it is known.
+    /// Communication id of the peer; 0 until it is known.
     pub(crate) remote: u32,
-    /// The peer's queue pair.
+    /// Number of the peer's queue pair.
     pub(crate) remote_qpn: u32,
-    /// GID of the port that is asked.
+    /// GID of the port to which the request goes.
     pub(crate) peer_gid: [u8; 16],
-    /// GUID of the own device.
+    /// GUID of this device.
     pub(crate) ca_guid: u64,
-    /// The service that was asked for.
+    /// Service id of the request.
     pub(crate) service_id: u64,
-    /// A look-up of a datagram service, and no connection.
+    /// True for a SIDR look-up of a datagram service instead of a connection.
     pub(crate) is_datagram: bool,
 }
 
-/// The service that a request asks for. `None` for services of `AF_IB`, to which no way by packets leads.
+/// Returns the service id of a request. `None` for addresses of `AF_IB`, which packets cannot reach.
 pub(crate) fn service_id(request: &Request) -> Option<u64> {
     let Addr::Ip(dst) = request.dst else {
         return None;
@@ -53,7 +53,7 @@ pub(crate) fn service_id(request: &Request) -> Option<u64> {
     Some((u64::from(request.port_space) << 16) | u64::from(dst.port()))
 }
 
-/// A REQ or SIDR_REQ. `None` where the addresses are not of one family, or the private data has no room.
+/// Makes a REQ or SIDR_REQ. `None` if the addresses are of different families, or if the private data does not fit.
 pub(crate) fn request(r: &Request, ids: &Ids) -> Option<Mad> {
     let (Addr::Ip(src), Addr::Ip(dst)) = (r.src, r.dst) else {
         return None;
@@ -118,7 +118,7 @@ pub(crate) fn request(r: &Request, ids: &Ids) -> Option<Mad> {
     }))
 }
 
-/// What the program says behind the request. `None` where its private data has no room.
+/// Makes the MAD of a message other than a request. `None` if the private data does not fit.
 pub(crate) fn answer(message: &Message, ids: &Ids, rejected: Subject) -> Option<Mad> {
     Some(match message {
         Message::Reply(r) if ids.is_datagram => Mad::SidrRep(SidrRep {
@@ -192,7 +192,7 @@ fn notice(ids: &Ids) -> Notice {
     }
 }
 
-/// "The answer takes longer."
+/// Makes an MRA, which announces a late answer.
 pub(crate) fn mra(ids: &Ids, received: Subject) -> Mad {
     Mad::Mra(Mra {
         local_comm_id: ids.local,
@@ -203,7 +203,7 @@ pub(crate) fn mra(ids: &Ids, received: Subject) -> Mad {
     })
 }
 
-/// The refusal of a request for which there is no connection here. `None` for other messages.
+/// Makes the rejection of a request that has no connection. `None` for other messages.
 pub(crate) fn refusal(of: &Mad, reason: u16) -> Option<Mad> {
     let (remote, service_id, is_datagram) = match of {
         Mad::Req(req) => (req.local_comm_id, req.service_id, false),
@@ -223,7 +223,7 @@ pub(crate) fn refusal(of: &Mad, reason: u16) -> Option<Mad> {
     answer(&message, &ids, Subject::Req)
 }
 
-/// The DREP for a DREQ of a connection that is unknown here: its sender need not ask again.
+/// Makes the DREP for a DREQ of an unknown connection, so that its sender stops repeating it.
 pub(crate) fn farewell(of: &Mad) -> Option<Mad> {
     let Mad::Dreq(dreq) = of else {
         return None;
@@ -235,7 +235,7 @@ pub(crate) fn farewell(of: &Mad) -> Option<Mad> {
     }))
 }
 
-/// Which message it is for the machine.
+/// Returns the state machine's kind of a MAD.
 pub(crate) fn kind_of(mad: &Mad) -> Option<Kind> {
     Some(match mad {
         Mad::Req(_) => Kind::Req,
@@ -252,7 +252,7 @@ pub(crate) fn kind_of(mad: &Mad) -> Option<Kind> {
     })
 }
 
-/// Who sends the message, by the communication id that it has there; 0 for none.
+/// Returns the sender's communication id in the MAD, or its SIDR request id; 0 if it has none.
 pub(crate) fn sender(mad: &Mad) -> u32 {
     match mad {
         Mad::Req(req) => req.local_comm_id,
@@ -266,7 +266,7 @@ pub(crate) fn sender(mad: &Mad) -> u32 {
     }
 }
 
-/// For whom the message is, by the communication id that it has here; 0 for whoever listens.
+/// Returns the receiver's communication id in the MAD, or its SIDR request id; 0 for requests, which go to a listener.
 pub(crate) fn receiver(mad: &Mad) -> u32 {
     match mad {
         Mad::Req(_) | Mad::SidrReq(_) => 0,
@@ -279,10 +279,10 @@ pub(crate) fn receiver(mad: &Mad) -> u32 {
     }
 }
 
-/// What a REQ or SIDR_REQ from the port `source` asks for.
+/// Converts a REQ or SIDR_REQ from the port `source`.
 ///
 /// # Errors
-/// The reason for which it is refused.
+/// The reason of the rejection.
 pub(crate) fn requested(mad: &Mad, source: [u8; 16]) -> Result<Request, u16> {
     let (service_id, private_data) = match mad {
         Mad::Req(req) => (req.service_id, &req.private_data[..]),
@@ -337,8 +337,8 @@ pub(crate) fn requested(mad: &Mad, source: [u8; 16]) -> Result<Request, u16> {
     Ok(request)
 }
 
-/// What a message behind the request tells the program; `peer` is the GID of its sender. `None` for messages that only the
-/// machine knows.
+/// Converts a MAD other than a request; `peer` is the GID of its sender. `None` for MADs that only the state machine
+/// needs.
 pub(crate) fn told(mad: &Mad, peer: [u8; 16]) -> Option<Message> {
     Some(match mad {
         Mad::Rep(rep) => Message::Reply(Reply {

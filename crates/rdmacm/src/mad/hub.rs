@@ -1,7 +1,8 @@
-//! All connections of the process that are made by MADs.
+//! All connections of the process that use MADs.
 //!
-//! The MADs of a host come to whichever of its processes receives the packets of QP1, which hands each to the process
-//! whose slot is in it, and requests to any that manages connections. That one looks who listens, and hands the request on.
+//! One process of the host receives the packets of QP1. It passes each MAD to the process whose slot is in it, and each
+//! request to any process with connection management. That process looks up the listener and forwards the request to
+//! its process.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -23,50 +24,50 @@ use crate::ports::{Claim, Ports};
 use crate::service::{Alarm, Service, Watched};
 use crate::wire::{Message, Request, reason};
 
-/// Who listens: an endpoint.
+/// A listener for requests: an endpoint.
 pub(crate) trait Listener: Send + Sync {
-    /// Somebody asks for a connection. The consumer of `connection` is the end of it here.
+    /// Processes a request. The implementer becomes or creates the consumer of `connection`.
     fn on_request(self: Arc<Self>, connection: Arc<Connection>, request: Request);
 }
 
-/// The pause before a request looks again for a listener that is about to come back.
+/// Pause before a request looks again for a listener that is expected soon.
 const RETRY_REQUEST: Duration = Duration::from_millis(5);
 
-/// The most requests that wait for listeners to come back; more are lost, and repeated by their senders.
+/// Largest number of requests that wait for a listener. Further requests are dropped, and their senders repeat them.
 const MAX_WAITING: usize = 256;
 
-/// Who asks: the port, and its communication id or that of its look-up.
+/// The sender of a request: its port, its communication id or SIDR request id, and true for a SIDR request.
 type Asker = ([u8; 16], u32, bool);
 
-/// A queue pair of a peer: its port, the GUID of its device, its number.
+/// A queue pair of a peer: GID of its port, GUID of its device, its number.
 type PeerQp = ([u8; 16], u64, u32);
 
 #[derive(Default)]
 struct Table {
     connections: HashMap<u32, Arc<Connection>>,
     asked: HashMap<Asker, u32>,
-    /// Which connection a peer's queue pair has.
+    /// Connection of each peer's queue pair.
     qps: HashMap<PeerQp, u32>,
-    /// By the name of their claim.
+    /// Listeners, by the socket name of their claim.
     listeners: HashMap<String, Weak<dyn Listener>>,
-    /// Requests whose listeners may be about to come back.
+    /// Requests that wait for a listener.
     waiting: Vec<Delivery>,
     next_id: u32,
 }
 
-/// How the connections of a process are to be made.
+/// The configuration of a process's connections by MADs.
 pub(crate) struct Settings {
     pub(crate) gsi: &'static Gsi,
     pub(crate) service: &'static Service,
     pub(crate) ports: &'static Ports,
-    /// GUID of the device, in host order.
+    /// GUID of the device, in host byte order.
     pub(crate) ca_guid: u64,
-    /// How long a peer may take to answer, with all repetitions.
+    /// Time in which a peer must answer, including all repetitions.
     pub(crate) answer_timeout: Duration,
     pub(crate) time_wait: Duration,
 }
 
-/// The connections of the process.
+/// The connections of the process by MADs.
 pub(crate) struct Hub {
     shared: &'static Shared,
     ports: &'static Ports,
@@ -79,10 +80,10 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
-    /// Opens the way by packets.
+    /// Opens QP1 and starts to receive MADs.
     ///
     /// # Errors
-    /// What opening it says.
+    /// The error of opening QP1 or of making the socket.
     pub(crate) fn start(settings: &Settings) -> Result<Arc<Self>> {
         let slot = gsi::open(settings.gsi)?;
         let socket = settings.ports.receive_mads(slot)?;
@@ -105,7 +106,7 @@ impl Hub {
             socket,
             token: service.new_token(),
             table: Mutex::new(Table {
-                // Ids of an earlier process in this slot are still on their way.
+                // Messages for an earlier process in this slot may still arrive, so the first id is random.
                 next_id: getrandom::u32().unwrap_or(0),
                 ..Table::default()
             }),
@@ -114,21 +115,21 @@ impl Hub {
         Ok(hub)
     }
 
-    /// Requests for what `claim` names go to `listener`.
+    /// Registers `listener` for requests to the address of `claim`.
     pub(crate) fn listen(&self, claim: &Claim, listener: Weak<dyn Listener>) {
         let name = claim.target().to_owned();
         lock(&self.table).listeners.insert(name, listener);
     }
 
-    /// Ends what [`listen`](Self::listen) began.
+    /// Removes the registration by [`listen`](Self::listen).
     pub(crate) fn unlisten(&self, claim: &Claim) {
         lock(&self.table).listeners.remove(claim.target());
     }
 
-    /// Asks for a connection to the port of the GID `peer`.
+    /// Requests a connection to the port with the GID `peer`.
     ///
     /// # Errors
-    /// `EINVAL` where a request between such addresses cannot be made.
+    /// `EINVAL` if no request can be made between these addresses.
     pub(crate) fn connect(
         &self,
         request: Request,
@@ -162,14 +163,14 @@ impl Hub {
         }
     }
 
-    /// A new connection, and its communication id.
+    /// Adds a connection; returns its communication id and the connection.
     fn add(&self, gids: Gids, ids: Ids, transaction: u64) -> (u32, Arc<Connection>) {
         let mut table = lock(&self.table);
         table.forget(&self.shared.ended.take());
         let local = loop {
             table.next_id = table.next_id.wrapping_add(1);
             let id = (u32::from(self.slot) << SLOT_SHIFT) | (table.next_id % (1 << SLOT_SHIFT));
-            // 0 stands for none.
+            // The id 0 means none.
             if id != 0 && !table.connections.contains_key(&id) {
                 break id;
             }
@@ -196,7 +197,7 @@ impl Hub {
             table.connections.get(&format::receiver(&mad)).cloned()
         };
         match connection {
-            // From elsewhere, nobody has a say.
+            // MADs from another port than the peer's are ignored.
             Some(connection) if connection.ports.remote == delivery.source => {
                 connection.on_mad(&mad);
             }
@@ -251,8 +252,8 @@ impl Hub {
             table.listeners.get(&name).and_then(Weak::upgrade)
         };
         let Some(listener) = listener else {
-            // Another process listens; what it does not take is lost, and repeated. An own listener is about to begin, or
-            // takes none by packets.
+            // Another process listens. A request that it does not accept is lost and repeated by its sender. If this
+            // process listens, its listener is about to be registered, or does not accept requests by packets.
             if let Err(Errno(errno)) = self.ports.hand_to(&name, &delivery.emit()) {
                 tracing::debug!("a request for {name} is lost: errno {errno}");
             }
@@ -269,7 +270,7 @@ impl Hub {
         }
     }
 
-    /// A new connection that `asker` asks for, for its queue pair `qp`.
+    /// Adds a connection for the request of `asker` and its queue pair `qp`.
     fn add_asked(
         &self,
         delivery: &Delivery,
@@ -294,7 +295,7 @@ impl Hub {
         connection
     }
 
-    /// The connection that a peer's queue pair has, if it has not ended.
+    /// Returns the connection of a peer's queue pair, if it has not ended.
     fn connection_of(&self, qp: &PeerQp) -> Option<Arc<Connection>> {
         let connection = {
             let table = lock(&self.table);
@@ -303,7 +304,7 @@ impl Hub {
         connection.filter(|c| c.is_live())
     }
 
-    /// Looks for the listener again in a moment: programs listen anew for each of their connections.
+    /// Queues a request to look for its listener again soon: some programs listen anew for each connection.
     fn wait_for_listener(self: &Arc<Self>, delivery: Delivery) {
         let mut table = lock(&self.table);
         if table.waiting.len() < MAX_WAITING && !table.waiting.contains(&delivery) {
@@ -314,7 +315,7 @@ impl Hub {
     }
 }
 
-/// The queue pair that asks by a REQ, if the program has named one.
+/// Returns the queue pair that sends the REQ, if the REQ names one.
 fn peer_qp(mad: &Mad, source: [u8; 16]) -> Option<PeerQp> {
     match mad {
         Mad::Req(req) if req.local_qpn != 0 => Some((source, req.local_ca_guid, req.local_qpn)),

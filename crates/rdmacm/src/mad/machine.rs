@@ -1,10 +1,11 @@
-//! The states of one connection that is made by MADs: IBTA vol. 1, 12.9.
+//! The state machine of a connection by MADs: IBTA vol. 1, 12.9.
 //!
-//! A pure function of messages, the program's calls and the time: no clock, no socket, no contents. The caller holds the
-//! messages that it has posted, sends what [`Action::Send`] names, and tells the program of [`Action::Deliver`].
+//! The machine is a pure function of messages, the program's calls and the time; it has no clock, socket or message
+//! contents. The caller stores the messages that it has posted, sends those that [`Action::Send`] names, and delivers
+//! those of [`Action::Deliver`] to the program.
 //!
-//! MADs are lost, doubled and overtake each other. So a request is repeated until it is answered, an answer is repeated
-//! for each repeated request, and everything is delivered once.
+//! MADs may be lost, duplicated and reordered. So a request is repeated until it is answered, a reply is repeated for
+//! each repeated request, and each message is delivered once.
 
 use std::time::Duration;
 
@@ -17,45 +18,45 @@ pub(crate) enum Kind {
     Rej,
     Dreq,
     Drep,
-    /// "Message receipt acknowledged": the answer takes longer. Of a REQ, or of a REP.
+    /// Message receipt acknowledgement: the answer will take longer. One for a REQ, one for a REP.
     MraOfReq,
     MraOfRep,
     SidrReq,
     SidrRep,
 }
 
-/// What the caller is to do.
+/// An action for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Send the message that was posted, or an MRA, a DREP.
+    /// Send the message that was posted; an MRA or DREP is sent without having been posted.
     Send(Kind),
-    /// The peer has sent this, and for the first time.
+    /// Deliver a message of the peer, which has arrived for the first time.
     Deliver(Kind),
-    /// What was posted has found no answer.
+    /// Report that a posted message was not answered in time.
     TimedOut(Kind),
-    /// Nothing of this connection can be on its way any more.
+    /// Forget the connection: none of its messages can be in flight.
     Done,
 }
 
-/// The actions of one step: at most two.
+/// The actions of one step: two at most.
 pub(crate) type Actions = Vec<Action>;
 
-/// The times of a connection.
+/// The timers of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
-    /// How long an answer takes at most, with its way and back.
+    /// Longest time until an answer arrives, round trip included.
     pub(crate) response: Duration,
-    /// How often a request is repeated after that time.
+    /// Number of repetitions at that interval.
     pub(crate) retries: u32,
-    /// How long late messages of an ended connection may come.
+    /// Time in which late messages of an ended connection may arrive.
     pub(crate) time_wait: Duration,
 }
 
-/// The first repetitions come sooner than the peer has to answer, each after twice the time of the one before: most answers
-/// take microseconds, and what is repeated in vain costs one MAD.
+/// Number of early repetitions, sent before the peer's response time has passed, each after twice the time of the one
+/// before. Most answers take microseconds, and an unnecessary repetition costs only one MAD.
 const EARLY_REPETITIONS: u32 = 4;
 
-/// Where the connection is: the states of IBTA vol. 1, 12.9.6, as far as messages are told apart by them.
+/// The state of a connection: states of IBTA vol. 1, 12.9.6, merged where they treat all messages alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Idle,
@@ -63,21 +64,21 @@ pub(crate) enum State {
     ReqReceived,
     RepReceived,
     RepSent,
-    /// The requester's end: it says RTU again to who repeats the REP.
+    /// Established, at the requester: answers a repeated REP with an RTU.
     EstablishedActive,
     EstablishedPassive,
     DreqSent,
-    /// Refused by this end: it says so again to who asks again.
+    /// Rejected by this end: answers a repeated message with a REJ.
     Refused,
     TimeWait,
     SidrReqSent,
     SidrReqReceived,
-    /// The look-up is answered, and will be again.
+    /// The SIDR_REQ is answered: answers a repeated one with the same SIDR_REP.
     SidrAnswered,
     Done,
 }
 
-/// A message that waits for its answer.
+/// A sent message that waits for its answer.
 #[derive(Clone, Copy, Debug)]
 struct Unanswered {
     kind: Kind,
@@ -92,11 +93,11 @@ pub(crate) struct Machine {
     times: Times,
     state: State,
     unanswered: Option<Unanswered>,
-    /// When [`State::TimeWait`] and the like end.
+    /// End of [`State::TimeWait`], [`State::Refused`] and [`State::SidrAnswered`].
     end: Duration,
 }
 
-/// The program may not do that now.
+/// Error: the state does not allow the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WrongState;
 
@@ -114,7 +115,7 @@ impl Machine {
         self.state
     }
 
-    /// When [`expire`](Self::expire) is to be called.
+    /// Returns the time at which to call [`expire`](Self::expire).
     pub(crate) fn deadline(&self) -> Option<Duration> {
         match self.state {
             State::Refused | State::TimeWait | State::SidrAnswered => Some(self.end),
@@ -122,7 +123,7 @@ impl Machine {
         }
     }
 
-    /// The program sends a message.
+    /// Posts a message of the program.
     pub(crate) fn post(&mut self, now: Duration, kind: Kind) -> Result<Actions, WrongState> {
         use State as S;
         match (kind, self.state) {
@@ -132,7 +133,7 @@ impl Machine {
             (Kind::Dreq, S::EstablishedActive | S::EstablishedPassive | S::RepSent) => {
                 self.ask(now, kind, S::DreqSent)
             }
-            // Who was answered and does not take the answer says that; there is nothing to disconnect.
+            // After a REP the requester rejects instead of disconnecting, so a DREQ is not allowed here.
             (Kind::Rtu, S::RepReceived) => self.state = S::EstablishedActive,
             (Kind::Rej, S::ReqSent | S::ReqReceived | S::RepSent | S::RepReceived) => {
                 self.linger(now, S::Refused);
@@ -143,23 +144,23 @@ impl Machine {
         Ok(vec![Action::Send(kind)])
     }
 
-    /// The program gives up, and will not be told anything any more.
+    /// Ends the connection for a program that is not interested in it any more.
     pub(crate) fn abandon(&mut self, now: Duration) {
         match self.state {
-            // Repeated until it is answered, whoever is told.
+            // A DREQ is repeated until it is answered, even without a program.
             State::DreqSent | State::Refused | State::TimeWait | State::SidrAnswered => {}
             _ => self.linger(now, State::TimeWait),
         }
     }
 
-    /// The program knows that the peer is ready, by a message that came to its queue pair (`rdma_notify(3)`).
+    /// Records that the peer is ready, because a message has arrived at the queue pair (`rdma_notify(3)`).
     pub(crate) fn notice_established(&mut self) {
         if self.state == State::RepSent {
             self.settle(State::EstablishedPassive);
         }
     }
 
-    /// The peer has sent a message. For MRAs, `service` is the time that it asks for.
+    /// Processes a message of the peer. For MRAs, `service` is the requested time.
     pub(crate) fn receive(&mut self, now: Duration, kind: Kind, service: Duration) -> Actions {
         match kind {
             Kind::Req => self.on_req(),
@@ -185,7 +186,7 @@ impl Machine {
         }
     }
 
-    /// The time that [`deadline`](Self::deadline) named has come.
+    /// Applies the timers if the time of [`deadline`](Self::deadline) has come.
     pub(crate) fn expire(&mut self, now: Duration) -> Actions {
         if self.deadline().is_none_or(|at| now < at) {
             return Vec::new();
@@ -203,7 +204,7 @@ impl Machine {
         if matches!(waiting.kind, Kind::Dreq | Kind::SidrReq) {
             self.linger(now, State::TimeWait);
         }
-        // The peer of a REQ or REP is to be told: the caller refuses.
+        // For a REQ or REP, the caller then sends a REJ to the peer.
         vec![Action::TimedOut(waiting.kind)]
     }
 
@@ -214,7 +215,7 @@ impl Machine {
                 vec![Action::Deliver(Kind::Req)]
             }
             State::ReqReceived => vec![Action::Send(Kind::MraOfReq)],
-            // A REP was lost, or is about to arrive.
+            // The REP was lost, or has not arrived yet.
             State::RepSent => vec![Action::Send(Kind::Rep)],
             State::Refused => vec![Action::Send(Kind::Rej)],
             _ => Vec::new(),
@@ -240,7 +241,7 @@ impl Machine {
             | State::ReqReceived
             | State::RepSent
             | State::RepReceived
-            // The peer has waited for an RTU in vain, or has restarted.
+            // The peer has not received an RTU in time, or has restarted.
             | State::EstablishedActive
             | State::EstablishedPassive => {
                 self.linger(now, State::TimeWait);
@@ -280,7 +281,7 @@ impl Machine {
         }
     }
 
-    /// Sends what is to be answered.
+    /// Records a message that needs an answer.
     fn ask(&mut self, now: Duration, kind: Kind, state: State) {
         self.state = state;
         self.unanswered = Some(Unanswered {
@@ -291,26 +292,26 @@ impl Machine {
         });
     }
 
-    /// The pause behind a message and so many repetitions of it.
+    /// Returns the pause after a message and `repetitions` repetitions of it.
     fn pause(&self, repetitions: u32) -> Duration {
         let halvings = EARLY_REPETITIONS.saturating_sub(repetitions);
         self.times.response / (1 << halvings)
     }
 
-    /// The answer has come.
+    /// Records that the answer has arrived.
     fn settle(&mut self, state: State) {
         self.unanswered = None;
         self.state = state;
     }
 
-    /// The connection is over, but for late messages.
+    /// Ends the connection, except for the answers to late messages.
     fn linger(&mut self, now: Duration, state: State) {
         self.settle(state);
         self.end = now + self.times.time_wait;
     }
 
-    /// The peer has the request, and its program has not decided. It is asked on, but slowly: its answer may get lost, and
-    /// an RTU is only repeated for who asks.
+    /// Reacts to an MRA: the peer has received the request, but its program has not decided. The request is still
+    /// repeated, at longer intervals: the peer's answer may get lost, and an RTU is repeated only on request.
     fn wait_longer(&mut self, now: Duration, service: Duration) -> Actions {
         let times = self.times;
         if let Some(waiting) = &mut self.unanswered {

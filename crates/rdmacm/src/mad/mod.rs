@@ -1,12 +1,12 @@
-//! Connections by management datagrams (MADs): the way to other hosts.
+//! Connections by management datagrams (MADs), for peers on other hosts.
 //!
 //! - `machine`: the states of one connection, a pure function of messages and time.
 //! - `format`: an endpoint's messages as management datagrams.
 //! - `connection`: one connection: a machine, its messages and its timer.
 //! - `hub`: all connections of the process; it gives each MAD to its connection, or to a listener.
 //!
-//! An endpoint uses a connection as it uses its socket: it sends a [`Message`](crate::wire::Message) and is told of those
-//! that come, each once. Repetitions are the machine's affair.
+//! An endpoint uses a connection like its socket: it sends a [`Message`](crate::wire::Message) and gets each message of
+//! the peer once. The state machine repeats messages.
 
 mod connection;
 mod format;

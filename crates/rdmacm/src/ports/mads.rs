@@ -1,4 +1,4 @@
-//! The sockets through which processes get management datagrams, and who listens for requests that come so.
+//! The sockets through which processes receive management datagrams, and the look-up of listeners for requests by MADs.
 
 use std::os::fd::OwnedFd;
 
@@ -11,30 +11,31 @@ use crate::addr::Addr;
 use crate::errno::{INVALID, Result};
 use crate::process::Process;
 
-/// The name of a process's socket for MADs: among the names of its other sockets, so that it is removed as they are.
+/// Returns the name of a process's socket for MADs. It has the form of other socket names, so that clean-up removes it
+/// as well.
 fn socket_of(process: Process) -> String {
     format!("{process}-0")
 }
 
 impl Ports {
-    /// The socket through which the process in `slot`, this one, gets the MADs that others hand on.
+    /// Makes the socket through which this process, in `slot`, receives MADs from other processes.
     ///
     /// # Errors
-    /// What making it says.
+    /// The error of making the socket.
     pub(crate) fn receive_mads(&self, slot: u16) -> Result<OwnedFd> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
         let name = socket_of(self.me);
         let _ = unlinkat(&self.folder, &name, AtFlags::empty());
         bind(&socket, &self.address(&name)?)?;
-        // Whoever had the slot before is dead.
+        // An earlier process in this slot must be dead.
         let link = roce::gsi::socket_name(slot);
         let _ = unlinkat(&self.folder, &link, AtFlags::empty());
         symlinkat(&name, &self.folder, &link)?;
         Ok(socket)
     }
 
-    /// The name of the claim of whoever listens at `addr`, for requests for `port_space`.
+    /// Returns the socket name of the process that listens at `addr`, for requests for `port_space`.
     pub(crate) fn listener(&self, port_space: u32, addr: Addr) -> Option<String> {
         let (port_space, port) = addr.service(port_space)?;
         let candidates = Address::listeners_for(addr);
@@ -48,10 +49,10 @@ impl Ports {
         })
     }
 
-    /// Hands a delivery to the process whose claim has the name `target`.
+    /// Sends a delivery to the process that owns the claim `target`.
     ///
     /// # Errors
-    /// It has no socket, or no room; `EINVAL` for this process, which has looked already.
+    /// The process has no socket, or the socket is full; `EINVAL` if it is this process.
     pub(crate) fn hand_to(&self, target: &str, delivery: &[u8]) -> Result {
         let owner = owner_of(target)
             .filter(|owner| *owner != self.me)

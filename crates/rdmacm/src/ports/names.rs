@@ -1,27 +1,27 @@
-//! The names in the folder of port numbers: which port of which address a link stands for, and whose it is.
+//! The names in the folder of port numbers: port and address of a link, and its owner.
 
 use std::net::{IpAddr, Ipv6Addr};
 
 use crate::addr::Addr;
 use crate::process::Process;
 
-/// What follows the port in the name of a file that was written when a listener closed.
+/// Suffix of the file that records the close of a listener; it follows the port number.
 pub(crate) const CLOSED: &str = ".closed";
-/// What follows the name of a socket that does not listen yet.
+/// Suffix of a socket's name before the socket listens.
 pub(crate) const UNFINISHED: char = '~';
 
-/// What a bound id is bound to, beside its port space.
+/// The binding of an id, without its port space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Binding {
-    /// Of `AF_IB`: with the service id of the port space in which the port is.
+    /// Address; for `AF_IB`, with the port space in its service id.
     pub(crate) addr: Addr,
-    /// `RDMA_OPTION_ID_AFONLY`: a wildcard of one family leaves the other families alone.
+    /// `RDMA_OPTION_ID_AFONLY`: a wildcard does not include other families.
     pub(crate) afonly: bool,
-    /// `RDMA_OPTION_ID_REUSEADDR`: others with the same option may have the port too.
+    /// `RDMA_OPTION_ID_REUSEADDR`: the port may be shared with other ids that have set this option.
     pub(crate) reuse: bool,
 }
 
-/// The process in `PID-STARTTIME-N`, the name of a socket, also while it is unfinished.
+/// Returns the process in the socket name `PID-STARTTIME-N`, with or without the suffix [`UNFINISHED`].
 pub(crate) fn owner_of(target: &str) -> Option<Process> {
     let (process, n) = target.rsplit_once('-')?;
     n.strip_suffix(UNFINISHED)
@@ -39,7 +39,7 @@ pub(crate) fn link_prefix(port_space: u32, port: u16) -> String {
     format!("{port_space:04x}.{port}.")
 }
 
-/// Kinds of addresses, each with a wildcard of its own.
+/// Families of addresses; each has its own wildcard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
     V4,
@@ -50,7 +50,7 @@ pub(crate) enum Family {
 /// The address part of a link's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
-    /// A wildcard; `only` with `RDMA_OPTION_ID_AFONLY`.
+    /// A wildcard; `only` is true with `RDMA_OPTION_ID_AFONLY`.
     Any {
         family: Family,
         only: bool,
@@ -96,7 +96,7 @@ impl Address {
         }
     }
 
-    /// The names under which a listener for `addr` may be found, the closest first.
+    /// Returns the addresses at which a listener for `addr` may be bound, most specific first.
     pub(crate) fn listeners_for(addr: Addr) -> Vec<Self> {
         let of = |address, family| vec![address, any(family), any_only(family)];
         match addr {
@@ -104,7 +104,7 @@ impl Address {
             Addr::Ip(addr) => match addr.ip().to_canonical() {
                 ip @ IpAddr::V4(_) => {
                     let mut found = of(Self::Ip(ip), Family::V4);
-                    // A wildcard of IPv6 takes IPv4 as well, as sockets do; not the other way round.
+                    // As for sockets, a wildcard of IPv6 includes IPv4, but not vice versa.
                     found.push(any(Family::V6));
                     found
                 }
@@ -127,13 +127,13 @@ impl Address {
                 };
                 format!("{family}{}", if only { "only" } else { "" })
             }
-            // Colons are legal in file names, and so are dots.
+            // Colons and dots are legal in file names.
             Self::Ip(ip) => ip.to_string(),
             Self::Gid(gid) => format!("gid-{}", Ipv6Addr::from(gid)),
         }
     }
 
-    /// The errno with which a port at this address is refused because of one at the address with the text
+    /// Returns the errno with which a bind to this address fails because of a port at the address with the text
     /// `other`.
     pub(crate) fn conflict(self, other: &str) -> Option<i32> {
         let other_any = Self::WILDCARDS.into_iter().find(|a| a.text() == other);

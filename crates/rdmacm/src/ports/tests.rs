@@ -1,4 +1,4 @@
-//! Ports in folders of their own.
+//! Tests of port numbers, each in a folder of its own.
 
 use std::net::Ipv6Addr;
 
@@ -125,7 +125,7 @@ fn gids_and_addresses_of_ip_are_apart_but_for_wildcards() {
     let _client = ports.connect(TCP, at("fe80::1")).unwrap();
     accept(&gid_listener).unwrap();
     assert!(accept(&ip_listener).is_err());
-    // Its service id says which port space an address of AF_IB is in.
+    // The service id of an `AF_IB` address contains the port space.
     let _client = ports.connect(UDP, at("fe80::1")).unwrap();
     accept(&gid_listener).unwrap();
     assert_eq!(
@@ -134,7 +134,7 @@ fn gids_and_addresses_of_ip_are_apart_but_for_wildcards() {
     );
     ports.release(&gid);
     ports.release(&ip);
-    // The loopback address is no address of its own.
+    // The loopback address of `AF_IB` counts as a wildcard.
     let mut any_gid = claim(only(at("::1"))).unwrap();
     assert!(claim(only(self::ip("0.0.0.0:99"))).is_ok());
     assert_eq!(
@@ -208,7 +208,7 @@ fn ports_of_the_dead_are_taken_over() {
     let mut expected = ["lock".to_owned(), claim.link.clone()];
     expected.sort();
     assert_eq!(names, expected);
-    // A new member cleans up as well.
+    // A process that opens the folder removes stale names.
     symlinkat(dead, &ports.folder, any(Family::V4).link(TCP, 1)).unwrap();
     drop(Ports::open(dir.path()).unwrap());
     assert_eq!(ports.names().unwrap().len(), 2);

@@ -1,4 +1,4 @@
-//! Two processes that play a scene: the test binary runs itself again, once for each part.
+//! Scenes of two processes: the test binary runs itself again, once for each part.
 
 #![allow(
     dead_code,
@@ -22,29 +22,29 @@ use verbs_abi::*;
 
 const PART: &str = "RDMACM_TEST_PART";
 const MARK: &str = "@@";
-/// No scene takes as long, however loaded the machine is.
+/// Limit of a scene's duration in seconds, even on a loaded machine.
 const WATCHDOG_S: u32 = 120;
 
-/// What one process of a scene does.
+/// The function of one process of a scene.
 pub type Part = fn(&mut Stage);
 
 /// The parts of a test binary, by name.
 pub type Parts = [(&'static str, Part)];
 
-/// Every test binary has a test of this name that calls this: in a child it is the child's main.
+/// Runs a part in a child process. Every test binary has a test of this name that calls this function.
 pub fn child_main(parts: &Parts) {
     let Ok(name) = std::env::var(PART) else {
         return;
     };
     rdmacm::provide(provider);
-    // SAFETY: the default action ends the process, which is what a watchdog is for.
+    // SAFETY: the default action of the signal ends the process, as a watchdog must.
     unsafe { libc::alarm(WATCHDOG_S) };
     let part = parts.iter().find(|(n, _)| *n == name).expect("a part").1;
     part(&mut Stage);
     say("done");
 }
 
-/// `VERBATIM_TEST_ANSWER_MS`, where a scene waits for an answer that does not come.
+/// Returns the provider. `VERBATIM_TEST_ANSWER_MS` shortens the wait of scenes in which a peer does not answer.
 fn provider() -> Result<Provider, c_int> {
     let millis = std::env::var("VERBATIM_TEST_ANSWER_MS").ok();
     Ok(Provider {
@@ -58,23 +58,23 @@ fn provider() -> Result<Provider, c_int> {
 }
 
 fn say(text: &str) {
-    // The test harness prints around it.
+    // The test harness prints on the same stream, so the line needs a mark.
     let mut out = std::io::stdout().lock();
     writeln!(out, "\n{MARK}{text}")
         .and_then(|()| out.flush())
         .expect("the parent listens");
 }
 
-/// A part's way to the director.
+/// The connection of a part to the test that directs the scene.
 pub struct Stage;
 
 impl Stage {
-    /// Tells the director.
+    /// Sends a line to the test.
     pub fn say(&self, text: &str) {
         say(text);
     }
 
-    /// Waits for the director.
+    /// Waits for a line from the test.
     pub fn hear(&self) -> String {
         let mut line = String::new();
         std::io::stdin().read_line(&mut line).expect("reads");
@@ -82,13 +82,13 @@ impl Stage {
     }
 }
 
-/// Slots of processes: one that was never had.
+/// Returns a slot that no process has had.
 fn next_slot() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A process that plays a part; killed when dropped.
+/// A process that runs a part; it is killed on drop.
 pub struct Player {
     child: Child,
     input: ChildStdin,
@@ -102,7 +102,7 @@ impl Drop for Player {
     }
 }
 
-/// A fabric of its own, for the processes of one scene.
+/// A fabric for the processes of one scene.
 pub struct Scene {
     dir: tempfile::TempDir,
     env: Vec<(&'static str, String)>,
@@ -145,7 +145,7 @@ impl Scene {
         }
     }
 
-    /// The names in the folder of ports that stand for a port or a listener.
+    /// Returns the names in the folder of ports that stand for a port or a listener.
     pub fn ports(&self) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.dir.path().join("fabric/rdma_cm")) else {
             return Vec::new();
@@ -158,14 +158,14 @@ impl Scene {
                     .expect("text")
             })
             .filter(|name| name != "lock" && !name.ends_with(".closed"))
-            // Sockets for MADs are their processes' as long as these live.
+            // Sockets for MADs exist as long as their processes.
             .filter(|name| !name.starts_with("mads-") && !name.ends_with("-0"))
             .collect()
     }
 }
 
 impl Player {
-    /// The next thing the process says.
+    /// Returns the next line that the process sends.
     pub fn hear(&mut self) -> String {
         let mut line = String::new();
         while self.output.read_line(&mut line).expect("a pipe") > 0 {
@@ -192,23 +192,23 @@ impl Player {
     }
 }
 
-/// errno, after a call that failed.
+/// Returns errno after a failed call.
 pub fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Calls that must succeed.
+/// Makes a call that must succeed.
 macro_rules! ok {
     ($call:expr) => {{
         #[allow(unused_unsafe, reason = "so that calls can be nested")]
-        // SAFETY: the tests call the C functions as their man pages say, with live handles, or with what these
-        // functions must refuse.
+        // SAFETY: the tests call the C functions as their man pages require: with live handles, or with arguments that
+        // these functions must refuse.
         let returned = unsafe { $call };
         assert_eq!(returned, 0, "{}: errno {}", stringify!($call), $crate::common::errno());
     }};
 }
 
-/// Calls that must fail with an errno.
+/// Makes a call that must fail with an errno.
 macro_rules! fails {
     ($errno:expr, $call:expr) => {{
         #[allow(unused_unsafe, reason = "so that calls can be nested")]
@@ -219,7 +219,7 @@ macro_rules! fails {
     }};
 }
 
-/// An address as C has it.
+/// Returns an IPv4 address as a C structure.
 pub fn sockaddr(text: &str) -> libc::sockaddr_in {
     let SocketAddr::V4(addr) = text.parse().expect("an address") else {
         panic!("IPv4 only");
@@ -238,10 +238,10 @@ pub fn as_sockaddr(addr: &mut libc::sockaddr_in) -> *mut libc::sockaddr {
     ptr::from_mut(addr).cast()
 }
 
-/// An event channel.
+/// An event channel, with functions for tests.
 pub struct Channel(pub *mut rdma_event_channel);
 
-/// What an event said.
+/// The contents of an event.
 pub struct Seen {
     pub id: *mut rdma_cm_id,
     pub listen_id: *mut rdma_cm_id,
@@ -269,7 +269,7 @@ impl Channel {
     pub fn expect(&self, kind: rdma_cm_event_type) -> Seen {
         let mut event = ptr::null_mut();
         ok!(rdma_get_cm_event(self.0, &raw mut event));
-        // SAFETY: an event that is live until it is acknowledged; `Seen` has copies of all of it.
+        // SAFETY: the event is live until it is acknowledged; `Seen` has copies of its contents.
         unsafe {
             let name = |kind| std::ffi::CStr::from_ptr(rdma_event_str(kind));
             assert_eq!(
@@ -323,7 +323,7 @@ impl Channel {
     }
 }
 
-/// A listener on any port of 127.0.0.1, and its port in host order.
+/// Makes a listener on a free port at the wildcard address; returns the id and the port in host byte order.
 pub fn listener(channel: &Channel, ps: rdma_port_space, backlog: c_int) -> (*mut rdma_cm_id, u16) {
     let id = channel.id(ps);
     let mut addr = sockaddr("0.0.0.0:0");
@@ -335,7 +335,7 @@ pub fn listener(channel: &Channel, ps: rdma_port_space, backlog: c_int) -> (*mut
     (id, port)
 }
 
-/// An id that knows the way to a port of this host.
+/// Makes an id and resolves address and route of a port of this host.
 pub fn resolved(channel: &Channel, ps: rdma_port_space, port: &str) -> *mut rdma_cm_id {
     let id = channel.id(ps);
     let mut to = sockaddr(&format!("{}:{port}", network::own_address()));
@@ -372,7 +372,7 @@ pub fn qp_init_attr(qp_type: ibv_qp_type) -> ibv_qp_init_attr {
     attr
 }
 
-/// Makes the id's queue pair, with completion queues of its own.
+/// Makes the id's queue pair with its own completion queues.
 pub fn create_qp(id: *mut rdma_cm_id) {
     // SAFETY: a live id.
     let qp_type = unsafe { (*id).qp_type };
@@ -401,7 +401,7 @@ pub fn destroy(id: *mut rdma_cm_id) {
     ok!(rdma_destroy_id(id));
 }
 
-/// Bytes to begin private data with, whatever it was padded with.
+/// Checks that private data begins with `start` and is padded with zeros to `len` bytes.
 pub fn begins_with(data: &[u8], len: usize, start: &[u8]) {
     assert_eq!(data.len(), len);
     assert!(data.starts_with(start), "{data:?}");
@@ -430,7 +430,7 @@ impl Buffer {
         ibv_sge {
             addr: self.memory.as_ptr().addr() as u64,
             length: 64,
-            // SAFETY: registered.
+            // SAFETY: the memory region is live.
             lkey: unsafe { (*self.mr).lkey },
         }
     }
@@ -464,11 +464,11 @@ impl Buffer {
     }
 }
 
-/// The next completion of a queue.
+/// Polls a completion queue until a completion arrives, and returns it.
 pub fn completion(cq: *mut ibv_cq) -> ibv_wc {
     let mut wc = ibv_wc::zeroed();
     loop {
-        // SAFETY: a live CQ and a place for a completion.
+        // SAFETY: a live CQ, and room for one completion.
         match unsafe { ibv_poll_cq(cq, 1, &raw mut wc) } {
             0 => std::thread::yield_now(),
             n => {

@@ -1,5 +1,5 @@
-//! A network of management datagrams for the processes of a scene: it hands each to its process, as a NIC does, but for
-//! those that it loses or doubles.
+//! A network of management datagrams for the processes of a scene. It delivers each datagram to its process, as a NIC
+//! does, and loses or duplicates some.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -11,19 +11,21 @@ use roce::cm::Message;
 use roce::gsi::{Delivery, Recipient, SOCKET_PREFIX, socket_name};
 use verbs_abi::{Gsi, ibv_gid};
 
-/// Slot of the process; connections are made by packets where it is set.
+/// Environment variable with the slot of the process.
 pub const SLOT: &str = "RDMACM_TEST_SLOT";
-/// How many of 100 datagrams are lost, and as many are doubled.
+/// Environment variable with the percentage of lost datagrams, and of duplicated ones. If it is set, connections are
+/// made by packets.
 pub const LOSS: &str = "RDMACM_TEST_LOSS";
 
 static GSI: Gsi = Gsi { route, open, send };
 
-/// The network, where the scene has one.
+/// Returns the network, if the scene has one.
 pub fn gsi() -> Option<&'static Gsi> {
     number(LOSS).map(|_| &GSI)
 }
 
-/// An address of this host. Where connections are made by packets, it is one with a GID, which the queue pairs go by.
+/// Returns an address of this host. If connections are made by packets, the address has a GID, which the queue pairs
+/// use.
 pub fn own_address() -> Ipv4Addr {
     if gsi().is_none() {
         return Ipv4Addr::LOCALHOST;
@@ -31,7 +33,7 @@ pub fn own_address() -> Ipv4Addr {
     let device = rdmacm::device().expect("a device");
     let gids = (0..16).map(|index| {
         let mut gid = ibv_gid::zeroed();
-        // SAFETY: an open device, and a place for a GID.
+        // SAFETY: the device is open, and `gid` has room for a GID.
         let failed =
             unsafe { (device.verbs.ibv_query_gid)(device.context, 1, index, &raw mut gid) };
         (failed == 0).then(|| gid.bytes())
@@ -59,7 +61,7 @@ extern "C" fn open() -> c_int {
 }
 
 unsafe extern "C" fn send(sgid: *const u8, dgid: *const u8, mad: *const u8) -> c_int {
-    // SAFETY: the caller gives 16, 16 and 256 bytes.
+    // SAFETY: the caller passes 16, 16 and 256 bytes.
     let delivery = unsafe {
         Delivery {
             source: *sgid.cast(),
@@ -79,7 +81,7 @@ unsafe extern "C" fn send(sgid: *const u8, dgid: *const u8, mad: *const u8) -> c
     0
 }
 
-/// A pseudo-random number: SplitMix64, of the process's slot.
+/// Returns a pseudo-random number (SplitMix64), seeded by the process's slot.
 fn dice() -> u64 {
     static CALLS: AtomicU64 = AtomicU64::new(1);
     let calls = CALLS.fetch_add(1, Ordering::Relaxed);
@@ -95,7 +97,7 @@ fn deliver(delivery: &Delivery) {
     let (_, message) = Message::parse(&delivery.mad).expect("a message");
     let sockets: Vec<PathBuf> = match message.recipient() {
         Recipient::Slot(slot) => vec![folder.join(socket_name(slot))],
-        // Any process has to know who listens: the network takes the one that is last in the alphabet.
+        // Every process must be able to find the listener, so the network selects the last name in alphabetical order.
         Recipient::Listener => {
             let mut names: Vec<PathBuf> = std::fs::read_dir(&folder)
                 .expect("a folder")
@@ -113,7 +115,7 @@ fn deliver(delivery: &Delivery) {
     };
     let socket = UnixDatagram::unbound().expect("a socket");
     for to in sockets {
-        // A process that has ended hears nothing.
+        // The send fails if the process has ended.
         let _ = socket.send_to(&delivery.emit(), to);
     }
 }

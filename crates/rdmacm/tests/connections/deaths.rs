@@ -1,4 +1,4 @@
-//! Deaths, and peers that say nothing.
+//! Tests of processes that die, and of peers that do not answer.
 
 use rdmacm::abi::*;
 use verbs_abi::*;
@@ -6,7 +6,7 @@ use verbs_abi::*;
 use crate::common::*;
 use crate::scenes::port;
 
-/// Takes a request and never answers.
+/// Receives a request and does not answer it.
 pub(crate) fn mute_server(stage: &mut Stage) {
     let channel = Channel::new();
     let (_listener, port) = listener(&channel, RDMA_PS_TCP, 0);
@@ -18,7 +18,7 @@ pub(crate) fn mute_server(stage: &mut Stage) {
     }
 }
 
-/// Asks, and expects what the director says.
+/// Requests a connection, and expects the event that the test names.
 pub(crate) fn unanswered_client(stage: &mut Stage) {
     let channel = Channel::new();
     let id = resolved(&channel, RDMA_PS_TCP, &port());
@@ -59,7 +59,7 @@ fn a_listener_that_never_answers_is_unreachable() {
     client.done();
 }
 
-/// Asks, and is killed at the point that the director says.
+/// Requests a connection, and is killed at the point that the test names.
 pub(crate) fn doomed_client(stage: &mut Stage) {
     let channel = Channel::new();
     let id = resolved(&channel, RDMA_PS_TCP, &port());
@@ -80,7 +80,7 @@ pub(crate) fn survivor_server(stage: &mut Stage) {
     let channel = Channel::new();
     let (listener, port) = listener(&channel, RDMA_PS_TCP, 0);
     stage.say(&port.to_string());
-    // One dies before the answer, ...
+    // The first client dies before the reply, ...
     let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     create_qp(request.id);
     stage.say("asked");
@@ -88,14 +88,14 @@ pub(crate) fn survivor_server(stage: &mut Stage) {
     let mut answer = param(b"");
     fails!(libc::EINVAL, rdma_accept(request.id, &raw mut answer));
     destroy(request.id);
-    // ... one before it is ready, ...
+    // ... the second one before it is ready, ...
     let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     create_qp(request.id);
     ok!(rdma_accept(request.id, &raw mut answer));
     stage.say("answered");
     assert_eq!(channel.expect(RDMA_CM_EVENT_REJECTED).status, 28);
     destroy(request.id);
-    // ... and one while it is connected.
+    // ... and the third one while it is connected.
     let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     create_qp(request.id);
     ok!(rdma_accept(request.id, &raw mut answer));
@@ -128,12 +128,12 @@ fn a_server_hears_of_the_death_of_its_clients() {
         client.kill();
     }
     server.done();
-    // Whoever comes next cleans up.
+    // The next process removes stale names.
     scene.start("nobody/client").done();
     assert_eq!(scene.ports(), [""; 0]);
 }
 
-/// Is connected until it is killed.
+/// Stays connected until it is killed.
 pub(crate) fn steady_server(stage: &mut Stage) {
     let channel = Channel::new();
     let (_listener, port) = listener(&channel, RDMA_PS_TCP, 0);
@@ -157,10 +157,10 @@ pub(crate) fn forking_server(stage: &mut Stage) {
     let mut answer = param(b"");
     ok!(rdma_accept(request.id, &raw mut answer));
     channel.expect(RDMA_CM_EVENT_ESTABLISHED);
-    // SAFETY: the child only sleeps, and ends by itself.
+    // SAFETY: the child only sleeps and then exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: in the child of a program with threads only such functions are allowed.
+        // SAFETY: the child of a program with threads may only call async-signal-safe functions, as these are.
         unsafe {
             libc::sleep(3);
             libc::_exit(0);
@@ -170,8 +170,7 @@ pub(crate) fn forking_server(stage: &mut Stage) {
     channel.expect(RDMA_CM_EVENT_DISCONNECTED);
 }
 
-/// Is connected until its server ends.
-/// A process that ends by itself, without a word for its connections.
+/// Checks that a client gets an event if its server exits without disconnecting.
 #[test]
 fn a_client_hears_that_its_server_has_ended() {
     for scene in [

@@ -1,4 +1,4 @@
-//! Connections made, refused, used and ended, and calls that are refused.
+//! Tests of connections that are established, rejected, used and disconnected, and of calls that fail.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -99,7 +99,7 @@ pub(crate) fn refuse_server(stage: &mut Stage) {
     ok!(rdma_reject(request.id, words.as_ptr().cast(), 9));
     fails!(libc::EINVAL, rdma_reject(request.id, ptr::null(), 0));
     ok!(rdma_destroy_id(request.id));
-    // A request that is dropped is refused as well.
+    // A request whose id is destroyed is rejected as well.
     let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     ok!(rdma_destroy_id(request.id));
     ok!(rdma_destroy_id(listener));
@@ -141,7 +141,7 @@ pub(crate) fn nobody_client(_: &mut Stage) {
         assert_eq!(channel.expect(event).status, status);
         destroy(id);
     }
-    // Not an address of this host.
+    // The address does not belong to this host.
     let id = channel.id(RDMA_PS_TCP);
     let mut far = sockaddr("192.0.2.1:1");
     ok!(rdma_resolve_addr(
@@ -197,8 +197,8 @@ pub(crate) fn states(_: &mut Stage) {
         rdma_create_qp(id, ptr::null_mut(), &raw mut attr)
     );
 
-    // A channel that does not block says EAGAIN, and is readable exactly while there is an event.
-    // SAFETY: a live channel's descriptor.
+    // A channel with O_NONBLOCK fails with EAGAIN if it is empty, and is readable exactly while it has an event.
+    // SAFETY: the descriptor of a live channel.
     unsafe {
         let flags = libc::fcntl((*channel.0).fd, libc::F_GETFL);
         libc::fcntl((*channel.0).fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
@@ -214,7 +214,7 @@ pub(crate) fn states(_: &mut Stage) {
         1
     ));
     assert!(channel.is_readable());
-    // Events move with their id.
+    // Queued events move with their id.
     let other = Channel::new();
     ok!(rdma_migrate_id(id, other.0));
     assert!(!channel.is_readable() && other.is_readable());
@@ -222,7 +222,7 @@ pub(crate) fn states(_: &mut Stage) {
     assert!(!other.is_readable());
     fails!(libc::EINVAL, rdma_bind_addr(id, as_sockaddr(&mut here)));
     ok!(rdma_resolve_route(id, 1));
-    // ... and go with it.
+    // Queued events are removed with their id.
     ok!(rdma_destroy_id(id));
     assert!(!other.is_readable());
 
@@ -264,7 +264,7 @@ pub(crate) fn states(_: &mut Stage) {
     );
     fails!(libc::ENOSYS, rdma_set_option(id, 7, 7, one, 4));
 
-    // Private data that does not fit.
+    // The private data does not fit.
     let long = [1; 57];
     ok!(rdma_resolve_addr(
         id,
@@ -280,7 +280,7 @@ pub(crate) fn states(_: &mut Stage) {
     ok!(rdma_connect(id, &raw mut asked));
     destroy(id);
 
-    // Two listeners do not share a port.
+    // Two listeners cannot share a port.
     let (first, port) = listener(&channel, RDMA_PS_TCP, 1);
     let second = channel.id(RDMA_PS_TCP);
     let mut same = sockaddr(&format!("127.0.0.1:{port}"));

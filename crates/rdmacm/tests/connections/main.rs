@@ -1,4 +1,4 @@
-//! Connections between two processes: made, refused, used, ended, and cut off by a death.
+//! Tests of connections between two processes: established, rejected, used, disconnected, and ended by a death.
 
 #![allow(
     clippy::macro_metavars_in_unsafe,

@@ -4,8 +4,8 @@ use crate::common::{Scene, Stage, network};
 
 const LINK_LAYERS: [&str; 2] = ["roce", "ib"];
 
-/// A scene of a server that says its port and a client that is told it: over sockets, and by packets of which none is
-/// lost.
+/// Runs a scene of a server and a client, to which the server's port is passed: over sockets, and by packets without
+/// loss.
 pub(crate) fn play(server: &str, client: &str) {
     for link_layer in LINK_LAYERS {
         play_in(&Scene::new(link_layer), server, client);
@@ -13,7 +13,7 @@ pub(crate) fn play(server: &str, client: &str) {
     play_in(&Scene::new("roce").with(network::LOSS, "0"), server, client);
 }
 
-/// The same by packets of which many are lost.
+/// Runs the scene by packets with a high loss rate.
 pub(crate) fn play_under_loss(server: &str, client: &str) {
     let scene = Scene::new("roce")
         .with(network::LOSS, "30")

@@ -1,4 +1,4 @@
-//! Datagram services, calls that wait, queue pairs that the ids do not know, and many clients.
+//! Tests of datagram services, synchronous calls, queue pairs that ids do not own, and many clients.
 
 use std::ffi::{CString, c_int};
 use std::ptr;
@@ -9,7 +9,7 @@ use verbs_abi::*;
 use crate::common::*;
 use crate::scenes::{play, port};
 
-// Datagrams.
+// Datagram services.
 
 #[test]
 fn a_datagram_service_is_looked_up_and_reached() {
@@ -37,7 +37,7 @@ pub(crate) fn lookup_server(stage: &mut Stage) {
         buffer.free();
     }
     destroy(request.id);
-    // Datagrams are not connected: the next event is the next request.
+    // Datagrams have no connection, so the next event is the next request.
     let request = channel.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
     ok!(rdma_reject(request.id, ptr::null(), 0));
     destroy(request.id);
@@ -81,7 +81,7 @@ pub(crate) fn lookup_client(_: &mut Stage) {
     channel.destroy();
 }
 
-// The calls that wait.
+// Synchronous calls.
 
 #[test]
 fn synchronous_endpoints_connect_and_part() {
@@ -114,14 +114,14 @@ pub(crate) fn sync_server(stage: &mut Stage) {
         ptr::null_mut(),
         &raw mut attr
     ));
-    // SAFETY: made above.
+    // SAFETY: the result came from `rdma_getaddrinfo` above.
     unsafe { rdma_freeaddrinfo(res) };
     ok!(rdma_listen(listener, 0));
     // SAFETY: a live id.
     stage.say(&u16::from_be(unsafe { rdma_get_src_port(listener) }).to_string());
     let mut id = ptr::null_mut();
     ok!(rdma_get_request(listener, &raw mut id));
-    // SAFETY: live ids; the event is kept by the id.
+    // SAFETY: live ids; the id keeps the event.
     unsafe {
         assert!(!(*id).qp.is_null());
         let conn = (*(*id).event).param.conn;
@@ -135,7 +135,7 @@ pub(crate) fn sync_server(stage: &mut Stage) {
         assert_eq!(completion((*id).send_cq).status, IBV_WC_SUCCESS);
         ok!(rdma_disconnect(id));
         assert_eq!((*(*id).event).event, RDMA_CM_EVENT_DISCONNECTED);
-        // Once is enough.
+        // A second call has no effect.
         ok!(rdma_disconnect(id));
         buffer.free();
         rdma_destroy_ep(id);
@@ -153,7 +153,7 @@ pub(crate) fn sync_client(_: &mut Stage) {
         ptr::null_mut(),
         &raw mut attr
     ));
-    // SAFETY: made above; live ids.
+    // SAFETY: the result came from `rdma_getaddrinfo` above; the ids are live.
     unsafe {
         rdma_freeaddrinfo(res);
         let buffer = Buffer::new((*id).pd);
@@ -168,7 +168,7 @@ pub(crate) fn sync_client(_: &mut Stage) {
     }
 }
 
-// Queue pairs that the ids do not know.
+// Queue pairs that ids do not own.
 
 #[test]
 fn programs_may_connect_queue_pairs_of_their_own() {
@@ -210,7 +210,7 @@ impl OwnQp {
     }
 
     fn number(&self) -> u32 {
-        // SAFETY: live.
+        // SAFETY: the queue pair is live.
         unsafe { (*self.qp).qp_num }
     }
 
@@ -269,7 +269,7 @@ pub(crate) fn own_qp_client(_: &mut Stage) {
     channel.destroy();
 }
 
-// Many.
+// Many clients.
 
 const CROWD: usize = 200;
 const SEATS: c_int = 150;
@@ -282,7 +282,7 @@ fn a_full_backlog_refuses_and_nobody_is_lost() {
     client.say(&server.hear());
     assert_eq!(client.hear(), "asked");
     server.say("serve");
-    // Else the first ones part while the server hears that the last one is there.
+    // The clients must not disconnect before the server has received the last connection.
     assert_eq!(server.hear(), "all are here");
     client.say("part");
     client.done();
@@ -342,7 +342,7 @@ pub(crate) fn crowd_client(stage: &mut Stage) {
     channel.destroy();
 }
 
-/// Over packets, a queue pair that asks for a second connection has lost its first.
+/// By packets: if a queue pair requests a second connection, its first one is stale.
 #[test]
 fn a_queue_pair_that_asks_again_has_a_stale_connection() {
     let scene = Scene::new("roce").with(network::LOSS, "0");

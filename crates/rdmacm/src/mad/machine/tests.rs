@@ -12,7 +12,7 @@ fn ms(n: u64) -> Duration {
 
 const AT: Duration = Duration::from_millis(1);
 
-/// A machine in that state.
+/// Makes a machine in the given state.
 fn in_state(state: State) -> Machine {
     let mut m = Machine::new(TIMES);
     let get = |m: &mut Machine, kind| drop(m.receive(Duration::ZERO, kind, Duration::ZERO));
@@ -81,7 +81,7 @@ const STATES: [State; 13] = [
     State::SidrAnswered,
 ];
 
-/// What each message does in each state: `(state, actions, next state)`; in states that are not named, nothing.
+/// Returns the effect of a message by state: `(state, actions, next state)`; in other states it has none.
 fn table(kind: Kind) -> Vec<(State, Vec<Action>, State)> {
     use Action::{Deliver, Send};
     use State as S;
@@ -190,7 +190,7 @@ fn the_program_may_send_each_message_in_these_states_only() {
     }
 }
 
-/// The times at which the message goes out, and the last action.
+/// Returns the times at which the message is sent, and the last actions.
 fn outgoings(m: &mut Machine) -> (Vec<u64>, Vec<Action>) {
     let mut at = Vec::new();
     while let Some(deadline) = m.deadline() {
@@ -212,7 +212,7 @@ fn a_request_is_repeated_soon_at_first_and_given_up_in_the_end() {
     assert_eq!((at.len(), at[18]), (19, 63_750));
     assert_eq!(last, [Action::TimedOut(Kind::Req)]);
     assert_eq!((m.state(), m.deadline()), (State::ReqSent, None));
-    // The peer is told, and told again.
+    // The peer gets a REJ, again for each repeated message.
     assert_eq!(
         m.post(ms(64_000), Kind::Rej),
         Ok(vec![Action::Send(Kind::Rej)])
@@ -278,18 +278,18 @@ impl Dice {
     }
 }
 
-/// Two ends, and a network that loses, doubles and reorders.
+/// Two ends of a connection, and a network that loses, duplicates and reorders messages.
 struct World {
     dice: Dice,
     lost_percent: u64,
     now: Duration,
     ends: [Machine; 2],
-    /// `(arrival, number, to, kind)`
+    /// Messages in flight: `(arrival, number, to, kind)`
     network: Vec<(Duration, u64, usize, Kind)>,
     sent: u64,
-    /// What each program was told, in order.
+    /// The actions that each program has got, in order.
     told: [Vec<Action>; 2],
-    /// The server thinks for so long.
+    /// Time that each program takes for its answer.
     thinks: Duration,
     todo: Vec<(Duration, usize, Kind)>,
 }
@@ -338,7 +338,7 @@ impl World {
         }
     }
 
-    /// What the two programs do: the server accepts, the client is ready, talks and hangs up.
+    /// Reacts like the two programs: the server accepts; the client sends an RTU, and a DREQ later.
     fn program(&mut self, end: usize, told: Action) {
         let (after, kind) = match (end, told) {
             (1, Action::Deliver(Kind::Req)) => (self.thinks, Kind::Rep),
@@ -368,13 +368,13 @@ impl World {
             self.now = now;
             if let Some(i) = self.todo.iter().position(|t| t.0 == now) {
                 let (_, end, kind) = self.todo.remove(i);
-                // An end that has been refused meanwhile may not say it.
+                // An error is ignored: the end may have been rejected in the meantime.
                 if let Ok(actions) = self.ends[end].post(now, kind) {
                     self.do_all(end, actions);
                 }
             } else if let Some(i) = self.network.iter().position(|n| n.0 == now) {
                 let (_, _, to, kind) = self.network.remove(i);
-                // A late REQ finds no end any more, or a new one, which is another connection's.
+                // A late REQ must not reach a connection that has ended; it would belong to a new one.
                 let actions = self.ends[to].receive(now, kind, ms(10_000));
                 self.do_all(to, actions);
             } else {
@@ -409,7 +409,7 @@ fn under_loss_each_end_is_told_everything_once_and_comes_to_its_end() {
             );
         }
         let was_told = |end: usize, kind| world.told[end].contains(&Action::Deliver(kind));
-        // Nothing comes from nothing.
+        // No message is delivered unless its cause was delivered before.
         assert!(
             !was_told(0, Kind::Rep) || was_told(1, Kind::Req),
             "seed {seed}"

@@ -1,16 +1,16 @@
-//! Random work requests of one direction of a connection, and what must come of them.
+//! Random work requests for one direction of a connection, and their expected results.
 
 use roce::opcode::Tail;
 use roce::rc::requester::{Request, RequestOperation};
 
 use super::rng::Rng;
 
-/// The R_Key of all memory.
+/// The R_Key of all valid memory.
 pub(crate) const RKEY: u32 = 0x1234_5600;
-/// An R_Key of nothing.
+/// An invalid R_Key.
 pub(crate) const BAD_RKEY: u32 = 0x6666;
 
-/// Memory of the responder: an area that WRITEs write, one that nothing writes, and words for atomics.
+/// Areas of the responder's memory: one for WRITEs, one that is never written, and words for atomics.
 pub(crate) const WRITTEN: u64 = 0;
 pub(crate) const WRITTEN_BYTES: u32 = 32 << 10;
 pub(crate) const CONSTANT: u64 = 32 << 10;
@@ -19,32 +19,32 @@ pub(crate) const WORDS: u64 = 64 << 10;
 pub(crate) const WORD_COUNT: u32 = 8;
 pub(crate) const MEMORY_BYTES: usize = (64 << 10) + 64;
 
-/// Payload is cut out of bytes of this number.
+/// Size of the pattern from which payloads are taken.
 pub(crate) const PATTERN_BYTES: usize = 128 << 10;
 
 /// A work request.
 pub(crate) struct Work {
     pub(crate) request: Request,
-    /// Where its payload begins in the pattern.
+    /// Start of the payload in the pattern.
     pub(crate) payload: usize,
-    /// The result that must come.
+    /// The expected result.
     pub(crate) expected: Expected,
-    /// Bytes of the result that have come.
+    /// Bytes of the result that have arrived.
     pub(crate) received: u32,
-    /// Its payload cannot be read.
+    /// True if the payload cannot be read.
     pub(crate) is_unreadable: bool,
 }
 
-/// The result of a work request.
+/// The expected result of a work request.
 pub(crate) enum Expected {
     Nothing,
-    /// The responder's constant bytes from this address on.
+    /// The bytes of the responder's constant area from this address on.
     Constant(u64),
     Bytes(Box<[u8]>),
 }
 
 impl Work {
-    /// Bytes that go to the responder.
+    /// Returns the number of bytes sent to the responder.
     pub(crate) fn payload_bytes(&self) -> u32 {
         match self.request.operation {
             RequestOperation::Send { len, .. } | RequestOperation::Write { len, .. } => len,
@@ -53,7 +53,7 @@ impl Work {
         }
     }
 
-    /// Whether the responder executes it without a trace.
+    /// Returns true if the responder's execution of the work request cannot be observed.
     pub(crate) fn is_invisible(&self) -> bool {
         matches!(
             self.request.operation,
@@ -67,20 +67,20 @@ impl Work {
     }
 }
 
-/// What kinds of work requests are made.
+/// The parameters of the generated work requests.
 #[derive(Clone, Copy)]
 pub(crate) struct Mix {
     pub(crate) mtu_bytes: u32,
-    /// Unreliable: SENDs and WRITEs with immediate, which names them.
+    /// True for unreliable connections: only SENDs and WRITEs with immediate, whose immediate data identifies them.
     pub(crate) is_unreliable: bool,
 }
 
-/// Makes work requests, and knows the responder's memory behind all of them.
+/// A generator of work requests, with a model of the responder's memory after all of them.
 pub(crate) struct Generator {
     rng: Rng,
     mix: Mix,
     model: Box<[u8]>,
-    /// A READ of what WRITEs write was made: what follows waits for it.
+    /// A READ of the area for WRITEs was generated, so the next request needs a fence.
     must_fence: bool,
 }
 
@@ -108,16 +108,16 @@ impl Generator {
         .min(WRITTEN_BYTES)
     }
 
-    /// A range in an area.
+    /// Returns a random range in an area.
     fn range(&mut self, area: u64, bytes: u32) -> (u64, u32) {
         let len = self.len();
         (area + u64::from(self.rng.below(bytes - len + 1)), len)
     }
 
-    /// The next work request, at this position.
+    /// Generates the work request at `position`.
     pub(crate) fn work(&mut self, position: u64, pattern: &[u8]) -> Work {
         let payload = self.rng.index(PATTERN_BYTES - WRITTEN_BYTES as usize);
-        #[allow(clippy::cast_possible_truncation)] // the lower half names it
+        #[allow(clippy::cast_possible_truncation)] // the lower half identifies the work request.
         let name = (position as u32).to_be_bytes();
         let kind = self.rng.below(if self.mix.is_unreliable { 2 } else { 10 });
         let (operation, expected) = match kind {
@@ -237,19 +237,19 @@ impl Generator {
         (operation, Expected::Bytes(Box::new(value.to_ne_bytes())))
     }
 
-    /// Whether the responder's memory is what all work requests make of it.
+    /// Returns true if `memory` has the contents that all work requests produce.
     pub(crate) fn agrees_with(&self, memory: &[u8]) -> bool {
         *self.model == *memory
     }
 }
 
-/// The range of memory at an address.
+/// Returns the index range of `len` bytes at an address.
 pub(crate) fn address(addr: u64, len: u32) -> std::ops::Range<usize> {
     let start = usize::try_from(addr).unwrap_or(usize::MAX);
     start..start.saturating_add(len as usize)
 }
 
-/// The word at an address.
+/// Returns the word at an address.
 pub(crate) fn word(memory: &[u8], addr: u64) -> u64 {
     u64::from_ne_bytes(memory[address(addr, 8)].try_into().unwrap_or_default())
 }
