@@ -1,4 +1,4 @@
-//! A completion queue, and the channel whose descriptor says that something has completed.
+//! A completion queue with its channel, whose descriptor announces completions.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -7,18 +7,18 @@ use rdmacm::device::{Device, last_errno};
 use rdmacm::errno::Result;
 use verbs_abi::*;
 
-/// Completions taken at once.
+/// Largest number of completions per poll.
 const POLL: c_int = 32;
 
-/// Room for them.
+/// An array for the completions of one poll.
 pub(crate) type Completions = [ibv_wc; POLL.cast_unsigned() as usize];
 
-/// Room without completions.
+/// An array of zeroed completions.
 pub(crate) const NO_COMPLETIONS: Completions =
     [const { ibv_wc::zeroed() }; POLL.cast_unsigned() as usize];
 
-/// A completion queue with a channel of its own, whose descriptor does not block. Queue pairs that use it are gone before
-/// it is dropped.
+/// A completion queue with its own channel, whose descriptor does not block. Queue pairs that use it must be destroyed
+/// before it is dropped.
 pub(crate) struct Cq {
     device: &'static Device,
     channel: *mut ibv_comp_channel,
@@ -29,10 +29,10 @@ pub(crate) struct Cq {
 unsafe impl Send for Cq {}
 
 impl Cq {
-    /// For `cqe` completions.
+    /// Makes a completion queue for `cqe` completions.
     ///
     /// # Errors
-    /// What making the channel or the queue says.
+    /// The error of making the channel or the queue.
     pub(crate) fn new(device: &'static Device, cqe: c_int) -> Result<Self> {
         let mut made = Self {
             device,
@@ -40,7 +40,7 @@ impl Cq {
             raw: ptr::null_mut(),
         };
         let create = device.verbs.ibv_create_cq;
-        // SAFETY: the open device, which is never closed, and the channel that was just made.
+        // SAFETY: the device is open and never closed, and the channel was just made.
         made.raw = unsafe { create(device.context, cqe, ptr::null_mut(), made.channel, 0) };
         if made.raw.is_null() {
             return Err(last_errno());
@@ -48,25 +48,25 @@ impl Cq {
         Ok(made)
     }
 
-    /// Its handle, which lives as long as this value.
+    /// Returns the handle of the queue, which lives as long as this value.
     pub(crate) fn raw(&self) -> *mut ibv_cq {
         self.raw
     }
 
-    /// Takes what has completed: how many of `wcs` are filled.
+    /// Polls the queue; returns the number of completions in `wcs`.
     pub(crate) fn poll(&self, wcs: &mut Completions) -> usize {
-        // SAFETY: a live completion queue, and as many places as are said.
+        // SAFETY: the completion queue is live, and `wcs` has room for POLL completions.
         let n = unsafe { ibv_poll_cq(self.raw, POLL, wcs.as_mut_ptr()) };
         usize::try_from(n).unwrap_or(0)
     }
 
-    /// Arms it: its channel becomes readable at the next completion.
+    /// Arms the queue: its channel becomes readable at the next completion.
     pub(crate) fn arm(&self) {
         // SAFETY: a live completion queue.
         unsafe { ibv_req_notify_cq(self.raw, 0) };
     }
 
-    /// Takes the events of the channel.
+    /// Takes and acknowledges the events of the channel.
     pub(crate) fn take_events(&self) {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         let verbs = self.device.verbs;
@@ -78,7 +78,7 @@ impl Cq {
         }
     }
 
-    /// The descriptor that says that something has completed.
+    /// Returns the channel's descriptor, which becomes readable after a completion.
     pub(crate) fn fd(&self) -> c_int {
         // SAFETY: a live channel.
         unsafe { (*self.channel).fd }
@@ -88,7 +88,8 @@ impl Cq {
 impl Drop for Cq {
     fn drop(&mut self) {
         let verbs = self.device.verbs;
-        // SAFETY: what `new` made, each once, and that which names the other first.
+        // SAFETY: `new` made both objects, each is destroyed once, and the queue that uses the channel is destroyed
+        // first.
         unsafe {
             if !self.raw.is_null() {
                 (verbs.ibv_destroy_cq)(self.raw);
@@ -98,9 +99,9 @@ impl Drop for Cq {
     }
 }
 
-/// A completion channel whose descriptor does not block.
+/// Makes a completion channel whose descriptor does not block.
 fn nonblocking_channel(device: &Device) -> Result<*mut ibv_comp_channel> {
-    // SAFETY: an open device; the descriptor of a live channel.
+    // SAFETY: the device is open, and the descriptor belongs to a live channel.
     unsafe {
         let channel = (device.verbs.ibv_create_comp_channel)(device.context);
         if channel.is_null() {

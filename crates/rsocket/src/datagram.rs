@@ -1,11 +1,11 @@
-//! A socket for datagrams: a UDP socket, which names it, and a queue pair of the type UD, which carries the payload.
+//! A datagram socket: a UDP socket, which has its name, and a UD queue pair, which carries the payload.
 //!
-//! The first datagram to an address goes over UDP, with what it takes to reach the sender's queue pair; the answer says
-//! how to reach the receiver's, and from then on RDMA carries them. A route that nothing was heard of for a while is
-//! asked for again in the same way: a server may have been started anew behind it. A datagram over RDMA begins with its
-//! sender's address. (rdma-core does so too, with headers of its own.)
+//! The first datagram to an address is sent over UDP, together with the address of the sender's queue pair. The answer
+//! contains the address of the receiver's queue pair, and from then on RDMA carries the datagrams. If nothing was
+//! received from a peer for a while, its queue pair is asked for again in the same way, because the peer may have been
+//! restarted. A datagram over RDMA begins with its sender's address. (rdma-core does the same with other headers.)
 //!
-//! There is no service thread: what comes over UDP waits in the kernel until a call looks.
+//! The socket has no service thread: datagrams over UDP wait in the kernel until a call receives them.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
@@ -23,24 +23,24 @@ use crate::wait::{self, Blocking, Deadline, Waitable, Waiter, Waiters, for_readi
 use rdmacm::QpAddress;
 use rdmacm::errno::{Errno, INVALID, Result};
 
-/// For how long a route is taken to lead where it led.
+/// Time without a datagram from a peer after which the address of its queue pair is asked for again.
 const ROUTE_LASTS: Duration = Duration::from_secs(1);
-/// Routes that are known at most.
+/// Largest number of routes.
 const MAX_ROUTES: usize = 4096;
-/// Datagrams that came over UDP and are kept until they are read; more are dropped, as UDP does.
+/// Largest number of unread datagrams that arrived over UDP; further ones are dropped, as UDP does.
 const MAX_UDP_WAITING: usize = 1024;
-/// The longest datagram of UDP.
+/// Largest size of a UDP datagram.
 const UDP_BYTES: usize = 65_536;
 
-/// How an address is reached, and when it was last heard of.
+/// The address of a peer's queue pair, and the time at which the peer was last heard.
 struct Route {
     to: QpAddress,
-    /// The own address as it is known there.
+    /// Own address, as the peer sees it.
     own: SocketAddr,
     heard: Instant,
 }
 
-/// What has come and is not read yet.
+/// A datagram that has arrived and is not read.
 enum Arrived {
     Rdma(Received, usize),
     Udp(Vec<u8>),
@@ -48,30 +48,30 @@ enum Arrived {
 
 struct State {
     udp: UdpSocket,
-    /// Made when it is first needed: options come before.
+    /// Queue pair; made when first needed, because options must be set before.
     pair: Option<Pair>,
     sizes: Sizes,
     peer: Option<SocketAddr>,
     routes: HashMap<SocketAddr, Route>,
     arrived: VecDeque<(SocketAddr, Arrived)>,
-    /// Of those, how many came over UDP.
+    /// Number of datagrams in `arrived` that came over UDP.
     udp_waiting: usize,
     error: Option<Errno>,
-    /// Room for a datagram of UDP.
+    /// Buffer for a UDP datagram.
     scratch: Box<[u8]>,
     blocking: Blocking,
     waiters: Waiters,
 }
 
-/// A socket for datagrams.
+/// A datagram socket.
 pub(crate) struct DatagramSocket(Mutex<State>);
 
 impl DatagramSocket {
-    /// A socket and its number, that of the UDP socket.
+    /// Makes a socket; returns the socket and its descriptor, which is that of the UDP socket.
     pub(crate) fn new(domain: c_int, nonblocking: bool) -> Result<(Arc<Self>, RawFd)> {
         rdmacm::device()?;
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: a new descriptor, which is the socket's own.
+        // SAFETY: a new descriptor, which only this socket owns.
         let udp = unsafe {
             let fd = libc::socket(domain, kind, 0);
             if fd < 0 {
@@ -102,10 +102,10 @@ impl DatagramSocket {
 
     pub(crate) fn bind(&self, addr: SocketAddr) -> Result {
         let mut state = self.lock();
-        // Ready before anyone can know the name.
+        // The queue pair must be ready before peers can know the socket's name.
         state.pair()?;
         let (c, len) = rdmacm::addr::to_c(addr.into());
-        // SAFETY: an address and its length.
+        // SAFETY: the pointer leads to an address of `len` bytes.
         let bound = unsafe { libc::bind(state.udp.as_raw_fd(), (&raw const c).cast(), len) };
         if bound == 0 {
             Ok(())
@@ -114,7 +114,7 @@ impl DatagramSocket {
         }
     }
 
-    /// `connect(2)`: names the peer, which need not be there yet.
+    /// Implements `connect(2)`: sets the peer, which need not exist yet.
     pub(crate) fn connect(&self, addr: SocketAddr) -> Result {
         let mut state = self.lock();
         state.pair()?;
@@ -133,17 +133,17 @@ impl DatagramSocket {
         Ok(name?)
     }
 
-    /// `sendto(2)`, or to the peer that the socket is connected to.
+    /// Implements `sendto(2)`; without `to`, sends to the connected peer.
     pub(crate) fn send(&self, bytes: &[u8], flags: c_int, to: Option<SocketAddr>) -> Result<usize> {
         wait::unless_nonblocking(&self.0, flags, |state| state.send(bytes, to).transpose())?
     }
 
-    /// `recvfrom(2)`: what does not fit is lost, and counts with `MSG_TRUNC`.
+    /// Implements `recvfrom(2)`: bytes that do not fit are lost, and are counted with `MSG_TRUNC`.
     pub(crate) fn recv(&self, bytes: &mut [u8], flags: c_int) -> Result<(usize, SocketAddr)> {
         wait::unless_nonblocking(&self.0, flags, |state| state.recv(bytes, flags).transpose())?
     }
 
-    /// `shutdown(2)` of a socket without a connection.
+    /// Implements `shutdown(2)`: only checks that the socket is connected.
     pub(crate) fn shutdown(&self) -> Result {
         match self.lock().peer {
             Some(_) => Ok(()),
@@ -151,9 +151,9 @@ impl DatagramSocket {
         }
     }
 
-    /// Sends what was posted, and closes.
+    /// Waits until all posted datagrams are sent, and closes the socket.
     pub(crate) fn close(&self) {
-        // Datagrams that wait for a receiver for so long may be lost.
+        // Datagrams that are still waiting for a receive after this time are dropped.
         let sent = |state: &mut State| {
             let all = state.pair.as_ref().is_none_or(Pair::all_sent);
             all.then_some(())
@@ -173,7 +173,8 @@ impl DatagramSocket {
         self.lock().blocking.never()
     }
 
-    /// `setsockopt(2)` of a number: the sizes of RDMA's queues, and what UDP's sockets know.
+    /// Implements `setsockopt(2)` for options whose value is an `int`: the sizes of RDMA queues, and options of UDP
+    /// sockets.
     pub(crate) fn set_option(&self, level: c_int, name: c_int, value: c_int) -> Result {
         let mut state = self.lock();
         if level == verbs_abi::SOL_RDMA {
@@ -184,7 +185,7 @@ impl DatagramSocket {
             return Err(Errno(libc::ENOTSUP));
         }
         let len = size_of::<c_int>() as libc::socklen_t;
-        // SAFETY: a value of the length that is said.
+        // SAFETY: the pointer leads to a value of `len` bytes.
         let set = unsafe {
             libc::setsockopt(
                 state.udp.as_raw_fd(),
@@ -201,7 +202,7 @@ impl DatagramSocket {
         }
     }
 
-    /// `getsockopt(2)` of a number.
+    /// Implements `getsockopt(2)` for options whose value is an `int`.
     pub(crate) fn option(&self, level: c_int, name: c_int) -> Result<c_int> {
         let state = self.lock();
         if level == verbs_abi::SOL_RDMA {
@@ -212,7 +213,7 @@ impl DatagramSocket {
         }
         let mut value: c_int = 0;
         let mut len = size_of::<c_int>() as libc::socklen_t;
-        // SAFETY: a place of the length that is said.
+        // SAFETY: the pointer leads to a place of `len` bytes.
         let got = unsafe {
             libc::getsockopt(
                 state.udp.as_raw_fd(),
@@ -301,7 +302,7 @@ impl State {
         self.pair.as_mut().ok_or(INVALID)
     }
 
-    /// The own address as `to` sees it.
+    /// Returns the own address as `to` sees it.
     fn name_for(&self, to: SocketAddr) -> Result<SocketAddr> {
         let own = self.udp.local_addr()?;
         if !own.ip().is_unspecified() {
@@ -311,7 +312,7 @@ impl State {
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        // The kernel knows which address it would send from; nothing is sent.
+        // The kernel selects the source address; nothing is sent.
         let asked = UdpSocket::bind((any, 0)).and_then(|probe| {
             probe.connect(to)?;
             probe.local_addr()
@@ -344,21 +345,21 @@ impl State {
         Ok(Some(bytes.len()))
     }
 
-    /// Sends over UDP, with the way back; an answer has no payload.
+    /// Sends a datagram over UDP, with the address of the own queue pair; an answer has no payload.
     fn send_udp(
         &mut self,
         to: SocketAddr,
         payload: &[u8],
         is_answer: bool,
     ) -> Result<Option<usize>> {
-        // An unbound socket gets its port by the first datagram, and its name must be known before.
+        // An unbound socket would get its port only by its first datagram, but its name must be known before.
         if self.udp.local_addr().is_ok_and(|own| own.port() == 0) {
             let any = match to {
                 SocketAddr::V4(_) => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
                 SocketAddr::V6(_) => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
             };
             let (c, len) = rdmacm::addr::to_c(any.into());
-            // SAFETY: an address and its length.
+            // SAFETY: the pointer leads to an address of `len` bytes.
             if unsafe { libc::bind(self.udp.as_raw_fd(), (&raw const c).cast(), len) } != 0 {
                 return Err(io::Error::last_os_error().into());
             }
@@ -382,7 +383,7 @@ impl State {
         }
     }
 
-    /// Takes what has come over UDP, and says whether there was something.
+    /// Receives all datagrams that have arrived over UDP; returns true if there was one.
     fn take_udp(&mut self) -> bool {
         let mut any = false;
         loop {
@@ -390,7 +391,7 @@ impl State {
                 Ok(received) => received,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return any,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                // Such as ECONNREFUSED: nobody has the peer's port.
+                // For example ECONNREFUSED: no socket has the peer's port.
                 Err(e) => {
                     self.error = Some(e.into());
                     self.routes.clear();
@@ -415,7 +416,7 @@ impl State {
             if self.learn(from, sender).is_err() || is_answer {
                 continue;
             }
-            // Where this is lost, the sender's next datagram asks again.
+            // If the answer is lost, the sender's next datagram asks again.
             let _ = self.send_udp(from, &[], true);
         }
     }
@@ -430,7 +431,7 @@ impl State {
         Ok(())
     }
 
-    /// Takes a datagram that has come over RDMA.
+    /// Processes a datagram that has arrived over RDMA.
     fn take_rdma(&mut self, datagram: Received) {
         let Some(pair) = &mut self.pair else { return };
         let mut head = [0; Label::MAX_BYTES];
@@ -451,7 +452,7 @@ impl State {
         if let Some(error) = self.error.take() {
             return Err(error);
         }
-        // Peers are answered from here on.
+        // From the first receive on, peers can learn the queue pair's address.
         self.pair()?;
         let (Some((from, arrived)), Some(pair)) = (self.arrived.front(), &mut self.pair) else {
             return Ok(None);

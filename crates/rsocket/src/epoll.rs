@@ -1,8 +1,8 @@
-//! Sets of descriptors to wait for, as `epoll(7)`: some may be rsockets.
+//! Sets of descriptors to wait for, as in `epoll(7)`; some may be rsockets.
 //!
-//! The number of a set is an eventfd, so that it is no other descriptor's; it is written to when the set changes, which has
-//! those who wait look again. Events are level-triggered: an rsocket has nothing that could tell an edge, so `EPOLLET`
-//! reports more often than it would have to, which its users must expect anyway.
+//! The descriptor of a set is an eventfd, so that its number is unique. A change of the set writes to the eventfd,
+//! which makes waiting threads check the set again. Events are level-triggered, since rsockets cannot detect edges. So
+//! `EPOLLET` reports more events than necessary, which its users must expect anyway.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -16,27 +16,28 @@ use crate::poll::rpoll;
 use crate::wait::{Deadline, for_reading, lock};
 use rdmacm::errno::{Errno, INVALID, Result};
 
-/// The events of one descriptor that a set waits for.
+/// The events of one descriptor for which a set waits.
 #[derive(Clone, Copy)]
 struct Interest {
     events: u32,
     data: u64,
-    /// It was reported, and `EPOLLONESHOT` asked for no more.
+    /// True after an event was reported if `EPOLLONESHOT` is set.
     silent: bool,
 }
 
-/// A set.
+/// A set of descriptors.
 struct Set {
-    /// Closed by [`close`], or by the program's `close(2)`: then the number may be another descriptor's.
+    /// Eventfd. It is closed by [`close`], or by the program's `close(2)`, after which the number may belong to another
+    /// descriptor.
     fd: RawFd,
     interests: Mutex<BTreeMap<RawFd, Interest>>,
 }
 
 static SETS: Mutex<BTreeMap<RawFd, Arc<Set>>> = Mutex::new(BTreeMap::new());
 
-/// The bits of `epoll_event.events` that are those of `poll(2)`, too.
+/// The bits that `epoll_event.events` and `poll(2)` share.
 const POLL_BITS: u32 = 0x3fff;
-/// A change by another thread is seen at the latest after this.
+/// Longest time after which a change by another thread is noticed.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Makes a set: `epoll_create1(2)`.
@@ -49,20 +50,20 @@ pub(crate) fn create(flags: c_int) -> Result<c_int> {
     let fd = eventfd(0, of_fd)?;
     let fd = fd.into_raw_fd();
     let interests = Mutex::new(BTreeMap::new());
-    // In place of one that the program has closed by `close(2)`.
+    // This replaces a set that the program has closed by `close(2)`.
     lock(&SETS).insert(fd, Arc::new(Set { fd, interests }));
     Ok(fd)
 }
 
 impl Set {
-    /// Has those who wait look again.
+    /// Makes waiting threads check the set again.
     fn changed(&self) {
         let one = 1u64;
-        // SAFETY: eight bytes, as eventfds take.
+        // SAFETY: the pointer leads to eight bytes, as eventfds require.
         unsafe { libc::write(self.fd, (&raw const one).cast(), size_of::<u64>()) };
     }
 
-    /// Those who wait have looked.
+    /// Clears the eventfd after a check of the set.
     fn seen(&self) {
         let mut count = 0u64;
         // SAFETY: room for eight bytes; the descriptor does not block.
@@ -74,12 +75,12 @@ fn find(number: c_int) -> Result<Arc<Set>> {
     lock(&SETS).get(&number).cloned().ok_or(Errno(libc::EBADF))
 }
 
-/// Closes a set; false where the number is none.
+/// Closes a set; returns false if `number` is not a set.
 pub(crate) fn close(number: c_int) -> bool {
     let Some(set) = lock(&SETS).remove(&number) else {
         return false;
     };
-    // SAFETY: a descriptor of ours, which nobody finds any more.
+    // SAFETY: the descriptor belongs to the set, which no thread can find any more.
     unsafe { libc::close(set.fd) };
     true
 }
@@ -95,7 +96,7 @@ pub(crate) fn control(
     if fd == number {
         return Err(INVALID);
     }
-    // SAFETY: asks whether the descriptor is open, and changes nothing.
+    // SAFETY: the call only checks that the descriptor is open, and changes nothing.
     if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
         return Err(Errno(libc::EBADF));
     }
@@ -124,7 +125,7 @@ pub(crate) fn control(
     Ok(())
 }
 
-/// Waits for events of a set: `epoll_wait(2)`. At most `most`, which is not 0; none at the timeout.
+/// Waits for events of a set: `epoll_wait(2)`. Returns at most `most` events, which is not 0; none at the timeout.
 pub(crate) fn wait(
     number: c_int,
     most: usize,
@@ -154,13 +155,13 @@ pub(crate) fn wait(
     }
 }
 
-/// The events of what was polled, as far as it is still waited for.
+/// Returns the events of polled descriptors for which the set still waits.
 fn take(set: &Set, polled: &[libc::pollfd], most: usize) -> Vec<libc::epoll_event> {
     let mut found = Vec::new();
     let mut interests = lock(&set.interests);
     for p in polled.iter().filter(|p| p.revents != 0) {
         if p.revents & libc::POLLNVAL != 0 {
-            // A closed descriptor is in no set (`epoll(7)`).
+            // Closed descriptors are removed from the set (`epoll(7)`).
             interests.remove(&p.fd);
             continue;
         }

@@ -1,19 +1,20 @@
 //! Sockets over RDMA: `rsocket(7)`, on connections of [`rdmacm`].
 //!
-//! [`abi`] has the C functions. The layers, bottom up:
+//! [`abi`] contains the C functions. The layers, bottom up:
 //!
-//! - `protocol`: what the ends tell each other; `memory`: what they write into; `cq`: completions; `sizes`, `options`: what programs set.
-//! - `stream`: a byte stream over a queue pair, and buffers that its peer maps; it never waits.
-//! - `wait`: how threads wait for several descriptors and each other.
-//! - `session`, `session_options`: an id, and a stream once it is connected; `socket`: the calls of a socket for streams.
-//! - `pair`: a queue pair for datagrams; `datagram`: a socket for them, which has one.
-//! - `table`: the sockets by number.
-//! - `poll`: `poll(2)` over sockets and other descriptors; `epoll`: `epoll(7)` over it.
+//! - `protocol`: messages between the two ends; `memory`: registered buffers; `cq`: completions; `sizes`, `options`:
+//!   values of socket options.
+//! - `stream`: a byte stream over a queue pair, and buffers that its peer maps; its functions never wait.
+//! - `wait`: waiting for several descriptors and for other threads.
+//! - `session`, `session_options`: an id, with a stream while it is connected; `socket`: the calls of a stream socket.
+//! - `pair`: a UD queue pair; `datagram`: a datagram socket, which has such a pair.
+//! - `table`: the sockets of the process by descriptor.
+//! - `poll`: `poll(2)` over rsockets and other descriptors; `epoll`: `epoll(7)` on top of it.
 //!
-//! The number of a socket is a descriptor of its own, so that it is no other's: of a stream's event channel, of a datagram
+//! The number of a socket is a real descriptor, and thus unique: that of a stream's event channel, or of a datagram
 //! socket's UDP socket.
 #![deny(unsafe_code)]
-// `u64` and `usize` are the same size wherever the software NIC compiles.
+// `u64` and `usize` have the same size on every supported target.
 #![allow(clippy::cast_possible_truncation)]
 
 #[allow(unsafe_code)]

@@ -1,6 +1,6 @@
-//! Memory that queue pairs read and write.
+//! Registered memory that queue pairs read and write.
 //!
-//! It changes under our eyes, so it is only reached through raw pointers and atomics.
+//! Peers change the memory at any time, so it is accessed only through raw pointers and atomics.
 
 use std::ffi::c_int;
 use std::ptr::{self, NonNull};
@@ -11,7 +11,7 @@ use verbs_abi::*;
 use rdmacm::device::{Device, last_errno};
 use rdmacm::errno::{Errno, Result};
 
-/// Zeroed, registered memory. Deregistered and given back when dropped.
+/// Zeroed, registered memory. It is deregistered and freed on drop.
 pub(crate) struct Memory {
     start: NonNull<u8>,
     len: usize,
@@ -22,11 +22,11 @@ pub(crate) struct Memory {
     device: &'static Device,
 }
 
-// SAFETY: a range of addresses and a registration, which belong to this value alone.
+// SAFETY: an address range and a registration, which only this value owns.
 unsafe impl Send for Memory {}
 
 impl Memory {
-    /// `len` bytes, registered in `pd` with the rights `access`.
+    /// Allocates `len` bytes and registers them in `pd` with the rights `access`.
     ///
     /// # Safety
     /// `pd` is a live protection domain of the device.
@@ -49,7 +49,7 @@ impl Memory {
             rkey: 0,
             device,
         };
-        // SAFETY: contract of this function; the memory stays until it is deregistered.
+        // SAFETY: contract of this function; the memory stays mapped until it is deregistered.
         unsafe {
             memory.mr = (device.verbs.ibv_reg_mr)(pd, start.as_ptr().cast(), len, access);
             let mr = memory.mr.as_ref().ok_or_else(last_errno)?;
@@ -58,7 +58,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// The address of byte `offset`.
+    /// Returns the address of byte `offset`.
     pub(crate) fn address(&self, offset: usize) -> u64 {
         (self.start.as_ptr().expose_provenance() + offset) as u64
     }
@@ -71,20 +71,20 @@ impl Memory {
         self.rkey
     }
 
-    /// Copies bytes in, at `offset`.
+    /// Copies `bytes` to the memory at `offset`.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(
             offset
                 .checked_add(bytes.len())
                 .is_some_and(|end| end <= self.len)
         );
-        // SAFETY: inside the memory, as was just checked; `bytes` is a reference, so it is not inside.
+        // SAFETY: the range is inside the memory, as was just checked. `bytes` is a reference, so it does not overlap.
         unsafe {
             ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.as_ptr().add(offset), bytes.len());
         }
     }
 
-    /// Copies bytes out, from `offset`.
+    /// Copies bytes from the memory at `offset`.
     pub(crate) fn read(&self, offset: usize, bytes: &mut [u8]) {
         assert!(
             offset
@@ -101,18 +101,18 @@ impl Memory {
         }
     }
 
-    /// The word at `offset`, which is a multiple of 8.
+    /// Reads the word at `offset`, which is a multiple of 8.
     pub(crate) fn word(&self, offset: usize) -> u64 {
         assert!(offset.is_multiple_of(8) && offset + 8 <= self.len);
-        // SAFETY: inside the memory, and aligned like it, which is to pages. Whoever writes it at the same time
-        // is another process, through the NIC.
+        // SAFETY: the word is inside the memory, whose start is page-aligned, so it is aligned. Only another process
+        // may write it at the same time, through the NIC.
         unsafe { &*self.start.as_ptr().add(offset).cast::<AtomicU64>() }.load(Ordering::Acquire)
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: what `new` made, each once; nobody has a reference into it.
+        // SAFETY: `new` made both objects, each is released once, and no reference into the memory exists.
         unsafe {
             if !self.mr.is_null() {
                 (self.device.verbs.ibv_dereg_mr)(self.mr);
@@ -126,11 +126,11 @@ impl Drop for Memory {
     }
 }
 
-/// A SysV segment that goes when nobody is attached to it any more. The software NIC lets peers map such a segment,
-/// and writes to it without a system call.
+/// Makes a System V segment that is destroyed with its last detach. The software NIC lets peers map such a segment, and
+/// writes to it without a system call.
 fn sysv_segment(len: usize) -> Option<NonNull<u8>> {
-    // SAFETY: a new segment, attached where the kernel likes. It is marked for destruction at once: attaching to it
-    // stays possible until it is gone (`shmctl(2)`, IPC_RMID, on Linux).
+    // SAFETY: a new segment, attached at an address that the kernel selects. It is marked for destruction at once; on
+    // Linux, other processes can attach it until it is destroyed (`shmctl(2)`, IPC_RMID).
     unsafe {
         let id = libc::shmget(libc::IPC_PRIVATE, len, libc::IPC_CREAT | 0o600);
         if id < 0 {
@@ -146,7 +146,7 @@ fn sysv_segment(len: usize) -> Option<NonNull<u8>> {
 }
 
 fn private_pages(len: usize) -> Result<NonNull<u8>> {
-    // SAFETY: new pages, where the kernel likes.
+    // SAFETY: new pages, at an address that the kernel selects.
     let start = unsafe {
         libc::mmap(
             ptr::null_mut(),

@@ -1,8 +1,8 @@
-//! Options of sockets for streams that are only remembered.
+//! Options of stream sockets that are stored without effect.
 
 use std::ffi::c_int;
 
-/// Options that are only remembered.
+/// Options that are stored and returned without effect.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Remembered {
     pub(crate) keep_alive: c_int,

@@ -1,6 +1,6 @@
-//! A queue pair for datagrams, with its buffers: what goes into one send WR and comes out of one receive.
+//! A UD queue pair with its buffers; each datagram is one work request.
 //!
-//! Nothing here waits and nothing here is in the background, as in [`crate::stream`].
+//! No function waits, and no work is done in the background, as in [`crate::stream`].
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -18,12 +18,12 @@ use rdmacm::addr::Addr;
 use rdmacm::device::{Device, check, last_errno};
 use rdmacm::errno::{Errno, Result};
 
-/// The global routing header in front of what a receive takes (`ibv_post_recv(3)`).
+/// Bytes of the global routing header in front of a received datagram (`ibv_post_recv(3)`).
 const GRH_BYTES: usize = 40;
-/// Address handles that are kept at most: one for each port of the fabric that was ever sent to.
+/// Largest number of cached address handles; each is for one port of the fabric.
 const MAX_HANDLES: usize = 4096;
 
-/// A datagram in a receive buffer, to be given back by [`Pair::give_back`].
+/// A datagram in a receive buffer; [`Pair::give_back`] must return the buffer.
 #[derive(Debug)]
 pub(crate) struct Received {
     slot: usize,
@@ -31,23 +31,24 @@ pub(crate) struct Received {
 }
 
 impl Received {
-    /// Its bytes, all headers of the network left out.
+    /// Returns the number of bytes, without the GRH.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 }
 
-/// A queue pair of the type UD.
+/// A UD queue pair with its buffers.
 pub(crate) struct Pair {
     device: &'static Device,
     cq: Cq,
     qp: *mut ibv_qp,
     send_buffers: Memory,
     recv_buffers: Memory,
-    /// Bytes of a datagram at most, and of a receive buffer.
+    /// Largest datagram in bytes; below it, the distance of receive buffers.
     mtu: usize,
     recv_stride: usize,
-    /// Send WRs posted and completed; their buffers are used in turn, since they complete in order.
+    /// Number of posted send work requests; below it, of completed ones. Their buffers are used in turn, since they
+    /// complete in order.
     posted: u64,
     completed: u64,
     sq: u64,
@@ -55,16 +56,16 @@ pub(crate) struct Pair {
     handles: HashMap<(u16, [u8; 16]), *mut ibv_ah>,
 }
 
-// SAFETY: verbs' handles may be used from any thread, and a pair's are used by whoever holds it.
+// SAFETY: verbs handles may be used from any thread, and only the owner of a pair uses its handles.
 unsafe impl Send for Pair {}
 
 impl Pair {
     pub(crate) fn new(device: &'static Device, sizes: Sizes) -> Result<Self> {
-        // `enum ibv_mtu`: 1 is 256 bytes, each next one twice as much.
+        // `enum ibv_mtu`: 1 is 256 bytes, and each following value is twice as much.
         let mtu = 128usize << device.active_mtu;
         let recv_stride = (GRH_BYTES + mtu).next_multiple_of(64);
         let (sq, rq) = (sizes.sq.max(1), sizes.rq.max(1));
-        // SAFETY: the device's own domain; the device is never closed.
+        // SAFETY: the device's protection domain; the device is never closed.
         let (send_buffers, recv_buffers) = unsafe {
             let access = IBV_ACCESS_LOCAL_WRITE;
             (
@@ -93,7 +94,7 @@ impl Pair {
         Ok(pair)
     }
 
-    /// Makes the queue pair, ready to send.
+    /// Makes the queue pair and moves it to RTS.
     fn create_qp(&mut self, sq: u16, rq: u16) -> Result {
         let device = self.device;
         let mut attr = ibv_qp_init_attr::zeroed();
@@ -106,7 +107,8 @@ impl Pair {
         attr.cap.max_recv_sge = 1;
         attr.cap.max_inline_data = self.max_inline as u32;
         attr.sq_sig_all = 1;
-        // SAFETY: the domain of a device that is never closed, and a completion queue that lives as long as this value.
+        // SAFETY: the protection domain belongs to a device that is never closed, and the completion queue lives as
+        // long as this value.
         unsafe {
             self.qp = (device.verbs.ibv_create_qp)(device.pd, &raw mut attr);
             if self.qp.is_null() {
@@ -120,33 +122,33 @@ impl Pair {
         Ok(())
     }
 
-    /// How peers reach it, at the own address `ip`.
+    /// Returns the address of the queue pair, for the local address `ip`.
     pub(crate) fn address(&self, ip: IpAddr) -> QpAddress {
-        // SAFETY: a live queue pair.
+        // SAFETY: the queue pair is live.
         let qpn = unsafe { (*self.qp).qp_num };
         self.device.address_of(ip.into(), qpn, 0)
     }
 
-    /// Bytes of the longest datagram.
+    /// Returns the largest datagram in bytes.
     pub(crate) fn mtu(&self) -> usize {
         self.mtu
     }
 
-    /// Has everything that was sent left its buffer?
+    /// Returns true if all sends have completed.
     pub(crate) fn all_sent(&self) -> bool {
         self.posted == self.completed
     }
 
-    /// May something be sent now?
+    /// Returns true if the send queue has room for a datagram.
     pub(crate) fn has_room(&self) -> bool {
         self.posted - self.completed < self.sq
     }
 
-    /// Sends a datagram of two parts from the own address `from`. There is [room](Self::has_room), and it is no longer
-    /// than the [MTU](Self::mtu).
+    /// Sends a datagram of two parts from the local address `from`. The send queue must have [room](Self::has_room),
+    /// and the datagram must not exceed the [MTU](Self::mtu).
     ///
     /// # Errors
-    /// What making an address handle or posting says.
+    /// The error of making an address handle or of posting.
     pub(crate) fn send(&mut self, from: IpAddr, to: &QpAddress, parts: [&[u8]; 2]) -> Result {
         let ah = self.handle(from, to)?;
         let [head, tail] = parts;
@@ -172,7 +174,8 @@ impl Pair {
             remote_qkey: to.qkey,
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: a live queue pair and address handle; the WR is copied, and the buffer stays until it has completed.
+        // SAFETY: the queue pair and the address handle are live. The work request is copied, and the buffer stays
+        // valid until it has completed.
         check(unsafe { ibv_post_send(self.qp, &raw mut wr, &raw mut bad) })?;
         self.posted += 1;
         Ok(())
@@ -187,7 +190,7 @@ impl Pair {
             Entry::Occupied(known) => Ok(*known.get()),
             Entry::Vacant(new) => {
                 let mut av = device.address_vector(from.into(), to);
-                // SAFETY: the device's own domain; attributes of the right type.
+                // SAFETY: the device's protection domain, and attributes of the right type.
                 let ah = unsafe { (device.verbs.ibv_create_ah)(device.pd, &raw mut av) };
                 if ah.is_null() {
                     return Err(last_errno());
@@ -199,13 +202,13 @@ impl Pair {
 
     fn drop_handles(&mut self) {
         for (_, ah) in self.handles.drain() {
-            // SAFETY: made by `handle`; WRs that were posted do not need it any more (`ibv_destroy_ah(3)` of the software
-            // NIC), and no other is.
+            // SAFETY: made by `handle`. Posted work requests do not need it any more (`ibv_destroy_ah(3)` of the
+            // software NIC), and no other user exists.
             unsafe { (self.device.verbs.ibv_destroy_ah)(ah) };
         }
     }
 
-    /// Takes what has completed; what was received goes to `received`. Says whether there was something.
+    /// Polls the completion queue and passes received datagrams to `received`. Returns true if a completion was found.
     pub(crate) fn progress(&mut self, mut received: impl FnMut(Received)) -> bool {
         let mut any = false;
         let mut wcs = NO_COMPLETIONS;
@@ -216,7 +219,7 @@ impl Pair {
             }
             any = true;
             for wc in wcs.iter().take(n) {
-                // The opcode of a failed completion is not valid: receives alone have a `wr_id`.
+                // The opcode of a failed completion is invalid, but only receives have a nonzero `wr_id`.
                 let Some(slot) = wc.wr_id.checked_sub(1) else {
                     self.completed += 1;
                     continue;
@@ -232,13 +235,13 @@ impl Pair {
         }
     }
 
-    /// Copies bytes of a datagram, from `offset`.
+    /// Copies bytes of a datagram, from `offset` on.
     pub(crate) fn read(&self, datagram: &Received, offset: usize, bytes: &mut [u8]) {
         let at = datagram.slot * self.recv_stride + GRH_BYTES + offset;
         self.recv_buffers.read(at, bytes);
     }
 
-    /// The buffer of a datagram takes the next one.
+    /// Posts the buffer of a datagram for the next one.
     pub(crate) fn give_back(&mut self, datagram: &Received) {
         if let Err(Errno(errno)) = self.post_recv(datagram.slot) {
             tracing::warn!("a receive buffer is lost: errno {errno}");
@@ -256,17 +259,18 @@ impl Pair {
         wr.sg_list = &raw mut sge;
         wr.num_sge = 1;
         let mut bad = ptr::null_mut();
-        // SAFETY: a live queue pair; the buffer stays as long as it.
+        // SAFETY: the queue pair is live, and the buffer lives as long as the queue pair.
         check(unsafe { ibv_post_recv(self.qp, &raw mut wr, &raw mut bad) })
     }
 
-    /// Arms the completion queue: its channel becomes readable at the next completion. What is in the channel is taken.
+    /// Takes the events of the channel and arms the completion queue, so that the channel becomes readable at the next
+    /// completion.
     pub(crate) fn arm(&mut self) {
         self.cq.take_events();
         self.cq.arm();
     }
 
-    /// The descriptor that says that something has completed.
+    /// Returns the descriptor that becomes readable after a completion.
     pub(crate) fn fd(&self) -> c_int {
         self.cq.fd()
     }
@@ -276,7 +280,7 @@ impl Drop for Pair {
     fn drop(&mut self) {
         self.drop_handles();
         if !self.qp.is_null() {
-            // SAFETY: what `new` has made; what it names goes after it.
+            // SAFETY: `new` made the queue pair; the objects that it uses are destroyed after it.
             unsafe { (self.device.verbs.ibv_destroy_qp)(self.qp) };
         }
     }

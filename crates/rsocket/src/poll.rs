@@ -1,4 +1,4 @@
-//! `poll(2)` and `select(2)` over sockets of both kinds.
+//! `poll(2)` and `select(2)` over rsockets and other descriptors.
 
 use std::ffi::c_int;
 use std::os::fd::RawFd;
@@ -8,7 +8,7 @@ use crate::table::find;
 use crate::wait::{Deadline, Waiter, for_reading, poll};
 use rdmacm::errno::{Errno, INVALID, Result};
 
-/// `poll(2)`, where some of `fds` may be rsockets. Returns how many have something.
+/// Implements `poll(2)`; some of `fds` may be rsockets. Returns the number of entries with events.
 pub(crate) fn rpoll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize> {
     poll_until(fds, Deadline::from_poll(timeout_ms))
 }
@@ -21,13 +21,13 @@ fn poll_until(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
     let waiter = Waiter::own()?;
     loop {
         waiter.reset();
-        // The rsockets' descriptors and the waiter's, then those that are no rsockets.
+        // Polls the descriptors of the rsockets and the waiter, followed by those that are not rsockets.
         let mut below = vec![for_reading(waiter.fd())];
         let mut found = 0;
         for (fd, socket) in fds.iter_mut().zip(&sockets) {
             fd.revents = 0;
             if let Some(socket) = socket {
-                // Once something is found nothing need be armed any more.
+                // After the first event the call will not wait, so no further socket is armed.
                 let waiter = (found == 0).then_some(&waiter);
                 fd.revents = socket.poll_events(fd.events, waiter, &mut below);
                 found += usize::from(fd.revents != 0);
@@ -59,7 +59,7 @@ fn poll_until(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
             return Ok(found);
         }
         if deadline.has_passed() {
-            // What came with the last moment.
+            // Reports events that arrived just before the deadline.
             for (fd, socket) in fds.iter_mut().zip(&sockets) {
                 if let Some(socket) = socket {
                     fd.revents = socket.poll_events(fd.events, None, &mut Vec::new());
@@ -71,16 +71,16 @@ fn poll_until(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
     }
 }
 
-/// A set of `select(2)`, as bits.
+/// Returns true if `fd` is in a set of `select(2)`.
 ///
 /// # Safety
 /// `set` is NULL or valid.
 unsafe fn is_in(set: *const libc::fd_set, fd: RawFd) -> bool {
-    // SAFETY: contract of this function; `fd` is below FD_SETSIZE.
+    // SAFETY: contract of this function; `fd` is less than FD_SETSIZE.
     !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }
 }
 
-/// `select(2)`, where some descriptors may be rsockets. Returns how many bits are set.
+/// Implements `select(2)`; some descriptors may be rsockets. Returns the number of set bits.
 ///
 /// # Safety
 /// The sets are NULL or valid.
@@ -89,7 +89,7 @@ pub(crate) unsafe fn rselect(
     sets: [*mut libc::fd_set; 3],
     timeout: Option<Duration>,
 ) -> Result<usize> {
-    /// What `select(2)` says readable, writable and exceptional stand for.
+    /// Events of `poll(2)` for the read, write and exception sets of `select(2)`.
     const ASKED: [libc::c_short; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
     const FOUND: [libc::c_short; 3] = [
         libc::POLLIN | libc::POLLHUP | libc::POLLERR,
@@ -129,7 +129,7 @@ pub(crate) unsafe fn rselect(
             if fd.revents & found != 0 {
                 bits += 1;
             } else {
-                // SAFETY: a set that the descriptor was found in.
+                // SAFETY: the descriptor was found in this set.
                 unsafe { libc::FD_CLR(fd.fd, set) };
             }
         }

@@ -1,11 +1,11 @@
-//! The rsocket protocol, as `librdmacm/docs/rsocket` of rdma-core describes it: what the ends tell each other when
-//! they connect, and what immediates mean.
+//! The rsocket protocol of `librdmacm/docs/rsocket` in rdma-core: the data exchanged when a connection is made, and the
+//! meaning of immediates.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use rdmacm::QpAddress;
 
-/// Where a peer may write: an address, how many bytes there are, and the R_Key.
+/// A buffer that a peer may write: its address, R_Key and length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) addr: u64,
@@ -14,10 +14,10 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Bytes of a target in memory: address, key, length.
+    /// Bytes of a target in memory: address, R_Key and length.
     pub(crate) const SIZE: usize = 16;
 
-    /// As it lies in the peer's memory, in the order of bytes of both hosts.
+    /// Encodes the target as in the peer's memory, in the byte order of both hosts.
     pub(crate) fn to_memory(self) -> [u8; Self::SIZE] {
         let mut bytes = [0; Self::SIZE];
         bytes[..8].copy_from_slice(&self.addr.to_ne_bytes());
@@ -26,7 +26,7 @@ impl Target {
         bytes
     }
 
-    /// From the two words that it is in memory.
+    /// Decodes a target from its two words in memory.
     pub(crate) fn from_words(addr: u64, key_and_len: u64) -> Self {
         let [k0, k1, k2, k3, l0, l1, l2, l3] = key_and_len.to_ne_bytes();
         Self {
@@ -56,26 +56,26 @@ impl Target {
     }
 }
 
-/// Bytes of an entry of the iomap in memory: offset and target.
+/// Bytes of an iomap entry in memory: offset and target.
 pub(crate) const IOMAP_ENTRY_SIZE: usize = 8 + Target::SIZE;
 
 /// Version of the protocol.
 const VERSION: u8 = 1;
-/// The sender is big-endian.
+/// Flag: the sender is big-endian.
 const FLAG_NET: u8 = 1 << 0;
-/// `iomap_entries` counts.
+/// Flag: the field `iomap_entries` is valid.
 const FLAG_IOMAP: u8 = 1 << 1;
 
-/// What each end tells the other in the private data of request and reply (`struct rs_conn_data`).
+/// The data that both ends exchange in the private data of request and reply (`struct rs_conn_data`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ConnData {
-    /// Messages that may be sent before there are further credits.
+    /// Number of messages that the peer may send before it gets further credits.
     pub(crate) credits: u16,
-    /// Entries of the iomap behind the target SGL, at most 128 × 256.
+    /// Number of iomap entries after the target SGL, at most 128 × 256.
     pub(crate) iomap_entries: u16,
-    /// Where the peer publishes receive buffers; `len` counts targets.
+    /// Location of the target SGL, to which the peer writes its receive buffers; `len` is the number of targets.
     pub(crate) target_sgl: Target,
-    /// The first receive buffer.
+    /// First receive buffer.
     pub(crate) data_buf: Target,
 }
 
@@ -98,7 +98,7 @@ impl ConnData {
         bytes
     }
 
-    /// `None`: not of this version, or of a host with the other order of bytes.
+    /// Decodes the data; `None` if the version or the byte order of the sender differs.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::SIZE] = bytes.first_chunk()?;
         let same_order = (bytes[1] & FLAG_NET != 0) == cfg!(target_endian = "big");
@@ -118,7 +118,7 @@ impl ConnData {
     }
 }
 
-/// A number of entries in 8 bits: exact up to 128, in steps of 256 from there.
+/// Encodes a number of entries in 8 bits: exactly up to 128, above that in steps of 256.
 fn to_scale(entries: u16) -> u8 {
     match u8::try_from(entries) {
         Ok(exact @ 0..=128) => exact,
@@ -126,7 +126,7 @@ fn to_scale(entries: u16) -> u8 {
     }
 }
 
-/// What [`to_scale`] of a number leaves of it, at most that number.
+/// Decodes a number that [`to_scale`] encoded; the result is not larger than that number.
 fn from_scale(scale: u8) -> u16 {
     match scale {
         0..=128 => u16::from(scale),
@@ -134,25 +134,25 @@ fn from_scale(scale: u8) -> u16 {
     }
 }
 
-/// The number of entries that both ends agree on when one of them has `entries`.
+/// Returns the number of entries that both ends use if one of them has `entries`.
 pub(crate) fn agreed_iomap_entries(entries: u16) -> u16 {
     from_scale(to_scale(entries))
 }
 
-/// The meaning of an immediate.
+/// The meaning of an immediate value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Immediate {
-    /// So many bytes are in the receive buffer.
+    /// Number of bytes written to the receive buffer.
     Data(u32),
-    /// Messages up to this number may be sent; the target SGL may have changed.
+    /// Number up to which messages may be sent; the target SGL may have changed.
     Credits(u16),
     /// An entry of the iomap has changed.
     Iomap,
-    /// The peer reads and sends no more.
+    /// The peer will neither read nor send any more.
     Disconnect,
-    /// The peer sends no more.
+    /// The peer will send no more.
     Shutdown,
-    /// The peer is alive.
+    /// Keep-alive message.
     KeepAlive,
 }
 
@@ -166,7 +166,7 @@ const CONTROL_KEEP_ALIVE: u32 = 1;
 const CONTROL_SHUTDOWN: u32 = 2;
 
 impl Immediate {
-    /// In host order. Data of more than 29 bits does not exist: transfers are shorter.
+    /// Encodes the immediate in host byte order. Data never needs more than 29 bits, since transfers are shorter.
     pub(crate) fn encode(self) -> u32 {
         let (op, value) = match self {
             Self::Data(len) => (OP_DATA, len),
@@ -179,7 +179,7 @@ impl Immediate {
         op << VALUE_BITS | value
     }
 
-    /// `None` for what the protocol does not define.
+    /// Decodes an immediate; `None` for values that the protocol does not define.
     pub(crate) fn decode(imm: u32) -> Option<Self> {
         let value = imm & ((1 << VALUE_BITS) - 1);
         Some(match (imm >> VALUE_BITS, value) {
@@ -194,15 +194,15 @@ impl Immediate {
     }
 }
 
-/// What a datagram over RDMA begins with: its sender's address.
+/// The header of a datagram over RDMA: its sender's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Label(pub(crate) SocketAddr);
 
 impl Label {
-    /// Bytes of the longest, that of an IPv6 address.
+    /// Largest number of bytes, for an IPv6 address.
     pub(crate) const MAX_BYTES: usize = 20;
 
-    /// Version, length, port and address.
+    /// Encodes version, length, port and address.
     pub(crate) fn encode(self) -> Vec<u8> {
         let mut bytes = vec![VERSION, 0];
         bytes.extend(self.0.port().to_be_bytes());
@@ -214,7 +214,7 @@ impl Label {
         bytes
     }
 
-    /// The label, and how many bytes it takes.
+    /// Decodes a label; also returns its length in bytes.
     pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, usize)> {
         let (&[version, len, p0, p1], ip) = bytes.split_first_chunk()?;
         let ip: IpAddr = match len {
@@ -227,17 +227,17 @@ impl Label {
     }
 }
 
-/// What a datagram over UDP says: how its sender is reached by RDMA, and its payload.
+/// The contents of a datagram over UDP: the address of the sender's queue pair, and the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Datagram<'a> {
     pub(crate) sender: QpAddress,
-    /// To a datagram over UDP: it is not for the program.
+    /// True for the answer to a datagram over UDP, which the program does not receive.
     pub(crate) is_answer: bool,
     pub(crate) payload: &'a [u8],
 }
 
 impl<'a> Datagram<'a> {
-    /// Tells them from what other programs send.
+    /// Tag that distinguishes these datagrams from those of other programs.
     const TAG: [u8; 4] = *b"VbDg";
 
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -274,10 +274,10 @@ impl<'a> Datagram<'a> {
     }
 }
 
-/// For the fuzz target: any private data, any immediate, and any datagram.
+/// Fuzz target: decodes arbitrary private data, immediates and datagrams.
 ///
 /// # Panics
-/// If what is read does not come back.
+/// A decoded value does not encode to the same bytes.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz_messages(bytes: &[u8]) {
     if let Some(data) = ConnData::decode(bytes) {

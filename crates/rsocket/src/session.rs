@@ -1,4 +1,4 @@
-//! What is behind the lock of a socket for streams: an id, and a stream once it is connected.
+//! The state behind the lock of a stream socket: an id, with a stream while it is connected.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -16,45 +16,45 @@ use rdmacm::errno::{Errno, INVALID, Result};
 use rdmacm::id::{ChannelHandle, CmId};
 use rdmacm::{Channel, Event, cm_event, connect, resolve};
 
-/// Where a socket is in its life.
+/// The phase of a socket's life cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     New,
     Listening,
-    /// Has asked for a connection.
+    /// A connection was requested.
     Connecting,
-    /// Has granted one.
+    /// A requested connection was accepted.
     Accepting,
     Connected,
-    /// Was refused, or cut off before it was connected.
+    /// The connection was rejected, or ended before it was established.
     Failed,
     Closed,
 }
 
-/// A socket as its calls see it that hold its lock.
+/// The state of a stream socket; the caller holds the socket's lock.
 pub(crate) struct Session {
     pub(crate) id: *mut rdma_cm_id,
     pub(crate) channel: Arc<Channel<Event>>,
     pub(crate) phase: Phase,
-    /// While connected.
+    /// Stream, while the socket is connecting or connected.
     pub(crate) stream: Option<Stream>,
     pub(crate) blocking: Blocking,
     pub(crate) sizes: Sizes,
     pub(crate) reuse_address: c_int,
     pub(crate) v6only: c_int,
     pub(crate) remembered: Remembered,
-    /// What `SO_ERROR` tells.
+    /// Error that `SO_ERROR` returns.
     pub(crate) error: c_int,
     pub(crate) waiters: Waiters,
 }
 
-// SAFETY: ids may be used from any thread; a socket's is used by whoever holds the lock.
+// SAFETY: ids may be used from any thread, and only the holder of the lock uses a socket's id.
 unsafe impl Send for Session {}
 
-/// A channel that does not block.
+/// Makes an event channel whose descriptor does not block.
 fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel<Event>>)> {
     let handle = ChannelHandle::create()?;
-    // SAFETY: just made; its descriptor is open.
+    // SAFETY: the channel was just made, so its descriptor is open.
     unsafe {
         let flags = libc::fcntl((*handle).fd, libc::F_GETFL);
         libc::fcntl((*handle).fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
@@ -82,7 +82,7 @@ impl Waitable for Session {
             (Phase::Connecting | Phase::Accepting, _) => (false, false, 0),
             (Phase::Connected, Some(stream)) => {
                 let state = match stream.over {
-                    // Programs take a hang-up for the end: what came before it comes first.
+                    // Programs take a hang-up for the end of the data, so data that arrived before must be read first.
                     _ if stream.has_data() => 0,
                     None => 0,
                     Some(0) => libc::POLLHUP,
@@ -91,7 +91,7 @@ impl Waitable for Session {
                 (stream.can_read(), stream.can_write(), state)
             }
             (Phase::Failed, _) => (true, true, libc::POLLHUP | libc::POLLERR),
-            // As TCP's sockets that were never connected.
+            // As for TCP sockets that were never connected.
             _ => (false, true, libc::POLLHUP),
         };
         let mut found = state;
@@ -129,10 +129,10 @@ impl Waitable for Session {
 }
 
 impl Session {
-    /// A session that is not connected, with an id and an event channel of its own.
+    /// Makes an unconnected session with its own id and event channel.
     pub(crate) fn new(nonblocking: bool) -> Result<Self> {
         rdmacm::device()?;
-        // SAFETY: a new channel, and an id on it.
+        // SAFETY: the channel is new, and so is the id on it.
         let (id, channel) = unsafe {
             let (handle, channel) = own_channel()?;
             let id = connect::new_id(handle, ptr::null_mut(), RDMA_PS_TCP, IBV_QPT_RC);
@@ -189,7 +189,7 @@ impl Session {
             (RDMA_CM_EVENT_ESTABLISHED, Phase::Accepting) => self.phase = Phase::Connected,
             (RDMA_CM_EVENT_DISCONNECTED, Phase::Connected) => {
                 if let Some(stream) = &mut self.stream {
-                    // What came before the end is still to be read.
+                    // Data that arrived before the disconnect can still be read.
                     stream.progress();
                     stream.over.get_or_insert(0);
                 }
@@ -218,7 +218,7 @@ impl Session {
         }
     }
 
-    /// What came of connecting, once something has.
+    /// Returns the outcome of connecting; `None` while it is pending.
     pub(crate) fn outcome(&mut self) -> Option<Result> {
         match self.phase {
             Phase::Connecting | Phase::Accepting => None,
@@ -236,7 +236,7 @@ impl Session {
         }
         resolve::resolve_route(id)?;
         News::next(&self.channel)?;
-        // SAFETY: the id is bound to a device, and nobody else uses it; the parameters point to data that is there.
+        // SAFETY: the id is bound to a device and has no other user. The parameters point to `data`, which is live.
         unsafe {
             let stream = Stream::new(id, self.sizes)?;
             let data = stream.conn_data().encode();
@@ -248,7 +248,7 @@ impl Session {
         Ok(())
     }
 
-    /// For a listener: the next request, as a session that is being connected, and the peer's address.
+    /// For a listener, returns the next request as a connecting session, with the peer's address.
     pub(crate) fn take_request(&mut self) -> Option<Result<(Self, Addr)>> {
         loop {
             let news = match News::next(&self.channel) {
@@ -259,12 +259,12 @@ impl Session {
             if news.event != RDMA_CM_EVENT_CONNECT_REQUEST {
                 continue;
             }
-            // SAFETY: the id of a request, which nobody else knows.
+            // SAFETY: the id of a request, which has no other user.
             match unsafe { self.serve(news.id, news.peer) } {
                 Ok(new) => return Some(Ok(new)),
-                // Another thread or a later call may have what it takes.
+                // The program may retry when another thread has freed resources.
                 Err(e) if e.is_shortage() => return Some(Err(e)),
-                // The next one may be better.
+                // The next request may be valid.
                 Err(Errno(errno)) => {
                     tracing::debug!("a connection is refused: errno {errno}");
                 }
@@ -272,10 +272,10 @@ impl Session {
         }
     }
 
-    /// Makes a session of a request. Where that fails, the request is refused.
+    /// Makes a session of a request. If that fails, the request is rejected.
     ///
     /// # Safety
-    /// `handle` is a requested id that nobody else uses.
+    /// `handle` is a requested id without another user.
     unsafe fn serve(
         &mut self,
         handle: *mut rdma_cm_id,
@@ -313,7 +313,7 @@ impl Session {
                 .and_then(|peer| connect::accept(id, &raw const param).map(|()| peer));
             match accepted {
                 Ok(peer) => Ok((new, peer)),
-                // The peer has gone.
+                // The peer has closed the connection.
                 Err(e) => {
                     new.dispose();
                     Err(e)
@@ -322,10 +322,10 @@ impl Session {
         }
     }
 
-    /// What a requested id needs to become a socket.
+    /// Makes the stream and the event channel for a requested id.
     ///
     /// # Safety
-    /// Nobody else uses `id`. Where this fails, it has no queue pair.
+    /// `id` has no other user. If this function fails, `id` has no queue pair.
     unsafe fn prepare(
         &self,
         id: &CmId,
@@ -343,7 +343,7 @@ impl Session {
         }
     }
 
-    /// The stream, for sending. `None`: not yet.
+    /// Returns the stream for sending; `None` while the connection is pending.
     pub(crate) fn stream_for_data(&mut self) -> Result<Option<&mut Stream>> {
         match (self.phase, &mut self.stream) {
             (Phase::Connecting | Phase::Accepting, _) => Ok(None),
@@ -386,7 +386,7 @@ impl Session {
         }
     }
 
-    /// Destroys what there is of the socket.
+    /// Destroys the id, its queue pair and its event channel.
     pub(crate) fn dispose(&mut self) {
         if self.phase == Phase::Closed {
             return;
@@ -397,7 +397,7 @@ impl Session {
         }
         self.stream = None;
         self.phase = Phase::Closed;
-        // SAFETY: the id and its channel are the socket's own.
+        // SAFETY: the id and its channel belong to this socket.
         unsafe {
             let channel = (*self.id).channel;
             let _ = connect::destroy(self.id);
@@ -407,21 +407,21 @@ impl Session {
     }
 }
 
-/// What an event said.
+/// The contents of an event.
 struct News {
     event: rdma_cm_event_type,
     status: c_int,
     id: *mut rdma_cm_id,
-    /// What the peer has told with it.
+    /// Connection data that the peer has sent with the event.
     peer: Option<ConnData>,
 }
 
 impl News {
-    /// The next event, which is acknowledged.
+    /// Returns the next event, and acknowledges it.
     fn next(channel: &Channel<Event>) -> Result<Self> {
         let event = cm_event::next_event(channel)?;
-        // SAFETY: live until it is acknowledged here. Events of streams have the parameters of a connection, or zeroes;
-        // private data is as long as it says.
+        // SAFETY: the event is live until it is acknowledged here. Events of streams have the parameters of a
+        // connection, or zeros, and the private data has the given length.
         unsafe {
             let rdma_cm_event {
                 event: kind,
@@ -448,7 +448,7 @@ impl News {
     }
 }
 
-/// The parameters of a stream's connection; they point to `data`.
+/// Returns the parameters of a stream's connection, which point to `data`.
 fn conn_param(data: &[u8; ConnData::SIZE]) -> rdma_conn_param {
     let mut param = rdma_conn_param::zeroed();
     param.private_data = data.as_ptr().cast::<c_void>();

@@ -1,4 +1,4 @@
-//! The options of a socket for streams.
+//! Options of stream sockets.
 
 use std::ffi::c_int;
 
@@ -11,10 +11,10 @@ use crate::wait::Waitable;
 use rdmacm::errno::{Errno, INVALID, Result};
 
 impl Session {
-    /// `setsockopt(2)` of a number.
+    /// Implements `setsockopt(2)` for options whose value is an `int`.
     ///
     /// # Errors
-    /// `ENOTSUP` for options that there are not, `EINVAL` for values that they cannot have.
+    /// `ENOTSUP` for unknown options, `EINVAL` for invalid values.
     pub(crate) fn set_option(&mut self, level: c_int, name: c_int, value: c_int) -> Result {
         let before_connecting = self.stream.is_none();
         match (level, name) {
@@ -25,14 +25,14 @@ impl Session {
             (libc::SOL_SOCKET, libc::SO_SNDBUF) if before_connecting => {
                 self.sizes.send_buffer = buffer_size(value);
             }
-            // Buffers of a connection stay as they are: their size is a wish.
+            // The buffers of a connection keep their size, which is only a hint.
             (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF) => {}
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => self.remembered.keep_alive = value,
             (libc::SOL_SOCKET, libc::SO_OOBINLINE) => self.remembered.oob_inline = value,
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => self.remembered.keep_idle = value,
             (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => self.remembered.keep_interval = value,
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => self.remembered.keep_count = value,
-            // Nothing waits for more to be sent.
+            // Sends are never delayed, so the option has no effect.
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => self.remembered.no_delay = value,
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => self.remembered.max_segment = value,
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.v6only = value,
@@ -45,10 +45,10 @@ impl Session {
         Ok(())
     }
 
-    /// `getsockopt(2)` of a number.
+    /// Implements `getsockopt(2)` for options whose value is an `int`.
     ///
     /// # Errors
-    /// `ENOTSUP` for options that there are not.
+    /// `ENOTSUP` for unknown options.
     pub(crate) fn option(&mut self, level: c_int, name: c_int) -> Result<c_int> {
         let sizes = self.stream.as_ref().map_or(self.sizes, Stream::sizes);
         let int = |n: usize| c_int::try_from(n).unwrap_or(c_int::MAX);
@@ -68,7 +68,7 @@ impl Session {
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => self.remembered.keep_count,
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => self.remembered.no_delay,
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match self.remembered.max_segment {
-                // The MTU.
+                // The default is the largest MTU.
                 0 => 4096,
                 asked => asked,
             },

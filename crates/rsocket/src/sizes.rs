@@ -4,20 +4,20 @@ use std::ffi::c_int;
 
 use verbs_abi::*;
 
-/// Least buffer of `SO_SNDBUF` and `SO_RCVBUF`, as of TCP's sockets (`socket(7)`); the stream has one of its own.
+/// Minimum of `SO_SNDBUF` and `SO_RCVBUF`, as for TCP sockets (`socket(7)`); the stream has its own minimum.
 const MIN_BUFFER: c_int = 2048;
 
-/// The sizes of a stream, as socket options set them: the defaults of `rsocket(7)`.
+/// The sizes of queues and buffers, as set by socket options; the defaults are those of `rsocket(7)`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
-    /// Bytes of the send and the receive buffer.
+    /// Bytes of the send buffer; below it, of the receive buffer.
     pub(crate) send_buffer: usize,
     pub(crate) recv_buffer: usize,
-    /// WRs of the send and the receive queue.
+    /// Work requests of the send queue; below it, of the receive queue.
     pub(crate) sq: u16,
     pub(crate) rq: u16,
     pub(crate) max_inline: u16,
-    /// Buffers that the peer may map.
+    /// Number of buffers that the peer may map.
     pub(crate) iomap_entries: u16,
 }
 
@@ -35,7 +35,7 @@ impl Default for Sizes {
 }
 
 impl Sizes {
-    /// Sets an option of the level `SOL_RDMA`; `None` if there is none of that name.
+    /// Sets an option of the level `SOL_RDMA`; `None` if no such option exists.
     pub(crate) fn set(&mut self, name: c_int, value: c_int) -> Option<()> {
         let value = u16::try_from(value.clamp(0, 8192)).ok()?;
         match name {
@@ -48,7 +48,7 @@ impl Sizes {
         Some(())
     }
 
-    /// An option of the level `SOL_RDMA`, if there is one of that name.
+    /// Returns an option of the level `SOL_RDMA`; `None` if no such option exists.
     pub(crate) fn get(&self, name: c_int) -> Option<c_int> {
         match name {
             RDMA_SQSIZE => Some(self.sq.into()),
@@ -60,7 +60,7 @@ impl Sizes {
     }
 }
 
-/// What `SO_SNDBUF` and `SO_RCVBUF` make of a number.
+/// Limits a value of `SO_SNDBUF` or `SO_RCVBUF` to the valid range.
 pub(crate) fn buffer_size(value: c_int) -> usize {
     usize::try_from(value.clamp(MIN_BUFFER, 1 << 28)).unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! A socket for streams: its calls, which wait where they may.
+//! A stream socket and its calls, which wait unless the socket is non-blocking.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -17,20 +17,20 @@ use rdmacm::device::DEFAULT_PKEY;
 use rdmacm::errno::{Errno, INVALID, Result};
 use rdmacm::{IbAddr, connect, resolve};
 
-/// How long `rclose` waits for a peer to take what was sent.
+/// Time that `rclose` waits until the peer has received what was sent.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// A socket that was just connected, its number, and the peer's address.
+/// An accepted socket, its descriptor, and the peer's address.
 type New = (Arc<StreamSocket>, RawFd, Addr);
 
-/// A socket for streams.
+/// A stream socket.
 pub(crate) struct StreamSocket {
     domain: c_int,
     session: Mutex<Session>,
 }
 
 impl StreamSocket {
-    /// A socket and its number.
+    /// Makes a socket; returns the socket and its descriptor.
     pub(crate) fn new(domain: c_int, nonblocking: bool) -> Result<(Arc<Self>, RawFd)> {
         Ok(Self::of(domain, Session::new(nonblocking)?))
     }
@@ -45,7 +45,7 @@ impl StreamSocket {
         lock(&self.session)
     }
 
-    /// `close(2)`: what was sent is delivered first.
+    /// Implements `close(2)`, after delivery of what was sent.
     pub(crate) fn close(&self) {
         {
             let mut session = self.lock();
@@ -55,7 +55,7 @@ impl StreamSocket {
                 stream.shut = true;
             }
         }
-        // A peer that takes nothing any more must not keep this end for ever; neither must a signal.
+        // Neither an unresponsive peer nor a signal may keep the close waiting beyond the deadline.
         let deadline = Deadline::after(LINGER);
         while !deadline.has_passed() {
             let sent = |session: &mut Session| session.stream.as_ref().is_none_or(Stream::all_sent);
@@ -83,7 +83,7 @@ impl StreamSocket {
         wait::unless_nonblocking(&self.session, flags, ready)
     }
 
-    // Names and connections.
+    // Addresses and connections.
 
     pub(crate) fn bind(&self, addr: Addr) -> Result {
         let session = self.lock();
@@ -133,7 +133,7 @@ impl StreamSocket {
         self.wait(Deadline::NEVER, Session::outcome)?
     }
 
-    /// The next connection, its socket and the peer's address.
+    /// Returns the next connection: its socket, descriptor and peer's address.
     pub(crate) fn accept(&self) -> Result<New> {
         loop {
             if self.lock().phase != Phase::Listening {
@@ -145,7 +145,7 @@ impl StreamSocket {
             if !self.lock().blocking.never() {
                 match socket.wait(Deadline::NEVER, Session::outcome) {
                     Ok(Ok(())) => {}
-                    // The peer has gone in the meantime: the next one.
+                    // The peer has closed the connection in the meantime; accept the next one.
                     Ok(Err(_)) => {
                         socket.close();
                         continue;
@@ -160,7 +160,7 @@ impl StreamSocket {
         }
     }
 
-    /// The own address, or the peer's.
+    /// Returns the own address, or the peer's if `peer` is true.
     pub(crate) fn name(&self, peer: bool) -> Result<Addr> {
         let session = self.lock();
         let id = session.cm_id()?;
@@ -173,7 +173,7 @@ impl StreamSocket {
 
     // Data.
 
-    /// `send(2)`: as much as there is room for, all of it where the socket blocks.
+    /// Implements `send(2)`: sends as much as fits, or everything if the socket blocks.
     pub(crate) fn send(&self, bytes: &[u8], flags: c_int) -> Result<usize> {
         let mut done = 0;
         loop {
@@ -191,7 +191,7 @@ impl StreamSocket {
         }
     }
 
-    /// `recv(2)`.
+    /// Implements `recv(2)`.
     pub(crate) fn recv(&self, bytes: &mut [u8], flags: c_int) -> Result<usize> {
         let peek = flags & libc::MSG_PEEK != 0;
         let all = flags & libc::MSG_WAITALL != 0 && !peek;
@@ -212,7 +212,7 @@ impl StreamSocket {
         }
     }
 
-    /// `shutdown(2)`.
+    /// Implements `shutdown(2)`.
     pub(crate) fn shutdown(&self, how: c_int) -> Result {
         {
             let mut session = self.lock();
@@ -252,12 +252,12 @@ impl StreamSocket {
         Ok(())
     }
 
-    // Buffers for the peer.
+    // Buffers that the peer maps.
 
-    /// `riomap`: lets the peer write into memory of this process.
+    /// Implements `riomap`: lets the peer write to memory of this process.
     ///
     /// # Safety
-    /// The memory stays until it is unmapped or the socket is closed.
+    /// The memory stays valid until it is unmapped or the socket is closed.
     pub(crate) unsafe fn map(
         &self,
         addr: *mut u8,
@@ -283,14 +283,14 @@ impl StreamSocket {
         })?
     }
 
-    /// `riounmap`.
+    /// Implements `riounmap`.
     pub(crate) fn unmap(&self, addr: *mut u8) -> Result {
         let mut session = self.lock();
         let stream = session.stream.as_mut().ok_or(Errno(libc::ENOTCONN))?;
         stream.unmap(addr)
     }
 
-    /// `riowrite`: writes into memory that the peer has mapped.
+    /// Implements `riowrite`: writes to memory that the peer has mapped.
     pub(crate) fn write_mapped(&self, bytes: &[u8], offset: u64, flags: c_int) -> Result<usize> {
         let mut done = 0;
         while done < bytes.len() {
@@ -316,9 +316,10 @@ impl StreamSocket {
         Ok(done)
     }
 
-    // For `poll`.
+    // Polling.
 
-    /// Which of `events` there are; with a waiter, the descriptors that say when there are more go to `fds`.
+    /// Returns the pending events among `events`. With a waiter and no pending event, adds the descriptors that
+    /// announce one to `fds`.
     pub(crate) fn poll_events(
         &self,
         events: libc::c_short,
@@ -338,22 +339,22 @@ impl StreamSocket {
         self.lock().blocking.never()
     }
 
-    /// `setsockopt(2)` of a number.
+    /// Implements `setsockopt(2)` for options whose value is an `int`.
     pub(crate) fn set_option(&self, level: c_int, name: c_int, value: c_int) -> Result {
         self.lock().set_option(level, name, value)
     }
 
-    /// `getsockopt(2)` of a number.
+    /// Implements `getsockopt(2)` for options whose value is an `int`.
     pub(crate) fn option(&self, level: c_int, name: c_int) -> Result<c_int> {
         self.lock().option(level, name)
     }
 
-    /// `SO_LINGER`, which is remembered only: `rclose` always delivers what was sent.
+    /// Stores `SO_LINGER`, which has no effect: `rclose` always delivers what was sent.
     pub(crate) fn set_linger(&self, on: c_int, seconds: c_int) {
         self.lock().remembered.linger = (on, seconds);
     }
 
-    /// `SO_LINGER`.
+    /// Returns the stored `SO_LINGER`.
     pub(crate) fn linger(&self) -> (c_int, c_int) {
         self.lock().remembered.linger
     }

@@ -1,8 +1,8 @@
-//! A byte stream over a reliable connection: RDMA WRITEs into the peer's receive buffer, whose immediates say what
-//! was written, and credits the other way (see [`crate::protocol`]).
+//! A byte stream over a reliable connection. Data goes by RDMA WRITEs to the peer's receive buffer, with immediates
+//! that say how much was written. Credits go the other way (see [`crate::protocol`]).
 //!
-//! Nothing here waits and nothing here is in the background: whoever holds the stream posts, and polls the
-//! completion queue. `completions` has what is polled, `iomap` the buffers that the peer maps.
+//! No function waits, and no work is done in the background: the owner of the stream posts work requests and polls the
+//! completion queue. `completions` processes completions; `iomap` handles buffers that the peer maps.
 
 mod completions;
 mod iomap;
@@ -21,30 +21,31 @@ use rdmacm::device::{Device, check};
 use rdmacm::errno::{Errno, Result};
 use rdmacm::id::CmId;
 
-/// Entries of the target SGL: the halves of the receive buffer in turn.
+/// Number of targets in the target SGL, which the halves of the receive buffer use in turn.
 const TARGETS: usize = 2;
-/// WRs kept for what is not data, so that credits always find room.
+/// Number of send work requests reserved for control messages, so that credits can always be sent.
 const CONTROL_WRS: u16 = 4;
-/// Receives beyond the credits: for what is not data.
+/// Number of receives beyond the credits, for control messages.
 const CONTROL_RECEIVES: u16 = 2 * CONTROL_WRS;
-/// Most bytes of one WRITE: shorter ones let the receiver begin before the last byte has come.
+/// Largest number of bytes per WRITE: with shorter WRITEs, the receiver can start before the last byte has arrived.
 const MAX_TRANSFER: usize = 65_536;
 
-/// The least of each: room for control messages, and for halves of a buffer.
+/// Minimum number of work requests; below it, of bytes of a buffer. They leave room for control messages and for two
+/// halves of a buffer.
 const MIN_WRS: u16 = 16;
 const MIN_BUFFER: usize = 4096;
 
-/// Where in the peer's memory a WRITE goes.
+/// The remote address of a WRITE.
 #[derive(Clone, Copy)]
 struct Remote {
     addr: u64,
     rkey: u32,
 }
 
-/// What a send WR was for; its `wr_id`.
+/// The purpose of a send work request, encoded in its `wr_id`.
 #[derive(Clone, Copy)]
 enum Sent {
-    /// So many bytes of the send buffer are free again.
+    /// Data; the value is the number of bytes of the send buffer that its completion frees.
     Data(u32),
     Control,
 }
@@ -62,7 +63,7 @@ impl Sent {
     }
 }
 
-/// A buffer that the peer may write into by `riowrite`.
+/// A buffer that the peer may write by `riowrite`.
 struct Mapped {
     mr: *mut ibv_mr,
     addr: usize,
@@ -74,21 +75,21 @@ pub(crate) struct Stream {
     device: &'static Device,
     qp: *mut ibv_qp,
     pub(crate) cq: Cq,
-    /// Target SGL, iomap and receive buffer, where the peer writes.
+    /// Target SGL, iomap and receive buffer, which the peer writes.
     shared: Memory,
-    /// The send buffer.
+    /// Send buffer.
     private: Memory,
     sizes: Sizes,
 
     // Sending.
-    /// Where the peer's targets and iomap are.
+    /// Location of the peer's target SGL and iomap.
     remote_sgl: Target,
-    /// The next of the peer's targets to be told of a receive buffer.
+    /// Index of the peer's target that gets the next receive buffer.
     remote_target: usize,
-    /// The current target, as far as it is used up, and which it is.
+    /// Unused rest of the current target; below it, the target's index.
     target: Target,
     target_index: usize,
-    /// Data messages sent, and the number of the first that may not be sent.
+    /// Number of data messages sent; below it, the number of the first one that must not be sent yet.
     sent: u16,
     allowed: u16,
     sq_free: u16,
@@ -97,44 +98,44 @@ pub(crate) struct Stream {
     send_free: usize,
 
     // Receiving.
-    /// Where the next byte to be read is, and how many there are.
+    /// Position of the next byte to read; below it, the number of readable bytes.
     recv_at: usize,
     readable: usize,
-    /// What the peer may still write, so that its word is not taken for more.
+    /// Number of bytes that the peer may still write, to detect peers that claim more.
     granted: usize,
-    /// Read bytes that the peer does not know to be free.
+    /// Number of bytes that were read and not yet granted to the peer again.
     returned: usize,
-    /// Where the half begins that is granted next.
+    /// Start of the half of the receive buffer that is granted next.
     grant_at: usize,
-    /// Data messages received, and at how many further credits are due.
+    /// Number of data messages received; below it, the number at which further credits must be sent.
     received: u16,
     credits_due: u16,
 
     mapped: Vec<Mapped>,
-    /// Free entries of the iomap that the peer keeps.
+    /// Free iomap entries of the peer.
     free_maps: VecDeque<u16>,
 
-    /// The peer sends no more.
+    /// True if the peer sends no more.
     pub(crate) ended: bool,
-    /// This end sends no more.
+    /// True if this end sends no more.
     pub(crate) shut: bool,
-    /// Neither end sends any more; with the errno where that is a failure.
+    /// Set if neither end sends any more: 0, or the errno of a failure.
     pub(crate) over: Option<c_int>,
 }
 
-// SAFETY: verbs' handles may be used from any thread, and a stream's are used by whoever holds the stream.
+// SAFETY: verbs handles may be used from any thread, and only the owner of a stream uses its handles.
 unsafe impl Send for Stream {}
 
 impl Stream {
-    /// Makes the queue pair of `id` and all that a stream needs.
+    /// Makes the queue pair of `id`, and the buffers of a stream.
     ///
     /// # Safety
-    /// `id` is bound to a device; its queue pair, which is made here, is destroyed before the stream is dropped, and
-    /// the stream not used in between.
+    /// `id` is bound to a device. The queue pair that this function makes is destroyed before the stream is dropped,
+    /// and the stream is not used in between.
     pub(crate) unsafe fn new(id: &CmId, sizes: Sizes) -> Result<Self> {
         let sizes = Sizes {
             send_buffer: sizes.send_buffer.max(MIN_BUFFER),
-            // Two halves of whole words.
+            // The buffer has two halves of whole words.
             recv_buffer: sizes.recv_buffer.max(MIN_BUFFER).next_multiple_of(16),
             sq: sizes.sq.max(MIN_WRS),
             rq: sizes.rq.max(MIN_WRS),
@@ -149,7 +150,7 @@ impl Stream {
         }
     }
 
-    /// A stream with its memory and its completion queue.
+    /// Makes a stream with its memory and completion queue, without a queue pair.
     ///
     /// # Safety
     /// `id` is bound to a device.
@@ -157,7 +158,7 @@ impl Stream {
         let device = id.device();
         let shared_len = Self::recv_buffer_at(sizes.iomap_entries) + sizes.recv_buffer;
         let remote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-        // SAFETY: the domain of an id that is bound to the device.
+        // SAFETY: the protection domain belongs to an id that is bound to the device.
         let (shared, private) = unsafe {
             (
                 Memory::new(device, id.pd(), shared_len, remote)?,
@@ -217,7 +218,8 @@ impl Stream {
         attr.cap.max_recv_sge = 1;
         attr.cap.max_inline_data = u32::from(sizes.max_inline);
         attr.sq_sig_all = 1;
-        // SAFETY: the domain and the completion queue live as long as the queue pair (contract of this function).
+        // SAFETY: the protection domain and the completion queue live as long as the queue pair (contract of this
+        // function).
         unsafe { id.create_qp(&mut attr) }?;
         self.qp = id.qp();
         for _ in 0..receives {
@@ -229,17 +231,17 @@ impl Stream {
         Ok(())
     }
 
-    /// The receive buffer lies behind the iomap.
+    /// Returns the offset of the receive buffer in the shared memory, which follows the iomap.
     fn recv_buffer_at(iomap_entries: u16) -> usize {
         Self::iomap_at(iomap_entries)
     }
 
-    /// Where entry `index` of the iomap lies in the shared memory.
+    /// Returns the offset of iomap entry `index` in the shared memory.
     fn iomap_at(index: u16) -> usize {
         TARGETS * Target::SIZE + usize::from(index) * IOMAP_ENTRY_SIZE
     }
 
-    /// What the peer is told.
+    /// Returns the data for the peer when the connection is made.
     pub(crate) fn conn_data(&self) -> ConnData {
         let rkey = self.shared.rkey();
         ConnData {
@@ -260,10 +262,10 @@ impl Stream {
         }
     }
 
-    /// What the peer has told.
+    /// Stores the data that the peer sent when the connection was made.
     ///
     /// # Errors
-    /// `EPROTO` where it has told nonsense.
+    /// `EPROTO` if the data is invalid.
     pub(crate) fn set_peer(&mut self, peer: &ConnData) -> Result {
         if peer.target_sgl.len == 0 {
             return Err(Errno(libc::EPROTO));
@@ -272,7 +274,7 @@ impl Stream {
         self.free_maps = (0..peer.iomap_entries).collect();
         self.target = peer.data_buf;
         self.target_index = 0;
-        // The first target is in use: the next receive buffer goes to the second.
+        // The first target is in use, so the next receive buffer goes to the second one.
         self.remote_target = 1 % peer.target_sgl.len as usize;
         self.allowed = peer.credits;
         Ok(())
@@ -284,17 +286,17 @@ impl Stream {
 
     // State.
 
-    /// Is there something to be read, if only the end?
+    /// Returns true if a read would not block: data, the end of the stream, or an error.
     pub(crate) fn can_read(&self) -> bool {
         self.readable > 0 || self.ended || self.over.is_some()
     }
 
-    /// Is there data to be read?
+    /// Returns true if data can be read.
     pub(crate) fn has_data(&self) -> bool {
         self.readable > 0
     }
 
-    /// May something be written, if only to learn that it may not?
+    /// Returns true if a write would not block, including writes that fail.
     pub(crate) fn can_write(&self) -> bool {
         self.has_room() || self.shut || self.over.is_some()
     }
@@ -306,13 +308,13 @@ impl Stream {
             && self.current_target().len > 0
     }
 
-    /// Has everything that was sent arrived?
+    /// Returns true if all sends have completed, or the connection is over.
     pub(crate) fn all_sent(&self) -> bool {
         self.over.is_some()
             || (self.sq_free == self.sizes.sq - CONTROL_WRS && self.control_free == CONTROL_WRS)
     }
 
-    /// The target that the next data goes to.
+    /// Returns the target for the next data.
     fn current_target(&self) -> Target {
         if self.target.len > 0 {
             return self.target;
@@ -323,7 +325,7 @@ impl Stream {
 
     // Sending.
 
-    /// Sends as much of `bytes` as there is room for now, and says how much.
+    /// Sends as much of `bytes` as fits now; returns the number of bytes.
     pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<usize> {
         let mut done = 0;
         while done < bytes.len() && self.has_room() {
@@ -352,13 +354,13 @@ impl Stream {
         Ok(done)
     }
 
-    /// Marks the target as taken, so that it is not taken again before the peer has renewed it.
+    /// Marks the target as used, so that it is not used again before the peer has renewed it.
     fn clear_target(&mut self) {
         self.shared
             .write(self.target_index * Target::SIZE, &[0; Target::SIZE]);
     }
 
-    /// Posts a WRITE of `chunk`, which fits into the send buffer, through a copy there.
+    /// Copies `chunk`, which must fit, to the send buffer and posts a WRITE of it.
     fn post_data(&mut self, chunk: &[u8], to: Remote, imm: Option<Immediate>) -> Result {
         let inline = chunk.len() <= usize::from(self.sizes.max_inline);
         let size = self.sizes.send_buffer;
@@ -382,7 +384,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Posts a message that is no data. There is room if `control_free` says so.
+    /// Posts a control message; `control_free` must not be 0.
     fn post_control(&mut self, bytes: &mut [u8], addr: u64, imm: Immediate) -> Result {
         let mut sge = ibv_sge {
             addr: bytes.as_ptr().expose_provenance() as u64,
@@ -424,12 +426,12 @@ impl Stream {
         wr.wr.rdma.remote_addr = to.addr;
         wr.wr.rdma.rkey = to.rkey;
         let mut bad = ptr::null_mut();
-        // SAFETY: a live queue pair; the WR is copied, inline data as well, and the send buffer stays until the WR
-        // has completed.
+        // SAFETY: the queue pair is live. The work request is copied, including inline data, and the send buffer stays
+        // valid until the work request has completed.
         check(unsafe { ibv_post_send(self.qp, &raw mut wr, &raw mut bad) })
     }
 
-    /// Tells the peer that this end sends no more, or is gone.
+    /// Sends a control message: this end sends no more, or is closed.
     pub(crate) fn send_control(&mut self, imm: Immediate) {
         if self.over.is_none() && self.control_free > 0 {
             let to = self.remote_sgl.addr;
@@ -441,7 +443,7 @@ impl Stream {
 
     // Receiving.
 
-    /// Reads as much as there is room for in `bytes`; `peek` leaves it there.
+    /// Reads as many bytes as `bytes` and the received data allow; with `peek`, the data stays unread.
     pub(crate) fn recv(&mut self, bytes: &mut [u8], peek: bool) -> usize {
         let len = bytes.len().min(self.readable);
         let size = self.sizes.recv_buffer;
@@ -460,7 +462,7 @@ impl Stream {
         len
     }
 
-    /// Gives the peer credits and receive buffers, where it is time to.
+    /// Sends credits and receive buffers to the peer, if they are due.
     fn grant(&mut self) {
         let half = self.sizes.recv_buffer / 2;
         loop {
@@ -499,7 +501,8 @@ impl Stream {
     fn post_recv(&mut self) -> Result {
         let mut wr = ibv_recv_wr::zeroed();
         let mut bad = ptr::null_mut();
-        // SAFETY: a live queue pair; the WR has no buffer, since the payload goes where its sender says.
+        // SAFETY: the queue pair is live. The work request has no buffer, since the sender determines the address of
+        // the payload.
         check(unsafe { ibv_post_recv(self.qp, &raw mut wr, &raw mut bad) })
     }
 }
@@ -507,7 +510,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         for mapped in self.mapped.drain(..) {
-            // SAFETY: registered by `map`, deregistered once.
+            // SAFETY: registered by `map` and deregistered once.
             unsafe { (self.device.verbs.ibv_dereg_mr)(mapped.mr) };
         }
     }

@@ -1,4 +1,4 @@
-//! The sockets of a process, by number.
+//! The sockets of a process, by descriptor.
 
 use std::ffi::c_int;
 use std::os::fd::RawFd;
@@ -21,17 +21,17 @@ pub(crate) enum RSocket {
 
 use RSocket::{Datagram, Stream};
 
-/// A table, because every call looks there.
+/// The sockets, indexed by descriptor: every call does this look-up.
 static SOCKETS: RwLock<Vec<Option<RSocket>>> = RwLock::new(Vec::new());
 
 fn place(fd: RawFd) -> Result<usize> {
     usize::try_from(fd).map_err(|_| Errno(libc::EBADF))
 }
 
-/// The socket of that number.
+/// Returns the socket with the descriptor `fd`.
 ///
 /// # Errors
-/// `EBADF` where there is none.
+/// `EBADF` if no such socket exists.
 pub(crate) fn find(fd: RawFd) -> Result<RSocket> {
     let sockets = SOCKETS.read().unwrap_or_else(PoisonError::into_inner);
     let found = sockets.get(place(fd)?).and_then(Clone::clone);
@@ -52,7 +52,7 @@ fn insert(socket: RSocket, fd: RawFd) -> RawFd {
 }
 
 impl RSocket {
-    /// `socket(2)`: the number of a new socket.
+    /// Implements `socket(2)`: returns the descriptor of a new socket.
     pub(crate) fn create(domain: c_int, kind: c_int, protocol: c_int) -> Result<RawFd> {
         let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
         let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
@@ -72,7 +72,7 @@ impl RSocket {
         }
     }
 
-    /// `close(2)`: what was sent is delivered first.
+    /// Implements `close(2)`, after delivery of what was sent.
     pub(crate) fn close(fd: RawFd) -> Result {
         let socket = {
             let mut sockets = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);
@@ -86,10 +86,10 @@ impl RSocket {
         Ok(())
     }
 
-    /// The socket for streams that this is.
+    /// Returns the stream socket.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`, as system calls for streams say of datagrams.
+    /// `EOPNOTSUPP` for a datagram socket, as from system calls that need a stream.
     pub(crate) fn stream(&self) -> Result<&Arc<StreamSocket>> {
         match self {
             Stream(s) => Ok(s),
@@ -108,7 +108,7 @@ impl RSocket {
         }
     }
 
-    /// The next connection, and the peer's address.
+    /// Returns the next connection and the peer's address.
     pub(crate) fn accept(&self) -> Result<(RawFd, Addr)> {
         let (socket, fd, peer) = self.stream()?.accept()?;
         Ok((insert(Stream(socket), fd), peer))
@@ -121,7 +121,7 @@ impl RSocket {
         }
     }
 
-    /// The own address, or the peer's.
+    /// Returns the own address, or the peer's if `peer` is true.
     pub(crate) fn name(&self, peer: bool) -> Result<Addr> {
         match self {
             Stream(s) => s.name(peer),
@@ -129,10 +129,10 @@ impl RSocket {
         }
     }
 
-    /// `sendto(2)`.
+    /// Implements `sendto(2)`.
     ///
     /// # Errors
-    /// `EISCONN` for an address beside that of a stream's peer.
+    /// `EISCONN` if a stream is given an address.
     pub(crate) fn send_to(&self, bytes: &[u8], flags: c_int, to: Option<Addr>) -> Result<usize> {
         match self {
             Stream(_) if to.is_some() => Err(Errno(libc::EISCONN)),
@@ -141,7 +141,7 @@ impl RSocket {
         }
     }
 
-    /// `recvfrom(2)`.
+    /// Implements `recvfrom(2)`.
     pub(crate) fn recv_from(&self, bytes: &mut [u8], flags: c_int) -> Result<(usize, Addr)> {
         match self {
             Stream(s) => Ok((s.recv(bytes, flags)?, s.name(true)?)),
@@ -151,7 +151,7 @@ impl RSocket {
         }
     }
 
-    /// `recv(2)`.
+    /// Implements `recv(2)`.
     pub(crate) fn recv(&self, bytes: &mut [u8], flags: c_int) -> Result<usize> {
         match self {
             Stream(s) => s.recv(bytes, flags),
@@ -159,7 +159,7 @@ impl RSocket {
         }
     }
 
-    /// `shutdown(2)`.
+    /// Implements `shutdown(2)`.
     pub(crate) fn shutdown(&self, how: c_int) -> Result {
         match self {
             Stream(s) => s.shutdown(how),
@@ -167,7 +167,7 @@ impl RSocket {
         }
     }
 
-    /// `F_SETFL` of `rfcntl`.
+    /// Implements `F_SETFL` of `rfcntl`.
     pub(crate) fn set_flags(&self, flags: c_int) {
         let nonblocking = flags & libc::O_NONBLOCK != 0;
         match self {
@@ -176,7 +176,7 @@ impl RSocket {
         }
     }
 
-    /// `F_GETFL` of `rfcntl`.
+    /// Implements `F_GETFL` of `rfcntl`.
     pub(crate) fn flags(&self) -> c_int {
         let nonblocking = match self {
             Stream(s) => s.is_nonblocking(),
@@ -185,7 +185,7 @@ impl RSocket {
         libc::O_RDWR | if nonblocking { libc::O_NONBLOCK } else { 0 }
     }
 
-    /// `setsockopt(2)` of a number.
+    /// Implements `setsockopt(2)` for options whose value is an `int`.
     pub(crate) fn set_option(&self, level: c_int, name: c_int, value: c_int) -> Result {
         match self {
             Stream(s) => s.set_option(level, name, value),
@@ -193,7 +193,7 @@ impl RSocket {
         }
     }
 
-    /// `getsockopt(2)` of a number.
+    /// Implements `getsockopt(2)` for options whose value is an `int`.
     pub(crate) fn option(&self, level: c_int, name: c_int) -> Result<c_int> {
         match self {
             Stream(s) => s.option(level, name),
@@ -201,7 +201,8 @@ impl RSocket {
         }
     }
 
-    /// Which of `events` there are; with a waiter, the descriptors that say when there are more go to `fds`.
+    /// Returns the pending events among `events`. With a waiter and no pending event, adds the descriptors that
+    /// announce one to `fds`.
     pub(crate) fn poll_events(
         &self,
         events: libc::c_short,

@@ -1,7 +1,7 @@
-//! Waiting for what several descriptors and other threads may bring.
+//! Waiting for several descriptors and for other threads.
 //!
-//! A thread that waits for a socket polls the descriptors of its completion and event channel. Another thread may
-//! take an event from them that the first one waits for, so it tells those who wait: each has an eventfd.
+//! A thread that waits for a socket polls the descriptors of its completion and event channels. Another thread may take
+//! the event for which the first one waits. So it wakes the waiting threads, each by an eventfd.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -11,26 +11,26 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use rdmacm::errno::{Errno, Result};
 
-/// Locks. A panic elsewhere does not make the data unusable: nothing is left half-changed.
+/// Locks a mutex and ignores poisoning: no code leaves data half-changed when it panics.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How long a thread looks for completions before it sleeps: less than being woken takes.
+/// Time that a thread polls for completions before it sleeps: less than a wake-up takes.
 const SPIN: Duration = Duration::from_micros(20);
-/// A thread that asks again and again without waiting lets others run from time to time: the peer may need its core.
+/// Number of unsuccessful non-blocking calls after which the caller yields, since the peer may need its core.
 const YIELD_EVERY: u32 = 64;
 
-/// A thread that waits, as the others see it.
+/// A waiting thread, which other threads wake by its eventfd.
 pub(crate) struct Waiter(OwnedFd);
 
 thread_local! {
-    /// Made at the first wait of the thread.
+    /// The thread's waiter, made at its first wait.
     static OWN: std::cell::RefCell<Option<Arc<Waiter>>> = const { std::cell::RefCell::new(None) };
 }
 
 impl Waiter {
-    /// The calling thread's.
+    /// Returns the waiter of the calling thread.
     pub(crate) fn own() -> Result<Arc<Self>> {
         OWN.with_borrow_mut(|own| {
             if let Some(own) = own {
@@ -47,7 +47,7 @@ impl Waiter {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Forgets that it was woken.
+    /// Clears earlier wake-ups.
     pub(crate) fn reset(&self) {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
@@ -70,7 +70,7 @@ impl Waiters {
         }
     }
 
-    /// Wakes all but the calling thread: they look again.
+    /// Wakes all waiting threads except the calling one, so that they check the socket again.
     pub(crate) fn wake_others(&mut self) {
         if self.0.is_empty() {
             return;
@@ -95,12 +95,12 @@ impl Deadline {
         Self(Instant::now().checked_add(duration))
     }
 
-    /// From the timeout of `poll(2)`: negative is never.
+    /// Converts a timeout of `poll(2)`; negative means never.
     pub(crate) fn from_poll(timeout_ms: i32) -> Self {
         u64::try_from(timeout_ms).map_or(Self::NEVER, |ms| Self::after(Duration::from_millis(ms)))
     }
 
-    /// This one, or `duration` from now, whichever comes first.
+    /// Returns this deadline, or `duration` from now if that is earlier.
     pub(crate) fn sooner(self, duration: Duration) -> Self {
         let soon = Instant::now().checked_add(duration);
         Self(match (self.0, soon) {
@@ -113,7 +113,7 @@ impl Deadline {
         self.0.is_some_and(|at| at <= Instant::now())
     }
 
-    /// As a timeout of `poll(2)`, rounded up.
+    /// Converts the deadline to a timeout of `poll(2)`, rounded up.
     pub(crate) fn timeout_ms(self) -> i32 {
         match self.0 {
             None => -1,
@@ -125,28 +125,28 @@ impl Deadline {
     }
 }
 
-/// What is behind a socket's lock, as far as threads wait for it.
+/// The state behind a socket's lock, for the functions that wait for it.
 pub(crate) trait Waitable {
-    /// Takes what has come, and tells those who wait.
+    /// Processes completions and events, and wakes waiting threads.
     fn progress(&mut self);
 
-    /// Which of the events of `poll(2)` there are.
+    /// Returns the pending events of `poll(2)` among `asked`.
     fn events(&mut self, asked: libc::c_short) -> libc::c_short;
 
-    /// Makes the descriptors tell of what comes from now on; says whether something may have come in the meantime.
+    /// Arms the descriptors for future events; returns true if an event may have occurred in the meantime.
     fn arm(&mut self) -> bool;
 
-    /// The descriptors that become readable when something happens.
+    /// Returns the descriptors that become readable when an event occurs.
     fn descriptors(&self) -> Vec<libc::pollfd>;
 
-    /// Those who wait.
+    /// Returns the list of waiting threads.
     fn waiters(&mut self) -> &mut Waiters;
 
-    /// Whether calls wait.
+    /// Returns the blocking mode of the socket.
     fn blocking(&mut self) -> &mut Blocking;
 }
 
-/// Whether a socket's calls wait, and how many that do not wait have found nothing.
+/// The blocking mode of a socket, and the number of non-blocking calls that found nothing.
 pub(crate) struct Blocking {
     never: bool,
     empty_calls: u32,
@@ -160,16 +160,16 @@ impl Blocking {
         }
     }
 
-    /// Calls do not wait.
+    /// Returns true if calls on the socket do not block.
     pub(crate) fn never(&self) -> bool {
         self.never
     }
 }
 
-/// Waits until `ready` gives something.
+/// Waits until `ready` returns a value, and returns that value.
 ///
 /// # Errors
-/// `EAGAIN` at the deadline, `EINTR` when a signal came.
+/// `EAGAIN` at the deadline, `EINTR` if a signal interrupted the wait.
 pub(crate) fn until<S: Waitable, T>(
     socket: &Mutex<S>,
     deadline: Deadline,
@@ -193,7 +193,7 @@ pub(crate) fn until<S: Waitable, T>(
             let waiter = Waiter::own()?;
             waiter.reset();
             inner.waiters().add(&waiter);
-            // What came before the queue was armed makes no event.
+            // Completions from before the arming cause no event.
             if inner.arm()
                 && let Some(found) = ready(&mut inner)
             {
@@ -209,7 +209,7 @@ pub(crate) fn until<S: Waitable, T>(
     }
 }
 
-/// As [`until`], for calls that do not wait where the socket or the flags say so.
+/// Waits as [`until`], unless the socket or `flags` are non-blocking.
 pub(crate) fn unless_nonblocking<S: Waitable, T>(
     socket: &Mutex<S>,
     flags: i32,
@@ -235,7 +235,8 @@ pub(crate) fn unless_nonblocking<S: Waitable, T>(
     until(socket, Deadline::NEVER, ready)
 }
 
-/// For `poll`: which of `events` there are; with a waiter, the descriptors that say when there are more go to `fds`.
+/// Returns the pending events among `events`. With a waiter and no pending event, adds the descriptors that announce
+/// one to `fds`.
 pub(crate) fn poll_events<S: Waitable>(
     socket: &Mutex<S>,
     events: libc::c_short,
@@ -256,7 +257,7 @@ pub(crate) fn poll_events<S: Waitable>(
     found
 }
 
-/// A descriptor to be polled for reading.
+/// Returns an entry for `poll(2)` that waits until `fd` is readable.
 pub(crate) fn for_reading(fd: RawFd) -> libc::pollfd {
     libc::pollfd {
         fd,
@@ -265,14 +266,14 @@ pub(crate) fn for_reading(fd: RawFd) -> libc::pollfd {
     }
 }
 
-/// `poll(2)`.
+/// Calls `poll(2)`.
 ///
 /// # Errors
-/// What it says: `EINTR` when a signal came.
+/// The error of `poll(2)`, e.g. `EINTR` if a signal interrupted it.
 pub(crate) fn poll(fds: &mut [libc::pollfd], deadline: Deadline) -> Result<usize> {
     let _hold_off = cancellation::HoldOff::new();
     let count = libc::nfds_t::try_from(fds.len()).unwrap_or(0);
-    // SAFETY: as many entries as are said.
+    // SAFETY: `fds` has `count` entries.
     let ready = unsafe { libc::poll(fds.as_mut_ptr(), count, deadline.timeout_ms()) };
     usize::try_from(ready).map_err(|_| Errno::from(std::io::Error::last_os_error()))
 }

@@ -1,4 +1,4 @@
-//! Sockets for datagrams, by their C functions, in one process.
+//! Tests of datagram sockets by their C functions, in one process.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -9,14 +9,14 @@ use rdmacm::abi::{rdma_create_event_channel, rdma_destroy_event_channel, rdma_ge
 use rdmacm::{DEFAULT_ANSWER_TIMEOUT, Provider};
 use rsocket::abi::*;
 
-/// Of a `sockaddr_in`.
+/// Length of a `sockaddr_in`.
 const ADDRLEN: socklen_t = 16;
 
-/// A fabric of this test program's own, whose folder the next run of it uses again.
+/// Sets up a fabric for this test program, whose folder the next run uses again.
 fn fabric() {
     static READY: Once = Once::new();
     READY.call_once(|| {
-        // SAFETY: whoever else reads the environment waits for this function first.
+        // SAFETY: all other code that reads the environment waits for this function first.
         unsafe { std::env::set_var("VERBATIM_FABRIC", "rsocket_datagrams") };
         rdmacm::provide(|| {
             Ok(Provider {
@@ -37,7 +37,7 @@ fn to_c(addr: SocketAddr) -> sockaddr_in {
     let SocketAddr::V4(addr) = addr else {
         panic!("IPv4: {addr}")
     };
-    // SAFETY: plain integers, for which zero is a value.
+    // SAFETY: the structure has only integers, for which zero is valid.
     let mut c: sockaddr_in = unsafe { std::mem::zeroed() };
     c.sin_family = libc::AF_INET.try_into().expect("a small number");
     c.sin_port = addr.port().to_be();
@@ -50,7 +50,7 @@ fn from_c(c: &sockaddr_in) -> SocketAddr {
     SocketAddrV4::new(ip, u16::from_be(c.sin_port)).into()
 }
 
-/// A socket for datagrams; closed when dropped.
+/// A datagram socket, which is closed on drop.
 struct Socket(c_int);
 
 impl Socket {
@@ -126,7 +126,7 @@ impl Socket {
         Ok((bytes, got, from_c(&c)))
     }
 
-    /// What comes next, from whom; `None` if nothing comes for as long.
+    /// Waits for a datagram; returns it with its sender, or `None` at the timeout.
     fn wait(&self, timeout_ms: c_int) -> Option<(Vec<u8>, SocketAddr)> {
         let mut fd = libc::pollfd {
             fd: self.0,
@@ -158,7 +158,7 @@ fn datagrams_come_whole_in_order_and_with_their_senders() {
         let bytes = n.to_le_bytes().repeat(1 + n as usize % 900);
         assert_eq!(a.send_to(&bytes, b.name()), Ok(bytes.len()));
         assert_eq!(b.wait(10_000), Some((bytes.clone(), a.name())), "{n}");
-        // And back.
+        // The same in the other direction.
         assert_eq!(b.send_to(&bytes, a.name()), Ok(bytes.len()));
         assert_eq!(a.wait(10_000), Some((bytes, b.name())), "{n}");
     }
@@ -169,13 +169,13 @@ fn datagrams_come_whole_in_order_and_with_their_senders() {
 #[test]
 fn a_datagram_is_cut_off_peeked_at_and_no_longer_than_a_message() {
     let (a, b) = (Socket::anywhere(), Socket::anywhere());
-    // Both ways that a datagram takes.
+    // The first round goes over UDP, the second one over RDMA.
     for _ in 0..2 {
         a.send_to(b"0123456789", b.name()).expect("sent");
         let peeked = b.recv_from(4, libc::MSG_PEEK).expect("there");
         assert_eq!(peeked, (b"0123".to_vec(), 4, a.name()));
         let mut bytes = [0u8; 4];
-        // SAFETY: a place for the bytes.
+        // SAFETY: a place for four bytes.
         let got = unsafe { rrecv(b.0, bytes.as_mut_ptr().cast(), 4, libc::MSG_TRUNC) };
         assert_eq!((got, &bytes), (10, b"0123"));
         b.send_to(b"!", a.name()).expect("sent");
@@ -184,7 +184,7 @@ fn a_datagram_is_cut_off_peeked_at_and_no_longer_than_a_message() {
     assert_eq!(b.recv_from(4, libc::MSG_DONTWAIT).err(), Some(libc::EAGAIN));
     assert_eq!(a.send_to(&[0; 4097], b.name()), Err(libc::EMSGSIZE));
     assert_eq!(a.send(b"x"), Err(libc::EDESTADDRREQ));
-    // SAFETY: plain values; a datagram has no listeners.
+    // SAFETY: plain values. Datagram sockets cannot listen.
     assert_eq!(unsafe { rlisten(a.0, 1) }, -1);
     assert_eq!(errno(), libc::EOPNOTSUPP);
 }
@@ -215,11 +215,11 @@ fn nobody_there_is_refused_and_a_server_that_comes_back_is_found() {
     client.connect(at);
     client.send(b"1").expect("sent");
     server.wait(10_000).expect("it comes");
-    // The way by RDMA is known on both sides now.
+    // Both sides know each other's queue pair now.
     server.send_to(b"2", client.name()).expect("sent");
     client.wait(10_000).expect("it comes");
     drop(server);
-    // What is sent now is lost, until somebody asks the port again.
+    // Datagrams are lost until one is sent over UDP again.
     let refused = (0..1000).find_map(|_| {
         std::thread::sleep(std::time::Duration::from_millis(10));
         client.send(b"3").err()
@@ -243,7 +243,8 @@ fn messages_of_several_buffers_are_one_datagram() {
     let mut to = to_c(b.name());
     let (mut x, mut y) = (*b"scat", *b"tered");
     let mut parts = [iov(&mut x), iov(&mut y)];
-    // SAFETY: zero is a value of its integers and pointers; buffers and addresses are valid for their lengths.
+    // SAFETY: zero is valid for the structure's integers and pointers; buffers and addresses are valid for their
+    // lengths.
     unsafe {
         let mut msg: libc::msghdr = std::mem::zeroed();
         msg.msg_name = (&raw mut to).cast();
@@ -260,11 +261,11 @@ fn messages_of_several_buffers_are_one_datagram() {
     }
 }
 
-/// Their names are those of UDP.
+/// Datagram sockets have UDP addresses.
 #[test]
 fn datagrams_have_no_addresses_of_infiniband() {
     fabric();
-    // SAFETY: numbers.
+    // SAFETY: plain values.
     let made = unsafe { rsocket(verbs_abi::AF_IB, libc::SOCK_DGRAM, 0) };
     assert_eq!((made, errno()), (-1, libc::EAFNOSUPPORT));
 }
@@ -306,11 +307,11 @@ fn options_and_flags_are_remembered() {
     );
 }
 
-/// As a program's event thread does that comes too late.
+/// Simulates a program's event thread that calls too late.
 #[test]
 fn a_channel_that_was_just_destroyed_has_no_events_and_is_not_destroyed_twice() {
     fabric();
-    // SAFETY: a handle of the library's, destroyed a moment ago, which it still knows.
+    // SAFETY: a handle of the library, destroyed a moment ago, which the library still keeps.
     unsafe {
         let channel = rdma_create_event_channel();
         assert!(!channel.is_null());

@@ -1,4 +1,4 @@
-//! The life of sockets, their connections and names.
+//! Creation, connection and names of sockets.
 
 use std::ffi::c_int;
 

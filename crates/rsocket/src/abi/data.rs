@@ -10,14 +10,14 @@ use rdmacm::errno::{Errno, INVALID, Result};
 use super::edge::{Buffer, Buffers, Name, NameRoom, Part, Room, message};
 use crate::table::{RSocket, find};
 
-/// Bytes of the longest datagram that any call takes.
+/// Largest datagram that any call accepts, in bytes.
 const MAX_DATAGRAM: usize = 65_536;
 
 c_functions! {
     /// `recv(2)`.
     pub rrecv => recv, (socket: c_int, buf: Room, len: usize, flags: c_int) -> Result<usize>;
 
-    /// `recvfrom(2)`: a stream comes from its peer.
+    /// `recvfrom(2)`; for a stream, the source is its peer.
     pub rrecvfrom => recv_from,
         (socket: c_int, buf: Room, len: usize, flags: c_int, src_addr: NameRoom, addrlen: InOut<'_, socklen_t>)
         -> Result<usize>;
@@ -28,7 +28,7 @@ c_functions! {
     /// `send(2)`.
     pub rsend => send, (socket: c_int, buf: Buffer, len: usize, flags: c_int) -> Result<usize>;
 
-    /// `sendto(2)`. A stream has its peer, and no other address.
+    /// `sendto(2)`; a stream accepts no address.
     pub rsendto => send_to,
         (socket: c_int, buf: Buffer, len: usize, flags: c_int, dest_addr: Name, addrlen: socklen_t) -> Result<usize>;
 
@@ -81,7 +81,7 @@ fn recv_message(socket: c_int, msg: InOut<'_, msghdr>, flags: c_int) -> Result<u
     recv_all(&socket, parts, flags)
 }
 
-/// Fills buffers: waits for the first byte only, unless `flags` say otherwise.
+/// Fills several buffers. Waits only for the first byte, unless `flags` contain `MSG_WAITALL`.
 fn recv_all(socket: &RSocket, parts: &[Part], flags: c_int) -> Result<usize> {
     if socket.is_datagram() {
         return recv_datagram(socket, parts, flags).map(|(got, _)| got);
@@ -107,7 +107,7 @@ fn recv_all(socket: &RSocket, parts: &[Part], flags: c_int) -> Result<usize> {
     Ok(done)
 }
 
-/// Fills buffers from one datagram.
+/// Fills several buffers from one datagram.
 fn recv_datagram(socket: &RSocket, parts: &[Part], flags: c_int) -> Result<(usize, Addr)> {
     let room = parts
         .iter()
@@ -123,7 +123,7 @@ fn recv_datagram(socket: &RSocket, parts: &[Part], flags: c_int) -> Result<(usiz
     Ok((got, from))
 }
 
-/// Sends buffers as one datagram.
+/// Sends several buffers as one datagram.
 fn send_datagram(
     socket: &RSocket,
     parts: &[Part],
@@ -140,7 +140,7 @@ fn send_datagram(
     socket.send_to(&bytes, flags, to)
 }
 
-/// Sends buffers, one behind the other.
+/// Sends several buffers in order.
 fn send_all(socket: &RSocket, parts: &[Part], flags: c_int) -> Result<usize> {
     if socket.is_datagram() {
         return send_datagram(socket, parts, flags, None);

@@ -1,7 +1,7 @@
-//! What the functions of rsockets are given, as types that can be used safely.
+//! Argument types of the rsocket functions that safe code can use.
 //!
-//! Each is made of what C passed, once, by [`Arg::from_c`], which believes the man page: a buffer is as long as the
-//! argument beside it says, an address as long as its length. All that follows pointers of C stands in here.
+//! [`Arg::from_c`] makes each value once, from a C argument, and relies on the man page: a buffer has the length in the
+//! argument after it, an address the length in its length argument. All dereferences of C pointers are in this module.
 
 use std::ffi::c_void;
 
@@ -10,7 +10,7 @@ use libc::{iovec, msghdr, pollfd, sockaddr, socklen_t};
 use rdmacm::addr::{self, Addr};
 use rdmacm::errno::{INVALID, Result};
 
-/// Arguments that are kept as C passed them, until the argument beside them is known.
+/// Defines argument types that store a pointer until its length argument is known.
 macro_rules! pointers {
     ($( $(#[$meta:meta])* $name:ident: $c:ty; )*) => {$(
         $(#[$meta])*
@@ -33,21 +33,21 @@ macro_rules! pointers {
 }
 
 pointers! {
-    /// Bytes to be sent: NULL or valid for as many as the length beside it says.
+    /// Bytes to send: NULL or valid for as many bytes as its length argument says.
     Buffer: *const c_void;
-    /// Room for bytes: NULL or valid for as many as the length beside it says, which nobody else uses.
+    /// Room for bytes: NULL or valid for as many bytes as its length argument says, with no other user.
     Room: *mut c_void;
-    /// Buffers: NULL or valid for as many as the count beside it says.
+    /// Buffers: NULL or valid for as many entries as its count argument says.
     Buffers: *const iovec;
-    /// An address: NULL or valid for the length beside it.
+    /// An address: NULL or valid for as many bytes as its length argument says.
     Name: *const sockaddr;
-    /// Room for an address: NULL, or valid for the length that the pointer beside it leads to.
+    /// Room for an address: NULL, or valid for as many bytes as the integer at its length argument says.
     NameRoom: *mut sockaddr;
-    /// Descriptors to wait for: NULL or valid for as many as the count beside it says.
+    /// Descriptors to wait for: NULL or valid for as many entries as its count argument says.
     PollFds: *mut pollfd;
 }
 
-/// Refuses lengths that no memory has, and NULL.
+/// Refuses NULL, and lengths beyond `isize::MAX`.
 fn check_buffer<T>(data: *const T, len: usize) -> Result {
     if data.is_null() || len > isize::MAX as usize {
         return Err(Errno(libc::EFAULT));
@@ -56,7 +56,7 @@ fn check_buffer<T>(data: *const T, len: usize) -> Result {
 }
 
 impl Buffer {
-    /// Its bytes; `EFAULT` for NULL, unless there are none.
+    /// Returns the bytes; `EFAULT` for NULL, unless `len` is 0.
     pub(super) fn bytes<'a>(self, len: usize) -> Result<&'a [u8]> {
         if len == 0 {
             return Ok(&[]);
@@ -68,22 +68,24 @@ impl Buffer {
 }
 
 impl Room {
-    /// Its bytes; `EFAULT` for NULL, unless there are none.
+    /// Returns the bytes; `EFAULT` for NULL, unless `len` is 0.
     pub(super) fn bytes<'a>(self, len: usize) -> Result<&'a mut [u8]> {
         if len == 0 {
             return Ok(&mut []);
         }
         check_buffer(self.0, len)?;
-        // SAFETY: not NULL, so valid for `len` bytes until the function returns, and nobody else's (contract of `from_c`).
+        // SAFETY: not NULL, so valid for `len` bytes until the function returns, with no other user (contract of
+        // `from_c`).
         Ok(unsafe { std::slice::from_raw_parts_mut(self.0.cast(), len) })
     }
 
-    /// Where it begins.
+    /// Returns the start address.
     pub(super) fn addr(self) -> *mut u8 {
         self.0.cast()
     }
 
-    /// Its first bytes as an option's value of this type; `len` is how many there are.
+    /// Writes the value of an option to the start of the room; `len` is the size of the room and becomes that of the
+    /// value.
     pub(super) fn put<const N: usize>(self, value: [u8; N], len: &mut socklen_t) -> Result {
         if (*len as usize) < N {
             return Err(INVALID);
@@ -94,7 +96,7 @@ impl Room {
     }
 }
 
-/// One of several buffers.
+/// One buffer of several (`struct iovec`).
 #[repr(transparent)]
 pub(super) struct Part(iovec);
 
@@ -103,21 +105,21 @@ impl Part {
         self.0.iov_len
     }
 
-    /// Bytes to be sent.
+    /// Returns the bytes to send.
     pub(super) fn bytes(&self) -> Result<&[u8]> {
         Buffer(self.0.iov_base).bytes(self.0.iov_len)
     }
 
-    /// The first bytes of it, to be filled.
+    /// Returns the first `len` bytes of the buffer, or all, to be filled.
     pub(super) fn room<'a>(&self, len: usize) -> Result<&'a mut [u8]> {
         Room(self.0.iov_base).bytes(len.min(self.0.iov_len))
     }
 }
 
 impl Buffers {
-    /// The buffers of `readv(2)` and `writev(2)`.
+    /// Returns the buffers of `readv(2)` and `writev(2)`.
     pub(super) fn parts<'a>(self, count: usize) -> Result<&'a [Part]> {
-        /// Most entries: `writev(2)`.
+        /// Largest number of entries: `writev(2)`.
         const IOV_MAX: usize = 1024;
         if count == 0 {
             return Ok(&[]);
@@ -125,13 +127,13 @@ impl Buffers {
         if self.is_null() || count > IOV_MAX {
             return Err(INVALID);
         }
-        // SAFETY: not NULL, so there are as many (contract of `from_c`); a `Part` is one of them, in other words.
+        // SAFETY: not NULL, so `count` entries are valid (contract of `from_c`); a `Part` has the layout of `iovec`.
         Ok(unsafe { std::slice::from_raw_parts(self.0.cast(), count) })
     }
 }
 
-/// What a message consists of, without control messages: its buffers and how many, and its name. `EFAULT` for NULL,
-/// `ENOTSUP` where there are control messages.
+/// Returns the parts of a message: its buffers, their number, and its address. `EFAULT` for NULL, `ENOTSUP` for control
+/// messages.
 pub(super) fn message(msg: Option<&msghdr>) -> Result<(Buffers, usize, Name, NameRoom)> {
     let msg = msg.ok_or(Errno(libc::EFAULT))?;
     if !msg.msg_control.is_null() && msg.msg_controllen > 0 {
@@ -149,7 +151,8 @@ impl Name {
         if self.is_null() || len < size_of::<libc::sa_family_t>() {
             return Err(INVALID);
         }
-        // SAFETY: not NULL, so valid for `len` bytes (contract of `from_c`): the family's, and then those of its address.
+        // SAFETY: not NULL, so valid for `len` bytes (contract of `from_c`), which are at least those of the family,
+        // and then those of its address.
         unsafe {
             let needed = addr::size_of_family((*self.0).sa_family.into());
             if len < needed.ok_or(Errno(libc::EAFNOSUPPORT))? {
@@ -161,7 +164,7 @@ impl Name {
 }
 
 impl NameRoom {
-    /// Writes an address as `accept(2)` does: as much as fits, and how long it is.
+    /// Writes an address as `accept(2)` does: as many bytes as fit, and the full length to `len`.
     pub(super) fn put(self, from: Addr, len: Option<&mut socklen_t>) {
         if let (false, Some(len)) = (self.is_null(), len) {
             let (storage, full) = addr::to_c(from);
@@ -178,14 +181,14 @@ impl NameRoom {
         }
     }
 
-    /// The same, for the length that C passed.
+    /// As [`put`](Self::put), with the length argument from C.
     pub(super) fn give(self, from: Addr, len: InOut<'_, socklen_t>) {
         self.put(from, len.optional());
     }
 }
 
 impl PollFds {
-    /// `EFAULT` for NULL, unless there are none.
+    /// Returns the entries; `EFAULT` for NULL, unless `count` is 0.
     pub(super) fn get<'a>(self, count: usize) -> Result<&'a mut [pollfd]> {
         if count == 0 {
             return Ok(&mut []);
@@ -193,12 +196,12 @@ impl PollFds {
         if self.is_null() {
             return Err(Errno(libc::EFAULT));
         }
-        // SAFETY: not NULL, so there are as many, which nobody else uses (contract of `from_c`).
+        // SAFETY: not NULL, so `count` entries are valid, with no other user (contract of `from_c`).
         Ok(unsafe { std::slice::from_raw_parts_mut(self.0, count) })
     }
 }
 
-/// A count of bytes, of which -1 with errno is the largest.
+/// A number of bytes as an unsigned C return value; an error is `(size_t)-1` with errno.
 pub struct Written(pub(super) Result<usize>);
 
 impl Ret for Written {

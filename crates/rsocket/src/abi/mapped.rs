@@ -1,4 +1,4 @@
-//! Buffers that the peer writes into.
+//! Functions for buffers that the peer writes.
 
 use std::ffi::c_int;
 
@@ -10,15 +10,16 @@ use super::edge::{Buffer, Room, Written};
 use crate::table::find;
 
 c_functions! {
-    /// Lets the peer write into memory of this process by [`riowrite`]: `rsocket(7)`. Returns the offset by which the peer
-    /// names it.
+    /// Lets the peer write to memory of this process by [`riowrite`]: `rsocket(7)`. Returns the offset that the peer
+    /// must use.
     pub riomap => map,
         (socket: c_int, buf: Room, len: usize, prot: c_int, flags: c_int, offset: off_t) -> Result<u64>;
 
     /// Undoes [`riomap`].
     pub riounmap => unmap, (socket: c_int, buf: Room, len: usize) -> Result;
 
-    /// Writes into memory that the peer has mapped by [`riomap`]. Returns how much; -1 with errno is the largest number.
+    /// Writes to memory that the peer has mapped by [`riomap`]. Returns the number of bytes, or `(size_t)-1` with
+    /// errno.
     pub riowrite => write, (socket: c_int, buf: Buffer, count: usize, offset: off_t, flags: c_int) -> Written;
 }
 
@@ -35,7 +36,7 @@ fn map(
         -1 => None,
         offset => Some(u64::try_from(offset).map_err(|_| INVALID)?),
     };
-    // SAFETY: the memory stays until it is unmapped (`rsocket(7)`).
+    // SAFETY: the memory stays valid until it is unmapped (`rsocket(7)`).
     unsafe { socket.stream()?.map(buf.addr(), len, prot, offset) }
 }
 

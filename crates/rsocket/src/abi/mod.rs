@@ -1,7 +1,7 @@
-//! Sockets over RDMA, as C functions: `rsocket(7)`. Each is what the system call without the `r` is to sockets.
+//! Sockets over RDMA, as C functions: `rsocket(7)`. Each corresponds to the system call without the leading `r`.
 //!
 //! # Safety
-//! As for the C functions: pointers to arguments are NULL or valid for what the man page says.
+//! As for the C functions: pointers are NULL or valid as the man page requires.
 #![allow(
     clippy::missing_safety_doc,
     reason = "the module says it for all of them, and the man page for each"

@@ -19,12 +19,12 @@ c_functions! {
     pub rgetsockopt => option,
         (socket: c_int, level: c_int, optname: c_int, optval: Room, optlen: InOut<'_, socklen_t>) -> Result;
 
-    /// `fcntl(2)`, for the flags of the socket. In C it is variadic; Linux passes the third argument, where there is
-    /// one, as here.
+    /// `fcntl(2)`, for the flags of the socket. The C function is variadic; Linux passes a third argument as declared
+    /// here.
     pub rfcntl => control, (socket: c_int, cmd: c_int, arg: c_long) -> Result<c_int>;
 }
 
-/// A number at the beginning of an option's value.
+/// Splits the value of an option into its first `int` and the rest.
 fn number(bytes: &[u8]) -> Result<(c_int, &[u8])> {
     let (number, rest) = bytes.split_first_chunk().ok_or(INVALID)?;
     Ok((c_int::from_ne_bytes(*number), rest))
@@ -44,13 +44,13 @@ fn set_option(
     let value = optval.bytes(optlen as usize)?;
     match (level, optname) {
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
-            // `struct linger`: whether, and for how many seconds.
+            // `struct linger`: on or off, and the number of seconds.
             let (on, rest) = number(value)?;
             let (seconds, _) = number(rest)?;
             socket.stream()?.set_linger(on, seconds);
             Ok(())
         }
-        // There is one route.
+        // Only one route exists, so the option has no effect.
         (SOL_RDMA, RDMA_ROUTE) => Ok(()),
         _ => socket.set_option(level, optname, number(value)?.0),
     }
@@ -88,7 +88,7 @@ fn control(socket: c_int, cmd: c_int, arg: c_long) -> Result<c_int> {
             socket.set_flags(c_int::try_from(arg).map_err(|_| INVALID)?);
             Ok(0)
         }
-        // They are closed on exec, and stay so.
+        // Sockets always have FD_CLOEXEC.
         libc::F_GETFD => Ok(libc::FD_CLOEXEC),
         libc::F_SETFD => Ok(0),
         _ => Err(Errno(libc::ENOTSUP)),

@@ -1,4 +1,4 @@
-//! Waiting for sockets.
+//! Polling functions.
 
 use std::ffi::c_int;
 use std::time::Duration;
@@ -17,10 +17,10 @@ c_functions! {
     /// Makes a set of descriptors to wait for, some of which may be rsockets: `epoll_create1(2)`.
     pub repoll_create => epoll_create, (flags: c_int) -> Result<c_int>;
 
-    /// Changes such a set: `epoll_ctl(2)`.
+    /// Changes a set of [`repoll_create`]: `epoll_ctl(2)`.
     pub repoll_ctl => epoll_ctl, (set: c_int, op: c_int, fd: c_int, event: In<'_, epoll_event>) -> Result;
 
-    /// Waits for events of such a set: `epoll_wait(2)`.
+    /// Waits for events of a set of [`repoll_create`]: `epoll_wait(2)`.
     pub repoll_wait => epoll_wait,
         (set: c_int, events: *mut epoll_event, max_events: c_int, timeout: c_int) -> Result<c_int>;
 
@@ -30,7 +30,7 @@ c_functions! {
         -> Result<c_int>;
 }
 
-/// `epoll_create1(2)` over rsockets and other descriptors; `rclose` closes it.
+/// Implements `epoll_create1(2)` over rsockets and other descriptors; `rclose` closes the set.
 fn epoll_create(flags: c_int) -> Result<c_int> {
     epoll::create(flags)
 }
@@ -52,8 +52,8 @@ fn epoll_wait(
     }
     let found = epoll::wait(set, most, timeout)?;
     for (i, event) in found.iter().enumerate() {
-        // SAFETY: not NULL (above), so the program's place for `max_events` of them (`epoll_wait(2)`), packed as C has them;
-        // `found` has no more.
+        // SAFETY: not NULL (above), so the program's array of `max_events` packed entries (`epoll_wait(2)`); `found`
+        // has no more entries.
         unsafe { events.add(i).write_unaligned(*event) };
     }
     Ok(c_int::try_from(found.len()).unwrap_or(c_int::MAX))
@@ -76,7 +76,7 @@ fn select(
         Duration::from_secs(seconds) + Duration::from_micros(t.tv_usec.try_into().unwrap_or(0))
     });
     let sets = [readfds, writefds, exceptfds];
-    // SAFETY: NULL or sets, as `select(2)` says.
+    // SAFETY: NULL or valid sets, as `select(2)` requires.
     let ready = unsafe { poll::rselect(nfds, sets, timeout) }?;
     Ok(c_int::try_from(ready).unwrap_or(c_int::MAX))
 }

@@ -1,4 +1,4 @@
-//! The completions of a stream: what has arrived, and what has been sent.
+//! Processing of a stream's completions: received messages, and completed sends.
 
 use verbs_abi::*;
 
@@ -7,7 +7,7 @@ use crate::cq::NO_COMPLETIONS;
 use crate::protocol::Immediate;
 
 impl Stream {
-    /// Takes what has completed, and says whether there was something.
+    /// Polls the completion queue and processes all completions; returns true if a completion was found.
     pub(crate) fn progress(&mut self) -> bool {
         let mut any = false;
         let mut wcs = NO_COMPLETIONS;
@@ -29,7 +29,7 @@ impl Stream {
 
     fn completed(&mut self, wc: &ibv_wc) {
         if wc.status != IBV_WC_SUCCESS {
-            // What was flushed ended with the connection; anything else is what ended it.
+            // Flushed work requests are a consequence of the disconnect; any other error has ended the connection.
             let errno = match wc.status {
                 IBV_WC_WR_FLUSH_ERR => 0,
                 _ => libc::ECONNRESET,
@@ -47,7 +47,7 @@ impl Stream {
             }
             return;
         }
-        // SAFETY: the immediate of a WRITE_WITH_IMM, the only message there is; any bits are a number.
+        // SAFETY: the immediate of a WRITE_WITH_IMM, which is the only kind of message; every bit pattern is valid.
         let imm = u32::from_be(unsafe { wc.imm.imm_data });
         match Immediate::decode(imm) {
             Some(Immediate::Data(len)) if len as usize <= self.granted => {

@@ -8,13 +8,14 @@ use rdmacm::device::last_errno;
 use rdmacm::errno::{Errno, INVALID, Result};
 
 impl Stream {
-    /// Lets the peer write into `len` bytes at `addr`, under the name `offset` (`None`: any). The result is the name.
+    /// Lets the peer write to `len` bytes at `addr`, under the offset `offset` (`None`: any free one). Returns the
+    /// offset.
     ///
     /// # Safety
-    /// The memory stays until it is unmapped or the stream is gone.
+    /// The memory stays valid until it is unmapped or the stream is dropped.
     ///
     /// # Errors
-    /// `ENOMEM` where the peer keeps no more; `EAGAIN` while there is no room for telling it.
+    /// `ENOMEM` if the peer has no free iomap entry; `EAGAIN` if no control message can be sent now.
     pub(crate) unsafe fn map(
         &mut self,
         addr: *mut u8,
@@ -32,7 +33,7 @@ impl Stream {
         } else {
             IBV_ACCESS_LOCAL_WRITE
         };
-        // SAFETY: the queue pair's protection domain; contract of this function.
+        // SAFETY: the protection domain of the queue pair, and the contract of this function.
         let mr = unsafe { (self.device.verbs.ibv_reg_mr)((*self.qp).pd, addr.cast(), len, access) };
         if mr.is_null() {
             return Err(last_errno());
@@ -40,7 +41,7 @@ impl Stream {
         let name = offset.unwrap_or(u64::from(index) << 32);
         let target = Target {
             addr: addr.expose_provenance() as u64,
-            // SAFETY: just registered.
+            // SAFETY: the region was just registered.
             rkey: unsafe { (*mr).rkey },
             len: len32,
         };
@@ -67,20 +68,21 @@ impl Stream {
     /// Undoes [`Stream::map`].
     ///
     /// # Errors
-    /// `EINVAL` where nothing is mapped there.
+    /// `EINVAL` if nothing is mapped at `addr`.
     pub(crate) fn unmap(&mut self, addr: *mut u8) -> Result {
         let at = self.mapped.iter().position(|m| m.addr == addr.addr());
         let mapped = self.mapped.swap_remove(at.ok_or(INVALID)?);
-        // SAFETY: registered by `map`, deregistered once. A peer that writes there from now on gets an error.
+        // SAFETY: registered by `map` and deregistered once. A later WRITE of the peer fails.
         unsafe { (self.device.verbs.ibv_dereg_mr)(mapped.mr) };
         self.free_maps.push_back(mapped.index);
         Ok(())
     }
 
-    /// Writes into a buffer that the peer has mapped under names from `offset` on: as much as there is room for now.
+    /// Writes to a buffer that the peer has mapped, from `offset` on. Returns the number of bytes for which the queue
+    /// had room.
     ///
     /// # Errors
-    /// `EINVAL` where the peer has mapped nothing there, or less.
+    /// `EINVAL` if the peer has not mapped the whole range.
     pub(crate) fn write_mapped(&mut self, bytes: &[u8], offset: u64) -> Result<usize> {
         let (addr, rkey) = self.find_map(offset, bytes.len()).ok_or(INVALID)?;
         let mut done = 0;
@@ -95,7 +97,7 @@ impl Stream {
         Ok(done)
     }
 
-    /// Where the peer's buffer for these names is, and its key.
+    /// Returns address and R_Key of the peer's buffer for a range of offsets.
     fn find_map(&self, offset: u64, len: usize) -> Option<(u64, u32)> {
         (0..self.sizes.iomap_entries).find_map(|index| {
             let at = Self::iomap_at(index);
