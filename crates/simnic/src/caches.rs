@@ -1,8 +1,9 @@
-//! The caches of a core, and what it costs to touch memory behind them.
+//! The caches of a core, and the time of accesses to memory behind them.
 //!
-//! The model: a working set that is touched at random fills each cache evenly, so a line of a set of S bytes is in a cache
-//! of C bytes with probability min(1, C/S). This is exact for independent uniform accesses to S bytes and any replacement
-//! that keeps the cache full. Real walks have hot lines and TLB misses; a profile's latencies are fitted with these in them.
+//! Model: random accesses to a working set fill each cache evenly. So a line of a working set of S bytes is in a cache
+//! of C bytes with probability min(1, C/S). This is exact for independent uniform accesses to S bytes and any
+//! replacement that keeps the cache full. Real programs have hot lines and TLB misses; a profile's latencies are fitted
+//! with these included.
 
 use nicmodel::profile::{Host, Sourced};
 
@@ -11,18 +12,18 @@ use crate::queue::Ps;
 /// Caches and memory of a core. Latencies are in nanoseconds and are those of dependent accesses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Caches {
-    /// The core's own cache, in bytes. A line that is in it costs nothing beside the work of the program.
+    /// The core's private cache, in bytes. A hit in it costs no time beyond the program's own work.
     pub(crate) own_bytes: f64,
     /// The last-level cache, which cores share, in bytes.
     pub(crate) shared_bytes: f64,
     pub(crate) hit_ns: f64,
     pub(crate) miss_ns: f64,
-    /// Lines that a core fetches at the same time, at most.
+    /// Largest number of lines that a core fetches at the same time.
     pub(crate) outstanding: f64,
 }
 
 impl Caches {
-    /// The caches of a profile's host; nothing where the profile does not know the latency of memory.
+    /// Returns the caches of a profile's host; `None` if the profile has no memory latency.
     pub(crate) fn of_host(host: &Host) -> Option<Self> {
         let known = |number: &Option<Sourced<f64>>| number.as_ref().map_or(0.0, |n| n.value);
         let count = |number: &Option<Sourced<u32>>| number.as_ref().map(|n| f64::from(n.value));
@@ -35,8 +36,8 @@ impl Caches {
         })
     }
 
-    /// Time for `overlapped` interleaved chains that each touch `lines` lines, one after the other and at random, of a
-    /// working set of `set_bytes`.
+    /// Returns the time of `overlapped` interleaved chains. Each chain accesses `lines` lines one after the other, at
+    /// random places of a working set of `set_bytes`.
     pub(crate) fn touch(&self, set_bytes: u64, lines: u64, overlapped: u64) -> Ps {
         #[expect(
             clippy::cast_precision_loss,
@@ -58,7 +59,7 @@ impl Caches {
     }
 }
 
-/// An hour: what touches take at most, so that clocks cannot overflow.
+/// Upper limit of [`Caches::touch`], one hour, so that clocks cannot overflow.
 const LONGEST: Ps = 3_600_000_000_000_000;
 
 #[cfg(test)]
@@ -77,10 +78,10 @@ mod tests {
     fn a_line_costs_by_the_share_of_its_set_that_each_cache_holds() {
         assert_eq!(CACHES.touch(0, 5, 1), 0);
         assert_eq!(CACHES.touch(1000, 5, 1), 0);
-        // Half of 2000 bytes are in the own cache, all in the shared one.
+        // Half of 2000 bytes is in the private cache, all of it in the shared one.
         assert_eq!(CACHES.touch(2000, 1, 1), 10_000);
         assert_eq!(CACHES.touch(10_000, 1, 1), 18_000);
-        // Of 20,000 bytes a twentieth is in the own cache, half in either, half in none.
+        // A twentieth of 20,000 bytes is in the private cache, half in either cache, and half in none.
         assert_eq!(CACHES.touch(20_000, 3, 1), 3 * (9_000 + 50_000));
     }
 

@@ -1,4 +1,4 @@
-//! A cluster: what programs are put on and run.
+//! A cluster: machines on which programs are started.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,53 +13,53 @@ use crate::queue::Ps;
 use crate::threads;
 use crate::world::World;
 
-/// LIDs of ports that are no multicast groups (IBTA vol. 1, 4.1.3).
+/// Number of LIDs that are not multicast LIDs (IBTA vol. 1, 4.1.3).
 const MAX_MACHINES: usize = 0xbfff;
 
 /// A cluster of equal machines in virtual time. Dropping it ends the simulation.
 ///
-/// It lives on the thread that makes it, and there is one at a time.
+/// A cluster stays on the thread that makes it, and each thread has at most one.
 #[derive(Debug)]
 pub struct Cluster {
     unknown_of_cores: Vec<&'static str>,
-    /// The simulation is the thread's.
+    /// Makes the type `!Send`, since the simulation is a thread-local variable.
     not_send: PhantomData<*const ()>,
 }
 
-/// A machine of a cluster: its host, or its DPU.
+/// A device of a cluster: the host of a machine, or its DPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Machine(u32);
 
 impl Machine {
-    /// Its place among the devices that the provider lists, from 0.
+    /// Returns the index of the device in the provider's list, from 0.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Why there is no cluster.
+/// The reason why no cluster could be made.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClusterError {
-    /// The profile lacks numbers.
+    /// The profile lacks numbers that the simulation needs.
     #[error(transparent)]
     Missing(#[from] MissingCosts),
-    /// This thread simulates already.
+    /// This thread already has a simulated cluster.
     #[error("this thread has a simulated cluster already: drop that one first")]
     Occupied,
-    /// More machines than a subnet has addresses for; one with a DPU takes two.
+    /// More machines than LIDs in a subnet; a machine with a DPU takes two LIDs.
     #[error("{0} machines take more than the {MAX_MACHINES} LIDs that an InfiniBand subnet has")]
     TooMany(usize),
 }
 
-/// Threads that wait for ever: nothing can happen any more.
+/// Threads that wait for ever: no event is left.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the simulation cannot go on, and these threads have not ended: {}", .0.join(", "))]
 pub struct Unfinished(pub Vec<String>);
 
 impl Cluster {
-    /// A cluster of so many machines with the profile's NIC.
+    /// Makes a cluster of `machines` machines with the profile's NIC.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -83,16 +83,16 @@ impl Cluster {
         })
     }
 
-    /// Machines, each with a NIC: DPUs do not count.
+    /// Returns the number of machines, each with a NIC; DPUs are not counted.
     #[must_use]
     pub fn machines(&self) -> usize {
         self.with(|world| world.nics.len())
     }
 
-    /// A machine, counted from 0: its host, if it has a DPU.
+    /// Returns machine `index`, counted from 0; for a machine with a DPU, this is the host.
     ///
     /// # Panics
-    /// When there are not so many.
+    /// `index` is too large.
     #[must_use]
     pub fn machine(&self, index: usize) -> Machine {
         let count = self.machines();
@@ -100,11 +100,11 @@ impl Cluster {
         Machine(u32::try_from(index).expect("fewer machines than LIDs"))
     }
 
-    /// A place of a machine: a device of its own, with its own cores and memory, on the machine's NIC. Nothing for a DPU
-    /// that the profile does not have.
+    /// Returns the host or the DPU of a machine. Each is a device with its own cores and memory, and both share the
+    /// machine's NIC. `None` if the profile has no DPU.
     ///
     /// # Panics
-    /// When there are not so many machines.
+    /// `index` is too large.
     #[must_use]
     pub fn at(&self, index: usize, place: Place) -> Option<Machine> {
         let host = self.machine(index);
@@ -118,33 +118,34 @@ impl Cluster {
         }
     }
 
-    /// From here on RECVs take payload within their completion where it fits and the NIC can (`inline_recv_bytes` of
-    /// its profile), which drivers switch on for a whole queue pair. For a cluster that has sent nothing yet.
+    /// Makes RECVs take payload from within their completion, if the payload fits and the NIC supports this
+    /// (`inline_recv_bytes` of its profile). Drivers enable this for a whole queue pair. Must be called before the
+    /// first message is sent.
     pub fn receive_inline(&self) {
         self.with(|world| world.shapes.receive = Receive::Inline);
     }
 
-    /// Cores of a machine's host, or of its DPU.
+    /// Returns the number of cores of a host or DPU.
     #[must_use]
     pub fn cores(&self, machine: Machine) -> u32 {
         self.with(|world| world.machine(machine.0).costs.cores)
     }
 
-    /// Costs of cores that the profile does not have: simulated cores do these in no time.
+    /// Returns the costs of cores that the profile lacks; simulated cores take no time for these.
     #[must_use]
     pub fn unknown_of_cores(&self) -> &[&'static str] {
         &self.unknown_of_cores
     }
 
-    /// Starts a thread on a core of its own.
+    /// Starts a simulated thread on a core of its own.
     pub fn spawn(&self, machine: Machine, name: impl Into<String>, body: impl FnOnce() + 'static) {
         self.with(|world| world.spawn(machine.0, name.into(), body));
     }
 
-    /// Lets time pass until `until`, or until nothing can happen any more.
+    /// Runs the simulation until `until`, or until no event is left.
     ///
     /// # Panics
-    /// When a simulated thread panics.
+    /// A simulated thread panics.
     pub fn run_until(&self, until: Duration) {
         threads::run(
             Ps::try_from(until.as_nanos())
@@ -153,13 +154,13 @@ impl Cluster {
         );
     }
 
-    /// Lets time pass until all threads have ended.
+    /// Runs the simulation until all threads have ended.
     ///
     /// # Errors
-    /// Names threads that wait for what never comes.
+    /// Returns the names of threads that wait for ever.
     ///
     /// # Panics
-    /// When a simulated thread panics.
+    /// A simulated thread panics.
     pub fn run(&self) -> Result<(), Unfinished> {
         threads::run(Ps::MAX);
         let names = self.with(|world| {
@@ -174,19 +175,19 @@ impl Cluster {
         }
     }
 
-    /// Virtual time since the start.
+    /// Returns the virtual time since the start.
     #[must_use]
     pub fn now(&self) -> Duration {
         self.with(|world| Duration::from_nanos(world.now / 1000))
     }
 
-    /// What a machine's NIC counted, for host and DPU together.
+    /// Returns the counters of a machine's NIC, for host and DPU together.
     #[must_use]
     pub fn counters(&self, machine: Machine) -> Counters {
         self.with(|world| world.nic(machine.0).counters)
     }
 
-    /// A number of the simulation's generator.
+    /// Returns the next random number of the simulation's generator.
     #[must_use]
     pub fn random(&self) -> u64 {
         self.with(World::random)

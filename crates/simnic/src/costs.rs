@@ -1,4 +1,4 @@
-//! A profile as times: what each step of an operation takes of each part of the machine.
+//! A profile's numbers as times: the use of each part of the machine by each step of an operation.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,10 @@ use nicmodel::{Footprint, Method, Operation, Receive, Side, Transport, Verb, wqe
 use crate::caches::Caches;
 use crate::queue::Ps;
 
-/// Locks of a NIC that are kept one by one.
+/// Limit of the number of distinct locks of a NIC, as a logarithm.
 const MAX_LOCK_BITS: u32 = 16;
 
-/// Why a profile cannot be simulated.
+/// The reason why a profile cannot be simulated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error(
     "profile {profile} cannot be simulated: it has no {}; give {} in a profile of your own \
@@ -21,17 +21,17 @@ const MAX_LOCK_BITS: u32 = 16;
     if .missing.len() == 1 { "it" } else { "them" }
 )]
 pub struct MissingCosts {
-    /// The profile.
+    /// Name of the profile.
     pub profile: String,
-    /// Keys that a simulation needs and the profile does not have.
+    /// Keys that a simulation needs and the profile lacks.
     pub missing: Vec<&'static str>,
 }
 
-/// What does not depend on the operation, nor on whether the host or the DPU uses the NIC.
+/// The costs that depend neither on the operation nor on the side (host or DPU) that uses the NIC.
 #[derive(Clone, Debug)]
 pub(crate) struct Costs {
     pub(crate) units: usize,
-    /// One way through the network.
+    /// One-way latency of the network.
     pub(crate) network: Ps,
     pub(crate) has_atomics: bool,
     pub(crate) lock_bits: u32,
@@ -40,7 +40,7 @@ pub(crate) struct Costs {
     pub(crate) wqe_cache: Option<usize>,
 }
 
-/// What the host's, or the DPU's, cores and memory cost.
+/// The costs of the cores and memory of a host or DPU.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SideCosts {
     pub(crate) cores: u32,
@@ -52,16 +52,16 @@ pub(crate) struct SideCosts {
     pub(crate) contended_add: Ps,
     pub(crate) request: Ps,
     pub(crate) empty_look: Ps,
-    /// How many times longer a core takes for what a program says in host time.
+    /// Factor by which this core is slower than the host's core, whose time programs give.
     pub(crate) slowness: f64,
-    /// Nothing if touches of memory cost nothing.
+    /// Caches; `None` if memory accesses cost no time.
     pub(crate) caches: Option<Caches>,
-    /// Processor costs that the profile does not have: cores do these in no time.
+    /// Processor costs that the profile lacks; cores take no time for these.
     pub(crate) unknown_of_cores: Vec<&'static str>,
     pub(crate) fetch_wait: Ps,
-    /// For a WQE that the NIC's cache has lost; a round trip over PCIe if nothing else is known.
+    /// Time to fetch a WQE that the NIC's cache has lost; a PCIe round trip if the profile has no number.
     pub(crate) refetch_wait: Ps,
-    /// One way over PCIe.
+    /// One-way latency of PCIe.
     pub(crate) pcie: Ps,
     pub(crate) lock_hold: Ps,
 }
@@ -100,7 +100,8 @@ impl Costs {
 }
 
 impl SideCosts {
-    /// Of the side that the profile has as its host, whose cores are so many times as fast as the host's.
+    /// Makes the costs of the side that is the host in `profile`, whose cores have `core_speed` times the speed of the
+    /// host's.
     pub(crate) fn of(profile: &Profile, core_speed: f64) -> Self {
         let (host, nic) = (&profile.host, &profile.processing);
         let mut unknown_of_cores = Vec::new();
@@ -134,7 +135,7 @@ impl SideCosts {
         }
     }
 
-    /// The time of a core of this side for what takes a host's core so long.
+    /// Converts a time of the host's core to the time of a core of this side.
     pub(crate) fn work(&self, time: Ps) -> Ps {
         if self.slowness == 1.0 {
             return time;
@@ -144,7 +145,8 @@ impl SideCosts {
     }
 }
 
-/// WQEs of READs that the NIC keeps: as many as are outstanding at the window that is published as the best, or one.
+/// Returns the number of READ WQEs that the NIC caches: the number outstanding at the best published window, but at
+/// least one.
 fn wqe_cache(profile: &Profile) -> Option<usize> {
     let window = profile.cache.read_window.as_ref()?.value as usize;
     let threads = profile.cache.read_window_threads.as_ref()?.value as usize;
@@ -155,7 +157,7 @@ fn known(number: &Option<Sourced<f64>>) -> f64 {
     number.as_ref().map_or(0.0, |number| number.value)
 }
 
-/// A time in ns as picoseconds.
+/// Converts nanoseconds to picoseconds.
 fn ps(ns: f64) -> Ps {
     whole(ns * 1e3)
 }
@@ -169,66 +171,66 @@ fn whole(number: f64) -> u64 {
     number.round() as u64
 }
 
-/// What one kind of operation takes, apart from how its WQEs were handed over.
+/// The costs of one kind of operation, without those of posting its WQEs.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub(crate) operation: Operation,
-    /// As in the ABI.
+    /// Opcode of the ABI.
     pub(crate) opcode: u8,
-    /// A READ or atomic: the responder's memory comes back.
+    /// True for a READ or atomic, whose response carries data.
     pub(crate) answers: bool,
-    /// A WRITE, and whether the message has an immediate.
+    /// True for a WRITE; below it, true if the message has an immediate.
     pub(crate) write: bool,
     pub(crate) with_imm: bool,
-    /// A SEND of a datagram.
+    /// True for a SEND of a datagram.
     pub(crate) datagram: bool,
-    /// Its requester hears from the responder before it is complete.
+    /// True if the requester waits for the responder before the operation completes.
     pub(crate) reliable: bool,
-    /// Its payload is not in the WQE: the NIC fetches it before the message leaves.
+    /// True if the payload is not in the WQE, so that the NIC fetches it before the message leaves.
     pub(crate) fetched: bool,
-    /// Cache lines of a WQE.
+    /// Number of cache lines of a WQE.
     pub(crate) lines: u64,
-    /// A processing unit of the requester.
+    /// Time in a processing unit of the requester.
     pub(crate) unit: Ps,
-    /// The responder's processing, all units together.
+    /// Time in the responder's NIC, for all units together.
     pub(crate) inbound: Ps,
-    /// A port of the network to the responder, and back.
+    /// Time on a port to the responder; below it, back to the requester.
     pub(crate) out_wire: Ps,
     pub(crate) back_wire: Ps,
-    /// Its transactions with the cores and memory of each [`Place`].
+    /// PCIe transfers with the cores and memory of each [`Place`].
     pub(crate) with: [Transfers; PLACES],
 }
 
-/// How many places there are at most.
+/// Largest number of places.
 pub(crate) const PLACES: usize = 2;
 
-/// What an operation takes of the path between the NIC and the cores and memory of a place.
+/// The PCIe transfers of an operation between the NIC and the cores and memory of a place.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Transfers {
-    /// Link to the device, for a WQE by MMIO, and the same to the host (link-layer packets).
+    /// Transfers of a WQE by MMIO, including link-layer packets to the host.
     pub(crate) by_mmio: Pcie,
-    /// Fetching payload that is not inlined.
+    /// Fetch of payload that is not inline.
     pub(crate) payload_fetch: Pcie,
-    /// Fetching a WQE again that has left the NIC's cache.
+    /// Fetch of a WQE that the NIC's cache has lost.
     pub(crate) refetch: Pcie,
-    /// Writing the answer of a READ or atomic.
+    /// Write of the response to a READ or atomic.
     pub(crate) answer: Pcie,
-    /// The responder's DMAs.
+    /// DMA transfers of the responder.
     pub(crate) responder: Pcie,
-    /// Fetching lists of its WQEs, by the length of the list, where it is known.
+    /// Fetches of lists of WQEs, by the length of the list; `None` if not computed yet.
     fetches: Vec<Option<Pcie>>,
 }
 
 impl Shape {
-    /// Its transactions with a place.
+    /// Returns the transfers with a place.
     #[inline(always)]
     pub(crate) fn at(&self, place: Place) -> &Transfers {
         &self.with[place as usize]
     }
 }
 
-/// Time on both directions of a PCIe link, and what the NIC reads from memory in it: the bytes of whole cache lines (of
-/// one that holds several WQEs of RECVs, each one's part).
+/// Time on both directions of a PCIe link, and the bytes that the NIC reads from memory, counted in whole cache lines.
+/// If a line holds several WQEs of RECVs, each counts its part.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pcie {
     pub(crate) to_device: Ps,
@@ -236,7 +238,7 @@ pub(crate) struct Pcie {
     pub(crate) read_bytes: u64,
 }
 
-/// What identifies a [`Shape`].
+/// The fields that identify a [`Shape`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ShapeKey {
     pub(crate) verb: Verb,
@@ -247,12 +249,12 @@ pub(crate) struct ShapeKey {
     pub(crate) num_sge: u32,
 }
 
-/// The shapes that have occurred.
+/// The shapes of all operations so far.
 #[derive(Debug)]
 pub(crate) struct Shapes {
-    /// As the host and, if there is one, the DPU have it.
+    /// Profiles as seen from the host and, if it exists, from the DPU.
     profiles: Vec<Profile>,
-    /// How RECVs take payload that fits into the completion.
+    /// Method by which RECVs take payload that fits into the completion.
     pub(crate) receive: Receive,
     shapes: Vec<Shape>,
     known: HashMap<ShapeKey, u16>,
@@ -261,7 +263,7 @@ pub(crate) struct Shapes {
 }
 
 impl Shapes {
-    /// Of operations on the NIC of a profile, seen from the host and from the DPU if there is one.
+    /// Makes an empty table for the NIC of a profile, as seen from the host and from the DPU.
     pub(crate) fn new(profile: &Profile) -> Self {
         let mut profiles = vec![profile.clone()];
         profiles.extend(profile.on_dpu());
@@ -284,7 +286,7 @@ impl Shapes {
         }
     }
 
-    /// The shape of an operation, with the opcode that it has in the ABI; nothing if the NIC cannot do it.
+    /// Returns the shape of an operation with its opcode of the ABI; `None` if the NIC cannot do the operation.
     pub(crate) fn find(&mut self, key: ShapeKey, opcode: u32) -> Option<u16> {
         if let Some(&id) = self.known.get(&key) {
             return Some(id);
@@ -316,7 +318,7 @@ impl Shapes {
         self.cqe[place as usize]
     }
 
-    /// Fetching the WQEs of a list of `len` operations like this one from a place.
+    /// Returns the transfers that fetch the WQEs of a list of `len` such operations from a place.
     pub(crate) fn fetch(&mut self, id: u16, len: u32, place: Place) -> Pcie {
         let shape = &mut self.shapes[usize::from(id)];
         let fetches = &mut shape.with[place as usize].fetches;
@@ -377,7 +379,7 @@ fn shape(profiles: &[Profile], receive: Receive, key: ShapeKey, opcode: u8) -> O
     })
 }
 
-/// What an operation takes of the path to the side that the profile has as its host.
+/// Returns the transfers of an operation with the side that is the host in `profile`.
 fn transfers(profile: &Profile, operation: &Operation) -> Option<Transfers> {
     let one = Footprint::of_postlist(profile, operation, Method::WqeByMmio, 1).ok()?;
     let rung = Footprint::of_postlist(profile, operation, Method::Doorbell, 1).ok()?;
@@ -392,8 +394,8 @@ fn transfers(profile: &Profile, operation: &Operation) -> Option<Transfers> {
     })
 }
 
-/// Time of the whole NIC for sending one. READs and atomics of a NIC whose rate for them is not
-/// known cost what a SEND does.
+/// Returns the NIC's time to send one operation. If the profile has no rate of READs and atomics, they take as long as
+/// a SEND.
 fn sending(profile: &Profile, operation: &Operation, lines: u32) -> f64 {
     let nic = &profile.processing;
     let send = known(&nic.send_ns) + f64::from(lines.saturating_sub(1)) * known(&nic.wqe_line_ns);
@@ -405,7 +407,7 @@ fn sending(profile: &Profile, operation: &Operation, lines: u32) -> f64 {
     }
 }
 
-/// The PCIe link: bytes into time.
+/// A PCIe link, for the conversion of bytes to time.
 struct Link {
     bytes_per_ns: f64,
     per_tlp: f64,
@@ -424,7 +426,7 @@ impl Link {
     fn time(&self, side: &Side, of: impl Fn(Purpose) -> bool) -> Pcie {
         let (mut to_device, mut to_host, mut lines) = (0.0, 0.0, 0.0);
         for part in side.transactions.iter().filter(|part| of(part.purpose)) {
-            // Link-layer packets of a transaction cost each direction.
+            // The link-layer packets of a transaction use both directions.
             let overhead = self.per_tlp * (part.tlps_to_device + part.tlps_to_host);
             let mmio = match part.purpose {
                 Purpose::WqeByMmio => self.per_mmio * part.tlps_to_device,
@@ -439,7 +441,7 @@ impl Link {
         Pcie {
             to_device: ps(to_device / self.bytes_per_ns),
             to_host: ps(to_host / self.bytes_per_ns),
-            // A number of bytes, and whole but for rounding.
+            // The product is an integer, except for rounding.
             read_bytes: whole(lines * f64::from(wqe::CACHE_LINE_BYTES)),
         }
     }

@@ -8,7 +8,7 @@ use crate::prefetch::prefetch;
 use crate::queue::{EventQueue, Ps};
 use crate::thread::{Thread, wake};
 
-/// A completion that becomes visible at a time.
+/// A completion, with the time at which it becomes visible.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cqe {
     pub(crate) at: Ps,
@@ -23,16 +23,16 @@ pub(crate) struct Cqe {
     pub(crate) opcode: u8,
 }
 
-/// A completion queue: a cache line, as there are many.
+/// A completion queue. It has the size of a cache line, since many exist.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Cq {
     pub(crate) capacity: u32,
     pub(crate) overrun: bool,
     pub(crate) cqes: Line<Cqe>,
-    /// What C sees of it; whoever gets a completion goes through it.
+    /// The C structure of this CQ, which the poller of a completion accesses.
     pub(crate) handle: *const abi::ibv_cq,
-    /// The thread that polled it last, and since when it has not waited.
+    /// Thread that polled the queue last; below it, the stamp of that thread at the time.
     pub(crate) watcher: Option<u32>,
     pub(crate) stamp: u64,
 }
@@ -40,10 +40,10 @@ pub(crate) struct Cq {
 const _: () = assert!(size_of::<Option<Cq>>() == 64);
 
 impl Cq {
-    /// Queue `number` is polled by thread `me` for the first time since that waited, or after another thread.
+    /// Records that thread `me` polls queue `number` for the first time since its last wait, or after another thread.
     #[inline(always)]
     pub(crate) fn polled_by(&mut self, number: u32, me: u32, thread: &mut Thread) {
-        // Whoever polled it last and has waited since does not watch it any more.
+        // A thread that has waited since its last poll of the queue does not watch the queue any more.
         let first = *thread.first_cq.get_or_insert(number);
         if first != number && (self.watcher == Some(me) || !thread.more_cqs.contains(&number)) {
             thread.more_cqs.push(number);
@@ -52,7 +52,7 @@ impl Cq {
         (self.watcher, self.stamp) = (Some(me), thread.stamp);
     }
 
-    /// A completion that becomes visible at its time, and then to the thread that waits for it.
+    /// Adds a completion that becomes visible at its time, and wakes the thread that waits for it.
     #[inline(always)]
     pub(crate) fn put(&mut self, cqe: Cqe, threads: &mut [Thread], events: &mut EventQueue<Event>) {
         if self.cqes.len() >= self.capacity as usize {

@@ -1,18 +1,18 @@
-//! What happens in a simulation.
+//! The events of a simulation.
 
-/// Something that happens at a time.
+/// An event of a simulation; the queue stores its time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
-    /// A thread goes on, if it still waits for this.
+    /// A thread resumes, if it still waits for this event.
     Resume { thread: u32 },
-    /// A list of WQEs, or the doorbell for it, has arrived at the NIC.
+    /// A list of WQEs, or its doorbell, arrives at the NIC.
     Announce { qp: u32 },
-    /// The first WQE that a queue pair's unit works on leaves for the network.
+    /// The first WQE of the list on which a queue pair's unit works leaves for the network.
     Emit { qp: u32 },
-    /// A NIC has handled the next of the messages that arrive there.
+    /// A NIC has processed the next message that arrives there.
     Handle { nic: u32 },
-    /// The answer of a READ or atomic, or an acknowledgement, leaves the responder.
+    /// The response to a READ or atomic, or an acknowledgement, leaves the responder.
     Respond { message: u32 },
-    /// It has come back to the requester.
+    /// The response or acknowledgement arrives at the requester.
     Return { message: u32 },
 }

@@ -1,11 +1,11 @@
-//! Resources that serve one after the other.
+//! Resources that serve requests one after the other.
 
 use crate::queue::Ps;
 
-/// A resource that serves one after the other.
+/// A resource that serves requests one after the other.
 ///
-/// Who comes may be a little behind who came before, since threads and events are a little ahead of each other. It
-/// waits for what is in front of it, and not for the time by which it is behind.
+/// A request may come with an earlier time than its predecessor, since threads and events are slightly ahead of each
+/// other. Such a request waits for the requests in front of it, but not for the difference of the times.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Fifo {
     free_at: Ps,
@@ -13,32 +13,32 @@ pub(crate) struct Fifo {
 }
 
 impl Fifo {
-    /// How long one that comes at `at` waits.
+    /// Returns the waiting time of a request at `at`.
     fn wait(&mut self, at: Ps) -> Ps {
         self.latest = self.latest.max(at);
         self.free_at.saturating_sub(self.latest)
     }
 
-    /// Takes the resource for `time` as soon as it is free; returns when it is done.
+    /// Uses the resource for `time` as soon as it is free; returns the end of the use.
     pub(crate) fn take(&mut self, at: Ps, time: Ps) -> Ps {
         let wait = self.wait(at);
         self.free_at = self.latest + wait + time;
         at + wait + time
     }
 
-    /// Takes as much of the resource, but does not wait: for short packets between long ones.
+    /// Uses the resource for `time` without waiting for the end: for short packets between long ones.
     pub(crate) fn slip_in(&mut self, at: Ps, time: Ps) {
         self.take(at, time);
     }
 }
 
-/// A cache line that several cores add to.
+/// A cache line to which several cores add atomically.
 #[derive(Debug)]
 pub(crate) struct SharedLine {
-    /// Its number: its address by the bytes of a line.
+    /// Number of the line: its address divided by the line size.
     pub(crate) number: u64,
-    /// When it is free.
+    /// Time at which the line is free.
     pub(crate) free: Fifo,
-    /// The thread that has it.
+    /// Thread whose core has the line.
     pub(crate) owner: u32,
 }

@@ -1,24 +1,24 @@
 //! The simulated NIC: whole clusters in virtual time, on one thread.
 //!
-//! A [`Cluster`] has machines, each with a NIC, a PCIe link and cores as a profile of `nicmodel`
-//! describes them. Its machines are devices of a provider ([`symbols`]) of the same C ABI as every
-//! other, so whatever is written against the verbs runs on it: real code on simulated threads
-//! ([`Cluster::spawn`]), whose verbs cost virtual time and cause events.
+//! A [`Cluster`] has machines, each with a NIC, a PCIe link and cores as a profile of `nicmodel` describes them. Its
+//! machines are devices of a provider ([`symbols`]) with the same C ABI as all other providers. So every program that
+//! uses the verbs runs on it: real code on simulated threads ([`Cluster::spawn`]), whose verbs cost virtual time and
+//! cause events.
 //!
-//! A machine whose profile has a DPU is two such devices on one NIC: its host and its DPU, each with cores, memory and a
-//! path to the NIC of its own ([`Cluster::at`]).
+//! A machine whose profile has a DPU is two devices on one NIC: its host and its DPU. Each has its own cores, memory
+//! and path to the NIC ([`Cluster::at`]).
 //!
-//! - `queue`: what happens next; ties have an order, so a run depends on nothing but its input.
-//! - `costs`: the profile as times, by way of `nicmodel`'s footprints; `caches`: what a core's touches of memory cost.
-//! - `world`: all that there is: `machine`, `qp`, `cq`, `mr`, `message`, `thread`; `event`: what happens.
-//! - `nic`: WQEs through processing units to the network, messages to memory and completions.
-//! - `post`: what verbs cost a core.
-//! - `threads`: coroutines with clocks; the only places where they stop.
-//! - `abi`, `memory`: C structures and raw memory, and all that is unsafe about them.
-//! - `prefetch`: cache lines that are needed soon.
+//! - `queue`: the event queue; events of equal time have a fixed order, so a run depends only on its input.
+//! - `costs`: the profile's numbers as times, from `nicmodel`'s footprints; `caches`: the time of memory accesses.
+//! - `world`: the state of the simulation: `machine`, `qp`, `cq`, `mr`, `message`, `thread`; `event`: its events.
+//! - `nic`: WQEs through processing units to the network, messages to memory, and completions.
+//! - `post`: the costs of verbs on a core.
+//! - `threads`: coroutines with clocks, and the only places where they are suspended.
+//! - `abi`, `memory`: C structures and raw memory, with all unsafe code for them.
+//! - `prefetch`: prefetches of the simulator's state.
 //!
-//! What is not simulated: shared receive queues, completion events, limits on outstanding READs,
-//! loss, and retries (a RECV that is not there when a reliable SEND comes fails it at once).
+//! The following is not simulated: shared receive queues, completion events, limits on outstanding READs, loss, and
+//! retries (a reliable SEND without a RECV fails at once).
 
 #![deny(unsafe_code, missing_docs, clippy::missing_errors_doc)]
 

@@ -1,13 +1,13 @@
-//! A queue that begins anew at its first place whenever it is empty.
+//! A queue that restarts at its first place whenever it is empty.
 //!
-//! A ring goes round through all the memory that it ever needed; with thousands of queues that are short most of the
-//! time that would be most of what a processor's caches hold.
+//! A ring buffer would cycle through all the memory that it ever needed. With thousands of queues that are usually
+//! short, this memory would fill most of a processor's caches.
 
 /// A first-in first-out queue.
 #[derive(Debug)]
 pub(crate) struct Line<T> {
     items: Vec<T>,
-    /// Places before this one are empty; below the number of items unless that is 0.
+    /// Index of the first item; less than the number of items, unless it is 0.
     head: usize,
 }
 
@@ -31,19 +31,19 @@ impl<T: Copy> Line<T> {
         self.items.get(self.head)
     }
 
-    /// Where the first is, if there is one: to fetch it ahead.
+    /// Returns the address of the first item, for a prefetch.
     #[inline(always)]
     pub(crate) fn first_place(&self) -> *const T {
         self.items.as_ptr().wrapping_add(self.head)
     }
 
-    /// Where the next one that is pushed will be, if there is room.
+    /// Returns the address of the next item to be pushed, for a prefetch.
     #[inline(always)]
     pub(crate) fn next_place(&self) -> *const T {
         self.items.as_ptr().wrapping_add(self.items.len())
     }
 
-    /// The one behind the first.
+    /// Returns the second item.
     #[inline(always)]
     pub(crate) fn second(&self) -> Option<&T> {
         self.items.get(self.head + 1)
@@ -59,7 +59,7 @@ impl<T: Copy> Line<T> {
         self.items.last_mut()
     }
 
-    /// All of it, the first first.
+    /// Returns all items, first item first.
     #[inline(always)]
     pub(crate) fn as_slice(&self) -> &[T] {
         &self.items[self.head..]
@@ -73,7 +73,7 @@ impl<T: Copy> Line<T> {
         self.items.push(item);
     }
 
-    /// Moves everything to the front, if that gives room for as much again as there is; else the memory grows.
+    /// Moves all items to the front if they fill less than half of the memory; otherwise the memory grows.
     #[cold]
     #[inline(never)]
     fn make_room(&mut self) {
@@ -107,7 +107,7 @@ impl<T: Copy> Line<T> {
         self.drop_front(1);
     }
 
-    /// Takes out the first `count`, which are there.
+    /// Removes the first `count` items, which must exist.
     #[inline(always)]
     pub(crate) fn drop_front(&mut self, count: usize) {
         self.head += count;
@@ -117,7 +117,7 @@ impl<T: Copy> Line<T> {
         }
     }
 
-    /// Puts an item behind the last one that is `at` no later time.
+    /// Inserts an item by time, after items of equal time.
     #[inline(always)]
     pub(crate) fn insert_by(&mut self, item: T, at: impl Fn(&T) -> u64) {
         let time = at(&item);
@@ -128,7 +128,7 @@ impl<T: Copy> Line<T> {
         }
     }
 
-    /// Moves the last item to its place among those before it: seldom far.
+    /// Moves the last item to its place by time, usually a short way.
     #[inline]
     fn sink(&mut self, time: u64, at: impl Fn(&T) -> u64) {
         let queued = &mut self.items[self.head..];
@@ -141,7 +141,7 @@ impl<T: Copy> Line<T> {
         queued[place] = item;
     }
 
-    /// Takes out those behind the first `keep`.
+    /// Removes and returns the items after the first `keep`.
     pub(crate) fn split_off(&mut self, keep: usize) -> Vec<T> {
         let from = self.head + keep.min(self.len());
         let rest = self.items.split_off(from);

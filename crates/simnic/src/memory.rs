@@ -1,14 +1,14 @@
-//! Copies into and out of the memory of simulated programs.
+//! Copies to and from the memory of simulated programs.
 //!
-//! Programs name memory by address and key; a region was registered by whoever owns the memory, and
-//! until it is deregistered the NIC may read and write it (`ibv_reg_mr(3)`). Everything happens on
-//! the thread that runs the simulation, between two calls of the program.
+//! Programs name memory by address and key. The owner of the memory has registered the region, and until it is
+//! deregistered the NIC may read and write it (`ibv_reg_mr(3)`). All copies are made by the thread that runs the
+//! simulation, between two calls of the program.
 
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// A registered region.
+/// A registered memory region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
     addr: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Region {
 
 impl Region {
     /// # Safety
-    /// The bytes are valid for reads and writes until the region is dropped from the simulation.
+    /// The bytes are valid for reads and writes until the region is removed from the simulation.
     pub(crate) unsafe fn new(addr: u64, len: u64) -> Self {
         Self { addr, len }
     }
@@ -33,12 +33,12 @@ impl Region {
         self.at(addr, len).is_some()
     }
 
-    /// Writes bytes; false if they do not lie in the region.
+    /// Writes bytes; returns false if they are outside the region.
     pub(crate) fn write(&self, addr: u64, bytes: &[u8]) -> bool {
         let Some(to) = self.at(addr, bytes.len()) else {
             return false;
         };
-        // An aligned word is written at once, as a NIC does.
+        // An aligned word is written atomically, as a NIC does.
         if let Ok(word) = <[u8; 8]>::try_from(bytes)
             && addr.is_multiple_of(8)
         {
@@ -54,7 +54,7 @@ impl Region {
         true
     }
 
-    /// Reads bytes into `into`; false if they do not lie in the region.
+    /// Reads bytes to `into`; returns false if they are outside the region.
     pub(crate) fn read(&self, addr: u64, into: &mut [u8]) -> bool {
         let Some(from) = self.at(addr, into.len()) else {
             return false;
@@ -66,7 +66,7 @@ impl Region {
         true
     }
 
-    /// The aligned word at `addr`.
+    /// Returns the aligned word at `addr`; `None` if it is unaligned or outside the region.
     pub(crate) fn word(&self, addr: u64) -> Option<&AtomicU64> {
         let word = self.at(addr, 8).filter(|_| addr.is_multiple_of(8))?;
         // SAFETY: in bounds and aligned; the region's memory is live (`new`).
@@ -74,7 +74,7 @@ impl Region {
     }
 }
 
-/// Bytes that travel: most messages are small, and all are moved around.
+/// The payload of a message. Most are small, and all are moved often.
 #[derive(Clone, Debug)]
 pub(crate) enum Payload {
     Small {
@@ -85,7 +85,7 @@ pub(crate) enum Payload {
         len: u8,
         bytes: Box<[u8; MEDIUM]>,
     },
-    /// Boxed twice: a thin pointer keeps all of it, and a message, small.
+    /// Boxed twice: a thin pointer keeps the enum, and thus a message, small.
     #[expect(clippy::box_collection, reason = "a thin pointer")]
     Large(Box<Vec<u8>>),
 }
@@ -99,7 +99,7 @@ impl Payload {
         bytes: [0; SMALL],
     };
 
-    /// A word, which most small payloads are.
+    /// Makes a payload of 8 bytes, the most frequent small size.
     #[inline(always)]
     pub(crate) fn word(word: [u8; 8]) -> Self {
         let mut bytes = [0; SMALL];
@@ -107,7 +107,7 @@ impl Payload {
         Self::Small { len: 8, bytes }
     }
 
-    /// Room for `len` bytes, which `fill` writes.
+    /// Makes a payload of `len` bytes, which `fill` writes; `None` if `fill` returns false.
     #[inline]
     pub(crate) fn with(len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> Option<Self> {
         match u8::try_from(len) {

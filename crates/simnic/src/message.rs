@@ -1,64 +1,64 @@
-//! Work requests on their way.
+//! Messages: work requests in flight.
 
 use verbs_abi as abi;
 
 use crate::memory::Payload;
 use crate::reads::CacheSlot;
 
-/// A work request on its way, from its post to its end: a cache line, since many are under way.
+/// A work request between its post and its completion. It has the size of a cache line, since many are in flight.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(crate) struct Message {
-    /// The requester, and the responder once it has left.
+    /// Queue pair of the requester; below it, that of the responder, valid once the message has left.
     pub(crate) qp: u32,
     pub(crate) dest: u32,
-    /// The requester's machine.
+    /// Machine of the requester.
     pub(crate) home: u32,
-    /// Big-endian, as in the WR.
+    /// Immediate, big-endian as in the work request.
     pub(crate) imm: u32,
-    /// The Q_Key of a datagram, or the key of remote memory, and its address.
+    /// Q_Key of a datagram, or R_Key; below it, the remote address.
     pub(crate) key: u32,
     pub(crate) remote_addr: u64,
     pub(crate) wr_id: u64,
-    /// What it carries; of a READ or atomic, what it brings back.
+    /// Payload; for a READ or atomic, the payload of the response.
     pub(crate) payload: Payload,
     pub(crate) shape: u16,
-    /// What becomes of a reliable request.
+    /// Status of a reliable request.
     pub(crate) status: u8,
     pub(crate) signaled: bool,
-    /// The place of what only READs and atomics have, among [`Messages`]' own.
+    /// Index of the additional fields of a READ or atomic in [`Messages`].
     pub(crate) answer: u32,
-    /// WRs that it stands for and that are under way: programs post lists of datagrams without payload that are all
-    /// the same. Nothing changes in it while it stands for several.
+    /// Number of work requests in flight that this message represents: programs post lists of equal datagrams without
+    /// payload. The other fields do not change while it is more than one.
     pub(crate) count: u32,
 }
 
 const _: () = assert!(size_of::<Message>() == 64);
 
-/// A code of the ABI, of which all fit a byte.
+/// Converts a code of the ABI, all of which fit into a byte.
 #[expect(clippy::cast_possible_truncation, reason = "asserted")]
 pub(crate) const fn code(code: u32) -> u8 {
     assert!(code <= 0xff);
     code as u8
 }
 
-/// The status of what has not failed.
+/// `IBV_WC_SUCCESS` as stored in a message.
 pub(crate) const SUCCESS: u8 = code(abi::IBV_WC_SUCCESS);
 
-/// What only READs and atomics have.
+/// The additional fields of READs and atomics.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Answer {
-    /// Operands of atomics.
+    /// Operands of an atomic.
     pub(crate) compare_add: u64,
     pub(crate) swap: u64,
-    /// Where the answer goes.
+    /// Local address for the response.
     pub(crate) local_addr: u64,
     pub(crate) local_lkey: u32,
-    /// Its place among the READs of its queue pair, for the WQE cache.
+    /// Position of a READ among the READs of its queue pair, for the WQE cache.
     pub(crate) cache_slot: Option<CacheSlot>,
 }
 
-/// Messages by number; numbers are used again.
+/// The messages in flight, by index; indexes are reused.
 #[derive(Debug, Default)]
 pub(crate) struct Messages {
     all: Vec<Message>,
@@ -67,11 +67,11 @@ pub(crate) struct Messages {
     free_answers: Vec<u32>,
 }
 
-/// The place of [`Answer`]s that are none.
+/// Index of the additional fields for messages that have none.
 pub(crate) const NO_ANSWER: u32 = u32::MAX;
 
 impl Messages {
-    /// What a READ or atomic will have besides.
+    /// Stores the additional fields of a READ or atomic; returns their index.
     pub(crate) fn put_answer(&mut self, answer: Answer) -> u32 {
         if let Some(free) = self.free_answers.pop() {
             self.answers[free as usize] = answer;
@@ -93,7 +93,7 @@ impl Messages {
         number(self.all.len())
     }
 
-    /// So many of the WRs that a message stands for are not under way any more.
+    /// Reduces the number of work requests that a message represents, and frees the message at 0.
     #[inline(always)]
     pub(crate) fn free_some(&mut self, message: u32, count: u32) {
         let this = &mut self.all[message as usize];
@@ -113,14 +113,14 @@ impl Messages {
         self.free_some(message, 1);
     }
 
-    /// What a READ or atomic has besides.
+    /// Returns the additional fields of a READ or atomic.
     pub(crate) fn answer(&mut self, message: u32) -> Option<&mut Answer> {
         let answer = self.all[message as usize].answer;
         self.answers.get_mut(answer as usize)
     }
 }
 
-/// The number of what is the last of so many.
+/// Returns the index of the last of `len` items.
 fn number(len: usize) -> u32 {
     u32::try_from(len - 1).expect("fewer messages under way than 2^32")
 }

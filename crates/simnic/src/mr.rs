@@ -1,4 +1,4 @@
-//! A memory region, and the WRITEs that are on their way into it.
+//! A memory region, and the WRITEs to it that are not visible yet.
 
 use std::collections::VecDeque;
 
@@ -14,14 +14,14 @@ pub(crate) struct Mr {
     pub(crate) machine: u32,
     pub(crate) region: Region,
     pub(crate) access: i32,
-    /// WRITEs that become visible at a time, the earliest first.
+    /// WRITEs with the times at which they become visible, earliest first.
     pub(crate) writes: VecDeque<(Ps, u64, Payload)>,
-    /// The thread that waits for WRITEs to it.
+    /// Thread that waits for WRITEs to the region.
     pub(crate) watcher: Option<u32>,
 }
 
 impl Mr {
-    /// A WRITE that becomes visible at its time, to the region with this key of a machine.
+    /// Adds a WRITE that becomes visible at `at`, to this region, which has the key `key`.
     #[inline(always)]
     #[expect(
         clippy::too_many_arguments,
@@ -58,7 +58,7 @@ impl Mr {
     }
 }
 
-/// Puts something among what is ordered by time, behind what is as early: seldom far from the end.
+/// Inserts an item by time, after items of equal time; usually near the end.
 #[inline]
 fn insert_by<T>(queue: &mut VecDeque<T>, new: T, at: impl Fn(&T) -> Ps) {
     let time = at(&new);

@@ -1,15 +1,15 @@
-//! The NIC at work: WQEs through units to the network, messages from the network to memory.
+//! The NIC: WQEs through processing units to the network, and messages from the network to memory.
 //!
-//! A message is an event when it leaves its requester and one when the responder's NIC has handled
-//! it; READs, atomics and reliable messages are two more, when the answer leaves and when it is back.
-//! Links, processing and PCIe serve one after the other in the order of these events.
+//! A message causes one event when it leaves the requester and one when the responder's NIC has processed it. READs,
+//! atomics and reliable messages cause two more: when the response leaves and when it arrives. Links, processing and
+//! PCIe are served in the order of these events.
 //!
-//! Nothing that a NIC does is visible to a core or to another NIC before one way over PCIe. What follows an event of
-//! the same queue pair or of the same NIC within half of that therefore happens with it, at its own time.
+//! No effect of a NIC is visible to a core or to another NIC before the one-way PCIe latency has passed. So an event
+//! may also process what follows on the same queue pair or NIC within half of that time, at the right simulated time.
 //!
-//! - `requester`: from the queue pair to the network, and back with the answer.
-//! - `responder`: from the network to memory, and the answer.
-//! - `completion`: what a program hears of it.
+//! - `requester`: from the queue pair to the network, and the response back.
+//! - `responder`: from the network to memory, and the response.
+//! - `completion`: completions for the program.
 
 mod completion;
 mod requester;
@@ -18,18 +18,18 @@ mod responder;
 use crate::queue::Ps;
 use crate::world::World;
 
-/// The LID of a machine.
+/// Returns the LID of a machine.
 pub(crate) fn lid(machine: u32) -> u16 {
     u16::try_from(machine + 1).unwrap_or(0)
 }
 
 impl World {
-    /// What happens until then happens with the present event.
+    /// Returns the time until which the present event may also process what follows.
     pub(super) fn horizon(&self) -> Ps {
         self.now + self.shortest / 2
     }
 
-    /// The machine of a queue pair.
+    /// Returns the machine of a queue pair.
     pub(super) fn home(&self, qp: u32) -> Option<u32> {
         let qp = self.qps.get(qp as usize)?.as_ref()?;
         Some(qp.machine)

@@ -1,8 +1,8 @@
-//! Ports of a NIC, and which of them a queue pair is on.
+//! The ports of a NIC, and the assignment of queue pairs to ports.
 
 use crate::fifo::Fifo;
 
-/// One port: a link to the network, and one from it.
+/// A port: a link to the network, and one from it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Port {
     pub(crate) out: Fifo,
@@ -11,9 +11,9 @@ pub(crate) struct Port {
 
 /// The ports of a NIC.
 ///
-/// A queue pair is on one of them. The device shows them as one port, and spreads queue pairs over them, as drivers do for
-/// ports that are bonded. Those that send first take turns, and those that receive first take turns: a program that makes
-/// one queue pair to send on and one to receive on for each thread has both kinds on each port.
+/// Each queue pair is on one port. The device presents its ports as one, and spreads queue pairs over them, as drivers
+/// do for bonded ports. Queue pairs that first send and queue pairs that first receive are spread separately. A program
+/// that makes one queue pair to send and one to receive for each thread thus has both kinds on each port.
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
     ports: Vec<Port>,
@@ -37,7 +37,7 @@ impl Ports {
         }
     }
 
-    /// The port of a queue pair that sends.
+    /// Returns the port of a queue pair that sends.
     #[inline(always)]
     pub(crate) fn of_sender(&mut self, own: &mut OwnPort) -> &mut Port {
         if *own == OwnPort::NONE {
@@ -46,7 +46,7 @@ impl Ports {
         &mut self.ports[usize::from(own.0)]
     }
 
-    /// The port of a queue pair that something arrives at.
+    /// Returns the port of a queue pair that receives.
     #[inline(always)]
     pub(crate) fn of_receiver(&mut self, own: &mut OwnPort) -> &mut Port {
         if *own == OwnPort::NONE {
@@ -72,7 +72,7 @@ mod tests {
         let mut ports = Ports::new(2);
         let mut own = [OwnPort::NONE; 6];
         for (index, own) in own.iter_mut().enumerate() {
-            // As of threads that each have one to receive and one to send on.
+            // As with threads that each have a queue pair to receive and one to send.
             if index % 2 == 0 {
                 ports.of_receiver(own);
             } else {

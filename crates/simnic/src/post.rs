@@ -1,4 +1,4 @@
-//! The core's side of the data path: posting and polling, and what they cost it.
+//! The core's side of the data path: posting and polling, and their costs.
 
 use nicmodel::{Transport, Verb};
 use verbs_abi as abi;
@@ -13,24 +13,24 @@ use crate::qp::{Kind, List};
 use crate::recvs::RecvList;
 use crate::world::World;
 
-/// A send WR in plain values, as the ABI layer read it.
+/// A send work request in plain values, as read by the ABI layer.
 pub(crate) struct SendRequest<'a> {
     pub(crate) wr_id: u64,
     pub(crate) opcode: u32,
     pub(crate) flags: u32,
-    /// Big-endian, as in the WR.
+    /// Immediate, big-endian as in the work request.
     pub(crate) imm: u32,
     pub(crate) dest_qpn: u32,
-    /// The Q_Key of a SEND's datagram, or the R_Key.
+    /// Q_Key of a datagram, or R_Key.
     pub(crate) key: u32,
     pub(crate) remote_addr: u64,
-    /// Operands of atomics.
+    /// Operands of an atomic.
     pub(crate) compare_add: u64,
     pub(crate) swap: u64,
     pub(crate) sges: &'a [abi::ibv_sge],
 }
 
-/// A WR of a datagram without payload.
+/// A work request for a datagram without payload.
 pub(crate) struct Datagram {
     pub(crate) opcode: u32,
     pub(crate) flags: u32,
@@ -40,26 +40,26 @@ pub(crate) struct Datagram {
     pub(crate) key: u32,
 }
 
-/// Scatter/gather elements of a WR, at most.
+/// Largest number of scatter/gather elements in a work request.
 pub(crate) const MAX_SGE: usize = 4;
 
-/// WQEs that are posted together.
+/// A list of WQEs that are posted together.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Postlist {
     len: u32,
-    /// How many more fit into the send queue.
+    /// Number of further WQEs that fit into the send queue.
     pub(crate) room: u32,
-    /// Of the first.
+    /// Shape of the first WQE.
     shape: u16,
-    /// Payload that is not in them.
+    /// PCIe transfers for payload that is not inline.
     fetch: Pcie,
-    /// The last of them, if it is a datagram without payload, and its flags.
+    /// Last message of the list, if it is a datagram without payload; below it, its flags.
     last: Option<u32>,
     flags: u32,
 }
 
 impl World {
-    /// A list without WQEs for a queue pair to which WRs may be posted, or the errno of its refusal.
+    /// Returns an empty list for a queue pair in RTS or in error; otherwise an errno.
     #[inline(always)]
     pub(crate) fn postlist(&self, index: u32) -> Result<Postlist, i32> {
         let Some(Some(qp)) = self.qps.get(index as usize) else {
@@ -74,8 +74,8 @@ impl World {
         }
     }
 
-    /// Queues a datagram without payload as the last of the list, if one of its kind was posted before. Where it is the
-    /// same as the one in front of it both are one message.
+    /// Appends a datagram without payload to the list, and returns true, if the queue pair has posted one with the same
+    /// opcode and flags before. A datagram equal to the one in front of it shares its message.
     #[inline(always)]
     pub(crate) fn build_like(
         &mut self,
@@ -136,7 +136,7 @@ impl World {
         true
     }
 
-    /// Queues the message that a send WR becomes, as the last of the list, or says the errno of its refusal.
+    /// Appends the message of a send work request to the list, or returns the errno of its refusal.
     #[inline(always)]
     pub(crate) fn build(
         &mut self,
@@ -159,7 +159,7 @@ impl World {
             return Err(libc::EINVAL);
         };
         let home = qp.machine;
-        // Its line is needed when the message leaves.
+        // Fetches the destination's cache line, which is needed when the message leaves.
         let dest = match qp.transport {
             Transport::Ud => request.dest_qpn,
             _ => qp.peer,
@@ -227,7 +227,7 @@ impl World {
         Ok(())
     }
 
-    /// Where the answer of a READ or atomic will be.
+    /// Stores the fields of a READ or atomic that its response needs; returns their index.
     fn put_answer(
         &mut self,
         shape: u16,
@@ -255,7 +255,7 @@ impl World {
         Ok(self.messages.put_answer(answer))
     }
 
-    /// The shape of WRs of this kind, or the errno of their refusal.
+    /// Returns the shape of work requests of this kind, or the errno of their refusal.
     #[cold]
     #[inline(never)]
     fn shape_of(&mut self, index: u32, kind: Kind) -> Result<u16, i32> {
@@ -277,7 +277,7 @@ impl World {
             verb,
             transport,
             payload: length,
-            // Nothing is as good as inlined: there is nothing to fetch.
+            // An empty payload counts as not inline: the NIC has nothing to fetch.
             inline: kind.inline && length > 0,
             imm,
             num_sge: num_sge.max(1),
@@ -289,8 +289,8 @@ impl World {
         Ok(shape)
     }
 
-    /// The payload of a WR that is not inlined. A program leaves the buffer alone until the WR is complete,
-    /// so when it is read does not matter.
+    /// Reads the payload of a work request that is not inline. Reading it at once is correct, since programs must not
+    /// change the buffer before the completion.
     fn gather(&self, machine: u32, sges: &[abi::ibv_sge], length: u64) -> Result<Payload, i32> {
         let fill = |into: &mut [u8]| {
             let mut rest = into;
@@ -308,7 +308,7 @@ impl World {
         Payload::with(length, fill).ok_or(libc::EINVAL)
     }
 
-    /// Hands a list of WQEs to the NIC.
+    /// Posts a list of WQEs to the NIC.
     #[inline(always)]
     pub(crate) fn post(&mut self, index: u32, list: Postlist) {
         let Postlist {
@@ -320,7 +320,7 @@ impl World {
         let rung = len > 1;
         let Some(qp) = self.qp(index) else { return };
         qp.outstanding += len;
-        // The NIC needs this part when it hears of the list.
+        // The NIC needs this part of the queue pair when the list arrives.
         prefetch(&raw const qp.last_completion);
         let machine = qp.machine;
         qp.lists.push(List { len, rung, shape });
@@ -340,8 +340,9 @@ impl World {
         let from = &mut self.machines[machine as usize];
         let nic = &mut self.nics[from.nic as usize];
         let pcie = from.costs.pcie;
-        // The write holds the core while earlier ones are on their way. Completions of DMA reads take turns with
-        // it on the link: they lose its time, but a burst of them does not hold it up. Payload is fetched over it too.
+        // The MMIO write stalls the core while earlier writes are in flight. Completions of DMA reads share the link:
+        // they delay the write by their time, but a burst of them does not block it. Payload is fetched over the link,
+        // too.
         let left = from.mmio.take(now, clock, link.to_device);
         let (wait, arrived) = (left - link.to_device - clock, left + pcie);
         from.to_device.slip_in(clock, link.to_device);
@@ -358,7 +359,7 @@ impl World {
         self.catch_up();
     }
 
-    /// Posts RECVs up to the first that is refused; how many were, and the errno of that one.
+    /// Posts RECVs until one is refused; returns the errno of the refusal.
     #[inline(always)]
     pub(crate) fn post_recvs(&mut self, index: u32, recvs: impl RecvList<i32>) -> Result<(), i32> {
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
@@ -379,7 +380,7 @@ impl World {
         result
     }
 
-    /// Takes completions that are visible to the calling thread; `None` if the CQ has overrun.
+    /// Polls the completions that are visible to the calling thread; `None` if the CQ has overrun.
     #[inline(always)]
     pub(crate) fn poll(
         &mut self,
@@ -406,7 +407,7 @@ impl World {
             taken += 1;
         }
         queue.cqes.drop_front(taken);
-        // A look at an empty queue takes time too, or a loop that does nothing else would never end.
+        // An unsuccessful poll takes time, too; otherwise a loop that only polls would never end.
         let cost = self.home_costs().poll_cqe.max(1000);
         self.spend(cost * (taken.max(1) as u64));
         self.catch_up();
@@ -414,7 +415,7 @@ impl World {
     }
 }
 
-/// The verb of an opcode, and whether it has an immediate.
+/// Returns the verb of an opcode, and true if it has an immediate.
 fn verb(opcode: u32) -> Option<(Verb, bool)> {
     Some(match opcode {
         abi::IBV_WR_SEND => (Verb::Send, false),
@@ -428,7 +429,7 @@ fn verb(opcode: u32) -> Option<(Verb, bool)> {
     })
 }
 
-/// The transport of a queue pair type.
+/// Returns the transport of a queue pair type.
 pub(crate) fn transport(qp_type: u32) -> Option<Transport> {
     Some(match qp_type {
         abi::IBV_QPT_RC => Transport::Rc,

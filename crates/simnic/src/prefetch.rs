@@ -1,10 +1,10 @@
-//! Fetching ahead what is needed soon.
+//! Prefetches of the simulator's own memory.
 //!
-//! A run of hundreds of clients has more state than a core's own caches hold, and each message touches other queue pairs.
+//! A run of hundreds of clients has more state than a core's caches hold, and each message accesses other queue pairs.
 
 #![allow(unsafe_code)]
 
-/// Begins to fetch the cache line that `place` begins in.
+/// Prefetches the cache line at `place`.
 #[inline(always)]
 pub(crate) fn prefetch<T>(place: *const T) {
     // SAFETY: a prefetch changes no memory and cannot fault, whatever the address, and SSE is part of every x86-64.

@@ -10,16 +10,16 @@ use crate::queue::Ps;
 use crate::reads::Reads;
 use crate::recvs::Recvs;
 
-/// WQEs that were posted together.
+/// A list of WQEs that were posted together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct List {
     pub(crate) len: u32,
-    /// By doorbell, else by MMIO.
+    /// True if posted by a doorbell, false if by an MMIO write of the WQE.
     pub(crate) rung: bool,
     pub(crate) shape: u16,
 }
 
-/// What decides a WR's shape. Most are like the one before.
+/// The fields of a work request that determine its shape. Most work requests equal their predecessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kind {
     pub(crate) opcode: u32,
@@ -28,50 +28,51 @@ pub(crate) struct Kind {
     pub(crate) length: u64,
 }
 
-/// A queue pair, in four cache lines: a responder needs the first, a requester's core the second, and its NIC the others.
-/// Hundreds of queue pairs are in no cache, and each line that a message touches is fetched.
+/// A queue pair, laid out by cache line. A responder needs the first line, the requester's core the second, and its NIC
+/// the others. With hundreds of queue pairs no cache holds them, and each line that a message uses must be fetched.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Qp {
     pub(crate) recvs: Recvs,
-    /// Nothing that comes to it is visible before this time.
+    /// No message to this queue pair becomes visible before this time.
     pub(crate) last_delivery: Ps,
     pub(crate) machine: u32,
     pub(crate) recv_cq: u32,
-    /// What lets messages in: of datagrams the Q_Key, of others what they may do.
+    /// Access check of incoming messages: the Q_Key for datagrams, otherwise the access flags.
     pub(crate) guard: u32,
     pub(crate) transport: nicmodel::Transport,
-    /// Whether it is in a state in which messages may come.
+    /// True if the state allows incoming messages.
     pub(crate) receives: bool,
     pub(crate) signal_all: bool,
     pub(crate) port: OwnPort,
-    /// What was posted last, and its shape.
+    /// Kind and shape of the work request that was posted last.
     pub(crate) last_posted: Option<(Kind, u16)>,
     pub(crate) state: u32,
-    /// WRs that are posted and not complete.
+    /// Number of work requests that are posted and not complete.
     pub(crate) outstanding: u32,
     pub(crate) cap: abi::ibv_qp_cap,
     pub(crate) peer: u32,
-    /// Messages that have not left, each with how often it is still to leave, and the lists that they came in.
+    /// Messages that have not left, each with the number of work requests still to send; below it, the lists that
+    /// contain them.
     pub(crate) wqes: Line<(u32, u32)>,
     pub(crate) lists: Line<List>,
-    /// No completion of the send queue before this time.
+    /// No completion of the send queue is generated before this time.
     pub(crate) last_completion: Ps,
-    /// None of its messages is handled before this time: they keep their order.
+    /// No message of this queue pair is processed before this time, so that messages keep their order.
     pub(crate) last_handled: Ps,
-    /// Lists that have arrived at the NIC.
+    /// Number of lists that have arrived at the NIC.
     pub(crate) arrived: usize,
-    /// A unit works on it, or it waits for one.
+    /// True if a processing unit works on the queue pair, or the queue pair waits for a unit.
     pub(crate) in_service: bool,
     pub(crate) send_cq: u32,
-    /// Opcode and flags of the last datagram without payload that was posted, and its shape.
+    /// Opcode, flags and shape of the datagram without payload that was posted last.
     pub(crate) last_empty: Option<(u32, u32, u16)>,
-    /// No answer of this responder before this time: answers keep the order of their requests.
+    /// No response of this responder is sent before this time, so that responses keep the order of their requests.
     pub(crate) last_answer: Ps,
     pub(crate) qkey: u32,
     pub(crate) access: i32,
-    /// Until when its unit fetches WQEs that the NIC's cache has lost, and how much of that is to be added to the time of
-    /// the WQE that the unit works on.
+    /// Time until which the queue pair's unit fetches WQEs that the NIC's cache has lost. Below it, the delay that this
+    /// adds to the WQE on which the unit works.
     pub(crate) refetches_until: Ps,
     pub(crate) held_up: Ps,
     pub(crate) reads: Reads,
@@ -85,7 +86,7 @@ const _: () = {
 };
 
 impl Qp {
-    /// A message is on its way to it: what that will need besides is fetched ahead.
+    /// Prefetches the state that an arriving message needs.
     #[inline(always)]
     pub(crate) fn fetch_for_arrival(&self, cqs: &[Option<Cq>]) {
         if self.transport == nicmodel::Transport::Ud {
@@ -94,7 +95,7 @@ impl Qp {
         }
     }
 
-    /// Its state, Q_Key or access has changed.
+    /// Updates derived fields after a change of state, Q_Key or access flags.
     pub(crate) fn changed(&mut self) {
         self.receives = matches!(self.state, abi::IBV_QPS_RTR | abi::IBV_QPS_RTS);
         self.guard = match self.transport {

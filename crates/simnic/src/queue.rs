@@ -1,47 +1,47 @@
-//! The event queue: what happens next in virtual time.
+//! The event queue: the events of virtual time in order.
 //!
-//! A calendar: the next 8 to 17 µs lie in buckets of 4 ns, found through a bitmap of those that are not empty. What is
-//! later waits in a bin of 8 µs, one behind the other as it came, until the bin's time is near, and what is behind half
-//! a millisecond of bins in a heap. Events are a few nanoseconds apart, so a bucket has one or two, and pushing and
-//! popping cost the same however many there are: threads that wait are woken long before their time is over, but
-//! leave an event for it.
+//! The queue is a calendar. The next 8 to 17 µs are in buckets of 4 ns, which are found by a bitmap of non-empty
+//! buckets. Later events wait in bins of 8 µs, in the order of their insertion, until their bin is near. Events beyond
+//! half a millisecond of bins are in a heap. Events are a few nanoseconds apart, so a bucket has one or two. Pushing
+//! and popping take the same time however many events are queued. This matters because a waiting thread is usually
+//! woken long before its timeout, and each wait leaves an event for that timeout.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Virtual time in picoseconds: costs of fractions of a nanosecond add up without rounding drift.
+/// Virtual time in picoseconds, so that costs of fractions of a nanosecond add up without rounding drift.
 pub(crate) type Ps = u64;
 
-/// A bucket is 2^12 ps.
+/// Logarithm of a bucket's length: 2^12 ps.
 const SHIFT: u32 = 12;
-/// Buckets: a bit of the summary for each word of 64.
+/// Number of buckets: the summary has a bit for each word of 64 buckets.
 const BUCKETS: usize = 64 * 64;
-/// A bin is half the calendar: its buckets are all there when the bin before it begins.
+/// Logarithm of a bin's length, half the calendar: all buckets of a bin are free when the bin before it begins.
 const BIN_SHIFT: u32 = SHIFT + 11;
-/// Bins: a bit for each.
+/// Number of bins: one bit of a word for each.
 const BINS: usize = 64;
 const NONE: u32 = u32::MAX;
 
-/// Events in the order of their time, and of their insertion where times are equal: the order is
-/// the same in every run.
+/// A queue of events in the order of their times; events of equal time keep the order of their insertion. So the order
+/// is the same in every run.
 #[derive(Debug)]
 pub(crate) struct EventQueue<E> {
     nodes: Vec<Node<E>>,
     free: u32,
-    /// First node of each bucket; what it holds is not of use if its bit is not set.
+    /// First node of each bucket; valid only if the bucket's bit is set.
     buckets: Box<[u32; BUCKETS]>,
-    /// Buckets that are not empty, and words of this that are not zero.
+    /// Bitmap of non-empty buckets; below it, bitmap of the words that are not zero.
     words: Box<[u64; 64]>,
     summary: u64,
-    /// The bucket of the event that was popped last, counted from time 0: those before it are empty.
+    /// Bucket of the event that was popped last, counted from time 0; all earlier buckets are empty.
     base: u64,
-    /// The bin after that of the base, counted from time 0: it is the last whose events are in buckets.
+    /// Bin after that of the base, counted from time 0: the last bin whose events are in buckets.
     near: u64,
-    /// Last node of each bin, which is a ring; what it holds is not of use if its bit is not set.
+    /// Last node of each bin, whose nodes form a ring; valid only if the bin's bit is set.
     bins: [u32; BINS],
-    /// Bins that are not empty.
+    /// Bitmap of non-empty bins.
     binned: u64,
-    /// Events behind the last bin.
+    /// Events after the last bin.
     later: BinaryHeap<Reverse<Later<E>>>,
     inserted: u64,
 }
@@ -51,7 +51,7 @@ struct Node<E> {
     at: Ps,
     event: E,
     next: u32,
-    /// Of the first node of a bucket, the last one.
+    /// Last node of the bucket; valid in the bucket's first node.
     tail: u32,
 }
 
@@ -82,14 +82,14 @@ impl<E> Ord for Later<E> {
     }
 }
 
-/// A word whose first bit is this one, and whose last is the one before it.
+/// Rotates a word so that bit `bit` becomes bit 0.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "a bit of a word")]
 fn from_bit(word: u64, bit: usize) -> u64 {
     word.rotate_right(bit as u32)
 }
 
-/// The place of a bucket, or of a bin, among so many.
+/// Returns the index of a bucket or bin among `PLACES`.
 #[inline(always)]
 #[expect(
     clippy::cast_possible_truncation,
@@ -116,7 +116,7 @@ impl<E: Copy> EventQueue<E> {
         }
     }
 
-    /// An event at a time; one in the past is the next.
+    /// Adds an event at a time; an event in the past becomes the next one.
     #[inline]
     pub(crate) fn push(&mut self, at: Ps, event: E) {
         let bin = at >> BIN_SHIFT;
@@ -128,7 +128,7 @@ impl<E: Copy> EventQueue<E> {
         }
     }
 
-    /// Takes the next event, if it is not after `until`.
+    /// Takes the next event, if its time is not after `until`.
     #[inline(always)]
     pub(crate) fn pop_until(&mut self, until: Ps) -> Option<(Ps, E)> {
         let Some(index) = self.first() else {
@@ -163,7 +163,7 @@ impl<E: Copy> EventQueue<E> {
         Some((at, event))
     }
 
-    /// When the next event is.
+    /// Returns the time of the next event.
     #[inline]
     pub(crate) fn next_at(&self) -> Option<Ps> {
         match self.first() {
@@ -172,7 +172,7 @@ impl<E: Copy> EventQueue<E> {
         }
     }
 
-    /// The first bucket that is not empty, from the base on and round.
+    /// Returns the first non-empty bucket, in ring order from the base.
     #[inline]
     fn first(&self) -> Option<usize> {
         let from = place::<BUCKETS>(self.base);
@@ -181,7 +181,7 @@ impl<E: Copy> EventQueue<E> {
         if here != 0 {
             return Some(from + here.trailing_zeros() as usize);
         }
-        // The words behind this one come first; this one last, for what is before the base in it.
+        // The words after this one come first; this word comes last, with its buckets in front of the base.
         let behind = from_bit(self.summary, word) & !1;
         let behind = if behind == 0 {
             if self.summary == 0 {
@@ -195,7 +195,7 @@ impl<E: Copy> EventQueue<E> {
         Some(word * 64 + self.words[word].trailing_zeros() as usize)
     }
 
-    /// A node that is in no list yet.
+    /// Makes a node that is in no list yet.
     #[inline]
     fn node(&mut self, at: Ps, event: E) -> u32 {
         let node = Node {
@@ -214,7 +214,7 @@ impl<E: Copy> EventQueue<E> {
         u32::try_from(self.nodes.len() - 1).expect("fewer events than 2^32")
     }
 
-    /// Into its bucket, behind all that are as early or earlier.
+    /// Adds a node to its bucket, after all nodes that are not later.
     #[inline]
     fn insert(&mut self, bucket: u64, at: Ps, new: u32) {
         let index = place::<BUCKETS>(bucket);
@@ -238,7 +238,7 @@ impl<E: Copy> EventQueue<E> {
             self.buckets[index] = new;
         } else {
             let mut before = head;
-            // It ends at the tail, which is later.
+            // The loop ends at the tail at the latest, which is later.
             loop {
                 let next = self.nodes[before as usize].next;
                 if self.nodes[next as usize].at > at {
@@ -251,7 +251,7 @@ impl<E: Copy> EventQueue<E> {
         }
     }
 
-    /// Into its bin, behind all that came before it, or into the heap.
+    /// Adds an event to the end of its bin, or to the heap.
     #[inline(never)]
     fn put_off(&mut self, bin: u64, at: Ps, event: E) {
         if bin - self.near >= BINS as u64 {
@@ -273,14 +273,14 @@ impl<E: Copy> EventQueue<E> {
         self.bins[index] = new;
     }
 
-    /// The base is in another bin: events of the one after it get their buckets, and bins those that were behind the
-    /// last one and are not any more. In each bin and bucket these are the first: what is pushed later comes behind.
+    /// Moves the base to another bin. Events of the bin after it go to their buckets, and events from the heap to bins
+    /// that have come into range. These events come first in each bin and bucket, since later pushes are appended.
     #[cold]
     #[inline(never)]
     fn move_to(&mut self, bin: u64) {
         while self.near <= bin {
             if self.binned == 0 {
-                // Whatever is later is not before this one either.
+                // All other events are not before this bin either.
                 self.near = bin;
             }
             self.near += 1;
@@ -296,7 +296,7 @@ impl<E: Copy> EventQueue<E> {
         }
     }
 
-    /// Events of a bin get their buckets.
+    /// Moves the events of a bin to their buckets.
     fn unbin(&mut self, bin: u64) {
         let index = place::<BINS>(bin);
         if self.binned & 1 << index == 0 {
@@ -319,14 +319,14 @@ impl<E: Copy> EventQueue<E> {
         }
     }
 
-    /// The first bin that is not empty, counted from time 0, with nothing in buckets.
+    /// Returns the first non-empty bin, counted from time 0; the buckets must be empty.
     fn first_bin(&self) -> Option<u64> {
         let next = self.near + 1;
         let ahead = from_bit(self.binned, place::<BINS>(next));
         (ahead != 0).then(|| next + u64::from(ahead.trailing_zeros()))
     }
 
-    /// When the next event is that is in no bucket.
+    /// Returns the time of the next event if no bucket has one.
     #[cold]
     #[inline(never)]
     fn next_later(&self) -> Option<Ps> {
@@ -344,7 +344,7 @@ impl<E: Copy> EventQueue<E> {
         }
     }
 
-    /// Takes the next event when there is none in a bucket.
+    /// Takes the next event if no bucket has one.
     #[cold]
     #[inline(never)]
     fn pop_later(&mut self, until: Ps) -> Option<(Ps, E)> {
@@ -354,7 +354,7 @@ impl<E: Copy> EventQueue<E> {
         }
         self.base = first >> SHIFT;
         self.move_to(first >> BIN_SHIFT);
-        // Now there is one in a bucket.
+        // The event is in a bucket now.
         self.pop_until(until)
     }
 }
@@ -365,7 +365,7 @@ mod tests {
 
     use super::*;
 
-    /// Times that meet in a bucket, in the calendar, and behind it.
+    /// Delays within a bucket, within the calendar, and beyond it.
     fn delay() -> impl Strategy<Value = u64> {
         prop_oneof![
             4 => 0u64..50,
@@ -376,7 +376,7 @@ mod tests {
     }
 
     proptest! {
-        /// Pushed and popped in any order, it is a stable sort of what is in it.
+        /// With pushes and pops in any order, the queue is a stable sort of its contents.
         #[test]
         fn agrees_with_a_sorted_list(steps in prop::collection::vec(prop::option::weighted(0.6, delay()), 0..600)) {
             let mut queue = EventQueue::new();
@@ -386,7 +386,7 @@ mod tests {
                 if let Some(delay) = step {
                     let at = now + delay;
                     queue.push(at, name);
-                    // Behind all that are as early or earlier.
+                    // After all events that are not later.
                     let place = model.partition_point(|&(other, _)| other <= at);
                     model.insert(place, (at, name));
                 } else {

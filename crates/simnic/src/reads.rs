@@ -1,11 +1,11 @@
-//! The READs of a queue pair, and the cache in which a NIC keeps their WQEs.
+//! The READs of a queue pair, and the NIC's cache of their WQEs.
 
-/// The place of a READ's WQE among those of its queue pair.
+/// The position of a READ among the READs of its queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheSlot(u64);
 
-/// A queue pair's READs: new ones push out the WQEs of the oldest that the NIC has kept for their answers. Queue pairs that
-/// READ share its cache alike.
+/// The READs of a queue pair. New READs evict the WQEs of the oldest READs that the NIC has cached for their responses.
+/// Queue pairs with outstanding READs share the cache equally.
 #[derive(Debug, Default)]
 pub(crate) struct Reads {
     sent: u64,
@@ -13,7 +13,7 @@ pub(crate) struct Reads {
 }
 
 impl Reads {
-    /// One more, of a NIC on which so many queue pairs have READs outstanding.
+    /// Records a new READ. `reading` is the number of queue pairs with outstanding READs on the NIC.
     #[inline]
     pub(crate) fn begin(&mut self, reading: &mut usize) -> CacheSlot {
         *reading += usize::from(self.outstanding == 0);
@@ -22,7 +22,7 @@ impl Reads {
         CacheSlot(self.sent)
     }
 
-    /// The answer of one has come: whether its WQE is still in a cache of so many.
+    /// Records the response to a READ; returns true if its WQE is still in a cache of `capacity` WQEs.
     pub(crate) fn end(&mut self, slot: CacheSlot, reading: &mut usize, capacity: usize) -> bool {
         let share = capacity / (*reading).max(1);
         if self.outstanding > 0 {
@@ -32,7 +32,7 @@ impl Reads {
         self.sent.saturating_sub(slot.0) < share.max(1) as u64
     }
 
-    /// Nothing that is outstanding will have an answer.
+    /// Records that outstanding READs will get no response.
     pub(crate) fn forget(&mut self, reading: &mut usize) {
         if self.outstanding > 0 {
             self.outstanding = 0;
@@ -50,7 +50,7 @@ mod tests {
         let (mut one, mut other, mut reading) = (Reads::default(), Reads::default(), 0);
         let [a, b, c] = [(); 3].map(|()| one.begin(&mut reading));
         assert!(!one.end(a, &mut reading, 2) && one.end(b, &mut reading, 2));
-        // With another one that READs, one place is left to each.
+        // With a second queue pair that READs, each has one entry of the cache.
         let d = other.begin(&mut reading);
         let e = one.begin(&mut reading);
         assert_eq!(reading, 2);

@@ -11,8 +11,8 @@ pub(crate) struct Recv {
     pub(crate) lkey: u32,
 }
 
-/// The RECVs of a queue pair. Programs number them in order and place their buffers side by side: such ones are one
-/// entry, so that thousands of queue pairs with hundreds of RECVs each do not need memory for all of them.
+/// The RECVs of a queue pair. Programs number RECVs consecutively and use adjacent buffers. Such RECVs share one entry,
+/// so that thousands of queue pairs with hundreds of RECVs need little memory.
 #[derive(Debug, Default)]
 pub(crate) struct Recvs {
     pub(crate) runs: Line<Run>,
@@ -22,15 +22,15 @@ pub(crate) struct Recvs {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
     first: Recv,
-    /// What follows.
+    /// The RECV that would continue the run.
     next: Recv,
-    /// From each address to the next; of one alone none.
+    /// Distance between the addresses; unused in a run of one RECV.
     stride: u64,
     count: u64,
 }
 
 impl Recv {
-    /// The one behind it.
+    /// Returns the RECV that would follow this one.
     #[inline(always)]
     fn following(self, stride: u64) -> Self {
         Self {
@@ -42,7 +42,7 @@ impl Recv {
 }
 
 impl Run {
-    /// Takes a RECV that follows, if it is one.
+    /// Adds a RECV to the run if it continues the run; returns true if it does.
     #[inline(always)]
     fn join(&mut self, recv: Recv) -> bool {
         if self.count == 1 {
@@ -58,11 +58,11 @@ impl Run {
     }
 }
 
-/// RECVs that are posted together.
+/// A list of RECVs that are posted together.
 pub(crate) trait RecvList<E> {
-    /// The next one, or why it is none.
+    /// Takes the next RECV, or the reason of its refusal.
     fn next(&mut self) -> Option<Result<Recv, E>>;
-    /// Goes on behind the next one, if it is this.
+    /// Takes the next RECV and returns true, if it equals `recv`.
     fn skip(&mut self, recv: &Recv) -> bool;
 }
 
@@ -71,7 +71,7 @@ impl Recvs {
         self.len
     }
 
-    /// Adds RECVs up to the first that is refused, which is one behind `most` of them if none is before it; says why.
+    /// Adds RECVs until one is refused, or until the queue has `most` of them; returns the reason.
     #[inline(always)]
     pub(crate) fn extend<E>(
         &mut self,
@@ -80,7 +80,7 @@ impl Recvs {
         full: E,
     ) -> Result<(), E> {
         loop {
-            // Mostly all go on with the last run.
+            // Usually all RECVs continue the last run.
             if let Some(run) = self.runs.back_mut()
                 && run.count > 1
             {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     proptest! {
-        /// Runs or not, RECVs come out as they went in.
+        /// With or without runs, RECVs are popped in the order in which they were pushed.
         #[test]
         fn recvs_are_a_queue(steps in prop::collection::vec(prop::option::weighted(0.6, (0u64..3, 0u64..3, 0u32..2)), 0..200)) {
             let (mut recvs, mut model) = (Recvs::default(), VecDeque::new());
@@ -162,7 +162,7 @@ mod tests {
                     posted.push_back(recv);
                     continue;
                 }
-                // Together, as many as there is room for.
+                // All are posted together, as many as there is room for.
                 let room = most - model.len();
                 let expected = if posted.len() > room { Err(()) } else { Ok(()) };
                 model.extend(posted.iter().take(room));

@@ -1,12 +1,11 @@
-//! What the work of a simulated thread costs beside its verbs.
+//! Costs of a simulated thread's work other than verbs.
 
 use std::time::Duration;
 
 use crate::queue::Ps;
 use crate::threads::{is_simulated, synchronize, world};
 
-/// The calling simulated thread handles so many requests of a server: what a core does for them
-/// beside its verbs.
+/// Advances the calling simulated thread's clock by the work of a server for `count` requests, without the verbs.
 pub fn spend_requests(count: u64) {
     if is_simulated() {
         world(|world| {
@@ -16,8 +15,8 @@ pub fn spend_requests(count: u64) {
     }
 }
 
-/// The calling simulated thread works for so long, in the time of a host's core: one of a DPU is as much slower as the
-/// profile says.
+/// Advances the calling simulated thread's clock by `work`, in the time of a host's core. A DPU's core takes longer, by
+/// the factor in the profile.
 pub fn spend(work: Duration) {
     if is_simulated() {
         let time = Ps::try_from(work.as_nanos() * 1000).unwrap_or(Ps::MAX / 2);
@@ -25,7 +24,7 @@ pub fn spend(work: Duration) {
     }
 }
 
-/// The calling simulated thread looked at so many places that peers WRITE to and found nothing new there.
+/// Advances the calling simulated thread's clock by `count` unsuccessful checks of memory that peers WRITE.
 pub fn spend_empty_looks(count: u64) {
     if is_simulated() {
         world(|world| {
@@ -35,7 +34,7 @@ pub fn spend_empty_looks(count: u64) {
     }
 }
 
-/// The calling simulated thread adds to the word at this address, which other cores may add to.
+/// Advances the calling simulated thread's clock by an atomic add to a word that other cores may add to.
 pub fn spend_shared_add(addr: u64) {
     if !is_simulated() {
         return;
@@ -55,11 +54,11 @@ pub fn spend_shared_add(addr: u64) {
     });
 }
 
-/// The calling simulated thread walks `overlapped` interleaved chains (one if 0), each of `lines` cache lines that it touches
-/// one after the other, at random places of a working set of `working_set_bytes`.
+/// Advances the calling simulated thread's clock by the walk of `overlapped` interleaved chains (one if 0). Each chain
+/// accesses `lines` cache lines one after the other, at random places of a working set of `working_set_bytes`.
 ///
-/// The time follows from the core's caches and the latency of its memory, as the profile has them (`caches`); nothing where
-/// the profile has no latency of memory.
+/// The time follows from the core's caches and its memory latency in the profile (`caches`). Without a memory latency
+/// in the profile it is 0.
 pub fn spend_touches(working_set_bytes: u64, lines: u64, overlapped: u64) {
     if is_simulated() {
         world(|world| {
@@ -98,7 +97,7 @@ mod tests {
         profile.host.memory_ns = profile.host.request_ns.clone();
         profile.host.memory_ns.as_mut().expect("cib has it").value = 100.0;
         assert_eq!(taken(&profile), Some(Duration::from_micros(1)));
-        // No core is meant on a thread that is not simulated.
+        // A thread that is not simulated has no simulated core, so the call has no effect.
         spend_touches(1 << 30, 10, 1);
     }
 }

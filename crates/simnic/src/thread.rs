@@ -1,4 +1,4 @@
-//! What is known of a simulated thread.
+//! The state of a simulated thread.
 
 use corosensei::{Coroutine, Yielder};
 
@@ -6,46 +6,48 @@ use crate::event::Event;
 use crate::prefetch::prefetch;
 use crate::queue::{EventQueue, Ps};
 
-/// The stack of a thread, and where it goes on.
+/// The coroutine of a thread, with its stack.
 pub(crate) type Stack = Coroutine<(), (), ()>;
 
-/// A simulated thread. There are many, and each is looked at seldom: what most of them need is in one cache line.
+/// A simulated thread. Many exist, and each runs rarely, so the fields that are usually needed share one cache line.
 #[repr(C, align(64))]
 pub(crate) struct Thread {
     pub(crate) machine: u32,
     pub(crate) state: State,
-    /// There is something in `more_cqs`.
+    /// True if `more_cqs` is not empty.
     pub(crate) several_cqs: bool,
-    /// It waits in [`idle_polling`](crate::idle_polling).
+    /// True while the thread waits in [`idle_polling`](crate::idle_polling).
     pub(crate) polls: bool,
     pub(crate) clock: Ps,
-    /// When it goes on, unless it runs. There is an event for it then, or the timer's before.
+    /// Time at which the thread resumes, unless it runs. An event is queued for this time, or the timer's event for an
+    /// earlier time.
     pub(crate) resume_at: Ps,
-    /// The event that stands for the end of its waits: where a wait ends early it stays, for the next one.
+    /// Time of the queued event for the end of a wait. If a wait ends early, the event stays queued and serves the next
+    /// wait.
     pub(crate) timer: Ps,
-    /// The completion queue that it polled first since it last waited.
+    /// First completion queue that the thread polled since its last wait.
     pub(crate) first_cq: Option<u32>,
-    /// What tells this time from all others.
+    /// Number of the period since the thread's last wait, unique in the simulation.
     pub(crate) stamp: u64,
     pub(crate) yielder: *const Yielder<(), ()>,
-    /// Not there while it runs.
+    /// Coroutine; `None` while the thread runs.
     pub(crate) stack: Option<Box<Stack>>,
-    /// Those that it polled besides.
+    /// Further completion queues that the thread polled.
     pub(crate) more_cqs: Vec<u32>,
-    /// Where it waits in [`idle_polling`](crate::idle_polling).
+    /// Parameters of the wait in [`idle_polling`](crate::idle_polling).
     pub(crate) polling: Polling,
 }
 
-/// A loop that polls one completion queue and does nothing else while there is nothing.
+/// A loop that only polls one completion queue while that is empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Polling {
     pub(crate) cq: u32,
-    /// Polls that found nothing, up to this wait.
+    /// Number of unsuccessful polls before this wait.
     pub(crate) misses: u32,
-    /// When this wait began, and when it ends.
+    /// Start of this wait; below it, the end.
     pub(crate) from: Ps,
     pub(crate) end: Ps,
-    /// From when on the loop has to do something else, in nanoseconds.
+    /// Time at which the loop must do something else, in nanoseconds.
     pub(crate) until_ns: u64,
 }
 
@@ -54,9 +56,9 @@ const _: () = assert!(std::mem::offset_of!(Thread, more_cqs) == 64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Running,
-    /// It goes on at its time whatever happens.
+    /// Resumes at its time, regardless of events.
     Stopped,
-    /// It goes on at its time, or when there is something that it polled.
+    /// Resumes at its time, or when something that it polled changes.
     Waiting,
     Done,
 }
@@ -73,7 +75,7 @@ impl Thread {
     }
 }
 
-/// Something that a thread watches changes at a time.
+/// Wakes a waiting thread at `at`, because something that it watches changes.
 #[inline(always)]
 pub(crate) fn wake(threads: &mut [Thread], events: &mut EventQueue<Event>, thread: u32, at: Ps) {
     let Some(sleeper) = threads.get_mut(thread as usize) else {

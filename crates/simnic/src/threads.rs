@@ -1,9 +1,9 @@
-//! Simulated threads: coroutines, each on a core of its own with a clock of its own.
+//! Simulated threads: coroutines, each with a core and a clock of its own.
 //!
-//! A thread runs real code on a stack of its own. Verbs advance its clock. What an event does becomes
-//! visible one way over PCIe later, so a thread may be that far ahead of the events, and stops only where it
-//! is further ahead or waits ([`idle`]). Events happen on the stack of who runs the simulation: one that stays in the
-//! processor's cache, as those of many threads do not.
+//! A thread runs real code on a stack of its own, and verbs advance its clock. The effect of an event becomes visible
+//! one PCIe latency later. So a thread may be ahead of the events by that much, and is suspended only if it is further
+//! ahead or waits ([`idle`]). Events run on the stack of the caller of [`run`], which stays in the processor's cache,
+//! unlike the stacks of many threads.
 
 #![allow(unsafe_code)]
 
@@ -19,17 +19,17 @@ use crate::queue::Ps;
 use crate::thread::{Polling, Stack, State, Thread};
 use crate::world::World;
 
-/// Bytes of a thread's stack; pages that are not touched take no memory.
+/// Bytes of a thread's stack; untouched pages use no memory.
 const STACK_BYTES: usize = 256 << 10;
 
 thread_local! {
-    /// The simulation, from a box; null if there is none, and while it is lent.
+    /// The simulation, from a box; null if no simulation exists, or while it is borrowed.
     static WORLD: Cell<*mut World> = const { Cell::new(std::ptr::null_mut()) };
-    /// Whether simulated code runs on this thread now.
+    /// True while simulated code runs on this thread.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Puts a simulation in place; false if this thread has one.
+/// Installs a simulation; returns false if this thread already has one.
 pub(crate) fn install(world: Box<World>) -> bool {
     let free = WORLD.get().is_null();
     if free {
@@ -38,13 +38,14 @@ pub(crate) fn install(world: Box<World>) -> bool {
     free
 }
 
-/// Ends this thread's simulation. Threads that have not ended are left as they are: unwinding them
-/// would pass through C functions.
+/// Ends this thread's simulation. Coroutines that have not ended are leaked: unwinding them would pass through C
+/// functions.
 pub(crate) fn remove() {
     INSIDE.with(|inside| inside.set(false));
     let world = WORLD.replace(std::ptr::null_mut());
     if !world.is_null() {
-        // SAFETY: it came from a box (`install`), and nobody else has it: it is not lent.
+        // SAFETY: the pointer came from a box (`install`), and no other reference exists, since the simulation is not
+        // borrowed.
         let mut world = unsafe { Box::from_raw(world) };
         for thread in &mut world.threads {
             if let Some(stack) = thread.stack.take().filter(|stack| stack.started()) {
@@ -54,10 +55,10 @@ pub(crate) fn remove() {
     }
 }
 
-/// Calls `with` on this thread's simulation, if there is one and it is not lent already.
+/// Calls `with` on this thread's simulation, if one exists and is not borrowed.
 #[inline(always)]
 pub(crate) fn world<R>(with: impl FnOnce(&mut World) -> R) -> Option<R> {
-    /// Gives back what was lent, after a panic too.
+    /// Returns the borrowed simulation on drop, also after a panic.
     struct Lent(*mut World);
     impl Drop for Lent {
         #[inline(always)]
@@ -66,14 +67,14 @@ pub(crate) fn world<R>(with: impl FnOnce(&mut World) -> R) -> Option<R> {
         }
     }
     let lent = Lent(WORLD.replace(std::ptr::null_mut()));
-    // SAFETY: NULL, or from a box that lives until `remove` (`install`). Whoever has it has taken it out of `WORLD`,
-    // so there is no other reference; a coroutine is never left while it is lent.
+    // SAFETY: NULL, or from a box that lives until `remove` (`install`). A borrower takes the pointer out of `WORLD`,
+    // so no other reference exists. A coroutine is never suspended while the simulation is borrowed.
     let world = unsafe { lent.0.as_mut() }?;
     Some(with(world))
 }
 
 impl World {
-    /// Adds a thread that starts now.
+    /// Adds a thread that starts at the current time.
     pub(crate) fn spawn(&mut self, machine: u32, name: String, body: impl FnOnce() + 'static) {
         let stack = DefaultStack::new(STACK_BYTES).expect("address space for a thread's stack");
         let thread = u32::try_from(self.threads.len()).expect("fewer threads than 2^32");
@@ -102,7 +103,7 @@ impl World {
         self.events.push(clock, Event::Resume { thread });
     }
 
-    /// The clock of who calls: the running thread's, or the simulation's outside of threads.
+    /// Returns the clock of the running thread, or the simulation's time outside of threads.
     #[inline(always)]
     pub(crate) fn clock(&self) -> Ps {
         match self.current {
@@ -111,7 +112,7 @@ impl World {
         }
     }
 
-    /// The running thread works for so long.
+    /// Advances the running thread's clock by `time`.
     #[inline(always)]
     pub(crate) fn spend(&mut self, time: Ps) {
         if self.current.is_some() {
@@ -119,7 +120,7 @@ impl World {
         }
     }
 
-    /// What is due on the running thread's machine becomes visible to it.
+    /// Makes WRITEs visible to the running thread that are due on its machine.
     #[inline(always)]
     pub(crate) fn catch_up(&mut self) {
         if self.current.is_some() {
@@ -130,7 +131,7 @@ impl World {
         }
     }
 
-    /// A line that cores add to; a thread's if it is the first to.
+    /// Returns the record of a cache line to which cores add; a new line belongs to `thread`.
     #[inline]
     pub(crate) fn shared_line(&mut self, number: u64, thread: u32) -> &mut SharedLine {
         let lines = &mut self.shared_lines;
@@ -143,12 +144,12 @@ impl World {
             });
             lines.len() - 1
         });
-        // Mostly it is added to again.
+        // Usually the same line is used again.
         lines.swap(0, place);
         &mut lines[0]
     }
 
-    /// The running thread goes on at its clock, after all events before it; false if there are none.
+    /// Suspends the running thread until all events before its clock have run; returns false if there are none.
     #[inline]
     fn stop(&mut self) -> bool {
         let clock = self.clock();
@@ -165,8 +166,8 @@ impl World {
         true
     }
 
-    /// The running thread waits for what it watches, at most until `deadline`; false if that is over already: what
-    /// comes first is known if it comes before any event to come can become visible.
+    /// Makes the running thread wait for what it watches, at most until `deadline`. Returns false if the wait ends at
+    /// once: its end is already known if no future event can become visible before it.
     fn wait_until(&mut self, deadline: Ps, memory: Option<u32>) -> bool {
         let (known, clock) = (self.now + self.shortest, self.clock);
         let Some(thread) = self.current else {
@@ -220,7 +221,7 @@ impl World {
         true
     }
 
-    /// An event says that a thread goes on: whether it does, and did not before.
+    /// Returns true if a thread must resume for its event now, and has not resumed before.
     fn is_due(&mut self, thread: u32) -> bool {
         let now = self.now;
         let woken = &mut self.threads[thread as usize];
@@ -241,7 +242,7 @@ impl World {
         false
     }
 
-    /// Lets events happen until a thread goes on; nothing if none does before the end of the run.
+    /// Runs events until a thread resumes; `None` if none does before the end of the run.
     fn advance(&mut self) -> Option<(u32, Box<Stack>)> {
         self.current = None;
         loop {
@@ -270,9 +271,9 @@ impl World {
         }
     }
 
-    /// Lets the loop of a thread that goes on in [`idle_polling`] go round once more without it: polls what it polls, and
-    /// waits again. False if there may be something for it. With hundreds of clients what one needs to find nothing is in
-    /// no cache, and most of their waits end so.
+    /// Polls on behalf of a thread that resumes in [`idle_polling`], and lets it wait again. Returns false if the
+    /// thread must run. With hundreds of clients, the state of a thread is in no cache, and most waits end without a
+    /// completion.
     fn polls_on(&mut self, thread: u32) -> bool {
         let Polling {
             cq,
@@ -295,7 +296,7 @@ impl World {
         self.wait_polling(thread, misses.saturating_add(misses_of_wait(misses)))
     }
 
-    /// The running thread's loop has polled in vain so often: waits as long as it does then. False if that is over already.
+    /// Makes the running thread wait after `misses` unsuccessful polls. Returns false if the wait ends at once.
     fn wait_polling(&mut self, thread: u32, misses: u32) -> bool {
         let misses = misses.saturating_add(1);
         let from = self.clock;
@@ -305,23 +306,22 @@ impl World {
         self.wait_until(end, None)
     }
 
-    /// Where the running thread, which has stopped, is left.
+    /// Returns the yielder of the running thread, with which it can be suspended.
     fn leave(&self) -> Option<*const Yielder<(), ()>> {
         let me = self.threads.get(self.current? as usize)?;
         Some(me.yielder).filter(|yielder| !yielder.is_null())
     }
 }
 
-/// The running thread is left for another one.
+/// Suspends the running thread.
 #[inline]
 fn switch(yielder: *const Yielder<(), ()>) {
-    // SAFETY: set by the running coroutine itself when it began (`spawn`); a coroutine's yielder
-    // lives on its stack until it ends, and it runs now.
+    // SAFETY: the running coroutine set the pointer when it began (`spawn`). A coroutine's yielder lives on its stack
+    // until it ends, and the coroutine is running.
     unsafe { (*yielder).suspend(()) };
 }
 
-/// Lets everything happen that is before the running thread's clock, if it is further ahead than anything can
-/// become visible to it.
+/// Runs all events before the running thread's clock, if the clock is so far ahead that they may be visible to it.
 #[inline(always)]
 pub(crate) fn synchronize() {
     let ahead = world(|world| world.clock() > world.now + world.shortest);
@@ -330,7 +330,7 @@ pub(crate) fn synchronize() {
     }
 }
 
-/// Lets everything happen that is before the running thread's clock.
+/// Runs all events before the running thread's clock.
 #[inline(never)]
 fn let_happen() {
     let yielder = world(|world| if world.stop() { world.leave() } else { None });
@@ -339,7 +339,7 @@ fn let_happen() {
     }
 }
 
-/// Runs events until a time, or until nothing can happen any more. Panics of threads go on here.
+/// Runs events until a time, or until no event is left. Panics of simulated threads propagate to the caller.
 pub(crate) fn run(until: Ps) {
     let mut next = world(|world| {
         world.until = until;
@@ -366,20 +366,20 @@ pub(crate) fn run(until: Ps) {
     });
 }
 
-/// Whether the caller is a simulated thread.
+/// Returns true if the caller is a simulated thread.
 #[inline]
 #[must_use]
 pub fn is_simulated() -> bool {
     INSIDE.with(Cell::get)
 }
 
-/// Virtual time of the calling simulated thread; nothing on other threads.
+/// Returns the virtual time of the calling simulated thread; `None` on other threads.
 #[must_use]
 pub fn now() -> Option<Duration> {
     now_ns().map(Duration::from_nanos)
 }
 
-/// The same in nanoseconds.
+/// Returns the virtual time of the calling simulated thread in nanoseconds; `None` on other threads.
 #[inline]
 #[must_use]
 pub fn now_ns() -> Option<u64> {
@@ -389,9 +389,10 @@ pub fn now_ns() -> Option<u64> {
     world(|world| world.clock() / 1000)
 }
 
-/// The calling simulated thread found nothing to do: it goes on when what it polled since the last
-/// call, or the region with this key, may have something, and at the latest after `at_most`.
-/// Returns how long that was. Both are in nanoseconds: a loop that waits comes here more often than anywhere.
+/// Suspends the calling simulated thread, which has found nothing to do, for `at_most` at most. The thread resumes
+/// earlier if a completion queue that it has polled since the last call may have changed, or the region with the key
+/// `memory`. Returns the waiting time. Both times are in nanoseconds, since loops call this function more often than
+/// any other.
 pub fn idle(at_most: u64, memory: Option<u32>) -> u64 {
     if !is_simulated() {
         return 0;
@@ -415,34 +416,35 @@ pub fn idle(at_most: u64, memory: Option<u32>) -> u64 {
     after.saturating_sub(before) / 1000
 }
 
-/// A look at what has not changed, and the loop around it.
+/// Duration of an unsuccessful poll with the loop around it.
 const SPIN: Ps = 20_000;
 
-/// How many looks in vain a wait stands for, after so many: up to a multiple of 256, since loops look at their clocks
-/// then. Those that have waited long do so less often, since many that wait are much work for a simulation.
+/// Returns the number of unsuccessful polls for which a wait stands, after `misses` of them. The sum is a multiple of
+/// 256, when loops check their clocks. Waits grow with `misses`, because many short waits would make a simulation slow.
 fn misses_of_wait(misses: u32) -> u32 {
-    /// Misses after which it waits no longer: 655 µs.
+    /// Number of misses after which waits grow no longer: 655 µs.
     const LONGEST: u32 = 1 << 15;
     misses.clamp(256, LONGEST).next_multiple_of(256) - misses % 256
 }
 
-/// So much time as looks in vain, if it is of a wait after so many.
+/// Returns the number of unsuccessful polls in `time`, for a wait after `misses` of them.
 fn looks(misses: u32, time: Ps) -> u32 {
     let most = misses_of_wait(misses);
     u32::try_from(time / 1000 / (SPIN / 1000)).map_or(most, |looks| looks.min(most))
 }
 
-/// The calling simulated thread's loop has looked in vain so often, at what it polled since the last call or at the region
-/// with this key: it goes on when there may be something, and at the latest after a time that grows. Returns how often it
-/// has looked in vain then.
+/// Suspends the calling simulated thread after `misses` unsuccessful polls, for a time that grows with `misses`. The
+/// thread resumes earlier if a completion queue that it has polled since the last call may have changed, or the region
+/// with the key `memory`. Returns the new number of unsuccessful polls.
 #[must_use]
 pub fn idle_looking(misses: u32, memory: Option<u32>) -> u32 {
     let wait = Ps::from(misses_of_wait(misses)) * (SPIN / 1000);
     misses.saturating_add(looks(misses, idle(wait, memory) * 1000))
 }
 
-/// The same for a loop that does nothing but poll one completion queue, as it did since the last call, until there is
-/// something or it is time for something else: `until_ns`, in virtual time. `misses` is before this one.
+/// As [`idle_looking`], for a loop that only polls one completion queue, as it has done since the last call. The loop
+/// resumes when the queue may have a completion, or at `until_ns` in virtual time. `misses` does not include the latest
+/// poll.
 #[must_use]
 pub fn idle_polling(misses: u32, until_ns: u64) -> u32 {
     let waits = world(|world| {
@@ -486,8 +488,8 @@ mod tests {
     use crate::message::SUCCESS;
     use crate::spend::spend;
 
-    /// When the loop of a thread finds each of the completions that come at these times in ns, and how often it has
-    /// looked in vain then; at `stop`, which is in ns too, it gives up.
+    /// Returns when the loop of a thread finds each of the completions that arrive at `times` in ns, with its number of
+    /// unsuccessful polls. The loop ends at `stop`, which is in ns, too.
     fn finds(times: &[u64], stop: u64, wait: fn(u32, u64) -> u32) -> Vec<(u64, u32)> {
         let profile = nicmodel::profile::builtin("cib").expect("built in");
         let cluster = Cluster::new(profile, 1, 1).expect("it has all costs");
@@ -524,7 +526,7 @@ mod tests {
         let times = times.to_vec();
         cluster.spawn(cluster.machine(0), "completes", move || {
             for at in times {
-                // A little before it becomes visible.
+                // Runs slightly before the completion becomes visible.
                 spend(Duration::from_nanos(at - 300) - now().expect("simulated"));
                 let_happen();
                 let cqe = Cqe {
@@ -547,7 +549,7 @@ mod tests {
         found.take()
     }
 
-    /// A loop that polls by itself, and one that is polled for, find the same at the same times.
+    /// A loop that polls itself and one that is polled for find the same completions at the same times.
     #[test]
     fn who_is_polled_for_finds_the_same() {
         let alone = |misses: u32, _| idle_looking(misses + 1, None);

@@ -1,20 +1,20 @@
-//! When a resource is taken that several simulated cores ask for.
+//! The use of a resource that several simulated cores share.
 
 use crate::queue::Ps;
 
-/// A resource that serves one at a time, asked by threads that are ahead of each other.
+/// A resource that serves one request at a time, for threads whose clocks differ.
 ///
-/// Who comes earlier than one who has asked before finds the time in front of that one still free. With a queue in the
-/// order of asking it would wait for what comes after it.
+/// A request with an earlier time than a previous request still finds the time in front of that one free. A queue in
+/// the order of the calls would make it wait for a later request.
 #[derive(Debug, Default)]
 pub(crate) struct Timetable {
-    /// From when to when it is taken, the first first, with time between each and the next.
+    /// Intervals in which the resource is used, in order, with free time between them.
     taken: Vec<(Ps, Ps)>,
 }
 
 impl Timetable {
-    /// Takes the first `time` that is free from `at` on, in pieces if need be, so that none is left over; returns when
-    /// it is over. Nobody asks for a time before `now` any more.
+    /// Uses the first free `time` from `at` on, in several pieces if necessary, so that no free time is left over.
+    /// Returns the end of the use. No later call has a time before `now`.
     #[inline]
     pub(crate) fn take(&mut self, now: Ps, at: Ps, time: Ps) -> Ps {
         if time == 0 {
@@ -27,8 +27,7 @@ impl Timetable {
             Some(before) => before + 1,
             None => 0,
         };
-        // Mostly it comes behind all, or makes what is taken at its time longer, or lies between two, and reaches no
-        // other.
+        // Usually the request comes after all intervals, or extends an interval, or fits between two of them.
         match &mut self.taken[place..] {
             [] => {
                 self.taken.push((at, at + time));
@@ -43,7 +42,7 @@ impl Timetable {
             }
             [(from, _), ..] if at + time < *from => {
                 self.taken.push((at, at + time));
-                // Behind it are a few, which are moved one by one.
+                // The few intervals after it are moved one by one.
                 for behind in (place + 1..self.taken.len()).rev() {
                     self.taken.swap(behind - 1, behind);
                 }
@@ -54,7 +53,7 @@ impl Timetable {
         self.take_pieces(place, at, time)
     }
 
-    /// Takes out what is over, or makes room for as much again.
+    /// Removes past intervals, and makes room for as many as are left.
     #[cold]
     #[inline(never)]
     fn make_room(&mut self, now: Ps) {
@@ -63,12 +62,12 @@ impl Timetable {
         self.taken.reserve(self.taken.len().max(8));
     }
 
-    /// The same where what is taken already is in the way; all before `place` ends before `at`.
+    /// Does the same if existing intervals are in the way; all intervals before `place` end before `at`.
     #[inline(never)]
     fn take_pieces(&mut self, place: usize, at: Ps, time: Ps) -> Ps {
         let (mut start, mut end, mut left) = (at, at, time);
         let mut next = place;
-        // All that is free up to the end is taken, with what is taken already one piece.
+        // Uses all free time up to the end, which joins the existing intervals in between.
         while let Some(&(from, until)) = self.taken.get(next)
             && end + left > from
         {
@@ -109,13 +108,13 @@ mod tests {
         assert_eq!(link.take(0, 1000, 12), 1012);
         assert_eq!(link.take(0, 900, 12), 912);
         assert_eq!(link.take(0, 1005, 12), 1024);
-        // Not enough time before 1000: the rest comes behind.
+        // The time before 1000 is too short, so the rest comes after it.
         assert_eq!(link.take(0, 990, 12), 1026);
         assert_eq!(link.taken, [(900, 912), (990, 1026)]);
     }
 
     proptest! {
-        /// In the order of time it is a queue.
+        /// With requests in the order of time, the resource is a queue.
         #[test]
         fn is_a_queue_for_who_come_in_order(steps in prop::collection::vec((0u64..30, 1u64..20), 1..100)) {
             let (mut table, mut at, mut free) = (Timetable::default(), 0, 0);
@@ -126,7 +125,7 @@ mod tests {
             }
         }
 
-        /// In any order it is the free time from then on, and what was taken is in as few pieces as can be.
+        /// With requests in any order, the free time from `at` on is used, and the intervals are as few as possible.
         #[test]
         fn takes_what_is_free(asks in prop::collection::vec((0usize..500, 1usize..20), 1..100)) {
             let mut table = Timetable::default();

@@ -1,4 +1,4 @@
-//! Everything that is simulated: machines, their NICs and cores, and the objects of the verbs.
+//! The state of a simulation: machines, their NICs and cores, and the objects of the verbs.
 
 use nicmodel::profile::{Place, Profile};
 
@@ -15,19 +15,19 @@ use crate::qp::Qp;
 use crate::queue::{EventQueue, Ps};
 use crate::thread::Thread;
 
-/// The simulation.
+/// The state of a simulation.
 #[derive(Debug)]
 pub(crate) struct World {
-    /// Tells handles of this simulation from those of another.
+    /// Number that distinguishes handles of this simulation from those of another.
     pub(crate) id: u64,
     pub(crate) costs: Costs,
     pub(crate) shapes: Shapes,
     pub(crate) now: Ps,
     pub(crate) events: EventQueue<Event>,
-    /// Host `i` is machine `i` and has NIC `i`; the DPUs, if there are any, follow in the same order.
+    /// Host `i` is machine `i` and has NIC `i`. DPUs, if the profile has them, follow in the same order.
     pub(crate) machines: Vec<Machine>,
     pub(crate) nics: Vec<Nic>,
-    /// The shortest way over PCIe: nothing that a NIC does is visible to a core, or a core's to a NIC, sooner.
+    /// Smallest one-way PCIe latency: an effect of a NIC on a core, or of a core on a NIC, is visible no sooner.
     pub(crate) shortest: Ps,
     pub(crate) qps: Vec<Option<Box<Qp>>>,
     pub(crate) cqs: Vec<Option<Cq>>,
@@ -35,16 +35,16 @@ pub(crate) struct World {
     pub(crate) messages: Messages,
     pub(crate) threads: Vec<Thread>,
     pub(crate) thread_names: Vec<String>,
-    /// The running thread, its clock and machine, and since when it has not waited.
+    /// Running thread; below it, its clock, its machine and its stamp.
     pub(crate) current: Option<u32>,
     pub(crate) clock: Ps,
     pub(crate) home: u32,
     pub(crate) stamp: u64,
-    /// Stamps that were given.
+    /// Number of stamps that were given.
     pub(crate) stamps: u64,
-    /// The end of the run.
+    /// End of the run.
     pub(crate) until: Ps,
-    /// Cache lines that cores add to. Few are.
+    /// Cache lines to which several cores add; there are few.
     pub(crate) shared_lines: Vec<SharedLine>,
     pub(crate) rng: u64,
 }
@@ -77,7 +77,7 @@ impl World {
         }
     }
 
-    /// Adds machines of a profile: hosts, and a DPU beside each if the profile has one.
+    /// Adds machines of a profile: hosts, and as many DPUs if the profile has one.
     pub(crate) fn add_machines(&mut self, profile: &Profile, count: u32) {
         let there = profile.on_dpu();
         let speed = profile.dpu.as_ref().map(|dpu| dpu.core_speed.value);
@@ -104,7 +104,7 @@ impl World {
         self.shortest = ways.min().unwrap_or(0);
     }
 
-    /// The next number of the simulation's generator (splitmix64, Steele et al., OOPSLA 2014).
+    /// Returns the next random number (splitmix64, Steele et al., OOPSLA 2014).
     pub(crate) fn random(&mut self) -> u64 {
         self.rng = self.rng.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.rng;
@@ -117,12 +117,12 @@ impl World {
         &mut self.machines[index as usize]
     }
 
-    /// The NIC of a machine.
+    /// Returns the NIC of a machine.
     pub(crate) fn nic(&mut self, machine: u32) -> &mut Nic {
         &mut self.nics[self.machines[machine as usize].nic as usize]
     }
 
-    /// What the running thread's cores and memory cost.
+    /// Returns the costs of the running thread's core and memory.
     #[inline(always)]
     pub(crate) fn home_costs(&self) -> &SideCosts {
         &self.machines[self.home as usize].costs
@@ -132,7 +132,7 @@ impl World {
         self.qps.get_mut(index as usize)?.as_deref_mut()
     }
 
-    /// Destroys a queue pair: what of it is under way is gone.
+    /// Destroys a queue pair and its messages in flight.
     pub(crate) fn remove_qp(&mut self, index: u32) {
         let Some(mut qp) = self.qps.get_mut(index as usize).and_then(Option::take) else {
             return;
@@ -150,13 +150,13 @@ impl World {
         }
     }
 
-    /// The region of a key on a machine.
+    /// Returns the memory region of a key on a machine.
     pub(crate) fn mr(&self, machine: u32, key: u32) -> Option<&Mr> {
         let mr = self.mrs.get(key as usize)?.as_ref()?;
         (mr.machine == machine).then_some(mr)
     }
 
-    /// Runs an event that is not a thread's.
+    /// Runs an event of a NIC.
     pub(crate) fn happen(&mut self, event: Event, at: Ps) {
         match event {
             Event::Resume { .. } => {}
@@ -168,7 +168,7 @@ impl World {
         }
     }
 
-    /// A completion that becomes visible at its time.
+    /// Adds a completion that becomes visible at its time.
     #[inline(always)]
     pub(crate) fn complete(&mut self, cq: u32, cqe: Cqe) {
         if let Some(Some(queue)) = self.cqs.get_mut(cq as usize) {
@@ -176,7 +176,7 @@ impl World {
         }
     }
 
-    /// A WRITE that becomes visible at its time.
+    /// Adds a WRITE that becomes visible at `at`.
     pub(crate) fn write_later(&mut self, key: u32, at: Ps, addr: u64, payload: Payload) {
         let Some(Some(mr)) = self.mrs.get_mut(key as usize) else {
             return;
@@ -186,7 +186,7 @@ impl World {
         mr.write_later(key, machine, at, addr, payload, threads, events);
     }
 
-    /// Makes visible what was written to the machine's memory up to a time.
+    /// Makes WRITEs to the machine's memory visible whose time is up to `up_to`.
     pub(crate) fn settle(&mut self, machine: u32, up_to: Ps) {
         let Self { machines, mrs, .. } = self;
         let Machine {

@@ -1,4 +1,4 @@
-//! The operations that `verbs.h` calls through the context.
+//! The operations of the context that `verbs.h` calls.
 
 use std::ffi::c_int;
 
@@ -17,7 +17,7 @@ pub(super) unsafe extern "C" fn post_send(
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
     synchronize();
-    // SAFETY: a queue pair of ours; the list is as `ibv_post_send(3)` says.
+    // SAFETY: a queue pair of this provider; the list is valid as `ibv_post_send(3)` requires.
     let posted = unsafe {
         on_known((*qp).context, (*qp).handle, |world, index| {
             let refuse = |wr: *mut ibv_send_wr| {
@@ -57,13 +57,14 @@ pub(super) unsafe extern "C" fn post_send(
     or_errno(posted)
 }
 
-/// A WR without payload as a datagram; whether it is one its queue pair knows.
+/// Reads a work request without SGEs as a datagram; `None` if it has SGEs. Only the queue pair knows if it is a
+/// datagram.
 #[inline(always)]
 fn as_datagram(wr: &ibv_send_wr) -> Option<Datagram> {
     if wr.num_sge != 0 {
         return None;
     }
-    // SAFETY: all members of the unions are plain numbers and pointers.
+    // SAFETY: all members of the unions are integers and pointers.
     let (imm, ud) = unsafe { (wr.imm.imm_data, wr.wr.ud) };
     Some(Datagram {
         opcode: wr.opcode,
@@ -75,10 +76,10 @@ fn as_datagram(wr: &ibv_send_wr) -> Option<Datagram> {
     })
 }
 
-/// A WR in plain values; nothing if its SGEs cannot be.
+/// Reads a work request as plain values; `None` if its SGE list is invalid.
 ///
 /// # Safety
-/// The WR is as `ibv_post_send(3)` says.
+/// The work request is valid as `ibv_post_send(3)` requires.
 #[inline(always)]
 unsafe fn read_send(wr: &ibv_send_wr) -> Option<SendRequest<'_>> {
     let mut request = SendRequest {
@@ -95,8 +96,8 @@ unsafe fn read_send(wr: &ibv_send_wr) -> Option<SendRequest<'_>> {
         // SAFETY: contract of this function.
         sges: unsafe { read_sges(wr.sg_list, wr.num_sge) }?,
     };
-    // SAFETY: the member that belongs to the opcode; all are plain numbers and pointers, and which one a
-    // datagram's is its queue pair knows: the bytes are there in each case.
+    // SAFETY: the member belongs to the opcode, and all members are integers and pointers. For a SEND, only the queue
+    // pair knows if the member is valid, but its bytes are initialized in each case.
     unsafe {
         match wr.opcode {
             IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => {
@@ -115,7 +116,7 @@ unsafe fn read_send(wr: &ibv_send_wr) -> Option<SendRequest<'_>> {
 }
 
 /// # Safety
-/// `list` holds `count` elements that nobody changes for so long.
+/// `list` holds `count` elements, which do not change during the lifetime of the result.
 #[inline(always)]
 unsafe fn read_sges<'a>(list: *const ibv_sge, count: c_int) -> Option<&'a [ibv_sge]> {
     let count = usize::try_from(count)
@@ -129,13 +130,13 @@ unsafe fn read_sges<'a>(list: *const ibv_sge, count: c_int) -> Option<&'a [ibv_s
 }
 
 /// # Safety
-/// The elements lie in readable memory, and have this length together.
+/// The elements are in readable memory, and their lengths have the sum `length`.
 #[inline(always)]
 unsafe fn copy_inline(sges: &[ibv_sge], length: usize) -> Option<Payload> {
     if let ([sge], 8) = (sges, length) {
         let from = usize::try_from(sge.addr).ok()?;
         let from = std::ptr::with_exposed_provenance::<[u8; 8]>(from);
-        // SAFETY: contract of this function, as below; bytes need no alignment.
+        // SAFETY: contract of this function, as below. An array of bytes needs no alignment.
         return Some(Payload::word(unsafe { from.read() }));
     }
     Payload::with(length, |into| {
@@ -146,7 +147,7 @@ unsafe fn copy_inline(sges: &[ibv_sge], length: usize) -> Option<Payload> {
                 return false;
             };
             let from = std::ptr::with_exposed_provenance::<u8>(addr);
-            // SAFETY: contract of this function; inlined data may be anywhere in the program's memory.
+            // SAFETY: contract of this function. Inline data may be anywhere in the program's memory.
             unsafe { std::ptr::copy_nonoverlapping(from, part.as_mut_ptr(), part.len()) };
             rest = after;
         }
@@ -159,7 +160,7 @@ pub(super) unsafe extern "C" fn post_recv(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: a queue pair of ours; the list is as `ibv_post_recv(3)` says.
+    // SAFETY: a queue pair of this provider; the list is valid as `ibv_post_recv(3)` requires.
     let posted = unsafe {
         on_known((*qp).context, (*qp).handle, |world, index| {
             let mut recvs = Recvs { next: wr, last: wr };
@@ -173,10 +174,10 @@ pub(super) unsafe extern "C" fn post_recv(
     or_errno(posted)
 }
 
-/// A list as `ibv_post_recv(3)` says, while it is posted.
+/// A list of receive work requests (`ibv_post_recv(3)`) while it is posted.
 struct Recvs {
     next: *mut ibv_recv_wr,
-    /// The one that was taken last.
+    /// The work request that was taken last.
     last: *mut ibv_recv_wr,
 }
 
@@ -184,7 +185,7 @@ impl RecvList<c_int> for &mut Recvs {
     #[inline(always)]
     fn next(&mut self) -> Option<Result<Recv, c_int>> {
         self.last = self.next;
-        // SAFETY: the caller of `post_recv` gave such a list.
+        // SAFETY: the caller of `post_recv` guarantees a valid list.
         unsafe {
             let this = self.next.as_ref()?;
             self.next = this.next;
@@ -194,8 +195,8 @@ impl RecvList<c_int> for &mut Recvs {
 
     #[inline(always)]
     fn skip(&mut self, recv: &Recv) -> bool {
-        // SAFETY: the caller of `post_recv` gave such a list, and one SGE is there if the WR says so and its address
-        // is not NULL.
+        // SAFETY: the caller of `post_recv` guarantees a valid list. A work request with one SGE has an SGE if its
+        // address is not NULL.
         unsafe {
             let Some(this) = self.next.as_ref().filter(|this| this.num_sge == 1) else {
                 return false;
@@ -214,10 +215,10 @@ impl RecvList<c_int> for &mut Recvs {
     }
 }
 
-/// A RECV in plain values; nothing if it has more than one buffer, which is not simulated.
+/// Reads a RECV as plain values; `None` if it has more than one buffer, which is not simulated.
 ///
 /// # Safety
-/// The WR is as `ibv_post_recv(3)` says.
+/// The work request is valid as `ibv_post_recv(3)` requires.
 #[inline(always)]
 unsafe fn read_recv(wr: &ibv_recv_wr) -> Option<Recv> {
     // SAFETY: contract of this function.
@@ -248,7 +249,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, n: c_int, wc: *mut ibv_
         return -libc::EINVAL;
     };
     synchronize();
-    // SAFETY: a CQ of ours; `wc` has `n` places (`ibv_poll_cq(3)`).
+    // SAFETY: a CQ of this provider; `wc` has `n` places (`ibv_poll_cq(3)`).
     let taken = unsafe {
         on_known((*cq).context, (*cq).handle, |world, index| {
             let mut place = wc;
@@ -284,8 +285,8 @@ fn completion(cqe: &Cqe) -> ibv_wc {
     }
 }
 
-/// Events are not simulated: who waits polls.
+/// Does nothing: completion events are not simulated, so programs must poll.
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _: c_int) -> c_int {
-    // SAFETY: a CQ of ours.
+    // SAFETY: a CQ of this provider.
     or_errno(unsafe { on_known((*cq).context, (*cq).handle, |_, _| Ok(())) })
 }

@@ -1,4 +1,4 @@
-//! Devices and ports: each machine has one of each, and so has its DPU.
+//! Devices and ports: each host and each DPU has one device with one port.
 
 use std::ffi::{c_char, c_int};
 
@@ -12,11 +12,11 @@ use crate::post::MAX_SGE;
 use crate::threads::world;
 use crate::world::World;
 
-/// WRs of a queue.
+/// Largest number of work requests in a queue.
 pub(super) const MAX_WR: u32 = 1 << 15;
-/// Entries of a CQ.
+/// Largest number of entries in a CQ.
 pub(super) const MAX_CQE: c_int = 1 << 22;
-/// Queue pair numbers have 24 bits.
+/// Largest number of queue pairs: their numbers have 24 bits.
 pub(super) const MAX_QP: usize = (1 << 24) - 1;
 
 pub(super) unsafe extern "C" fn ibv_get_device_list(num: *mut c_int) -> *mut *mut ibv_device {
@@ -33,7 +33,7 @@ pub(super) unsafe extern "C" fn ibv_get_device_list(num: *mut c_int) -> *mut *mu
     Box::into_raw(list.into_boxed_slice()).cast()
 }
 
-/// The device of a machine: `sim3`, and that of its DPU: `sim3_dpu`.
+/// Returns the device of a host, named `sim3`, or of a DPU, named `sim3_dpu`.
 fn describe(world: &World, machine: u32) -> ibv_device {
     let mut device = ibv_device::zeroed();
     device.node_type = IBV_NODE_CA;
@@ -48,12 +48,12 @@ fn describe(world: &World, machine: u32) -> ibv_device {
     device
 }
 
-/// Frees the list. Its devices go with it: a context keeps a copy of its own.
+/// Frees the list and its devices; a context has its own copy of its device.
 pub(super) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     if list.is_null() {
         return;
     }
-    // SAFETY: made by `ibv_get_device_list`: the devices, and NULL.
+    // SAFETY: `ibv_get_device_list` made the list: devices, followed by NULL.
     unsafe {
         let mut len = 0;
         while !(*list.add(len)).is_null() {
@@ -68,22 +68,22 @@ pub(super) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device)
 }
 
 pub(super) unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
-    // SAFETY: a device of ours.
+    // SAFETY: a device of this provider.
     unsafe { (*device).name.as_ptr() }
 }
 
 pub(super) unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
-    // SAFETY: a device of ours.
+    // SAFETY: a device of this provider.
     unsafe { on(device, |_, machine| Ok(guid(machine).to_be())) }.unwrap_or(0)
 }
 
-/// A locally administered EUI-64 that counts machines.
+/// Returns a locally administered EUI-64 that contains the number of the machine.
 fn guid(machine: u32) -> u64 {
     0x0200_0000_0000_0000 | u64::from(machine + 1)
 }
 
 pub(super) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    // SAFETY: a device of ours.
+    // SAFETY: a device of this provider.
     let opened = unsafe {
         on(device, |world, machine| {
             let mut context = ibv_context::zeroed();
@@ -106,7 +106,7 @@ pub(super) unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c
     if context.is_null() {
         return libc::EINVAL;
     }
-    // SAFETY: a context of ours, closed once.
+    // SAFETY: a context of this provider, closed once.
     unsafe {
         let context = Handle::take(context);
         drop(Handle::take(context.abi.device));
@@ -118,7 +118,7 @@ pub(super) unsafe extern "C" fn ibv_get_async_event(
     _: *mut ibv_context,
     _: *mut ibv_async_event,
 ) -> c_int {
-    // Nothing asynchronous is simulated.
+    // Asynchronous events are not simulated.
     set_errno(libc::EOPNOTSUPP);
     -1
 }
@@ -129,7 +129,7 @@ pub(super) unsafe extern "C" fn ibv_query_device(
     context: *mut ibv_context,
     attr: *mut ibv_device_attr,
 ) -> c_int {
-    // SAFETY: a context of ours; a place for the attributes.
+    // SAFETY: a context of this provider, and a place for the attributes.
     let (queried, place) = unsafe {
         (
             on(context, |world, machine| Ok(attributes(world, machine))),
@@ -162,7 +162,7 @@ fn attributes(world: &World, machine: u32) -> ibv_device_attr {
     attr.max_mr = c_int::MAX;
     attr.max_pd = c_int::MAX;
     attr.max_ah = c_int::MAX;
-    // How many READs and atomics a queue pair has outstanding is not limited.
+    // The number of outstanding READs and atomics of a queue pair is not limited.
     attr.max_qp_rd_atom = 128;
     attr.max_res_rd_atom = c_int::MAX;
     attr.max_qp_init_rd_atom = 128;
@@ -176,13 +176,13 @@ fn attributes(world: &World, machine: u32) -> ibv_device_attr {
     attr
 }
 
-/// All ports of the machine together are its port 1.
+/// Queries port 1, which represents all ports of the machine's NIC.
 pub(super) unsafe extern "C" fn ibv_query_port(
     context: *mut ibv_context,
     port_num: u8,
     attr: *mut ibv_port_attr,
 ) -> c_int {
-    // SAFETY: a context of ours; a place for the attributes.
+    // SAFETY: a context of this provider, and a place for the attributes.
     let (queried, place) = unsafe {
         let queried = on(context, |world, machine| Ok((world.costs.mtu, machine)));
         (queried, attr.as_mut())
@@ -218,7 +218,7 @@ pub(super) unsafe extern "C" fn ibv_query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
-    // SAFETY: a context of ours; a place for the GID.
+    // SAFETY: a context of this provider, and a place for the GID.
     let (queried, place) = unsafe { (on(context, |_, machine| Ok(machine)), gid.as_mut()) };
     let (Ok(machine), Some(place), 1, 0) = (queried, place, port_num, index) else {
         set_errno(libc::EINVAL);
@@ -237,7 +237,7 @@ pub(super) unsafe extern "C" fn ibv_query_pkey(
     index: c_int,
     pkey: *mut u16,
 ) -> c_int {
-    // SAFETY: a context of ours; a place for the P_Key.
+    // SAFETY: a context of this provider, and a place for the P_Key.
     let (queried, place) = unsafe { (on(context, |_, _| Ok(())), pkey.as_mut()) };
     let (Ok(()), Some(place), 1, 0) = (queried, place, port_num, index) else {
         set_errno(libc::EINVAL);
@@ -250,7 +250,7 @@ pub(super) unsafe extern "C" fn ibv_query_pkey(
 pub(super) unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     let mut pd = ibv_pd::zeroed();
     pd.context = context;
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this provider.
     or_null(unsafe {
         on(context, |world, machine| {
             Ok(Handle::give(pd, world, machine))
@@ -262,7 +262,7 @@ pub(super) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     if pd.is_null() {
         return libc::EINVAL;
     }
-    // SAFETY: a protection domain of ours, given back once.
+    // SAFETY: a protection domain of this provider, released once.
     drop(unsafe { Handle::take(pd) });
     or_errno(Ok(()))
 }

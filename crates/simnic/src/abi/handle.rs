@@ -1,4 +1,4 @@
-//! Handles: what C sees of an object, and which object of which simulation it is.
+//! Handles: the C structure of an object, with the identity of its simulation and object.
 
 use std::ffi::c_int;
 
@@ -7,8 +7,8 @@ use verbs_abi::ibv_context;
 use crate::threads::world;
 use crate::world::World;
 
-/// What C sees of an object, and which object it is. At the beginning of a cache line: the data path needs no other one
-/// of it.
+/// The C structure of an object, and the object's identity. The structure begins at a cache line, so that the data path
+/// needs only one line of it.
 #[repr(C, align(64))]
 pub(super) struct Handle<T> {
     pub(super) abi: T,
@@ -17,7 +17,7 @@ pub(super) struct Handle<T> {
 }
 
 impl<T> Handle<T> {
-    /// A handle that C owns from here on.
+    /// Makes a handle, which C then owns.
     pub(super) fn give(abi: T, world: &World, index: u32) -> *mut T {
         let handle = Box::new(Self {
             abi,
@@ -30,7 +30,7 @@ impl<T> Handle<T> {
     /// Takes a handle back from C.
     ///
     /// # Safety
-    /// It came from [`give`](Self::give) and was not taken back.
+    /// `handle` came from [`give`](Self::give) and was not taken back.
     pub(super) unsafe fn take(handle: *mut T) -> Box<Self> {
         // SAFETY: contract of this function.
         unsafe { Box::from_raw(handle.cast()) }
@@ -58,8 +58,8 @@ pub(super) unsafe fn on<T, R>(
     world(here).unwrap_or(Err(libc::EINVAL))
 }
 
-/// The same on the data path, for an object of a context: the simulation is the context's, and the index is in what C
-/// sees. Both are where they are looked at anyway, and what is behind what C sees is in a cache line of its own.
+/// Does the same on the data path, for an object of a context. The simulation comes from the context, and the index
+/// from the C structure. Both are in cache lines that are needed anyway, unlike the identity after the C structure.
 ///
 /// # Safety
 /// `context` is NULL or came from [`Handle::give`] and was not taken back.
@@ -75,11 +75,11 @@ pub(super) unsafe fn on_known<R>(
 
 /// Sets errno.
 pub(super) fn set_errno(errno: c_int) {
-    // SAFETY: glibc's errno of this thread.
+    // SAFETY: the address of this thread's errno in glibc.
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// A pointer to return: NULL with errno for an error.
+/// Returns the pointer to C; for an error, sets errno and returns NULL.
 pub(super) fn or_null<T>(result: Result<*mut T, c_int>) -> *mut T {
     result.unwrap_or_else(|errno| {
         set_errno(errno);
@@ -87,7 +87,7 @@ pub(super) fn or_null<T>(result: Result<*mut T, c_int>) -> *mut T {
     })
 }
 
-/// 0, or an errno.
+/// Returns 0, or the errno of the error.
 pub(super) fn or_errno(result: Result<(), c_int>) -> c_int {
     result.err().unwrap_or(0)
 }

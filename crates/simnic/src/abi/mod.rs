@@ -1,8 +1,7 @@
-//! The C ABI: libibverbs' entry points over the simulation of the calling thread.
+//! The C ABI: libibverbs' entry points for the simulation of the calling thread.
 //!
-//! A handle is the structure that C sees, followed by which object of which simulation it is. Calls
-//! from a thread without that simulation are refused with `EINVAL`; destroying frees the handle in
-//! any case. Nothing here unwinds.
+//! A handle is the C structure, followed by the identity of its simulation and object. Calls from a thread without that
+//! simulation fail with `EINVAL`; destroying frees the handle in any case. No function unwinds.
 
 #![allow(unsafe_code)]
 
@@ -13,9 +12,9 @@ mod objects;
 
 use verbs_abi::Symbols;
 
-/// The simulated NICs as a provider: each machine of the calling thread's cluster is a device.
+/// Returns the simulated NICs as a provider: each machine of the calling thread's cluster is a device.
 ///
-/// Texts of codes, and what is no device's, come from `texts`.
+/// Functions that need no device, such as those that return the names of codes, are taken from `texts`.
 #[must_use]
 pub fn symbols(texts: &Symbols) -> Symbols {
     use device::*;

@@ -1,4 +1,4 @@
-//! Regions, completion queues, queue pairs and address handles.
+//! Memory regions, completion queues, queue pairs and address handles.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
@@ -25,8 +25,8 @@ pub(super) unsafe extern "C" fn ibv_reg_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     let mut mr = ibv_mr::zeroed();
-    // SAFETY: a protection domain of ours; its owner promises that the memory stays until the region is
-    // deregistered.
+    // SAFETY: a protection domain of this provider. The caller guarantees that the memory stays valid until the region
+    // is deregistered.
     let registered = unsafe {
         on(pd, |world, machine| {
             let region = Region::new(addr.expose_provenance() as u64, length as u64);
@@ -46,7 +46,7 @@ pub(super) unsafe extern "C" fn ibv_reg_mr(
     or_null(registered)
 }
 
-/// Puts an object into a table; keys are never used twice.
+/// Adds an object to a table; keys are never reused.
 fn place<T>(table: &mut Vec<Option<T>>, make: impl FnOnce(u32) -> T) -> Result<u32, c_int> {
     let index = u32::try_from(table.len()).map_err(|_| libc::ENOMEM)?;
     table.push(Some(make(index)));
@@ -69,7 +69,7 @@ pub(super) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     if mr.is_null() {
         return libc::EINVAL;
     }
-    // SAFETY: a region of ours, given back once. With its simulation gone nothing reaches it any more.
+    // SAFETY: a region of this provider, released once. Without its simulation, nothing accesses it any more.
     unsafe {
         let _ = on(mr, |world, key| {
             world.mrs[key as usize] = None;
@@ -83,7 +83,7 @@ pub(super) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
 pub(super) unsafe extern "C" fn ibv_create_comp_channel(
     context: *mut ibv_context,
 ) -> *mut ibv_comp_channel {
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this provider.
     let created = unsafe {
         on(context, |world, machine| {
             use rustix::event::{EventfdFlags, eventfd};
@@ -103,7 +103,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_
     if channel.is_null() {
         return libc::EINVAL;
     }
-    // SAFETY: a channel of ours with the descriptor that it was made with, given back once.
+    // SAFETY: a channel of this provider with its original descriptor, released once.
     unsafe {
         let channel = Handle::take(channel);
         drop(OwnedFd::from_raw_fd(channel.abi.fd));
@@ -123,7 +123,7 @@ pub(super) unsafe extern "C" fn ibv_create_cq(
     }
     let mut cq = ibv_cq::zeroed();
     (cq.context, cq.channel, cq.cq_context, cq.cqe) = (context, channel, cq_context, cqe);
-    // SAFETY: a context of ours.
+    // SAFETY: a context of this provider.
     let created = unsafe {
         on(context, |world, _| {
             let index = place(&mut world.cqs, |_| Cq {
@@ -153,7 +153,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     if cq.is_null() {
         return libc::EINVAL;
     }
-    // SAFETY: a CQ of ours, given back once.
+    // SAFETY: a CQ of this provider, released once.
     unsafe {
         let _ = on(cq, |world, index| {
             world.cqs[index as usize] = None;
@@ -164,7 +164,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     0
 }
 
-/// Blocking in the kernel lets no virtual time pass: simulated programs poll.
+/// Fails: blocking in the kernel would let no virtual time pass, so simulated programs must poll.
 pub(super) unsafe extern "C" fn ibv_get_cq_event(
     _: *mut ibv_comp_channel,
     _: *mut *mut ibv_cq,
@@ -203,7 +203,7 @@ pub(super) unsafe extern "C" fn ibv_create_qp(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
-    // SAFETY: handles of ours; the program's attributes.
+    // SAFETY: handles of this provider, and the program's attributes.
     unsafe {
         let Some(init) = init.as_mut() else {
             return or_null(Err(libc::EINVAL));
@@ -213,7 +213,7 @@ pub(super) unsafe extern "C" fn ibv_create_qp(
 }
 
 /// # Safety
-/// The handles are ours, or NULL.
+/// The handles are of this provider, or NULL.
 unsafe fn create_qp(
     world: &mut World,
     machine: u32,
@@ -274,7 +274,7 @@ unsafe fn create_qp(
         })
     })?;
     let mut qp = ibv_qp::zeroed();
-    // SAFETY: a protection domain of ours.
+    // SAFETY: a protection domain of this provider.
     qp.context = unsafe { (*pd).context };
     (qp.qp_context, qp.pd) = (init.qp_context, pd);
     (qp.send_cq, qp.recv_cq) = (init.send_cq, init.recv_cq);
@@ -288,7 +288,7 @@ pub(super) unsafe extern "C" fn ibv_query_qp(
     _: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: a queue pair of ours; places for the results.
+    // SAFETY: a queue pair of this provider, and places for the results.
     let queried = unsafe {
         on(qp, |world, index| {
             let qp = world.qp(index).ok_or(libc::EINVAL)?;
@@ -319,7 +319,7 @@ pub(super) unsafe extern "C" fn ibv_modify_qp(
     attr: *mut ibv_qp_attr,
     mask: c_int,
 ) -> c_int {
-    // SAFETY: a queue pair of ours; the program's attributes.
+    // SAFETY: a queue pair of this provider, and the program's attributes.
     let modified = unsafe {
         let Some(attr) = attr.as_ref() else {
             return libc::EINVAL;
@@ -367,7 +367,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     if qp.is_null() {
         return libc::EINVAL;
     }
-    // SAFETY: a queue pair of ours, given back once.
+    // SAFETY: a queue pair of this provider, released once.
     unsafe {
         let _ = on(qp, |world, index| {
             world.remove_qp(index);
@@ -382,7 +382,7 @@ pub(super) unsafe extern "C" fn ibv_create_ah(
     pd: *mut ibv_pd,
     attr: *mut ibv_ah_attr,
 ) -> *mut ibv_ah {
-    // SAFETY: a protection domain of ours; the program's attributes.
+    // SAFETY: a protection domain of this provider, and the program's attributes.
     let created = unsafe {
         let attr = attr.as_ref().ok_or(libc::EINVAL);
         on(pd, |world, machine| {
@@ -406,7 +406,7 @@ pub(super) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     if ah.is_null() {
         return libc::EINVAL;
     }
-    // SAFETY: an address handle of ours, given back once.
+    // SAFETY: an address handle of this provider, released once.
     drop(unsafe { Handle::take(ah) });
     0
 }

@@ -1,4 +1,4 @@
-//! The end of work requests: completions, and what a queue pair in error flushes.
+//! Completions of work requests, and the flush of a queue pair in error.
 
 use verbs_abi as abi;
 
@@ -9,7 +9,7 @@ use crate::queue::Ps;
 use crate::world::World;
 
 impl World {
-    /// A WR is done: makes its completion if it is signaled or failed.
+    /// Ends a work request, with a completion if it is signaled or has failed.
     pub(super) fn finish(&mut self, id: u32, status: u8, now: Ps, at: Ps) {
         let message = &self.messages[id];
         let (index, wr_id) = (message.qp, message.wr_id);
@@ -42,7 +42,7 @@ impl World {
         self.complete(cq, cqe);
     }
 
-    /// Completes with a flush error what a queue pair in error has left.
+    /// Completes all remaining work requests of a queue pair in error with a flush error.
     pub(crate) fn flush(&mut self, index: u32) {
         let now = self.now;
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
@@ -50,7 +50,7 @@ impl World {
         };
         let nic = self.machines[qp.machine as usize].nic;
         qp.reads.forget(&mut self.nics[nic as usize].reading);
-        // The list that a unit works on ends as events expect it: one WQE at a time.
+        // The list on which a unit works must end one WQE at a time, as the queued events expect.
         let keep = match qp.lists.front() {
             Some(list) if qp.in_service => list.len,
             _ => 0,
@@ -83,7 +83,7 @@ impl World {
     }
 }
 
-/// Takes out the WQEs behind the first `keep`: messages, and how often each.
+/// Removes and returns the WQEs after the first `keep`: messages, with their number of work requests.
 fn behind(wqes: &mut Line<(u32, u32)>, mut keep: u32) -> Vec<(u32, u32)> {
     let mut whole = 0;
     for &(_, times) in wqes.as_slice() {
@@ -94,7 +94,7 @@ fn behind(wqes: &mut Line<(u32, u32)>, mut keep: u32) -> Vec<(u32, u32)> {
         whole += 1;
     }
     let mut rest = wqes.split_off(whole);
-    // One of which some are kept and some are not.
+    // A message is split if only some of its work requests are kept.
     if keep > 0
         && let Some((id, times)) = rest.first_mut()
     {
@@ -104,7 +104,7 @@ fn behind(wqes: &mut Line<(u32, u32)>, mut keep: u32) -> Vec<(u32, u32)> {
     rest
 }
 
-/// The completion opcode of a request.
+/// Returns the completion opcode of a work request.
 fn completed(opcode: u32) -> u32 {
     match opcode {
         abi::IBV_WR_RDMA_WRITE | abi::IBV_WR_RDMA_WRITE_WITH_IMM => abi::IBV_WC_RDMA_WRITE,

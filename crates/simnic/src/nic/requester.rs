@@ -1,4 +1,4 @@
-//! The requester: WQEs through units to the network, and answers back from it.
+//! The requester: WQEs through processing units to the network, and responses back.
 
 use nicmodel::Transport;
 use verbs_abi as abi;
@@ -11,7 +11,7 @@ use crate::queue::Ps;
 use crate::world::World;
 
 impl World {
-    /// A list of WQEs, or the doorbell for it, has arrived at the NIC.
+    /// Processes the arrival of a list of WQEs, or of its doorbell, at the NIC.
     pub(crate) fn announced(&mut self, index: u32, at: Ps) {
         let Some(qp) = self.qp(index) else { return };
         qp.arrived += 1;
@@ -33,14 +33,14 @@ impl World {
         }
     }
 
-    /// A unit begins with the next list of a queue pair.
+    /// Starts a unit on the next list of a queue pair.
     fn serve(&mut self, index: u32, now: Ps) {
         let Some(Some(qp)) = self.qps.get_mut(index as usize) else {
             return;
         };
         let machine = &mut self.machines[qp.machine as usize];
         let nic = &mut self.nics[machine.nic as usize];
-        // What is seldom needed lies apart.
+        // These fields are in another cache line and rarely needed.
         let begins = if nic.reading > 0 {
             qp.held_up = 0;
             now.max(qp.refetches_until)
@@ -66,7 +66,7 @@ impl World {
         self.events.push(at, Event::Emit { qp: index });
     }
 
-    /// A WQE leaves for the network, and those that follow soon.
+    /// Sends a WQE to the network, and those that follow within the horizon.
     #[inline(never)]
     pub(crate) fn emit(&mut self, index: u32, at: Ps) {
         let horizon = self.horizon();
@@ -82,7 +82,7 @@ impl World {
             if at > horizon {
                 return self.events.push(at, Event::Emit { qp: index });
             }
-            // At the end of a list more happens.
+            // The last WQE of a list needs additional work.
             let several = |qp: &mut Qp| qp.lists.front().is_some_and(|list| list.len > 1);
             let run = if self.qp(index).is_some_and(several) {
                 self.emit_run(index, at, horizon)
@@ -96,7 +96,7 @@ impl World {
         }
     }
 
-    /// A WQE leaves; returns when the next one of its list does.
+    /// Sends one WQE; returns the time at which the next WQE of its list leaves.
     fn emit_one(&mut self, index: u32, at: Ps) -> Option<Ps> {
         let qp = self.qp(index)?;
         let ((message, times), list) = (qp.wqes.front_mut()?, qp.lists.front_mut()?);
@@ -120,10 +120,10 @@ impl World {
         Some(at + self.shapes.get(self.messages[next].shape).unit)
     }
 
-    /// What most WQEs are leaves: unsignaled and unreliable messages for queue pairs that are there, up to the last but
-    /// one of the list, with whose end more happens. Returns when the next WQE of the list leaves; nothing if none of
-    /// these was the first. What `emit_one` and `transmit` do, with what is the same for all done once, and in variables
-    /// that stay in registers.
+    /// Sends the most frequent kind of WQEs, up to the last but one of a list: unsignaled and unreliable messages to
+    /// existing queue pairs. Returns the time at which the next WQE of the list leaves, or `None` if the first one is
+    /// of another kind. The function does the work of `emit_one` and `transmit`, with common work done once and
+    /// variables in registers.
     fn emit_run(&mut self, index: u32, at: Ps, horizon: Ps) -> Option<Ps> {
         let Self {
             qps,
@@ -136,7 +136,8 @@ impl World {
             costs,
             ..
         } = self;
-        // Taken out, so that others can be looked at; one that sends to itself is none of these.
+        // Takes the queue pair out of the table, so that others can be borrowed. A message to itself is then of another
+        // kind.
         let mut qp = qps.get_mut(index as usize)?.take()?;
         let mut left = qp.lists.front().map_or(0, |list| list.len - 1);
         let home = &machines[qp.machine as usize];
@@ -144,7 +145,7 @@ impl World {
         let mut port = qp.port;
         let mut link_out = nics[home.nic as usize].ports.of_sender(&mut port).out;
         qp.port = port;
-        // Where a connected queue pair sends to.
+        // Destination of a connected queue pair.
         let peer = (qp.transport != Transport::Ud).then_some(qp.peer);
         let (mut sent, mut next) = (0, at);
         while left > 0
@@ -171,15 +172,16 @@ impl World {
             }
             message.dest = dest;
             let nic = machines[target.machine as usize].nic;
-            // Between a host and its DPU nothing passes the network.
+            // Messages between a host and its DPU do not use the network.
             let passes_network = nic != home.nic || target.machine == qp.machine;
             let to = &mut nics[nic as usize];
             let (wire, inbound) = (shape.out_wire, shape.inbound);
             let fetch = if shape.fetched { payload_fetch } else { 0 };
-            // All that this message stands for; behind the last one it is the next message that takes its time.
+            // Sends all work requests that this message represents; the time after the last one belongs to the next
+            // message.
             loop {
                 let leaves = next + fetch;
-                // The message leaves when its port has sent all messages before it.
+                // The message leaves after its port has sent all earlier messages.
                 let out = if passes_network {
                     link_out.take(leaves, wire)
                 } else {
@@ -229,7 +231,7 @@ impl World {
         (sent > 0).then_some(next)
     }
 
-    /// The unit has done a list of a queue pair, which may have more.
+    /// Releases the unit of a queue pair after a list; the queue pair may have further lists.
     fn release_unit(&mut self, index: u32, machine: u32, more: bool, at: Ps) {
         if more {
             self.nic(machine).waiting.push(index);
@@ -237,7 +239,7 @@ impl World {
         self.free_unit(machine, at);
     }
 
-    /// A unit takes the queue pair that waits longest, or rests.
+    /// Assigns a unit to the queue pair that has waited longest, or makes the unit idle.
     pub(crate) fn free_unit(&mut self, machine: u32, at: Ps) {
         match self.nic(machine).waiting.pop() {
             Some(next) => self.serve(next, at),
@@ -245,7 +247,7 @@ impl World {
         }
     }
 
-    /// A message passes the network and waits for the responder's NIC.
+    /// Sends a message through the network to the responder's NIC.
     #[inline]
     fn transmit(&mut self, index: u32, id: u32, at: Ps) {
         let Self {
@@ -284,7 +286,7 @@ impl World {
         } else {
             at
         };
-        // Between a host and its DPU nothing passes the network.
+        // Messages between a host and its DPU do not use the network.
         let nic_of = |machine: u32| machines[machine as usize].nic;
         let to = target.map(|(target, port)| (nic_of(target), target == qp.machine, port));
         let passes_network = to.is_none_or(|(nic, itself, _)| nic != home.nic || itself);
@@ -296,7 +298,7 @@ impl World {
         } else {
             left
         };
-        // An unreliable message completes when its port has sent it, and all messages before it.
+        // An unreliable message completes when its port has sent it and all earlier messages.
         let told = !reliable && !complete_silently(qp, signaled, out);
         if let Some((to, _, known_port)) = to {
             let nic = &mut nics[to as usize];
@@ -339,7 +341,7 @@ impl World {
         }
     }
 
-    /// An answer or acknowledgement has come back to the requester.
+    /// Processes a response or acknowledgement at the requester.
     pub(crate) fn returned(&mut self, id: u32) {
         let answer = self.messages.answer(id).copied().unwrap_or_default();
         let (lkey, addr, cache_slot) = (answer.local_lkey, answer.local_addr, answer.cache_slot);
@@ -370,7 +372,7 @@ impl World {
             nic.counters.read_bytes += refetch.read_bytes;
             machine.to_host.slip_in(now, refetch.to_host);
             let fetched = machine.to_device.take(now, refetch.to_device);
-            // The unit of the queue pair fetches one after the other, and sends nothing meanwhile.
+            // The queue pair's unit fetches the lost WQEs one after the other, and sends nothing in the meantime.
             if let Some(Some(qp)) = self.qps.get_mut(index as usize) {
                 done = fetched.max(now.max(qp.refetches_until) + wait);
                 qp.refetches_until = done;
@@ -398,7 +400,7 @@ impl World {
     }
 }
 
-/// That a message has left completes its request, if nobody is told: then this is all.
+/// Completes a message without a CQE when it has left; returns false if it must have a CQE.
 #[inline(always)]
 fn complete_silently(qp: &mut Qp, signaled: bool, at: Ps) -> bool {
     if signaled || qp.signal_all {

@@ -1,4 +1,4 @@
-//! The responder: messages from the network to memory, and the answers of READs and atomics.
+//! The responder: messages from the network to memory, and the responses to READs and atomics.
 
 use std::sync::atomic::Ordering;
 
@@ -17,17 +17,17 @@ use crate::world::World;
 
 use super::lid;
 
-/// Bytes in front of the payload of a datagram (IBTA vol. 1, 11.4.1.2).
+/// Bytes of the GRH in front of the payload of a datagram (IBTA vol. 1, 11.4.1.2).
 const GRH_BYTES: u32 = 40;
 
 impl World {
-    /// A NIC has handled the message that came first, and those that follow soon.
+    /// Processes the first message that has arrived at a NIC, and those that follow within the horizon.
     #[inline(never)]
     pub(crate) fn handle(&mut self, index: u32) {
         let (now, horizon) = (self.now, self.horizon());
         let nic = &mut self.nics[index as usize];
         if nic.handles_at != Some(now) {
-            // One that came before it had an event of its own.
+            // An earlier message had its own event, which replaced this one.
             return;
         }
         loop {
@@ -36,7 +36,7 @@ impl World {
             let Some((at, id)) = arriving.pop_if(|(at, _)| *at <= horizon) else {
                 break;
             };
-            // A host has the number of its NIC.
+            // A host has the index of its NIC.
             let machine = self.home(self.messages[id].dest).unwrap_or(index);
             self.handled(machine, id, at);
         }
@@ -47,8 +47,8 @@ impl World {
         }
     }
 
-    /// What `handled` does, for what most messages are: those that come first and are SENDs of datagrams, or unreliable
-    /// WRITEs.
+    /// Does the work of `handled` for the most frequent messages, as long as these come first: SENDs of datagrams, and
+    /// unreliable WRITEs.
     fn receive_run(&mut self, nic: u32, horizon: Ps) {
         let now = self.now;
         let Self {
@@ -67,7 +67,7 @@ impl World {
         while let Some(&(at, id)) = nic.arriving.front()
             && at <= horizon
         {
-            // Those behind it: of the next one the queue pair, of the one after that the message, to find it by.
+            // Prefetches the queue pair of the next message, and the message after that.
             let following = nic.arriving.as_slice();
             if let Some(&(_, next)) = following.get(1)
                 && let Some(Some(target)) = qps.get(messages[next].dest as usize)
@@ -169,7 +169,7 @@ impl World {
         }
     }
 
-    /// A NIC has handled a message: now its DMAs.
+    /// Makes the DMA transfers of a message that the NIC has processed.
     #[inline(never)]
     fn handled(&mut self, machine: u32, id: u32, at: Ps) {
         let now = self.now;
@@ -185,7 +185,7 @@ impl World {
             self.answer(id, machine, at, read.max(written));
             return;
         }
-        // WQEs of RECVs, which the NIC fetches ahead, and link-layer packets: what cores write loses their time too.
+        // The NIC also fetches WQEs of RECVs ahead, and link-layer packets use the link. Both delay what cores write.
         home.to_device.slip_in(at, dma.to_device);
         home.mmio.take(now, at, dma.to_device);
         let visible = written + home.costs.pcie;
@@ -198,7 +198,7 @@ impl World {
         }
     }
 
-    /// A SEND or WRITE takes effect at the responder; a status other than success for its requester.
+    /// Executes a SEND or WRITE at the responder; returns the status for its requester.
     #[inline(always)]
     fn deliver(&mut self, id: u32, machine: u32, visible: Ps) -> u32 {
         let message = &self.messages[id];
@@ -208,7 +208,7 @@ impl World {
         let Some(Some(target)) = self.qps.get_mut(message.dest as usize) else {
             return abi::IBV_WC_RETRY_EXC_ERR;
         };
-        // What comes to a queue pair keeps its order.
+        // Messages to a queue pair keep their order.
         let visible = visible.max(target.last_delivery);
         target.last_delivery = visible;
         let nic = self.machines[machine as usize].nic;
@@ -218,7 +218,7 @@ impl World {
             counters.dropped += 1;
             return abi::IBV_WC_SUCCESS;
         }
-        // Of a WRITE, what it writes.
+        // The contents and the target of a WRITE.
         let mut written = None;
         if write && length > 0 {
             let (addr, key, access) =
@@ -290,7 +290,7 @@ impl World {
         }
     }
 
-    /// The answer of a READ or atomic leaves when its data are there.
+    /// Schedules the response to a READ or atomic for the time when its data is available.
     fn answer(&mut self, id: u32, machine: u32, now: Ps, moved: Ps) {
         let lock_bits = self.costs.lock_bits;
         let home = &mut self.machines[machine as usize];
@@ -305,7 +305,7 @@ impl World {
             if locks.is_empty() {
                 locks.resize(1 << lock_bits, Fifo::default());
             }
-            // The lock is held for the DMA read and the DMA write.
+            // The lock is held during the DMA read and the DMA write.
             let slot = usize::try_from(addr & ((1 << lock_bits) - 1)).unwrap_or(0);
             locks[slot].take(now, hold).max(moved)
         };
@@ -316,7 +316,7 @@ impl World {
         self.events.push(leaves, Event::Respond { message: id });
     }
 
-    /// An answer or acknowledgement leaves the responder.
+    /// Sends a response or acknowledgement to the requester.
     pub(crate) fn respond(&mut self, id: u32) {
         let message = &self.messages[id];
         let (requester, responder) = (message.qp, message.dest);
@@ -336,7 +336,7 @@ impl World {
         }
         let nic_of = |machine: u32| self.machines[machine as usize].nic as usize;
         let (to, from) = (nic_of(home), nic_of(machine));
-        // Between a host and its DPU nothing passes the network.
+        // Messages between a host and its DPU do not use the network.
         let came = if to != from || home == machine {
             let out = self.on_port(responder, from).out.take(now, wire);
             self.on_port(requester, to).arriving.take(out, wire) + self.costs.network
@@ -346,7 +346,7 @@ impl World {
         self.events.push(came, Event::Return { message: id });
     }
 
-    /// The port of a queue pair, which is there, on its NIC. A request has passed it before.
+    /// Returns the port of an existing queue pair on its NIC, which its request has used before.
     fn on_port(&mut self, index: u32, nic: usize) -> &mut Port {
         let ports = &mut self.nics[nic].ports;
         match self.qps.get_mut(index as usize) {
@@ -355,9 +355,9 @@ impl World {
         }
     }
 
-    /// Reads or changes the responder's memory; the old contents, or the status of the failure.
+    /// Reads or changes the responder's memory; returns the old contents, or the status of a failure.
     fn execute(&mut self, id: u32, machine: u32) -> Result<Payload, u32> {
-        // What WRITEs before it have written is there.
+        // Earlier WRITEs must be visible first.
         self.settle(machine, self.now);
         let operands = self.messages.answer(id).copied().unwrap_or_default();
         let message = &self.messages[id];
