@@ -1,7 +1,8 @@
-//! A process of a fabric: says which packets come to it.
+//! A process of a fabric that prints which packets it receives.
 //!
-//! `slot FOLDER SLOT PORT ADDRESS` writes `ready`, then `got QPN` for each packet. It reads `refresh`, upon which it looks
-//! for processes that died, and `counters`, upon which it writes how many packets it handed on. It ends with its input.
+//! `slot FOLDER SLOT PORT ADDRESS` prints `ready`, then `got QPN` for each packet. It reads two commands. `refresh`
+//! looks for processes that died. `counters` prints the number of forwarded packets and of corrections. The process
+//! ends at the end of its input.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -27,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..Config::new(vec![address.into()])
     })?;
     let mut inbox = Inbox::default();
-    // `Stdin` has a buffer that does not say what is in it.
+    // `Stdin` has a buffer whose contents cannot be queried.
     let mut input = BufReader::new(File::from(std::io::stdin().as_fd().try_clone_to_owned()?));
     let mut output = std::io::stdout();
     writeln!(output, "ready")?;
@@ -40,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let [packets, commands] = fds.map(|fd| !fd.revents().is_empty());
         if packets {
             endpoint.receive(&mut inbox, |packet| {
-                // Nobody reads what is written: the process ends when its input does.
+                // An error is ignored: the reader has closed the pipe, and the process ends with its input.
                 let _ = writeln!(output, "got {}", packet.dest_qpn());
             });
         }

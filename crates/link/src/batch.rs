@@ -1,50 +1,51 @@
-//! Packets on their way to the kernel.
+//! Batches of packets to send.
 
 use roce::icrc::{self, Addresses, Frame, ICRC_BYTES};
 
-/// Segments of a burst: what kernels since 4.18 take (`UDP_MAX_SEGMENTS`).
+/// Largest number of segments of a burst: the limit of kernels since 4.18 (`UDP_MAX_SEGMENTS`).
 const MAX_SEGMENTS: u16 = 64;
 
-/// Bytes of a burst: the longest UDP payload over IPv6 without extension headers, which is less than over IPv4.
+/// Largest number of bytes of a burst: the longest UDP payload over IPv6 without extension headers, which is less than
+/// over IPv4.
 const MAX_BURST_BYTES: usize = 65_535 - 40 - 8;
 
-/// From where to where a packet goes, and how.
+/// The addresses and IP header fields of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// The source, one of the endpoint's addresses, and the destination.
+    /// Source, which must be an address of the endpoint, and destination.
     pub addresses: Addresses,
     /// Traffic class: DSCP and ECN (IPv4: type of service).
     pub traffic_class: u8,
-    /// Hop limit (IPv4: time to live); 0: the host's default.
+    /// Hop limit (IPv4: time to live); 0 for the host's default.
     pub hop_limit: u8,
 }
 
-/// Packets to send, gathered into bursts that the kernel segments (UDP GSO).
+/// A batch of packets to send, grouped into bursts that the kernel segments (UDP GSO).
 ///
-/// Consecutive packets of one flow, of one length, to one process are a burst; the last may be shorter. Segment `k` of a
-/// burst gets `k` as its IPv4 identification, which the ICRC covers, so the batch computes the ICRC.
+/// Consecutive packets of the same flow, length and destination process form a burst; its last packet may be shorter.
+/// Segment `k` of a burst gets `k` as its IPv4 identification, which the ICRC covers, so the batch computes the ICRC.
 #[derive(Debug)]
 pub struct Batch {
     port: u16,
     bytes: Vec<u8>,
     bursts: Vec<Burst>,
-    /// Bursts that the kernel has already.
+    /// Number of bursts that the kernel has taken.
     sent: usize,
 }
 
-/// A range of the batch's bytes that goes out in one system call's message.
+/// A range of the batch's bytes that is sent as one message of a system call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Burst {
     pub(crate) flow: Flow,
-    /// The process that the destination QPN names: packets for two of them are not segments of one burst, which goes to
-    /// one socket as a whole.
+    /// Slot of the process in the destination QPN. A burst is delivered to one socket as a whole, so packets for two
+    /// processes are in different bursts.
     slot: u16,
     start: usize,
     end: usize,
-    /// Bytes of each packet but the last.
+    /// Bytes of each packet except the last.
     pub(crate) segment: usize,
     pub(crate) packets: u16,
-    /// It takes no more packets.
+    /// True if no further packet may be added.
     closed: bool,
 }
 
@@ -62,7 +63,7 @@ impl Burst {
 }
 
 impl Batch {
-    /// An empty batch for UDP port `port`, on both sides.
+    /// Makes an empty batch; `port` is the UDP source and destination port.
     #[must_use]
     pub fn new(port: u16) -> Batch {
         Batch {
@@ -73,15 +74,15 @@ impl Batch {
         }
     }
 
-    /// Appends a packet: BTH to pad, without ICRC.
+    /// Appends a packet, from the BTH through the pad, without ICRC.
     pub fn push(&mut self, flow: &Flow, packet: &[u8]) {
         self.push_with(flow, |out| out.extend_from_slice(packet));
     }
 
-    /// Appends the packet that `write` appends to the vector: BTH to pad, without ICRC. If it appends nothing there is
-    /// no packet.
+    /// Appends the packet that `write` appends to the vector, from the BTH through the pad, without ICRC. If `write`
+    /// appends nothing, no packet is added.
     ///
-    /// A packet that is too long for UDP is not sent. If `write` shortens the vector, the batch is emptied.
+    /// A packet that is too long for UDP is dropped. If `write` shortens the vector, the batch is emptied.
     pub fn push_with<R>(&mut self, flow: &Flow, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
         let start = self.bytes.len();
         let result = write(&mut self.bytes);
@@ -93,10 +94,10 @@ impl Batch {
         result
     }
 
-    /// Appends a packet as [`push`](Self::push) does, and inverts a bit of it, counted from its first one: the receiver
-    /// finds that its ICRC is wrong. A bit behind the ICRC is none of the packet.
+    /// Appends a packet as [`push`](Self::push) does, and inverts a bit of it, so that its ICRC is wrong. `bit` counts
+    /// from the first bit of the packet; beyond the ICRC it has no effect.
     ///
-    /// The packet is a burst of its own: the ICRCs of one that is split are computed anew.
+    /// The packet is a burst of its own, since splitting a burst computes its ICRCs anew.
     pub fn push_damaged(&mut self, flow: &Flow, packet: &[u8], bit: u32) {
         self.close_last();
         let start = self.bytes.len();
@@ -145,7 +146,7 @@ impl Batch {
         icrc::append(&frame, &mut self.bytes, start);
     }
 
-    /// The frame of the first segment of a burst.
+    /// Returns the frame of the first segment of a burst.
     fn frame(&self, flow: &Flow) -> Frame {
         Frame {
             addresses: flow.addresses,
@@ -155,31 +156,31 @@ impl Batch {
         }
     }
 
-    /// Packets that wait.
+    /// Returns the number of packets that are not sent yet.
     #[must_use]
     pub fn len(&self) -> usize {
         self.waiting().iter().map(|b| usize::from(b.packets)).sum()
     }
 
-    /// Whether no packet waits.
+    /// Returns true if all packets have been sent.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.waiting().is_empty()
     }
 
-    /// Drops all packets and keeps the memory.
+    /// Removes all packets and keeps the memory.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.bursts.clear();
         self.sent = 0;
     }
 
-    /// The bursts that the kernel does not have yet.
+    /// Returns the bursts that the kernel has not taken yet.
     pub(crate) fn waiting(&self) -> &[Burst] {
         &self.bursts[self.sent..]
     }
 
-    /// The first `count` bursts that waited need not be sent any more.
+    /// Removes the first `count` waiting bursts.
     pub(crate) fn done(&mut self, count: usize) {
         self.sent += count;
         if self.sent >= self.bursts.len() {
@@ -191,7 +192,7 @@ impl Batch {
         &self.bytes[burst.start..burst.end]
     }
 
-    /// The packets of a burst as they go on the wire, each with its frame.
+    /// Returns the packets of a burst as sent on the wire, each with its frame.
     pub(crate) fn packets(&self, burst: &Burst) -> impl Iterator<Item = (Frame, &[u8])> {
         let first = self.frame(&burst.flow);
         let packets = self.bytes(burst).chunks(burst.segment);
@@ -200,7 +201,7 @@ impl Batch {
             .map(move |(k, bytes)| (first.segment(k), bytes))
     }
 
-    /// Makes each packet of the first burst that waits a burst of its own, with the ICRC of identification 0.
+    /// Splits the first waiting burst into bursts of one packet each, with the ICRC of identification 0.
     pub(crate) fn split_first(&mut self) {
         let Some(burst) = self.waiting().first().copied() else {
             return;
@@ -223,7 +224,7 @@ impl Batch {
     }
 }
 
-/// The slot in the destination QPN of a packet, or `None` if the packet has no whole BTH.
+/// Returns the slot in the destination QPN of a packet, or `None` if the packet has no complete BTH.
 #[must_use]
 pub fn dest_slot(packet: &[u8]) -> Option<u16> {
     let [_, _, _, _, _, high, middle, _, ..] = *packet else {

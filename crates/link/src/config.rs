@@ -6,30 +6,30 @@ use std::path::PathBuf;
 /// Configuration of an endpoint.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Addresses of this host: those of the GID table.
+    /// Addresses of this host, as in the GID table.
     pub addresses: Vec<LocalAddress>,
-    /// The UDP port, on both sides: [`roce::UDP_PORT`] but in tests.
+    /// UDP source and destination port: [`roce::UDP_PORT`], except in tests.
     pub port: u16,
-    /// Bytes of each socket's buffers. Without CAP_NET_ADMIN the kernel gives at most `net.core.rmem_max`.
+    /// Bytes of the buffers of each socket. Without CAP_NET_ADMIN the kernel limits them to `net.core.rmem_max`.
     pub buffer_bytes: usize,
-    /// With whom the addresses are shared; `None`: with nobody.
+    /// The fabric that shares the addresses; `None` if they are not shared.
     pub fabric: Option<Fabric>,
 }
 
 /// The processes of one user that share addresses.
 #[derive(Clone, Debug)]
 pub struct Fabric {
-    /// Their folder, which nobody else may write.
+    /// Folder of the fabric, which no other user may write.
     pub folder: PathBuf,
     /// The slot of this process, 1 to 1023: the upper 10 bits of its QPNs.
     pub slot: u16,
 }
 
-/// Bytes of a socket's buffers, unless something else is asked for: 8 MiB.
+/// Default of [`Config::buffer_bytes`]: 8 MiB.
 pub const DEFAULT_BUFFER_BYTES: usize = 8 << 20;
 
 impl Config {
-    /// The port of RoCEv2 at `addresses`, shared with nobody, with buffers of 8 MiB.
+    /// Makes a configuration with the port of RoCEv2 at `addresses`, not shared, with buffers of 8 MiB.
     #[must_use]
     pub fn new(addresses: Vec<LocalAddress>) -> Config {
         Config {
@@ -44,9 +44,9 @@ impl Config {
 /// An address of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalAddress {
-    /// The address.
+    /// IP address.
     pub ip: IpAddr,
-    /// Index of its interface; only link-local addresses of IPv6 need it, and 0 is none.
+    /// Index of the interface, which only link-local addresses of IPv6 need; 0 if none is given.
     pub interface: u32,
 }
 
@@ -57,7 +57,7 @@ impl From<IpAddr> for LocalAddress {
 }
 
 impl LocalAddress {
-    /// The socket address of `ip`, which is on this address's link if it is link-local.
+    /// Returns the socket address of `ip`; a link-local address is on the link of this one.
     pub(crate) fn socket_address(self, ip: IpAddr, port: u16) -> SocketAddr {
         match ip {
             IpAddr::V4(ip) => (ip, port).into(),

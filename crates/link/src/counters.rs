@@ -1,19 +1,19 @@
-//! What an endpoint counts.
+//! The counters of an endpoint.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counters of an endpoint. All of them only grow.
+        /// Counters of an endpoint, which never decrease.
         ///
-        /// A counter that the kernel's rdma `hw_counters` have is named as there.
+        /// Counters that also exist in the kernel's rdma `hw_counters` have the same names.
         #[derive(Debug, Default)]
         pub struct Counters {
             $($(#[$doc])* pub $name: AtomicU64,)*
         }
 
         impl Counters {
-            /// Names and values, in the order of the declaration.
+            /// Returns names and values, in the order of declaration.
             #[must_use]
             pub fn values(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name.load(Ordering::Relaxed)),)*]
@@ -23,25 +23,25 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Packets that the kernel took.
+    /// Packets that the kernel took for sending.
     sent_pkts,
-    /// Packets that were received, those that another process handed over included.
+    /// Packets that were received, including those that another process forwarded.
     rcvd_pkts,
     /// Packets that the kernel refused: no route, too long for the path, a firewall.
     send_err,
-    /// Packets that this process handed to another one of its fabric.
+    /// Packets that this process forwarded to another process of its fabric.
     forwarded_pkts,
-    /// Packets that another process of the fabric handed over to this one.
+    /// Packets that another process of the fabric forwarded to this one.
     forward_rcvd_pkts,
-    /// Packets that could not be handed over because the process's queue is full.
+    /// Packets that could not be forwarded because the queue of the process was full.
     forward_overrun_pkts,
     /// Packets for a slot that no process has.
     unknown_slot_pkts,
-    /// How often a probe showed that the order of the processes was another one than their file said.
+    /// Corrections of the order in a group's file after a probe.
     order_corrections,
     /// Packets that are shorter than a BTH and an ICRC.
     rcvd_short_pkts,
-    /// Bursts that the kernel did not segment, and that went out packet by packet.
+    /// Bursts that the kernel refused to segment, and that were sent packet by packet.
     unsegmented_bursts,
 }
 

@@ -1,4 +1,4 @@
-//! An endpoint: sends and receives RoCEv2 packets at some addresses of this host.
+//! An endpoint, which sends and receives RoCEv2 packets at some addresses of this host.
 
 use std::io;
 use std::net::IpAddr;
@@ -20,18 +20,18 @@ use crate::socket::{Mode, Socket};
 use crate::sys::epoll::for_each_ready;
 use crate::sys::{receive, send};
 
-/// Receives from one socket between two looks at all of them.
+/// Number of receives from one socket between two polls of all sockets.
 const TURNS: u8 = 8;
 
-/// Messages that a system call asks for at least: one that gives fewer says that no more are there.
+/// Minimum number of messages per system call. If fewer are returned, the socket is empty.
 const LEAST_WIDTH: usize = 2;
 
-/// Packets of other processes that one look takes at most.
+/// Largest number of forwarded packets that one receive takes.
 const MAX_HANDED_OVER: usize = 64;
 
 /// The sockets of one process.
 ///
-/// All functions take a shared reference: a thread needs a [`Batch`] of its own to send and an [`Inbox`] to receive.
+/// All functions take a shared reference. A thread needs its own [`Batch`] to send and its own [`Inbox`] to receive.
 #[derive(Debug)]
 pub struct Endpoint {
     sockets: Vec<Socket>,
@@ -42,18 +42,18 @@ pub struct Endpoint {
     shared: Option<Shared>,
 }
 
-/// Buffers to receive with. They take memory, up to a MiB, when they are used.
+/// Receive buffers. They use up to 1 MiB, allocated when used.
 pub struct Inbox {
     buffers: receive::Buffers,
-    /// Messages that the next system call asks for: twice as many after a full one, few after an empty one.
+    /// Number of messages for the next system call: doubled after a full call, small after an empty one.
     width: usize,
-    /// The last system call gave fewer messages than it asked for.
+    /// True if the last system call returned fewer messages than requested.
     is_drained: bool,
-    /// The last receive has left no packet at any socket.
+    /// True if the last receive has left no packet at any socket.
     all_empty: bool,
-    /// The socket that gave the last packets.
+    /// Index of the socket from which the last packets came.
     last: Option<usize>,
-    /// How often it may still be asked before all are.
+    /// Number of further receives from that socket before all sockets are polled.
     turns: u8,
 }
 
@@ -71,13 +71,14 @@ impl Default for Inbox {
 }
 
 impl Inbox {
-    /// Whether the socket that gave the last packets had no more then: another look, at once, would find nothing.
+    /// Returns true if the socket of the last packets was empty then, so that an immediate second receive would find
+    /// nothing.
     #[must_use]
     pub fn is_drained(&self) -> bool {
         self.is_drained
     }
 
-    /// Whether the last [`Endpoint::receive`] asked all sockets and left no packet at any.
+    /// Returns true if the last [`Endpoint::receive`] polled all sockets and left no packet at any of them.
     #[must_use]
     pub fn all_empty(&self) -> bool {
         self.all_empty
@@ -85,10 +86,11 @@ impl Inbox {
 }
 
 impl Endpoint {
-    /// Opens an endpoint at each address that has one.
+    /// Opens the endpoint's sockets at all addresses where that is possible.
     ///
     /// # Errors
-    /// No address has one: the reason of the first. If one has, [`Endpoint::unavailable`] has the others' reasons.
+    /// No address could be opened: the reason of the first one. Otherwise [`Endpoint::unavailable`] has the reasons of
+    /// the addresses that failed.
     pub fn open(config: &Config) -> Result<Endpoint, LinkError> {
         let failed = |e: Errno| LinkError::Epoll { source: e.into() };
         let shared = match &config.fabric {
@@ -121,7 +123,7 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Makes the descriptor readable when a socket is.
+    /// Registers all sockets with the epoll descriptor.
     fn watch(&self) -> Result<(), Errno> {
         let handover = self.shared.iter().map(AsFd::as_fd);
         let fds = self.sockets.iter().map(AsFd::as_fd).chain(handover);
@@ -132,34 +134,35 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Why addresses of the configuration have no endpoint.
+    /// Returns the reasons why addresses of the configuration could not be opened.
     #[must_use]
     pub fn unavailable(&self) -> &[LinkError] {
         &self.unavailable
     }
 
-    /// The addresses that have one.
+    /// Returns the addresses that were opened.
     pub fn addresses(&self) -> impl Iterator<Item = LocalAddress> {
         self.sockets.iter().map(|socket| socket.address)
     }
 
-    /// What is counted.
+    /// Returns the counters of the endpoint.
     #[must_use]
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
 
-    /// Bytes of the largest IP packet that goes from `addresses` to their destination whole, as far as the host knows.
+    /// Returns the size of the largest unfragmented IP packet from source to destination of `addresses`, as far as the
+    /// host knows.
     ///
     /// # Errors
-    /// The system's error if no route leads there.
+    /// The error of the system call, e.g. if no route to the destination exists.
     pub fn mtu_towards(&self, addresses: Addresses) -> io::Result<u32> {
         let socket = self.socket_of(addresses.src());
         let socket = socket.ok_or(io::ErrorKind::AddrNotAvailable)?;
         Ok(socket.mtu_towards(addresses.dst())?)
     }
 
-    /// Packets that the kernel dropped because a buffer was full, since the endpoint was opened.
+    /// Returns the number of packets that the kernel dropped because a buffer was full, since the endpoint was opened.
     #[must_use]
     pub fn overruns(&self) -> u64 {
         let drops = |socket: &Socket| crate::sys::options::drops(socket.as_fd());
@@ -167,23 +170,24 @@ impl Endpoint {
         drops.map(u64::from).sum()
     }
 
-    /// An empty batch for this endpoint.
+    /// Makes an empty batch for this endpoint.
     #[must_use]
     pub fn batch(&self) -> Batch {
         Batch::new(self.port)
     }
 
-    /// Gives the packets of `batch` to the kernel.
+    /// Sends the packets of `batch`; returns the number that the kernel took.
     ///
-    /// Packets that the kernel refuses are lost, as if in the network, and counted. Packets that find its buffer full
-    /// stay in the batch. Returns how many packets the kernel took.
+    /// Packets that the kernel refuses are counted and dropped, as if lost in the network. If the kernel's buffer is
+    /// full, the remaining packets stay in the batch.
     pub fn send(&self, batch: &mut Batch) -> usize {
         self.send_all(batch, None)
     }
 
-    /// The same, and gives each packet that the kernel has taken to `observe`, in the order of their way.
+    /// Sends the packets of `batch` as [`send`](Self::send), and passes each packet that the kernel has taken to
+    /// `observe`, in order.
     ///
-    /// Questions between processes of one address about the order of their sockets are no packets of a batch.
+    /// Probes, which processes of one address exchange about the order of their sockets, are not observed.
     pub fn send_observed(&self, batch: &mut Batch, mut observe: impl FnMut(&Sent<'_>)) -> usize {
         self.send_all(batch, Some(&mut observe))
     }
@@ -226,12 +230,12 @@ impl Endpoint {
         sent
     }
 
-    /// The kernel does not take the first burst.
+    /// Handles the first burst, which the kernel has refused.
     fn refused(&self, socket: &Socket, batch: &mut Batch, error: Errno) {
         let Some(packets) = batch.waiting().first().map(|b| usize::from(b.packets)) else {
             return;
         };
-        // EIO: the device computes no checksums, and then the kernel does not segment (`udp_send_skb`).
+        // EIO: the device computes no checksums, so the kernel does not segment (`udp_send_skb`).
         if error == Errno::IO && packets > 1 {
             socket.unsegmented.store(true, Ordering::Relaxed);
             add(&self.counters.unsegmented_bursts, 1);
@@ -246,12 +250,13 @@ impl Endpoint {
         self.sockets.iter().find(|s| s.address.ip == source)
     }
 
-    /// Gives packets that came to `take`, without waiting, and returns how many.
+    /// Receives packets without waiting and passes them to `take`; returns their number.
     ///
-    /// A call takes what one system call gives, from the socket that gave the last packets first. So more may be there,
-    /// even if it was 0: the descriptor is readable then, and [`Inbox::is_drained`] false.
+    /// A call polls only the socket of the last packets for some turns, then all ready sockets, by one system call each.
+    /// So further packets may be waiting, even if the result is 0. In that case the descriptor is readable, and
+    /// [`Inbox::is_drained`] is false.
     ///
-    /// Packets for other processes of the fabric are handed on, and not given to `take`, except those for QPN 1.
+    /// Packets for other processes of the fabric are forwarded instead. Packets for QPN 1 are always passed to `take`.
     pub fn receive(&self, inbox: &mut Inbox, mut take: impl FnMut(Received<'_>)) -> usize {
         inbox.all_empty = false;
         if let Some(turns) = inbox.turns.checked_sub(1)
@@ -279,7 +284,7 @@ impl Endpoint {
                 count += handed;
             }
         });
-        // The next packets come to the same socket almost always, and asking it finds them by one system call.
+        // The next packets almost always come to the same socket, where one system call finds them.
         inbox.turns = TURNS;
         inbox.is_drained &= ready <= 1;
         inbox.all_empty = ready == 0 || inbox.is_drained;
@@ -292,7 +297,7 @@ impl Endpoint {
         inbox: &mut Inbox,
         take: &mut impl FnMut(Received<'_>),
     ) -> usize {
-        // An error is that of an earlier packet (an ICMP message): it says nothing about those that wait.
+        // An error belongs to an earlier packet (an ICMP message), and says nothing about waiting packets.
         let messages = inbox.buffers.receive(socket.as_fd(), inbox.width);
         let messages = messages.unwrap_or(0);
         inbox.is_drained = messages < inbox.width;
@@ -311,7 +316,7 @@ impl Endpoint {
         count
     }
 
-    /// Gives the packets of a message to `take`.
+    /// Passes the packets of a message to `take`.
     fn split(
         &self,
         socket: &Socket,
@@ -353,10 +358,10 @@ impl Endpoint {
         count
     }
 
-    /// Hands a packet to the process of the fabric that has `slot`: one for QPN 1 that is for a queue pair there.
+    /// Forwards a packet to the process with `slot`: a packet for QPN 1 that concerns a queue pair of that process.
     ///
     /// # Errors
-    /// There is no such process, or its queue is full. The packet is counted.
+    /// No process has the slot, or its queue is full. The packet is counted.
     pub fn forward(&self, slot: u16, packet: &Received<'_>) -> io::Result<()> {
         match &self.shared {
             Some(shared) => shared.forward(slot, packet, &self.counters),
@@ -364,8 +369,8 @@ impl Endpoint {
         }
     }
 
-    /// Looks for processes of the fabric that died, so that packets reach those that live on the first way. Packets that
-    /// come astray have the same effect, later.
+    /// Removes dead processes of the fabric from the groups, so that packets reach the right processes directly.
+    /// Misdirected packets cause the same, but later.
     pub fn refresh(&self) {
         if let Some(shared) = &self.shared {
             shared.look(&self.sockets, false);
@@ -382,13 +387,13 @@ impl Drop for Endpoint {
 }
 
 impl AsFd for Endpoint {
-    /// A descriptor that is readable while packets wait, for `poll(2)`.
+    /// Returns a descriptor for `poll(2)` that is readable while packets wait.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 }
 
-/// Gives the packets of a burst that has left from `socket` to `observe`.
+/// Passes the packets of a burst that was sent from `socket` to `observe`.
 fn show(socket: &Socket, batch: &Batch, burst: &Burst, observe: &mut dyn FnMut(&Sent<'_>)) {
     let hop_limit = match burst.flow.hop_limit {
         0 => socket.default_hop_limit(),
@@ -404,7 +409,7 @@ fn show(socket: &Socket, batch: &Batch, burst: &Burst, observe: &mut dyn FnMut(&
     }
 }
 
-/// Sends the first bursts of `batch` that leave from `socket`, and returns how many went.
+/// Sends the first bursts of `batch` whose source is `socket`; returns the number of sent bursts.
 fn send_some(socket: &Socket, batch: &Batch) -> Result<usize, Errno> {
     let source = socket.address.ip;
     let segmented = !socket.unsegmented.load(Ordering::Relaxed);

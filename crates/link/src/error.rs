@@ -1,4 +1,4 @@
-//! Why an endpoint cannot be opened.
+//! Errors of opening an endpoint.
 
 use std::io;
 use std::net::IpAddr;
@@ -6,19 +6,19 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-/// Why an address has no endpoint.
+/// The reason why an address has no endpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// The port is taken.
+    /// The UDP port is in use.
     #[error(
         "UDP port {port} of {address} is in use: by Soft-RoCE in this network namespace, by another user, or by the \
          software NIC of another fabric of this user. Start the program in a network namespace of its own (`ip netns \
          exec`, a container), or end the other one (Soft-RoCE: `rdma link delete`; `ss -ulpn` names the process)"
     )]
     PortInUse {
-        /// The address.
+        /// Address of the endpoint.
         address: IpAddr,
-        /// The port.
+        /// UDP port.
         port: u16,
     },
     /// The host does not have the address.
@@ -26,41 +26,41 @@ pub enum LinkError {
         "this host has no address {address} in this network namespace (`ip address` lists them)"
     )]
     NoSuchAddress {
-        /// The address.
+        /// The missing address.
         address: IpAddr,
     },
     /// A system call failed.
     #[error("cannot {what} for UDP port {port} of {address}: {source}")]
     Socket {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
-        /// The address.
+        /// Address of the socket.
         address: IpAddr,
-        /// The port.
+        /// UDP port.
         port: u16,
-        /// Why it failed.
+        /// Error of the system call.
         source: io::Error,
     },
     /// A file of the fabric's folder cannot be used.
     #[error("cannot {what} {path}: {source}")]
     File {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why it failed.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// The process can have no more descriptors, or the kernel no more memory.
+    /// The epoll descriptor could not be made: out of descriptors, or out of kernel memory.
     #[error("cannot wait for packets (epoll): {source}")]
     Epoll {
-        /// Why it failed.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// The slot is none.
+    /// The slot is outside 1 to 1023.
     #[error("slot {slot} is none of a process: they are 1 to 1023")]
     Slot {
-        /// The slot.
+        /// The invalid slot.
         slot: u16,
     },
     /// No address was given.

@@ -1,13 +1,14 @@
-//! The groups of sockets that the processes of a fabric share, one an address.
+//! The groups of sockets that the processes of a fabric share, one group per address.
 //!
-//! Each group has a file in the fabric's folder with its members in the order of the kernel. One lock guards the files
-//! of all groups. A process that changes a file gives the kernel the matching program.
+//! Each group has a file in the fabric's folder with its members in the kernel's order. One lock protects the files of
+//! all groups. A process that changes a file also sets the matching BPF program.
 //!
-//! - A socket is bound, then the file is written. A process that dies in between leaves no socket.
-//! - A dead member is taken out by the next process that joins or that looks ([`Group::refresh`]). Until then packets
-//!   reach wrong processes, which hand them on.
-//! - If several died, which of the sockets moved where is a guess. Then each member gets a probe: a packet to the place
-//!   in the group that stands in it. The member that gets it corrects the file ([`Group::correct`]).
+//! - A socket is bound before the file is written. A process that dies in between leaves no socket.
+//! - The next process that joins or calls [`Group::refresh`] removes dead members. Until then some packets reach wrong
+//!   processes, which forward them.
+//! - If several members died, the new order of the sockets is a guess. Then each member gets a probe: a packet that
+//!   contains the index to which the kernel delivers it. The receiver of the probe corrects the file
+//!   ([`Group::correct`]).
 
 use std::fs::{self, File};
 use std::io;
@@ -30,7 +31,8 @@ use crate::sys::options::set_steering;
 pub(crate) struct Group {
     pub(crate) slot: u16,
     folder: PathBuf,
-    /// The network namespace: a folder may be shared by processes of several, and each has groups of its own.
+    /// Inode number of the network namespace. A folder may be shared by processes of several namespaces, and each
+    /// namespace has its own groups.
     namespace: u64,
     port: u16,
     own: Member,
@@ -41,7 +43,7 @@ pub(crate) struct Group {
 pub(crate) struct Outcome {
     pub(crate) generation: u64,
     pub(crate) members: usize,
-    /// The order may be another one than the file says.
+    /// True if the order may differ from the file.
     pub(crate) doubtful: bool,
 }
 
@@ -74,7 +76,7 @@ impl Group {
         })
     }
 
-    /// Opens the socket of an address and takes it into the address's group.
+    /// Opens the socket of an address and adds it to the address's group.
     pub(crate) fn join(
         &self,
         address: LocalAddress,
@@ -83,7 +85,7 @@ impl Group {
         let _lock = self.lock()?;
         let mut members = self.read(address.ip)?;
         let dead = members.remove_dead(is_alive);
-        // The slot was that of a process that died, or the endpoint of this process was opened before.
+        // The slot belonged to a process that died, or this process had opened another endpoint before.
         members.leave(self.slot);
         let mode = match members.list.is_empty() {
             true => Mode::Found,
@@ -103,7 +105,7 @@ impl Group {
         Ok((socket, outcome(&members, dead)))
     }
 
-    /// Takes the dead out. `None`: nobody died.
+    /// Removes dead members; `None` if no member has died.
     pub(crate) fn refresh(&self, socket: &Socket) -> Result<Option<Outcome>, LinkError> {
         let _lock = self.lock()?;
         let mut members = self.read(socket.address.ip)?;
@@ -115,7 +117,8 @@ impl Group {
         Ok(Some(outcome(&members, dead)))
     }
 
-    /// The owner of the port of `address`. No process of the fabric takes the port meanwhile.
+    /// Returns the owner of the port of `address`. The lock keeps processes of the fabric from taking the port in the
+    /// meantime.
     pub(crate) fn port_state(&self, address: LocalAddress, config: &Config) -> PortState {
         let looked = self.lock().and_then(|lock| {
             let mut members = self.read(address.ip)?;
@@ -129,13 +132,14 @@ impl Group {
         }
     }
 
-    /// The state of the group for a process that doubts its order.
+    /// Returns the state of the group, with its order marked as doubtful.
     pub(crate) fn doubt(&self, socket: &Socket) -> Result<Outcome, LinkError> {
         let _lock = self.lock()?;
         Ok(outcome(&self.read(socket.address.ip)?, 2))
     }
 
-    /// This process has got the probe of `place`. Probes of an earlier `generation` say nothing.
+    /// Corrects the file after this process has received the probe for `place`. Probes of an earlier `generation` are
+    /// ignored.
     pub(crate) fn correct(
         &self,
         socket: &Socket,
@@ -151,18 +155,18 @@ impl Group {
         Ok(news)
     }
 
-    /// Whether this process joined, and not its parent before a fork.
+    /// Returns true if this process has joined the groups, and not its parent before a fork.
     pub(crate) fn is_of_this_process(&self) -> bool {
         u64::from(std::process::id()) == self.own.pid
     }
 
-    /// Takes the sockets of this process out of their groups and closes them.
+    /// Removes the sockets of this process from their groups and closes them.
     pub(crate) fn leave(&self, sockets: Vec<Socket>) -> Result<(), LinkError> {
         let _lock = self.lock()?;
         for socket in sockets {
             let mut members = self.read(socket.address.ip)?;
             members.leave(self.slot);
-            // The program for those who stay comes first: a socket that is closed cannot bring it.
+            // The program for the remaining members must be set first, since a closed socket cannot set it.
             self.store(&socket, &members)?;
         }
         Ok(())
@@ -171,7 +175,7 @@ impl Group {
     fn store(&self, socket: &Socket, members: &Members) -> Result<(), LinkError> {
         self.write(socket.address.ip, members)?;
         match steer(socket, members) {
-            // The only socket there has ever been is in no group: it needs no program.
+            // A socket that was always alone is in no group and needs no program.
             Err(e) if e.kind() == io::ErrorKind::InvalidInput => Ok(()),
             Err(source) => Err(LinkError::Socket {
                 what: "give the kernel the program that steers packets",
@@ -183,7 +187,7 @@ impl Group {
         }
     }
 
-    /// Takes the lock, which closing the file gives back.
+    /// Takes the lock, which is released when the file is closed.
     fn lock(&self) -> Result<File, LinkError> {
         let path = self.folder.join("link.lock");
         let open = || {
@@ -209,7 +213,7 @@ impl Group {
         }
     }
 
-    /// Replaces the file as a whole: its writer may die at any time.
+    /// Replaces the whole file atomically, since its writer may die at any time.
     fn write(&self, ip: IpAddr, members: &Members) -> Result<(), LinkError> {
         let path = self.path(ip);
         let mut new = path.clone().into_os_string();

@@ -1,7 +1,7 @@
-//! Packets that reached the wrong process of a fabric are handed on through Unix sockets in its folder.
+//! Forwarding of packets that reached the wrong process of a fabric, through Unix sockets in its folder.
 //!
-//! Only processes of the folder's owner can write there, so what comes is believed as much as what the kernel says of a
-//! packet of the network.
+//! Only processes of the folder's owner can write to these sockets, so forwarded packets are trusted as much as what
+//! the kernel reports about a packet from the network.
 
 use std::fs;
 use std::io;
@@ -16,16 +16,16 @@ use crate::config::Fabric;
 use crate::error::LinkError;
 use crate::packet::Received;
 
-/// Bytes in front of a packet: family, traffic class, whether there is a hop limit, hop limit, source port, destination
-/// port, identification, then the addresses in 16 bytes each.
+/// Bytes of the header of a forwarded packet: address family, traffic class, flag for a hop limit, hop limit, source
+/// port, destination port and identification. The addresses follow in 16 bytes each.
 const HEADER_BYTES: usize = 10 + 2 * 16;
 
-/// The socket of this process, and the way to those of others.
+/// The forwarding socket of this process, and the folder of the other processes' sockets.
 #[derive(Debug)]
 pub(crate) struct Handover {
     socket: UnixDatagram,
-    /// A descriptor of the folder. Paths through it are short whatever the folder's path is: a socket's path has 107
-    /// bytes at most.
+    /// Descriptor of the folder. Paths through `/proc/self/fd` are short whatever the folder's path is; a socket's path
+    /// has 107 bytes at most.
     folder: fs::File,
     path: PathBuf,
 }
@@ -58,25 +58,25 @@ impl Handover {
         }
     }
 
-    /// Hands a packet to the process with `slot`.
+    /// Forwards a packet to the process with `slot`.
     ///
     /// # Errors
-    /// There is no such process, or its queue is full.
+    /// No process has the slot, or its queue is full.
     pub(crate) fn send(&self, slot: u16, packet: &Received<'_>) -> io::Result<()> {
         let bytes = encode(packet);
         let path = through(&self.folder, slot);
         self.socket.send_to(&bytes, path).map(drop)
     }
 
-    /// A packet that another process has handed over, if there is one.
+    /// Returns a packet that another process has forwarded, if one has arrived.
     pub(crate) fn receive<'a>(&self, buffer: &'a mut [u8]) -> Option<Received<'a>> {
         let len = self.socket.recv(buffer).ok()?;
         decode(buffer.get(..len)?)
     }
 
-    /// Takes the socket's file away.
+    /// Removes the socket's file.
     pub(crate) fn remove(&self) {
-        // If the folder is gone, so is the file.
+        // An error is ignored: if the folder was deleted, so was the file.
         let _ = fs::remove_file(&self.path);
     }
 }

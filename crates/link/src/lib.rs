@@ -1,20 +1,22 @@
 //! Sockets for RoCEv2 over UDP, without privilege.
 //!
-//! An [`Endpoint`] has the UDP port of RoCEv2 at some addresses of this host. It sends the packets of a [`Batch`] and
-//! gives what comes to a closure. It knows addresses, bytes and the slots of processes, and nothing of queue pairs.
+//! An [`Endpoint`] owns the UDP port of RoCEv2 at some addresses of this host. It sends the packets of a [`Batch`] and
+//! passes received packets to a closure. It handles addresses, bytes and the slots of processes, but no queue pairs.
 //!
-//! - [`batch`]: packets on their way to the kernel, in bursts that the kernel segments (UDP GSO), with their ICRCs.
-//! - [`endpoint`]: the sockets, send and receive.
-//! - [`counters`]: what is counted.
-//! - [`probe`]: what an endpoint would get.
-//! - `shared`, `group`, `members`, `steering`: how the processes of a fabric share an address, and the kernel chooses among them.
-//! - `handover`: how a packet gets on from the wrong process.
+//! - [`batch`]: batches of packets to send, in bursts that the kernel segments (UDP GSO), with their ICRCs.
+//! - [`endpoint`]: the sockets, with send and receive.
+//! - [`counters`]: the counters of an endpoint.
+//! - [`probe`]: the features that an endpoint would have.
+//! - `shared`, `group`, `members`, `steering`: sharing of an address by the processes of a fabric, and the kernel's
+//!   choice among them.
+//! - `handover`: forwarding of packets from the wrong process.
 //!
-//! The source port is the destination port, 4791: the address has one socket for both. RoCEv2 receivers do not match
-//! the source port, which is there for the hashes of routers with several paths. *Price:* all queue pairs between two
-//! hosts take one path.
+//! The source port equals the destination port, 4791, so that one socket per address serves both. RoCEv2 receivers do
+//! not check the source port; it exists for the hashes of routers with several paths. The cost: all queue pairs between
+//! two hosts use the same path.
 #![deny(unsafe_code)]
-// `u32` fits into `usize` wherever this compiles; numbers that are narrowed are lengths of options and of UDP.
+// `u32` fits into `usize` on every supported target. The numbers that are narrowed are lengths of options and of UDP
+// packets.
 #![allow(clippy::cast_possible_truncation)]
 
 pub mod batch;
@@ -40,5 +42,5 @@ pub use error::LinkError;
 pub use packet::{Received, Sent};
 pub use socket::PortState;
 
-/// Bits of a QPN below the slot of its process.
+/// Number of QPN bits below the slot of the process.
 pub const SLOT_SHIFT: u32 = 14;

@@ -1,7 +1,7 @@
-//! The order of the sockets in a group, as far as processes can tell.
+//! The order of the sockets in a group, as far as processes can know it.
 //!
-//! The kernel appends a socket when it is bound. When one closes, the last takes its place
-//! (`reuseport_detach_sock`). The members of a group keep a list in the same way.
+//! The kernel appends a socket when it is bound. When a socket closes, the last one takes its place
+//! (`reuseport_detach_sock`). The members of a group update a list in the same way.
 
 use std::fmt::Write;
 
@@ -10,20 +10,20 @@ use std::fmt::Write;
 pub(crate) struct Member {
     pub(crate) slot: u16,
     pub(crate) pid: u64,
-    /// When it started, in clock ticks after boot.
+    /// Start time in clock ticks after boot.
     pub(crate) start: u64,
 }
 
 /// The members of a group, in the order of their sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Members {
-    /// Grows whenever a member comes or goes.
+    /// Counter that increases whenever a member joins or leaves.
     pub(crate) generation: u64,
     pub(crate) list: Vec<Member>,
 }
 
 impl Members {
-    /// Reads what [`Members::text`] wrote. Lines that are none of it are left out.
+    /// Parses the result of [`Members::text`]; invalid lines are skipped.
     pub(crate) fn parse(text: &str) -> Members {
         let mut lines = text.lines();
         let generation = lines.next().and_then(|l| l.parse().ok()).unwrap_or(0);
@@ -46,7 +46,7 @@ impl Members {
     pub(crate) fn text(&self) -> String {
         let mut text = format!("{}\n", self.generation);
         for Member { slot, pid, start } in &self.list {
-            // Writing to a `String` does not fail.
+            // Writing to a `String` cannot fail.
             let _ = writeln!(text, "{slot} {pid} {start}");
         }
         text
@@ -60,13 +60,13 @@ impl Members {
         self.list.iter().position(|m| m.slot == slot)
     }
 
-    /// A socket was bound.
+    /// Records that a socket was bound.
     pub(crate) fn join(&mut self, member: Member) {
         self.generation += 1;
         self.list.push(member);
     }
 
-    /// The socket of `slot` closes.
+    /// Records that the socket of `slot` was closed.
     pub(crate) fn leave(&mut self, slot: u16) {
         if let Some(place) = self.place(slot) {
             self.generation += 1;
@@ -74,8 +74,8 @@ impl Members {
         }
     }
 
-    /// Takes out members that are not `alive` and returns how many. After two or more the order is a guess: it depends
-    /// on which died first.
+    /// Removes members that are not `alive`; returns their number. If two or more were removed, the new order is a
+    /// guess, since it depends on the order of their deaths.
     pub(crate) fn remove_dead(&mut self, alive: impl Fn(&Member) -> bool) -> usize {
         let dead: Vec<u16> = self
             .list
@@ -87,7 +87,7 @@ impl Members {
         dead.len()
     }
 
-    /// The socket of `slot` turns out to be at `place`. Returns whether the list says something else now.
+    /// Moves the socket of `slot` to its actual place; returns true if the list has changed.
     pub(crate) fn correct(&mut self, slot: u16, place: usize) -> bool {
         match self.place(slot) {
             Some(believed) if believed != place && place < self.list.len() => {

@@ -1,39 +1,39 @@
-//! A packet that came, and one that went.
+//! Received and sent packets.
 
 use roce::icrc::Frame;
 
 /// Bytes of the shortest packet: a BTH and an ICRC.
 const MIN_BYTES: usize = 12 + 4;
 
-/// A packet that came.
+/// A received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received<'a> {
-    /// Addresses and ports. The identification is what a Linux sender on a socket has written, the place in its burst,
-    /// as far as this host put the burst together: a guess for [`roce::icrc::verify`].
+    /// Addresses and ports. The identification is the one that a Linux sender with a socket would have written: the
+    /// packet's index in a burst that this host has reassembled. [`roce::icrc::verify`] uses it as a guess.
     pub frame: Frame,
     /// Traffic class: DSCP and ECN (IPv4: type of service).
     pub traffic_class: u8,
-    /// Hop limit (IPv4: time to live) as it came.
+    /// Hop limit (IPv4: time to live) of the received packet.
     pub hop_limit: Option<u8>,
-    /// BTH to ICRC, at least 16 bytes.
+    /// Bytes from the BTH through the ICRC, at least 16.
     pub bytes: &'a [u8],
 }
 
-/// A packet that the kernel has taken.
+/// A packet that the kernel has taken for sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent<'a> {
     /// Addresses, ports and identification.
     pub frame: Frame,
     /// Traffic class: DSCP and ECN (IPv4: type of service).
     pub traffic_class: u8,
-    /// Hop limit (IPv4: time to live), the host's default included.
+    /// Hop limit (IPv4: time to live), also if it is the host's default.
     pub hop_limit: u8,
-    /// BTH to ICRC.
+    /// Bytes from the BTH through the ICRC.
     pub bytes: &'a [u8],
 }
 
 impl<'a> Received<'a> {
-    /// `None`: too short.
+    /// Makes a received packet; `None` if it is too short.
     pub(crate) fn new(
         frame: Frame,
         traffic_class: u8,
@@ -48,13 +48,13 @@ impl<'a> Received<'a> {
         })
     }
 
-    /// Whether a router marked the packet: congestion experienced.
+    /// Returns true if a router marked the packet with "congestion experienced".
     #[must_use]
     pub fn congestion_experienced(&self) -> bool {
         self.traffic_class & 3 == 3
     }
 
-    /// The destination QPN.
+    /// Returns the destination QPN.
     #[must_use]
     pub fn dest_qpn(&self) -> u32 {
         match self.bytes {

@@ -1,4 +1,4 @@
-//! The features that an endpoint would get, without opening one. They tell whether packets can be sent.
+//! The features that an endpoint would have, found without opening one.
 
 use std::os::fd::AsFd;
 
@@ -10,32 +10,32 @@ use crate::group::Group;
 use crate::socket::{Mode, PortState, Socket, port_state};
 use crate::sys::options::set_int;
 
-/// The features that an endpoint would get at an address.
+/// The features that an endpoint would have at an address.
 #[derive(Debug)]
 pub struct Probe {
     /// The address.
     pub address: LocalAddress,
-    /// Who has the port.
+    /// Owner of the port.
     pub port: PortState,
-    /// Features of sockets there; `None` where the kernel gives none.
+    /// Features of sockets at the address; `None` if the kernel makes no socket there.
     pub socket: Option<SocketFeatures>,
 }
 
-/// Features that the kernel gives a socket.
+/// The features of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketFeatures {
-    /// Bytes of the receive buffer, of those that were asked for.
+    /// Bytes of the receive buffer that the kernel grants, of those requested.
     pub receive_buffer_bytes: usize,
-    /// It segments what is sent (`UDP_SEGMENT`, GSO).
+    /// True if the kernel segments sent packets (`UDP_SEGMENT`, GSO).
     pub segments: bool,
-    /// It puts together what is received (`UDP_GRO`).
+    /// True if the kernel coalesces received packets (`UDP_GRO`).
     pub coalesces: bool,
 }
 
-/// Looks at each address of `config`.
+/// Probes each address of `config`.
 ///
-/// While it looks, the port of an address that nobody has is taken: for microseconds, and other processes of the same
-/// fabric wait for it.
+/// The probe binds a free port for some microseconds; other processes of the same fabric wait for the lock in the
+/// meantime.
 ///
 /// # Errors
 /// The fabric's folder cannot be used.
@@ -58,7 +58,7 @@ pub fn probe(config: &Config) -> Result<Vec<Probe>, LinkError> {
     Ok(config.addresses.iter().map(of_address).collect())
 }
 
-/// Features of a socket at `address`, at any port.
+/// Returns the features of a socket at `address`, with any port.
 fn features(address: LocalAddress, config: &Config) -> Option<SocketFeatures> {
     let any_port = Config {
         port: 0,
@@ -66,7 +66,7 @@ fn features(address: LocalAddress, config: &Config) -> Option<SocketFeatures> {
     };
     let socket = Socket::open(address, &any_port, Mode::Alone).ok()?;
     let fd = socket.as_fd();
-    // The kernel doubles what is asked for, for its own needs: socket(7).
+    // The kernel doubles the requested size for its own needs: socket(7).
     let receive_buffer_bytes = sockopt::socket_recv_buffer_size(fd).ok()? / 2;
     let supports = |name, value| set_int(fd, libc::SOL_UDP, name, value).is_ok();
     Some(SocketFeatures {

@@ -15,11 +15,11 @@ use crate::socket::Socket;
 use crate::steering::PROBE_QPN;
 use crate::sys::send;
 
-/// Astray packets after which the order of the processes is looked at again. A few are no reason: the kernel puts packets
-/// of one sender to two processes together (GRO), and all go to the first's.
+/// Number of misdirected packets after which the order of the processes is checked again. A few are normal: the kernel
+/// may coalesce packets of one sender for two processes (GRO), and delivers all of them to the first one's process.
 const DOUBTS_EVERY: u64 = 1024;
 
-/// The groups of this process, and its socket for packets that others hand over.
+/// The groups of this process, and its socket for forwarded packets.
 #[derive(Debug)]
 pub(crate) struct Shared {
     group: Group,
@@ -39,7 +39,7 @@ impl Shared {
         })
     }
 
-    /// Opens the socket of an address and takes it into the group.
+    /// Opens the socket of an address and adds it to the group.
     pub(crate) fn join(&self, address: LocalAddress, config: &Config) -> Result<Socket, LinkError> {
         let (socket, outcome) = self.group.join(address, config)?;
         if outcome.doubtful {
@@ -48,9 +48,9 @@ impl Shared {
         Ok(socket)
     }
 
-    /// Takes the dead out of the groups. If `doubtful`, or if several died, each member gets a probe.
+    /// Removes dead members from the groups. If `doubtful`, or if several died, each member gets a probe.
     ///
-    /// Errors are those of files and of the kernel's memory. Packets that go astray then are handed on as before.
+    /// Errors of files and of kernel memory are ignored: misdirected packets are then still forwarded.
     pub(crate) fn look(&self, sockets: &[Socket], doubtful: bool) {
         for socket in sockets {
             let outcome = match self.group.refresh(socket) {
@@ -65,15 +65,15 @@ impl Shared {
         }
     }
 
-    /// Whether a packet is for this process: for its slot, or for QPN 1.
+    /// Returns true if a packet is for this process: for its slot, or for QPN 1.
     pub(crate) fn is_own(&self, packet: &Received<'_>) -> bool {
         let qpn = packet.dest_qpn();
         let slot = qpn >> SLOT_SHIFT;
         slot == u32::from(self.group.slot) || (slot == 0 && qpn < PROBE_QPN)
     }
 
-    /// Does with a packet that is not for this process what has to be done. Returns whether there are so many that the
-    /// order of the processes is in doubt.
+    /// Handles a packet that is not for this process: a probe, or a packet to forward. Returns true if so many were
+    /// misdirected that the order of the processes is doubtful.
     pub(crate) fn redirect(
         &self,
         socket: &Socket,
@@ -90,7 +90,7 @@ impl Shared {
         astray.is_multiple_of(DOUBTS_EVERY) || (!gone && astray.is_power_of_two())
     }
 
-    /// Hands a packet to the process with `slot`.
+    /// Forwards a packet to the process with `slot`.
     pub(crate) fn forward(
         &self,
         slot: u16,
@@ -107,8 +107,8 @@ impl Shared {
         result
     }
 
-    /// Gives packets that others handed over to `take`, at most `limit`, and returns how many. They are not handed on
-    /// again, whatever their slot is.
+    /// Passes forwarded packets to `take`, at most `limit`; returns their number. They are not forwarded again,
+    /// whatever their slot.
     pub(crate) fn receive(
         &self,
         buffer: &mut [u8],
@@ -125,7 +125,8 @@ impl Shared {
         count
     }
 
-    /// A packet whose QPN is a probe's: from this port of this address, thus from this user, or from a stranger.
+    /// Handles a packet with the QPN of a probe. Only one from this port of this address comes from this user; others
+    /// are ignored.
     fn take_probe(&self, socket: &Socket, packet: &Received<'_>, counters: &Counters) {
         let (addresses, ports) = (packet.frame.addresses, packet.frame);
         let own = addresses.src() == addresses.dst() && ports.src_port == ports.dst_port;
@@ -145,20 +146,20 @@ impl Shared {
     pub(crate) fn leave(&self, sockets: Vec<Socket>) {
         if self.group.is_of_this_process() {
             self.handover.remove();
-            // The next process that joins finds the files as they are, and its probes set them right.
+            // After an error, the next process that joins finds the files unchanged, and its probes correct them.
             let _ = self.group.leave(sockets);
         }
     }
 }
 
 impl AsFd for Shared {
-    /// The socket for packets that others hand over.
+    /// Returns the socket for forwarded packets.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.handover.as_fd()
     }
 }
 
-/// Nobody has the slot.
+/// Returns true if the error means that no process has the slot.
 fn is_gone(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -166,7 +167,7 @@ fn is_gone(error: &io::Error) -> bool {
     )
 }
 
-/// Sends a packet to each place of the group.
+/// Sends a probe to each index of the group.
 fn probe(socket: &Socket, outcome: Outcome) {
     let packet = |place: u32| {
         let mut packet = [0; 16];
@@ -184,7 +185,7 @@ fn probe(socket: &Socket, outcome: Outcome) {
             hop_limit: 0,
         };
         let messages: Vec<_> = packets.iter().map(|p| message(&p[..])).collect();
-        // One that is lost leaves its receiver's place in doubt until the next.
+        // A lost probe leaves the index of its receiver in doubt until the next probe.
         let _ = send::send(socket.as_fd(), &messages);
     }
 }

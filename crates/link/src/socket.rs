@@ -12,41 +12,41 @@ use crate::config::{Config, LocalAddress};
 use crate::error::LinkError;
 use crate::sys::options::set_int;
 
-/// Whether an address and port belong to one socket.
+/// The sharing of an address and port by a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// To this socket only.
+    /// The socket does not share them.
     Alone,
-    /// To this socket, and to those that join. It must be the first: it is bound alone, which fails if there is another
-    /// one, and then made sharable.
+    /// The socket is the first of a group. It is bound exclusively, which fails if another socket exists, and then made
+    /// sharable.
     Found,
-    /// To the sockets that are there, and to this.
+    /// The socket joins the existing sockets of a group.
     Join,
 }
 
-/// A UDP socket that is bound to one address, so that what it sends has this source, and what it receives this
-/// destination. Unconnected, with DF set: the kernel writes 0 as the IPv4 identification, which the ICRC covers.
+/// A UDP socket that is bound to one address, so that its packets have this source or destination. It is unconnected,
+/// with DF set, so the kernel writes 0 as the IPv4 identification, which the ICRC covers.
 #[derive(Debug)]
 pub(crate) struct Socket {
     pub(crate) address: LocalAddress,
     port: u16,
     fd: OwnedFd,
-    /// The kernel refused to segment here.
+    /// True if the kernel has refused segmentation on this socket.
     pub(crate) unsegmented: AtomicBool,
 }
 
 /// The owner of the port of an address.
 #[derive(Debug)]
 pub enum PortState {
-    /// Nobody.
+    /// The port is free.
     Free,
-    /// So many processes of the fabric, which let others join.
+    /// This number of processes of the fabric own the port, and others can join.
     Shared(usize),
-    /// Somebody else, or there is another reason why it cannot be had.
+    /// The port belongs to another owner, or cannot be used for another reason.
     Unavailable(LinkError),
 }
 
-/// The owner of the port of an address that no process of the fabric has.
+/// Returns the owner of the port of an address that no process of the fabric uses.
 pub(crate) fn port_state(address: LocalAddress, config: &Config) -> PortState {
     match Socket::open(address, config, Mode::Alone) {
         Ok(_) => PortState::Free,
@@ -113,7 +113,8 @@ impl Socket {
         })
     }
 
-    /// Bytes of the largest IP packet that goes from this address to `destination` whole, as far as the host knows.
+    /// Returns the size of the largest unfragmented IP packet from this address to `destination`, as far as the host
+    /// knows.
     pub(crate) fn mtu_towards(&self, destination: IpAddr) -> Result<u32, Errno> {
         let family = family_of(self.address.ip);
         let probe = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
@@ -127,9 +128,9 @@ impl Socket {
         }
     }
 
-    /// The hop limit (IPv4: time to live) of what leaves from here without one of its own.
+    /// Returns the hop limit (IPv4: time to live) of packets that set none.
     pub(crate) fn default_hop_limit(&self) -> u8 {
-        /// Linux's default of both families (`IPDEFTTL`, `IPV6_DEFAULT_HOPLIMIT`).
+        /// Linux's default for both families (`IPDEFTTL`, `IPV6_DEFAULT_HOPLIMIT`).
         const USUAL: u8 = 64;
         let limit = if self.address.ip.is_ipv4() {
             sockopt::ip_ttl(&self.fd)
@@ -141,7 +142,7 @@ impl Socket {
         limit.unwrap_or(USUAL)
     }
 
-    /// The socket address of `ip`, which is on the same link if it is link-local.
+    /// Returns the socket address of `ip`; a link-local address is on the link of this socket.
     pub(crate) fn address_of(&self, ip: IpAddr) -> SocketAddr {
         self.address.socket_address(ip, self.port)
     }
@@ -167,14 +168,14 @@ fn set_options(socket: BorrowedFd<'_>, ip: IpAddr, buffer_bytes: usize) -> io::R
             set(libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
             set(libc::IPV6_RECVTCLASS, 1)?;
             set(libc::IPV6_RECVHOPLIMIT, 1)?;
-            // Soft-RoCE sends no UDP checksum over IPv6 either; the ICRC is what counts.
+            // Soft-RoCE sends no UDP checksum over IPv6 either; the ICRC protects the packet.
             set_int(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
         }
     }
-    // Kernels before 5.0 have no GRO of UDP: packets come one by one there.
+    // Kernels before 5.0 have no UDP GRO, and receive packets one by one.
     let _ = set_int(socket, libc::SOL_UDP, libc::UDP_GRO, 1);
     let bytes = i32::try_from(buffer_bytes).unwrap_or(i32::MAX);
-    // With CAP_NET_ADMIN the buffer may be larger than net.core.rmem_max.
+    // With CAP_NET_ADMIN the buffer may exceed net.core.rmem_max.
     set_int(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes)
         .or_else(|_| set_int(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, bytes))?;
     set_int(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes)

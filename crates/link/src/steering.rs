@@ -1,9 +1,9 @@
-//! The program by which the kernel chooses the process that gets a packet.
+//! The BPF program with which the kernel selects the process that receives a packet.
 //!
-//! Sockets of several processes with one address and port are a group (`SO_REUSEPORT`). A classic BPF program, which
-//! needs no privilege, reads the destination QPN of each packet and returns the place of a socket in the group. The
-//! socket is that of the process whose slot is in the QPN. Packets without an owner go to place 0, and so does QPN 1,
-//! the GSI.
+//! Sockets of several processes with the same address and port form a group (`SO_REUSEPORT`). A classic BPF program,
+//! which needs no privilege, reads the destination QPN of each packet and returns the index of a socket in the group.
+//! The socket belongs to the process whose slot is in the QPN. Packets for an unknown slot go to index 0, and so do
+//! packets for QPN 1, the GSI.
 
 use libc::{
     BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD, BPF_MISC,
@@ -12,19 +12,19 @@ use libc::{
 
 use crate::SLOT_SHIFT;
 
-/// QPNs from here to the end of slot 0, which no process has, are probes. The kernel gives one to the place in the
-/// group that its lower bits say, so that a process learns its place.
+/// QPNs from this one to the end of slot 0, which belongs to no process, are probes. The lower bits of a probe's QPN
+/// are the index in the group to which the kernel delivers the probe, so that a process learns its index.
 pub(crate) const PROBE_QPN: u32 = 1 << 13;
 
-/// Slots that are compared one after the other; more are halved first.
+/// Largest number of slots that are compared one after the other; larger sets are halved first.
 const LEAF: usize = 8;
 
-/// The program for a group whose sockets belong to `slots`, in the order of the group.
+/// Returns the program for a group whose sockets belong to `slots`, in the order of the group.
 pub(crate) fn program(slots: &[u16]) -> Vec<sock_filter> {
     let mut places: Vec<(u32, u32)> = slots.iter().map(|s| u32::from(*s)).zip(0..).collect();
     places.sort_unstable();
     let mut program = vec![
-        // Bytes 4 to 7 of the BTH: reserved, destination QPN. A packet that is too short goes to place 0.
+        // Bytes 4 to 7 of the BTH: reserved byte and destination QPN. A packet that is too short goes to index 0.
         statement(BPF_LD | BPF_W | BPF_ABS, 4),
         statement(BPF_ALU | BPF_AND | BPF_K, 0x00ff_ffff),
         statement(BPF_MISC | BPF_TAX, 0),
@@ -40,7 +40,7 @@ pub(crate) fn program(slots: &[u16]) -> Vec<sock_filter> {
     program
 }
 
-/// A search of the slot in the accumulator.
+/// Appends a binary search of the slot in the accumulator.
 fn search(places: &[(u32, u32)], program: &mut Vec<sock_filter>) {
     if places.len() <= LEAF {
         for (slot, place) in places {
@@ -63,7 +63,7 @@ fn statement(code: u32, k: u32) -> sock_filter {
     jump_or_statement(code, k, 0, 0)
 }
 
-/// Jumps over `if_so` or `if_not` instructions.
+/// Returns a conditional jump over `if_so` or `if_not` instructions.
 fn jump(condition: u32, k: u32, if_so: u8, if_not: u8) -> sock_filter {
     jump_or_statement(BPF_JMP | condition | BPF_K, k, if_so, if_not)
 }
@@ -77,7 +77,7 @@ fn jump_or_statement(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
 mod tests {
     use super::*;
 
-    /// Runs a program as the kernel does, with the instructions that [`program`] uses.
+    /// Interprets a program as the kernel does, for the instructions that [`program`] uses.
     fn run(program: &[sock_filter], qpn: u32) -> u32 {
         let (mut a, mut x, mut at) = (0, 0, 0);
         loop {
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn every_slot_has_its_place_whatever_the_order() {
         for count in [1_u32, 2, 7, 8, 9, 100, 1023] {
-            // 389 and 1023 have no common divisor: each slot comes once.
+            // 389 and 1023 have no common divisor, so each slot occurs once.
             let slots: Vec<u16> = (0..count).map(|i| (i * 389 % 1023 + 1) as u16).collect();
             let program = program(&slots);
             assert!(program.len() <= 4096, "the kernel takes no more");

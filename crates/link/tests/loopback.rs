@@ -1,4 +1,4 @@
-//! Packets between addresses of this host.
+//! Tests of packets between addresses of this host.
 
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsFd;
@@ -24,7 +24,7 @@ fn flow(src: &str, dst: &str) -> Flow {
     }
 }
 
-/// A packet with a number in it.
+/// Makes a packet that contains a number.
 fn packet(number: u32, len: usize) -> Vec<u8> {
     let mut packet = vec![number.to_le_bytes()[0]; len];
     packet[4..8].copy_from_slice(&17_u32.to_be_bytes());
@@ -32,10 +32,10 @@ fn packet(number: u32, len: usize) -> Vec<u8> {
     packet
 }
 
-/// A received packet: the packet without ICRC, the identification that its ICRC says, traffic class, hop limit.
+/// A received packet: the packet without ICRC, the identification according to its ICRC, traffic class, hop limit.
 type Arrival = (Vec<u8>, Option<u16>, u8, Option<u8>);
 
-/// Receives until `count` packets are there.
+/// Receives until `count` packets have arrived.
 fn receive(endpoint: &Endpoint, count: usize) -> Vec<Arrival> {
     let mut inbox = Inbox::default();
     let mut all = Vec::new();
@@ -130,7 +130,7 @@ fn an_inbox_says_when_no_socket_has_a_packet() {
         received += endpoint.receive(&mut inbox, |_| {});
         assert!(received == 2 || !inbox.all_empty());
     }
-    // The socket that gave the last packet is asked first, and says nothing of the other.
+    // The socket of the last packet is polled first, which says nothing about the other socket.
     assert_eq!(endpoint.receive(&mut inbox, |_| {}), 0);
     assert!(!inbox.all_empty());
     while !inbox.all_empty() {
@@ -142,7 +142,8 @@ fn an_inbox_says_when_no_socket_has_a_packet() {
 fn packets_that_cannot_be_sent_are_counted_and_do_not_hold_up_the_others() {
     let endpoint = endpoint(&["127.0.6.1"], 4806).unwrap();
     let mut batch = endpoint.batch();
-    // No socket has the source; the loopback device routes nowhere; no device takes so many bytes in one packet.
+    // No socket has the source of the first packet. The loopback device does not route the second. No device takes a
+    // packet as long as the third.
     batch.push(&flow("127.0.6.9", "127.0.6.1"), &packet(0, 20));
     batch.push(&flow("127.0.6.1", "255.255.255.255"), &packet(1, 20));
     batch.push(&flow("127.0.6.1", "127.0.6.1"), &packet(2, 65_480));
@@ -208,7 +209,7 @@ fn an_observer_sees_what_the_kernel_took_as_it_arrives() {
         let mut batch = endpoint.batch();
         let mut marked = flow(here, here);
         (marked.traffic_class, marked.hop_limit) = (0x6b, 7);
-        // No socket has the source: refused, and not seen.
+        // No socket has the source, so the packet is refused and not observed.
         batch.push(&flow(elsewhere, here), &packet(9, 20));
         for number in 0..3 {
             batch.push(&flow(here, here), &packet(number, 20));
@@ -241,7 +242,7 @@ fn a_probe_says_who_has_the_port() {
     };
     let state = |config: &Config| probe(config).unwrap().remove(0).port;
     assert!(matches!(state(&config(4808)), PortState::Free));
-    // The probe itself has left it free.
+    // The probe itself has released the port.
     let held = UdpSocket::bind("127.0.0.9:4808").unwrap();
     let PortState::Unavailable(error) = state(&config(4808)) else {
         panic!("the port is in use");
@@ -274,7 +275,7 @@ fn a_probe_says_what_the_kernel_gives() {
     };
     let socket = probe(&config("127.0.0.9")).unwrap().remove(0).socket;
     assert_eq!(socket.unwrap().receive_buffer_bytes, 64 << 10);
-    // An address that no interface has, from the block for documentation.
+    // No interface has this address, which is in the block for documentation.
     let nowhere = probe(&config("192.0.2.1")).unwrap().remove(0);
     assert!(nowhere.socket.is_none());
     let PortState::Unavailable(error) = nowhere.port else {

@@ -1,4 +1,4 @@
-//! Processes that share an address: each gets the packets of its slot, whoever else dies.
+//! Tests of processes that share an address: each receives the packets of its slot, whichever other process dies.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::UdpSocket;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use link::SLOT_SHIFT;
 
-/// A hang becomes a failure.
+/// Time after which a hanging test fails.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// A process with a slot.
@@ -20,14 +20,14 @@ struct Process {
     lines: Receiver<String>,
 }
 
-/// Where a test's processes live.
+/// The folder, address and port of a test's processes.
 struct Host {
     folder: tempfile::TempDir,
     address: &'static str,
     port: u16,
 }
 
-/// A program of this crate, which `cargo test -p verbatim-link` builds.
+/// Returns the path of an example of this crate, which `cargo test -p verbatim-link` builds.
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.ancestors().nth(2).unwrap().join("examples").join(name)
@@ -43,7 +43,7 @@ impl Process {
         writeln!(input, "{command}").unwrap();
     }
 
-    /// Packets that it handed on, and corrections of the order.
+    /// Returns the numbers of forwarded packets and of corrections of the order.
     fn counters(&mut self) -> (u64, u64) {
         self.ask("counters");
         loop {
@@ -108,7 +108,8 @@ impl Host {
         process
     }
 
-    /// Sends a packet from a port of its own. The kernel chooses by ports where the program names a place that is not.
+    /// Sends a packet from a new port. If the BPF program returns an invalid index, the kernel selects a socket by
+    /// ports.
     fn send(&self, qpn: u32) {
         let mut packet = [0; 16];
         packet[4..8].copy_from_slice(&qpn.to_be_bytes());
@@ -121,7 +122,7 @@ impl Host {
         sender.send_to(&packet, to).unwrap();
     }
 
-    /// Sends a packet to each process and waits until it is there.
+    /// Sends a packet to each process and waits until it has arrived.
     fn reach(&self, processes: &[(u16, &Process)]) {
         for (slot, process) in processes {
             let qpn = u32::from(*slot) << SLOT_SHIFT | 77;
@@ -182,7 +183,8 @@ fn packets_reach_those_who_live_before_anyone_has_noticed_a_death() {
             let all: Vec<_> = p.iter().map(|(slot, process)| (*slot, process)).collect();
             host.reach(&all);
         };
-        // The first packet astray makes its receiver look. Some are not astray: the kernel may choose their receiver.
+        // The first misdirected packet makes its receiver check the group. Some are not misdirected, if the kernel
+        // selects the right receiver by chance.
         (0..20).for_each(|_| all(&processes));
         let mut before = Vec::new();
         for (_, process) in &mut processes {
@@ -213,7 +215,7 @@ fn a_death_that_is_noticed_costs_no_packet_a_detour() {
 
 #[test]
 fn after_several_deaths_probes_find_the_order() {
-    // In one of the two orders of dying the file's guess is wrong.
+    // In one of the two orders of the deaths, the guess in the file is wrong.
     let mut corrections = 0;
     for order in [[1, 2], [2, 1]] {
         let host = Host::new("127.0.10.5", 4819 + order[0]);
@@ -227,7 +229,8 @@ fn after_several_deaths_probes_find_the_order() {
             .collect();
         living[0].1.ask("refresh");
         assert_eq!(living[0].1.counters().0, 0);
-        // A probe is in its receiver's queue before what is sent later: one packet each, and all have looked.
+        // A probe arrives before packets that are sent later. So after one packet to each process, all probes were
+        // handled.
         for (_, process) in &mut living {
             corrections += process.counters().1;
         }

@@ -1,10 +1,11 @@
-//! The state machines of reliable connections as a peer of `conformance/programs/wire_verbs.c`, which runs on any device:
-//! `wire_peer OWN_ADDRESS SERVER [MTU [TCP_PORT [BURSTS [SIZE,...]]]]`. The options are those of the server.
+//! A peer of `conformance/programs/wire_verbs.c`, made of the state machines of reliable connections; the other program
+//! runs on any device. Usage: `wire_peer OWN_ADDRESS SERVER [MTU [TCP_PORT [BURSTS [SIZE,...]]]]`, with the options of
+//! the server.
 //!
-//! Each side is the requester in turn, and all data is checked. There is neither a NIC nor a verb here: a socket, a
-//! requester, a responder, and memory.
+//! Both sides are the requester in turn, and all data is checked. The program uses no NIC and no verbs, only a socket,
+//! a requester, a responder and memory.
 
-// Lengths are at most those of the areas, and steps are few.
+// Lengths are at most those of the areas, and the number of steps is small.
 #![allow(clippy::cast_possible_truncation)]
 
 mod memory;
@@ -34,7 +35,7 @@ use verbs::{VERBS, Work, pattern, seed_of};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-// As in wire_verbs.c.
+// The values of wire_verbs.c.
 const BURST: usize = 64;
 const SLOT: usize = 8192;
 const BEHIND: usize = (BURST + 1) * SLOT;
@@ -44,7 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 const QPN: u32 = 0x4011;
 
-/// A queue pair over a socket, with the TCP connection to the peer's program.
+/// A queue pair over a socket, with a TCP connection to the peer's program.
 struct Peer {
     begin: Instant,
     endpoint: Endpoint,
@@ -63,7 +64,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// Takes what came, sends what can be sent.
+    /// Receives all waiting packets and sends as many as possible.
     fn pump(&mut self) -> Outcome {
         let mut came = Vec::new();
         let bad = &mut self.bad_icrc;
@@ -433,7 +434,7 @@ impl Peer {
     }
 }
 
-/// Bytes that a closure may or may not append as a packet.
+/// Appends a packet only if a closure has produced one.
 trait PushSome {
     fn push_some(&mut self, flow: &Flow, write: impl FnOnce(&mut Vec<u8>) -> bool) -> bool;
 }
@@ -449,14 +450,14 @@ impl PushSome for link::Batch {
     }
 }
 
-/// Exchanges the data of both sides: `struct side` of wire_verbs.c.
+/// Exchanges the connection data of both sides: `struct side` of wire_verbs.c.
 fn exchange(tcp: &mut TcpStream, own: Ipv4Addr) -> Outcome<(u64, u32, u32, u32)> {
     let mut mine = Vec::new();
     mine.extend(BASE.to_le_bytes());
     for word in [RKEY, QPN, FIRST_PSN] {
         mine.extend(word.to_le_bytes());
     }
-    // A GID has an alignment of 8 bytes.
+    // A GID is aligned to 8 bytes.
     mine.extend([0; 4]);
     mine.extend(own.to_ipv6_mapped().octets());
     tcp.write_all(&mine)?;
@@ -570,7 +571,7 @@ fn main() -> Outcome {
             peer.meet()?;
         }
     }
-    // The peer may not have heard the last acknowledgement.
+    // The peer may not have received the last acknowledgement.
     let end = Instant::now();
     peer.pump_until("end", |_| end.elapsed() > Duration::from_millis(300))?;
     println!(

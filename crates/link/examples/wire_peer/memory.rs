@@ -6,14 +6,14 @@ use roce::opcode::Tail;
 use roce::rc::requester::{LocalFault, LocalMemory};
 use roce::rc::responder::{Atomic, Refusal, Target};
 
-/// Bytes of the area that peers write and read, and of the area that this side sends from.
+/// Bytes of the area that peers write and read, and of the area from which this side sends.
 pub(crate) const AREA: usize = 8 << 20;
-/// Its R_Key.
+/// R_Key of the area.
 pub(crate) const RKEY: u32 = 0x5a5a_1234;
-/// Where peers see the area.
+/// Address of the area, as peers use it.
 pub(crate) const BASE: u64 = 0x7000_0000_0000;
 
-/// Where the payload of each posted request is.
+/// The area from which requests send, with the place of each posted request's payload.
 pub(crate) struct Local {
     pub(crate) area: Vec<u8>,
     pub(crate) places: Vec<usize>,
@@ -45,7 +45,7 @@ impl LocalMemory for Local {
     }
 }
 
-/// A receive work request that a message has.
+/// A posted receive work request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Receive {
     pub(crate) id: u64,

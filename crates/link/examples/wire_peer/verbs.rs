@@ -1,4 +1,4 @@
-//! The verbs that both programs go through, and their data.
+//! The sequence of verbs that both programs execute, and their data.
 
 use Verb::{
     CompareSwap, FetchAdd, Read as ReadVerb, Send, SendImm, SendInv, Write as WriteVerb, WriteImm,

@@ -1,9 +1,9 @@
-//! Socket addresses as the kernel has them.
+//! Socket addresses in the kernel's format.
 
 use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// A `sockaddr` of either family.
+/// A `sockaddr` of IPv4 or IPv6.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) union RawAddress {
@@ -13,13 +13,13 @@ pub(crate) union RawAddress {
 }
 
 impl RawAddress {
-    /// An address with no family.
+    /// An address without a family.
     pub(crate) const NONE: RawAddress = RawAddress {
-        // SAFETY: `sockaddr_in6` is made of integers and arrays of them, for which zero bytes are a value.
+        // SAFETY: `sockaddr_in6` has only integers and arrays of them, for which zero bytes are valid.
         v6: unsafe { MaybeUninit::zeroed().assume_init() },
     };
 
-    /// The address and its length.
+    /// Converts an address; returns the structure and its length.
     pub(crate) fn new(address: &SocketAddr) -> (RawAddress, libc::socklen_t) {
         let mut raw = RawAddress::NONE;
         let len = match address {
@@ -50,10 +50,10 @@ impl RawAddress {
         (raw, len as libc::socklen_t)
     }
 
-    /// The IP address and the port, or `None` of another family.
+    /// Returns the IP address and the port, or `None` for other families.
     pub(crate) fn get(&self) -> Option<(IpAddr, u16)> {
-        // SAFETY: all bytes of a `RawAddress` are initialised (`NONE` writes the largest variant), and every variant is
-        // made of integers, for which all bytes are values.
+        // SAFETY: all bytes of a `RawAddress` are initialised (`NONE` writes the largest variant), and every variant
+        // has only integers, for which all bytes are valid.
         let (family, v4, v6) = unsafe { (self.family, self.v4, self.v6) };
         match i32::from(family) {
             libc::AF_INET => {

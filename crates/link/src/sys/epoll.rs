@@ -1,16 +1,17 @@
-//! Which descriptors of an epoll instance are ready.
+//! The ready descriptors of an epoll instance.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Descriptors that one look finds at most.
+/// Largest number of descriptors that one call finds.
 pub(crate) const MAX_READY: usize = 16;
 
-/// Calls `ready` with the number that each readable descriptor was registered with, without waiting.
+/// Calls `ready` with the registered number of each readable descriptor, without waiting.
 ///
-/// Six arguments, all with a value, as memcheck wants them; and not `epoll_wait(3)`, which is a cancellation point.
+/// The code does not call `epoll_wait(3)`, which is a cancellation point. It passes all six arguments, because memcheck
+/// requires initialised values.
 pub(crate) fn for_each_ready(epoll: BorrowedFd<'_>, mut ready: impl FnMut(u64)) {
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; MAX_READY];
-    // SAFETY: the kernel writes at most `MAX_READY` events; there is no signal mask.
+    // SAFETY: the kernel writes at most `MAX_READY` events, and no signal mask is passed.
     let count = unsafe {
         libc::syscall(
             libc::SYS_epoll_pwait,
@@ -22,7 +23,7 @@ pub(crate) fn for_each_ready(epoll: BorrowedFd<'_>, mut ready: impl FnMut(u64)) 
             0_usize,
         )
     };
-    // An error is an interrupt: the next look finds what is ready.
+    // The only possible error is an interrupt; the next call finds the ready descriptors.
     for event in &events[..usize::try_from(count).unwrap_or(0)] {
         ready(event.u64);
     }

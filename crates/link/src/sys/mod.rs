@@ -1,4 +1,5 @@
-//! System calls that no safe crate has: options of UDP sockets, many messages a call, control messages.
+//! System calls without a safe wrapper in another crate: options of UDP sockets, several messages per call, control
+//! messages.
 //!
 //! All unsafe code of this crate is here, behind safe functions.
 #![allow(unsafe_code)]
@@ -9,7 +10,7 @@ pub(crate) mod options;
 pub(crate) mod receive;
 pub(crate) mod send;
 
-/// Bytes of control messages, aligned as the kernel's `cmsghdr`.
+/// A buffer for control messages, aligned like the kernel's `cmsghdr`.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 pub(crate) struct Control<const N: usize>(pub(crate) [u8; N]);

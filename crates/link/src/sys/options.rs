@@ -1,12 +1,12 @@
-//! Options of sockets.
+//! Socket options.
 
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Sets an option that is an `int`.
+/// Sets an option whose value is an `int`.
 pub(crate) fn set_int(socket: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
-    // SAFETY: the pointer and the length are those of `value`, which the kernel only reads.
+    // SAFETY: pointer and length are those of `value`, which the kernel only reads.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -19,7 +19,7 @@ pub(crate) fn set_int(socket: BorrowedFd<'_>, level: i32, name: i32, value: i32)
     check(result)
 }
 
-/// A `sock_fprog` whose padding has a value: the kernel copies it, and memcheck reports bytes without one.
+/// A `sock_fprog` with initialised padding: the kernel copies the padding, and memcheck reports uninitialised bytes.
 #[repr(C)]
 struct Program {
     len: u16,
@@ -29,7 +29,8 @@ struct Program {
 
 const _: () = assert!(size_of::<Program>() == size_of::<libc::sock_fprog>());
 
-/// Sets the program that chooses the socket of a group of sockets that share an address (`SO_ATTACH_REUSEPORT_CBPF`).
+/// Sets the BPF program that selects the socket in a group of sockets with the same address
+/// (`SO_ATTACH_REUSEPORT_CBPF`).
 pub(crate) fn set_steering(
     socket: BorrowedFd<'_>,
     program: &[libc::sock_filter],
@@ -40,7 +41,8 @@ pub(crate) fn set_steering(
         padding: [0; size_of::<usize>() - size_of::<u16>()],
         filter: program.as_ptr(),
     };
-    // SAFETY: `program` is a `sock_fprog` that points at `len` instructions, and the kernel, which checks them, reads both and writes neither.
+    // SAFETY: `program` is a `sock_fprog` that points to `len` instructions. The kernel checks them; it reads both and
+    // writes neither.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -53,9 +55,10 @@ pub(crate) fn set_steering(
     check(result)
 }
 
-/// Datagrams that the kernel dropped since the socket exists, most of them because its buffer was full.
+/// Returns the number of datagrams that the kernel has dropped since the socket was made, mostly because its buffer was
+/// full.
 pub(crate) fn drops(socket: BorrowedFd<'_>) -> io::Result<u32> {
-    /// Index of the drops in what `SO_MEMINFO` gives (`SK_MEMINFO_DROPS`).
+    /// Index of the drops in the result of `SO_MEMINFO` (`SK_MEMINFO_DROPS`).
     const DROPS: usize = 8;
     let mut info = [0_u32; DROPS + 1];
     let mut len = size_of_val(&info) as libc::socklen_t;

@@ -1,4 +1,4 @@
-//! `recvmmsg(2)` into buffers of the largest datagram, with what came beside the bytes.
+//! `recvmmsg(2)` with buffers for the largest datagram and with control messages.
 
 use std::io;
 use std::mem::{MaybeUninit, zeroed};
@@ -8,20 +8,20 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use super::Control;
 use super::address::RawAddress;
 
-/// Messages of a system call.
+/// Largest number of messages per system call.
 pub(crate) const MAX_MESSAGES: usize = 16;
 
-/// Bytes of a message at most: a UDP payload, of which the kernel may make one of several packets (GRO).
+/// Largest number of bytes of a message: a UDP payload, which the kernel may have coalesced from several packets (GRO).
 const MESSAGE_BYTES: usize = 65_536;
 
-/// Buffers are so far from each other that their beginnings, the only part that small packets use, do not fall into the
-/// same sets of the first cache.
+/// Distance between the starts of buffers. Small packets use only the start of a buffer, and this distance maps the
+/// starts to different sets of the L1 cache.
 const STRIDE: usize = MESSAGE_BYTES + 1536;
 
-/// Room for the control messages: traffic class, hop limit, segment size.
+/// Bytes for the control messages: traffic class, hop limit, segment size.
 const CONTROL_BYTES: usize = 128;
 
-/// Buffers of one receiver.
+/// The buffers of one receiver.
 pub(crate) struct Buffers {
     bytes: Vec<u8>,
     addresses: [RawAddress; MAX_MESSAGES],
@@ -35,19 +35,19 @@ struct MessageLens {
     control: usize,
 }
 
-/// A message: one packet, or several that the kernel has put together.
+/// A received message: one packet, or several that the kernel has coalesced.
 pub(crate) struct Message<'a> {
     pub(crate) source: IpAddr,
     pub(crate) source_port: u16,
     pub(crate) traffic_class: u8,
     pub(crate) hop_limit: Option<u8>,
-    /// Bytes of each packet but the last.
+    /// Bytes of each packet except the last.
     pub(crate) segment: usize,
     pub(crate) bytes: &'a [u8],
 }
 
 impl Buffers {
-    /// Buffers that take memory when they are used.
+    /// Makes buffers, whose memory is only allocated when it is used.
     pub(crate) fn new() -> Buffers {
         Buffers {
             bytes: vec![0; STRIDE * MAX_MESSAGES],
@@ -57,10 +57,10 @@ impl Buffers {
         }
     }
 
-    /// Receives at most `limit` messages without waiting and says how many came.
+    /// Receives at most `limit` messages without waiting; returns their number.
     ///
     /// # Errors
-    /// Of the first message. That none is there is no error.
+    /// The error of the first message. An empty queue is not an error.
     pub(crate) fn receive(&mut self, socket: BorrowedFd<'_>, limit: usize) -> io::Result<usize> {
         let count = limit.clamp(1, MAX_MESSAGES);
         let mut vectors = [MaybeUninit::<libc::iovec>::uninit(); MAX_MESSAGES];
@@ -71,7 +71,7 @@ impl Buffers {
                 iov_base: buffer.as_mut_ptr().cast(),
                 iov_len: MESSAGE_BYTES,
             });
-            // SAFETY: zeros are a `msghdr`: null pointers with length 0.
+            // SAFETY: zero bytes are a valid `msghdr`, with null pointers of length 0.
             let mut header: libc::msghdr = unsafe { zeroed() };
             header.msg_name = (&raw mut self.addresses[i]).cast();
             header.msg_namelen = size_of::<RawAddress>() as libc::socklen_t;
@@ -84,9 +84,9 @@ impl Buffers {
                 msg_len: 0,
             });
         }
-        // Not `recvmmsg(3)`, which is a cancellation point: programs cancel threads that poll.
-        // SAFETY: the first `count` headers are initialised. They point at buffers, addresses and controls of `self`,
-        // which is borrowed mutably, and at vectors of this function, each with its length.
+        // The code does not call `recvmmsg(3)`, which is a cancellation point: programs cancel threads that poll.
+        // SAFETY: the first `count` headers are initialised. They point to buffers, addresses and controls of `self`,
+        // which is borrowed mutably, and to vectors of this function, each with its length.
         let received = unsafe {
             libc::syscall(
                 libc::SYS_recvmmsg,
@@ -115,13 +115,13 @@ impl Buffers {
         Ok(received)
     }
 
-    /// Memory for one datagram of another kind. The messages that came last are gone then.
+    /// Returns memory for another datagram; the last received messages are lost.
     pub(crate) fn scratch(&mut self) -> &mut [u8] {
         self.lens = [MessageLens::default(); MAX_MESSAGES];
         &mut self.bytes[..STRIDE]
     }
 
-    /// Message `i` of those that came last; `None` if it did not come, or not from an IP address.
+    /// Returns message `i` of the last call; `None` if it was not received, or its source is not an IP address.
     pub(crate) fn message(&self, i: usize) -> Option<Message<'_>> {
         let lens = self.lens.get(i)?;
         let (source, source_port) = self.addresses[i].get()?;
@@ -168,7 +168,7 @@ impl Message<'_> {
     }
 }
 
-/// Length with its header, level and type of the first control message.
+/// Returns length (with header), level and type of the first control message.
 fn control_header(control: &[u8]) -> Option<(usize, i32, i32)> {
     let (len, rest) = control.split_first_chunk()?;
     let rest = rest.get(size_of::<libc::cmsghdr>() - 8 - size_of::<usize>()..)?;
@@ -179,7 +179,7 @@ fn control_header(control: &[u8]) -> Option<(usize, i32, i32)> {
     (len >= size_of::<libc::cmsghdr>()).then_some(header)
 }
 
-/// The value: an `int`, or a byte (`IP_TOS`).
+/// Reads the value of a control message: an `int`, or a byte (`IP_TOS`).
 fn control_value(data: &[u8]) -> i32 {
     match data {
         [a, b, c, d, ..] => i32::from_ne_bytes([*a, *b, *c, *d]),

@@ -8,27 +8,27 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use super::Control;
 use super::address::RawAddress;
 
-/// Messages of a system call.
+/// Largest number of messages per system call.
 pub(crate) const MAX_MESSAGES: usize = 16;
 
-/// Control messages of a burst: segment size, traffic class, hop limit.
+/// Bytes of a burst's control messages: segment size, traffic class, hop limit.
 const CONTROL_BYTES: usize = 3 * space(size_of::<i32>());
 
-/// A burst and where it goes.
+/// A burst with its destination.
 pub(crate) struct Message<'a> {
     pub(crate) to: SocketAddr,
     pub(crate) bytes: &'a [u8],
-    /// Bytes of each packet but the last; `None` of a single packet.
+    /// Bytes of each packet except the last; `None` for a single packet.
     pub(crate) segment: Option<u16>,
     pub(crate) traffic_class: u8,
-    /// 0: the default.
+    /// Hop limit; 0 for the host's default.
     pub(crate) hop_limit: u8,
 }
 
-/// Sends the first messages, at most [`MAX_MESSAGES`], and says how many the kernel took.
+/// Sends the first messages, at most [`MAX_MESSAGES`]; returns the number that the kernel took.
 ///
 /// # Errors
-/// Of the first message, of which nothing was sent.
+/// The error of the first message; nothing was sent.
 pub(crate) fn send(socket: BorrowedFd<'_>, messages: &[Message<'_>]) -> io::Result<usize> {
     match messages {
         [] => Ok(0),
@@ -54,7 +54,7 @@ fn send_some<const N: usize>(
             iov_base: message.bytes.as_ptr().cast_mut().cast(),
             iov_len: message.bytes.len(),
         });
-        // SAFETY: zeros are a `msghdr`: null pointers with length 0.
+        // SAFETY: zero bytes are a valid `msghdr`, with null pointers of length 0.
         let mut header: libc::msghdr = unsafe { zeroed() };
         header.msg_name = (&raw mut addresses[i]).cast();
         header.msg_namelen = address_len;
@@ -69,9 +69,9 @@ fn send_some<const N: usize>(
             msg_len: 0,
         });
     }
-    // Not `sendmmsg(3)`, which is a cancellation point: programs cancel threads that post.
-    // SAFETY: the first `count` headers are initialised. What they point at, the addresses, vectors, controls and the
-    // bytes of the messages, lives until the end of this function, and the kernel only reads it.
+    // The code does not call `sendmmsg(3)`, which is a cancellation point: programs cancel threads that post.
+    // SAFETY: the first `count` headers are initialised. They point to the addresses, vectors, controls and the bytes
+    // of the messages, which live until the end of this function, and the kernel only reads them.
     let sent = unsafe {
         libc::syscall(
             libc::SYS_sendmmsg,
@@ -110,24 +110,24 @@ fn write_control(message: &Message<'_>, control: &mut Control<CONTROL_BYTES>) ->
     len
 }
 
-/// Bytes that a control message with `len` bytes of data takes (`CMSG_SPACE`).
+/// Returns the bytes of a control message with `len` bytes of data (`CMSG_SPACE`).
 const fn space(len: usize) -> usize {
-    // SAFETY: pure arithmetic.
+    // SAFETY: the function is pure arithmetic.
     unsafe { libc::CMSG_SPACE(len as u32) as usize }
 }
 
-/// Puts a control message at `offset` and returns its space.
+/// Writes a control message at `offset`; returns its space.
 fn put(
     control: &mut Control<CONTROL_BYTES>,
     offset: usize,
     (level, kind): (i32, i32),
     data: &[u8],
 ) -> usize {
-    // SAFETY: pure arithmetic.
+    // SAFETY: the functions are pure arithmetic.
     let (start, len) = unsafe { (libc::CMSG_LEN(0), libc::CMSG_LEN(data.len() as u32)) };
     let space = space(data.len());
     let bytes = &mut control.0[offset..offset + space];
-    // `cmsghdr` is its length, then level and type.
+    // `cmsghdr` contains the length, the level and the type, in this order.
     let header = size_of::<libc::cmsghdr>();
     bytes[..size_of::<usize>()].copy_from_slice(&(len as usize).to_ne_bytes());
     bytes[header - 8..header - 4].copy_from_slice(&level.to_ne_bytes());
