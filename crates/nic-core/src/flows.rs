@@ -1,4 +1,5 @@
-//! Flow steering: which queue pairs get a packet (`ibv_create_flow(3)`), and which work queue of one that spreads packets.
+//! Flow steering: selects the queue pairs that get a packet (`ibv_create_flow(3)`), and the work queue of an RSS queue
+//! pair.
 
 mod headers;
 mod rules;

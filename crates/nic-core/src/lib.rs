@@ -1,16 +1,16 @@
 //! The decisions of an RDMA NIC, without their execution.
 //!
-//! Everything here is a function of its arguments. There is no clock, thread, atomic, system call or C type. So the
-//! decisions of a NIC can be tested by table and by property, run under miri, and be used by a NIC in simulated time. A
-//! decision that depends on time takes `now`.
+//! Each function depends only on its arguments. The crate has no clock, thread, atomic, system call or C type. So the
+//! decisions can be tested by tables and properties, run under miri, and be used by a NIC in simulated time. A decision
+//! that depends on time takes `now` as an argument.
 //!
-//! - [`flows`]: which queue pairs get a packet.
-//! - [`qp_state`]: the states of a queue pair, and which modifications are legal.
-//! - [`retry`]: when a requester gives up.
-//! - [`rights`]: may this work request touch these bytes?
-//! - [`tags`]: which receive a message with a tag is for.
-//! - [`verbs`]: which verbs a transport has, and what their completions say.
-//! - [`yielding`]: when a thread that polls in vain gives its core to others.
+//! - [`flows`]: the queue pairs that get a packet.
+//! - [`qp_state`]: the states of a queue pair, and its legal modifications.
+//! - [`retry`]: the time after which a requester gives up.
+//! - [`rights`]: the access check of work requests.
+//! - [`tags`]: the receive that a tagged message matches.
+//! - [`verbs`]: the verbs of each transport, and the opcodes of their completions.
+//! - [`yielding`]: yielding of the core by a thread that polls without success.
 
 #![forbid(unsafe_code)]
 

@@ -1,12 +1,12 @@
 //! The state machine of a queue pair, as data.
 //!
-//! Legal calls of `ibv_modify_qp`. Sources: IBTA vol. 1, 10.3.1 (states) and 11.2.5.2 (attributes of each transition),
-//! and `ibv_modify_qp(3)`. Where these leave room, Linux decides (`ib_modify_qp_is_ok`), because programs were tested
-//! on it.
+//! The legal calls of `ibv_modify_qp`. Sources: IBTA vol. 1, 10.3.1 (states) and 11.2.5.2 (attributes of each
+//! transition), and `ibv_modify_qp(3)`. Where these are ambiguous, the module follows Linux (`ib_modify_qp_is_ok`),
+//! because programs were tested on it.
 //!
-//! Nothing here changes a queue pair: [`check_transition`] says what a call would do, or why it is refused.
-//! "If any of the modify attributes or the modify mask are invalid, none of the attributes will be
-//! modified" (`ibv_modify_qp(3)`): check first, then apply.
+//! No function changes a queue pair: [`check_transition`] returns the effect of a call, or the reason of its failure.
+//! "If any of the modify attributes or the modify mask are invalid, none of the attributes will be modified"
+//! (`ibv_modify_qp(3)`): check first, then apply.
 
 pub mod attributes;
 mod check;

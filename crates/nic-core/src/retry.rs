@@ -1,48 +1,48 @@
-//! How long a requester waits before it gives up: local ACK timeouts and receiver-not-ready NAKs.
+//! The time after which a requester gives up: local ACK timeouts and receiver-not-ready NAKs.
 //!
-//! Times are nanoseconds of any clock that never goes back; `now` is an argument.
+//! Times are nanoseconds of any monotonic clock; `now` is an argument.
 
 use crate::qp_state::{ack_timeout_ns, rnr_timer_ns};
 
-/// `rnr_retry` that means for ever: IBTA vol. 1, 9.7.5.2.8.
+/// `rnr_retry` value for unlimited retries: IBTA vol. 1, 9.7.5.2.8.
 pub const RNR_RETRY_FOREVER: u32 = 7;
 
-/// Since when something has been waited for.
+/// The start time of a wait, if a wait is in progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
     since: Option<u64>,
 }
 
 impl Waiting {
-    /// Nothing is waited for.
+    /// No wait is in progress.
     pub const NO: Self = Self { since: None };
 
-    /// It is waited for; the time since it first was.
+    /// Starts a wait unless one is in progress; returns the time since its start.
     #[inline]
     pub fn waited(&mut self, now: u64) -> u64 {
         now.saturating_sub(*self.since.get_or_insert(now))
     }
 
-    /// It has come.
+    /// Ends the wait.
     #[inline(always)]
     pub fn end(&mut self) {
         self.since = None;
     }
 }
 
-/// How long a reliable requester waits for an answer; `None`: for ever, with the timeout code 0. "The timeout has passed
-/// `retry_cnt + 1` times" (IBTA vol. 1, 9.7.6.1.3).
+/// Returns the time that a reliable requester waits for a response; `None` for no limit, with the timeout code 0. "The
+/// timeout has passed `retry_cnt + 1` times" (IBTA vol. 1, 9.7.6.1.3).
 #[must_use]
 pub fn answer_patience_ns(timeout: u8, retry_cnt: u8) -> Option<u64> {
     ack_timeout_ns(timeout).map(|timeout| timeout * (u64::from(retry_cnt) + 1))
 }
 
-/// How long a reliable requester with `rnr_retry` waits for a receive WR; `None`: for ever. `timer` is the responder's RNR
-/// NAK timer, coded.
+/// Returns the time that a reliable requester with `rnr_retry` waits for a receive work request; `None` for no limit.
+/// `timer` is the responder's RNR NAK timer, coded.
 ///
-/// A requester that asks for no retry is given the time of one. On a wire, the answer to a program's message takes
-/// longer than the program needs for its next RECV, and some (fio) rely on that. A NIC in memory sees the answer at
-/// once.
+/// A requester without retries still waits for the time of one. On a wire, the response to a program's message takes
+/// longer than the program needs to post its next RECV, and some programs (fio) rely on that. A NIC in memory receives
+/// the response at once.
 #[must_use]
 pub fn rnr_patience_ns(rnr_retry: u32, timer: u8) -> Option<u64> {
     (rnr_retry < RNR_RETRY_FOREVER).then(|| u64::from(rnr_retry.max(1)) * rnr_timer_ns(timer))
@@ -60,7 +60,7 @@ mod tests {
             assert_eq!(answer_patience_ns(14, retries), Some(patience));
         }
         assert_eq!(answer_patience_ns(0, 0), None);
-        // The longest is no overflow.
+        // The longest time does not overflow.
         assert!(answer_patience_ns(31, 7).is_some());
     }
 
@@ -84,7 +84,7 @@ mod tests {
         let mut waiting = Waiting::NO;
         assert_eq!(waiting.waited(100), 0);
         assert_eq!(waiting.waited(130), 30);
-        // A clock that is behind on another processor.
+        // The clock may be slightly behind on another processor.
         assert_eq!(waiting.waited(90), 0);
         waiting.end();
         assert_eq!(waiting.waited(200), 0);

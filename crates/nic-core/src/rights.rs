@@ -1,15 +1,16 @@
-//! May a work request touch these bytes? The one place where that is decided.
+//! The access check: decides if a work request may access bytes of memory. No other code decides that.
 //!
-//! Local buffers (SGEs with an L_Key, SEND placement) and remote memory (an R_Key: WRITE, READ, atomics, FLUSH) pass
-//! the same four conditions. They are those of IBTA vol. 1, 10.6.3 and 10.7.2:
+//! The same four conditions apply to local buffers (SGEs with an L_Key, placement of SENDs) and to remote memory (an
+//! R_Key: WRITE, READ, atomics, FLUSH). They are those of IBTA vol. 1, 10.6.3 and 10.7.2:
 //!
 //! 1. the queue pair that executes a remote request allows the access ([`Denied::QueuePairAccess`]),
 //! 2. the memory region or window allows it ([`Denied::RegionAccess`]),
-//! 3. the region lies in the protection domain, or the window admits the queue pair ([`Denied::Domain`]),
-//! 4. the bytes lie within it ([`Denied::Range`]).
+//! 3. the region is in the queue pair's protection domain, or the window admits the queue pair ([`Denied::Domain`]),
+//! 4. the bytes are inside the region or window ([`Denied::Range`]).
 //!
-//! [`authorize`] checks all of them. A run of WRITEs to one region checks the first three once, with [`authorize_region`],
-//! and the fourth for each WRITE, with [`Grant::range`]. Nobody but these makes a [`Permitted`].
+//! [`authorize`] checks all of them. A run of WRITEs to one region checks the first three once, with
+//! [`authorize_region`], and the fourth for each WRITE, with [`Grant::range`]. A [`Permitted`] can only be made by
+//! these functions.
 //!
 //! ```
 //! use nic_core::rights::{Access, Denied, Owner, QueuePair, Region, authorize, flag};
@@ -40,9 +41,9 @@ pub mod flag {
 /// The kind of access of a work request to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reads a local buffer: the payload of SEND and WRITE. Every region allows it.
+    /// Reads a local buffer, such as the payload of SEND or WRITE. Every region allows it.
     LocalRead,
-    /// Writes a local buffer: the placement of a message, the result of READ and atomics.
+    /// Writes a local buffer, such as the placement of a message, or the result of READ and atomics.
     LocalWrite,
     /// RDMA WRITE and atomic write.
     RemoteWrite,
@@ -57,7 +58,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// The bit of [`flag`] that allows it; 0 where no bit is needed.
+    /// Returns the bit of [`flag`] that allows the access; 0 if no bit is needed.
     #[inline(always)]
     #[must_use]
     pub const fn flag(self) -> u32 {
@@ -72,14 +73,14 @@ impl Access {
         }
     }
 
-    /// Is it by an L_Key?
+    /// Returns true if the access uses an L_Key.
     #[inline(always)]
     #[must_use]
     pub const fn is_local(self) -> bool {
         matches!(self, Self::LocalRead | Self::LocalWrite)
     }
 
-    /// Does it change the memory?
+    /// Returns true if the access changes the memory.
     #[inline(always)]
     #[must_use]
     pub const fn writes(self) -> bool {
@@ -90,68 +91,69 @@ impl Access {
     }
 }
 
-/// Whom a region or a window belongs to: one word of the table of keys.
+/// The owner of a memory region or window, encoded as one word of the key table.
 ///
-/// A plain region's word is the number of its protection domain. Windows, and regions of the whole address space, have
-/// upper bits that no such number has. So one comparison admits the usual case and sends the others on a longer way.
+/// The word of a normal region is the number of its protection domain. Windows, and regions of the whole address space,
+/// have additional upper bits. So one comparison admits the usual case, and only other cases need further checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner(u32);
 
 impl Owner {
-    /// Numbers of protection domains are 1 and more, and less than this.
+    /// Limit of protection domain numbers: they are at least 1 and less than this.
     pub const MAX_DOMAIN: u32 = 1 << 30;
 
-    /// The domain of a queue pair that is in no protection domain (an XRC target). No region and no window has it.
+    /// Protection domain of a queue pair without one (an XRC target). No region and no window has this number.
     pub const NO_DOMAIN: u32 = u32::MAX;
 
     const WHOLE_SPACE: u32 = 1 << 30;
     const TYPE_1: u32 = 1 << 31;
     const TYPE_2: u32 = 3 << 30;
 
-    /// A region of protection domain `number`.
+    /// Makes the owner of a region in protection domain `number`.
     #[inline]
     #[must_use]
     pub const fn domain(number: u32) -> Self {
         Self(number)
     }
 
-    /// A region of the whole address space (implicit on-demand paging) of protection domain `number`.
+    /// Makes the owner of a region of the whole address space (implicit on-demand paging) in protection domain
+    /// `number`.
     #[inline]
     #[must_use]
     pub const fn whole_space(number: u32) -> Self {
         Self(Self::WHOLE_SPACE | number)
     }
 
-    /// A window of type 1 of protection domain `number`: for every queue pair of the domain.
+    /// Makes the owner of a type 1 window in protection domain `number`, for all queue pairs of the domain.
     #[inline]
     #[must_use]
     pub const fn window_type_1(number: u32) -> Self {
         Self(Self::TYPE_1 | number)
     }
 
-    /// A window of type 2 that queue pair `qpn` has bound: for that queue pair alone (type 2B of IBTA vol. 1,
-    /// 10.6.7.2.3).
+    /// Makes the owner of a type 2 window that queue pair `qpn` has bound, for that queue pair only (type 2B of IBTA
+    /// vol. 1, 10.6.7.2.3).
     #[inline]
     #[must_use]
     pub const fn window_type_2(qpn: u32) -> Self {
         Self(Self::TYPE_2 | qpn)
     }
 
-    /// From the word in a table, which may say anything.
+    /// Decodes the word of the key table; every word is valid.
     #[inline(always)]
     #[must_use]
     pub const fn from_word(word: u32) -> Self {
         Self(word)
     }
 
-    /// As the word in a table.
+    /// Encodes the owner as the word of the key table.
     #[inline]
     #[must_use]
     pub const fn word(self) -> u32 {
         self.0
     }
 
-    /// The number of its protection domain; `None` for a window of type 2, which belongs to a queue pair.
+    /// Returns the number of the protection domain; `None` for a type 2 window, which belongs to a queue pair.
     #[inline]
     #[must_use]
     pub const fn number(self) -> Option<u32> {
@@ -162,27 +164,27 @@ impl Owner {
         }
     }
 
-    /// Whether it is a window's, not a region's.
+    /// Returns true for a window, false for a region.
     #[inline]
     #[must_use]
     pub const fn is_window(self) -> bool {
         self.0 & Self::TYPE_1 != 0
     }
 
-    /// The same in a process that calls the protection domain by another `number`.
+    /// Returns the same owner for a process in which the protection domain has another `number`.
     #[inline]
     #[must_use]
     pub const fn in_domain(self, number: u32) -> Self {
         Self(self.0 & !(Self::MAX_DOMAIN - 1) | number)
     }
 
-    /// Does it admit local buffers in protection domain `domain`? No window's key is an L_Key.
+    /// Returns true if local buffers of protection domain `domain` are admitted. A window's key is never an L_Key.
     #[inline(always)]
     const fn admits_local(self, domain: u32) -> bool {
         self.0 == domain || self.0 == Self::WHOLE_SPACE | domain
     }
 
-    /// Does it admit requests to a queue pair?
+    /// Returns true if requests to a queue pair are admitted.
     #[inline(always)]
     const fn admits_remote(self, qp: &QueuePair) -> bool {
         self.admits_local(qp.domain)
@@ -190,41 +192,41 @@ impl Owner {
             || self.0 == Self::TYPE_2 | qp.qpn
     }
 
-    /// Is it a region of the whole address space?
+    /// Returns true for a region of the whole address space.
     #[inline(always)]
     const fn is_whole_space(self) -> bool {
         self.0 & Self::TYPE_2 == Self::WHOLE_SPACE
     }
 }
 
-/// A registered memory region or a bound window, as far as rights depend on it.
+/// The fields of a registered memory region or a bound window that determine rights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// The address by which work requests name its first byte.
+    /// Address by which work requests name the first byte.
     pub start: u64,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// The access that it allows: bits of [`flag`], among others that mean nothing here.
+    /// Access rights: bits of [`flag`]; other bits are ignored.
     pub access: u32,
-    /// Whom it belongs to.
+    /// Owner of the region or window.
     pub owner: Owner,
 }
 
-/// The queue pair that executes a request on its side's memory, as far as rights depend on it.
+/// The fields of a queue pair that determine rights; the queue pair executes a request on the memory of its side.
 ///
-/// That is the responder for remote accesses, and the queue pair (or receive queue) that has the SGEs for local ones.
+/// For remote accesses, this is the responder; for local accesses, the queue pair (or receive queue) with the SGEs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePair {
-    /// `qp_access_flags`: what it allows requesters. Local accesses do not ask.
+    /// Rights granted to requesters, `qp_access_flags`. Local accesses do not need them.
     pub access: u32,
-    /// Number of its protection domain, or [`Owner::NO_DOMAIN`].
+    /// Number of the protection domain, or [`Owner::NO_DOMAIN`].
     pub domain: u32,
-    /// Its number, which windows of type 2 ask for.
+    /// Queue pair number, which type 2 windows check.
     pub qpn: u32,
 }
 
 impl QueuePair {
-    /// A user of SGEs of protection domain `domain`.
+    /// Makes the fields for local accesses of protection domain `domain`.
     #[inline(always)]
     #[must_use]
     pub const fn local(domain: u32) -> Self {
@@ -236,20 +238,20 @@ impl QueuePair {
     }
 }
 
-/// Why a work request may not touch the bytes: the first condition that does not hold.
+/// The reason why a work request may not access the bytes: the first condition that does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denied {
     /// The queue pair's `qp_access_flags` do not allow the access.
     QueuePairAccess,
     /// The region or window does not allow the access.
     RegionAccess,
-    /// The region lies in another protection domain, or the window is for another one or another queue pair.
+    /// The region is in another protection domain, or the window is for another domain or queue pair.
     Domain,
-    /// The bytes do not lie within the region.
+    /// The bytes are not inside the region.
     Range,
 }
 
-/// All conditions but the range hold: the region may be used for one kind of access.
+/// The permission to use a region for one kind of access, without a check of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     start: u64,
@@ -258,17 +260,17 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Allows nothing but no bytes.
+    /// Permits only accesses of 0 bytes.
     pub const NOTHING: Self = Self {
         start: u64::MAX,
         len: 0,
         on_demand: false,
     };
 
-    /// Checks that `len` bytes at `addr` lie within the region.
+    /// Checks that `len` bytes at `addr` are inside the region.
     ///
     /// # Errors
-    /// [`Denied::Range`] where they do not.
+    /// [`Denied::Range`] if they are not.
     #[inline(always)]
     pub fn range(&self, addr: u64, len: u64) -> Result<Permitted, Denied> {
         let offset = addr.wrapping_sub(self.start);
@@ -281,7 +283,7 @@ impl Grant {
         })
     }
 
-    /// All bytes of the region.
+    /// Permits all bytes of the region.
     #[inline(always)]
     #[must_use]
     pub const fn whole(&self) -> Permitted {
@@ -292,7 +294,7 @@ impl Grant {
         }
     }
 
-    /// As for [`Permitted::is_on_demand`].
+    /// As [`Permitted::is_on_demand`].
     #[inline(always)]
     #[must_use]
     pub const fn is_on_demand(&self) -> bool {
@@ -300,7 +302,7 @@ impl Grant {
     }
 }
 
-/// Bytes of a region that a work request may touch.
+/// A range of bytes of a region that a work request may access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permitted {
     offset: u64,
@@ -309,14 +311,14 @@ pub struct Permitted {
 }
 
 impl Permitted {
-    /// Where they begin, from the region's first byte on.
+    /// Returns the offset of the first byte from the start of the region.
     #[inline(always)]
     #[must_use]
     pub const fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The first `n` of them, and those behind: fewer where there are not so many.
+    /// Splits the range after `n` bytes, or after all if it has fewer.
     #[inline(always)]
     #[must_use]
     pub const fn split_at(&self, n: u64) -> (Self, Self) {
@@ -330,21 +332,22 @@ impl Permitted {
         (front, back)
     }
 
-    /// How many there are.
+    /// Returns the number of bytes.
     #[inline(always)]
     #[must_use]
     pub const fn len(&self) -> u64 {
         self.len
     }
 
-    /// Are there none?
+    /// Returns true if the range has no bytes.
     #[inline(always)]
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// They are of a region of the whole address space: whether there is memory shows when they are touched.
+    /// Returns true for bytes of a region of the whole address space, in which memory may be missing until it is
+    /// accessed.
     #[inline(always)]
     #[must_use]
     pub const fn is_on_demand(&self) -> bool {
@@ -352,7 +355,7 @@ impl Permitted {
     }
 }
 
-/// Checks everything but the range: for runs of requests to one region.
+/// Checks all conditions except the range, for runs of requests to one region.
 ///
 /// # Errors
 /// The first condition that does not hold.
@@ -375,7 +378,7 @@ pub fn authorize_region(region: &Region, access: Access, qp: &QueuePair) -> Resu
     })
 }
 
-/// May `access` to `len` bytes at `addr` of `region` be made for `qp`?
+/// Checks if `qp` may make `access` to `len` bytes at `addr` of `region`.
 ///
 /// # Errors
 /// The first condition that does not hold.
@@ -398,7 +401,7 @@ fn require(holds: bool, or: Denied) -> Result<(), Denied> {
     }
 }
 
-/// Conditions that a test leaves out, to see that others notice. There is none in an optimised build.
+/// Conditions that a test disables, to check that other tests detect it. Optimised builds do not have this.
 mod mutation {
     use super::Denied;
 

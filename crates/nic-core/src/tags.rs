@@ -1,35 +1,37 @@
-//! Tag matching: which entry of a list a message is for (`ibv_post_srq_ops(3)`).
+//! Tag matching: selects the list entry for a message (`ibv_post_srq_ops(3)`).
 //!
-//! A message to a shared receive queue of this kind begins with a tag matching header. A message that matches an entry
-//! of the list goes there, without the header. A message that matches none is unexpected and goes, with the header,
-//! into the oldest receive WR. A rendezvous message only says where the payload is. The payload is READ, and a message
-//! of the kind FIN tells the sender. If the entry has no room for it, the program continues the rendezvous itself
-//! (`Documentation/tag_matching.md` of rdma-core, "TM completion processing").
+//! A message to a tag matching shared receive queue begins with a tag matching header. If the message matches an entry
+//! of the list, it is written to the entry's buffer, without the header. Otherwise it is unexpected, and is written
+//! with the header to the oldest receive work request. A rendezvous message only contains the address of the payload.
+//! The payload is READ, and a FIN message then tells the sender. If the entry's buffer is too small, the program
+//! continues the rendezvous itself (`Documentation/tag_matching.md` of rdma-core, "TM completion processing").
 
-/// A tag matching header (`struct ibv_tmh` of `infiniband/tm_types.h`): the operation, 3 bytes that are reserved, 4 of the
-/// application's, and the tag, in network byte order.
+/// Bytes of a tag matching header (`struct ibv_tmh` of `infiniband/tm_types.h`). It contains the operation, 3 reserved
+/// bytes, 4 bytes of the application, and the tag, in network byte order.
 pub const TMH_BYTES: usize = 16;
 
-/// A rendezvous header, behind it (`struct ibv_rvh`): address, R_Key and length of the payload, in network byte order.
+/// Bytes of a rendezvous header (`struct ibv_rvh`), which follows it: address, R_Key and length of the payload, in
+/// network byte order.
 pub const RVH_BYTES: usize = 16;
 
-/// The longest header that a sender adds.
+/// Largest number of header bytes that a sender adds.
 pub const MAX_HEADER_BYTES: usize = TMH_BYTES + RVH_BYTES;
 
-/// Operations of a tag matching header (`enum ibv_tmh_op`); all others are for programs.
+/// Operations of a tag matching header (`enum ibv_tmh_op`); programs use the other values.
 const TMH_RNDV: u8 = 1;
 const TMH_FIN: u8 = 2;
 const TMH_EAGER: u8 = 3;
 
-/// The list of a shared receive queue; each entry has a buffer of type `B`.
+/// The list of a tag matching shared receive queue; each entry has a buffer of type `B`.
 #[derive(Debug)]
 pub struct TagList<B> {
-    /// In the order in which they were added, which is that of matching.
+    /// Entries in the order of their addition, which is the order of matching.
     entries: Vec<Entry<B>>,
     max_entries: usize,
     last_handle: u32,
-    /// Unexpected messages, and how many of them the program has said to have handled. Where they differ the program may
-    /// not know yet of a message that an entry is for, so that entries which come now match nothing until they agree.
+    /// Number of unexpected messages; below it, the number that the program has reported as handled. While they differ,
+    /// the program may not know of a message that a new entry would match. So entries added then are inactive until the
+    /// numbers agree.
     unexpected: u32,
     handled: u32,
 }
@@ -41,13 +43,13 @@ pub struct Entry<B> {
     tag: u64,
     mask: u64,
     active: bool,
-    /// The `wr_id` of its completion.
+    /// `wr_id` of the entry's completion.
     pub wr_id: u64,
-    /// Where its message goes.
+    /// Buffer for the message.
     pub buffer: B,
 }
 
-/// The list has as many entries as it may have.
+/// Error: the list has its maximum number of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the tag matching list is full: remove an entry, or let a message match one")]
 pub struct ListFull;
@@ -55,51 +57,51 @@ pub struct ListFull;
 /// The payload that a rendezvous header describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemotePayload {
-    /// Its first byte in the sender's memory.
+    /// Address of the first byte in the sender's memory.
     pub addr: u64,
-    /// The key of its region.
+    /// R_Key of the memory region.
     pub rkey: u32,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
 /// The decision about a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// It has no tag: it goes into a receive WR.
+    /// The message has no tag and is written to a receive work request.
     Untagged,
-    /// No entry is for it: it goes into a receive WR.
+    /// The message matches no entry and is written to a receive work request.
     Unexpected,
-    /// It is for an entry.
+    /// The message matches an entry.
     Matched(Match),
 }
 
-/// A message and the entry that it is for.
+/// A message and its matching entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Match {
-    /// The entry's place in the list.
+    /// Index of the entry in the list.
     pub at: usize,
-    /// The tag of the message.
+    /// Tag of the message.
     pub tag: u64,
     /// The sending application's field of the header.
     pub app: u32,
-    /// The delivery of the message.
+    /// Delivery of the message.
     pub then: Delivery,
 }
 
-/// The delivery of a message that is for an entry.
+/// The delivery of a message that matches an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// The bytes behind the header go into the entry's buffer.
+    /// The bytes after the header are written to the entry's buffer.
     Eager,
     /// The payload is READ into the entry's buffer.
     Rendezvous(RemotePayload),
-    /// The entry has no room for the payload: it gets the headers, and the program does the rest.
+    /// The entry's buffer is too small for the payload: it gets the headers, and the program does the rest.
     HeadersOnly,
 }
 
 impl<B> TagList<B> {
-    /// An empty list for at most `max_entries`.
+    /// Makes an empty list of at most `max_entries`.
     #[must_use]
     pub const fn new(max_entries: u32) -> Self {
         Self {
@@ -111,16 +113,17 @@ impl<B> TagList<B> {
         }
     }
 
-    /// Entries that it holds at most.
+    /// Returns the largest number of entries.
     #[must_use]
     pub const fn max_entries(&self) -> usize {
         self.max_entries
     }
 
-    /// `IBV_WR_TAG_ADD`: adds an entry for messages whose tag has `tag` in the bits of `mask`, and returns its handle.
+    /// Adds an entry for messages whose tag equals `tag` in the bits of `mask`, and returns its handle
+    /// (`IBV_WR_TAG_ADD`).
     ///
     /// # Errors
-    /// [`ListFull`].
+    /// [`ListFull`] if the list has its maximum number of entries.
     pub fn add(&mut self, wr_id: u64, (tag, mask): (u64, u64), buffer: B) -> Result<u32, ListFull> {
         if self.entries.len() >= self.max_entries {
             return Err(ListFull);
@@ -137,22 +140,22 @@ impl<B> TagList<B> {
         Ok(self.last_handle)
     }
 
-    /// `IBV_WR_TAG_DEL`: false if the entry is not there (any more).
+    /// Removes an entry; returns false if the list does not have it (`IBV_WR_TAG_DEL`).
     pub fn remove(&mut self, handle: u32) -> bool {
         let at = self.entries.iter().position(|e| e.handle == handle);
         at.map(|at| self.entries.remove(at)).is_some()
     }
 
-    /// The entry at a place.
+    /// Returns the entry at an index.
     ///
     /// # Panics
-    /// There is none: the place is not of a [`Match`] since when nothing was taken or removed.
+    /// The index is out of range. An index of a [`Match`] is valid until an entry is taken or removed.
     #[must_use]
     pub fn entry(&self, at: usize) -> &Entry<B> {
         &self.entries[at]
     }
 
-    /// Takes the entry at a place out of the list.
+    /// Removes and returns the entry at an index.
     ///
     /// # Panics
     /// As for [`entry`](Self::entry).
@@ -160,7 +163,7 @@ impl<B> TagList<B> {
         self.entries.remove(at)
     }
 
-    /// `IBV_OPS_TM_SYNC`: the program has handled so many unexpected messages.
+    /// Records the number of unexpected messages that the program has handled (`IBV_OPS_TM_SYNC`).
     pub fn synchronise(&mut self, handled: u32) {
         self.handled = handled;
         if self.agrees() {
@@ -170,20 +173,20 @@ impl<B> TagList<B> {
         }
     }
 
-    /// Does the program know of all unexpected messages?
+    /// Returns true if the program has handled all unexpected messages.
     #[must_use]
     pub const fn agrees(&self) -> bool {
         self.handled == self.unexpected
     }
 
-    /// An unexpected message went into a receive WR.
+    /// Records that an unexpected message was written to a receive work request.
     #[cold]
     pub fn note_unexpected(&mut self) {
         self.unexpected = self.unexpected.wrapping_add(1);
     }
 
-    /// Decides about a message that begins with `head`: at least [`MAX_HEADER_BYTES`] of it, or all. `room` says how
-    /// many bytes a buffer has.
+    /// Selects the delivery of a message that begins with `head`, which has at least [`MAX_HEADER_BYTES`], or all
+    /// bytes. `room` returns the size of a buffer in bytes.
     pub fn decide(&self, head: &[u8], room: impl FnOnce(&B) -> u64) -> Decision {
         let needed = match head.first() {
             Some(&TMH_EAGER) => TMH_BYTES,
@@ -226,7 +229,7 @@ impl<B> TagList<B> {
     }
 }
 
-/// The message that tells the sender of a rendezvous with this header that its payload has been READ.
+/// Returns the FIN message for a rendezvous with this header: it tells the sender that the payload has been READ.
 #[must_use]
 pub const fn fin(mut header: [u8; TMH_BYTES]) -> [u8; TMH_BYTES] {
     header[0] = TMH_FIN;
@@ -247,7 +250,7 @@ mod tests {
 
     use super::*;
 
-    /// The header of a message: operation and tag.
+    /// Makes the header of a message with an operation and a tag.
     fn header(op: u8, tag: u64) -> [u8; MAX_HEADER_BYTES] {
         let mut head = [0; MAX_HEADER_BYTES];
         head[0] = op;
@@ -333,7 +336,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// A list matches as a plain search does, whatever was added, removed and taken before.
+        /// A list matches like a simple search, after any additions and removals.
         #[test]
         fn a_list_is_searched_from_the_oldest_on(
             steps in prop::collection::vec((0..4, 0u64..8, 0u64..8), 0..60),

@@ -1,4 +1,4 @@
-//! Which verbs a transport has, and what their completions say.
+//! The verbs of each transport, and the opcodes of their completions.
 
 use crate::qp_state::QpType;
 
@@ -33,7 +33,8 @@ pub mod wc {
     pub const ATOMIC_WRITE: u32 = 9;
 }
 
-/// Is `opcode` (of [`wr`]) a verb of this transport service? Table 1 of the paper; IBTA vol. 1, table 44.
+/// Returns true if `opcode` (of [`wr`]) is a verb of this transport service. Table 1 of the paper; IBTA vol. 1, table
+/// 44.
 #[inline]
 #[must_use]
 pub const fn allowed(service: QpType, opcode: u32) -> bool {
@@ -53,7 +54,7 @@ pub const fn allowed(service: QpType, opcode: u32) -> bool {
     }
 }
 
-/// Has a work request of this operation a payload of its own, so that it may be inline?
+/// Returns true if a work request of this operation sends a payload, so that the payload may be inline.
 #[inline]
 #[must_use]
 pub const fn carries_payload(opcode: u32) -> bool {
@@ -63,7 +64,7 @@ pub const fn carries_payload(opcode: u32) -> bool {
     )
 }
 
-/// The operation (of [`wc`]) in the completion of a work request.
+/// Returns the operation (of [`wc`]) in the completion of a work request.
 #[inline]
 #[must_use]
 pub const fn completion_opcode(opcode: u32) -> u32 {
@@ -100,7 +101,7 @@ mod tests {
             (wr::FLUSH, [true, false, false, false]),
             (wr::BIND_MW, [true, true, false, false]),
             (wr::LOCAL_INV, [true, true, false, false]),
-            // Segmentation offload, and no operation.
+            // Segmentation offload, and an unknown opcode.
             (10, [false; 4]),
             (u32::MAX, [false; 4]),
         ];

@@ -1,41 +1,42 @@
-//! When a thread that polls in vain gives its core to others.
+//! Yielding of the core by a thread that polls without success.
 //!
-//! A thread that polls does not sleep, so where there are more of them than cores, one that waits has the core that its
-//! peer needs. Giving it up costs little where the others do the same. It costs a whole time slice of the scheduler where
-//! somebody computes, and nothing is gained where the core is free. Which of these it is shows in how long a yield takes.
+//! A polling thread does not sleep. If polling threads outnumber the cores, a waiting thread may occupy the core that
+//! its peer needs. A yield is cheap if the other threads on the core poll as well. It costs a whole scheduler time
+//! slice if another thread computes, and gains nothing if the core is otherwise idle. The duration of a yield tells
+//! these cases apart.
 
-/// A thread's experience with its yields. Times are in nanoseconds.
+/// The spin time of a thread, derived from its yields. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Yielding {
     spin_ns: u64,
 }
 
-/// The shortest spin, longer than the round trip of a message. Threads that wait for each other on different cores
-/// should meet there for a while, and not miss each other by a yield each time.
+/// Shortest spin, longer than the round trip of a message. Threads on different cores that wait for each other then
+/// overlap, and do not miss each other by a yield each time.
 const SHORTEST_SPIN_NS: u64 = 4_000;
 
-/// Polls in vain before the first yield. On an idle machine, completions come sooner.
+/// Spin before the first yield. On an idle machine, completions arrive sooner.
 const FIRST_SPIN_NS: u64 = 50_000;
 
-/// The longest while yields find the core free: so long a newcomer on this core may have to wait.
+/// Longest spin while yields find the core idle: a new thread on this core may have to wait that long.
 const LONGEST_SPIN_ALONE_NS: u64 = 1_000_000;
 
-/// A yield to nobody is a system call of 0.2 to 0.4 µs; one to another thread and back takes two switches of 0.7 µs and
-/// more.
+/// Limit below which a yield found the core idle. Such a yield is a system call of 0.2 to 0.4 µs. A yield to another
+/// thread and back takes two switches of 0.7 µs or more.
 const ALONE_NS: u64 = 1_000;
 
-/// A yield that takes so long met a thread that computes: pollers of a crowd give the core on after some microseconds.
+/// Limit above which a yield met a computing thread: polling threads yield after some microseconds.
 const SLICE_NS: u64 = 500_000;
 
-/// The spin after such a yield, at least: peers on other cores answer sooner. No longer, since pollers that find work all
-/// the time look the same, and in vain it is lost.
+/// Spin after such a yield: peers on other cores answer sooner. The spin is not longer, since pollers that always find
+/// work look the same, and spinning beside them is wasted.
 const SPIN_BESIDE_BUSY_NS: u64 = 50_000;
 
-/// Below this a thread is in a crowd: it has found at least twice that others wanted its core.
+/// Limit of the spin below which a thread is in a crowd: at least two yields found that other threads wanted the core.
 const CROWDED_NS: u64 = 20_000;
 
 impl Yielding {
-    /// Of a thread that has not yielded.
+    /// Makes the state of a thread that has not yielded.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -43,19 +44,19 @@ impl Yielding {
         }
     }
 
-    /// How long to poll in vain until the next yield.
+    /// Returns the time to poll without success until the next yield.
     #[must_use]
     pub const fn spin_ns(&self) -> u64 {
         self.spin_ns
     }
 
-    /// Whether others wait for this core time and again, and give it back soon.
+    /// Returns true if other threads repeatedly wait for this core and soon yield it again.
     #[must_use]
     pub const fn is_crowded(&self) -> bool {
         self.spin_ns < CROWDED_NS
     }
 
-    /// A yield behind a spin in vain took so long.
+    /// Records the duration of a yield after an unsuccessful spin.
     pub fn yielded(&mut self, took_ns: u64) {
         self.spin_ns = if took_ns < ALONE_NS {
             (2 * self.spin_ns).min(LONGEST_SPIN_ALONE_NS)
@@ -99,7 +100,7 @@ mod tests {
     fn in_a_crowd_the_core_is_given_up_at_once() {
         assert!(after(&[CROWD; 2]).is_crowded());
         assert_eq!(after(&[CROWD; 10]).spin_ns(), SHORTEST_SPIN_NS);
-        // The same after long idleness, and when the crowd has gone it is left again.
+        // The result is the same after a long idle time, and the crowd state ends when the crowd has gone.
         let mut yields = vec![ALONE; 40];
         yields.extend([CROWD; 12]);
         assert_eq!(after(&yields).spin_ns(), SHORTEST_SPIN_NS);
@@ -111,7 +112,7 @@ mod tests {
     fn beside_a_thread_that_computes_the_spin_is_longer() {
         assert_eq!(after(&[BUSY]).spin_ns(), SPIN_BESIDE_BUSY_NS);
         assert_eq!(after(&[BUSY; 40]).spin_ns(), SPIN_BESIDE_BUSY_NS);
-        // In a crowd, too; but a peer on the same core, which a spin keeps waiting, is let run soon again.
+        // The same happens in a crowd. A peer on the same core, which a long spin delays, is soon considered again.
         let mut yields = vec![CROWD; 10];
         yields.push(BUSY);
         assert_eq!(after(&yields).spin_ns(), SPIN_BESIDE_BUSY_NS);

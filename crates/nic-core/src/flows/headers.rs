@@ -1,14 +1,14 @@
-//! The headers of an Ethernet frame: what flows match, and the checksums in them.
+//! The headers of an Ethernet frame: the fields that flows match, and the checksums.
 
 use std::ops::Range;
 
 use etherparse::checksum::Sum16BitWords;
 use etherparse::{LaxLinkExtSlice, LaxNetSlice, LaxSlicedPacket, LinkSlice, TransportSlice};
 
-/// Bytes of the headers that flows match, laid out as [`field`] says.
+/// Bytes of the fields that flows match, with the layout of [`field`].
 pub const HEADER_BYTES: usize = 64;
 
-/// Layers that a frame has, one bit each.
+/// Bits for the layers of a frame.
 pub mod layer {
     /// An IEEE 802.1Q tag.
     pub const VLAN: u32 = 1;
@@ -22,35 +22,35 @@ pub mod layer {
     pub const UDP: u32 = 16;
 }
 
-/// Where the fields lie in [`Headers::fields`], each in network order. IPv4 and IPv6 share theirs.
+/// Positions of the fields in [`Headers::fields`], each in network byte order. IPv4 and IPv6 share fields.
 pub mod field {
     use std::ops::Range;
 
-    /// Destination address of Ethernet.
+    /// Ethernet destination address.
     pub const DST_MAC: Range<usize> = 0..6;
-    /// Source address of Ethernet.
+    /// Ethernet source address.
     pub const SRC_MAC: Range<usize> = 6..12;
-    /// The one behind the last VLAN tag.
+    /// EtherType after the last VLAN tag.
     pub const ETHER_TYPE: Range<usize> = 12..14;
-    /// Of the first VLAN tag.
+    /// First VLAN tag.
     pub const VLAN_TAG: Range<usize> = 14..16;
-    /// Source address; of IPv4 its first bytes.
+    /// Source IP address; IPv4 uses the first 4 bytes.
     pub const SRC_IP: Range<usize> = 16..32;
-    /// Destination address; of IPv4 its first bytes.
+    /// Destination IP address; IPv4 uses the first 4 bytes.
     pub const DST_IP: Range<usize> = 32..48;
-    /// Flow label of IPv6.
+    /// IPv6 flow label.
     pub const FLOW_LABEL: Range<usize> = 48..52;
-    /// Protocol behind the header; of IPv6 the one behind the extension headers.
+    /// Protocol after the IP header; for IPv6, after the extension headers.
     pub const PROTOCOL: Range<usize> = 52..53;
-    /// Traffic class of IPv6, type of service of IPv4.
+    /// IPv6 traffic class, or IPv4 type of service.
     pub const TRAFFIC_CLASS: Range<usize> = 53..54;
-    /// Hop limit of IPv6, time to live of IPv4.
+    /// IPv6 hop limit, or IPv4 time to live.
     pub const HOP_LIMIT: Range<usize> = 54..55;
-    /// The flags of IPv4.
+    /// IPv4 flags.
     pub const IP_FLAGS: Range<usize> = 55..56;
-    /// Source port of TCP and UDP.
+    /// TCP or UDP source port.
     pub const SRC_PORT: Range<usize> = 56..58;
-    /// Destination port of TCP and UDP.
+    /// TCP or UDP destination port.
     pub const DST_PORT: Range<usize> = 58..60;
 }
 
@@ -60,18 +60,18 @@ const MORE_FRAGMENTS: u8 = 4;
 
 /// The headers of a frame.
 pub struct Headers {
-    /// Bits of [`layer`].
+    /// Layers of the frame: bits of [`layer`].
     pub layers: u32,
-    /// The fields, where [`field`] says, 0 where there are none.
+    /// Field values at the positions of [`field`]; 0 for missing fields.
     pub fields: [u8; HEADER_BYTES],
-    /// Where the frame has its IPv4 header.
+    /// Position of the IPv4 header in the frame.
     ipv4: Option<Range<usize>>,
-    /// Where it has a whole TCP segment or UDP datagram.
+    /// Position of a complete TCP segment or UDP datagram in the frame.
     transport: Option<Range<usize>>,
 }
 
 impl Headers {
-    /// Those of a frame without its check sequence; `None` if it is shorter than an Ethernet header.
+    /// Parses a frame without its check sequence; `None` if it is shorter than an Ethernet header.
     #[must_use]
     pub fn of(frame: &[u8]) -> Option<Self> {
         let packet = LaxSlicedPacket::from_ethernet(frame).ok()?;
@@ -152,38 +152,38 @@ impl Headers {
         self.fields[at.start..at.start + value.len()].copy_from_slice(value);
     }
 
-    /// The bytes of a field.
+    /// Returns the bytes of a field.
     #[must_use]
     pub fn field(&self, at: Range<usize>) -> &[u8] {
         &self.fields[at]
     }
 
-    /// Has it one of these layers?
+    /// Returns true if the frame has one of these layers.
     #[must_use]
     pub fn has(&self, layer: u32) -> bool {
         self.layers & layer != 0
     }
 
-    /// Is the destination a group address: IEEE 802, 8.2?
+    /// Returns true if the destination is a group address: IEEE 802, 8.2.
     #[must_use]
     pub fn is_multicast(&self) -> bool {
         self.fields[0] & 1 != 0
     }
 
-    /// The sum over a TCP segment or UDP datagram and the pseudo header in front of it: RFC 9293, 3.1; RFC 768.
+    /// Returns the sum of a TCP segment or UDP datagram with its pseudo header: RFC 9293, 3.1; RFC 768.
     fn transport_sum(&self, segment: &[u8]) -> Sum16BitWords {
         let length = u32::try_from(segment.len()).unwrap_or(u32::MAX);
         let sum = Sum16BitWords::new()
             .add_slice(self.field(field::SRC_IP))
             .add_slice(self.field(field::DST_IP))
             .add_2bytes([0, self.fields[field::PROTOCOL.start]]);
-        // The halves one after the other: of IPv4 the upper one is 0.
+        // The length is added as two 16-bit halves; for IPv4 the upper half is 0.
         let [a, b, c, d] = length.to_be_bytes();
         sum.add_2bytes([a, b]).add_2bytes([c, d]).add_slice(segment)
     }
 
-    /// Whether the checksums of an IPv4 header and of the TCP or UDP header behind it are right. The devices of mlx5
-    /// report this as `IBV_WC_IP_CSUM_OK`.
+    /// Returns true if the checksums of an IPv4 header and its TCP or UDP header are correct. mlx5 devices report this
+    /// as `IBV_WC_IP_CSUM_OK`.
     #[must_use]
     pub fn checksums_are_right(&self, frame: &[u8]) -> bool {
         let (Some(ip), Some(transport)) = (&self.ipv4, &self.transport) else {
@@ -221,12 +221,12 @@ impl Headers {
     }
 }
 
-/// Where the checksums lie: RFC 791, 3.1; RFC 768; RFC 9293, 3.1.
+/// Positions of the checksums: RFC 791, 3.1; RFC 768; RFC 9293, 3.1.
 const IPV4_CHECKSUM: Range<usize> = 10..12;
 const UDP_CHECKSUM: Range<usize> = 6..8;
 const TCP_CHECKSUM: Range<usize> = 16..18;
 
-/// Where `part`, a slice of `whole`, lies in it.
+/// Returns the position of `part`, a slice of `whole`.
 fn place_in(whole: &[u8], part: &[u8]) -> Range<usize> {
     let start = part.as_ptr().addr() - whole.as_ptr().addr();
     start..start + part.len()
@@ -328,7 +328,7 @@ mod tests {
             frame.truncate(cut.index(frame.len()));
             if let Some(headers) = Headers::of(&frame) {
                 headers.fill_in_checksums(&mut frame);
-                // A checksum that was filled in is right, but for a header that says of itself that it is longer.
+                // A computed checksum is correct, unless the header claims to be longer than it is.
                 let again = Headers::of(&frame).map(|h| h.layers);
                 prop_assert_eq!(again, Some(headers.layers));
             }

@@ -1,22 +1,22 @@
-//! Flows: what packets they match, and which of them get one.
+//! Flow rules: the packets that they match, and the order in which they take a packet.
 
 use std::ops::Range;
 
 use super::headers::{HEADER_BYTES, Headers};
 
-/// The packets of a flow, as a value and a mask.
+/// A match for packets, as a value and a mask of header fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
-    /// Layers that a packet must have: bits of [`layer`](super::layer).
+    /// Required layers: bits of [`layer`](super::layer).
     pub layers: u32,
-    /// The bits that fields must have, laid out as [`field`](super::field) says.
+    /// Required bits of the fields, with the layout of [`field`](super::field).
     pub value: [u8; HEADER_BYTES],
-    /// Which of these count.
+    /// Mask of the bits of `value` that are compared.
     pub mask: [u8; HEADER_BYTES],
 }
 
 impl Pattern {
-    /// Any packet.
+    /// Makes a pattern that matches every packet.
     #[must_use]
     pub const fn any() -> Self {
         Self {
@@ -26,7 +26,7 @@ impl Pattern {
         }
     }
 
-    /// The bits of `mask` of a field have those of `value`; both begin where the field does.
+    /// Requires that a field equals `value` in the bits of `mask`; both begin at the start of the field.
     pub fn want(&mut self, field: Range<usize>, value: &[u8], mask: &[u8]) {
         let at = field.start..field.start + mask.len();
         for ((place, value), mask) in self.value[at.clone()].iter_mut().zip(value).zip(mask) {
@@ -35,7 +35,7 @@ impl Pattern {
         self.mask[at].copy_from_slice(mask);
     }
 
-    /// Does a packet look like that?
+    /// Returns true if a packet matches the pattern.
     #[must_use]
     pub fn matches(&self, headers: &Headers) -> bool {
         let has_layers = headers.layers & self.layers == self.layers;
@@ -51,18 +51,18 @@ impl Pattern {
 /// Type of a flow: `enum ibv_flow_attr_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowKind {
-    /// Packets that match its specifications.
+    /// Packets that match the flow's specifications.
     Normal,
     /// Packets that no flow with specifications has trapped.
     AllDefault,
-    /// Those of them that are for a group.
+    /// Multicast packets that no flow with specifications has trapped.
     MulticastDefault,
     /// Every packet.
     Sniffer,
 }
 
 impl FlowKind {
-    /// Its code: one of `IBV_FLOW_ATTR_*`.
+    /// Returns the code of the type: one of `IBV_FLOW_ATTR_*`.
     #[must_use]
     pub const fn code(self) -> u32 {
         match self {
@@ -73,7 +73,7 @@ impl FlowKind {
         }
     }
 
-    /// The type with a code, if there is one.
+    /// Returns the type with a code; `None` if the code is unknown.
     #[must_use]
     pub const fn from_code(code: u32) -> Option<Self> {
         match code {
@@ -86,24 +86,24 @@ impl FlowKind {
     }
 }
 
-/// What a flow takes.
+/// A flow rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Its type.
+    /// Type of the flow.
     pub kind: FlowKind,
-    /// Lower numbers come first.
+    /// Priority; lower numbers come first.
     pub priority: u16,
-    /// Packets that match are tried against flows of lower priority too.
+    /// True if matching packets are also checked against flows of lower priority.
     pub dont_trap: bool,
-    /// Packets that match are dropped.
+    /// True if matching packets are dropped.
     pub drop: bool,
-    /// What packets look like.
+    /// Pattern of matching packets.
     pub pattern: Pattern,
 }
 
 impl Rule {
-    /// The key by which rules are sorted for [`Trap::takes`]: sniffers, flows with specifications by priority, where
-    /// those that drop come first, and defaults.
+    /// Returns the sort key for [`Trap::takes`]. Sniffers come first, then flows with specifications by priority, with
+    /// dropping ones first, then default flows.
     #[must_use]
     pub const fn order(&self) -> (u8, u16, bool) {
         match self.kind {
@@ -114,18 +114,18 @@ impl Rule {
     }
 }
 
-/// The state of a packet while it is tried against the rules in their [order](Rule::order).
+/// The state of a packet while it is checked against the rules in their [order](Rule::order).
 ///
-/// Matching flows with specifications get it if they have the best priority. Without such a flow, those with a default
-/// flow get it. Sniffers get it in any case.
+/// The matching flows with specifications of the best priority get the packet. Without such a flow, default flows get
+/// it. Sniffers get it in any case.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Trap {
-    /// The priority of the flows that have trapped it, and whether they drop it.
+    /// Priority of the flows that have trapped the packet, and true if they drop it.
     trapped: Option<(u16, bool)>,
 }
 
 impl Trap {
-    /// Does the flow of the next rule get the packet?
+    /// Returns true if the flow of the next rule gets the packet.
     pub fn takes(&mut self, rule: &Rule, headers: &Headers) -> bool {
         match rule.kind {
             FlowKind::Sniffer => true,
@@ -152,7 +152,7 @@ mod tests {
     use super::super::{field, layer};
     use super::*;
 
-    /// An Ethernet frame to `destination` with nothing in it.
+    /// Makes an empty Ethernet frame to `destination`.
     fn frame(destination: [u8; 6]) -> Headers {
         let mut bytes = [0; 60];
         bytes[..6].copy_from_slice(&destination);
@@ -169,7 +169,7 @@ mod tests {
         }
     }
 
-    /// Which of the rules get the packet, by their place in `rules`.
+    /// Returns the indices in `rules` of the rules that get the packet.
     fn who(rules: &[Rule], headers: &Headers) -> Vec<usize> {
         let mut order: Vec<_> = rules.iter().enumerate().collect();
         order.sort_by_key(|(_, rule)| rule.order());
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(who(&rules, &packet), [0, 1]);
         rules[1].drop = true;
         assert_eq!(who(&rules, &packet), [0]);
-        // Of one priority, a rule that drops comes first.
+        // A dropping rule comes before other rules of the same priority.
         rules[1].priority = 0;
         assert_eq!(who(&rules, &packet), [] as [usize; 0]);
     }

@@ -1,12 +1,12 @@
-//! Receive side scaling: which work queue a packet goes to.
+//! Receive side scaling: selects the work queue for a packet.
 
 use super::headers::{Headers, field, layer};
 
-/// Bytes of the key of the Toeplitz function: as all devices have it ("Verifying the RSS Hash Calculation", Windows
-/// drivers' documentation, which defines the function).
+/// Bytes of the Toeplitz key, as on all devices. The function is defined in "Verifying the RSS Hash Calculation"
+/// (Windows drivers' documentation).
 pub const KEY_BYTES: usize = 40;
 
-/// Header fields that packets can be spread by: bits of `enum ibv_rx_hash_fields`.
+/// Header fields that the hash may use: bits of `enum ibv_rx_hash_fields`.
 pub mod hash_field {
     /// `IBV_RX_HASH_SRC_IPV4`.
     pub const SRC_IPV4: u64 = 1 << 0;
@@ -24,23 +24,23 @@ pub mod hash_field {
     pub const SRC_PORT_UDP: u64 = 1 << 6;
     /// `IBV_RX_HASH_DST_PORT_UDP`.
     pub const DST_PORT_UDP: u64 = 1 << 7;
-    /// All of them.
+    /// All fields.
     pub const ALL: u64 = (1 << 8) - 1;
 }
 
-/// How a queue pair spreads packets over work queues.
+/// The distribution of packets over work queues by a queue pair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spread {
-    /// Bits of [`hash_field`].
+    /// Hashed fields: bits of [`hash_field`].
     pub fields: u64,
-    /// The key of the Toeplitz function.
+    /// Toeplitz key.
     pub key: [u8; KEY_BYTES],
-    /// Indices of the queue pairs that stand for the work queues: a power of two.
+    /// Indirection table: indices of the queue pairs that represent the work queues; its length is a power of two.
     pub table: Vec<usize>,
 }
 
 impl Spread {
-    /// The queue pair that gets a packet.
+    /// Returns the queue pair for a packet.
     #[must_use]
     pub fn queue_of(&self, headers: &Headers) -> Option<usize> {
         let hash = toeplitz(&self.key, &self.hashed(headers));
@@ -49,7 +49,7 @@ impl Spread {
             .copied()
     }
 
-    /// The bytes that are hashed: addresses, then ports, the source's first.
+    /// Returns the bytes to hash: addresses, then ports, source first.
     fn hashed(&self, headers: &Headers) -> Vec<u8> {
         let parts = [
             (hash_field::SRC_IPV4, layer::IPV4, field::SRC_IP, 4),
@@ -71,7 +71,7 @@ impl Spread {
     }
 }
 
-/// The Toeplitz function: for each bit of the input that is set, the 32 bits of the key that begin where it stands.
+/// Computes the Toeplitz hash: for each set bit of the input, XORs the 32 bits of the key that begin at its position.
 fn toeplitz(key: &[u8; KEY_BYTES], input: &[u8]) -> u32 {
     let mut bits = key
         .iter()
@@ -96,7 +96,7 @@ fn toeplitz(key: &[u8; KEY_BYTES], input: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// The key and the results of "Verifying the RSS Hash Calculation" (Windows drivers' documentation).
+    /// Key of "Verifying the RSS Hash Calculation" (Windows drivers' documentation), whose results the test checks.
     const KEY: [u8; KEY_BYTES] = [
         0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f,
         0xb0, 0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30,

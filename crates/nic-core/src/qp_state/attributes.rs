@@ -2,63 +2,63 @@
 
 use std::fmt;
 
-/// The state to go to: `IBV_QP_STATE`.
+/// New state: `IBV_QP_STATE`.
 pub const IBV_QP_STATE: i32 = 1 << 0;
-/// The state that the queue pair is assumed to be in: `IBV_QP_CUR_STATE`.
+/// State that the caller expects the queue pair to be in: `IBV_QP_CUR_STATE`.
 pub const IBV_QP_CUR_STATE: i32 = 1 << 1;
-/// Whether to raise an event when the send queue is drained: `IBV_QP_EN_SQD_ASYNC_NOTIFY`.
+/// Request for an event when the send queue is drained: `IBV_QP_EN_SQD_ASYNC_NOTIFY`.
 pub const IBV_QP_EN_SQD_ASYNC_NOTIFY: i32 = 1 << 2;
 /// Access rights of requesters: `IBV_QP_ACCESS_FLAGS`.
 pub const IBV_QP_ACCESS_FLAGS: i32 = 1 << 3;
-/// Place in the table of P_Keys: `IBV_QP_PKEY_INDEX`.
+/// Index in the P_Key table: `IBV_QP_PKEY_INDEX`.
 pub const IBV_QP_PKEY_INDEX: i32 = 1 << 4;
-/// The port: `IBV_QP_PORT`.
+/// Port number: `IBV_QP_PORT`.
 pub const IBV_QP_PORT: i32 = 1 << 5;
-/// The Q_Key: `IBV_QP_QKEY`.
+/// Q_Key: `IBV_QP_QKEY`.
 pub const IBV_QP_QKEY: i32 = 1 << 6;
-/// The address vector of the peer: `IBV_QP_AV`.
+/// Address vector of the peer: `IBV_QP_AV`.
 pub const IBV_QP_AV: i32 = 1 << 7;
-/// The path MTU, coded: `IBV_QP_PATH_MTU`.
+/// Path MTU, coded: `IBV_QP_PATH_MTU`.
 pub const IBV_QP_PATH_MTU: i32 = 1 << 8;
-/// The local ACK timeout, coded: `IBV_QP_TIMEOUT`.
+/// Local ACK timeout, coded: `IBV_QP_TIMEOUT`.
 pub const IBV_QP_TIMEOUT: i32 = 1 << 9;
-/// How often to try again without an answer: `IBV_QP_RETRY_CNT`.
+/// Number of retries without a response: `IBV_QP_RETRY_CNT`.
 pub const IBV_QP_RETRY_CNT: i32 = 1 << 10;
-/// How often to try again after a receiver-not-ready NAK: `IBV_QP_RNR_RETRY`.
+/// Number of retries after a receiver-not-ready NAK: `IBV_QP_RNR_RETRY`.
 pub const IBV_QP_RNR_RETRY: i32 = 1 << 11;
-/// The first packet sequence number to receive: `IBV_QP_RQ_PSN`.
+/// First packet sequence number to receive: `IBV_QP_RQ_PSN`.
 pub const IBV_QP_RQ_PSN: i32 = 1 << 12;
-/// READs and atomics outstanding as requester: `IBV_QP_MAX_QP_RD_ATOMIC`.
+/// Largest number of outstanding READs and atomics as requester: `IBV_QP_MAX_QP_RD_ATOMIC`.
 pub const IBV_QP_MAX_QP_RD_ATOMIC: i32 = 1 << 13;
-/// The alternate path: `IBV_QP_ALT_PATH`.
+/// Alternate path: `IBV_QP_ALT_PATH`.
 pub const IBV_QP_ALT_PATH: i32 = 1 << 14;
-/// The RNR NAK timer, coded: `IBV_QP_MIN_RNR_TIMER`.
+/// RNR NAK timer, coded: `IBV_QP_MIN_RNR_TIMER`.
 pub const IBV_QP_MIN_RNR_TIMER: i32 = 1 << 15;
-/// The first packet sequence number to send: `IBV_QP_SQ_PSN`.
+/// First packet sequence number to send: `IBV_QP_SQ_PSN`.
 pub const IBV_QP_SQ_PSN: i32 = 1 << 16;
-/// READs and atomics served at a time as responder: `IBV_QP_MAX_DEST_RD_ATOMIC`.
+/// Largest number of READs and atomics at a time as responder: `IBV_QP_MAX_DEST_RD_ATOMIC`.
 pub const IBV_QP_MAX_DEST_RD_ATOMIC: i32 = 1 << 17;
-/// The path migration state: `IBV_QP_PATH_MIG_STATE`.
+/// Path migration state: `IBV_QP_PATH_MIG_STATE`.
 pub const IBV_QP_PATH_MIG_STATE: i32 = 1 << 18;
 /// Sizes of the queues: `IBV_QP_CAP`.
 pub const IBV_QP_CAP: i32 = 1 << 19;
-/// The number of the peer's queue pair: `IBV_QP_DEST_QPN`.
+/// Number of the peer's queue pair: `IBV_QP_DEST_QPN`.
 pub const IBV_QP_DEST_QPN: i32 = 1 << 20;
-/// The packet pacing rate: `IBV_QP_RATE_LIMIT`.
+/// Packet pacing rate: `IBV_QP_RATE_LIMIT`.
 pub const IBV_QP_RATE_LIMIT: i32 = 1 << 25;
 
-/// The address vector of a peer (`ibv_ah_attr`), as far as it has a range.
+/// The fields of a peer's address vector (`ibv_ah_attr`) that have a range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressVector {
-    /// The port to send from.
+    /// Source port number.
     pub port_num: u8,
-    /// Has it a global route header?
+    /// True if the address vector has a global route header.
     pub is_global: bool,
-    /// Place of the own GID in the port's table; counts where there is a global route header.
+    /// Index of the source GID in the port's table; used only with a global route header.
     pub sgid_index: u8,
 }
 
-/// Attributes of a queue pair that have a range: fields of `ibv_qp_attr`, by their names there.
+/// The attributes of a queue pair that have a range: fields of `ibv_qp_attr` with the same names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)] // `ibv_modify_qp(3)`, and the bits above
 pub struct Attributes {
@@ -91,9 +91,9 @@ pub const IBV_MTU_4096: u32 = 5;
 /// `IBV_MIG_ARMED`, the largest code of a path migration state.
 pub const IBV_MIG_ARMED: u32 = 2;
 
-/// Attributes of a requester, which an XRC queue pair that receives does not have.
+/// Attributes of a requester, which XRC_RECV queue pairs do not have.
 pub(super) const REQUESTER: i32 = IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
-/// Attributes of a responder, which an XRC queue pair that sends does not have.
+/// Attributes of a responder, which XRC_SEND queue pairs do not have.
 pub(super) const RESPONDER: i32 = IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
 
 /// A set of `IBV_QP_*` bits that prints their names.
@@ -126,13 +126,13 @@ impl AttrMask {
         (IBV_QP_RATE_LIMIT, "IBV_QP_RATE_LIMIT"),
     ];
 
-    /// Whether no bit is set.
+    /// Returns true if no bit is set.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether all bits of `other` are set.
+    /// Returns true if all bits of `other` are set.
     #[must_use]
     pub const fn contains(self, other: i32) -> bool {
         self.0 & other == other

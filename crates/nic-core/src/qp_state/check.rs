@@ -1,31 +1,31 @@
-//! Whether a modification of a queue pair is legal.
+//! The check of a queue pair's modification.
 
 use super::attributes::*;
 use super::codes::{QpState, QpType, UnknownQpState};
 use super::transitions::{TransitionAttrs, transition_attrs};
 
-/// Limits of the device and its ports that attributes are held against.
+/// The limits of the device and its ports for attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Number of ports; ports count from 1.
+    /// Number of ports; port numbers begin at 1.
     pub phys_port_cnt: u8,
-    /// Entries of the P_Key table.
+    /// Number of entries of the P_Key table.
     pub pkey_tbl_len: u16,
-    /// Entries of the GID table.
+    /// Number of entries of the GID table.
     pub gid_tbl_len: u16,
     /// Largest path MTU of the port, coded.
     pub max_mtu: u32,
-    /// Most READs and atomics that a QP may have outstanding as requester (`max_qp_init_rd_atom`).
+    /// Largest number of outstanding READs and atomics of a QP as requester (`max_qp_init_rd_atom`).
     pub max_qp_init_rd_atom: u8,
-    /// Most READs and atomics that a QP serves at a time as responder (`max_qp_rd_atom`).
+    /// Largest number of READs and atomics at a time of a QP as responder (`max_qp_rd_atom`).
     pub max_qp_rd_atom: u8,
 }
 
-/// Why `ibv_modify_qp` is refused. Nothing was changed.
+/// The reason why `ibv_modify_qp` fails without any change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModifyQpError {
-    /// `qp_state` or `cur_qp_state` holds no state.
+    /// `qp_state` or `cur_qp_state` is not a state.
     #[error("{qp_type} QP in {from}: {field} = {value} is not a QP state (0 RESET to 6 ERR)")]
     UnknownState {
         /// Transport of the QP.
@@ -34,43 +34,43 @@ pub enum ModifyQpError {
         from: QpState,
         /// The field of `ibv_qp_attr`.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: u32,
     },
-    /// `IBV_QP_CUR_STATE` names another state than the QP is in.
+    /// `IBV_QP_CUR_STATE` names another state than the QP's.
     #[error("{qp_type} QP going to {to}: cur_qp_state = {assumed}, but the QP is in {from}")]
     CurStateMismatch {
         /// Transport of the QP.
         qp_type: QpType,
         /// State of the QP.
         from: QpState,
-        /// State asked for.
+        /// Requested state.
         to: QpState,
-        /// State that the caller took the QP to be in.
+        /// State in `cur_qp_state`.
         assumed: QpState,
     },
-    /// The state machine has no such transition.
+    /// The state machine does not have this transition.
     #[error("{qp_type} QP in {from} cannot go to {to}; it can go to {}", next_states(*.qp_type, *.from))]
     NoTransition {
         /// Transport of the QP.
         qp_type: QpType,
         /// State of the QP.
         from: QpState,
-        /// State asked for.
+        /// Requested state.
         to: QpState,
     },
-    /// The transition exists, but not with these attributes.
+    /// The transition exists, but with other attributes.
     #[error("{qp_type} QP from {from} to {to}: {}", wrong_attrs(*.missing, *.not_allowed))]
     WrongAttrs {
         /// Transport of the QP.
         qp_type: QpType,
         /// State of the QP.
         from: QpState,
-        /// State asked for.
+        /// Requested state.
         to: QpState,
         /// Required bits that are not set.
         missing: AttrMask,
-        /// Bits that are set and may not be.
+        /// Bits that are set but not allowed.
         not_allowed: AttrMask,
     },
     /// An attribute has a value outside its range.
@@ -80,11 +80,11 @@ pub enum ModifyQpError {
         qp_type: QpType,
         /// State of the QP.
         from: QpState,
-        /// State asked for.
+        /// Requested state.
         to: QpState,
         /// The field of `ibv_qp_attr`.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: u32,
         /// Smallest value allowed.
         min: u32,
@@ -93,7 +93,7 @@ pub enum ModifyQpError {
     },
 }
 
-/// The states that a QP can go to from `from`, for an error message.
+/// Lists the states that a QP can go to from `from`, for an error message.
 fn next_states(qp_type: QpType, from: QpState) -> String {
     let next: Vec<String> = QpState::ALL
         .into_iter()
@@ -103,7 +103,7 @@ fn next_states(qp_type: QpType, from: QpState) -> String {
     next.join(", ")
 }
 
-/// The error in a mask, in words for a message.
+/// Describes the wrong bits of a mask, for an error message.
 fn wrong_attrs(missing: AttrMask, not_allowed: AttrMask) -> String {
     let mut parts = Vec::new();
     if !missing.is_empty() {
@@ -119,18 +119,18 @@ fn wrong_attrs(missing: AttrMask, not_allowed: AttrMask) -> String {
 pub(super) const MAX_24_BIT: u32 = (1 << 24) - 1;
 /// Largest value of a 5-bit field: ACK timeout and RNR timer codes.
 pub(super) const MAX_5_BIT: u32 = (1 << 5) - 1;
-/// Largest value of a 3-bit field: retry counts; as RNR retry it means "for ever".
+/// Largest value of a 3-bit field: retry counts. As RNR retry count it means "unlimited".
 pub(super) const MAX_3_BIT: u32 = (1 << 3) - 1;
 
-/// Decides whether `ibv_modify_qp(attr, attr_mask)` is legal for a QP of `qp_type` in state `cur`, and
-/// returns the state that it leads to: `attr.qp_state` with `IBV_QP_STATE`, else `cur`.
+/// Checks if `ibv_modify_qp(attr, attr_mask)` is legal for a QP of `qp_type` in state `cur`. Returns the new state:
+/// `attr.qp_state` with `IBV_QP_STATE`, else `cur`.
 ///
-/// Only fields whose bit is set are looked at. A mask without `IBV_QP_STATE` is the transition from
-/// `cur` to itself, which RTR, SQE and (but for no attributes at all) RESET and ERR do not have.
+/// Only fields whose bit is set are checked. A mask without `IBV_QP_STATE` is the transition from `cur` to itself. RTR,
+/// SQE and (except without attributes) RESET and ERR do not have this transition.
 ///
 /// # Errors
-/// In this order: a state code that is none, a wrong `cur_qp_state`, no such transition, missing or
-/// extra bits, values out of range.
+/// In this order: an invalid state code, a wrong `cur_qp_state`, an illegal transition, missing or extra bits, values
+/// out of range.
 ///
 /// Source: IBTA vol. 1, 11.2.5.2; `ibv_modify_qp(3)`; Linux `ib_modify_qp_is_ok`.
 pub fn check_transition(
@@ -208,7 +208,7 @@ pub fn check_transition(
     Ok(to)
 }
 
-/// The range of a field, which counts if its bit is set.
+/// The range of a field, which is checked if the field's bit is set.
 pub(super) struct Range {
     pub(super) bit: i32,
     pub(super) field: &'static str,
@@ -217,7 +217,7 @@ pub(super) struct Range {
     pub(super) max: u32,
 }
 
-/// The range of every field that has one, other than the states.
+/// Returns the ranges of all fields that have one, except the states.
 pub(super) fn ranges(attr: &Attributes, limits: &Limits) -> [Range; 20] {
     let range = |bit, field, value, min, max| Range {
         bit,
@@ -227,7 +227,7 @@ pub(super) fn ranges(attr: &Attributes, limits: &Limits) -> [Range; 20] {
         max,
     };
     let ports = u32::from(limits.phys_port_cnt);
-    // An index into a table of n entries is at most n - 1. Every port has a P_Key and a GID.
+    // An index into a table of n entries is at most n - 1. Every port has at least one P_Key and one GID.
     let last_pkey = u32::from(limits.pkey_tbl_len.saturating_sub(1));
     let last_gid = u32::from(limits.gid_tbl_len.saturating_sub(1));
     let sgid_index = |ah: &AddressVector| {

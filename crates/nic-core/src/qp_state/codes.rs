@@ -1,4 +1,4 @@
-//! States and transport services of queue pairs, and their codes.
+//! States and transport services of queue pairs, with their codes.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use super::attributes::{REQUESTER, RESPONDER};
 /// State of a queue pair: IBTA vol. 1, 10.3.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QpState {
-    /// As created: no work is accepted.
+    /// Reset, the state after creation: no work requests are accepted.
     Reset,
     /// Initialized: receive WRs may be posted.
     Init,
@@ -15,16 +15,16 @@ pub enum QpState {
     Rtr,
     /// Ready to send.
     Rts,
-    /// Send queue drained, or draining.
+    /// Send queue drained, or being drained.
     Sqd,
-    /// Send queue error: receiving goes on. Not for RC.
+    /// Send queue error: receiving continues. RC does not have this state.
     Sqe,
-    /// Error: everything posted is flushed.
+    /// Error: all posted work requests are flushed.
     Err,
 }
 
 impl QpState {
-    /// Every state, in the order of their codes.
+    /// All states, in the order of their codes.
     pub const ALL: [Self; 7] = [
         Self::Reset,
         Self::Init,
@@ -35,7 +35,7 @@ impl QpState {
         Self::Err,
     ];
 
-    /// Its code in the C interface: one of `IBV_QPS_*`.
+    /// Returns the code in the C interface: one of `IBV_QPS_*`.
     #[must_use]
     #[inline]
     pub const fn code(self) -> u32 {
@@ -51,7 +51,7 @@ impl QpState {
     }
 }
 
-/// A code that is no [`QpState`].
+/// Error: the code is not a [`QpState`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is not a QP state (0 RESET to 6 ERR)")]
 pub struct UnknownQpState(pub u32);
@@ -61,7 +61,7 @@ impl TryFrom<u32> for QpState {
 
     #[inline]
     fn try_from(code: u32) -> Result<Self, UnknownQpState> {
-        // A `match`, since every post and every poll asks.
+        // A `match` is fast, and every post and poll converts a state.
         Ok(match code {
             0 => Self::Reset,
             1 => Self::Init,
@@ -98,16 +98,16 @@ pub enum QpType {
     Uc,
     /// Unreliable datagram.
     Ud,
-    /// Whole Ethernet frames.
+    /// Raw Ethernet frames.
     RawPacket,
-    /// XRC, sending: a reliable connection's requester.
+    /// XRC_SEND: the requester of a reliable connection.
     XrcSend,
-    /// XRC, receiving: a reliable connection's responder.
+    /// XRC_RECV: the responder of a reliable connection.
     XrcRecv,
 }
 
 impl QpType {
-    /// Every transport service, in the order of their codes.
+    /// All transport services, in the order of their codes.
     pub const ALL: [Self; 6] = [
         Self::Rc,
         Self::Uc,
@@ -117,8 +117,8 @@ impl QpType {
         Self::XrcRecv,
     ];
 
-    /// The attributes of `mask` that this type has. The kernel drops the others before it looks at what is
-    /// left (`modify_qp_mask` of `linux:drivers/infiniband/core/uverbs_cmd.c`), and programs rely on it.
+    /// Returns the attributes of `mask` that this type has. The kernel drops the others before its checks
+    /// (`modify_qp_mask` of `linux:drivers/infiniband/core/uverbs_cmd.c`), and programs rely on that.
     #[must_use]
     #[inline]
     pub const fn relevant(self, mask: i32) -> i32 {
@@ -129,7 +129,7 @@ impl QpType {
         }
     }
 
-    /// The transport service whose packets and acknowledgements it has: XRC's are those of RC.
+    /// Returns the transport service whose packets and acknowledgements the type uses; XRC uses those of RC.
     #[must_use]
     #[inline]
     pub const fn service(self) -> Self {
@@ -141,14 +141,14 @@ impl QpType {
         }
     }
 
-    /// Has it one peer, that it is connected to?
+    /// Returns true if the type is connected to a single peer.
     #[must_use]
     #[inline]
     pub const fn is_connected(self) -> bool {
         !matches!(self, Self::Ud | Self::RawPacket)
     }
 
-    /// Its code in the C interface: one of `IBV_QPT_*`.
+    /// Returns the code in the C interface: one of `IBV_QPT_*`.
     #[must_use]
     #[inline]
     pub const fn code(self) -> u32 {
@@ -163,7 +163,7 @@ impl QpType {
     }
 }
 
-/// A code that is no [`QpType`]: unknown, or a transport service that is not implemented.
+/// Error: the code is not a [`QpType`]; it is unknown, or its transport service is not implemented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "QP type {0} is not supported (2 RC, 3 UC, 4 UD, 8 RAW_PACKET, 9 XRC_SEND and 10 XRC_RECV are)"

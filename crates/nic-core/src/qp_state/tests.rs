@@ -1,4 +1,4 @@
-//! Every transition, with and without each attribute, against the table of the kernel.
+//! Tests of all transitions, with and without each attribute, against the kernel's table.
 
 mod golden;
 
@@ -10,7 +10,7 @@ use super::transitions::*;
 use super::*;
 use golden::GOLDEN;
 
-/// A slow and obvious second version of [`transition_attrs`].
+/// Returns what [`transition_attrs`] must return, by a simple search of the kernel's table.
 fn golden(qp_type: QpType, from: QpState, to: QpState) -> Option<Attrs> {
     if to == QpState::Reset || (to == QpState::Err && from != QpState::Reset) {
         return Some((0, 0));
@@ -35,7 +35,7 @@ const LIMITS: Limits = Limits {
     max_qp_rd_atom: 32,
 };
 
-/// Attributes in range whatever the mask, for a QP in `from` that is to go to `to`.
+/// Returns valid attributes, whatever the mask, for a QP that goes from `from` to `to`.
 fn attr(from: QpState, to: QpState) -> Attributes {
     let on_port = |port_num| AddressVector {
         port_num,
@@ -206,7 +206,7 @@ fn required_bits_suffice_each_is_needed_and_no_foreign_bit_is_taken() {
             );
         }
     }
-    // To RESET from all 7, to ERR from 6, and the 9 rows, for each of 6 types.
+    // For each of 6 types: 7 transitions to RESET, 6 to ERR, and the 9 rows of the table.
     assert_eq!(legal, 6 * (7 + 6 + 9));
 }
 
@@ -254,7 +254,7 @@ fn cur_state_must_be_the_state_of_the_qp() {
         check_transition(QpType::Ud, QpState::Sqe, mask, &attr, &LIMITS),
         Ok(QpState::Rts)
     );
-    // Without its bit the field is not looked at.
+    // Without its bit, the field is ignored.
     attr.cur_qp_state = 99;
     assert_eq!(
         check_transition(QpType::Ud, QpState::Sqe, IBV_QP_STATE, &attr, &LIMITS),
@@ -320,10 +320,10 @@ fn refusals_name_states_bits_and_ranges() {
     );
 }
 
-/// Sets one field to a value.
+/// A function that sets one field to a value.
 type Set = fn(&mut Attributes, u32);
 
-/// Every field with a range: a transition that takes it, its name, smallest and largest value.
+/// Returns all fields with a range: a transition that uses the field, its name, smallest and largest value.
 fn every_range() -> Vec<(QpState, QpState, &'static str, u32, u32, Set)> {
     fn byte(value: u32) -> u8 {
         u8::try_from(value).unwrap()

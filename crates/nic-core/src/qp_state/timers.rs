@@ -1,4 +1,4 @@
-//! Times that attributes stand for.
+//! Times and sizes that are encoded in attributes.
 
 /// RNR NAK timer of each code, in units of 10 µs: IBTA vol. 1, table "Encoding for RNR NAK Timer Field".
 const RNR_TIMER_10US: [u64; 32] = [
@@ -6,15 +6,15 @@ const RNR_TIMER_10US: [u64; 32] = [
     1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 12_288, 16_384, 24_576, 32_768, 49_152,
 ];
 
-/// Bytes of the path MTU with the code `code` (`enum ibv_mtu`): 256 (1) to 4096 (5). Codes outside are taken for the
-/// nearest.
+/// Returns the path MTU in bytes of the code `code` (`enum ibv_mtu`): 256 (1) to 4096 (5). Codes outside this range
+/// count as the nearest valid code.
 #[must_use]
 pub fn path_mtu_bytes(code: u32) -> u32 {
     128 << code.clamp(1, 5)
 }
 
-/// The time that the RNR NAK timer code `code` stands for, in nanoseconds: from 10 µs (1) to
-/// 491.52 ms (31), and 655.36 ms for 0.
+/// Returns the time of the RNR NAK timer code `code` in nanoseconds: from 10 µs (1) to 491.52 ms (31), and 655.36 ms
+/// for 0.
 ///
 /// The field has 5 bits; higher bits of `code` are ignored.
 #[must_use]
@@ -22,8 +22,8 @@ pub fn rnr_timer_ns(code: u8) -> u64 {
     RNR_TIMER_10US[usize::from(code & 0x1f)] * 10_000
 }
 
-/// The time that the local ACK timeout code `code` stands for, in nanoseconds: 4.096 µs * 2^`code`;
-/// `None` for 0, which means to wait for ever.
+/// Returns the time of the local ACK timeout code `code` in nanoseconds: 4.096 µs * 2^`code`. `None` for 0, which means
+/// no timeout.
 ///
 /// The field has 5 bits; higher bits of `code` are ignored.
 ///
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn rnr_timer_follows_its_formula() {
-        // Even codes double from 20 µs (0 counts as 32), odd ones lie half way to the next; 1 is the exception.
+        // Even codes double from 20 µs on (0 counts as 32), and odd codes are halfway to the next; 1 is an exception.
         for code in 2..=32_u8 {
             let power = 10_000_u64 << (code / 2);
             let expected = if code % 2 == 0 {

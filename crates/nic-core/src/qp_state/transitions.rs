@@ -1,9 +1,9 @@
-//! The table of transitions, and the attributes that each takes.
+//! The table of state transitions, with the attributes of each.
 
 use super::attributes::*;
 use super::codes::{QpState, QpType};
 
-/// The attributes of a transition, apart from `IBV_QP_STATE`.
+/// The attributes of a transition, without `IBV_QP_STATE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransitionAttrs {
     /// Bits that must be set.
@@ -15,7 +15,7 @@ pub struct TransitionAttrs {
 /// Required and optional bits of one transport.
 pub(super) type Attrs = (i32, i32);
 
-/// A legal transition, with what it takes on each transport.
+/// A legal transition, with its attributes on each transport.
 struct Transition {
     from: QpState,
     to: QpState,
@@ -25,20 +25,20 @@ struct Transition {
     raw: Attrs,
 }
 
-/// Alternate path and migration, which travel together on the connected transports.
+/// Alternate path and migration state, which connected transports set together.
 const MIGRATION: i32 = IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE;
 /// Attributes of the port and its access rights, on the connected transports.
 pub(super) const CONNECTED_PORT: i32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-/// The same for UD, which has a Q_Key and no remote access.
+/// Attributes of the port for UD, which has a Q_Key and no remote access.
 const DATAGRAM_PORT: i32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
-/// Attributes of its peer that a connected QP needs to receive.
+/// Attributes of the peer that a connected QP needs to receive.
 const PEER: i32 = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-/// Attributes that may change on the way into RTS, and in it.
+/// Attributes that may change in transitions to RTS, and from RTS to RTS.
 const UC_TO_RTS: i32 = IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | MIGRATION;
 const RC_TO_RTS: i32 = UC_TO_RTS | IBV_QP_MIN_RNR_TIMER;
 const UD_TO_RTS: i32 = IBV_QP_CUR_STATE | IBV_QP_QKEY;
 
-/// Every transition that takes attributes. Those to RESET and ERR take none: see [`transition_attrs`].
+/// All transitions with attributes. Transitions to RESET and ERR have none: see [`transition_attrs`].
 const TRANSITIONS: [Transition; 9] = [
     Transition {
         from: QpState::Reset,
@@ -136,7 +136,7 @@ const TRANSITIONS: [Transition; 9] = [
     Transition {
         from: QpState::Sqe,
         to: QpState::Rts,
-        rc: (0, 0), // RC has no SQE; Linux allows the way out all the same.
+        rc: (0, 0), // RC has no SQE, but Linux allows this transition.
         uc: (0, IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS),
         ud: (0, IBV_QP_CUR_STATE | IBV_QP_QKEY),
         raw: (0, 0),
@@ -147,7 +147,7 @@ fn without((required, optional): Attrs, bits: i32) -> Attrs {
     (required & !bits, optional & !bits)
 }
 
-/// The attributes of the transition from `from` to `to`; `None` if there is no such transition.
+/// Returns the attributes of the transition from `from` to `to`; `None` if the transition is illegal.
 #[must_use]
 pub fn transition_attrs(qp_type: QpType, from: QpState, to: QpState) -> Option<TransitionAttrs> {
     let (required, optional) = match (from, to) {

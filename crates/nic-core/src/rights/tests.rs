@@ -15,7 +15,7 @@ const ALL: [Access; 7] = [
 const PD: u32 = 7;
 const QPN: u32 = 0x00ab_cdef;
 
-/// Everything that a request for `access` needs, and nothing else.
+/// Returns a region and a queue pair that allow `access`, and nothing else.
 fn good(access: Access) -> (Region, QueuePair) {
     let region = Region {
         start: 1 << 20,
@@ -119,7 +119,7 @@ fn a_window_admits_whom_it_is_for_and_no_sge() {
             Err(Denied::Domain)
         );
         assert_eq!(ask(&two, &others), Err(Denied::Domain));
-        // A number of one kind is nobody of another kind.
+        // A protection domain number never matches a queue pair number.
         assert_eq!(
             ask(&with(Owner::window_type_2(PD)), &qp),
             Err(Denied::Domain)
@@ -212,7 +212,7 @@ fn nothing_grants_no_byte() {
     }
 }
 
-/// Numbers near the borders of what is compared.
+/// Returns numbers near the limits of comparisons.
 fn near(of: u64) -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),
@@ -225,7 +225,7 @@ fn near(of: u64) -> impl Strategy<Value = u64> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The range is what it is in numbers that do not wrap.
+    /// The range check equals one with numbers that do not wrap.
     #[test]
     fn a_range_lies_within_or_is_denied(
         (start, len) in (near(1 << 40), near(64)),

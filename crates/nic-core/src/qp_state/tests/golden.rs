@@ -1,10 +1,10 @@
-//! The table of transitions as the kernel has it.
+//! The kernel's table of transitions.
 
 use crate::qp_state::QpState;
 use crate::qp_state::transitions::Attrs;
 
-/// Required and optional bits by transition and transport (RC, UC, UD, XRC_SEND, XRC_RECV, RAW_PACKET), without `IBV_QP_STATE`: what
-/// the tables of `ibv_modify_qp(3)` and of Linux `ib_modify_qp_is_ok` come to as numbers.
+/// Required and optional bits by transition and transport (RC, UC, UD, XRC_SEND, XRC_RECV, RAW_PACKET), without
+/// `IBV_QP_STATE`. These are the tables of `ibv_modify_qp(3)` and of Linux `ib_modify_qp_is_ok` as numbers.
 pub(super) const GOLDEN: [(QpState, QpState, [Attrs; 6]); 9] = [
     (
         QpState::Reset,
