@@ -69,7 +69,7 @@ pub enum LinkError {
 }
 
 impl LinkError {
-    /// The errno for C callers.
+    /// Returns the errno for C callers.
     #[must_use]
     pub fn errno(&self) -> i32 {
         let code = match self {

@@ -1,7 +1,7 @@
 //! Forwarding of packets that reached the wrong process of a fabric, through Unix sockets in its folder.
 //!
-//! Only processes of the folder's owner can write to these sockets, so forwarded packets are trusted as much as what
-//! the kernel reports about a packet from the network.
+//! Only processes of the folder's owner can write to these sockets. So a forwarded packet is trusted as much as a
+//! packet that the kernel delivers.
 
 use std::fs;
 use std::io;

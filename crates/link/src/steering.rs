@@ -12,8 +12,8 @@ use libc::{
 
 use crate::SLOT_SHIFT;
 
-/// QPNs from this one to the end of slot 0, which belongs to no process, are probes. The lower bits of a probe's QPN
-/// are the index in the group to which the kernel delivers the probe, so that a process learns its index.
+/// QPNs from this one to the end of slot 0, which belongs to no process, are probes. The kernel delivers a probe to the
+/// index in the group that its lower bits contain. So the receiver learns its index.
 pub(crate) const PROBE_QPN: u32 = 1 << 13;
 
 /// Largest number of slots that are compared one after the other; larger sets are halved first.

@@ -41,8 +41,8 @@ pub fn answer_patience_ns(timeout: u8, retry_cnt: u8) -> Option<u64> {
 /// `timer` is the responder's RNR NAK timer, coded.
 ///
 /// A requester without retries still waits for the time of one. On a wire, the response to a program's message takes
-/// longer than the program needs to post its next RECV, and some programs (fio) rely on that. A NIC in memory receives
-/// the response at once.
+/// longer than the program needs to post its next RECV. Some programs (fio) rely on that. A NIC in memory receives the
+/// response at once.
 #[must_use]
 pub fn rnr_patience_ns(rnr_retry: u32, timer: u8) -> Option<u64> {
     (rnr_retry < RNR_RETRY_FOREVER).then(|| u64::from(rnr_retry.max(1)) * rnr_timer_ns(timer))

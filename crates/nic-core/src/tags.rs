@@ -29,9 +29,9 @@ pub struct TagList<B> {
     entries: Vec<Entry<B>>,
     max_entries: usize,
     last_handle: u32,
-    /// Number of unexpected messages; below it, the number that the program has reported as handled. While they differ,
-    /// the program may not know of a message that a new entry would match. So entries added then are inactive until the
-    /// numbers agree.
+    /// Number of unexpected messages; `handled`: the number that the program has reported as handled. While they
+    /// differ, the program may not know of a message that a new entry would match. So entries added then are inactive
+    /// until the numbers agree.
     unexpected: u32,
     handled: u32,
 }

@@ -12,8 +12,8 @@ use crate::ports::{Binding, Ports, owner_of, port_range};
 use crate::process::Process;
 use crate::wire::Message;
 
-/// Decodes `bytes` as a message of connection management and as the name of a process. What was decoded must encode to
-/// the same.
+/// Decodes `bytes` as a message of connection management and as the name of a process. Each decoded value must encode
+/// to the same text or bytes.
 ///
 /// # Panics
 /// Decoding panics, or the encoding differs.

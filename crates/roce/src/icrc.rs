@@ -35,16 +35,16 @@ const MASKED_BTH_BYTE: usize = 4;
 pub enum Addresses {
     /// IPv4.
     V4 {
-        /// Source.
+        /// Source address.
         src: Ipv4Addr,
-        /// Destination.
+        /// Destination address.
         dst: Ipv4Addr,
     },
     /// IPv6.
     V6 {
-        /// Source.
+        /// Source address.
         src: Ipv6Addr,
-        /// Destination.
+        /// Destination address.
         dst: Ipv6Addr,
     },
 }
@@ -61,7 +61,7 @@ impl Addresses {
         }
     }
 
-    /// Source.
+    /// Returns the source address.
     #[must_use]
     pub const fn src(&self) -> IpAddr {
         match *self {
@@ -70,7 +70,7 @@ impl Addresses {
         }
     }
 
-    /// Destination.
+    /// Returns the destination address.
     #[must_use]
     pub const fn dst(&self) -> IpAddr {
         match *self {

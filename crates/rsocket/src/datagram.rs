@@ -2,8 +2,8 @@
 //!
 //! The first datagram to an address is sent over UDP, together with the address of the sender's queue pair. The answer
 //! contains the address of the receiver's queue pair, and from then on RDMA carries the datagrams. If nothing was
-//! received from a peer for a while, its queue pair is asked for again in the same way, because the peer may have been
-//! restarted. A datagram over RDMA begins with its sender's address. (rdma-core does the same with other headers.)
+//! received from a peer for 1 s, the sender asks again in the same way, because the peer may have been restarted. A
+//! datagram over RDMA begins with its sender's address. (rdma-core does the same with other headers.)
 //!
 //! The socket has no service thread: datagrams over UDP wait in the kernel until a call receives them.
 

@@ -44,10 +44,10 @@ pub(crate) struct Pair {
     qp: *mut ibv_qp,
     send_buffers: Memory,
     recv_buffers: Memory,
-    /// Largest datagram in bytes; below it, the distance of receive buffers.
+    /// Largest datagram in bytes; `recv_stride`: the distance of receive buffers.
     mtu: usize,
     recv_stride: usize,
-    /// Number of posted send work requests; below it, of completed ones. Their buffers are used in turn, since they
+    /// Number of posted send work requests; `completed`: of completed ones. Their buffers are used in turn, since they
     /// complete in order.
     posted: u64,
     completed: u64,

@@ -10,10 +10,10 @@ const MIN_BUFFER: c_int = 2048;
 /// The sizes of queues and buffers, as set by socket options; the defaults are those of `rsocket(7)`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
-    /// Bytes of the send buffer; below it, of the receive buffer.
+    /// Bytes of the send buffer; `recv_buffer`: of the receive buffer.
     pub(crate) send_buffer: usize,
     pub(crate) recv_buffer: usize,
-    /// Work requests of the send queue; below it, of the receive queue.
+    /// Work requests of the send queue; `rq`: of the receive queue.
     pub(crate) sq: u16,
     pub(crate) rq: u16,
     pub(crate) max_inline: u16,

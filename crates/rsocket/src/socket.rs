@@ -17,7 +17,7 @@ use rdmacm::device::DEFAULT_PKEY;
 use rdmacm::errno::{Errno, INVALID, Result};
 use rdmacm::{IbAddr, connect, resolve};
 
-/// Time that `rclose` waits until the peer has received what was sent.
+/// Time that `rclose` waits until the peer has received all data.
 const LINGER: Duration = Duration::from_secs(10);
 
 /// An accepted socket, its descriptor, and the peer's address.
@@ -45,7 +45,7 @@ impl StreamSocket {
         lock(&self.session)
     }
 
-    /// Implements `close(2)`, after delivery of what was sent.
+    /// Implements `close(2)`, after delivery of all sent data.
     pub(crate) fn close(&self) {
         {
             let mut session = self.lock();
@@ -349,7 +349,7 @@ impl StreamSocket {
         self.lock().option(level, name)
     }
 
-    /// Stores `SO_LINGER`, which has no effect: `rclose` always delivers what was sent.
+    /// Stores `SO_LINGER`, which has no effect: `rclose` always delivers all sent data.
     pub(crate) fn set_linger(&self, on: c_int, seconds: c_int) {
         self.lock().remembered.linger = (on, seconds);
     }

@@ -30,8 +30,8 @@ const CONTROL_RECEIVES: u16 = 2 * CONTROL_WRS;
 /// Largest number of bytes per WRITE: with shorter WRITEs, the receiver can start before the last byte has arrived.
 const MAX_TRANSFER: usize = 65_536;
 
-/// Minimum number of work requests; below it, of bytes of a buffer. They leave room for control messages and for two
-/// halves of a buffer.
+/// Minimum number of work requests; `MIN_BUFFER`: of bytes of a buffer. They leave room for control messages and for
+/// two halves of a buffer.
 const MIN_WRS: u16 = 16;
 const MIN_BUFFER: usize = 4096;
 
@@ -86,10 +86,10 @@ pub(crate) struct Stream {
     remote_sgl: Target,
     /// Index of the peer's target that gets the next receive buffer.
     remote_target: usize,
-    /// Unused rest of the current target; below it, the target's index.
+    /// Unused rest of the current target; `target_index`: the target's index.
     target: Target,
     target_index: usize,
-    /// Number of data messages sent; below it, the number of the first one that must not be sent yet.
+    /// Number of data messages sent; `allowed`: the number of the first one that must not be sent yet.
     sent: u16,
     allowed: u16,
     sq_free: u16,
@@ -98,7 +98,7 @@ pub(crate) struct Stream {
     send_free: usize,
 
     // Receiving.
-    /// Position of the next byte to read; below it, the number of readable bytes.
+    /// Position of the next byte to read; `readable`: the number of readable bytes.
     recv_at: usize,
     readable: usize,
     /// Number of bytes that the peer may still write, to detect peers that claim more.
@@ -107,7 +107,7 @@ pub(crate) struct Stream {
     returned: usize,
     /// Start of the half of the receive buffer that is granted next.
     grant_at: usize,
-    /// Number of data messages received; below it, the number at which further credits must be sent.
+    /// Number of data messages received; `credits_due`: the number at which further credits must be sent.
     received: u16,
     credits_due: u16,
 

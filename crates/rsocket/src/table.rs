@@ -72,7 +72,7 @@ impl RSocket {
         }
     }
 
-    /// Implements `close(2)`, after delivery of what was sent.
+    /// Implements `close(2)`, after delivery of all sent data.
     pub(crate) fn close(fd: RawFd) -> Result {
         let socket = {
             let mut sockets = SOCKETS.write().unwrap_or_else(PoisonError::into_inner);

@@ -179,7 +179,7 @@ pub(crate) struct Shape {
     pub(crate) opcode: u8,
     /// True for a READ or atomic, whose response carries data.
     pub(crate) answers: bool,
-    /// True for a WRITE; below it, true if the message has an immediate.
+    /// True for a WRITE; `with_imm`: true if the message has an immediate.
     pub(crate) write: bool,
     pub(crate) with_imm: bool,
     /// True for a SEND of a datagram.
@@ -194,7 +194,7 @@ pub(crate) struct Shape {
     pub(crate) unit: Ps,
     /// Time in the responder's NIC, for all units together.
     pub(crate) inbound: Ps,
-    /// Time on a port to the responder; below it, back to the requester.
+    /// Time on a port to the responder; `back_wire`: back to the requester.
     pub(crate) out_wire: Ps,
     pub(crate) back_wire: Ps,
     /// PCIe transfers with the cores and memory of each [`Place`].

@@ -32,7 +32,7 @@ pub(crate) struct Cq {
     pub(crate) cqes: Line<Cqe>,
     /// The C structure of this CQ, which the poller of a completion accesses.
     pub(crate) handle: *const abi::ibv_cq,
-    /// Thread that polled the queue last; below it, the stamp of that thread at the time.
+    /// Thread that polled the queue last; `stamp`: the stamp of that thread at the time.
     pub(crate) watcher: Option<u32>,
     pub(crate) stamp: u64,
 }

@@ -36,13 +36,13 @@ pub(crate) struct Machine {
     pub(crate) nic: u32,
     pub(crate) place: Place,
     pub(crate) costs: SideCosts,
-    /// MMIO writes of the cores; below it, all transfers on the link to the device.
+    /// MMIO writes of the cores; `to_device`: all transfers on the link to the device.
     pub(crate) mmio: Timetable,
     pub(crate) to_device: Fifo,
     pub(crate) to_host: Fifo,
     /// Time at which each lock for atomics in this memory is free; empty until the first atomic.
     pub(crate) locks: Vec<Fifo>,
-    /// Regions with WRITEs that are not visible yet, each with the time of its first one; below it, the earliest of
+    /// Regions with WRITEs that are not visible yet, each with the time of its first one; `settles_at`: the earliest of
     /// these times.
     pub(crate) unsettled: Vec<(Ps, u32)>,
     pub(crate) settles_at: Ps,
@@ -53,11 +53,11 @@ pub(crate) struct Machine {
 pub(crate) struct Nic {
     pub(crate) inbound: Fifo,
     pub(crate) ports: Ports,
-    /// Number of busy processing units; below it, queue pairs that wait for a unit.
+    /// Number of busy processing units; `waiting`: queue pairs that wait for a unit.
     pub(crate) busy_units: usize,
     pub(crate) waiting: Line<u32>,
-    /// Messages in the order of the times at which the NIC has processed them; below it, the time of the next event for
-    /// them.
+    /// Messages in the order of the times at which the NIC has processed them; `handles_at`: the time of the next event
+    /// for them.
     pub(crate) arriving: Line<(Ps, u32)>,
     pub(crate) handles_at: Option<Ps>,
     /// Number of queue pairs with outstanding READs.

@@ -9,14 +9,14 @@ use crate::reads::CacheSlot;
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(crate) struct Message {
-    /// Queue pair of the requester; below it, that of the responder, valid once the message has left.
+    /// Queue pair of the requester; `dest`: that of the responder, valid once the message has left.
     pub(crate) qp: u32,
     pub(crate) dest: u32,
     /// Machine of the requester.
     pub(crate) home: u32,
     /// Immediate, big-endian as in the work request.
     pub(crate) imm: u32,
-    /// Q_Key of a datagram, or R_Key; below it, the remote address.
+    /// Q_Key of a datagram, or R_Key; `remote_addr`: the remote address.
     pub(crate) key: u32,
     pub(crate) remote_addr: u64,
     pub(crate) wr_id: u64,

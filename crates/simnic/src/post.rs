@@ -53,7 +53,7 @@ pub(crate) struct Postlist {
     shape: u16,
     /// PCIe transfers for payload that is not inline.
     fetch: Pcie,
-    /// Last message of the list, if it is a datagram without payload; below it, its flags.
+    /// Last message of the list, if it is a datagram without payload; `flags`: its flags.
     last: Option<u32>,
     flags: u32,
 }

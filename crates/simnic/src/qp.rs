@@ -52,7 +52,7 @@ pub(crate) struct Qp {
     pub(crate) outstanding: u32,
     pub(crate) cap: abi::ibv_qp_cap,
     pub(crate) peer: u32,
-    /// Messages that have not left, each with the number of work requests still to send; below it, the lists that
+    /// Messages that have not left, each with the number of work requests still to send; `lists`: the lists that
     /// contain them.
     pub(crate) wqes: Line<(u32, u32)>,
     pub(crate) lists: Line<List>,
@@ -71,8 +71,8 @@ pub(crate) struct Qp {
     pub(crate) last_answer: Ps,
     pub(crate) qkey: u32,
     pub(crate) access: i32,
-    /// Time until which the queue pair's unit fetches WQEs that the NIC's cache has lost. Below it, the delay that this
-    /// adds to the WQE on which the unit works.
+    /// Time until which the queue pair's unit fetches WQEs that the NIC's cache has lost. `held_up`: the delay that
+    /// this adds to the WQE on which the unit works.
     pub(crate) refetches_until: Ps,
     pub(crate) held_up: Ps,
     pub(crate) reads: Reads,

@@ -30,7 +30,7 @@ pub(crate) struct EventQueue<E> {
     free: u32,
     /// First node of each bucket; valid only if the bucket's bit is set.
     buckets: Box<[u32; BUCKETS]>,
-    /// Bitmap of non-empty buckets; below it, bitmap of the words that are not zero.
+    /// Bitmap of non-empty buckets; `summary`: bitmap of the words that are not zero.
     words: Box<[u64; 64]>,
     summary: u64,
     /// Bucket of the event that was popped last, counted from time 0; all earlier buckets are empty.

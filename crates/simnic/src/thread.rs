@@ -44,7 +44,7 @@ pub(crate) struct Polling {
     pub(crate) cq: u32,
     /// Number of unsuccessful polls before this wait.
     pub(crate) misses: u32,
-    /// Start of this wait; below it, the end.
+    /// Start of this wait; `end`: the end.
     pub(crate) from: Ps,
     pub(crate) end: Ps,
     /// Time at which the loop must do something else, in nanoseconds.

@@ -166,8 +166,8 @@ impl World {
         true
     }
 
-    /// Makes the running thread wait for what it watches, at most until `deadline`. Returns false if the wait ends at
-    /// once: its end is already known if no future event can become visible before it.
+    /// Makes the running thread wait for the queues and the region that it watches, at most until `deadline`. Returns
+    /// false if the wait ends at once: its end is already known if no future event can become visible before it.
     fn wait_until(&mut self, deadline: Ps, memory: Option<u32>) -> bool {
         let (known, clock) = (self.now + self.shortest, self.clock);
         let Some(thread) = self.current else {
@@ -389,10 +389,9 @@ pub fn now_ns() -> Option<u64> {
     world(|world| world.clock() / 1000)
 }
 
-/// Suspends the calling simulated thread, which has found nothing to do, for `at_most` at most. The thread resumes
-/// earlier if a completion queue that it has polled since the last call may have changed, or the region with the key
-/// `memory`. Returns the waiting time. Both times are in nanoseconds, since loops call this function more often than
-/// any other.
+/// Suspends the calling simulated thread, which has found nothing to do, for `at_most` at most. It resumes earlier if
+/// the region with the key `memory` may have changed, or a completion queue polled since the last call. Returns the
+/// waiting time. Both times are in nanoseconds, since loops call this function more often than any other.
 pub fn idle(at_most: u64, memory: Option<u32>) -> u64 {
     if !is_simulated() {
         return 0;
@@ -433,9 +432,9 @@ fn looks(misses: u32, time: Ps) -> u32 {
     u32::try_from(time / 1000 / (SPIN / 1000)).map_or(most, |looks| looks.min(most))
 }
 
-/// Suspends the calling simulated thread after `misses` unsuccessful polls, for a time that grows with `misses`. The
-/// thread resumes earlier if a completion queue that it has polled since the last call may have changed, or the region
-/// with the key `memory`. Returns the new number of unsuccessful polls.
+/// Suspends the calling simulated thread after `misses` unsuccessful polls, for a time that grows with `misses`. It
+/// resumes earlier if the region with the key `memory` may have changed, or a completion queue polled since the last
+/// call. Returns the new number of unsuccessful polls.
 #[must_use]
 pub fn idle_looking(misses: u32, memory: Option<u32>) -> u32 {
     let wait = Ps::from(misses_of_wait(misses)) * (SPIN / 1000);

@@ -35,7 +35,7 @@ pub(crate) struct World {
     pub(crate) messages: Messages,
     pub(crate) threads: Vec<Thread>,
     pub(crate) thread_names: Vec<String>,
-    /// Running thread; below it, its clock, its machine and its stamp.
+    /// Running thread; `clock`, `home` and `stamp`: its clock, machine and stamp.
     pub(crate) current: Option<u32>,
     pub(crate) clock: Ps,
     pub(crate) home: u32,

@@ -69,9 +69,9 @@ fn send_some<const N: usize>(
             msg_len: 0,
         });
     }
-    // The code does not call `sendmmsg(3)`, which is a cancellation point: programs cancel threads that post.
-    // SAFETY: the first `count` headers are initialised. They point to the addresses, vectors, controls and the bytes
-    // of the messages, which live until the end of this function, and the kernel only reads them.
+    // The code does not call `sendmmsg(3)`, which is a cancellation point: programs cancel threads that post. SAFETY:
+    // the first `count` headers are initialised. They point to the addresses, vectors, controls and the bytes of the
+    // messages. These live until the end of this function, and the kernel only reads them.
     let sent = unsafe {
         libc::syscall(
             libc::SYS_sendmmsg,

@@ -63,7 +63,7 @@ fn join(id: &CmId, addr: Addr, send_only: bool, context: *mut c_void) -> Result 
         id.device().link_layer,
     )?);
     id.extra().memberships.push(Arc::clone(&membership));
-    // No subnet manager is asked: every attached queue pair receives what is sent to the group.
+    // No subnet manager is asked: every attached queue pair receives the messages to the group.
     id.endpoint
         .report(RDMA_CM_EVENT_MULTICAST_JOIN, 0, Detail::Joined(membership));
     complete(id)

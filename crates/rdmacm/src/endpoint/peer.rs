@@ -186,7 +186,7 @@ impl Endpoint {
         state.ends.remote = request.qp;
         state.ends.remote_ece = request.ece;
         state.ends.path_mtu = request.path_mtu;
-        // What the requester can answer is the limit of what this end may request, and vice versa.
+        // The requester's responder resources limit the requests of this end, and vice versa.
         state.ends.params = Params {
             responder_resources: request.params.initiator_depth,
             initiator_depth: request.params.responder_resources,

@@ -105,7 +105,7 @@ pub(super) struct State {
     pub(super) request: Option<Request>,
     /// Number of the current response timer; alarms of earlier timers are void.
     pub(super) response_timer: u64,
-    /// For a listener: limit of requests that wait for the program; below it, their current number.
+    /// For a listener: limit of requests that wait for the program; `waiting`: their current number.
     pub(super) backlog: usize,
     pub(super) waiting: usize,
 }

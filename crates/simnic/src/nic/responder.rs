@@ -185,7 +185,8 @@ impl World {
             self.answer(id, machine, at, read.max(written));
             return;
         }
-        // The NIC also fetches WQEs of RECVs ahead, and link-layer packets use the link. Both delay what cores write.
+        // The NIC also fetches WQEs of RECVs ahead, and link-layer packets use the link. Both delay the MMIO writes of
+        // cores.
         home.to_device.slip_in(at, dma.to_device);
         home.mmio.take(now, at, dma.to_device);
         let visible = written + home.costs.pcie;

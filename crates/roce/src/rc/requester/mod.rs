@@ -225,8 +225,9 @@ impl Requester {
             .and_then(|congestion| congestion.blocked_until(now_ns))
     }
 
-    /// Returns true if the next packet must ask for an acknowledgement. These are the last packet of a message, some in
-    /// each window, the packet that fills the window, and every packet while the rate is limited.
+    /// Returns true if the next packet must ask for an acknowledgement. These are the last packet of a message, some
+    /// packets in each window, and the packet that fills the window. While the rate is limited, every packet asks for
+    /// one.
     fn asks_for_acknowledgement(&self, slot: &Slot) -> bool {
         let next = self.queue.next();
         slot.has_response()

@@ -33,7 +33,7 @@ pub(crate) struct Flow {
     receives: u32,
     /// Number of work requests that the responder has executed, in posting order.
     executed: u64,
-    /// Bytes of the current message that have arrived; below it, those without its last packet.
+    /// Bytes of the current message that have arrived; `offset_before`: those without its last packet.
     offset: u32,
     offset_before: u32,
     /// Receive buffer of an unreliable connection, with its contents.

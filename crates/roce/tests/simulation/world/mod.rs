@@ -57,7 +57,7 @@ impl fmt::Display for Plan {
 pub(crate) struct Report {
     /// Messages of reliable connections that are done.
     pub(crate) messages: u64,
-    /// Messages of unreliable connections that were posted; below it, those that completed.
+    /// Messages of unreliable connections that were posted; `unreliable_completed`: those that completed.
     pub(crate) unreliable_posted: u64,
     pub(crate) unreliable_completed: u64,
     /// Packets with a correct ICRC that a queue pair accepted.

@@ -10,7 +10,7 @@ use super::rng::Rng;
 
 /// Latency between two NICs.
 const LATENCY_NS: u64 = 3_000;
-/// Largest delay of a reordered packet; below it, that of a delayed packet.
+/// Largest delay of a reordered packet; `DELAY_NS`: that of a delayed packet.
 const REORDER_NS: u32 = 5_000;
 const DELAY_NS: u32 = 400_000;
 
