@@ -275,7 +275,7 @@ impl CmId {
         self.endpoint.establish()
     }
 
-    /// Ends the connection, if there is one.
+    /// Disconnects the id, if it is connected: `rdma_disconnect(3)`.
     pub fn disconnect(&self) {
         self.endpoint.disconnect();
     }
