@@ -1,7 +1,7 @@
 //! Completion queues.
 //!
-//! A completion queue holds almost nothing: completions are made where they are wanted, in the caller's
-//! `ibv_wc`, when somebody polls. Its buffer is for those that the engine made while the program slept.
+//! A poll makes completions directly in the caller's `ibv_wc`, from the state of the queue pairs. The buffer of a
+//! completion queue is for completions that the engine made while the program slept.
 
 mod channel;
 mod late;
@@ -38,43 +38,45 @@ pub(crate) use channel::{Channel, Signaled};
 use overrun::Overrun;
 pub(crate) use polling::{Current, Polling};
 
-/// Queue pairs that are looked at in each poll, from the front and from the cursor.
+/// Number of queue pairs that each poll checks from the front, and as many from the cursor.
 const SCAN: usize = 16;
-/// Polls in a row that find nothing until peers that owe us progress are woken for the first time.
+/// Number of empty polls in a row after which peers that owe us progress are woken for the first time.
 const STARVING_POLLS: u32 = 4096;
 
-/// The same for a program that is not let run for long between its polls, which looks at the clock once in so many.
+/// The same as a time in nanoseconds, for a program that rarely runs between its polls. It reads the clock once in
+/// [`CLOCK_POLLS`] polls.
 const STARVING_NS: u64 = 1_000_000;
 const CLOCK_POLLS: u32 = 32;
 
-/// Unsignaled sends are looked for once in so many empty polls.
+/// Unsignaled sends are checked once in this many empty polls.
 const UNSIGNALED_POLLS: u32 = 64;
 
-/// Once in so many looks it is seen whether rings with nothing in them are over.
+/// Empty rings are checked for their end once in this many passes over the queue pairs.
 const ENDED_TURNS: u32 = 64;
 
-/// Looks since a queue was armed until peers need no barrier any more: arming it again costs one on every core.
+/// Number of passes since a queue was armed after which peers need no barrier any more. Arming the queue again then
+/// costs a barrier on every core.
 const UNARMED_TURNS: u32 = 1 << 16;
 
-/// Polls in a row that begin with sends when one was filled by receives alone, as long as sends fill them.
+/// Number of polls in a row that begin with sends after receives alone have filled a poll, as long as sends fill them.
 const SEND_TURNS: u8 = 4;
 
-/// Why the engine looks at a completion queue.
+/// The reason why the engine checks a completion queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// Something may have happened; the last look may have been just now.
+    /// A completion may have occurred; the last check may have been just now.
     Called,
-    /// The same, a tick or more after the last one.
+    /// A completion may have occurred, a tick or more after the last check.
     Tick,
     /// The queue can be overrun.
     Watch,
 }
 
-/// Where polled completions go: a place of the caller's, filled from the front.
+/// The destination of polled completions: an array of the caller, filled from the front.
 pub(crate) struct WcSink<'a> {
     out: &'a mut [MaybeUninit<ibv_wc>],
     len: usize,
-    /// A completion was solicited or failed.
+    /// True if a completion was solicited or in error.
     pub(crate) solicited: bool,
 }
 
@@ -97,14 +99,14 @@ impl<'a> WcSink<'a> {
         self.len
     }
 
-    /// The completions behind the first `before`.
+    /// Returns the completions behind the first `before`.
     fn since(&self, before: usize) -> &[ibv_wc] {
         let made = self.out.get(before..self.len).unwrap_or_default();
         // SAFETY: the first `len` places have been written (`push`, `push_words`).
         unsafe { std::slice::from_raw_parts(made.as_ptr().cast(), made.len()) }
     }
 
-    /// Completions that can still be added.
+    /// Returns the number of completions that can still be added.
     #[inline(always)]
     pub(crate) fn room(&self) -> usize {
         self.out.len() - self.len
@@ -142,8 +144,8 @@ impl<'a> WcSink<'a> {
         ]);
     }
 
-    /// Adds a completion of a status that is success, as words: each store here waits behind the WRITEs that wait for
-    /// their line, and of fields the compiler makes one each.
+    /// Adds a successful completion as words. Each store here waits behind WRITEs that wait for their cache line, and
+    /// the compiler would make one store of each field.
     #[inline(always)]
     fn push_words(&mut self, words: [u64; 6]) {
         const {
@@ -160,96 +162,97 @@ impl<'a> WcSink<'a> {
         }
         debug_assert!(!self.is_full());
         if let Some(place) = self.out.get_mut(self.len) {
-            // SAFETY: as large, and integers only, of which any bytes are a value.
+            // SAFETY: both types are equally large and consist of integers, for which any bytes are a value.
             place.write(unsafe { std::mem::transmute::<[u64; 6], ibv_wc>(words) });
             self.len += 1;
         }
     }
 }
 
-/// A field in the upper half of a word.
+/// Returns a field in the upper half of a word.
 #[inline(always)]
 fn upper(field: u32) -> u64 {
     u64::from(field) << 32
 }
 
-/// What a completion says of a SEND that was received.
+/// The values in the completion of a received SEND.
 pub(crate) struct Received {
     pub(crate) wr_id: u64,
     pub(crate) byte_len: u32,
-    /// As it lies in the work request.
+    /// The immediate, as stored in the work request.
     pub(crate) imm: u32,
     pub(crate) qp_num: u32,
     pub(crate) src_qp: u32,
     pub(crate) wc_flags: u32,
-    /// Its last word: partition index, LID of the sender, service level and path bits.
+    /// The last word of the completion: partition index, LID of the sender, service level and path bits.
     pub(crate) path: u64,
 }
 
-/// What the lock of a completion queue protects.
+/// The state that the lock of a completion queue protects.
 pub(crate) struct CqState {
     buffer: VecDeque<ibv_wc>,
-    /// Completions that a plan of faults delays.
+    /// Completions that a fault plan delays.
     late: late::Late,
     recv: Vec<RecvSide>,
     send: Vec<Arc<Qp>>,
-    /// The one near the front that is looked at first.
+    /// Index of the queue pair near the front that is polled first.
     recv_start: usize,
     send_start: usize,
     recv_cursor: usize,
     send_cursor: usize,
     idle_polls: u32,
-    /// Counts the times that completions were looked for.
+    /// Counts the passes that looked for completions.
     turn: u32,
-    /// So many of the next looks begin with sends.
+    /// Number of the next passes that begin with sends.
     send_turns: u8,
     wake_at: u32,
-    /// When the clock was looked at last in a row of polls that find nothing.
+    /// Time of the first reading of the clock in the current row of empty polls.
     idle_since: Option<u64>,
-    /// What makes the next event: `ARMED_ANY`, `ARMED_SOLICITED`, or `ARMED_NO`. Peers see it in [`Cq::armed`].
+    /// The completions that make the next event: `ARMED_ANY`, `ARMED_SOLICITED`, or `ARMED_NO`. Peers see this in
+    /// [`Cq::armed`].
     armed: u32,
-    /// `turn` when it was armed last.
+    /// Value of `turn` when the queue was armed last.
     armed_turn: u32,
     /// Completions added since the last arming that no event has reported.
     unreported: usize,
-    /// One of them was solicited or failed.
+    /// True if one of them was solicited or in error.
     solicited: bool,
-    /// When the first completion came that moderation keeps from being reported.
+    /// Time since which moderation has held an event back.
     held_since: Option<u64>,
-    /// Ticks in a row at which the engine found more in the buffer than the queue was made for.
+    /// Number of ticks in a row at which the engine found more in the buffer than the queue's depth.
     overfull_looks: u32,
 }
 
 /// A completion queue; the program's handle points to its first field.
 #[repr(C)]
 pub(crate) struct Cq {
-    /// It starts with the fields of an `ibv_cq`.
+    /// The program's structure; it starts with the fields of an `ibv_cq`.
     abi: UnsafeCell<ibv_cq_ex>,
-    /// For a queue that was made by `ibv_create_cq_ex`.
+    /// State of the extended poll API, if the queue was made by `ibv_create_cq_ex`.
     pub(crate) polling: Option<Polling>,
     pub(crate) nic: &'static Nic,
     pub(crate) index: usize,
-    /// Completions that it keeps for a program that does not poll.
+    /// Number of completions that the queue keeps for a program that does not poll.
     depth: AtomicUsize,
     /// `cq_count` and, in the upper half, `cq_period` of `ibv_modify_cq(3)`.
     moderation: AtomicU32,
     pub(crate) channel: Option<Arc<Channel>>,
     state: BiasedLock<CqState>,
-    /// Polls in a row that find nothing until the poller rests.
+    /// Number of empty polls in a row after which the poller is throttled.
     rest_at: AtomicU32,
-    /// Queue pairs (twice, if both queues complete here) that use it.
+    /// Number of queue pairs that use the queue; a queue pair counts twice if both its queues complete here.
     pub(crate) uses: AtomicUsize,
     pub(crate) unacknowledged: Unacknowledged,
-    /// The same of asynchronous events.
+    /// The same count for asynchronous events.
     pub(crate) unacknowledged_errors: Unacknowledged,
     context: &'static Context,
     overrun: Overrun,
 }
 
-// SAFETY: `abi` is written before the handle is given out; later its status and `wr_id`, and `polling`, by the
-// thread that polls, and its capacity, an aligned `int`; everything else is synchronised.
+// SAFETY: `abi` is written before the handle is given out. Later, the polling thread writes its status and `wr_id`, and
+// `polling`; its capacity is an aligned `int`. Everything else is synchronised.
 unsafe impl Sync for Cq {}
-// SAFETY: as above; the raw pointers in `abi` are not followed here.
+// SAFETY: as above; the raw pointers in `abi` are not dereferenced here.
 unsafe impl Send for Cq {}
 
 live::object!(Cq, ibv_cq);
@@ -309,12 +312,12 @@ impl Cq {
         }
     }
 
-    /// The program's handle.
+    /// Returns the program's handle.
     pub(crate) fn handle(&self) -> CqHandle {
         CqHandle(self.abi.get().cast())
     }
 
-    /// What the program has in the field of that name.
+    /// Returns the `cq_context` field of the program's structure.
     pub(crate) fn cq_context(&self) -> *mut c_void {
         // SAFETY: `self` keeps the structure; the program changes this field, if at all, before it waits for events.
         unsafe { (*self.abi.get()).cq_context }
@@ -328,18 +331,18 @@ impl Cq {
         }
     }
 
-    /// What peers find out about it when they have published.
+    /// Returns the word in which peers find, after publishing, whether the queue is armed.
     #[inline]
     fn armed(&self) -> Armed<'static> {
         Armed(&self.shared().armed)
     }
 
-    /// `ibv_poll_cq`: fills `out` from its start; the number of completions.
+    /// Executes `ibv_poll_cq`: fills `out` from its start and returns the number of completions.
     #[inline(always)]
     pub(crate) fn poll(&self, out: &mut [MaybeUninit<ibv_wc>]) -> usize {
         self.nic.check_arrivals();
         if xrc::in_use() {
-            // What has arrived in a domain is handed to the queues.
+            // Messages that have arrived in an XRC domain go to their queues first.
             xrc::progress(self.nic);
         }
         let mut state = self.state.lock();
@@ -362,7 +365,8 @@ impl Cq {
             }
         }
         if state.armed != ARMED_NO && sink.len() > buffered {
-            // The queue gets them here, and the next moment loses them to the caller. Another thread may wait.
+            // The queue gets these completions here and loses them to the caller at once. Another thread may wait for
+            // their event.
             state.added(sink.len() - buffered, sink.solicited);
             self.report_outside_engine(&mut state);
         }
@@ -387,7 +391,7 @@ impl Cq {
         sink.len()
     }
 
-    /// Ends the barriers of peers when the program has polled for long without arming the queue.
+    /// Ends the barriers of peers after the program has polled for long without arming the queue.
     #[inline(never)]
     fn consider_fences(&self, state: &CqState) {
         if state.armed == ARMED_NO && state.turn.wrapping_sub(state.armed_turn) >= UNARMED_TURNS {
@@ -395,14 +399,14 @@ impl Cq {
         }
     }
 
-    /// A poller has found nothing for long.
+    /// Throttles a poller that has found nothing for long.
     #[cold]
     fn rest(&self) {
         self.rest_at
             .store(rest::rest(self.index), Ordering::Relaxed);
     }
 
-    /// [`poll`](Self::poll) under a plan of faults.
+    /// [`poll`](Self::poll) under a fault plan.
     pub(crate) fn poll_under_faults(&self, out: &mut [MaybeUninit<ibv_wc>]) -> usize {
         if !faults::delay_completions() {
             return self.poll(out);
@@ -412,13 +416,13 @@ impl Cq {
             xrc::progress(self.nic);
         }
         let mut state = self.state.lock();
-        // As the program, not as the engine, which leaves datagrams without a receive WR where they are.
+        // This pass is the program's, not the engine's: the engine would leave datagrams without a receive WR in place.
         let (added, waiting) = state.fill_late(usize::MAX, SCAN);
         if added > 0 {
             self.report_outside_engine(&mut state);
         }
         if waiting {
-            // A program that waits for an event now does not poll.
+            // The program may now wait for an event instead of polling.
             self.nic.call_engine();
         }
         let mut sink = WcSink::new(out);
@@ -441,21 +445,22 @@ impl Cq {
         sink.len()
     }
 
-    /// Progress by the engine: completions go to the buffer, as many as the queue was made for. True if it is to look
-    /// again at the next tick: a queue pair waits for a deadline, or the queue may be overrun.
+    /// Makes progress for the engine: completions go to the buffer, as many as the queue was made for. Returns true if
+    /// the engine is to check again at the next tick: a queue pair waits for a deadline, or the queue may be overrun.
     pub(crate) fn engine_progress(&self, look: Look) -> bool {
         if self.is_overrun() {
             return false;
         }
         let mut waiting = false;
-        // A thread that holds the lock is polling: it makes the progress. But if the queue is armed
-        // nobody may be left to do so, so wait for the lock then.
+        // A thread that holds the lock is polling, and makes the progress. If the queue is armed, that thread may be
+        // about to sleep, so wait for the lock.
         let state = if self.armed().is_armed() {
             Some(self.state.lock())
         } else {
             self.state.try_lock()
         };
-        // Whether a deadline runs is not known then: look again at the next tick. Whoever polls is not overrun.
+        // This case does not tell whether a deadline runs, so check again at the next tick. A queue that is polled is
+        // not overrun.
         let Some(mut state) = state else {
             return look != Look::Watch;
         };
@@ -475,7 +480,7 @@ impl Cq {
         waiting | held_back | self.settle_overrun(state, look)
     }
 
-    /// Looks for completions, for a program that does not poll: they go to the buffer.
+    /// Moves completions to the buffer, for a program that does not poll.
     pub(crate) fn look(&self) {
         self.nic.check_arrivals();
         if xrc::in_use() {
@@ -484,8 +489,8 @@ impl Cq {
         self.engine_progress(Look::Called);
     }
 
-    /// Puts the event of an armed queue into its channel, if a completion that it is armed for has been added. True if
-    /// moderation holds the event back.
+    /// Puts the event of an armed queue into its channel, if a completion for which it is armed has been added. Returns
+    /// true if moderation holds the event back.
     fn report(&self, state: &mut CqState) -> bool {
         let wanted = match state.armed {
             ARMED_ANY => state.unreported > 0,
@@ -505,7 +510,8 @@ impl Cq {
         false
     }
 
-    /// Disarms it: there is an event. The slot of the peer that has written its token, or is about to.
+    /// Disarms the queue, because its event has occurred. Returns the slot of the peer that has written the event's
+    /// token, or is about to.
     fn disarm(&self, state: &mut CqState) -> Option<usize> {
         state.armed = ARMED_NO;
         state.unreported = 0;
@@ -519,13 +525,14 @@ impl Cq {
         if lost.load(Ordering::Relaxed) != 0
             && let Some(channel) = &self.channel
         {
-            // More than a FIFO holds is garbage.
+            // More tokens than a FIFO holds are garbage.
             let lost = lost.swap(0, Ordering::Relaxed).min(1 << 15);
             channel.add_tokens(lost as usize, self.index);
         }
     }
 
-    /// The same by another thread than the engine, which is called to look after an event that is held back.
+    /// [`report`](Self::report) by another thread than the engine. Calls the engine to check again if the event is held
+    /// back.
     #[cold]
     fn report_outside_engine(&self, state: &mut CqState) {
         if self.report(state) {
@@ -533,8 +540,8 @@ impl Cq {
         }
     }
 
-    /// Is the event to wait for more completions, or for its time (`ibv_modify_cq(3)`)? The engine looks at the clock
-    /// once in a millisecond.
+    /// Returns true if moderation holds the event back for more completions, or for its period (`ibv_modify_cq(3)`).
+    /// The engine reads the clock once in a millisecond.
     fn holds_back(&self, state: &mut CqState) -> bool {
         let moderation = self.moderation.load(Ordering::Relaxed);
         let (count, period_us) = (moderation & 0xffff, moderation >> 16);
@@ -549,16 +556,16 @@ impl Cq {
         false
     }
 
-    /// `ibv_modify_cq`: an event for so many completions, or when so many microseconds have passed since the first.
+    /// Executes `ibv_modify_cq`: one event for `count` completions, or after `period_us` microseconds since the first.
     pub(crate) fn moderate(&self, count: u16, period_us: u16) {
         let value = u32::from(count) | u32::from(period_us) << 16;
         self.moderation.store(value, Ordering::Relaxed);
-        // What is held back may be due now.
+        // An event that is held back may be due now.
         self.nic.me().wake();
     }
 
-    /// Lets peers that publish call the engine again. True if one has called it: another may have published just before
-    /// and found the engine called already, so look for completions once more.
+    /// Lets peers that publish call the engine again. Returns true if a peer has called it. Another peer may have
+    /// published just before and found the engine called already, so the caller looks for completions once more.
     fn lets_peers_call(&self) -> bool {
         let armed = self.armed();
         let called = armed.forget_call();
@@ -568,14 +575,14 @@ impl Cq {
         called
     }
 
-    /// `ibv_resize_cq`.
+    /// Executes `ibv_resize_cq`.
     ///
     /// # Errors
-    /// `EINVAL`: more completions than that are waiting ("it must be at least the number of unpolled entries
-    /// in the CQ", `ibv_resize_cq(3)`).
+    /// `EINVAL`: more than `cqe` completions are waiting ("it must be at least the number of unpolled entries in the
+    /// CQ", `ibv_resize_cq(3)`).
     pub(crate) fn resize(&self, cqe: u32) -> Result<(), i32> {
         let mut state = self.state.lock();
-        // Completions are made when somebody asks for them: as many as decide the question.
+        // Completions are made on demand, so make as many as decide the question.
         while state.fill(cqe as usize + 1).0 > 0 {}
         self.report_outside_engine(&mut state);
         if state.buffer.len() > cqe as usize {
@@ -590,13 +597,13 @@ impl Cq {
         Ok(())
     }
 
-    /// `ibv_req_notify_cq`.
+    /// Executes `ibv_req_notify_cq`.
     pub(crate) fn arm(&self, solicited_only: bool) {
         self.nic.send_owed_answers();
         self.nic.network.may_sleep();
         let depth = self.depth.load(Ordering::Relaxed);
         let mut state = self.state.lock();
-        // What has arrived until now is what it was armed for before, or no reason for an event.
+        // Completions up to now belong to the previous arming, or are no reason for an event.
         while state.fill(depth).0 > 0 {}
         self.report_outside_engine(&mut state);
         let armed = self.armed();
@@ -609,20 +616,19 @@ impl Cq {
             };
             let direct = !solicited_only && self.lets_peers_signal(&state);
             if armed.arm(state.armed, direct) {
-                // SYNC POINT A: from here on a peer that publishes sees the queue armed, or what it published is
-                // found now.
+                // SYNC POINT A: from here on a peer that publishes sees the queue armed, or its message is found below.
                 barrier::everywhere();
             }
         }
         state.armed_turn = state.turn;
         armed.settle();
-        // What has arrived until now is no reason for an event: the engine, kept out by the lock, must not take
-        // it for new. But of what a peer has signaled there is an event.
+        // Completions up to now are no reason for an event. The engine, kept out by the lock, must not take them for
+        // new ones. But completions that a peer has signaled have an event.
         let mut filled = 0;
         while let (n @ 1.., _) = state.fill(depth) {
             filled += n;
         }
-        // There may be too few RECVs now.
+        // The receive queues may have too few RECVs now.
         if filled > 0 && armed.end_direct() {
             self.report_outside_engine(&mut state);
         }
@@ -637,7 +643,8 @@ impl Cq {
         }
     }
 
-    /// May a peer wake the program itself? Says at each queue pair whether its next message makes a completion.
+    /// Returns true if peers may wake the program themselves. If so, announces for each queue pair whether any next
+    /// message makes a completion.
     fn lets_peers_signal(&self, state: &CqState) -> bool {
         if self.channel.is_none()
             || self.moderation.load(Ordering::Relaxed) != 0
@@ -660,7 +667,7 @@ impl Cq {
         }
     }
 
-    /// Gives it a completion, for a program that has not polled it yet.
+    /// Adds a completion to the buffer, for a program that has not polled yet.
     pub(crate) fn deliver(&self, wc: ibv_wc, solicited: bool) {
         self.deliver_all(|buffer, any_solicited| {
             buffer.push_back(wc);
@@ -668,7 +675,7 @@ impl Cq {
         });
     }
 
-    /// Gives it the completion that `make` may add to a sink with one place.
+    /// Adds the completion that `make` may put into a sink with one place.
     pub(crate) fn complete_here(&self, make: impl FnOnce(&mut WcSink<'_>)) {
         let mut out = [const { MaybeUninit::uninit() }; 1];
         let mut sink = WcSink::new(&mut out);
@@ -686,7 +693,7 @@ impl Cq {
         self.report_outside_engine(&mut state);
     }
 
-    /// Gives it the completions that `make` adds; nobody polls it meanwhile. They say whether one was solicited.
+    /// Adds the completions that `make` puts into the buffer, under the lock. `make` tells whether one was solicited.
     pub(crate) fn deliver_all(&self, make: impl FnOnce(&mut VecDeque<ibv_wc>, &mut bool)) {
         let mut state = self.state.lock();
         let CqState {
@@ -706,7 +713,7 @@ impl Cq {
         self.report_outside_engine(&mut state);
     }
 
-    /// Is it armed? Asked by who has published something in this process.
+    /// Returns true if the queue is armed. Called by threads of this process that have published something.
     #[inline]
     pub(crate) fn is_armed(&self) -> bool {
         let armed = self.armed();
@@ -717,19 +724,19 @@ impl Cq {
         }
     }
 
-    /// Has peers that publish call the engine: it stands for others that are armed (XRC).
+    /// Arms the queue for others that are armed (XRC), so that peers that publish call the engine.
     pub(crate) fn arm_for_others(&self) {
         if self.armed().arm(ARMED_ANY, false) {
             barrier::everywhere();
         }
     }
 
-    /// The opposite.
+    /// Undoes [`arm_for_others`](Self::arm_for_others).
     pub(crate) fn disarm_for_others(&self) {
         self.armed().disarm();
     }
 
-    /// It goes away: its events with it.
+    /// Discards the events of a queue that is being destroyed.
     pub(crate) fn discard_events(&self) {
         let signaled_by = self.disarm(&mut self.state.lock());
         if let Some(channel) = &self.channel {
@@ -737,10 +744,10 @@ impl Cq {
         }
     }
 
-    /// The peer in `slot` has died: the tokens that it owes are written.
+    /// Writes the tokens that the peer in `slot` owed when it died.
     pub(crate) fn replace_tokens_of(&self, slot: usize) {
         if self.armed().signaled_by() == Some(slot) {
-            // What has come of its message the engine has just seen to.
+            // The engine has just processed the messages of that peer.
             self.armed().forget_signal();
         }
         if let Some(channel) = &self.channel {
@@ -803,12 +810,12 @@ impl Cq {
         self.expect_no_receives(qp);
     }
 
-    /// Forgets the completions of a queue pair that is being reset.
+    /// Drops the completions of a queue pair that is being reset.
     pub(crate) fn forget(&self, qpn: u32) {
         self.state.lock().forget(qpn);
     }
 
-    /// Runs `f` on the receive side of `qp`, which is no more where the queue is overrun.
+    /// Runs `f` on the receive side of `qp`, or on `None` if the queue is overrun.
     pub(crate) fn with_receiver(&self, qp: &Qp, f: impl FnOnce(Option<&mut RecvSide>)) {
         let mut state = self.state.lock();
         let place = qp.recv_place.load(Ordering::Relaxed);
@@ -816,7 +823,7 @@ impl Cq {
         f(side.filter(|r| r.qp().index == qp.index));
     }
 
-    /// Takes what has arrived for `qp` so far into the buffer: before it is flushed or reset.
+    /// Moves completions of the messages that have arrived for `qp` to the buffer, before a flush or reset.
     pub(crate) fn drain_receiver(&self, qp: &Qp) {
         let place = qp.recv_place.load(Ordering::Relaxed);
         self.drain(|state, sink| {
@@ -830,20 +837,20 @@ impl Cq {
         });
     }
 
-    /// Takes the completions of what `qp` has sent so far into the buffer: before it is flushed.
+    /// Moves completions of the finished sends of `qp` to the buffer, before a flush.
     pub(crate) fn drain_sender(&self, qp: &Qp) {
         self.drain(|_, sink| {
             qp.poll_sends(sink, true);
         });
     }
 
-    /// Takes into the buffer what `gather` makes, until that is nothing.
+    /// Moves the completions that `gather` makes to the buffer, until it makes none.
     fn drain(&self, gather: impl Fn(&mut CqState, &mut WcSink<'_>)) {
         let mut state = self.state.lock();
         if self.is_overrun() {
             return;
         }
-        // In the order in which they were made.
+        // Late completions come first, in the order in which they were made.
         state.release_late(u64::MAX);
         loop {
             let mut out = [const { MaybeUninit::uninit() }; 64];
@@ -889,7 +896,7 @@ impl Signaled for Cq {
             return Some(true);
         }
         armed.forget_signal();
-        // SYNC POINT A: a peer that has published just before may have found it signaled.
+        // SYNC POINT A: a peer that has published just before may have found the queue signaled.
         armed.settle();
         state.fill(self.wanted_in_buffer());
         self.report_outside_engine(&mut state);
@@ -898,26 +905,27 @@ impl Signaled for Cq {
 }
 
 impl CqState {
-    /// Forgets the completions of a queue pair.
+    /// Drops the completions of a queue pair.
     fn forget(&mut self, qpn: u32) {
         self.buffer.retain(|wc| wc.qp_num != qpn);
         self.late.forget(qpn);
     }
 
-    /// So many completions have been added.
+    /// Counts completions that have been added.
     #[inline]
     fn added(&mut self, completions: usize, solicited: bool) {
         self.unreported += completions;
         self.solicited |= solicited;
     }
 
-    /// Makes completions for `sink` from the queue pairs of this completion queue, looking at `scan` of them
-    /// from the front and as many from the cursor on. True if one of them waits for a deadline.
+    /// Makes completions for `sink` from the queue pairs of this completion queue. Checks `scan` of them from the front
+    /// and as many from the cursor on. Returns true if one of them waits for a deadline.
     ///
-    /// Receives come first, and the front before the rest; but every eighth time it is the other way round,
-    /// so that a busy queue starves nobody, however few completions are asked for. When receives have filled a poll
-    /// alone, sends have their turn: a program that takes one completion at a time and is always answered before the
-    /// next would never hear that its send queue has room. On a NIC it does, for completions come in the order of time.
+    /// Receives come first, and the front before the rest. Every eighth time the order is reversed, so that a busy
+    /// queue does not starve the others, however few completions are asked for. After receives alone have filled a
+    /// poll, sends have their turn. Otherwise a program that takes one completion at a time, and is always answered
+    /// before the next, would never learn that its send queue has room. On a NIC such a program does learn it, since
+    /// completions come in the order of time.
     #[inline(always)]
     fn gather(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {
         let all = scan == usize::MAX || self.idle_polls % UNSIGNALED_POLLS == UNSIGNALED_POLLS - 1;
@@ -930,7 +938,7 @@ impl CqState {
         }
     }
 
-    /// [`gather`](Self::gather) where there are several queue pairs.
+    /// [`gather`](Self::gather) for several queue pairs.
     #[inline(never)]
     fn gather_from_many(
         &mut self,
@@ -975,7 +983,7 @@ impl CqState {
         }
     }
 
-    /// The same where there is one queue pair, as in a latency-bound program: no rounds to go.
+    /// [`gather`](Self::gather) for one queue pair, as in a latency-bound program: it needs no round over queue pairs.
     #[inline(always)]
     fn gather_from_one(
         &mut self,
@@ -1009,8 +1017,8 @@ impl CqState {
         waiting
     }
 
-    /// Makes completions for the buffer, some at a time and no more than it may hold. How many, and whether a queue
-    /// pair waits for a deadline.
+    /// Makes completions for the buffer, at most 64 at a time and no more than `depth` allows. Returns their number,
+    /// and whether a queue pair waits for a deadline.
     fn fill(&mut self, depth: usize) -> (usize, bool) {
         const AT_ONCE: usize = 64;
         let room = depth.saturating_sub(self.buffer.len()).min(AT_ONCE);
@@ -1034,8 +1042,8 @@ impl CqState {
         (n, waiting)
     }
 
-    /// [`fill`](Self::fill) where completions may be late: those whose time has come go to the buffer. How many, and
-    /// whether the engine is to look again at the next tick.
+    /// [`fill`](Self::fill) under a fault plan that delays completions: those that are due go to the buffer. Returns
+    /// their number, and whether the engine is to check again at the next tick.
     #[cold]
     fn fill_late(&mut self, room: usize, scan: usize) -> (usize, bool) {
         let mut out = [const { MaybeUninit::uninit() }; 64];
@@ -1058,7 +1066,7 @@ impl CqState {
         (released, waiting | !self.late.is_empty())
     }
 
-    /// Puts those whose time has come by `now_ns` into the buffer. How many.
+    /// Moves completions that are due by `now_ns` to the buffer. Returns their number.
     fn release_late(&mut self, now_ns: u64) -> usize {
         let mut released = 0;
         while let Some((wc, solicited)) = self.late.pop_due(now_ns) {
@@ -1082,7 +1090,7 @@ impl CqState {
         for i in round_robin(self.recv_start, near) {
             waiting |= self.recv[i].receive(sink, scan, ended);
             if sink.is_full() {
-                // Where a poll had to stop, the next one starts with the one behind.
+                // The next poll starts behind the queue pair where this poll had to stop.
                 self.recv_start = i + 1;
                 return waiting;
             }
@@ -1166,13 +1174,15 @@ impl CqState {
         }
     }
 
-    /// Is a peer that does not poll to be called, so that its engine serves it? Says so ever more rarely.
+    /// Returns true if a peer that does not poll is to be woken, so that its engine serves this queue. Does so ever
+    /// more rarely.
     #[inline(never)]
     fn is_starving(&mut self) -> bool {
         let now = shm::clock::now_ns();
         let since = *self.idle_since.get_or_insert(now);
         let (polls, time) = (self.idle_polls, now - since);
-        // As many polls as time: 4,096 of them take from 50 us to minutes, on a machine with more to do than cores.
+        // The limit counts polls and time: 4,096 polls take from 50 us to minutes, on a machine with more work than
+        // cores.
         let wait = u64::from(self.wake_at / STARVING_POLLS) * STARVING_NS;
         let starving = polls >= self.wake_at || time >= wait;
         if starving {
@@ -1190,7 +1200,7 @@ impl CqState {
     }
 }
 
-/// The next of `n` places beyond the first `scan` ones.
+/// Returns the next of `n` places beyond the first `scan`.
 fn next_cursor(cursor: usize, scan: usize, n: usize) -> usize {
     if cursor + 1 >= n || cursor < scan {
         scan

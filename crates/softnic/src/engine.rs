@@ -1,11 +1,11 @@
-//! The engine: a thread that sleeps until a peer calls or dies, and then makes the progress that nobody polls
-//! for.
+//! The engine: a thread that sleeps until a peer calls or dies, and then makes the progress for which no thread of the
+//! program polls.
 //!
-//! It is called through the process's FIFO, by a peer that has sent to an armed completion queue or that
-//! waits for this process; it watches a pidfd of every peer, or where there are none looks ten times a second whether
-//! they are there. While a deadline runs (a receiver that is not ready, a peer that does not answer), and shortly after,
-//! it looks every millisecond. While there is a completion queue that can be overrun, it looks at that one ten times a
-//! second. While packets are counted, it publishes the counters once a second. Otherwise it sleeps without limit.
+//! Peers call the engine through the process's FIFO: after they have sent to an armed completion queue, or when they
+//! wait for this process. The engine watches a pidfd of every peer. Without pidfds, it checks ten times a second
+//! whether the peers exist. While a deadline runs (a receiver that is not ready, a peer that does not answer), and
+//! shortly after, it checks every millisecond. While a completion queue can be overrun, it checks that queue ten times
+//! a second. While packets are counted, it publishes the counters once a second. Otherwise it sleeps without limit.
 
 use std::io;
 use std::sync::Arc;
@@ -23,34 +23,34 @@ use crate::xrc;
 use shm::barrier;
 use shm::fabric::Peer;
 
-/// How often the engine looks while a deadline runs.
+/// Interval of the engine's checks while a deadline runs.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How soon the engine looks for packets of a program that polls, if it has found packets before that no poll took. Such a
-/// program waits for a WRITE by looking into its memory.
+/// Interval at which the engine checks for packets of a program that polls, if it has found packets that no poll took.
+/// Such a program waits for a WRITE by reading its memory.
 const SHORTEST_TICK: Duration = Duration::from_micros(50);
 
-/// How long it looks for more packets after the last: a few times as long as an acknowledgement and the next packets take
-/// on one host.
+/// Time for which the engine waits for more packets after the last: a few times as long as an acknowledgement and the
+/// next packets take on one host.
 const STAY: Duration = Duration::from_micros(30);
 
-/// How often it looks whether a peer is still there that no descriptor tells of, and, at first, whether a completion queue
-/// that can be overrun is not polled.
+/// Interval at which the engine checks peers without a pidfd. It is also the first interval of the checks of completion
+/// queues that can be overrun and are not polled.
 const WATCH: Duration = Duration::from_millis(100);
 
-/// How often it looks after a completion queue when nothing has happened for long: each look that finds nothing doubles the
-/// time until the next. An idle process costs nothing that way, and one that overruns its queue after an idle time hears of
-/// it so much later.
+/// Longest interval between checks of a completion queue: each check that finds nothing doubles the interval. An idle
+/// process thus costs nothing. A program that overruns its queue after an idle time learns of it that much later.
 const LONGEST_WATCH: Duration = Duration::from_millis(3200);
 
-/// Ticks in a row without a deadline until it sleeps without limit. What is kept back under load comes and goes,
-/// and calling a sleeping engine is a system call.
+/// Number of ticks in a row without a deadline after which the engine sleeps without limit. Under load, held-back work
+/// comes and goes, and calling a sleeping engine is a system call.
 const LINGER_TICKS: u32 = 16;
 
-/// Starts the engine's thread, which waits for the NIC that it is for and ends if the sender is dropped instead. Signals are left to the program's own threads.
+/// Starts the engine's thread, which waits for its NIC and ends if the sender is dropped instead. Signals are left to
+/// the program's own threads.
 pub(crate) fn begin() -> io::Result<Sender<&'static Nic>> {
-    // A process with several threads waits for a grace period of RCU here, up to half a second on a busy host: later it
-    // would be the engine, whose peers wait for their answers.
+    // A process with several threads waits here for a grace period of RCU, up to half a second on a busy host. Later it
+    // would be the engine that waits, while peers wait for its answers.
     barrier::has_own_threads();
     let builder = std::thread::Builder::new()
         .name("verbatim-engine".into())
@@ -66,7 +66,7 @@ pub(crate) fn begin() -> io::Result<Sender<&'static Nic>> {
     started.map(|_| sender)
 }
 
-/// Does something with all signals blocked: threads that are started there leave signals to the program's own.
+/// Runs `f` with all signals blocked, so that threads started in it leave signals to the program's own threads.
 pub(crate) fn without_signals<T>(f: impl FnOnce() -> T) -> T {
     let _blocked = BlockedSignals::all();
     f()
@@ -81,7 +81,7 @@ fn run(nic: &'static Nic) {
     let mut tick = TICK;
     loop {
         let peers = nic.fabric.opened_peers();
-        // Packets are left to the threads of the program while these look for them.
+        // Threads of the program take the packets themselves while they poll for them.
         let polls = nic.network.polls();
         let program_polls = std::mem::replace(&mut polls_seen, polls) != polls;
         let packets = nic.network.fd().filter(|_| !program_polls);
@@ -153,7 +153,7 @@ fn run(nic: &'static Nic) {
         }
         registry::of(nic).tell_imported_contexts();
         if program_polls {
-            // An engine that is held up while it delivers would hold up the polls.
+            // An engine that is held up while it delivers packets would hold up the polls.
             nic.take_notices();
         } else {
             take_arrivals(nic);
@@ -171,8 +171,8 @@ fn run(nic: &'static Nic) {
             idle_ticks += 1;
             if idle_ticks >= LINGER_TICKS {
                 nic.engine_ticks.store(false, Ordering::Relaxed);
-                // SYNC POINT T: whoever kept a WR back and did not call because of the ticks did so before this,
-                // and it is found now; whoever does so later calls.
+                // SYNC POINT T: a thread that held back a WR and did not call because of the ticks did so before this
+                // point, so the WR is found now. A thread that does so later calls the engine.
                 barrier::everywhere();
                 nic.engine_ticks
                     .store(progress(nic, Look::Called), Ordering::Relaxed);
@@ -183,8 +183,8 @@ fn run(nic: &'static Nic) {
     }
 }
 
-/// Deals with what has come, and stays at it while packets keep coming that no thread of the program looks for: going to
-/// sleep and being called again takes longer than their way.
+/// Processes arrivals, and continues while packets keep coming that no thread of the program polls for. Sleeping and
+/// being called again takes longer than a packet's journey.
 fn take_arrivals(nic: &'static Nic) {
     let polls = nic.network.polls();
     if !nic.take_arrivals() {
@@ -206,9 +206,9 @@ fn timespec(time: Duration) -> Timespec {
     }
 }
 
-/// Looks after every completion queue, or after those that can be overrun. True if a deadline runs.
+/// Checks every completion queue, or only those that can be overrun. Returns true if a deadline runs.
 fn progress(nic: &'static Nic, look: Look) -> bool {
-    // Nobody may need the engine now: programs that do find their locks as they were.
+    // The engine may not be needed now. The visit lets the program's locks keep their bias.
     let _visit = (look == Look::Watch).then(Visit::begin);
     let mut waiting = false;
     for cq in registry::of(nic).all_cqs() {
@@ -225,8 +225,8 @@ fn progress(nic: &'static Nic, look: Look) -> bool {
     waiting
 }
 
-/// All signals of others are blocked in this thread, and in threads that it starts, until this is dropped. What a thread
-/// brings upon itself is not: it ends the process if it is blocked, where [`mem`](shm::mem) gets over it.
+/// Blocks all signals sent by others in this thread, and in threads that it starts, until dropped. A fault that a
+/// thread causes itself is not blocked: the process would end, whereas [`mem`](shm::mem) recovers from it.
 struct BlockedSignals(libc::sigset_t);
 
 #[allow(unsafe_code)]

@@ -1,4 +1,4 @@
-//! Queue pairs: creation, state, and how their two queues fail together.
+//! Queue pairs: creation, state, and the failure of both their queues.
 
 mod connect;
 
@@ -32,31 +32,31 @@ use shm::fabric::layout::*;
 /// A queue pair; the program's handle points to its first field.
 #[repr(C)]
 pub(crate) struct Qp {
-    /// It starts with an `ibv_qp`.
+    /// The program's structure; it starts with an `ibv_qp`.
     abi: UnsafeCell<ibv_qp_ex_with_flush>,
-    /// For a queue pair that was made with `send_ops_flags`.
+    /// State of the extended post API, if the queue pair was made with `send_ops_flags`.
     pub(crate) builder: Option<Builder>,
     pub(crate) nic: &'static Nic,
     pub(crate) context: &'static Context,
-    /// Place in this process.
+    /// Index of the queue pair in this process.
     pub(crate) index: usize,
     pub(crate) qpn: u32,
-    /// Its transport service: [`QpType::service`].
+    /// The transport service: [`QpType::service`].
     pub(crate) qp_type: QpType,
-    /// The opcodes (`ibv_wr_opcode`) of the work requests that it takes, as bits.
+    /// The opcodes (`ibv_wr_opcode`) of the work requests that the queue pair accepts, as bits.
     pub(crate) opcodes: u32,
-    /// The type that it was created with.
+    /// The type with which the queue pair was created.
     full_type: QpType,
     pub(crate) xrc: Xrc,
-    /// Uses of it: its creation, and every `ibv_open_qp`.
+    /// Number of uses: the creation, and every `ibv_open_qp`.
     pub(crate) opened: AtomicUsize,
-    /// Multicast groups that it is attached to, or flows.
+    /// Number of multicast groups, or of flows, that the queue pair is attached to.
     pub(crate) attached: AtomicUsize,
-    /// How it spreads raw packets over work queues.
+    /// The table of work queues over which the queue pair spreads raw packets.
     pub(crate) spread: Option<SpreadUse>,
-    /// The work queue that it is to the program; NULL: it is a queue pair.
+    /// The work queue that the program sees instead of the queue pair; NULL for a queue pair.
     wq: AtomicPtr<ibv_wq>,
-    /// It does not get what it sends to its groups: `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`.
+    /// True if the queue pair does not receive what it sends to its own groups: `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`.
     pub(crate) block_self: AtomicBool,
     pub(crate) pd: u32,
     pub(crate) send_cq: Arc<Cq>,
@@ -66,37 +66,37 @@ pub(crate) struct Qp {
     state: AtomicU32,
     pub(crate) qkey: AtomicU32,
     pub(crate) max_rd_atomic: AtomicU32,
-    /// `timeout`, from bit 8 on `retry_cnt`, and from bit 16 on `rnr_retry`.
+    /// `timeout` in bits 0 to 7, `retry_cnt` from bit 8 on, `rnr_retry` from bit 16 on.
     timeout: AtomicU32,
-    /// What the send queue has for the send CQ's next poll: a `SendWork`.
+    /// The work that the next poll of the send CQ finds in the send queue: a `SendWork`.
     pub(crate) send_work: AtomicU8,
     pub(crate) sq: BiasedLock<SendQueue>,
     pub(crate) rq: BiasedLock<RecvQueue>,
-    /// What reaches it by packets.
+    /// The state for requests that arrive by packets.
     pub(crate) packets: Mutex<PacketSide>,
-    /// Places in the lists of the two CQs; written under their locks.
+    /// Indices of the queue pair in the lists of its two CQs; written under their locks.
     pub(crate) send_place: AtomicUsize,
     pub(crate) recv_place: AtomicUsize,
     control: Mutex<Control>,
     pub(crate) unacknowledged: Unacknowledged,
-    /// What it was made of, which it leaves when it is destroyed.
+    /// The protection domain, which the queue pair uses until it is destroyed.
     pub(crate) domain: Option<Arc<Pd>>,
-    /// Place in the order in which the process has made its queue pairs, from 1 on.
+    /// Number of the queue pair in the order of creation in this process, from 1 on.
     pub(crate) number: u32,
-    /// The GID of the peer, which a plan of faults may name.
+    /// The GID of the peer, which a fault plan may name.
     peer_gid: Mutex<Option<[u8; 16]>>,
 }
 
 live::object!(Qp, ibv_qp);
 
-/// What `ibv_modify_qp` changes.
+/// The state that `ibv_modify_qp` changes.
 struct Control {
     attr: ibv_qp_attr,
     /// The process that the queue pair is connected to.
     peer: Option<Arc<Peer>>,
-    /// The way of packets to the peer, if it is reached by packets.
+    /// The flow of packets to the peer, if packets reach it.
     flow: Option<Flow>,
-    /// Rings that came before the queue pair was ready to receive.
+    /// Rings that arrived before the queue pair was ready to receive.
     waiting: Vec<Inbound>,
 }
 
@@ -106,7 +106,7 @@ unsafe impl Sync for Qp {}
 // SAFETY: as above; raw pointers in `abi` and `init_attr` are only handed back.
 unsafe impl Send for Qp {}
 
-/// What a new queue pair is made of.
+/// The parts of a new queue pair.
 pub(crate) struct NewQp {
     pub(crate) context: &'static Context,
     pub(crate) abi: ibv_qp,
@@ -122,11 +122,11 @@ pub(crate) struct NewQp {
     pub(crate) spread: Option<SpreadUse>,
 }
 
-/// A table of work queues that a queue pair spreads raw packets over.
+/// A table of work queues over which a queue pair spreads raw packets.
 pub(crate) struct SpreadUse {
-    /// The place that tells peers how.
+    /// The place in the segment that describes the table to peers.
     pub(crate) place: usize,
-    /// Counts the queue pairs that use the table.
+    /// Number of queue pairs that use the table.
     pub(crate) table: Arc<AtomicUsize>,
 }
 
@@ -134,7 +134,7 @@ pub(crate) struct SpreadUse {
 static NEXT_NUMBER: AtomicU32 = AtomicU32::new(1);
 
 impl Qp {
-    /// Makes a queue pair; `None` where there is no memory for its queues.
+    /// Makes a queue pair. `None` if there is no memory for its queues.
     pub(crate) fn new(index: usize, new: NewQp) -> Option<Self> {
         let nic = new.context.nic;
         let cap = new.init_attr.cap;
@@ -222,23 +222,23 @@ impl Qp {
         Some(qp)
     }
 
-    /// The program's handle.
+    /// Returns the program's handle.
     pub(crate) fn handle(&self) -> *mut ibv_qp {
         self.abi.get().cast()
     }
 
-    /// Was it made through the same context as `other`?
+    /// Returns true if both queue pairs were made through the same context.
     pub(crate) fn has_context_of(&self, other: &Self) -> bool {
         std::ptr::eq(self.context, other.context)
     }
 
-    /// Work requests that its send queue and its own receive queue hold.
+    /// Returns the numbers of work requests that the send queue and the queue pair's own receive queue hold.
     pub(crate) fn max_wr(&self) -> (u64, u64) {
         let cap = &self.init_attr.cap;
         (cap.max_send_wr.into(), cap.max_recv_wr.into())
     }
 
-    /// What peers see of it.
+    /// Returns the part of the queue pair that peers see.
     #[inline(always)]
     pub(crate) fn shared(&self) -> &'static QpShared {
         match self.nic.me().segment.qp(self.index) {
@@ -247,7 +247,7 @@ impl Qp {
         }
     }
 
-    /// Most bytes of inline payload.
+    /// Returns the largest inline payload in bytes.
     pub(crate) fn max_inline_data(&self) -> usize {
         self.init_attr.cap.max_inline_data as usize
     }
@@ -257,7 +257,7 @@ impl Qp {
         QpState::try_from(self.state.load(Ordering::Acquire)).unwrap_or(QpState::Err)
     }
 
-    /// Sets the state, here and where peers see it.
+    /// Sets the state, here and in the part that peers see.
     pub(crate) fn set_state(&self, state: QpState) {
         if !matches!(state, QpState::Rtr | QpState::Rts) {
             self.shared().takes.store(0, Ordering::Relaxed);
@@ -270,13 +270,13 @@ impl Qp {
         unsafe { (&raw mut (*self.abi.get()).ex.qp_base.state).write_volatile(state.code()) };
     }
 
-    /// `timeout` and `retry_cnt`, as coded.
+    /// Returns `timeout` and `retry_cnt`, as coded.
     pub(crate) fn timeout(&self) -> (u8, u8) {
         let v = self.timeout.load(Ordering::Relaxed);
         ((v & 0xff) as u8, (v >> 8 & 0xff) as u8)
     }
 
-    /// What a plan of faults knows it by.
+    /// Returns the facts by which a fault plan selects the queue pair.
     pub(crate) fn facts(&self) -> QueuePair {
         QueuePair {
             number: self.number,
@@ -284,12 +284,12 @@ impl Qp {
         }
     }
 
-    /// The GID of its peer, if it has one.
+    /// Returns the GID of the peer, if it has one.
     pub(crate) fn peer_gid(&self) -> Option<[u8; 16]> {
         *lock(&self.peer_gid)
     }
 
-    /// The queue pair in a report of a failure.
+    /// Describes the queue pair for the report of a failure.
     pub(crate) fn named(&self) -> why::QueuePair<'_> {
         why::QueuePair {
             qpn: self.qpn,
@@ -302,15 +302,15 @@ impl Qp {
         }
     }
 
-    /// How long a plan of faults can have its receiver not ready until it gives up; `None`: for ever. The time between
-    /// retries is its own, as if both ends had been given the same.
+    /// Returns the time for which a fault plan can keep the receiver not ready before the requester gives up. `None`
+    /// means no limit. The RNR timer is the queue pair's own, as if both ends had been given the same.
     pub(crate) fn rnr_patience_ns(&self) -> Option<u64> {
         let rnr_retry = self.timeout.load(Ordering::Relaxed) >> 16;
         let timer = self.shared().min_rnr_timer.load(Ordering::Relaxed);
         rnr_patience_ns(rnr_retry, timer.try_into().unwrap_or(0))
     }
 
-    /// The receive queue that it takes from.
+    /// Returns the receive queue from which the queue pair takes work requests.
     #[inline]
     pub(crate) fn recv_queue(&self) -> &BiasedLock<RecvQueue> {
         self.srq.as_ref().map_or(&self.rq, |srq| &srq.queue)
@@ -322,17 +322,17 @@ impl Qp {
         if wq.is_null() {
             self.context.raise_qp(event, self.handle());
         } else {
-            // The one event that a work queue has.
+            // A work queue has only this event.
             self.context.raise_wq(IBV_EVENT_WQ_FATAL, wq);
         }
     }
 
-    /// From now on it is a work queue to the program.
+    /// Makes the queue pair a work queue in the eyes of the program.
     pub(crate) fn stand_for(&self, wq: *mut ibv_wq) {
         self.wq.store(wq, Ordering::Release);
     }
 
-    /// Its state as a work queue.
+    /// Returns the state of the queue pair as that of a work queue.
     pub(crate) fn wq_state(&self) -> ibv_wq_state {
         match self.state() {
             QpState::Reset | QpState::Init => IBV_WQS_RESET,
@@ -341,8 +341,7 @@ impl Qp {
         }
     }
 
-    /// Into the error state; the caller has flushed (or is about to flush) the send queue. Holds no lock of
-    /// a CQ.
+    /// Enters the error state. The caller has flushed the send queue, or is about to, and holds no lock of a CQ.
     pub(crate) fn enter_error(&self) {
         if self.state() == QpState::Err {
             return;
@@ -358,32 +357,32 @@ impl Qp {
         self.call_peers();
     }
 
-    /// Into the error state, flushing the send queue. The caller does not hold its lock.
+    /// Enters the error state and flushes the send queue. The caller does not hold the lock of the send queue.
     pub(crate) fn fail(&self) {
         self.sq.lock().flush(self.nic, None);
         self.enter_error();
     }
 
-    /// A CQ that its work requests complete in is overrun: into the error state, if it was in use, with the event that
-    /// says so. Nobody holds the lock of a CQ.
+    /// Fails the queue pair, if it is in use, with `IBV_EVENT_QP_FATAL`, because a CQ of its work requests is overrun.
+    /// The caller holds no lock of a CQ.
     pub(crate) fn fail_for_overrun(&self) {
         self.fail_with(IBV_EVENT_QP_FATAL);
     }
 
-    /// Into the error state, if it was in use, with an event. Nobody holds the lock of a CQ.
+    /// Fails the queue pair, if it is in use, and raises `event`. The caller holds no lock of a CQ.
     pub(crate) fn fail_with(&self, event: ibv_event_type) {
         if self.fail_if_in_use() {
             self.raise(event);
         }
     }
 
-    /// The same without an event: that of the device speaks of all.
+    /// Fails the queue pair, if it is in use, without an event: the event of the device covers all its queue pairs.
     pub(crate) fn fail_quietly(&self) {
         self.fail_if_in_use();
     }
 
     fn fail_if_in_use(&self) -> bool {
-        // Neither reset nor destroyed before the event is raised.
+        // Under the lock, the queue pair is neither reset nor destroyed meanwhile.
         let control = lock(&self.control);
         if matches!(self.state(), QpState::Reset | QpState::Err) {
             return false;
@@ -395,7 +394,7 @@ impl Qp {
         true
     }
 
-    /// The peer may wait for something of this queue pair that will never come: let it look.
+    /// Wakes the peer, which may wait for something that this queue pair will never send.
     fn call_peers(&self) {
         if let Ok(control) = self.control.try_lock()
             && let Some(peer) = &control.peer
@@ -404,8 +403,8 @@ impl Qp {
         }
     }
 
-    /// Makes completions of finished sends; looks for unsignaled ones too if `all`. True if something waits
-    /// for a deadline.
+    /// Makes completions of finished sends; looks for unsignaled ones too if `all`. Returns true if a work request
+    /// waits for a deadline.
     #[inline(always)]
     pub(crate) fn poll_sends(&self, sink: &mut WcSink<'_>, all: bool) -> bool {
         let least = if all {
@@ -421,7 +420,7 @@ impl Qp {
         send::wake_debtor(self);
     }
 
-    /// A peer made a ring for this queue pair.
+    /// Opens a ring that a peer has made for this queue pair.
     pub(crate) fn new_ring(&self, peer: Arc<Peer>, offset: usize) {
         let Some(ring) = Inbound::open(peer, offset) else {
             return;
@@ -436,7 +435,7 @@ impl Qp {
         }
     }
 
-    /// Receives from `ring` from now on.
+    /// Starts to receive from `ring`.
     fn attach(&self, ring: Inbound) {
         self.with_receiver(|side| match side {
             Some(side) => side.attach(ring),
@@ -444,7 +443,7 @@ impl Qp {
         });
     }
 
-    /// Does this queue pair receive from `ring` now?
+    /// Returns true if this queue pair receives from `ring` in its present state.
     fn takes(&self, control: &Control, ring: &Inbound) -> bool {
         if !matches!(
             self.state(),
@@ -460,14 +459,14 @@ impl Qp {
                     .is_some_and(|p| p.incarnation == ring.peer().incarnation))
     }
 
-    /// `ibv_modify_qp`.
+    /// Executes `ibv_modify_qp`.
     ///
     /// # Errors
-    /// `EINVAL` for what the state machine does not allow, `ENOMEM` where there is no room for a ring, `ETIMEDOUT` for a
-    /// destination that nobody is ([`Port::resolve`](crate::device::Port::resolve)).
+    /// `EINVAL` for a change that the state machine does not allow, `ENOMEM` if there is no room for a ring,
+    /// `ETIMEDOUT` for a destination that does not exist ([`Port::resolve`](crate::device::Port::resolve)).
     pub(crate) fn modify(&self, new: &ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), i32> {
         let mask = self.full_type.relevant(mask);
-        // Rings and packets that are on their way belong to the present state.
+        // Rings and packets that are still in transit belong to the present state.
         self.nic.settle_arrivals();
         let mut control = lock(&self.control);
         let from = self.state();
@@ -498,7 +497,7 @@ impl Qp {
         if to == QpState::Err {
             if from != QpState::Err {
                 drop(control);
-                // What is complete by now comes before what is flushed.
+                // Completions of finished work come before those of flushed work.
                 self.drain_receiver();
                 self.send_cq.drain_sender(self);
                 self.fail();
@@ -520,7 +519,7 @@ impl Qp {
         self.set_state(to);
         if to == QpState::Rts && from != QpState::Rtr {
             self.sq.lock().resume();
-            // What was held back goes on even if nobody polls.
+            // Work requests that were held back continue even if the program does not poll.
             self.nic.me().wake();
         }
         if to == QpState::Sqd
@@ -543,13 +542,13 @@ impl Qp {
         }
         drop(control);
         if to != QpState::Init && (self.send_cq.is_overrun() || self.recv_cq.is_overrun()) {
-            // Its first completion would not find a place.
+            // The first completion would not find a place.
             self.fail_for_overrun();
         }
         Ok(())
     }
 
-    /// Takes over the attributes that `mask` names.
+    /// Copies the attributes that `mask` names.
     fn apply(&self, attr: &mut ibv_qp_attr, new: &ibv_qp_attr, mask: ibv_qp_attr_mask) {
         macro_rules! take {
             ($($bit:ident: $($field:ident),+;)*) => {
@@ -595,7 +594,7 @@ impl Qp {
         }
     }
 
-    /// Shows peers what they check their requests against.
+    /// Publishes the attributes against which peers check their requests.
     fn publish_attributes(&self, control: &Control) {
         let shared = self.shared();
         let attr = &control.attr;
@@ -614,9 +613,9 @@ impl Qp {
     }
 
     fn reset(&self, control: &mut Control) {
-        // A message that has arrived and has its receive WR is acknowledged, whether the program polls or not:
-        // take it, and forget its completion below. Nobody waits to hear of a datagram, and a program may have
-        // given back the memory of its RECVs already, since a NIC holds the pages (UCX does so).
+        // A message that has arrived and has its receive WR is acknowledged, whether the program polls or not. Take it
+        // now, and drop its completion below. No sender waits for the fate of a datagram. A program may have freed the
+        // memory of its RECVs already, since a NIC holds the pages (UCX does so).
         if self.qp_type.is_connected() {
             self.drain_receiver();
         }
@@ -648,7 +647,7 @@ impl Qp {
         self.publish_attributes(control);
     }
 
-    /// `ibv_query_qp`.
+    /// Executes `ibv_query_qp`.
     pub(crate) fn query(&self) -> (ibv_qp_attr, ibv_qp_init_attr) {
         let mut attr = lock(&self.control).attr;
         attr.qp_state = self.state().code();
@@ -657,7 +656,7 @@ impl Qp {
         (attr, self.init_attr)
     }
 
-    /// Runs `f` on its receive side.
+    /// Runs `f` on the receive side of the queue pair.
     fn with_receiver(&self, f: impl FnOnce(Option<&mut RecvSide>)) {
         match &self.xrc {
             Xrc::Recv(domain, _) => domain.with_receiver(self, f),
@@ -665,7 +664,7 @@ impl Qp {
         }
     }
 
-    /// Takes what has arrived so far: before it is flushed or reset.
+    /// Takes the messages that have arrived so far, before a flush or reset.
     fn drain_receiver(&self) {
         match &self.xrc {
             Xrc::Recv(domain, _) => {
@@ -675,7 +674,7 @@ impl Qp {
         }
     }
 
-    /// `ibv_destroy_qp`: takes it out of everything that knows it.
+    /// Executes `ibv_destroy_qp`: removes the queue pair from everything that refers to it.
     pub(crate) fn destroy(&self) {
         send::send_rest(self);
         self.reset(&mut lock(&self.control));

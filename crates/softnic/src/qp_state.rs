@@ -1,4 +1,4 @@
-//! The state machine of a queue pair (`nic_core::qp_state`) and the C interface's attributes.
+//! The attributes of the C interface for the state machine of a queue pair (`nic_core::qp_state`).
 
 use nic_core::qp_state::attributes as core;
 use nic_core::qp_state::{AddressVector, Attributes};
@@ -6,7 +6,7 @@ use verbs_abi::*;
 
 pub(crate) use nic_core::qp_state::{Limits, QpState, QpType, check_transition};
 
-/// The attributes that the state machine looks at.
+/// Returns the attributes that the state machine checks.
 pub(crate) fn attributes(attr: &ibv_qp_attr) -> Attributes {
     Attributes {
         qp_state: attr.qp_state,
@@ -40,7 +40,7 @@ fn address_vector(ah: &ibv_ah_attr) -> AddressVector {
     }
 }
 
-/// The codes of the core are those of the C interface.
+/// Asserts that the codes of `nic_core` are those of the C interface.
 macro_rules! assert_equal {
     ($($bit:ident)*) => {
         const _: () = {

@@ -23,13 +23,13 @@ pub(crate) struct Srq {
     pub(crate) context: &'static Context,
     pub(crate) queue: BiasedLock<RecvQueue>,
     pub(crate) uses: AtomicUsize,
-    /// 1 + the index of the one receive CQ of its queue pairs; 0: there is none; `MANY_CQS`.
+    /// 1 + the index of the only receive CQ of the queue pairs; 0 if there is none, `MANY_CQS` if there are several.
     cq: AtomicUsize,
     pub(crate) unacknowledged: Unacknowledged,
     pub(crate) xrc: Option<XrcSrq>,
-    /// Of one for tag matching: where its operations complete.
+    /// The CQ in which operations on the tag matching list complete, if the queue has such a list.
     pub(crate) tags_cq: Option<Arc<Cq>>,
-    /// What it was made of, which it leaves when it is destroyed.
+    /// The protection domain, which the queue uses until it is destroyed.
     pub(crate) pd: Arc<Pd>,
 }
 
@@ -58,7 +58,7 @@ impl Srq {
         }
     }
 
-    /// What it gets completes in this CQ, too.
+    /// Notes that receives of this queue complete in the CQ with this index, too.
     pub(crate) fn note_cq(&self, index: usize) {
         let noted = self.cq.compare_exchange(0, index + 1, Relaxed, Relaxed);
         if noted.is_err_and(|other| other != index + 1) {
@@ -66,30 +66,30 @@ impl Srq {
         }
     }
 
-    /// Have all its queue pairs, since it was made, had the same receive CQ?
+    /// Returns true if all queue pairs of this queue have had the same receive CQ since its creation.
     pub(crate) fn has_one_cq(&self) -> bool {
         self.xrc.is_none() && self.cq.load(Relaxed) != MANY_CQS
     }
 
-    /// The program's handle.
+    /// Returns the program's handle.
     pub(crate) fn handle(&self) -> *mut ibv_srq {
         self.abi.handle()
     }
 
-    /// What requesters name it by: only those for XRC have a number.
+    /// Returns the number by which requesters name the queue. Only XRC queues have one.
     pub(crate) fn number(&self) -> Option<u32> {
         self.xrc.as_ref().map(|xrc| xrc.number)
     }
 
-    /// Where something of it completes that no queue pair's send or receive queue accounts for, and how many of these
-    /// there can be at a time.
+    /// Returns the CQ of completions that no queue pair's send or receive queue accounts for, and the largest number of
+    /// them at a time.
     pub(crate) fn own_completions(&self) -> Option<(&Arc<Cq>, u64)> {
         let mut queue = self.queue.lock();
         match (&self.xrc, &self.tags_cq) {
-            // The queue pairs of its domain have no CQ.
+            // Queue pairs of an XRC domain have no receive CQ.
             (Some(xrc), _) => Some((&xrc.cq, queue.max_wr())),
             (None, Some(cq)) => {
-                // What adds an entry to the list, and the message that takes it.
+                // Each entry can complete twice: when it is added to the list, and when a message takes it.
                 let entries = queue.tags_mut().map_or(0, |tags| tags.max_entries());
                 Some((cq, 2 * entries as u64))
             }

@@ -1,9 +1,9 @@
-//! Completion channels: which events there are, and the tokens that announce them.
+//! Completion channels: their events, and the tokens that announce them.
 //!
-//! An event is in the channel's queue, or a completion queue has been signaled by a peer and holds it
-//! ([`Signaled::take_signaled`]). Each event has one token in the channel's FIFO, and is taken with a token: so the descriptor
-//! is readable exactly as long as there is an event. A peer signals a completion queue before it writes the token, so
-//! there may be an event whose token is still to come.
+//! An event is in the channel's queue, or in a completion queue that a peer has signaled ([`Signaled::take_signaled`]).
+//! Each event has one token in the channel's FIFO, and is taken with a token. The descriptor is therefore readable
+//! exactly as long as there is an event. A peer signals a completion queue before it writes the token, so the token may
+//! come after the event.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -26,14 +26,15 @@ pub(crate) struct CqHandle(pub(crate) *mut ibv_cq);
 // SAFETY: an opaque value here, handed back to the program.
 unsafe impl Send for CqHandle {}
 
-/// A completion queue, as far as its channel knows it.
+/// The view that a channel has of a completion queue.
 pub(crate) trait Signaled: Send + Sync {
-    /// The program's handle.
+    /// Returns the program's handle.
     fn handle(&self) -> CqHandle;
-    /// Has a peer signaled it?
+    /// Returns true if a peer has signaled the queue.
     fn is_signaled(&self) -> bool;
-    /// Takes the event of which a peer has written a token, for whoever has taken that. `Some(false)`: what the peer has
-    /// sent has come to nothing; `None`: no peer has signaled this queue, or its event is in the channel by now.
+    /// Takes the event whose token a peer has written, for the thread that has taken the token. `Some(false)`: the
+    /// peer's message has made no completion. `None`: no peer has signaled this queue, or its event is in the channel
+    /// by now.
     fn take_signaled(&self) -> Option<bool>;
 }
 
@@ -41,26 +42,26 @@ pub(crate) trait Signaled: Send + Sync {
 pub(crate) struct Channel {
     fifo: channel::Channel,
     events: Mutex<Events>,
-    /// The completion queues that use it, by index.
+    /// The completion queues that use the channel, by index.
     cqs: Mutex<BTreeMap<usize, Weak<dyn Signaled>>>,
-    /// Completion queues that use it.
+    /// Number of completion queues that use the channel.
     pub(crate) uses: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Events {
     queue: VecDeque<Event>,
-    /// Tokens that the FIFO had no room for.
+    /// Number of tokens for which the FIFO had no room.
     lacking: usize,
-    /// Tokens that were taken and had no event: their event comes later.
+    /// Number of tokens that were taken before their event was added.
     spare: usize,
-    /// The peers whose tokens are still to come for events that went away with their completion queue.
+    /// The peers that still have to write tokens for events that were discarded with their completion queue.
     surplus: Vec<usize>,
 }
 
 struct Event {
     cq: CqHandle,
-    /// The slot of the peer that writes its token; `None` where this process has.
+    /// The slot of the peer that writes the event's token; `None` if this process has written it.
     token_of: Option<usize>,
 }
 
@@ -74,22 +75,23 @@ impl Channel {
         })
     }
 
-    /// The descriptor to poll. A program may set `O_NONBLOCK` on it; [`Self::next`] then does not wait.
+    /// Returns the descriptor to poll. A program may set `O_NONBLOCK` on it; [`Self::next`] then does not wait.
     pub(crate) fn raw_fd(&self) -> i32 {
         self.fifo.fd().as_raw_fd()
     }
 
-    /// A completion queue uses it.
+    /// Adds a completion queue that uses the channel.
     pub(crate) fn add(&self, index: usize, cq: Weak<dyn Signaled>) {
         lock(&self.cqs).insert(index, cq);
     }
 
-    /// What peers find it by.
+    /// Returns the number by which peers find the channel.
     pub(super) fn number(&self) -> u32 {
         self.fifo.number()
     }
 
-    /// Adds an event of `cq`, which is at `index`. `token_of`: the slot of the peer that writes its token, if one does.
+    /// Adds an event of `cq`, whose index is `index`. `token_of`: the slot of the peer that writes its token, if a peer
+    /// does.
     pub(super) fn push(&self, index: usize, cq: CqHandle, token_of: Option<usize>) {
         let mut events = lock(&self.events);
         events.queue.push_back(Event { cq, token_of });
@@ -104,13 +106,13 @@ impl Channel {
     }
 
     fn put(&self, events: &mut Events, cq: usize) {
-        // An index that a token does not hold names no queue: who takes it looks at all.
+        // A token cannot hold a larger index. It then names no queue, and its reader checks all queues.
         if !self.fifo.put(u16::try_from(cq).unwrap_or(u16::MAX)) {
             events.lacking += 1;
         }
     }
 
-    /// Writes tokens that peers had no room for.
+    /// Writes tokens for which peers had no room.
     pub(super) fn add_tokens(&self, count: usize, cq: usize) {
         let mut events = lock(&self.events);
         for _ in 0..count {
@@ -118,12 +120,12 @@ impl Channel {
         }
     }
 
-    /// Writes the tokens that the peer in `slot` has died without writing.
+    /// Writes the tokens that the peer in `slot` owed when it died.
     pub(super) fn replace_tokens_of(&self, slot: usize) {
         let mut events = lock(&self.events);
         let of_peer = events.queue.iter().filter(|e| e.token_of == Some(slot));
         let (of_peer, all) = (of_peer.count(), events.queue.len());
-        // It may have died behind the write.
+        // The peer may have died after the write.
         let missing = all.saturating_sub(self.fifo.count() + events.lacking);
         for _ in 0..missing.min(of_peer) {
             self.put(&mut events, usize::MAX);
@@ -140,16 +142,16 @@ impl Channel {
         self.fifo.put(cq)
     }
 
-    /// Tokens in the FIFO.
+    /// Returns the number of tokens in the FIFO.
     #[cfg(test)]
     pub(super) fn tokens(&self) -> usize {
         self.fifo.count()
     }
 
-    /// The next event; waits for one unless the descriptor does not block.
+    /// Returns the next event; waits for one unless the descriptor is non-blocking.
     ///
     /// # Errors
-    /// `EAGAIN` where there is none and the descriptor does not block, `EINTR` when a signal came.
+    /// `EAGAIN` if there is no event and the descriptor is non-blocking, `EINTR` after a signal.
     pub(crate) fn next(&self) -> io::Result<CqHandle> {
         loop {
             if let Some(named) = self.fifo.take() {
@@ -167,8 +169,8 @@ impl Channel {
         }
     }
 
-    /// The event for a token that has been taken. It names a queue that may have it. `None` where a peer's message has come
-    /// to nothing, or the event is still to be added.
+    /// Returns the event for a token that has been taken and that names the queue likely to have it. `None` if the
+    /// peer's message has made no completion, or if the event is still to be added.
     fn event_of_token(&self, named: usize) -> Option<CqHandle> {
         if let Some(event) = self.pop(false) {
             return Some(event);
@@ -181,8 +183,8 @@ impl Channel {
                 return Some(event);
             }
             let all: Vec<_> = lock(&self.cqs).values().filter_map(Weak::upgrade).collect();
-            // Also those that look as if no peer had signaled them: another thread may be about to add the event, and a queue
-            // is asked when that is done.
+            // Queues that no peer seems to have signaled are asked too. Another thread may be about to add the event,
+            // and the call to the queue waits for that thread.
             taken = all.iter().find_map(take);
         }
         match taken {
@@ -192,7 +194,7 @@ impl Channel {
         }
     }
 
-    /// Takes an event from the queue. Where there is none, `is_spare` says that the token has another event.
+    /// Takes an event from the queue. If there is none, `is_spare` records that the token was taken before its event.
     fn pop(&self, is_spare: bool) -> Option<CqHandle> {
         let mut events = lock(&self.events);
         if events.lacking > 0 {
@@ -206,7 +208,8 @@ impl Channel {
         event.map(|event| event.cq)
     }
 
-    /// Removes the events of a completion queue that is going away; the peer in the slot `signaled_by` has signaled it.
+    /// Removes the events of a completion queue that is being destroyed. `signaled_by`: the slot of the peer that has
+    /// signaled it.
     pub(super) fn discard(&self, index: usize, cq: CqHandle, signaled_by: Option<usize>) {
         let others = {
             let mut cqs = lock(&self.cqs);

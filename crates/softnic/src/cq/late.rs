@@ -1,14 +1,15 @@
-//! Completions that a plan of faults delays.
+//! Completions that a fault plan delays.
 //!
-//! Under such a plan a poll takes from the buffer alone, and completions get there when their time has come, in the order
-//! in which they were made: by the poll, or by the engine, which looks every millisecond while some are late.
+//! Under such a plan a poll takes completions from the buffer only. Completions go to the buffer when they are due, in
+//! the order in which they were made. The poll moves them, or the engine, which checks every millisecond while some are
+//! late.
 
 use std::collections::VecDeque;
 
 use ::faults::operation_of_opcode;
 use verbs_abi::*;
 
-/// Completions that are late, in order.
+/// Late completions, in the order in which they were made.
 #[derive(Default)]
 pub(super) struct Late(VecDeque<One>);
 
@@ -19,7 +20,7 @@ struct One {
 }
 
 impl Late {
-    /// Adds one that is due at `due_ns`, or when those before it are.
+    /// Adds a completion that is due at `due_ns`, or when the completions before it are, if that is later.
     pub(super) fn push(&mut self, wc: ibv_wc, solicited: bool, due_ns: u64) {
         let behind = self.0.back().map_or(0, |last| last.due_ns);
         self.0.push_back(One {
@@ -29,7 +30,7 @@ impl Late {
         });
     }
 
-    /// Takes the next one that is due by `now_ns`, and whether it was solicited.
+    /// Takes the next completion that is due by `now_ns`, and whether it was solicited.
     pub(super) fn pop_due(&mut self, now_ns: u64) -> Option<(ibv_wc, bool)> {
         let one = self.0.pop_front_if(|one| one.due_ns <= now_ns)?;
         Some((one.wc, one.solicited))
@@ -44,7 +45,7 @@ impl Late {
     }
 }
 
-/// The operation of a completion. (Of one that failed, the opcode is not defined, but is 0 here: a SEND.)
+/// Returns the operation of a completion. (The opcode of a completion in error is not defined; 0 counts as a SEND.)
 pub(super) fn operation(opcode: ibv_wc_opcode) -> &'static str {
     match opcode {
         opcode if opcode & IBV_WC_RECV != 0 => "RECV",

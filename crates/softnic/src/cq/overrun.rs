@@ -1,16 +1,15 @@
 //! Completion queues that are overrun: IBTA vol. 1, 10.8.1 and 11.6.3; `IBV_EVENT_CQ_ERR`.
 //!
-//! A NIC writes completions to a buffer of fixed size, and one for which there is no place ends the queue. Here a
-//! completion is made when it is polled, from what the queue pairs hold, so none is ever without a place. What tells
-//! a program that made its queue too small is therefore the engine: it fills the queue's buffer, to one more than it
-//! was made for, and if that one is there at [`OVERRUN_LOOKS`] of its looks in a row, with no poll in between, the
-//! queue is overrun.
+//! A NIC writes completions to a buffer of fixed size. A completion without a place in the buffer puts the queue into
+//! error. Here, a poll makes completions from the state of the queue pairs, so each has a place. The engine therefore
+//! detects queues that are too small. It fills the queue's buffer to one completion more than the queue was made for.
+//! The queue is overrun if that one is there at [`OVERRUN_LOOKS`] of its checks in a row, without a poll in between.
 //!
-//! A queue that has room for all that its queue pairs can complete is never looked at for this. Others are *watched*: the
-//! engine wakes for them, ten times a second and more rarely while nothing happens (`engine.rs`), and leaves alone those
-//! that have been polled since the last time. So nothing
-//! of this costs the data path anything, and it does not matter who makes the completions, or whether anybody waits for
-//! them: sends that complete by themselves, datagrams whose sender has ended, work requests that are flushed.
+//! A queue that has room for all that its queue pairs can complete is never checked. Other queues are *watched*. The
+//! engine wakes for them ten times a second, and more rarely while nothing happens (`engine.rs`). It skips queues that
+//! have been polled since the last time. The data path has no cost. The kind of completion does not matter, nor whether
+//! a thread waits for it: sends that complete by themselves, datagrams whose sender has ended, work requests that are
+//! flushed.
 
 use std::sync::Mutex;
 
@@ -21,25 +20,25 @@ use crate::biased_lock::BiasedGuard;
 use crate::lock::lock;
 use crate::srq::Srq;
 
-/// So many ticks of the engine in a row a queue holds too much until it is overrun, a quarter of a second: longer than a
-/// thread that could run waits for a core on a machine with dozens of threads a core (a turn of a thread is some
-/// milliseconds), and so short that whoever tests a program sees what becomes of it. On a NIC it is no time at all.
+/// Number of the engine's ticks in a row at which a queue holds too much until it is overrun: a quarter of a second.
+/// That is longer than a runnable thread waits for a core on a machine with dozens of threads for each core (a time
+/// slice is some milliseconds). It is short enough to show the error to a person who tests a program. A NIC allows no
+/// time at all.
 ///
-/// It is looks that count and not time, so that a process which was stopped, or a machine, goes on as if nothing had
-/// happened.
+/// The limit counts checks, not time, so that a process or a machine that was stopped continues without an overrun.
 const OVERRUN_LOOKS: u32 = 250;
 
-/// What can be in a completion queue at a time, if the program takes nothing out of it.
+/// The largest number of completions in a completion queue from which the program takes nothing.
 #[derive(Default)]
 pub(super) struct Demand {
-    /// Work requests of queues that complete here alone.
+    /// Work requests of queues that are not shared and complete here.
     wrs: u64,
-    /// Shared receive queues, by address, with the work requests of each and the number of queue pairs here that take
+    /// Shared receive queues: the address, the number of work requests, and the number of queue pairs here that take
     /// from it.
     shared: Vec<(*const Srq, u64, usize)>,
 }
 
-// SAFETY: the pointers are compared, never followed.
+// SAFETY: the pointers are compared, never dereferenced.
 unsafe impl Send for Demand {}
 
 impl Demand {
@@ -67,12 +66,12 @@ impl Demand {
     }
 }
 
-/// What the engine knows of a queue that can be overrun.
+/// The engine's knowledge of a queue that can be overrun.
 pub(super) struct Overrun {
     demand: Mutex<Demand>,
-    /// More can complete here than there is room for, and that counts.
+    /// True if more can complete here than there is room for, and overruns are not ignored.
     watched: AtomicBool,
-    /// The queue is in error.
+    /// True if the queue is in error.
     declared: AtomicBool,
     /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`: "This CQ will not pass to error state if overrun" (`ibv_create_cq_ex(3)`).
     ignored: bool,
@@ -90,17 +89,17 @@ impl Overrun {
 }
 
 impl Cq {
-    /// So many more work requests can complete here; of a queue that completes nowhere else.
+    /// Adds work requests that can complete here, of a queue that completes nowhere else.
     pub(crate) fn expect_more(&self, wrs: u64) {
         self.change_demand(|demand| demand.wrs += wrs);
     }
 
-    /// So many fewer work requests can complete here.
+    /// Removes work requests that can complete here.
     pub(crate) fn expect_less(&self, wrs: u64) {
         self.change_demand(|demand| demand.wrs = demand.wrs.saturating_sub(wrs));
     }
 
-    /// What `qp` receives completes here.
+    /// Adds the receives of `qp`, which complete here.
     pub(super) fn expect_receives(&self, qp: &Qp) {
         match &qp.srq {
             Some(srq) => self.change_demand(|demand| demand.add_shared(srq)),
@@ -108,7 +107,7 @@ impl Cq {
         }
     }
 
-    /// What `qp` receives completes here no longer.
+    /// Removes the receives of `qp`, which no longer complete here.
     pub(super) fn expect_no_receives(&self, qp: &Qp) {
         match &qp.srq {
             Some(srq) => self.change_demand(|demand| demand.remove_shared(srq)),
@@ -122,12 +121,12 @@ impl Cq {
         self.settle_watch(&demand);
     }
 
-    /// Its depth has changed, or it is overrun.
+    /// Updates the watch after a change of the depth, or after an overrun.
     pub(super) fn depth_changed(&self) {
         self.settle_watch(&lock(&self.overrun.demand));
     }
 
-    /// Has the engine watch it, or not.
+    /// Makes the engine watch the queue, or stops that.
     fn settle_watch(&self, demand: &Demand) {
         let depth = self.depth.load(Ordering::Relaxed) as u64;
         let wanted = demand.total() > depth && !self.overrun.ignored && !self.is_overrun();
@@ -138,29 +137,30 @@ impl Cq {
         if !wanted {
             count.fetch_sub(1, Ordering::Relaxed);
         } else if count.fetch_add(1, Ordering::Relaxed) == 0 {
-            // It sleeps without limit.
+            // The engine sleeps without limit.
             self.nic.me().wake();
         }
     }
 
-    /// Can it be overrun?
+    /// Returns true if the queue can be overrun.
     pub(crate) fn is_watched(&self) -> bool {
         self.overrun.watched.load(Ordering::Relaxed)
     }
 
-    /// Is it in error?
+    /// Returns true if the queue is in error.
     pub(crate) fn is_overrun(&self) -> bool {
         self.overrun.declared.load(Ordering::Acquire)
     }
 
-    /// Completions that the engine makes for a program that does not poll: all that fit, and one that does not if that
-    /// matters.
+    /// Returns the number of completions that the engine makes for a program that does not poll: as many as fit, and
+    /// one more if the queue is watched.
     pub(super) fn wanted_in_buffer(&self) -> usize {
         let depth = self.depth.load(Ordering::Relaxed);
         depth.saturating_add(self.is_watched().into())
     }
 
-    /// The engine has filled the buffer. True if it is to look again at the next tick.
+    /// Checks for an overrun after the engine has filled the buffer. Returns true if the engine is to check again at
+    /// the next tick.
     pub(super) fn settle_overrun(&self, mut state: BiasedGuard<'_, CqState>, look: Look) -> bool {
         let depth = self.depth.load(Ordering::Relaxed);
         if !self.is_watched() || state.buffer.len() <= depth {
@@ -172,7 +172,7 @@ impl Cq {
             return true;
         }
         let qps = self.declare(&mut state, depth);
-        // A queue pair's state is changed without the lock of a CQ.
+        // The state of a queue pair is changed without the lock of a CQ.
         drop(state);
         for qp in qps {
             qp.fail_for_overrun();
@@ -180,7 +180,8 @@ impl Cq {
         false
     }
 
-    /// It is overrun: the completions that fit are kept, and nothing comes after them. The queue pairs that complete here.
+    /// Declares the queue overrun: completions that fit are kept, and none come after them. Returns the queue pairs
+    /// that complete here.
     #[cold]
     fn declare(&self, state: &mut CqState, depth: usize) -> Vec<Arc<Qp>> {
         tracing::warn!(
@@ -195,15 +196,15 @@ impl Cq {
         }
         qps.sort_unstable_by_key(|qp| qp.index);
         qps.dedup_by_key(|qp| qp.index);
-        // Whoever makes one of them ready from now on finds this and has it fail.
+        // A thread that makes one of them ready from now on finds this flag and fails the queue pair.
         self.overrun.declared.store(true, Ordering::Release);
         self.depth_changed();
-        // Under the lock, so that it does not come behind the end of the queue (`Cq::end`).
+        // Raised under the lock, so that the event does not come after the end of the queue (`Cq::end`).
         self.context.raise_cq(IBV_EVENT_CQ_ERR, self.handle().0);
         qps
     }
 
-    /// The program destroys it, and no queue pair completes here: it raises no events any more.
+    /// Ends a queue that the program destroys and in which no queue pair completes: the queue raises no more events.
     pub(crate) fn end(&self) {
         {
             let _state = self.state.lock();

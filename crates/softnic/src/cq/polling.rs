@@ -1,7 +1,7 @@
-//! What the extended poll API keeps of a completion queue: `ibv_create_cq_ex(3)`.
+//! The state of the extended poll API for a completion queue: `ibv_create_cq_ex(3)`.
 //!
-//! From a successful `ibv_start_poll` to `ibv_end_poll` the queue belongs to one thread, which looks at one
-//! completion at a time: the current one.
+//! From a successful `ibv_start_poll` to `ibv_end_poll` the queue belongs to one thread, which reads one completion at
+//! a time: the current one.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,11 +10,11 @@ use verbs_abi::*;
 
 use crate::recv::TagInfo;
 
-/// The extended side of a completion queue.
+/// The extended part of a completion queue.
 pub(crate) struct Polling {
-    /// A thread is between start and end.
+    /// True while a thread is between `ibv_start_poll` and `ibv_end_poll`.
     busy: AtomicBool,
-    /// That is left to the program (`IBV_CREATE_CQ_ATTR_SINGLE_THREADED`).
+    /// True if the program itself ensures that only one thread polls (`IBV_CREATE_CQ_ATTR_SINGLE_THREADED`).
     single_threaded: bool,
     /// `IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN`.
     pub(crate) ignores_overrun: bool,
@@ -50,7 +50,7 @@ impl Polling {
         }
     }
 
-    /// Has the queue for this thread, until [`end`](Self::end).
+    /// Acquires the queue for this thread, until [`end`](Self::end).
     pub(crate) fn start(&self) {
         if self.single_threaded {
             return;
@@ -64,13 +64,13 @@ impl Polling {
         self.busy.store(false, Ordering::Release);
     }
 
-    /// Was the queue made to deliver this field?
+    /// Returns true if the queue was made to deliver this field.
     #[inline(always)]
     pub(crate) fn delivers(&self, wc_flag: u64) -> bool {
         self.wc_flags & wc_flag != 0
     }
 
-    /// The current completion; it belongs to the thread that polls.
+    /// Returns the current completion, which belongs to the polling thread.
     #[inline(always)]
     pub(crate) fn current(&self) -> *mut Current {
         self.current.get()

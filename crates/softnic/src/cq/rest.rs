@@ -1,11 +1,11 @@
-//! Idle-poll throttling: what a thread does between polls that find nothing for long.
+//! Idle-poll throttling: the actions of a thread between polls that find nothing for long.
 //!
-//! It rests. A poll reads the lines in which messages arrive, and a program that waits for a WRITE looks at its line
-//! between polls. Each such look takes the line from the peer, whose next store there has to wait until it is back. Who has
-//! waited for a tenth of a millisecond and more loses a thousandth of that by looking a little later, and its peers write
-//! several times as much between two looks.
+//! The thread pauses. A poll reads the cache lines in which messages arrive, and a program that waits for a WRITE reads
+//! its line between polls. Each such read takes the line from the peer, whose next store to it waits until the line is
+//! back. A thread that has waited for a tenth of a millisecond or more loses a thousandth of that time by reading a
+//! little later. Its peers write several times as much between two reads.
 //!
-//! And it yields, where others want its core: the peer that it waits for may be one of them ([`Yielding`]).
+//! The thread also yields if others want its core: the peer that it waits for may be one of them ([`Yielding`]).
 
 use std::cell::Cell;
 use std::hint;
@@ -13,56 +13,58 @@ use std::hint;
 use nic_core::yielding::Yielding;
 use shm::clock::{ticks, ticks_per_us};
 
-/// Polls in a row of one queue that find nothing until it is asked whether to [`rest`].
+/// Number of empty polls of one queue in a row after which [`rest`] is called.
 pub(super) const IDLE_POLLS: u32 = 4096;
 
-/// The same in a crowd, where the next poll will find nothing either until a peer has had the core.
+/// The same on a crowded core, where polls find nothing until a peer has had the core.
 const CROWDED_IDLE_POLLS: u32 = 8;
 
-/// Polls of such queues that a thread makes without finding anything elsewhere: who polls an idle queue besides a busy
-/// one, as programs with one for sends and one for receives do, does not rest.
+/// Number of polls of idle queues that a thread makes without any completion before it pauses. A thread that polls an
+/// idle queue besides a busy one does not pause, as in programs with one queue for sends and one for receives.
 const FRUITLESS_POLLS: u32 = 1024;
 
-/// The time between the beginnings of two rounds of looks is this part of what has been waited, so that nothing that comes
-/// is found much later for it; who does something else meanwhile, or looks at many queues, takes longer anyway and does
-/// not rest.
+/// The time between the beginnings of two rounds of polls is this part of the time waited, so that messages are not
+/// found much later. A thread that does other work in between, or polls many queues, takes longer anyway and does not
+/// pause.
 const PART: u64 = 1024;
 
-/// It is no longer than this: a peer fills its store buffer many times.
+/// Longest time in nanoseconds between two rounds: a peer fills its store buffer many times in it.
 const MOST_NS: u64 = 1000;
 
-/// Yields to others between two short sleeps. Threads that yield to each other on one core stay there, though others are
-/// idle: the scheduler does not move what has just run. It places a thread that wakes.
+/// Number of yields to other threads between two short sleeps. Threads that yield to each other on one core stay there,
+/// although other cores are idle: the scheduler does not move a thread that has just run. It places a thread that
+/// wakes.
 const YIELDS_PER_SLEEP: u32 = 512;
 
-/// What a thread knows of its looks. Times are in ticks.
+/// A thread's record of its polls. Times are in ticks.
 #[derive(Clone, Copy)]
 struct Looks {
-    /// With a poll of this queue a round begins.
+    /// The queue whose poll begins a round.
     first: usize,
-    /// When the first round began, and the last.
+    /// Start of the first round, and start of the last one.
     since: u64,
     began: u64,
-    /// When it was found first that there is nothing, or the last yield ended.
+    /// Time of the first poll that found nothing, or of the end of the last yield.
     in_vain_since: u64,
     yielding: Yielding,
-    /// Yields to others since the last sleep.
+    /// Number of yields to others since the last sleep.
     yields: u32,
 }
 
-/// What a thread does before it polls again.
+/// The action of a thread before it polls again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
-    /// Nothing else.
+    /// No action.
     Poll,
-    /// Looks at nothing for so many ticks, from the time that was given.
+    /// Pauses for this number of ticks from the given time on.
     Rest(u64),
-    /// Gives its core to others.
+    /// Yields the core to other threads.
     Yield,
 }
 
 thread_local! {
-    /// Polls of idle queues since something was found; begins again behind [`FRUITLESS_POLLS`] at twice as many.
+    /// Number of polls of idle queues since the last completion. At twice [`FRUITLESS_POLLS`] it starts again behind
+    /// [`FRUITLESS_POLLS`].
     static FRUITLESS: Cell<u32> = const { Cell::new(0) };
 
     static LOOKS: Cell<Looks> = const { Cell::new(Looks::new()) };
@@ -80,8 +82,8 @@ impl Looks {
         }
     }
 
-    /// A poll of `queue` has found nothing at the time `now`, the `fruitless`th one. There are `per_us` ticks in a
-    /// microsecond.
+    /// Decides on the action after a poll of `queue` that found nothing at the time `now`, the `fruitless`th one. There
+    /// are `per_us` ticks in a microsecond.
     fn look(&mut self, queue: usize, fruitless: &mut u32, now: u64, per_us: u64) -> Next {
         *fruitless += 1;
         if *fruitless == 1 {
@@ -94,7 +96,7 @@ impl Looks {
         if *fruitless == FRUITLESS_POLLS {
             (self.first, self.since, self.began) = (queue, now, now);
         } else if *fruitless == 2 * FRUITLESS_POLLS {
-            // Anew: it may poll the other one no more.
+            // Start again: the thread may no longer poll the other queue.
             (self.first, *fruitless) = (queue, FRUITLESS_POLLS + 1);
         }
         if *fruitless <= FRUITLESS_POLLS || self.first != queue {
@@ -113,7 +115,7 @@ impl Looks {
         }
     }
 
-    /// A yield that began at `before` has ended at `now`. True if it is time for a short sleep.
+    /// Records a yield that began at `before` and ended at `now`. Returns true if it is time for a short sleep.
     fn yielded(&mut self, before: u64, now: u64, per_us: u64) -> bool {
         let was_alone = !self.yielding.is_crowded();
         self.in_vain_since = now;
@@ -127,7 +129,7 @@ impl Looks {
         self.yields == 0
     }
 
-    /// Polls in a row that find nothing until the next look.
+    /// Returns the number of empty polls in a row until the next call of [`rest`].
     fn idle_polls(&self) -> u32 {
         if self.yielding.is_crowded() {
             CROWDED_IDLE_POLLS
@@ -137,14 +139,14 @@ impl Looks {
     }
 }
 
-/// The calling thread has found a completion.
+/// Records that the calling thread has found a completion.
 #[inline]
 pub(super) fn found() {
     FRUITLESS.set(0);
 }
 
-/// Rests or yields if the calling thread has found nothing for long; it holds no lock. After so many polls in a row that
-/// find nothing it is asked again.
+/// Pauses or yields if the calling thread, which holds no lock, has found nothing for long. Returns the number of empty
+/// polls in a row after which to call again.
 #[cold]
 pub(super) fn rest(queue: usize) -> u32 {
     let (mut looks, mut fruitless) = (LOOKS.get(), FRUITLESS.get());
@@ -176,7 +178,7 @@ mod tests {
     /// Ticks in a microsecond.
     const PER_US: u64 = 3000;
 
-    /// A thread with a clock of its own, which never finds its core crowded unless told so.
+    /// A thread with a clock of its own, whose core is crowded only if the test says so.
     struct Thread {
         looks: Looks,
         fruitless: u32,
@@ -186,7 +188,7 @@ mod tests {
     impl Thread {
         fn new() -> Self {
             let mut looks = Looks::new();
-            // Long alone.
+            // The core has not been crowded for long.
             (0..40).for_each(|_| looks.yielding.yielded(300));
             Self {
                 looks,
@@ -212,7 +214,7 @@ mod tests {
             next
         }
 
-        /// Rests in so many polls of each of these queues in turn.
+        /// Returns the number of pauses in `polls` polls of each queue in turn.
         fn rests(&mut self, queues: usize, polls: u32) -> u32 {
             let mut rests = 0;
             for _ in 0..polls {
@@ -228,7 +230,7 @@ mod tests {
     fn rests_once_a_round_and_not_where_something_is_found() {
         let mut thread = Thread::new();
         assert_eq!(thread.rests(1, FRUITLESS_POLLS + 1), 0);
-        // After a second, a thousandth of it, but no more than a microsecond.
+        // After a second of waiting: a thousandth of it, but no more than a microsecond.
         thread.looks.since = thread.now.wrapping_sub(1_000_000 * PER_US);
         thread.looks.in_vain_since = thread.now;
         thread.looks.began = thread.now;
@@ -237,7 +239,7 @@ mod tests {
         assert_eq!(thread.now - before, 100 * MOST_NS * PER_US / 1000);
         thread.fruitless = 0;
         assert_eq!(thread.rests(1, 10), 0);
-        // Of many queues one.
+        // One pause for a round over many queues.
         let mut thread = Thread::new();
         assert_eq!(thread.rests(64, FRUITLESS_POLLS / 64 + 1), 0);
         thread.looks.since = thread.now.wrapping_sub(1_000_000 * PER_US);
@@ -258,7 +260,7 @@ mod tests {
         thread.now += spin;
         thread.fruitless = 0;
         assert_eq!(thread.look(0), Next::Poll);
-        // Others had the core each time.
+        // Other threads had the core each time.
         for _ in 0..20 {
             thread.looks.yielded(0, 5 * PER_US, PER_US);
         }

@@ -1,4 +1,4 @@
-//! Events and their tokens, one step at a time.
+//! Tests of events and their tokens, one step at a time.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -9,7 +9,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use super::*;
 use crate::symbols;
 
-/// A channel and a completion queue of it, by the program's calls.
+/// Makes a completion queue and its channel by the program's calls.
 fn queue() -> (Arc<Cq>, Arc<Channel>) {
     let verbs = symbols();
     // SAFETY: the calls of a program that opens the first device, in order.
@@ -48,7 +48,7 @@ fn an_event_is_taken_with_its_token() {
     assert!(is_empty(&channel));
     assert!(channel.put_token(0));
     assert!(channel.next().is_ok_and(|taken| taken == cq.handle()));
-    // It comes before the event.
+    // The token comes before the event.
     assert!(channel.put_token(0));
     assert!(is_empty(&channel));
     push(&channel, &cq, Some(5));
@@ -56,7 +56,7 @@ fn an_event_is_taken_with_its_token() {
     assert!(is_empty(&channel));
 }
 
-/// A completion queue that another thread is just disarming: its event is there when that thread lets go of it.
+/// A completion queue that another thread is just disarming: its event is there when that thread releases the lock.
 struct Disarmed {
     channel: Arc<Channel>,
     cq: Arc<Cq>,
@@ -77,7 +77,7 @@ impl Signaled for Disarmed {
     }
 }
 
-/// The descriptor was readable, so there is an event, also while another thread takes the signal for it.
+/// The descriptor was readable, so there is an event, even while another thread takes the signal for it.
 #[test]
 fn a_token_waits_for_the_thread_that_adds_its_event() {
     let (cq, channel) = queue();
@@ -100,7 +100,7 @@ fn the_token_of_a_peer_that_died_is_written_once() {
     channel.replace_tokens_of(5);
     assert!(channel.next().is_ok_and(|taken| taken == cq.handle()));
     assert!(is_empty(&channel));
-    // It died behind the write.
+    // The peer died after the write.
     push(&channel, &cq, Some(5));
     assert!(channel.put_token(0));
     channel.replace_tokens_of(5);
@@ -118,7 +118,7 @@ fn tokens_go_with_the_events_that_they_announce() {
     push(&channel, &cq, Some(5));
     channel.discard(cq.index, cq.handle(), None);
     assert!(channel.next().is_ok_and(|taken| taken == other.handle()));
-    // The late one of the peer has no event any more, and takes no other's along.
+    // The peer's late token no longer has an event, and does not take another event along.
     assert!(channel.put_token(0));
     assert!(is_empty(&channel));
     push(&channel, &other, Some(5));

@@ -1,4 +1,4 @@
-//! How a queue pair finds the path to its peer.
+//! The path of a queue pair to its peer.
 
 use super::*;
 use nic_core::qp_state::path_mtu_bytes;
@@ -13,10 +13,10 @@ use crate::recv::Responding;
 use crate::send::Wire;
 
 impl Qp {
-    /// Finds the path to the peer that `new` names (INIT to RTR).
+    /// Establishes the path to the peer that `new` names (INIT to RTR).
     ///
     /// # Errors
-    /// `ENOMEM` where there is no room for a ring; `EMFILE` and the like where the peer cannot be reached.
+    /// `ENOMEM` if there is no room for a ring; `EMFILE` and the like if the peer cannot be reached.
     pub(super) fn connect(&self, control: &mut Control, new: &ibv_qp_attr) -> Result<(), i32> {
         let nic = self.nic;
         let local = nic.port.reaches(&new.ah_attr);
@@ -39,7 +39,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Answers requests that come by packets from now on.
+    /// Starts to answer requests that arrive by packets.
     fn connect_by_packets(&self, control: &mut Control, new: &ibv_qp_attr) -> Result<(), i32> {
         control.peer = None;
         let Some(flow) = self.nic.port.flow(&new.ah_attr) else {
@@ -65,7 +65,7 @@ impl Qp {
                 flow,
             ),
             QpType::Uc => Responding::uc(uc::Receiver::new(mtu_bytes, Psn::new(new.rq_psn)), flow),
-            // XRC and the rest do not go by packets.
+            // XRC and the other types do not use packets.
             _ => return Err(libc::EOPNOTSUPP),
         };
         lock(&self.packets).connect(responding);
@@ -73,14 +73,16 @@ impl Qp {
         Ok(())
     }
 
-    /// Bytes of the path MTU of `flow`: what the program asks for, or less where less fits into the packets that lead there.
+    /// Returns the path MTU of `flow` in bytes: the one that the program asks for, or less if the packets of the flow
+    /// hold less.
     ///
-    /// The port's MTU is that of shared memory, and programs ask for it. Both ends of a connection come to the same.
+    /// The port reports the MTU of shared memory, and programs ask for that. Both ends of a connection compute the same
+    /// value.
     fn mtu_of(&self, flow: &Flow, path_mtu: ibv_mtu) -> u32 {
         path_mtu_bytes(path_mtu).min(self.nic.network.path_mtu(flow))
     }
 
-    /// Begins requests by packets (RTR to RTS).
+    /// Starts requests by packets (RTR to RTS).
     pub(super) fn begin_requests(&self, control: &Control, new: &ibv_qp_attr) {
         let Some(flow) = control.flow else { return };
         let attr = &control.attr;
@@ -109,7 +111,8 @@ impl Qp {
         self.sq.lock().connect_by_packets(wire);
     }
 
-    /// Sends the answers that wait: a program that has seen a completion may be quicker than the thread that made it.
+    /// Sends answers that wait. A program that has seen a completion may act before the thread that made the completion
+    /// has sent the answer.
     pub(crate) fn send_last_answers(&self) {
         if crate::path::in_use() {
             crate::recv::send_answers(self, shm::clock::now_ns(), self.nic.network.heard_ns());
@@ -117,25 +120,26 @@ impl Qp {
         }
     }
 
-    /// Whether the peer's number is one of this process, if its address is.
+    /// Returns true if the peer's QP number is one of this process. The peer's address is not checked.
     pub(crate) fn has_peer_in_process(&self) -> bool {
         let peer = self.shared().dest_qpn.load(Ordering::Relaxed) as usize;
         peer >> QP_BITS == self.nic.me().slot
     }
 
-    /// Has what is about to leave acknowledge what has come: the kernel carries both at once.
+    /// Adds the acknowledgement of received packets to the packets that are about to leave: the kernel carries both at
+    /// once.
     pub(crate) fn add_acknowledgement(&self) {
         crate::recv::add_acknowledgement(self);
     }
 
-    /// Has datagrams of other hosts reach the queue pair, if there can be some.
+    /// Lets datagrams of other hosts reach a UD queue pair, unless the path is local only.
     pub(super) fn open_for_datagrams(&self) {
         let nic = self.nic;
         if nic.network.mode() != Mode::Local
             && self.qp_type == QpType::Ud
             && let Err(errno) = nic.open_network()
         {
-            // Those of this host do.
+            // Datagrams of this host reach the queue pair all the same.
             if nic.network.mode() == Mode::Captured {
                 tracing::warn!("datagrams of queue pair {:#x} are not captured", self.qpn);
             }

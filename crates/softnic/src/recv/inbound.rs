@@ -11,23 +11,23 @@ pub(crate) struct Inbound {
     pub(super) offset: usize,
     pub(super) src_qpn: u32,
     pub(super) src_cq: usize,
-    /// When the record at the front was first found to have no receive WR.
+    /// Time since the record at the front was first found to have no receive WR.
     pub(super) rnr: Waiting,
-    /// Nothing more is taken from it: its sender was refused, or wrote garbage.
+    /// True if no more records are taken: the sender was refused, wrote garbage, or has closed the ring.
     pub(super) stopped: bool,
     pub(super) remote: RegionCache,
-    /// UD: what every message of this ring says of its way.
+    /// UD: the path that the completion of every message of this ring reports.
     pub(super) path: Path,
 }
 
-/// The way of the messages of a ring, read once: it does not change.
+/// The path of the messages of a ring. It does not change, so it is read once.
 pub(super) struct Path {
     pub(super) slid: u16,
     pub(super) sl: u8,
     pub(super) dlid_path_bits: u8,
     pub(super) wc_flags: u32,
     pub(super) grh: [u8; GRH_BYTES],
-    /// Payload length and immediate for which the lengths in `grh` are right.
+    /// Payload length, and presence of an immediate, for which the lengths in `grh` are right.
     pub(super) grh_for: (u32, bool),
 }
 
@@ -40,7 +40,7 @@ impl Path {
         Self::new(header.path.load(Ordering::Relaxed), grh)
     }
 
-    /// The way that `path` (as in `RingHeader::path`) and the GRH describe.
+    /// Returns the path that `path` (as in `RingHeader::path`) and the GRH describe.
     #[allow(clippy::cast_possible_truncation)] // taking the fields of a word apart
     pub(super) fn new(path: u64, grh: [u8; GRH_BYTES]) -> Self {
         Self {
@@ -53,13 +53,13 @@ impl Path {
         }
     }
 
-    /// The last word of a completion: partition index, LID of the sender, service level and path bits.
+    /// Returns the last word of a completion: partition index, LID of the sender, service level and path bits.
     #[inline(always)]
     pub(super) fn in_completion(&self) -> u64 {
         u64::from(self.slid) << 16 | u64::from(self.sl) << 32 | u64::from(self.dlid_path_bits) << 40
     }
 
-    /// The GRH of a message, if messages of this ring have one.
+    /// Returns the GRH of a message, if messages of this ring have one.
     #[inline]
     pub(super) fn grh(&mut self, payload: u32, with_imm: bool) -> Option<&[u8; GRH_BYTES]> {
         if self.wc_flags == 0 {
@@ -76,7 +76,7 @@ impl Path {
 }
 
 impl Inbound {
-    /// The ring at `offset` of `peer`'s segment, if one is there.
+    /// Opens the ring at `offset` of `peer`'s segment. `None` if no ring is there.
     pub(crate) fn open(peer: Arc<Peer>, offset: usize) -> Option<Self> {
         let header = peer.segment.ring_header(offset)?;
         let slots = header.slots.load(Ordering::Relaxed);
@@ -108,14 +108,14 @@ impl Inbound {
         self.peer.segment.ring_header(self.offset)
     }
 
-    /// Tells the sender that nobody reads this ring any more.
+    /// Tells the sender that this process no longer reads the ring.
     pub(crate) fn detach(&self) {
         if let Some(header) = self.header() {
             header.detached.store(1, Ordering::Release);
         }
     }
 
-    /// Refuses the record at the front with the status that the requester gets.
+    /// Refuses the record at the front: the requester gets `status`.
     pub(super) fn refuse(&mut self, status: ibv_wc_status, cause: Option<Cause>) {
         self.stopped = true;
         self.consumer.release();
@@ -130,12 +130,12 @@ impl Inbound {
     /// Wakes the sender's engine if its send CQ is armed.
     pub(super) fn call_sender(&self) {
         if let Some(cq) = self.peer.segment.cq(self.src_cq) {
-            // Most sends complete silently: which, its engine knows.
+            // Many sends complete unsignaled; only the sender's engine knows which.
             call_if_armed(cq, self.src_cq, &self.peer, (true, 0), || Call::Engine);
         }
     }
 
-    /// Gives consumed records back; for reliable transports that is the acknowledgement.
+    /// Returns consumed records to the sender. On reliable transports this is the acknowledgement.
     #[inline]
     pub(super) fn release(&mut self, acknowledge: bool) {
         let unreleased = self.consumer.unreleased();
@@ -151,9 +151,9 @@ impl Inbound {
     }
 }
 
-/// Wakes who waits for a completion queue of `peer`, if what has just been published makes the completion that it is armed
-/// for and nobody has woken them already. `by`: whether it was solicited, and the slot of this process. `whom`: as for
-/// [`Armed::call`].
+/// Wakes the waiter of a completion queue of `peer`, if the queue is armed for the completion of the record just
+/// published. Does nothing if the waiter has been woken already. `by`: whether the record is solicited, and the slot of
+/// this process. `whom`: as for [`Armed::call`].
 #[inline]
 pub(crate) fn call_if_armed(
     cq: &CqShared,
@@ -175,10 +175,10 @@ fn call(cq: &CqShared, cq_index: usize, peer: &Peer, call: Call) {
         Call::Engine => peer.wake(),
         Call::Program => {
             let channel = peer.channel(cq.channel.load(Ordering::Relaxed));
-            // An index that a token does not hold names no queue: who takes it looks at all.
+            // A token cannot hold a larger index. It then names no queue, and its reader checks all queues.
             let token = u16::try_from(cq_index).unwrap_or(u16::MAX);
             if !channel.is_some_and(|channel| channel.ring(token)) {
-                // Its engine writes the token.
+                // The peer's engine writes the token instead.
                 cq.lost_tokens.fetch_add(1, Ordering::Relaxed);
                 peer.wake();
             }

@@ -1,4 +1,4 @@
-//! The receive side of a queue pair: receive queues, and what becomes of the records in inbound rings.
+//! The receive side of a queue pair: receive queues, and the processing of records in inbound rings.
 
 mod inbound;
 mod packets;
@@ -44,34 +44,34 @@ pub(crate) use tags::{TagInfo, TagList};
 /// Bytes that precede the payload in a UD receive buffer: `ibv_post_recv(3)`.
 pub(crate) const GRH_BYTES: usize = 40;
 
-/// The receive side of a queue pair, in the hands of its receive CQ.
+/// The receive side of a queue pair, owned by its receive CQ.
 pub(crate) struct RecvSide {
     qp: Arc<Qp>,
     rings: Vec<Inbound>,
-    /// The ring near the front that is looked at first.
+    /// Index of the ring near the front that is polled first.
     start: usize,
     cursor: usize,
     turn: u32,
-    /// One of the rings is to be removed when its sender has let go of it.
+    /// True if a ring is to be removed when its sender has closed it.
     any_stopped: bool,
-    /// What the messages behind it wait for.
+    /// The rendezvous that later messages wait for.
     rendezvous: Option<Box<Rendezvous>>,
     local: RegionCache,
 }
 
-/// What handling a record asks for.
+/// The result of handling a record.
 enum Handled {
-    /// It is done; go on.
+    /// The record is done; continue.
     Done,
-    /// There is no receive WR for it yet.
+    /// No receive WR is posted for the record yet.
     NotReady,
-    /// The queue pair went into the error state; the requester gets this status.
+    /// The queue pair failed; the requester gets this status.
     Failed(ibv_wc_status),
-    /// The sender is gone, and with it what the record speaks of.
+    /// The sender has ended or has withdrawn the record.
     Lost,
-    /// Its payload is still to come.
+    /// The payload of a rendezvous is still to come.
     Rendezvous(Box<Rendezvous>),
-    /// The requester's own memory cannot be read: it gets a local error, and here nothing has happened.
+    /// The requester's own memory cannot be read: the requester gets a local error, and nothing changes here.
     Unsendable,
 }
 
@@ -94,8 +94,8 @@ impl RecvSide {
         &self.qp
     }
 
-    /// Tells peers whether the next message makes a completion, whatever it is: then they may wake the program themselves.
-    /// The receive CQ, whose lock is held, is about to be armed.
+    /// Tells peers whether any next message makes a completion. If so, they may wake the program themselves. The
+    /// receive CQ, whose lock is held, is about to be armed.
     pub(crate) fn say_whether_it_takes(&self) {
         let qp = &*self.qp;
         let takes = matches!(qp.qp_type, QpType::Rc | QpType::Uc)
@@ -114,7 +114,7 @@ impl RecvSide {
         self.rings.push(ring);
     }
 
-    /// Lets go of all rings.
+    /// Detaches from all rings.
     pub(crate) fn detach_all(&mut self) {
         for ring in self.rings.drain(..) {
             ring.detach();
@@ -123,8 +123,8 @@ impl RecvSide {
         self.local.clear();
     }
 
-    /// Makes completions of what has arrived, from at most `2 * scan` rings; with `ended`, also sees which empty
-    /// rings are over. True if a record waits for a deadline.
+    /// Makes completions of arrived records, from at most `2 * scan` rings. With `ended`, also checks which empty rings
+    /// have ended. Returns true if a record waits for a deadline.
     #[inline(always)]
     pub(crate) fn receive(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
         if let [_] = self.rings[..]
@@ -169,7 +169,7 @@ impl RecvSide {
         waiting
     }
 
-    /// Goes on with a rendezvous; true if it has to wait.
+    /// Continues a rendezvous. Returns true if it has to wait.
     fn go_on(&mut self, sink: &mut WcSink<'_>) -> bool {
         let Some(rendezvous) = &mut self.rendezvous else {
             return false;
@@ -183,7 +183,7 @@ impl RecvSide {
 
     #[inline]
     fn receive_from_many(&mut self, sink: &mut WcSink<'_>, scan: usize, ended: bool) -> bool {
-        // Every eighth time the rings behind the front come first, so that a busy one starves nobody.
+        // Every eighth time the rings behind the front come first, so that a busy ring does not starve the others.
         self.turn = self.turn.wrapping_add(1);
         let far_first = self.turn.is_multiple_of(8);
         let mut waiting = far_first && self.receive_far(sink, scan, ended);
@@ -202,7 +202,7 @@ impl RecvSide {
         for i in round_robin(self.start, near) {
             waiting |= self.receive_from(i, sink, scan == usize::MAX, ended);
             if sink.is_full() {
-                // Where a poll had to stop, the next one starts with the one behind.
+                // The next poll starts behind the ring where this poll had to stop.
                 self.start = i + 1;
                 return waiting;
             }
@@ -235,7 +235,7 @@ impl RecvSide {
         waiting
     }
 
-    /// Completes what is posted after the queue pair has failed.
+    /// Flushes the posted receive WRs after the queue pair has failed.
     #[cold]
     fn flush(&mut self, sink: &mut WcSink<'_>) {
         if self.qp.srq.is_some() {
@@ -248,7 +248,7 @@ impl RecvSide {
         }
     }
 
-    /// A requester has told us that its request was a violation.
+    /// Processes an error that a requester has reported: its request violated the rules of this queue pair.
     #[cold]
     fn take_remote_error(&mut self) {
         let event = self.qp.shared().remote_error.swap(0, Ordering::AcqRel);
@@ -305,7 +305,7 @@ impl RecvSide {
         }
     }
 
-    /// The same for a ring with something in it.
+    /// [`receive_from`](Self::receive_from) for a ring with records in it.
     #[inline(never)]
     fn take_records<const UD: bool>(
         &mut self,
@@ -377,7 +377,8 @@ impl RecvSide {
         waiting | self.go_on(sink)
     }
 
-    /// Goes on behind a record, or not: false. `waiting` becomes true if the record waits for a deadline.
+    /// Applies the result of a record to its ring. Returns false if the ring has to stop here. Sets `waiting` if the
+    /// record waits for a deadline.
     #[inline(always)]
     fn conclude(
         qp: &Qp,
@@ -407,7 +408,7 @@ impl RecvSide {
         false
     }
 
-    /// What lies in a ring is no record.
+    /// Stops a ring whose content is not a record.
     #[cold]
     fn garbage(qp: &Qp, ring: &mut Inbound) {
         tracing::warn!(
@@ -421,7 +422,7 @@ impl RecvSide {
         ring.stopped = true;
     }
 
-    /// A ring with nothing in it: is it over?
+    /// Stops an empty ring if its sender has ended or closed it.
     #[cold]
     fn idle(ring: &mut Inbound) {
         let over = ring.peer.is_dead()
@@ -439,10 +440,10 @@ impl RecvSide {
         qp.fail();
     }
 
-    /// No receive WR for the record at the front of a reliable ring. True if a deadline is running.
+    /// Handles a record at the front of a reliable ring that has no receive WR. Returns true if a deadline is running.
     #[cold]
     fn not_ready(qp: &Qp, ring: &mut Inbound) -> bool {
-        // Read now: a ring may be opened before its sender has come to RTS and knows the count.
+        // The count is read each time: a ring may be opened before its sender reaches RTS and knows the count.
         let rnr_retry = ring
             .header()
             .map_or(RNR_RETRY_FOREVER, |h| h.rnr_retry.load(Ordering::Relaxed));
@@ -450,7 +451,7 @@ impl RecvSide {
             return false;
         };
         if ring.rnr.waited(now_ns()) >= patience {
-            // The requester gives up; this queue pair goes on waiting (IBTA vol. 1, 9.7.5.2.8).
+            // The requester gives up; this queue pair keeps waiting (IBTA vol. 1, 9.7.5.2.8).
             ring.refuse(IBV_WC_RNR_RETRY_EXC_ERR, Some(Cause::NoReceive));
             return false;
         }
@@ -458,21 +459,21 @@ impl RecvSide {
     }
 }
 
-/// How long a requester with `rnr_retry` waits for a receive WR of `qp`; `None`: for ever.
+/// Returns the time that a requester with `rnr_retry` waits for a receive WR of `qp`. `None` means no limit.
 #[cold]
 fn rnr_patience_ns(qp: &Qp, rnr_retry: u32) -> Option<u64> {
     let timer = qp.shared().min_rnr_timer.load(Ordering::Relaxed);
     retry::rnr_patience_ns(rnr_retry, u8::try_from(timer & 31).unwrap_or(0))
 }
 
-/// All indices below `n` once, from `start` on and then from 0.
+/// Returns all indices below `n` once, from `start` on and then from 0.
 #[inline]
 pub(crate) fn round_robin(start: usize, n: usize) -> impl Iterator<Item = usize> {
     let start = if start < n { start } else { 0 };
     (start..start + n).map(move |i| if i < n { i } else { i - n })
 }
 
-/// The completion of a receive WR that failed.
+/// Reports a failed receive WR, and returns its completion.
 #[cold]
 pub(crate) fn failed(qp: &Qp, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
     let cause = why::take();
@@ -484,14 +485,14 @@ pub(crate) fn failed(qp: &Qp, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
         cause,
     };
     report.report();
-    // Beyond what the man page promises: whichever queue it is of.
+    // The man page promises no opcode here. It tells the program that a receive WR failed.
     ibv_wc {
         opcode: IBV_WC_RECV,
         ..failed_for(qp, wr_id, status, why::vendor_err(cause))
     }
 }
 
-/// A completion that failed: of it only these fields are valid (`ibv_poll_cq(3)`).
+/// Returns a completion in error; only these fields of it are valid (`ibv_poll_cq(3)`).
 #[cold]
 pub(crate) fn failed_for(qp: &Qp, wr_id: u64, status: ibv_wc_status, vendor_err: u32) -> ibv_wc {
     let mut wc = ibv_wc::zeroed();
@@ -502,18 +503,18 @@ pub(crate) fn failed_for(qp: &Qp, wr_id: u64, status: ibv_wc_status, vendor_err:
     wc
 }
 
-/// Where a record came from.
+/// The origin of a record.
 struct Sender<'a> {
     peer: &'a Arc<Peer>,
-    /// The ring in the peer's segment.
+    /// Offset of the ring in the peer's segment.
     ring_at: usize,
     src_qpn: u32,
-    /// Regions of the peer that payloads by reference lie in.
+    /// Regions of the peer that hold payloads sent by reference.
     remote: &'a mut RegionCache,
     path: &'a mut Path,
 }
 
-/// Where a record goes, beside its receive WR.
+/// The destination of a record, besides its receive WR.
 struct Receiver<'a, 'wc> {
     window: &'a mut Window<true>,
     local: &'a mut RegionCache,
@@ -521,7 +522,7 @@ struct Receiver<'a, 'wc> {
     by_engine: bool,
 }
 
-/// Gives a record to the receive WR at the front.
+/// Delivers a record to the receive WR at the front.
 #[inline(always)]
 fn handle<const UD: bool>(
     qp: &Qp,
@@ -579,11 +580,12 @@ fn handle<const UD: bool>(
     let pd = rq.pd;
     let Some(wqe) = rq.take() else {
         return if qp.qp_type == QpType::Rc || (by_engine && !qp.qp_type.is_connected()) {
-            // A datagram's program is about to poll, or sleeps: either way it is the one to lose a datagram.
+            // The program is about to poll, or sleeps. The engine leaves the datagram to the program, whose poll may
+            // drop it.
             rq.wanted = true;
             Handled::NotReady
         } else {
-            // IBTA vol. 1, 9.8.3.2 and 9.9.3: unreliable services drop it.
+            // IBTA vol. 1, 9.8.3.2 and 9.9.3: unreliable services drop the message.
             Handled::Done
         };
     };
@@ -643,15 +645,14 @@ fn handle<const UD: bool>(
     Handled::Done
 }
 
-/// A peer asks for a window to be invalidated.
+/// Invalidates a memory window at a peer's request. Returns false if that is not allowed.
 #[cold]
 fn invalidated(qp: &Qp, key: u32) -> bool {
     qp.nic.keys.invalidate_window(&qp.nic.fabric, qp.qpn, key)
 }
 
-/// What a peer asked to be invalidated may not be: the receive WR fails, and so does the SEND ("class J" of IBTA
-/// vol. 1, 9.9.3.1; the statuses are those of Soft-RoCE's `RESPST_ERR_INVALIDATE_RKEY` and of a NAK for a remote
-/// operational error).
+/// Fails the receive WR and the SEND after an invalidation that is not allowed ("class J" of IBTA vol. 1, 9.9.3.1). The
+/// statuses are those of Soft-RoCE's `RESPST_ERR_INVALIDATE_RKEY` and of a NAK for a remote operational error.
 #[cold]
 fn not_invalidated(qp: &Qp, rq: &mut RecvQueue, sink: &mut WcSink<'_>) -> Handled {
     if let Some(wqe) = rq.take() {
@@ -661,8 +662,8 @@ fn not_invalidated(qp: &Qp, rq: &mut RecvQueue, sink: &mut WcSink<'_>) -> Handle
     Handled::Failed(IBV_WC_REM_OP_ERR)
 }
 
-/// Completes the sends of a queue pair before a message that answers one, where both complete in one queue: on a NIC the
-/// acknowledgement has come long before. True if there is no room for more.
+/// Completes the sends of a queue pair before a message that answers one of them, if both complete in one queue. On a
+/// NIC the acknowledgement comes long before the answer. Returns true if `sink` is full.
 #[cold]
 fn sends_come_first(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
     if Arc::ptr_eq(&qp.send_cq, &qp.recv_cq) {
@@ -671,18 +672,18 @@ fn sends_come_first(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
     sink.is_full()
 }
 
-/// Has the sender taken back what is in its ring? Asked when the payload has been copied: a sender says so
-/// before its program may write to the payload again.
+/// Returns true if the sender has withdrawn the records in its ring. Called after the payload has been copied: a sender
+/// withdraws before its program may write to the payload again.
 #[cold]
 fn withdrawn(peer: &Peer, ring_at: usize) -> bool {
-    // SYNC POINT W (see `OutRing::withdraw`): what was copied is older than the answer.
+    // SYNC POINT W (see `OutRing::withdraw`): the copied bytes are older than the flag that is read here.
     std::sync::atomic::fence(Ordering::SeqCst);
     peer.segment
         .ring_header(ring_at)
         .is_none_or(|h| h.closed.load(Ordering::Relaxed) == RING_WITHDRAWN)
 }
 
-/// The payload could not be placed: the completion of the receive WR, and what the requester gets.
+/// Handles a payload that could not be placed: completes the receive WR, and returns what the requester gets.
 #[cold]
 fn not_placed(
     qp: &Qp,
@@ -692,20 +693,20 @@ fn not_placed(
     sink: &mut WcSink<'_>,
 ) -> Handled {
     let (status, handled) = match e {
-        // The message never came whole: its receive WR waits for another.
+        // The message did not arrive whole; its receive WR waits for the next one.
         PlaceError::SenderGone => {
             rq.put_back();
             return Handled::Lost;
         }
         PlaceError::TooLong => (IBV_WC_LOC_LEN_ERR, Handled::Failed(IBV_WC_REM_INV_REQ_ERR)),
         PlaceError::Local => (IBV_WC_LOC_PROT_ERR, Handled::Failed(IBV_WC_REM_OP_ERR)),
-        // The requester's failure: its device could not have sent the message.
+        // The fault is the requester's: its device could not have sent the message.
         PlaceError::Sender => {
             rq.put_back();
             return Handled::Unsendable;
         }
     };
-    // The sender is told the cause, too.
+    // The sender is told the cause as well.
     let cause = why::take().or(Cause::of_status(status));
     cause.inspect(|cause| why::note(*cause));
     sink.push(failed(qp, wr_id, status));

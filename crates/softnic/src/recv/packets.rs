@@ -13,7 +13,7 @@ use crate::path::{Arrival, Counter, Drop};
 use crate::send::RemoteMemory;
 use link::Flow;
 
-/// What a queue pair has for requests that reach it by packets.
+/// The state of a queue pair for requests that reach it by packets.
 #[derive(Default)]
 pub(crate) struct PacketSide {
     responder: Option<Box<Responding>>,
@@ -23,18 +23,18 @@ pub(crate) struct PacketSide {
 /// The responder of a connected queue pair.
 pub(crate) struct Responding {
     machine: Machine,
-    /// The way back to the requester.
+    /// The flow back to the requester.
     flow: Flow,
 }
 
-/// The responder of a transport service.
+/// The responder's state machine of a transport service.
 enum Machine {
     Rc(Box<Responder>),
     Uc(uc::Receiver),
 }
 
 impl Responding {
-    /// A responder of a reliable connection.
+    /// Returns the responder of a reliable connection.
     pub(crate) fn rc(machine: Responder, flow: Flow) -> Self {
         Self {
             machine: Machine::Rc(Box::new(machine)),
@@ -42,7 +42,7 @@ impl Responding {
         }
     }
 
-    /// A responder of an unreliable connection.
+    /// Returns the responder of an unreliable connection.
     pub(crate) fn uc(machine: uc::Receiver, flow: Flow) -> Self {
         Self {
             machine: Machine::Uc(machine),
@@ -51,13 +51,13 @@ impl Responding {
     }
 }
 
-/// What requests are executed on.
+/// The memory on which requests are executed.
 struct Memory {
-    /// Own regions that requests name.
+    /// Regions of this process that requests name.
     regions: RegionCache,
-    /// Own regions that receive WRs name.
+    /// Regions of this process that receive WRs name.
     local: RegionCache,
-    /// The SEND that is coming.
+    /// The SEND that is arriving.
     message: Vec<u8>,
 }
 
@@ -72,16 +72,16 @@ impl Default for Memory {
 }
 
 impl PacketSide {
-    /// Answers requests from now on.
+    /// Starts to answer requests.
     pub(crate) fn connect(&mut self, responder: Responding) {
         self.responder = Some(Box::new(responder));
     }
 }
 
-/// Takes a request to a queue pair, or a datagram.
+/// Processes a request to a queue pair, or a datagram.
 ///
 /// # Errors
-/// Why the packet is dropped.
+/// The reason why the packet is dropped.
 pub(crate) fn take_request(
     qp: &Qp,
     arrival: &Arrival,
@@ -123,8 +123,8 @@ pub(crate) fn take_request(
     Ok(())
 }
 
-/// Sends the answers of a queue pair, and takes what its responder has counted. All packets that came before `heard_ns`
-/// have been taken.
+/// Sends the answers of a queue pair, and collects the counts of its responder. All packets that arrived before
+/// `heard_ns` have been processed.
 pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
     let mut side = lock(&qp.packets);
     let PacketSide { responder, memory } = &mut *side;
@@ -153,7 +153,7 @@ pub(crate) fn send_answers(qp: &Qp, now_ns: u64, heard_ns: u64) {
     }
 }
 
-/// The host had no room for packets that came, perhaps for some of this queue pair.
+/// Tells the responder that the host dropped packets for lack of room, perhaps some of this queue pair.
 pub(crate) fn packets_dropped(qp: &Qp) {
     if let Some(Responding {
         machine: Machine::Rc(machine),
@@ -164,12 +164,12 @@ pub(crate) fn packets_dropped(qp: &Qp) {
     }
 }
 
-/// Whether a queue pair has answers to send.
+/// Returns true if a queue pair has answers to send.
 pub(crate) fn has_answers(qp: &Qp) -> bool {
     is_so_of_responder(qp, Responder::has_replies)
 }
 
-/// Whether a queue pair asks for a missing packet once all that came before have been taken.
+/// Returns true if a queue pair asks for a missing packet once all earlier arrivals have been processed.
 pub(crate) fn asks_later(qp: &Qp) -> bool {
     is_so_of_responder(qp, Responder::has_gap)
 }
@@ -184,11 +184,11 @@ fn is_so_of_responder(qp: &Qp, is_so: impl FnOnce(&Responder) -> bool) -> bool {
     }
 }
 
-/// Takes the acknowledgement that a queue pair owes to the packets that are about to leave, unless another thread is busy
-/// with its requests.
+/// Sends the acknowledgement that a queue pair owes along with the packets that are about to leave. Skips it if another
+/// thread is busy with the queue pair's requests.
 pub(crate) fn add_acknowledgement(qp: &Qp) {
-    // Whoever has this lock may wait for a completion queue, and a thread that polls that one for the send queue, which
-    // the caller has.
+    // The holder of this lock may wait for a completion queue. A thread that polls that queue may wait for the send
+    // queue, which the caller has locked.
     let Ok(mut side) = qp.packets.try_lock() else {
         return;
     };
@@ -204,18 +204,18 @@ pub(crate) fn add_acknowledgement(qp: &Qp) {
     }
 }
 
-/// Why a reliable queue pair has refused a request.
+/// The reason why a reliable queue pair has refused a request.
 #[derive(Clone, Copy)]
 enum Failure {
-    /// Its own receive WR.
+    /// Its own receive WR failed.
     Receive,
-    /// The request had no right to what it asked for.
+    /// The request had no access right.
     Access,
     /// The request is not valid.
     Invalid,
 }
 
-/// A request was refused: the queue pair fails.
+/// Fails the queue pair after it has refused a request.
 #[cold]
 fn fail(qp: &Qp, failure: Failure) {
     qp.fail();
@@ -226,7 +226,7 @@ fn fail(qp: &Qp, failure: Failure) {
     }
 }
 
-/// Gives a datagram to the receive WR at the front.
+/// Delivers a datagram to the receive WR at the front.
 fn take_datagram(
     qp: &Qp,
     memory: &mut Memory,
@@ -259,7 +259,7 @@ fn flags(solicited: bool) -> u8 {
     if solicited { FLAG_SOLICITED } else { 0 }
 }
 
-/// Gives the message that has come whole to the receive WR at the front; its completion goes to the CQ's buffer.
+/// Delivers a complete message to the receive WR at the front. Its completion goes to the CQ's buffer.
 fn hand_over<const UD: bool>(
     qp: &Qp,
     memory: &mut Memory,
@@ -296,11 +296,11 @@ fn hand_over<const UD: bool>(
     handled
 }
 
-/// A queue pair as what requests are executed on.
+/// A queue pair as the target on which requests are executed.
 struct QpTarget<'a> {
     qp: &'a Qp,
     memory: &'a mut Memory,
-    /// Why the last refusal was.
+    /// The reason of the last refusal.
     failure: Option<Failure>,
 }
 
@@ -336,7 +336,7 @@ impl Target for QpTarget<'_> {
     }
 
     fn receive(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Refusal> {
-        // A part comes again if no receive WR was left for the message.
+        // A part arrives again if no receive WR was left for the message.
         self.memory.message.truncate(offset as usize);
         self.memory.message.extend_from_slice(bytes);
         Ok(())
@@ -370,7 +370,7 @@ impl Target for QpTarget<'_> {
                     Refusal::RemoteOperational
                 })
             }
-            // Neither a payload by reference nor a rendezvous comes by packets.
+            // Payloads by reference and rendezvous do not arrive by packets.
             Handled::Done | Handled::Lost | Handled::Unsendable | Handled::Rendezvous(_) => Ok(()),
         }
     }

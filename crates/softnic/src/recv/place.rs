@@ -1,4 +1,4 @@
-//! Placing a payload in the memory that a receive WR names.
+//! Placing a payload in the buffers of a receive WR.
 
 use nic_core::rights::{Access, Owner, Permitted, QueuePair, authorize};
 
@@ -23,18 +23,18 @@ impl From<SgeError> for PlaceError {
     }
 }
 
-/// Bytes of a scatter list.
+/// Returns the bytes of a scatter list.
 #[inline(always)]
 pub(super) fn room(sges: &[ibv_sge]) -> u64 {
     match sges {
-        // By far the most frequent, without the set-up of a loop.
+        // The most frequent case by far, without the set-up of a loop.
         [sge] => u64::from(sge.length),
         _ => sges.iter().map(|s| u64::from(s.length)).sum(),
     }
 }
 
-/// The first `len` bytes of an SGE, which has as many: what is written is checked, and not the room that a receive WR
-/// offers.
+/// Returns the first `len` bytes of an SGE, which is at least as long. Only bytes that are written are checked, not the
+/// whole room of a receive WR.
 #[inline(always)]
 fn start_of(sge: &ibv_sge, len: usize) -> ibv_sge {
     #[allow(clippy::cast_possible_truncation)] // at most the SGE's length
@@ -84,7 +84,7 @@ pub(super) fn place_ud(
                 };
                 return placed.map_err(|Fault| PlaceError::Local);
             }
-            // As a list of SGEs.
+            // Handled below as a list of SGEs.
             Err(SgeError::Unmapped) => {}
             Err(SgeError::Protection) => return Err(PlaceError::Local),
         }
@@ -139,7 +139,7 @@ pub(super) fn place(
                     let placed = unsafe { copy(dst, payload, len) };
                     return placed.map_err(|Fault| PlaceError::Local);
                 }
-                // As a list of SGEs.
+                // Handled below as a list of SGEs.
                 Err(SgeError::Unmapped) => {}
                 Err(SgeError::Protection) => return Err(PlaceError::Local),
             }
@@ -161,8 +161,8 @@ pub(super) fn place(
     }
 }
 
-/// Copies a message that the record only describes, but for the first `skip` bytes: its payload is the sender's list of
-/// SGEs.
+/// Copies a message that was sent by reference, except for its first `skip` bytes. The record's payload is the sender's
+/// list of SGEs.
 #[cold]
 pub(super) fn gather_by_reference(
     qp: &Qp,
@@ -177,7 +177,7 @@ pub(super) fn gather_by_reference(
         skip -= skipped.len();
         match region.direct(at) {
             _ if at.is_empty() => Ok(()),
-            // SAFETY: in the pinned region.
+            // SAFETY: `src` lies in the pinned region.
             Some(src) => unsafe { to.put(src, at.len() as usize) },
             None => to.put_from(region, at).map_err(|e| match e {
                 PlaceError::Sender => gone(sender.0),
@@ -187,8 +187,8 @@ pub(super) fn gather_by_reference(
     })
 }
 
-/// Calls `f` for each run of bytes of a message that the record only describes, in a region, which is pinned. The sender
-/// has checked its SGEs; what the record says of them is checked again here, since it may say anything.
+/// Calls `f` for each contiguous piece of a message that was sent by reference. The piece's region is pinned. The
+/// sender has checked its SGEs; they are checked again, since a record is untrusted input.
 pub(super) fn for_each_referenced(
     qp: &Qp,
     record: &Record<'_>,
@@ -238,7 +238,7 @@ pub(super) fn for_each_referenced(
     Ok(())
 }
 
-/// Why a sender's memory cannot be read.
+/// Returns the reason why a sender's memory cannot be read.
 fn gone(peer: &Peer) -> PlaceError {
     if peer.has_ended() {
         PlaceError::SenderGone
@@ -247,7 +247,7 @@ fn gone(peer: &Peer) -> PlaceError {
     }
 }
 
-/// Writes bytes one after the other into the SGEs of a receive WR.
+/// The position in the SGEs of a receive WR at which the next bytes are written.
 pub(super) struct Scatter<'a> {
     pub(super) nic: &'static Nic,
     pub(super) pd: u32,
@@ -257,7 +257,7 @@ pub(super) struct Scatter<'a> {
 }
 
 impl Scatter<'_> {
-    /// Leaves `len` bytes as they are.
+    /// Skips `len` bytes without writing them.
     pub(super) fn skip(&mut self, mut len: usize) {
         while len > 0 {
             let Some(sge) = self.sges.first() else { return };
@@ -281,7 +281,7 @@ impl Scatter<'_> {
     /// Writes `len` bytes at `src`.
     ///
     /// # Safety
-    /// Nobody has a mutable reference to the `len` bytes at `src`.
+    /// No mutable reference to the `len` bytes at `src` exists.
     #[inline(never)]
     pub(super) unsafe fn put(
         &mut self,
@@ -337,7 +337,8 @@ impl Scatter<'_> {
                     while !at.is_empty() {
                         let (source, sources) = at.split_at(BOUNCE as u64);
                         let (target, targets) = to.split_at(BOUNCE as u64);
-                        // SAFETY: the buffer has as many bytes; both are of pinned regions.
+                        // SAFETY: the buffer has `BOUNCE` bytes, and no piece is longer; both pieces lie in pinned
+                        // regions.
                         unsafe {
                             from.read(source, buffer.as_mut_ptr())
                                 .map_err(|_| PlaceError::Sender)?;
@@ -354,7 +355,7 @@ impl Scatter<'_> {
         Ok(())
     }
 
-    /// The part of an SGE where the next of `len` bytes go.
+    /// Returns the part of the current SGE that takes the next of `len` bytes.
     #[inline]
     fn next_part(&self, len: usize) -> Result<ibv_sge, PlaceError> {
         let sge = *self.sges.first().ok_or(PlaceError::TooLong)?;
@@ -367,11 +368,11 @@ impl Scatter<'_> {
     }
 }
 
-/// SGEs of a WRITE, at most.
+/// Largest number of SGEs of a WRITE.
 const MOST_SGES: usize = crate::device::MAX_SGE as usize;
 
-/// Executes a WRITE that its requester left to the responder, with the checks that a responder makes: it stands in the ring
-/// behind SENDs, and in front of others.
+/// Executes a WRITE that its requester left to the responder, with the checks that a responder makes. In the ring, the
+/// WRITE stands behind SENDs and in front of others.
 #[cold]
 #[inline(never)]
 pub(super) fn write_in_order(
@@ -380,14 +381,14 @@ pub(super) fn write_in_order(
     from: &mut Sender<'_>,
     to: &mut Receiver<'_, '_>,
 ) -> Handled {
-    // It holds a pin of the cache that is asked here.
+    // The window holds a pin of the cache that is used below.
     to.window.close();
     let header = record.header;
     let Some(bytes) = record.payload.len().checked_sub(WRITE_PREFIX) else {
         return Handled::Failed(IBV_WC_REM_INV_REQ_ERR);
     };
     let first = record.payload.as_mut_ptr();
-    // SAFETY: the record has at least as many bytes; any are a number, read once.
+    // SAFETY: the record has at least `WRITE_PREFIX` bytes; any bytes are a number, read once.
     let addr = unsafe { first.cast::<u64>().read_unaligned() };
     let me = Target {
         peer: qp.nic.me(),
@@ -404,7 +405,7 @@ pub(super) fn write_in_order(
         if len > bytes as u64 {
             return Handled::Failed(IBV_WC_REM_INV_REQ_ERR);
         }
-        // SAFETY: `left` is of this region, which is pinned, and the record has as many bytes behind the prefix.
+        // SAFETY: `left` lies in this region, which is pinned, and the record has as many bytes behind the prefix.
         let written = unsafe { region.write(left, first.add(WRITE_PREFIX)) };
         return written.map_or_else(|Fault| refused(qp), |()| Handled::Done);
     }
@@ -422,7 +423,7 @@ pub(super) fn write_in_order(
         let (into, rest) = left.split_at(at.len());
         left = rest;
         let copied = if let Some(src) = source.direct(at) {
-            // SAFETY: both are of pinned regions and as long.
+            // SAFETY: both lie in pinned regions and are equally long.
             unsafe { region.write(into, src) }.map_err(|Fault| !is_readable(src, at.len() as usize))
         } else if let Some(dst) = region.direct(into) {
             // SAFETY: as above.
@@ -445,8 +446,8 @@ pub(super) fn write_in_order(
     }
 }
 
-/// The request has no right to that memory, or it is not there: both sides hear of it (RC), or it is dropped (UC, IBTA
-/// vol. 1, 9.9.3).
+/// Refuses a request that has no right to the memory, or whose memory is not mapped. On RC both sides fail; on UC the
+/// request is dropped (IBTA vol. 1, 9.9.3).
 fn refused(qp: &Qp) -> Handled {
     if qp.qp_type != QpType::Rc {
         return Handled::Done;

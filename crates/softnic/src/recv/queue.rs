@@ -1,8 +1,9 @@
-//! Receive queues: of a queue pair, or shared.
+//! Receive queues, of one queue pair or shared.
 
 use super::*;
 
-/// A receive WR in its queue: half a cache line. Of several SGEs it has the first, and all of them lie beside it.
+/// A receive WR in its queue: half a cache line. It holds the first SGE. If there are several, all of them are in
+/// `RecvQueue::sges`.
 #[derive(Clone, Copy)]
 pub(super) struct RecvWqe {
     pub(super) wr_id: u64,
@@ -22,24 +23,24 @@ impl RecvWqe {
     };
 }
 
-/// A receive queue: of a queue pair, or shared.
+/// A receive queue, of one queue pair or shared.
 pub(crate) struct RecvQueue {
     pub(super) wqes: Box<[RecvWqe]>,
-    /// The SGEs of WRs with several, `max_sge` places each; empty where no WR has several.
+    /// The SGEs of WRs with several, `max_sge` places for each WR; empty if `max_sge` is at most 1.
     sges: Box<[ibv_sge]>,
     pub(super) max_sge: usize,
     pub(super) max_wr: u64,
-    /// The protection domain of its buffers: of a shared queue, its own (IBTA vol. 1, 10.2.9.1).
+    /// The protection domain of the buffers. A shared queue has its own (IBTA vol. 1, 10.2.9.1).
     pub(super) pd: u32,
-    /// WRs taken.
+    /// Number of WRs taken.
     pub(super) head: u64,
-    /// WRs posted.
+    /// Number of WRs posted.
     pub(super) tail: u64,
-    /// Limit of a shared receive queue below which an event is raised; 0: none.
+    /// Limit of a shared receive queue below which an event is raised; 0 means none.
     pub(crate) limit: u32,
-    /// A message waits for a receive WR.
+    /// True if a message waits for a receive WR.
     pub(super) wanted: bool,
-    /// For tag matching.
+    /// The tag matching list, if the queue has one.
     pub(super) tags: Option<Box<TagList>>,
 }
 
@@ -50,7 +51,7 @@ pub(crate) struct TakenRecv<'a> {
 }
 
 impl RecvQueue {
-    /// An empty queue; `None` where there is no memory for it.
+    /// Returns an empty queue, or `None` if there is no memory for it.
     pub(crate) fn new(max_wr: u32, max_sge: u32, pd: u32) -> Option<Self> {
         let slots = max_wr.max(1).next_power_of_two() as usize;
         let max_sge = max_sge as usize;
@@ -69,22 +70,22 @@ impl RecvQueue {
         })
     }
 
-    /// Makes it one for tag matching, with so many entries at most.
+    /// Gives the queue a tag matching list with at most `max_entries` entries.
     pub(crate) fn match_tags(&mut self, max_entries: u32) {
         self.tags = Some(Box::new(TagList::new(max_entries)));
     }
 
-    /// Its list of tags.
+    /// Returns the tag matching list.
     pub(crate) fn tags_mut(&mut self) -> Option<&mut TagList> {
         self.tags.as_deref_mut()
     }
 
-    /// Does a message find a WR here, whatever its tag?
+    /// Returns true if a message finds a WR here, whatever its tag.
     pub(crate) fn takes_any(&self) -> bool {
         self.len() != 0 && self.tags.is_none()
     }
 
-    /// WRs in the queue.
+    /// Returns the number of WRs in the queue.
     pub(crate) fn len(&self) -> u64 {
         self.tail - self.head
     }
@@ -122,7 +123,7 @@ impl RecvQueue {
         let num_sge = sges.len() as u32;
         wqe.num_sge = num_sge;
         if let [first, ..] = sges {
-            // Field by field: a program has often just written it so, and a load of more than was stored at a time waits
+            // Copied field by field. A program has often just stored these fields one by one, and a wider load waits
             // until the stores have reached the cache.
             wqe.sge.addr = first.addr;
             wqe.sge.length = first.length;
@@ -135,12 +136,12 @@ impl RecvQueue {
         Ok(())
     }
 
-    /// Puts the WR that was taken last back to the front; nothing has been posted since.
+    /// Puts the WR that was taken last back to the front. No WR may have been posted since.
     pub(super) fn put_back(&mut self) {
         self.head -= 1;
     }
 
-    /// Has a message been waiting for the WRs that were posted? Says so once.
+    /// Returns true, once, if a message has been waiting for the WRs that were posted.
     #[inline]
     pub(crate) fn was_wanted(&mut self) -> bool {
         std::mem::take(&mut self.wanted)

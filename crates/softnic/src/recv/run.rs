@@ -1,14 +1,14 @@
 //! The fast path of receiving: a run of short SENDs for receive WRs with at most one SGE.
 //!
-//! Such a run decides message rates. What it reads and writes for each message (positions in the ring and in the
-//! receive queue) stays in registers until the run ends. Any record or receive WR that is different ends the run and
-//! is left to [`handle`], which also does all that has to be said about it.
+//! Such a run decides message rates. The positions in the ring and in the receive queue, which each message reads and
+//! writes, stay in registers until the run ends. Any other record or receive WR ends the run and is left to [`handle`],
+//! which also reports its causes.
 
 use super::queue::RecvWqe;
 use super::*;
 use crate::sge::Held;
 
-/// What the messages of a run have in common.
+/// The values that the messages of a run have in common.
 struct Common<'a> {
     qp_num: u32,
     src_qp: u32,
@@ -18,7 +18,7 @@ struct Common<'a> {
     path: &'a mut Path,
 }
 
-/// Completes SENDs from the front of a ring, as long as they are usual ones and there are receive WRs for them.
+/// Completes SENDs from the front of a ring, as long as they are plain ones and receive WRs are posted.
 #[inline(always)]
 pub(super) fn take<const UD: bool>(
     qp: &Qp,
@@ -61,7 +61,8 @@ pub(super) fn take<const UD: bool>(
     }
 }
 
-/// Places a SEND and makes its completion; false if it is not a usual one, and nothing has been done.
+/// Places a SEND and makes its completion. Returns false, with nothing done, if the record is not a plain SEND or
+/// cannot be placed here.
 #[inline(always)]
 fn complete<const UD: bool>(
     common: &mut Common<'_>,
@@ -102,8 +103,8 @@ fn complete<const UD: bool>(
     true
 }
 
-/// Copies a payload, behind the place of a GRH if it is a datagram's, to the SGE of a receive WR. False if that is not
-/// enough, or not in the region that is held.
+/// Copies a payload to the SGE of a receive WR. A datagram's payload goes behind the place of the GRH. Returns false if
+/// the SGE is too short or not in the region that is held.
 #[inline(always)]
 fn place(
     held: Held,

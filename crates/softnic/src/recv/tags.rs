@@ -1,4 +1,4 @@
-//! Messages to a shared receive queue with a tag matching list: what `nic_core::tags` decides is done here.
+//! Messages to a shared receive queue with a tag matching list: executes the decisions of `nic_core::tags`.
 
 use nic_core::tags::{
     self, Decision, Delivery, Entry, MAX_HEADER_BYTES, Match, RemotePayload, TMH_BYTES,
@@ -8,24 +8,24 @@ use super::*;
 
 const _: () = assert!(MAX_HEADER_BYTES == crate::device::MAX_RNDV_HEADER as usize);
 
-/// The list of a shared receive queue, whose entries have scatter lists.
+/// The tag matching list of a shared receive queue, whose entries have scatter lists.
 pub(crate) type TagList = tags::TagList<Box<[ibv_sge]>>;
 
-/// A rendezvous whose message has been taken, and whose payload is to come: of a queue pair, and what is behind it there
-/// waits.
+/// A rendezvous whose message has been taken and whose payload is to come. Later messages of its queue pair wait for
+/// it.
 pub(super) struct Rendezvous {
     wr_id: u64,
-    /// Where the payload goes, in a protection domain.
+    /// Buffers for the payload, in the protection domain `pd`.
     sges: Box<[ibv_sge]>,
     pd: u32,
     payload: RemotePayload,
-    /// The header of the message.
+    /// The tag matching header of the message.
     header: [u8; TMH_BYTES],
-    /// The payload is here.
+    /// True once the payload has been read.
     is_read: bool,
 }
 
-/// Where a record comes from, and by which regions its payload is reached.
+/// The origin of a record, and the regions through which its payload is reached.
 pub(super) struct Source<'a> {
     pub(super) peer: &'a Arc<Peer>,
     pub(super) ring_at: usize,
@@ -34,15 +34,15 @@ pub(super) struct Source<'a> {
     pub(super) remote: &'a mut RegionCache,
 }
 
-/// What became of a message to a queue with a list.
+/// The result of matching a message against a tag matching list.
 pub(super) enum Tagged {
-    /// It matched.
+    /// The message matched an entry and was handled.
     Handled(Handled),
-    /// It goes into a receive WR, whose completion has this operation.
+    /// The message goes into a receive WR, whose completion has this opcode.
     Unmatched(ibv_wc_opcode),
 }
 
-/// Gives a message to the entry that it matches. There is room for a completion.
+/// Delivers a message to the entry that it matches. The sink has room for a completion.
 #[cold]
 pub(super) fn receive(
     qp: &Qp,
@@ -58,7 +58,7 @@ pub(super) fn receive(
     };
     let mut head = [0; MAX_HEADER_BYTES];
     let Ok(head_len) = peek(qp, record, &mut source, &mut head) else {
-        // What is wrong with it shows when it is placed.
+        // The fault of the message shows when it is placed.
         return Tagged::Unmatched(IBV_WC_TM_NO_TAG);
     };
     let Match { at, tag, app, then } = match list.decide(&head[..head_len], |sges| room(sges)) {
@@ -109,7 +109,7 @@ pub(super) fn receive(
     }
 }
 
-/// The completion of an eager message that was placed in its entry, or not.
+/// Completes an eager message after the attempt to place it in its entry.
 fn complete_eager(
     qp: &Qp,
     placed: Result<(), PlaceError>,
@@ -134,8 +134,8 @@ fn complete_eager(
     handled
 }
 
-/// Gives the headers of a rendezvous to an entry that has no room for its payload: "the HW completes the buffer with an
-/// IBV_WC_TM_RNDV_INCOMPLETE status. In this case, the TMH and RVH headers are scattered into the tagged buffer".
+/// Delivers the headers of a rendezvous to an entry that has no room for its payload: "the HW completes the buffer with
+/// an IBV_WC_TM_RNDV_INCOMPLETE status. In this case, the TMH and RVH headers are scattered into the tagged buffer".
 fn hand_over(
     qp: &Qp,
     pd: u32,
@@ -154,7 +154,7 @@ fn hand_over(
     let placed = if head.len() as u64 > room(&entry.buffer) {
         Err(PlaceError::TooLong)
     } else {
-        // SAFETY: all of the array.
+        // SAFETY: the array has `head.len()` bytes.
         unsafe { to.put(head.as_ptr(), head.len()) }
     };
     match placed {
@@ -179,7 +179,7 @@ fn hand_over(
     }
 }
 
-/// Places what stands behind the header of an eager message.
+/// Places the payload behind the header of an eager message.
 fn place_eager(
     qp: &Qp,
     pd: u32,
@@ -211,7 +211,7 @@ fn place_eager(
     Ok(())
 }
 
-/// Reads the beginning of a message, as much as there is and `head` holds.
+/// Reads the beginning of a message, as much as there is and `head` holds. Returns the number of bytes.
 fn peek(
     qp: &Qp,
     record: &Record<'_>,
@@ -242,8 +242,8 @@ fn peek(
 }
 
 impl Rendezvous {
-    /// READs the payload and tells the sender, once the sender can have heard that its message was taken: what it hears
-    /// first, it has first. False if that cannot be yet. There is room for a completion.
+    /// READs the payload and tells the sender, after the sender can have seen that its message was taken. Returns false
+    /// if that is not possible yet. The sink has room for a completion.
     #[cold]
     pub(super) fn go_on(&mut self, qp: &Qp, sink: &mut WcSink<'_>) -> bool {
         let fin = tags::fin(self.header);
@@ -266,19 +266,19 @@ impl Rendezvous {
         true
     }
 
-    /// The queue pair has failed.
+    /// Flushes the rendezvous after the queue pair has failed.
     #[cold]
     pub(super) fn flush(&self, qp: &Qp, sink: &mut WcSink<'_>) {
         sink.push(failed(qp, self.wr_id, IBV_WC_WR_FLUSH_ERR));
     }
 }
 
-/// What a completion says of a tag. An `ibv_wc` has no field for it: it travels in those that no completion of a
-/// reliable connection that succeeded has a value for.
+/// The tag of a completion. `ibv_wc` has no field for a tag. It travels in fields that a successful completion of a
+/// reliable connection does not use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TagInfo {
     pub(crate) tag: u64,
-    /// What the sending application has put into the header.
+    /// Data that the sending application has put into the header.
     pub(crate) app: u32,
 }
 
@@ -289,7 +289,7 @@ impl TagInfo {
         (wc.pkey_index, wc.slid) = (self.app as u16, (self.app >> 16) as u16);
     }
 
-    /// Takes it out of a completion, whose fields are then those of every other one.
+    /// Takes the tag out of a completion, and clears the fields that carried it.
     pub(crate) fn take(wc: &mut ibv_wc) -> Self {
         if wc.opcode != IBV_WC_TM_RECV || wc.wc_flags & IBV_WC_TM_MATCH == 0 {
             return Self::default();
@@ -322,7 +322,7 @@ mod tests {
             (wc.src_qp, wc.vendor_err, wc.slid, wc.pkey_index),
             (0, 0, 0, 0)
         );
-        // An unexpected message has none.
+        // An unexpected message carries no tag.
         let mut other = ibv_wc {
             opcode: IBV_WC_TM_RECV,
             src_qp: 7,

@@ -1,4 +1,4 @@
-//! What arrives at an XRC queue pair: each message names the shared receive queue that it is for.
+//! Messages that arrive at an XRC queue pair: each names the shared receive queue that it is for.
 
 use std::mem::MaybeUninit;
 
@@ -6,8 +6,8 @@ use super::*;
 use crate::xrc::Xrcd;
 
 impl RecvSide {
-    /// Gives what has arrived to the shared receive queues of `domain`, and the completions to their CQs. True if a
-    /// record waits for a deadline.
+    /// Delivers arrived messages to the shared receive queues of `domain`, and the completions to their CQs. Returns
+    /// true if a record waits for a deadline.
     pub(crate) fn receive_xrc(&mut self, domain: &Xrcd) -> bool {
         if !matches!(
             self.qp.state(),
@@ -54,7 +54,7 @@ impl RecvSide {
                 break;
             };
             if srq.xrc.as_ref().is_some_and(|xrc| xrc.cq.is_overrun()) {
-                // There is no place for its completion.
+                // The CQ is overrun and has no place for the completion.
                 Self::refuse(qp, ring, IBV_WC_REM_OP_ERR);
                 qp.raise(IBV_EVENT_QP_FATAL);
                 break;

@@ -6,24 +6,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use verbs_abi::*;
 
-/// What a queue pair keeps for the extended post API.
+/// The state of the extended post API of one queue pair (`ibv_wr_post(3)`).
 pub(crate) struct Builder {
-    /// A thread is between start and complete.
+    /// True while a thread is between `ibv_wr_start` and `ibv_wr_complete`.
     busy: AtomicBool,
     list: UnsafeCell<List>,
 }
 
-/// The work requests of a postlist, with what they point to.
+/// The work requests of a postlist, with the SGEs and inline bytes that they refer to.
 #[derive(Default)]
 pub(crate) struct List {
     wrs: Vec<Building>,
     sges: Vec<ibv_sge>,
     inline: Vec<u8>,
-    /// The first mistake of the program.
+    /// The errno of the program's first mistake; 0 if there was none.
     error: c_int,
 }
 
-/// A work request whose pointers are not made yet: the lists still move.
+/// A work request whose pointers are not set yet: the vectors that they will point into may still be reallocated.
 struct Building {
     wr: ibv_send_wr,
     /// Its SGEs, in `List::sges`.
@@ -32,7 +32,7 @@ struct Building {
     inline: Option<std::ops::Range<usize>>,
 }
 
-// SAFETY: the pointers in the work requests are the program's, and only handed on.
+// SAFETY: the pointers in the work requests are the program's; `Builder` passes them on without dereferencing them.
 unsafe impl Send for Builder {}
 // SAFETY: `list` is reached through `Builder::list` alone, whose callers are the thread that has set `busy`.
 unsafe impl Sync for Builder {}
@@ -45,20 +45,20 @@ impl Builder {
         }
     }
 
-    /// Has the list for this thread, until [`finish`](Self::finish).
+    /// Acquires the list for this thread until [`finish`](Self::finish). Waits while another thread has the list.
     pub(crate) fn start(&self) {
         while self.busy.swap(true, Ordering::Acquire) {
             std::thread::yield_now();
         }
     }
 
-    /// The list; it belongs to the thread that has passed [`start`](Self::start).
+    /// Returns the list, which belongs to the thread that has called [`start`](Self::start).
     #[inline(always)]
     pub(crate) fn list(&self) -> *mut List {
         self.list.get()
     }
 
-    /// Empties the list and lets another thread have it.
+    /// Empties the list and releases it to other threads.
     pub(crate) fn finish(&self, list: &mut List) {
         list.wrs.clear();
         list.sges.clear();
@@ -69,10 +69,10 @@ impl Builder {
 }
 
 impl List {
-    /// Makes the pointers: the first work request of the list, and their number.
+    /// Sets the pointers of the work requests. Returns the first work request and their number.
     ///
     /// # Errors
-    /// The first mistake of the program.
+    /// The errno of the program's first mistake.
     pub(crate) fn link(&mut self) -> Result<(*mut ibv_send_wr, usize), c_int> {
         if self.error != 0 {
             return Err(self.error);
@@ -99,7 +99,7 @@ impl List {
         Ok((next, self.wrs.len()))
     }
 
-    /// Begins a work request.
+    /// Appends a work request that has no SGEs yet.
     #[inline(always)]
     pub(crate) fn begin(&mut self, wr: ibv_send_wr) {
         let end = self.sges.len();
@@ -110,7 +110,8 @@ impl List {
         });
     }
 
-    /// The work request that was begun last; a setter before any operation is a mistake.
+    /// Returns the work request begun last. If there is none, records `EINVAL`: the program called a setter before any
+    /// operation.
     #[inline(always)]
     pub(crate) fn last(&mut self) -> Option<&mut ibv_send_wr> {
         if self.wrs.is_empty() {
@@ -119,7 +120,7 @@ impl List {
         self.wrs.last_mut().map(|b| &mut b.wr)
     }
 
-    /// Gives the last work request its SGEs.
+    /// Sets the SGEs of the last work request.
     pub(crate) fn set_sges(&mut self, sges: &[ibv_sge]) {
         let Some(last) = self.wrs.last_mut() else {
             return self.fail(libc::EINVAL);
@@ -129,7 +130,7 @@ impl List {
         last.sges = start..self.sges.len();
     }
 
-    /// Adds to the inline payload of the last work request.
+    /// Appends to the inline payload of the last work request.
     pub(crate) fn copy_inline(&mut self, bytes: &[u8]) {
         let Some(last) = self.wrs.last_mut() else {
             return self.fail(libc::EINVAL);
@@ -141,7 +142,7 @@ impl List {
         self.inline.extend_from_slice(bytes);
     }
 
-    /// The program has made a mistake: nothing of the list is posted.
+    /// Records a mistake of the program, so that nothing of the list is posted. Only the first one is kept.
     pub(crate) fn fail(&mut self, errno: c_int) {
         if self.error == 0 {
             self.error = errno;

@@ -1,10 +1,9 @@
-//! The short way for small messages and WRITEs: a run of work requests that are all alike.
+//! The fast path for small messages and WRITEs: runs of similar work requests.
 //!
-//! A postlist of small messages to one destination, or of small WRITEs to one memory region, is the case that
-//! decides message rates. What its first work request needs to know (the ring, the regions, that the peer
-//! answers) holds for the ones behind it, so they pass through a loop that only does what is theirs: 4 ns each
-//! instead of 15. Whatever is unusual in any way is left to the general way, which also does all that has to be
-//! said about it.
+//! Postlists of small messages to one destination, or of small WRITEs to one memory region, decide message rates. The
+//! facts that the first work request needs (the ring, the regions, that the peer is ready) also hold for the next ones.
+//! The loops here therefore do only what differs between the requests: 4 ns each instead of 15. Everything unusual is
+//! left to the general path, which also reports its causes.
 
 use std::sync::atomic::Ordering;
 
@@ -21,7 +20,7 @@ use crate::qp_state::QpType;
 use crate::region_cache::RegionCache;
 use crate::sge::Window;
 
-/// Executes work requests from `wr` on, as long as they are alike; the first one that is left.
+/// Executes work requests from `wr` on as long as this path covers them. Returns the first one that is left, or null.
 ///
 /// # Safety
 /// `wr` is the first of a list as `ibv_post_send(3)` describes it, not null.
@@ -52,7 +51,7 @@ pub(super) unsafe fn run(qp: &Qp, sq: &mut SendQueue, wr: *mut ibv_send_wr) -> *
     }
 }
 
-/// Is the peer there and ready?
+/// Returns true if the peer's process is alive and its queue pair is ready to receive from `qp`.
 #[inline]
 pub(super) fn peer_answers(qp: &Qp, out: Option<&OutRing>) -> bool {
     out.is_some_and(|out| {
@@ -65,7 +64,8 @@ pub(super) fn peer_answers(qp: &Qp, out: Option<&OutRing>) -> bool {
     })
 }
 
-/// Makes the ring to the destination of `first` the open one; false if it is not among the recent ones.
+/// Makes the ring to the destination of `first` the open one. Returns false if it is not among the recent rings, or if
+/// the address handle cannot be used.
 ///
 /// # Safety
 /// `first` is a work request for a UD queue pair as `ibv_post_send(3)` describes it.
@@ -90,7 +90,7 @@ unsafe fn open_ud_ring(qp: &Qp, sq: &mut SendQueue, first: &ibv_send_wr) -> bool
     true
 }
 
-/// Where the payloads of a run are found.
+/// The regions and limits with which the payloads of a run are located.
 struct Source<'a> {
     qp: &'a Qp,
     local: &'a mut RegionCache,
@@ -98,7 +98,8 @@ struct Source<'a> {
     max_inline: usize,
 }
 
-/// The payload of a work request whose data is inline in one piece, or that has none.
+/// Returns the payload of a work request without SGEs, or of one whose data is inline in one piece. `None` for all
+/// others.
 ///
 /// # Safety
 /// `wr` is as `ibv_post_send(3)` describes it.
@@ -120,7 +121,7 @@ pub(super) unsafe fn inline_piece(
     }
 }
 
-/// The SGE of a work request with one, unless it lies in a packed structure.
+/// Returns the SGE of a work request that has one. `None` if the SGE is not aligned, as in a packed structure.
 ///
 /// # Safety
 /// `wr` is as `ibv_post_send(3)` describes it.
@@ -130,12 +131,13 @@ unsafe fn aligned_sge(wr: &ibv_send_wr) -> Option<&ibv_sge> {
     if !sge.is_aligned() {
         return None;
     }
-    // SAFETY: one SGE (contract), or NULL.
+    // SAFETY: `sg_list` points to one SGE (contract), or is null.
     unsafe { sge.as_ref() }
 }
 
 impl Source<'_> {
-    /// The payload of a work request that has none, or a short one in one piece: valid until the next call.
+    /// Returns the payload of a work request that has none, or a short one in one piece. The pointer is valid until the
+    /// next call.
     ///
     /// # Safety
     /// `wr` is as `ibv_post_send(3)` describes it.
@@ -157,6 +159,8 @@ impl Source<'_> {
     }
 }
 
+/// Executes SENDs to one destination, from `wr` on.
+///
 /// # Safety
 /// As for [`run`].
 #[inline(never)]
@@ -184,7 +188,7 @@ unsafe fn sends<const UD: bool>(
     let own_qkey = qp.qkey.load(Ordering::Relaxed);
     let mut run = ring.producer.run();
     let mut solicited = false;
-    // In registers, which a store to the ring does not make the compiler forget.
+    // Local variables stay in registers; fields would be loaded again after each store to the ring.
     let (sq_sig_all, last) = (sq.sq_sig_all, sq.freed + sq.max_wr);
     let mut seq = sq.posted;
     // SAFETY: contract of this function.
@@ -273,8 +277,10 @@ unsafe fn writes_from_regions(
     unsafe { writes::<false>(qp, sq, wr) }
 }
 
-/// `INLINE` ones only are part of the function that posts: a program that WRITEs to a line which its peer reads is as
-/// fast as few of its stores wait for that line, and a function's frame is a dozen of them.
+/// Executes WRITEs to one memory region, from `wr` on.
+///
+/// The `INLINE` variant is inlined into the function that posts. A program may WRITE to a cache line that its peer
+/// reads. It is faster if fewer of its stores wait for that line, and a function frame costs a dozen stores.
 ///
 /// # Safety
 /// As for [`run`].

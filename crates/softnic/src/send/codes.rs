@@ -1,4 +1,4 @@
-//! The core numbers operations as the C interface does.
+//! Asserts that `nic-core` and the C interface number operations alike.
 
 use nic_core::verbs::{wc, wr};
 use verbs_abi::*;

@@ -1,17 +1,18 @@
-//! SEND on RC and UC, and what it means that the peer does not answer.
+//! SEND on RC and UC, and the handling of a peer that does not answer.
 
 use nic_core::retry::answer_patience_ns;
 
 use super::*;
 
-/// Payloads of connected transports up to this size travel in the record; longer ones are copied once, by the
-/// receiver. Two short copies cost less than two looks at another process's memory region.
+/// Largest payload, in bytes, that connected transports copy into the record. The receiver copies a longer payload
+/// once, from the sender's memory. Two short copies cost less than two lookups of another process's memory region.
 pub(super) const COPY_MAX: usize = 1024;
 
-/// The same for memory that its peers can reach only by system call (1.5 µs for a call).
+/// The same limit for memory that peers can reach only by system call, which takes 1.5 µs.
 pub(super) const COPY_MAX_PRIVATE: usize = 8192;
 
-/// Is a SEND on its way, as far as the receiver's position tells?
+/// Returns true if the receiver has yet to take a SEND, or execute a WRITE, of this queue. Reads the receiver's
+/// position first.
 #[inline]
 pub(super) fn sends_on_their_way(sq: &mut SendQueue) -> bool {
     if !sq.pending.has_sends() {
@@ -24,7 +25,7 @@ pub(super) fn sends_on_their_way(sq: &mut SendQueue) -> bool {
     sq.pending.has_sends()
 }
 
-/// Is the peer's queue pair the one that the ring was made for, and ready to receive from us?
+/// Returns true if the peer's queue pair is still the one that the ring was made for, and can receive from `qpn`.
 #[inline]
 pub(super) fn answers(dest: &QpShared, dest_epoch: u32, qpn: u32) -> bool {
     is_ready(dest, qpn) && dest.epoch.load(Ordering::Relaxed) == dest_epoch
@@ -32,14 +33,14 @@ pub(super) fn answers(dest: &QpShared, dest_epoch: u32, qpn: u32) -> bool {
 
 #[inline]
 fn is_ready(dest: &QpShared, qpn: u32) -> bool {
-    // RTR, RTS, SQD and SQE are neighbours.
+    // The numbers of RTR, RTS, SQD and SQE are consecutive.
     (1 + IBV_QPS_RTR..=1 + IBV_QPS_SQE).contains(&dest.state.load(Ordering::Acquire))
         && dest.dest_qpn.load(Ordering::Relaxed) == qpn
 }
 
-/// The peer's queue pair has been reset and connected to us again, after we were connected to it: it has let
-/// go of our ring. Makes another one. False if it does not answer, or if messages were on their way, which it
-/// will never take: they run into their timeout.
+/// Makes a new ring to a peer whose queue pair was reset and connected to ours again, since the peer has released the
+/// old ring. Returns false if that queue pair is not ready. Also returns false if WRs are pending: the peer will never
+/// take them, so they run into their timeout.
 #[cold]
 pub(super) fn reconnected(qp: &Qp, sq: &mut SendQueue) -> bool {
     let Some(old) = &sq.out else { return false };
@@ -73,7 +74,7 @@ pub(super) fn reconnected(qp: &Qp, sq: &mut SendQueue) -> bool {
     true
 }
 
-/// The peer's process has ended: what becomes of a WR.
+/// Returns the outcome of a WR whose peer's process has ended.
 #[cold]
 pub(super) fn dead(qp: &Qp, peer: &Peer) -> Outcome {
     if qp.qp_type == QpType::Rc {
@@ -84,7 +85,7 @@ pub(super) fn dead(qp: &Qp, peer: &Peer) -> Outcome {
     }
 }
 
-/// The peer's process has ended: what becomes of `view`.
+/// Returns the outcome of `view` after the peer's process has ended. A WR that needs no peer is executed.
 #[cold]
 pub(super) fn dead_for(qp: &Qp, peer: &Peer, view: &WrView<'_>) -> Outcome {
     if is_local(view.wr.opcode) {
@@ -94,8 +95,8 @@ pub(super) fn dead_for(qp: &Qp, peer: &Peer, view: &WrView<'_>) -> Outcome {
     }
 }
 
-/// The peer's queue pair does not answer: a reliable WR is tried again until the timeout has passed
-/// `retry_cnt + 1` times (IBTA vol. 1, 9.7.6.1.3); an unreliable one is lost.
+/// Returns the outcome of a WR whose peer's queue pair does not answer. A reliable WR is retried until the timeout has
+/// passed `retry_cnt + 1` times (IBTA vol. 1, 9.7.6.1.3). An unreliable one is lost.
 #[cold]
 pub(super) fn silence(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
     if is_local(view.wr.opcode) {
@@ -103,7 +104,7 @@ pub(super) fn silence(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
     }
     if qp.qp_type != QpType::Rc {
         if let Cause::NoPeer { qpn } = why_silent(qp, sq) {
-            // No completion tells it.
+            // The WR completes with success, so only this message reports the loss.
             why::no_peer(qp.nic.fabric.dir(), (qp.qpn, qpn));
         }
         return Outcome::Done(
@@ -120,7 +121,7 @@ pub(super) fn silence(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
     Outcome::Later
 }
 
-/// Why the peer's queue pair does not answer.
+/// Returns the reason why the peer's queue pair does not answer.
 #[cold]
 pub(super) fn why_silent(qp: &Qp, sq: &SendQueue) -> Cause {
     let qpn = qp.shared().dest_qpn.load(Ordering::Relaxed);
@@ -134,7 +135,7 @@ pub(super) fn why_silent(qp: &Qp, sq: &SendQueue) -> Cause {
     }
 }
 
-/// The message is longer than one may be.
+/// Fails a WR whose message is longer than `max`.
 #[cold]
 pub(super) fn too_long(len: u64, max: u32) -> Outcome {
     why::note(Cause::TooLong {
@@ -151,7 +152,7 @@ pub(super) fn silent_too_long(qp: &Qp, sq: &mut SendQueue) -> bool {
     answer_patience_ns(timeout, retry_cnt).is_some_and(|patience| waited >= patience)
 }
 
-/// SEND on RC and UC.
+/// Executes a SEND on RC or UC.
 #[inline]
 pub(super) fn connected_send(
     qp: &Qp,
@@ -191,7 +192,7 @@ pub(super) fn connected_send(
                     .commit(header(kind, flags, imm, len, out.srqn), total);
                 return Outcome::InRing(out.producer.pos());
             }
-            // Inline data cannot be sent by reference: its memory is the program's again.
+            // Inline data cannot be sent by reference: the program may reuse its memory after the post.
             Ok(false) if inline => return Outcome::Later,
             Ok(false) => {}
             Err(_) => return Outcome::Failed(IBV_WC_REM_OP_ERR),
@@ -219,7 +220,7 @@ pub(super) fn connected_send(
     Outcome::InRing(out.producer.pos())
 }
 
-/// Is the memory of the first SGE out of reach for the peer but by system call?
+/// Returns true if peers can reach the memory of the first non-empty SGE only by system call.
 #[cold]
 pub(super) fn is_private(qp: &Qp, local: &mut RegionCache, sges: &[ibv_sge]) -> bool {
     let Some(sge) = sges.iter().find(|s| s.length != 0) else {
@@ -232,18 +233,18 @@ pub(super) fn is_private(qp: &Qp, local: &mut RegionCache, sges: &[ibv_sge]) -> 
 
 // RDMA WRITEs behind SENDs that the receiver has not taken.
 //
-// A responder executes requests in order (IBTA vol. 1, 9.5), so the requester may not execute a WRITE while a SEND in
-// front of it is on its way. Were it to wait, a target that answers each request by a WRITE and a SEND would make one
-// round trip a request, however many requests it has. Where a SEND of the same queue follows, the receiver has to look
-// into the ring anyway: then the WRITE becomes a record in front of that SEND's, and the receiver executes it.
+// A responder executes requests in order (IBTA vol. 1, 9.5). The requester therefore may not execute a WRITE while an
+// earlier SEND is pending. If it waited, a target that answers each request by a WRITE and a SEND would need one round
+// trip for each request. If a SEND of the same queue follows the WRITE, the receiver has to read the ring anyway. The
+// WRITE then becomes a record in front of the SEND's record, and the receiver executes it.
 
-/// Bytes in front of the payload, or of the list of SGEs: the remote address, and as many zeros.
+/// Bytes in front of the payload, or of the list of SGEs, in a WRITE's record: the remote address and 8 zero bytes.
 pub(crate) const WRITE_PREFIX: usize = 16;
 
-/// WRs behind a WRITE among which a SEND is looked for.
+/// Number of WRs behind a WRITE that are searched for a SEND.
 pub(super) const LOOK_AHEAD: usize = 8;
 
-/// Does a message that the receiver has to take stand behind `wr` in its list?
+/// Returns true if one of the next [`LOOK_AHEAD`] WRs behind `wr` is a message that the receiver has to take.
 ///
 /// # Safety
 /// `wr` is of a list as `ibv_post_send(3)` describes it.
@@ -262,7 +263,7 @@ pub(super) unsafe fn is_before_message(wr: &ibv_send_wr) -> bool {
     false
 }
 
-/// Has the receiver to take something from the ring for a WR of this kind?
+/// Returns true if the receiver has to take a record from the ring for a WR with this opcode.
 pub(super) fn takes_message(opcode: ibv_wr_opcode) -> bool {
     matches!(
         opcode,
@@ -270,7 +271,7 @@ pub(super) fn takes_message(opcode: ibv_wr_opcode) -> bool {
     )
 }
 
-/// RDMA WRITE while SENDs are on their way: left to the receiver, if it looks for a message behind it.
+/// Leaves an RDMA WRITE to the receiver while SENDs are pending, provided that a message follows the WRITE.
 #[cold]
 pub(super) fn write_in_order(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
     if !view.before_message || matches!(qp.xrc, Xrc::Send) {
@@ -291,7 +292,7 @@ pub(super) fn write_in_order(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> 
     // SAFETY: the union's member for this opcode; plain integers.
     let (addr, rkey) = unsafe { (view.wr.wr.rdma.remote_addr, view.wr.wr.rdma.rkey) };
     let is_copy_only = view.gathered.is_some() || view.wr.send_flags & IBV_SEND_INLINE != 0;
-    // A system call of the receiver's takes longer than to wait until the ring has room.
+    // A system call of the receiver takes longer than waiting for room in the ring.
     let must_copy = is_copy_only
         || (total > COPY_MAX
             && total <= COPY_MAX_PRIVATE
@@ -326,7 +327,7 @@ pub(super) fn write_in_order(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> 
     by_reference(qp, sq, view, (addr, rkey, len))
 }
 
-/// The same with the list of SGEs in the place of the payload.
+/// Leaves an RDMA WRITE to the receiver with the list of SGEs in place of the payload.
 fn by_reference(
     qp: &Qp,
     sq: &mut SendQueue,
@@ -355,10 +356,10 @@ fn by_reference(
     Outcome::Ordered(out.producer.pos(), len)
 }
 
-/// Begins a record for so many bytes behind the prefix, which it fills in; where they go.
+/// Begins a record for `bytes` bytes behind the prefix, and fills in the prefix. Returns the address behind the prefix.
 fn prefix(producer: &mut Producer, addr: u64, bytes: usize) -> *mut u8 {
     let place = producer.place(WRITE_PREFIX + bytes).as_mut_ptr();
-    // SAFETY: the place has as many bytes and more; nobody else sees them yet.
+    // SAFETY: the place has `WRITE_PREFIX + bytes` bytes; no other process sees them yet.
     unsafe {
         place.cast::<[u64; 2]>().write_unaligned([addr, 0]);
         place.add(WRITE_PREFIX)

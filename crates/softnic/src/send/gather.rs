@@ -1,10 +1,10 @@
-//! The payload of a work request, in the order of its SGEs.
+//! Access to the payload of a work request, in the order of its SGEs.
 
 use nic_core::rights::Permitted;
 
 use super::*;
 
-/// Copies the payload of a WR behind the next header of a ring.
+/// Copies the payload of a WR into the next record of a ring.
 #[inline]
 pub(super) fn gather(
     qp: &Qp,
@@ -26,7 +26,7 @@ pub(super) fn gather(
     })
 }
 
-/// Calls `f` for each run of bytes of the payload of a WR; they are registered during the call.
+/// Calls `f` for each contiguous piece of the payload of a WR. The piece stays registered during the call.
 #[inline]
 pub(super) fn for_each_part(
     qp: &Qp,
@@ -59,7 +59,8 @@ pub(super) fn for_each_part(
     Ok(())
 }
 
-/// Calls `f` for the bytes of a checked SGE whose region belongs to another process and is not mapped, some at a time.
+/// Calls `f` for the bytes of a checked SGE, [`BOUNCE`] at a time. The region belongs to another process and is not
+/// mapped.
 #[cold]
 fn fetched(
     region: &shm::mem::Region,
@@ -69,7 +70,7 @@ fn fetched(
     let mut buffer = [0; BOUNCE];
     while !left.is_empty() {
         let (piece, rest) = left.split_at(BOUNCE as u64);
-        // SAFETY: the buffer has as many bytes, and the piece is of the region, which is pinned.
+        // SAFETY: the piece has at most `BOUNCE` bytes, which the buffer has, and lies in the region, which is pinned.
         unsafe { region.read(piece, buffer.as_mut_ptr()) }.map_err(|_| IBV_WC_LOC_PROT_ERR)?;
         f(buffer.as_ptr(), piece.len() as usize)?;
         left = rest;
@@ -77,7 +78,7 @@ fn fetched(
     Ok(())
 }
 
-/// Calls `f` for `len` bytes of 0, some at a time.
+/// Calls `f` for `len` zero bytes, at most 4096 at a time.
 #[cold]
 fn zeros(
     mut len: usize,

@@ -1,14 +1,14 @@
-//! Work requests that concern only this side: binding and invalidating memory windows.
+//! Work requests that need no peer: binding and invalidating memory windows.
 
 use super::*;
 
-/// Does this work request need no peer?
+/// Returns true if a work request with this opcode needs no peer.
 #[inline]
 pub(super) fn is_local(opcode: ibv_wr_opcode) -> bool {
     matches!(opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV)
 }
 
-/// Binds a window, or invalidates one.
+/// Binds or invalidates a memory window.
 #[cold]
 pub(super) fn local_operation(qp: &Qp, view: &WrView<'_>) -> Outcome {
     let nic = qp.nic;

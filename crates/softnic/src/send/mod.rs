@@ -1,9 +1,9 @@
-//! The send queue: work requests turned into records, copies and atomics.
+//! The send queue: turns work requests into records, copies and atomics.
 //!
-//! One-sided verbs are executed when they are posted, by the posting thread. Two-sided verbs become records
-//! in a ring that the receiver reads; on reliable and connected transports they complete when the receiver
-//! has consumed them. What cannot be done yet (the peer is not ready, its ring is full, the queue is being
-//! drained) is kept and tried again whenever somebody polls.
+//! The posting thread executes one-sided verbs at once. Two-sided verbs become records in a ring that the receiver
+//! reads. On RC and UC they complete when the receiver has consumed them. A work request that cannot be executed yet is
+//! deferred: the peer is not ready, its ring is full, or the queue is being drained. Each poll tries deferred work
+//! requests again.
 
 mod builder;
 mod burst;
@@ -70,24 +70,24 @@ pub(crate) use responder_memory::RemoteMemory;
 pub(crate) use single_send::{is_one as is_single_send, post as post_single_send};
 pub(crate) use single_write::{is_one as is_single_write, post as post_single_write};
 
-/// What a send queue has for the poll of its CQ.
+/// The work that a poll of the send CQ finds in a send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum SendWork {
     /// Nothing.
     None = 0,
-    /// Only unsignaled WRs that are not acknowledged yet. A poll need not look for them each time: that would
-    /// fetch a line that the receiver is writing to.
+    /// Only unsignaled WRs that are not acknowledged yet. A poll does not check them each time: that would fetch a
+    /// cache line that the receiver writes to.
     Unsignaled = 1,
-    /// Completions, or what will become some.
+    /// Completions, or WRs that will become completions.
     Completions = 2,
 }
 
 /// A fixed-size queue.
 ///
-/// What is put in is put together where it goes, so all of this is `inline(always)`: an entry that goes through the stack
-/// is read back in larger pieces than it was written in, which waits until every earlier store has reached the cache, and
-/// one of these may be a message that waits for its line (half of the time of a WRITE, when it was so).
+/// All methods are `inline(always)`, so that an entry is built in its place. An entry that passes through the stack is
+/// read back in larger pieces than it was written in. That read waits until every earlier store has reached the cache.
+/// One of these stores may be a message that waits for its cache line (half of the time of a WRITE).
 struct Fifo<T> {
     items: Box<[T]>,
     head: usize,
@@ -95,7 +95,7 @@ struct Fifo<T> {
 }
 
 impl<T: Copy + Default> Fifo<T> {
-    /// An empty queue; `None` where there is no memory for it.
+    /// Returns an empty queue, or `None` if there is no memory for it.
     fn new(capacity: usize) -> Option<Self> {
         Some(Self {
             items: crate::filled::filled(T::default(), capacity.next_power_of_two())?,
@@ -118,7 +118,7 @@ impl<T: Copy + Default> Fifo<T> {
     fn front(&self) -> Option<&T> {
         (!self.is_empty()).then(|| &self.items[self.head & (self.items.len() - 1)])
     }
-    /// Takes out each that `wanted` takes, up to one that it does not: where the queue begins is stored once.
+    /// Removes entries from the front as long as `wanted` returns true. The head is stored once.
     #[inline(always)]
     fn pop_each(&mut self, mut wanted: impl FnMut(&T) -> bool) {
         let (mut head, tail) = (self.head, self.tail);
@@ -133,26 +133,26 @@ impl<T: Copy + Default> Fifo<T> {
     }
 }
 
-/// A send WR whose fate is (Ready) or will be (Pending) known.
+/// A send WR whose outcome is known (in `ready`) or awaited (in `pending`).
 #[derive(Clone, Copy, Default)]
 struct SendWqe {
     wr_id: u64,
-    /// Position of the ring up to which the receiver must have consumed; 0: done already.
+    /// Position of the ring up to which the receiver must have consumed; 0 if the WR is done already.
     end: u64,
-    /// Number of the WR in the order of posting.
+    /// Sequence number of the WR, in the order of posting.
     seq: u64,
-    /// Of one that has failed, its `vendor_err`: an entry has no room for both, and a completion in error no length.
+    /// The completion's byte length, or its `vendor_err` if the WR failed: a completion in error has no length.
     byte_len: u32,
-    /// `ibv_wc_opcode` and `ibv_wc_status`, of which all fit: an entry is as few stores as can be.
+    /// `ibv_wc_opcode` and `ibv_wc_status`, whose values fit into a byte, so that an entry takes few stores.
     opcode: u8,
     status: u8,
     signaled: bool,
-    /// 1 for a WRITE that the receiver executes in the order of the ring, else 0. As large as the others, so that all are
-    /// stored at once.
+    /// 1 for a WRITE that the receiver executes in the order of the ring, else 0. The field is as large as its
+    /// neighbours, so that one store writes them all.
     ordered: u8,
 }
 
-/// How a work request fails.
+/// The error with which a work request completes.
 #[derive(Clone, Copy)]
 pub(crate) struct Failed {
     status: ibv_wc_status,
@@ -166,7 +166,7 @@ impl Failed {
     };
 }
 
-/// A code of a completion in an entry of a queue.
+/// Converts a code of a completion to the byte that queue entries store.
 #[allow(clippy::cast_possible_truncation)] // asserted
 #[inline(always)]
 const fn byte(code: u32) -> u8 {
@@ -174,11 +174,11 @@ const fn byte(code: u32) -> u8 {
     code as u8
 }
 
-/// Of what has not failed.
+/// `IBV_WC_SUCCESS` as stored in a send-queue entry.
 const SUCCESS: u8 = byte(IBV_WC_SUCCESS);
 
 impl SendWqe {
-    /// What it adds to the counts of [`Pending`].
+    /// Returns the contribution of this WR to the counts of [`Pending`].
     #[inline(always)]
     fn counts(&self) -> u64 {
         let is_in_order = self.opcode == byte(IBV_WC_SEND) || self.ordered != 0;
@@ -186,12 +186,12 @@ impl SendWqe {
     }
 }
 
-/// The WRs that are not done, in order.
+/// The WRs that are not done, in the order of posting.
 struct Pending {
     wqes: Fifo<SendWqe>,
-    /// How many of them are signaled and, in the upper half, how many are SENDs that the receiver has not taken yet, or
-    /// WRITEs that it has not executed: one word, since of two the compiler makes a vector here and two words there, which
-    /// wait for each other.
+    /// The lower half counts signaled WRs. The upper half counts SENDs that the receiver has not taken, and WRITEs that
+    /// it has not executed. Both share one word: the compiler would access two words as a vector in one place and one
+    /// by one in another, and these accesses wait for each other.
     counts: u64,
 }
 
@@ -200,12 +200,12 @@ impl Pending {
     fn is_empty(&self) -> bool {
         self.wqes.is_empty()
     }
-    /// Is one of them signaled?
+    /// Returns true if a pending WR is signaled.
     #[inline(always)]
     fn has_signaled(&self) -> bool {
         self.counts & u64::from(u32::MAX) != 0
     }
-    /// Is one of them a SEND that the receiver has not taken yet, or a WRITE that it has not executed?
+    /// Returns true if a pending WR is a SEND that the receiver has not taken, or a WRITE that it has not executed.
     #[inline(always)]
     fn has_sends(&self) -> bool {
         self.counts >> 32 != 0
@@ -225,7 +225,7 @@ impl Pending {
         self.drop_front(&wqe);
         Some(wqe)
     }
-    /// Removes the one at the front, a copy of which the caller has.
+    /// Removes the WR at the front, of which the caller has a copy.
     #[inline(always)]
     fn drop_front(&mut self, front: &SendWqe) {
         debug_assert!(self.front().is_some_and(|wqe| wqe.seq == front.seq));
@@ -238,59 +238,59 @@ impl Pending {
     }
 }
 
-/// A WR that waits for its turn, with everything that it points to.
+/// A WR that waits to be executed, with copies of everything that it points to.
 struct Deferred {
     wr: ibv_send_wr,
     sges: Vec<ibv_sge>,
-    /// The payload, where it was read when the WR was posted.
+    /// The payload, if it was read when the WR was posted.
     payload: Option<Vec<u8>>,
     seq: u64,
-    /// Since it was first tried again.
+    /// Time since the WR was first tried again.
     waiting: Waiting,
-    /// How long it has waited, in nanoseconds, when the receiver is woken next.
+    /// Time in nanoseconds that the WR has waited when the receiver is woken next.
     wake_after: u64,
     ah: Option<Arc<Ah>>,
     bind: Option<BindRequest>,
-    /// What a plan of faults says of it.
+    /// The fault that the fault plan prescribes for this WR.
     fault: Option<WorkFault>,
 }
 
-// SAFETY: the raw pointers in `wr` are not followed: `sges`, `payload`, `ah` and `bind` stand for them.
+// SAFETY: the raw pointers in `wr` are not dereferenced; `sges`, `payload`, `ah` and `bind` replace them.
 unsafe impl Send for Deferred {}
 
-/// A WR in the shape in which it is executed.
+/// A WR prepared for execution.
 struct WrView<'a> {
     wr: &'a ibv_send_wr,
     sges: &'a [ibv_sge],
     /// The payload, if it has been gathered already.
     gathered: Option<&'a [u8]>,
     ah: Option<&'a Ah>,
-    /// For a bind work request.
+    /// The request of a WR that binds a memory window.
     bind: Option<BindRequest>,
-    /// A message of this queue follows, for which the receiver has to look into the ring.
+    /// True if a message of this queue follows, for which the receiver has to read the ring.
     before_message: bool,
 }
 
-/// What became of a WR.
+/// The result of an attempt to execute a WR.
 enum Outcome {
-    /// Executed; the completion says so many bytes.
+    /// Executed; the completion reports this number of bytes.
     Done(u32),
-    /// In a ring up to this position.
+    /// Written to a ring, up to this position.
     InRing(u64),
-    /// A WRITE in a ring up to this position; the completion says so many bytes.
+    /// A WRITE written to a ring, up to this position; the completion reports this number of bytes.
     Ordered(u64, u32),
-    /// On its way in packets, done at this position; the completion says so many bytes.
+    /// Sent in packets and done at this position; the completion reports this number of bytes.
     InFlight(u64, u32),
-    /// Not yet possible.
+    /// Not possible yet.
     Later,
-    /// Failed.
+    /// Failed with this status.
     Failed(ibv_wc_status),
 }
 
 /// The send queue of a queue pair.
 pub(crate) struct SendQueue {
-    /// WRs posted and WRs whose places are free again: a place is freed when a completion of its WR or of a
-    /// later one has been polled (`ibv_post_send(3)`).
+    /// Number of WRs posted, and number of WRs whose places are free again. A place is freed when a completion of its
+    /// WR or of a later one has been polled (`ibv_post_send(3)`).
     posted: u64,
     freed: u64,
     max_wr: u64,
@@ -308,21 +308,21 @@ pub(crate) struct SendQueue {
     datagram_psn: u32,
     /// UD: rings by destination.
     ud: UdRings,
-    /// What a raw packet queue pair needs to send.
+    /// The state that a raw packet queue pair needs to send.
     raw: Option<Box<raw::Raw>>,
     local: RegionCache,
     remote: RegionCache,
-    /// When the peer of a reliable queue pair was first found not to answer.
+    /// Time since the peer of a reliable queue pair was first found not to answer.
     silent: Waiting,
-    /// Position of the ring behind the last WRITE that the receiver executes.
+    /// Position of the ring behind the last WRITE that was left to the receiver.
     ordered_end: u64,
-    /// Why the one in `pending` that has failed did so.
+    /// The cause of the failure of the failed WR in `pending`.
     cause: Option<Cause>,
     stopped: bool,
 }
 
 impl SendQueue {
-    /// An empty queue; `None` where there is no memory for it.
+    /// Returns an empty queue, or `None` if there is no memory for it.
     pub(crate) fn new(cap: &ibv_qp_cap, sq_sig_all: bool) -> Option<Self> {
         let depth = cap.max_send_wr.max(1) as usize;
         Some(Self {
@@ -352,12 +352,12 @@ impl SendQueue {
         })
     }
 
-    /// Is anything posted whose end is not known?
+    /// Returns true if the outcome of every executed WR is known.
     pub(crate) fn is_drained(&self) -> bool {
         self.pending.is_empty()
     }
 
-    /// Does anything wait here for a poll?
+    /// Returns the work that a poll finds in this queue.
     #[inline]
     fn work(&self) -> SendWork {
         if self.pending.has_signaled() || !self.ready.is_empty() || !self.deferred.is_empty() {
@@ -369,9 +369,9 @@ impl SendQueue {
         }
     }
 
-    /// Makes the ring to the peer of a connected queue pair (INIT to RTR).
+    /// Creates the ring to the peer of a connected queue pair (INIT to RTR).
     pub(crate) fn connect(&mut self, qp: &Qp, peer: Arc<Peer>, dest_qpn: u32) -> Result<(), i32> {
-        // Room for as many of the smallest records that any WR can be put into as WRs can be posted.
+        // The ring has room for `max_wr` records of the smallest size into which any WR fits.
         let record = record_slots(self.max_inline.max(self.max_sge * SLOT_BYTES).max(16));
         let slots = (self.max_wr * record + 2 * record + 2)
             .next_power_of_two()
@@ -389,12 +389,12 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Begins requests by packets (RTR to RTS).
+    /// Starts requests by packets (RTR to RTS).
     pub(crate) fn connect_by_packets(&mut self, wire: Wire) {
         self.wire = Some(Box::new(wire));
     }
 
-    /// Sets how long, and how often, requests by packets are repeated, as coded in `ibv_qp_attr`.
+    /// Sets the timeout and the retry counts of requests by packets, as coded in `ibv_qp_attr`.
     pub(crate) fn set_retries(&mut self, timeout: u8, retry_cnt: u8, rnr_retry: u8) {
         if let Some(requester) = self.wire.as_mut().and_then(|wire| wire.reliable()) {
             requester.set_timeout_ns(packet_timeout_ns(timeout));
@@ -412,7 +412,7 @@ impl SendQueue {
         }
     }
 
-    /// Back to RESET: forgets all WRs and closes all rings.
+    /// Returns the queue to RESET: drops all WRs and closes all rings.
     pub(crate) fn reset(&mut self, nic: &Nic) {
         self.withdraw(nic);
         self.pending.clear();
@@ -437,7 +437,7 @@ impl SendQueue {
         self.stopped = false;
     }
 
-    /// Takes back the SENDs that the receiver has not taken, before the program hears of their end.
+    /// Withdraws the SENDs that the receiver has not taken, before the program sees their completions.
     fn withdraw(&self, nic: &Nic) {
         if self.pending.has_sends()
             && let Some(out) = &self.out
@@ -446,8 +446,8 @@ impl SendQueue {
         }
     }
 
-    /// Ends every WR that is not done: with `first` the oldest one, if given, and with a flush error all
-    /// others. What the receiver has taken is done. Returns the `wr_id` and the opcode of the one that ended with `first`.
+    /// Ends every WR that is not done: the oldest with `first`, if given, and all others with a flush error. A WR that
+    /// the receiver has taken is done. Returns the `wr_id` and the opcode of the WR that ended with `first`.
     pub(crate) fn flush(
         &mut self,
         nic: &Nic,
@@ -472,7 +472,7 @@ impl SendQueue {
         };
         while let Some(wqe) = self.pending.pop() {
             if wqe.end == 0 && wqe.status == SUCCESS {
-                // Executed behind one that was not acknowledged.
+                // This WR was executed while an earlier one was not acknowledged.
                 left = None;
             }
             let failed = end(wqe.wr_id, wqe.opcode.into(), &mut left);
@@ -498,13 +498,13 @@ impl SendQueue {
         ended
     }
 
-    /// Ready again after the send queue had failed (SQE to RTS).
+    /// Lets the queue execute WRs again after it had failed (SQE to RTS).
     pub(crate) fn resume(&mut self) {
         self.stopped = false;
     }
 }
 
-/// `ibv_post_send` on a locked queue.
+/// Posts a list of work requests, as `ibv_post_send`, under the lock of the send queue.
 ///
 /// # Safety
 /// `wr` is null or the first of a list of work requests as `ibv_post_send(3)` describes it.
@@ -534,7 +534,7 @@ pub(crate) unsafe fn post_send_xrc(
     unsafe { post_list::<true, false>(qp, &mut sq, wr, bad_wr) }
 }
 
-/// [`post_send`] under a plan of faults.
+/// [`post_send`] under a fault plan.
 ///
 /// # Safety
 /// As for [`post_send`].
@@ -573,6 +573,8 @@ pub(crate) unsafe fn post_send_all<const XRC: bool, const FAULTS: bool>(
     unsafe { post_list::<XRC, FAULTS>(qp, &mut sq, wr, bad_wr) }
 }
 
+/// Posts a list of WRs to a send queue that the caller has locked.
+///
 /// # Safety
 /// As for [`post_send`].
 #[inline(always)]
@@ -622,8 +624,8 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
         // SAFETY: a place for the failed WR (contract of `ibv_post_send`).
         unsafe { *bad_wr = wr };
     }
-    // Said before the receiver can see anything: it may answer, and our engine look here, before this thread
-    // goes on; an engine that then finds no work here sleeps, and nobody calls it again.
+    // The work is stored before the receiver can see any message. The receiver may answer, and our engine check this
+    // word, before this thread continues. An engine that found no work would sleep, and nothing would wake it again.
     let work = sq.work();
     if qp.send_work.load(Ordering::Relaxed) != work as u8 {
         qp.send_work.store(work as u8, Ordering::Relaxed);
@@ -636,14 +638,14 @@ unsafe fn post_list<const XRC: bool, const FAULTS: bool>(
         || sq.wire.is_some()
         || sq.ordered_end != ordered_before
     {
-        // The engine tries it again, repeats what is lost, and has a receiver execute what it was left, even if nobody
-        // polls.
+        // The engine tries deferred WRs again, retransmits lost packets, and wakes a receiver to execute the WRITEs
+        // left to it. It does so even if the program does not poll.
         qp.nic.call_engine();
     }
     result
 }
 
-/// Notes which shared receive queue an XRC work request is for.
+/// Notes the shared receive queue that an XRC work request names.
 fn aim(sq: &mut SendQueue, wr: &ibv_send_wr) {
     if let Some(out) = &mut sq.out {
         // SAFETY: the union's member for XRC; a plain integer.
@@ -651,7 +653,8 @@ fn aim(sq: &mut SendQueue, wr: &ibv_send_wr) {
     }
 }
 
-/// Something was posted while the send CQ is armed: the poster is about to sleep.
+/// Handles a post while the send CQ is armed, which means that the poster is about to sleep. Reports completions that
+/// are ready, and wakes the peer if WRs are pending.
 #[cold]
 fn asleep(qp: &Qp, sq: &SendQueue) {
     if !sq.ready.is_empty() {
@@ -679,7 +682,7 @@ fn publish(qp: &Qp, sq: &mut SendQueue) {
     }
 }
 
-/// Accepts one WR.
+/// Checks one WR, then executes, defers or flushes it.
 ///
 /// # Safety
 /// As for [`post_send`].
@@ -720,7 +723,7 @@ unsafe fn post_one<const FAULTS: bool>(
     let inline = wr.send_flags & IBV_SEND_INLINE != 0;
     if inline {
         let total: u64 = sges.iter().map(|s| u64::from(s.length)).sum();
-        // An atomic write has its 8 bytes in the work request, whatever the queue's room for inline data.
+        // The 8 bytes of an atomic write are in the work request itself, whatever `max_inline_data` is.
         let fits = (total <= sq.max_inline as u64 && carries_payload(wr.opcode))
             || (wr.opcode == IBV_WR_ATOMIC_WRITE && total == 8);
         if !fits {
@@ -771,7 +774,7 @@ unsafe fn post_one<const FAULTS: bool>(
             signaled: true,
             ..SendWqe::default()
         };
-        // Completions keep the order of the WRs: what failed may wait behind a SEND that is on its way.
+        // Completions keep the order of the WRs, so a flushed WR may wait behind a pending SEND.
         if !sq.deferred.is_empty() {
             // SAFETY: as above.
             unsafe { defer(qp, sq, &view, seq, None) };
@@ -813,7 +816,7 @@ unsafe fn post_one<const FAULTS: bool>(
     Ok(())
 }
 
-/// Keeps a WR for later, with copies of all that it points to.
+/// Defers a WR, with copies of everything that it points to.
 ///
 /// # Safety
 /// As for [`post_send`]; `view` is of one of its WRs.
@@ -825,7 +828,7 @@ unsafe fn defer(
     seq: u64,
     fault: Option<WorkFault>,
 ) {
-    // SAFETY: `post_one` has looked at the handle.
+    // SAFETY: `post_one` has checked the handle.
     let ah = unsafe { Ah::retain(view.wr, view.ah.is_some()) };
     let payload = read_early(qp, &mut sq.local, view);
     sq.deferred.push_back(Deferred {
@@ -841,14 +844,16 @@ unsafe fn defer(
     });
 }
 
-/// The payload of a WR that waits, where it has to be read now: inline data is the program's again, and so, for some
-/// programs, is a datagram that an adapter would have sent (eRPC sends anew from the same memory after a time-out of its
-/// own). What waits on RC and UC is the NIC's until it completes.
+/// Reads the payload of a deferred WR if it has to be read now.
 ///
-/// A payload that is too long, or cannot be read, fails when the WR is executed: none.
+/// The program may reuse the memory of inline data after the post. Some programs also reuse the memory of a datagram
+/// that an adapter would have sent: eRPC sends again from the same memory after a timeout of its own. The memory of a
+/// deferred WR on RC or UC belongs to the NIC until the WR completes.
+///
+/// Returns `None` for a payload that is too long or cannot be read: the WR fails when it is executed.
 fn read_early(qp: &Qp, local: &mut RegionCache, view: &WrView<'_>) -> Option<Vec<u8>> {
     let most = match qp.qp_type {
-        // Not more than the queue has room for (`post_one`).
+        // `post_one` has checked the length against `max_inline_data`.
         _ if view.wr.send_flags & IBV_SEND_INLINE != 0 => u64::MAX,
         QpType::Ud => UD_MAX_PAYLOAD as u64,
         QpType::RawPacket => raw::MAX_FRAME as u64,
@@ -870,7 +875,7 @@ fn read_early(qp: &Qp, local: &mut RegionCache, view: &WrView<'_>) -> Option<Vec
     Some(bytes)
 }
 
-/// Notes what became of a WR.
+/// Records the outcome of a WR in the queue.
 #[inline]
 fn settle(
     qp: &Qp,
@@ -911,7 +916,7 @@ fn settle(
                 .push(wqe(end, byte_len, IBV_WC_SUCCESS, signaled));
         }
         Outcome::Failed(status) => {
-            // It completes behind what was posted before it, which may still be on its way.
+            // The failed WR completes behind the WRs posted before it, which may still be pending.
             sq.pending.push(wqe(0, 0, status, true));
             sq.cause = why::take();
             fail_sends(qp, sq);
@@ -920,8 +925,8 @@ fn settle(
     }
 }
 
-/// A WR at the end of `pending` has failed: nothing behind it is executed any more. If nothing is in front
-/// of it, the queue pair fails now, else when that is done.
+/// Stops the queue after the WR at the end of `pending` has failed. If no WR is in front of it, the queue pair fails
+/// now, else when those are done.
 #[cold]
 fn fail_sends(qp: &Qp, sq: &mut SendQueue) {
     sq.stopped = true;
@@ -934,7 +939,7 @@ fn fail_sends(qp: &Qp, sq: &mut SendQueue) {
     }
 }
 
-/// The oldest WR has failed with `status`, for `cause` if it is known.
+/// Fails the queue pair after the oldest WR has failed with `status`, for `cause` if known.
 #[cold]
 fn fail_now(qp: &Qp, sq: &mut SendQueue, status: ibv_wc_status, cause: Option<Cause>) {
     publish(qp, sq);
@@ -976,7 +981,7 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
         if qp.qp_type == QpType::RawPacket {
             return raw::send(qp, sq, view);
         }
-        // RTS without a peer: its process was not there when it was connected.
+        // RTS without a peer: the peer's process did not exist when the queue pair was connected.
         return silence(qp, sq, view);
     };
     if out.peer.is_dead() {
@@ -998,8 +1003,8 @@ fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
         IBV_WR_SEND_WITH_IMM => connected_send(qp, sq, view, Kind::SendWithImm),
         IBV_WR_SEND_WITH_INV => connected_send(qp, sq, view, Kind::SendWithInv),
         IBV_WR_BIND_MW | IBV_WR_LOCAL_INV => local_operation(qp, view),
-        // A responder executes requests in order (IBTA vol. 1, 9.5): what touches memory waits until the
-        // SENDs in front of it have reached theirs.
+        // A responder executes requests in order (IBTA vol. 1, 9.5). Requests that access memory wait until the SENDs
+        // in front of them have reached the receiver's memory.
         IBV_WR_RDMA_WRITE if sends_on_their_way(sq) => write_in_order(qp, sq, view),
         _ if sends_on_their_way(sq) => Outcome::Later,
         IBV_WR_RDMA_WRITE => write(qp, sq, view).unwrap_or_else(|o| o),

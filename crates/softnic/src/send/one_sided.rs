@@ -4,7 +4,7 @@ use super::*;
 use crate::why::{Bytes, Side};
 use nic_core::rights::{Access, Owner, Permitted, QueuePair, authorize, flag};
 
-// The core names access rights as the C interface does.
+// `nic-core` and the C interface use the same bits for access rights.
 const _: () = {
     assert!(flag::LOCAL_WRITE == IBV_ACCESS_LOCAL_WRITE.cast_unsigned());
     assert!(flag::REMOTE_WRITE == IBV_ACCESS_REMOTE_WRITE.cast_unsigned());
@@ -14,18 +14,18 @@ const _: () = {
     assert!(flag::FLUSH_PERSISTENT == IBV_ACCESS_FLUSH_PERSISTENT.cast_unsigned());
 };
 
-/// A queue pair that requests go to.
+/// The queue pair that a request is addressed to.
 pub(crate) struct Target<'a> {
-    /// Its process.
+    /// The process that has the queue pair.
     pub(crate) peer: &'a Arc<Peer>,
-    /// Its place there.
+    /// Index of the queue pair in its process.
     pub(crate) index: usize,
-    /// The shared receive queue that the request is for (XRC); else 0.
+    /// Number of the shared receive queue that the request names (XRC), else 0.
     pub(crate) srqn: u32,
 }
 
 impl Target<'_> {
-    /// Lets the queue pair, a reliable one, fail for a request that it refuses with `status`.
+    /// Makes the queue pair, a reliable one, fail because of a request that it refuses with `status`.
     #[cold]
     pub(crate) fn refuse(&self, status: ibv_wc_status) {
         let event = if status == IBV_WC_REM_ACCESS_ERR {
@@ -39,7 +39,7 @@ impl Target<'_> {
         }
     }
 
-    /// The number of the queue pair.
+    /// Returns the queue pair's number.
     fn qpn(&self) -> u32 {
         #[allow(clippy::cast_possible_truncation)] // 24 bits
         let qpn = (self.peer.slot << QP_BITS | self.index) as u32;
@@ -47,18 +47,18 @@ impl Target<'_> {
     }
 }
 
-/// Why a one-sided WR may not go to the remote side that it names.
+/// The reason why a one-sided WR may not access the remote side that it names.
 #[derive(Clone, Copy)]
 pub(crate) enum Denied {
     /// The responder refuses it: NAK-Remote Access Error (IBTA vol. 1, 9.7.5.2.4).
     RemoteAccess,
     /// The responder's process has ended.
     Ended,
-    /// There is no such queue pair.
+    /// The queue pair does not exist.
     NoQueuePair,
 }
 
-/// The remote side of a one-sided WR, checked.
+/// Checks the remote side of a one-sided WR. Returns the region, the permitted range and the region's pin.
 #[inline]
 pub(crate) fn remote_region<'c>(
     nic: &'static Nic,
@@ -103,7 +103,7 @@ pub(crate) fn remote_region<'c>(
     Ok((region, at, pin))
 }
 
-/// The queue pair that requests go to, in the protection domain with the number `domain`.
+/// Describes the queue pair that requests go to, in the protection domain with the number `domain`.
 #[inline(always)]
 pub(super) fn responder(to: &Target<'_>, dest: &QpShared, domain: u32) -> QueuePair {
     QueuePair {
@@ -113,7 +113,7 @@ pub(super) fn responder(to: &Target<'_>, dest: &QpShared, domain: u32) -> QueueP
     }
 }
 
-/// What becomes of a WR that may not go to the remote side that it names.
+/// Returns the outcome of a WR that may not access the remote side that it names.
 #[cold]
 fn denied(qp: &Qp, out: &OutRing, why: Denied) -> Outcome {
     match why {
@@ -123,8 +123,8 @@ fn denied(qp: &Qp, out: &OutRing, why: Denied) -> Outcome {
     }
 }
 
-/// The same for a WR that brings its payload along: the requester's NIC looks at the L_Keys when it makes the request,
-/// so where those are wrong, too, no responder hears of it.
+/// Returns the outcome of a denied WR that carries its payload. The requester's NIC checks the L_Keys when it builds
+/// the request. If those are wrong too, the responder never sees the request.
 #[cold]
 fn denied_with_payload(
     qp: &Qp,
@@ -139,14 +139,14 @@ fn denied_with_payload(
     }
 }
 
-/// Is there memory of this process where a peer in it wants to go in a region of the whole address space? A peer in
-/// another process finds out by its system call.
+/// Returns true if this process has memory in a range that a peer in the same process accesses by a region of the whole
+/// address space. For a peer in another process, the system call makes this check.
 #[cold]
 fn own_memory(addr: u64, len: u64, access: Access) -> bool {
     shm::mem::populate(addr, len, access != Access::RemoteRead)
 }
 
-/// The protection domain that requests to `dest` must be in, as its process calls it.
+/// Returns the number, in the peer's process, of the protection domain that requests to `dest` must be in.
 #[inline]
 pub(super) fn domain_of(to: &Target<'_>, dest: &QpShared) -> Option<u32> {
     let domain = dest.xrc_domain.load(Ordering::Relaxed);
@@ -163,7 +163,8 @@ fn domain_of_srq(to: &Target<'_>, domain: u32) -> Option<u32> {
     (srq.domain.load(Ordering::Acquire) == domain).then(|| srq.pd.load(Ordering::Relaxed))
 }
 
-/// The responder refuses a request: both sides hear of it (RC), or it is dropped (UC, IBTA vol. 1, 9.9.3).
+/// Returns the outcome of a request that the responder refuses. On RC both sides fail; on UC the request is dropped
+/// (IBTA vol. 1, 9.9.3).
 #[cold]
 pub(super) fn refused(qp: &Qp, out: &OutRing, status: ibv_wc_status) -> Outcome {
     if qp.qp_type != QpType::Rc {
@@ -174,7 +175,7 @@ pub(super) fn refused(qp: &Qp, out: &OutRing, status: ibv_wc_status) -> Outcome 
     Outcome::Failed(status)
 }
 
-/// A copy to or from a peer's memory failed.
+/// Returns the outcome of a WR after a copy to or from the peer's memory failed.
 #[cold]
 pub(super) fn unreachable_memory(qp: &Qp, out: &OutRing) -> Outcome {
     if out.peer.has_ended() {
@@ -185,7 +186,7 @@ pub(super) fn unreachable_memory(qp: &Qp, out: &OutRing) -> Outcome {
     }
 }
 
-/// RDMA WRITE.
+/// Executes an RDMA WRITE.
 #[inline]
 pub(super) fn write(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Outcome, Outcome> {
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
@@ -229,7 +230,7 @@ pub(super) fn write(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Ou
     Ok(Outcome::Done(total as u32))
 }
 
-/// RDMA WRITE with immediate: the WRITE, and a record for the immediate.
+/// Executes an RDMA WRITE with immediate: the WRITE, then a record for the immediate.
 pub(super) fn write_with_imm(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
     match sq.out.as_mut().map(|out| out.producer.has_room(0)) {
         Some(Ok(true)) => {}
@@ -256,7 +257,7 @@ pub(super) fn write_with_imm(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> 
     Outcome::InRing(out.producer.pos())
 }
 
-/// RDMA READ, into memory of the protection domain `pd`.
+/// Executes an RDMA READ into memory of the protection domain `pd`.
 pub(super) fn read(
     qp: &Qp,
     sq: &mut SendQueue,
@@ -316,8 +317,8 @@ pub(super) fn read(
     Ok(Outcome::Done(total as u32))
 }
 
-/// READs into an SGE whose region belongs to another process and is not mapped; both regions are pinned. The error says
-/// whether it was the SGE that could not be reached.
+/// READs into an SGE whose region belongs to another process and is not mapped. Both regions are pinned. The error is
+/// true if the SGE could not be reached, and false if the remote memory could not.
 #[cold]
 pub(crate) fn read_to_unmapped(
     (region, mut from): (&shm::mem::Region, Permitted),
@@ -327,7 +328,7 @@ pub(crate) fn read_to_unmapped(
     while !from.is_empty() {
         let (source, sources) = from.split_at(BOUNCE as u64);
         let (target, targets) = to.split_at(BOUNCE as u64);
-        // SAFETY: the buffer has as many bytes; both are of pinned regions (contract).
+        // SAFETY: the buffer has `BOUNCE` bytes, and no piece is longer; both pieces lie in pinned regions (contract).
         unsafe {
             region
                 .read(source, buffer.as_mut_ptr())
@@ -339,7 +340,7 @@ pub(crate) fn read_to_unmapped(
     Ok(())
 }
 
-/// READs and atomics need initiator depth here and responder resources there.
+/// Checks the initiator depth here and the responder resources of the peer, which READs and atomics need.
 #[inline]
 pub(super) fn check_read_resources(qp: &Qp, out: &OutRing) -> Result<(), Outcome> {
     if qp.max_rd_atomic.load(Ordering::Relaxed) == 0 {
@@ -354,8 +355,8 @@ pub(super) fn check_read_resources(qp: &Qp, out: &OutRing) -> Result<(), Outcome
     Ok(())
 }
 
-/// Operands of atomics are 8 bytes; "the virtual address in the ATOMIC Command Request packet shall be naturally
-/// aligned", or the responder answers NAK-Invalid Request (IBTA vol. 1, 9.4.5).
+/// Checks the operand of an atomic. Operands are 8 bytes; "the virtual address in the ATOMIC Command Request packet
+/// shall be naturally aligned", or the responder answers NAK-Invalid Request (IBTA vol. 1, 9.4.5).
 fn check_word(qp: &Qp, out: &OutRing, view: &WrView<'_>, remote_addr: u64) -> Result<(), Outcome> {
     let total: u64 = view.sges.iter().map(|s| u64::from(s.length)).sum();
     if total != 8 {
@@ -369,7 +370,7 @@ fn check_word(qp: &Qp, out: &OutRing, view: &WrView<'_>, remote_addr: u64) -> Re
     Ok(())
 }
 
-/// Compare-and-swap and fetch-and-add.
+/// Executes a compare-and-swap or a fetch-and-add.
 pub(super) fn atomic(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<Outcome, Outcome> {
     let Some(out) = &sq.out else {
         return Ok(Outcome::Later);
@@ -396,7 +397,7 @@ pub(super) fn atomic(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<O
             Access::RemoteAtomic,
         )
         .map_err(|why| denied(qp, out, why))?;
-        // Without a place for its result it is not made.
+        // The atomic is not executed unless its result can be stored.
         for sge in view.sges.iter().filter(|s| s.length != 0) {
             if checked_sge(qp.nic, &mut sq.local, qp.pd, sge, true).is_err() {
                 return Err(Outcome::Failed(IBV_WC_LOC_PROT_ERR));
@@ -422,7 +423,7 @@ pub(super) fn atomic(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Result<O
     Ok(Outcome::Done(8))
 }
 
-/// Atomic write: 8 bytes that nobody ever sees in parts (IBTA annex A19).
+/// Executes an atomic write: 8 bytes that no reader sees in parts (IBTA annex A19).
 #[cold]
 pub(super) fn atomic_write(
     qp: &Qp,
@@ -464,8 +465,8 @@ pub(super) fn atomic_write(
     }
 }
 
-/// Flush: what was written before is visible to whoever reads the memory (IBTA annex A19). Every WRITE is that as
-/// soon as it has been executed, so what is left are the responder's checks.
+/// Executes a FLUSH: makes earlier writes visible to all readers of the memory (IBTA annex A19). Every WRITE is visible
+/// as soon as it has been executed, so only the responder's checks remain.
 #[cold]
 pub(super) fn flush_remote(
     qp: &Qp,
@@ -487,7 +488,7 @@ pub(super) fn flush_remote(
     if placement & !(IBV_FLUSH_GLOBAL | IBV_FLUSH_PERSISTENT) != 0 || placement == 0 {
         return Err(refused(qp, out, IBV_WC_REM_INV_REQ_ERR));
     }
-    // Memory of processes does not survive them: no region has the right to it.
+    // Memory of a process does not survive the process, so no region has this right.
     if placement & IBV_FLUSH_PERSISTENT != 0 {
         return Err(refused(qp, out, IBV_WC_REM_ACCESS_ERR));
     }
@@ -518,20 +519,20 @@ pub(super) fn flush_remote(
     Ok(Outcome::Done(0))
 }
 
-/// What is to be flushed. A work request has no operands for it, since only the extended API posts it: they
-/// travel in those of atomics.
+/// The range of a FLUSH. `ibv_send_wr` has no operands for FLUSH, which only the extended API posts, so the operands of
+/// atomics carry the range.
 pub(crate) struct FlushRange {
     pub(crate) rkey: u32,
     pub(crate) remote_addr: u64,
     pub(crate) len: u64,
     /// `IBV_FLUSH_*` of `enum ibv_placement_type`.
     pub(crate) placement: u8,
-    /// The range is that of the region, whatever `remote_addr` and `len` say.
+    /// True if the range is the whole region; `remote_addr` and `len` are then ignored.
     pub(crate) whole_region: bool,
 }
 
 impl FlushRange {
-    /// As operands of a work request.
+    /// Encodes the range as the atomic operands of a work request.
     pub(crate) fn operands(&self) -> ibv_send_wr_wr_atomic {
         ibv_send_wr_wr_atomic {
             remote_addr: self.remote_addr,

@@ -1,4 +1,4 @@
-//! The sending end of a ring, and the making of rings.
+//! The sending end of a ring, and the creation of rings.
 
 use super::*;
 
@@ -8,18 +8,18 @@ use shm::fabric::armed::Call;
 pub(super) struct OutRing {
     pub(super) producer: Producer,
     pub(super) peer: Arc<Peer>,
-    /// The receiving queue pair within its process.
+    /// Index of the receiving queue pair in its process.
     pub(super) dest_index: usize,
     pub(super) dest_epoch: u32,
     pub(super) dest_cq: usize,
     pub(super) offset: usize,
     pub(super) bytes: usize,
     pub(super) announced: bool,
-    /// The open postlist has a solicited message.
+    /// True if the open postlist has a solicited message.
     pub(super) solicited: bool,
-    /// The shared receive queue that the WR in hand is for (XRC); else 0.
+    /// Number of the shared receive queue that the current WR names (XRC), else 0.
     pub(super) srqn: u32,
-    /// A datagram for a group has waited for room here in vain.
+    /// True if a datagram for several receivers has waited in vain for room in this ring.
     pub(super) lags: bool,
 }
 
@@ -28,7 +28,7 @@ impl OutRing {
         nic.me().segment.ring_header(self.offset)
     }
 
-    /// The receiving queue pair.
+    /// Returns the receiving queue pair.
     #[inline(always)]
     pub(super) fn target(&self) -> Target<'_> {
         Target {
@@ -66,7 +66,7 @@ impl OutRing {
         }
     }
 
-    /// Whom a message wakes that has just been published, where its receiver lets peers wake programs.
+    /// Decides which thread a message that has just been published wakes, if its receiver lets peers wake programs.
     #[cold]
     fn whom_to_wake(&self, nic: &Nic) -> Call {
         let dest = self.peer.segment.qp(self.dest_index);
@@ -74,7 +74,7 @@ impl OutRing {
             return Call::Engine;
         }
         match self.header(nic) {
-            // The receiver has found all before it armed its CQ, and this thread was held up.
+            // The receiver found all records before it armed its CQ; this thread was held up.
             Some(header) if header.head.load(Ordering::Acquire) == self.producer.pos() => {
                 Call::Nobody
             }
@@ -91,7 +91,7 @@ impl OutRing {
         }
     }
 
-    /// Takes back what the receiver has not taken: the program may write to the payloads from now on.
+    /// Withdraws the records that the receiver has not taken: the program may write to the payloads from now on.
     #[cold]
     pub(super) fn withdraw(&self, nic: &Nic) {
         if let Some(header) = self.header(nic) {
@@ -101,11 +101,11 @@ impl OutRing {
         }
     }
 
-    /// Closes the ring: the receiver reads what is in it and lets go.
+    /// Closes the ring: the receiver reads the remaining records and detaches.
     pub(super) fn close(mut self, nic: &Nic) {
         self.producer.publish();
         if let Some(header) = self.header(nic) {
-            // What has been withdrawn stays so.
+            // A withdrawn ring stays withdrawn.
             let _ = header.closed.compare_exchange(
                 RING_OPEN,
                 RING_CLOSED,
@@ -121,7 +121,7 @@ impl OutRing {
     }
 }
 
-/// What a new ring is for.
+/// The parameters of a new ring.
 pub(super) struct RingUse {
     pub(super) slots: u64,
     pub(super) dest_index: usize,

@@ -13,17 +13,17 @@ use crate::multicast::MULTICAST_QPN;
 use crate::path::{Arrival, Counter, DEFAULT_PKEY, Drop};
 use link::Flow;
 
-/// Payload of so many bytes or fewer is copied when it is posted: it is sent at once in most cases, and looking up its
-/// region a second time costs more.
+/// Payloads of at most this many bytes are copied when they are posted. Most of them are sent at once, and looking up
+/// their region a second time costs more.
 const COPIED_BYTES: u64 = 256;
 
-/// The shortest timeout by packets: code 14, the one that most programs ask for.
+/// Shortest timeout by packets, in nanoseconds: code 14, which most programs ask for.
 ///
-/// An adapter answers without a core, and a thread of the peer's process needs one: on a busy host it waits for it for tens
-/// of milliseconds. What is lost does not wait for the timeout, since the requester probes before.
+/// An adapter answers without a core. A thread of the peer's process needs one, and waits for it for tens of
+/// milliseconds on a busy host. Lost packets do not wait for the timeout, since the requester probes before.
 const MIN_TIMEOUT_NS: u64 = 4096 << 14;
 
-/// How long an answer by packets may take with that code of `timeout`; `None`: for ever.
+/// Returns the time that an answer by packets may take with this code of `timeout`. `None` means no limit.
 pub(crate) fn packet_timeout_ns(timeout: u8) -> Option<u64> {
     ack_timeout_ns(timeout).map(|ns| ns.max(MIN_TIMEOUT_NS))
 }
@@ -32,12 +32,12 @@ pub(crate) fn packet_timeout_ns(timeout: u8) -> Option<u64> {
 pub(crate) struct Wire {
     machine: Machine,
     flow: Flow,
-    /// Memory of the work requests in flight; the first is of the request behind `done`.
+    /// Memory of the work requests in flight; the first entry belongs to the request behind `done`.
     memory: VecDeque<WrMemory>,
     done: u64,
 }
 
-/// The requester of a transport service.
+/// The requester's state machine of a transport service.
 enum Machine {
     Rc(Box<Requester>),
     Uc(uc::Sender),
@@ -52,19 +52,19 @@ impl Machine {
     }
 }
 
-/// Payload of a work request, or where its result goes.
+/// The payload of a work request, or the buffers for its result.
 enum WrMemory {
     Bytes(Box<[u8]>),
     Sges(Box<[ibv_sge]>),
 }
 
 impl Wire {
-    /// A requester of a reliable connection.
+    /// Returns the requester of a reliable connection.
     pub(crate) fn rc(requester: Requester, flow: Flow) -> Self {
         Self::new(Machine::Rc(Box::new(requester)), flow)
     }
 
-    /// A requester of an unreliable connection.
+    /// Returns the requester of an unreliable connection.
     pub(crate) fn uc(sender: uc::Sender, flow: Flow) -> Self {
         Self::new(Machine::Uc(sender), flow)
     }
@@ -78,7 +78,7 @@ impl Wire {
         }
     }
 
-    /// How many requests are done, from the first on.
+    /// Returns the number of requests that are done, from the first on.
     pub(super) fn done(&self) -> u64 {
         match &self.machine {
             Machine::Rc(requester) => requester.done(),
@@ -86,7 +86,7 @@ impl Wire {
         }
     }
 
-    /// The reliable requester.
+    /// Returns the requester of a reliable connection; `None` on UC.
     pub(super) fn reliable(&mut self) -> Option<&mut Requester> {
         match &mut self.machine {
             Machine::Rc(requester) => Some(requester),
@@ -94,7 +94,7 @@ impl Wire {
         }
     }
 
-    /// Forgets the memory of requests that are done.
+    /// Drops the memory of requests that are done.
     fn forget_done(&mut self) {
         let done = self.done();
         while self.done < done {
@@ -104,12 +104,12 @@ impl Wire {
     }
 }
 
-/// The memory of the work requests of a queue pair, as its requester names it.
+/// The memory of a queue pair's work requests, which its requester addresses by position.
 struct QpMemory<'a> {
     qp: &'a Qp,
     local: &'a mut RegionCache,
     memory: &'a VecDeque<WrMemory>,
-    /// Requests that are done, and have no memory here.
+    /// Number of requests that are done and have no entry in `memory`.
     done: u64,
 }
 
@@ -167,10 +167,10 @@ impl LocalMemory for QpMemory<'_> {
     }
 }
 
-/// Calls `f` for each run of memory that `len` bytes from `offset` on lie in.
+/// Calls `f` for each contiguous piece of the `len` bytes from `offset` on.
 ///
 /// # Errors
-/// What `f` says; the list is shorter than that.
+/// The error of `f`, or a fault if the list is shorter than `offset + len`.
 fn for_each_piece(
     sges: &[ibv_sge],
     offset: u32,
@@ -201,7 +201,7 @@ fn for_each_piece(
     if left == 0 { Ok(()) } else { Err(LocalFault) }
 }
 
-/// Makes a work request of a connected queue pair a request.
+/// Turns a work request of a connected queue pair into a request by packets.
 pub(super) fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
     if matches!(view.wr.opcode, IBV_WR_BIND_MW | IBV_WR_LOCAL_INV) {
         return local_operation(qp, view);
@@ -237,7 +237,7 @@ pub(super) fn execute(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
     Outcome::InFlight(position, byte_len)
 }
 
-/// What the work request asks for, and its memory.
+/// Returns the operation that the work request asks for, and its memory.
 ///
 /// # Errors
 /// The status of a work request that fails at the requester.
@@ -293,7 +293,7 @@ fn describe(
         {
             return Err(IBV_WC_LOC_LEN_ERR);
         }
-        // The buffers of results are looked at when there is a result.
+        // Result buffers are checked when the result arrives.
         RequestOperation::CompareSwap { .. }
         | RequestOperation::FetchAdd { .. }
         | RequestOperation::Read { .. } => WrMemory::Sges(view.sges.into()),
@@ -303,7 +303,7 @@ fn describe(
     Ok((operation, memory))
 }
 
-/// The FLUSH that a work request asks for.
+/// Returns the FLUSH that a work request asks for.
 fn flush_of(atomic: ibv_send_wr_wr_atomic) -> RequestOperation {
     let range = FlushRange::of(atomic);
     #[allow(clippy::cast_possible_truncation)] // the codes of both, and a length of 32 bits
@@ -316,14 +316,14 @@ fn flush_of(atomic: ibv_send_wr_wr_atomic) -> RequestOperation {
     }
 }
 
-/// The payload of a work request: copied, or its checked memory.
+/// Returns the payload of a work request: a copy, or its checked SGEs.
 fn payload(
     qp: &Qp,
     sq: &mut SendQueue,
     view: &WrView<'_>,
     len: u32,
 ) -> Result<WrMemory, ibv_wc_status> {
-    // What a fence holds back may be written by the READs in front of it.
+    // READs in front of a fenced request may still write its payload.
     let is_short = u64::from(len) <= COPIED_BYTES && view.wr.send_flags & IBV_SEND_FENCE == 0;
     let is_copied =
         is_short || view.gathered.is_some() || view.wr.send_flags & IBV_SEND_INLINE != 0;
@@ -336,7 +336,7 @@ fn payload(
     Ok(WrMemory::Bytes(bytes))
 }
 
-/// Copies the payload of a work request, which is as long as `into`.
+/// Copies the payload of a work request into `into`, which has the same length.
 fn copy_payload(
     qp: &Qp,
     sq: &mut SendQueue,
@@ -352,12 +352,12 @@ fn copy_payload(
     })
 }
 
-/// Whether a datagram goes by packets.
+/// Returns true if a datagram goes by packets.
 pub(super) fn takes_datagram(qp: &Qp, view: &WrView<'_>) -> bool {
     view.ah.is_some_and(|ah| ah.by_packets) && qp.nic.network.is_open()
 }
 
-/// SEND on UD by packet.
+/// Sends a UD datagram by packet.
 pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
     let Some((ah, flow)) = view.ah.and_then(|ah| Some((ah, ah.flow?))) else {
         return Outcome::Failed(IBV_WC_LOC_QP_OP_ERR);
@@ -413,7 +413,7 @@ pub(super) fn datagram(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcom
     Outcome::Done(len)
 }
 
-/// Sends what has been posted, now or with the next post.
+/// Transmits posted requests. Their packets leave now or with the next post.
 #[cold]
 pub(super) fn publish(qp: &Qp, sq: &mut SendQueue) {
     if sq.wire.is_some() {
@@ -423,7 +423,7 @@ pub(super) fn publish(qp: &Qp, sq: &mut SendQueue) {
     qp.nic.network.flush_after_post(&qp.nic.engine_ticks);
 }
 
-/// Sends what the requester may send now, and takes what it has counted.
+/// Transmits the packets that the requester may send now, and collects its counts.
 fn transmit(qp: &Qp, sq: &mut SendQueue, now: u64) {
     let SendQueue { wire, local, .. } = sq;
     let Some(wire) = wire else { return };
@@ -444,10 +444,10 @@ fn transmit(qp: &Qp, sq: &mut SendQueue, now: u64) {
     wire.forget_done();
 }
 
-/// Takes the answer to a request of `qp`, or a congestion notification.
+/// Processes the answer to a request of `qp`, or a congestion notification.
 ///
 /// # Errors
-/// Why the packet is dropped.
+/// The reason why the packet is dropped.
 pub(crate) fn take_answer(
     qp: &Qp,
     arrival: &Arrival,
@@ -472,12 +472,13 @@ pub(crate) fn take_answer(
     Ok(())
 }
 
-/// Goes on with what the requester has to send, after answers have come.
+/// Transmits the packets that the requester has to send after answers have arrived.
 ///
-/// What is done completes now: completions of sends and of receives, which packets bring too, come in the order of time.
+/// Requests that are done complete now: completions of sends and of receives, which packets bring too, keep the order
+/// of time.
 pub(crate) fn go_on(qp: &Qp, now: u64) {
     let mut sq = qp.sq.lock();
-    // A WR that failed at this end stops the queue, and those in front of it are repeated until they are done.
+    // A WR that failed at this end stops the queue. The requests in front of it are repeated until they are done.
     if !sq.stopped || !sq.pending.is_empty() {
         transmit(qp, &mut sq, now);
     } else if let Some(wire) = &mut sq.wire {
@@ -487,7 +488,7 @@ pub(crate) fn go_on(qp: &Qp, now: u64) {
     qp.send_cq.drain_sender(qp);
 }
 
-/// Notes what is done; what is overdue is sent again. True if something waits for a deadline.
+/// Retransmits overdue requests and settles those that are done. Returns true if a request waits for a deadline.
 pub(super) fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
     let Some(wire) = &mut sq.wire else {
         return false;
@@ -514,7 +515,7 @@ pub(super) fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
         return false;
     }
     if let Some(failure) = failure {
-        // What the responder knows of it stays there: a NAK has no room for more.
+        // The responder's cause is not known here: a NAK has no room for it.
         let cause = matches!(failure, Failure::RetryExceeded).then_some(Cause::NoAcknowledgement);
         fail_now(qp, sq, status_of(failure), cause);
         return false;
@@ -522,7 +523,7 @@ pub(super) fn progress(qp: &Qp, sq: &mut SendQueue) -> bool {
     true
 }
 
-/// The status of a work request that has failed so.
+/// Returns the status of a work request that has failed with `failure`.
 fn status_of(failure: Failure) -> ibv_wc_status {
     match failure {
         Failure::LocalProtection => IBV_WC_LOC_PROT_ERR,

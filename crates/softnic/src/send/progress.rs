@@ -1,4 +1,4 @@
-//! What becomes of work requests after they were posted: completions, retries, and failures of the peer.
+//! The processing of posted work requests: completions, retries, and failures of the peer.
 
 use std::time::Duration;
 
@@ -8,14 +8,15 @@ use super::*;
 use crate::faults;
 use crate::multicast;
 
-/// How long an unreliable message waits for room at a live receiver until it is dropped.
+/// Time in nanoseconds that an unreliable message waits for room at a live receiver before it is dropped.
 pub(super) const UNRELIABLE_WAIT_NS: u64 = 1_000_000_000;
 
-/// How long it waits until the receiver's engine is woken for the first time: a receiver that polls has made
-/// room long before, and a wake-up is a system call here and a second taker of its completion queue there.
+/// Time in nanoseconds after which a waiting message first wakes the receiver's engine. A receiver that polls has made
+/// room long before. A wake-up costs a system call here, and at the receiver a second thread that takes from its
+/// completion queue.
 pub(super) const UNRELIABLE_WAKE_NS: u64 = 100_000;
 
-/// Makes completions of what has been done. True if something waits for a deadline.
+/// Makes completions of the WRs that are done. Returns true if a WR waits for a deadline.
 #[inline(never)]
 pub(crate) fn poll_sends(qp: &Qp, sink: &mut WcSink<'_>) -> bool {
     let mut sq = qp.sq.lock();
@@ -56,14 +57,15 @@ fn complete(qp: &Qp, freed: &mut u64, wqe: &SendWqe, sink: &mut WcSink<'_>) {
     }
 }
 
-/// Makes completions of what the receiver has consumed, and moves the rest of it from pending to ready.
+/// Makes completions of the WRs that the receiver has consumed. Those for which `sink` has no room move from pending to
+/// ready.
 #[inline]
 fn progress(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
     let Some(out) = &mut sq.out else {
         if sq.wire.is_some() {
             return packets::progress(qp, sq);
         }
-        // UD: pending holds only what waits behind a failure.
+        // UD: pending holds only a failed WR and the WRs behind it.
         return settle_front(qp, sq, u64::MAX);
     };
     let Ok(consumed) = out.producer.consumed() else {
@@ -78,7 +80,7 @@ fn progress(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
             return false;
         }
         if front.end > consumed {
-            // A receiver that looks at its memory alone executes no WRITE: its engine has to.
+            // A receiver that only polls its memory executes no WRITE; its engine has to.
             return stuck(qp, sq) | (sq.ordered_end > consumed);
         }
         let wqe = *front;
@@ -95,7 +97,7 @@ fn progress(qp: &Qp, sq: &mut SendQueue, sink: &mut WcSink<'_>) -> bool {
     false
 }
 
-/// Moves the WRs whose records lie before `consumed` to ready; a failed one behind them fails the queue.
+/// Moves the WRs whose records lie before `consumed` to ready. A failed WR behind them fails the queue.
 #[inline]
 pub(super) fn settle_front(qp: &Qp, sq: &mut SendQueue, consumed: u64) -> bool {
     take_consumed(sq, consumed);
@@ -109,7 +111,7 @@ pub(super) fn settle_front(qp: &Qp, sq: &mut SendQueue, consumed: u64) -> bool {
     false
 }
 
-/// Moves the WRs whose records lie before `consumed` to ready, up to one that has failed.
+/// Moves the WRs whose records lie before `consumed` to ready, up to a failed WR.
 #[inline]
 pub(super) fn take_consumed(sq: &mut SendQueue, consumed: u64) {
     while let Some(&front) = sq.pending.front() {
@@ -123,7 +125,8 @@ pub(super) fn take_consumed(sq: &mut SendQueue, consumed: u64) {
     }
 }
 
-/// The oldest WR is not done: refused, its receiver gone, or simply not there yet?
+/// Handles an oldest WR that is not done: it was refused, its receiver does not answer, or the receiver needs more
+/// time. Returns true if a deadline is running.
 #[inline]
 pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
     let Some(out) = &mut sq.out else { return false };
@@ -134,7 +137,7 @@ pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
         .header(qp.nic)
         .map_or(0, |h| h.nak.load(Ordering::Acquire));
     if let Some((status, cause)) = Cause::of_refusal(nak) {
-        // What was consumed before the refusal comes first.
+        // WRs that were consumed before the refusal come first.
         if let Ok(consumed) = out.producer.consumed() {
             settle_front(qp, sq, consumed);
         }
@@ -151,7 +154,7 @@ pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
         .qp(out.dest_index)
         .is_some_and(|d| answers(d, out.dest_epoch, qp.qpn));
     if out.peer.is_dead() {
-        // What it took before it ended counts, also if that was after the look above.
+        // Records that the peer took before it ended count, even if it took them after the read above.
         if let Ok(consumed) = out.producer.consumed() {
             settle_front(qp, sq, consumed);
         }
@@ -186,10 +189,10 @@ pub(super) fn stuck(qp: &Qp, sq: &mut SendQueue) -> bool {
     true
 }
 
-/// Tries the WRs that had to wait, in order.
+/// Tries the deferred WRs again, in order. Returns true if one of them has to wait on.
 #[cold]
 pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
-    // After a failure nothing more is executed: what is here is flushed as soon as the failed WR completes.
+    // After a failure no WR is executed. Deferred WRs are flushed as soon as the failed WR completes.
     if qp.state() == QpState::Sqd || sq.stopped {
         return false;
     }
@@ -230,7 +233,7 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
             let waited = d.waiting.waited(now);
             if waited >= UNRELIABLE_WAIT_NS {
                 outcome = if is_for_many(qp, &d) {
-                    // The others get it.
+                    // The other receivers get the datagram.
                     ud::wait_no_more(sq);
                     execute(qp, sq, &view)
                 } else {
@@ -256,13 +259,13 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
     false
 }
 
-/// Is it a datagram that several queue pairs may get?
+/// Returns true if several queue pairs may get the datagram.
 fn is_for_many(qp: &Qp, d: &Deferred) -> bool {
     qp.qp_type == QpType::RawPacket || d.ah.as_ref().is_some_and(|ah| ah.group.is_some())
 }
 
-/// Sends the datagrams for many that wait for room at one of them, before their queue pair ends: on a wire they would
-/// have left long ago, and programs that want no completions for them end without waiting.
+/// Sends datagrams for several receivers that wait for room at one of them, before their queue pair ends. On a wire
+/// they would have left long ago. Programs that want no completions for them end without waiting.
 pub(crate) fn send_rest(qp: &Qp) {
     if qp.qp_type.is_connected() {
         return;
@@ -283,7 +286,7 @@ pub(crate) fn send_rest(qp: &Qp) {
     }
 }
 
-/// Wakes the engine of the peer on which the oldest WR waits.
+/// Wakes the engine of the peer that the oldest WR waits for.
 #[cold]
 pub(crate) fn wake_debtor(qp: &Qp) {
     if qp.send_work.load(Ordering::Relaxed) == SendWork::None as u8 {
@@ -299,7 +302,7 @@ pub(crate) fn wake_debtor(qp: &Qp) {
     }
 }
 
-/// Wakes the engine of the process that a WR is for.
+/// Wakes the engines of the processes that a WR is addressed to.
 #[cold]
 fn wake_receiver(qp: &Qp, sq: &SendQueue, d: &Deferred) {
     if let Some(out) = &sq.out {
@@ -321,7 +324,7 @@ fn wake_receiver(qp: &Qp, sq: &SendQueue, d: &Deferred) {
     }
 }
 
-/// Asks what is wrong with a work request.
+/// Returns the fault that the fault plan prescribes for a work request.
 #[cold]
 pub(super) fn ask(qp: &Qp, view: &WrView<'_>) -> Option<WorkFault> {
     let peer_qpn = if qp.qp_type.is_connected() {
@@ -347,17 +350,17 @@ pub(super) fn ask(qp: &Qp, view: &WrView<'_>) -> Option<WorkFault> {
     faults::work_request(&facts, view.wr.wr_id)
 }
 
-/// What a fault makes of a work request that has waited.
+/// The effect of a fault on a work request that has waited.
 enum Obeyed {
-    /// It goes on waiting.
+    /// The work request keeps waiting.
     Wait,
-    /// It has ended so.
+    /// The work request has ended with this outcome.
     Done(Outcome),
-    /// It is executed now.
+    /// The fault is over; the work request is executed now.
     Over,
 }
 
-/// What becomes of a work request with a fault when it has waited for `waited_ns`.
+/// Applies a fault to a work request that has waited for `waited_ns`.
 #[cold]
 fn obey(qp: &Qp, fault: WorkFault, waited_ns: u64) -> Obeyed {
     match fault {
@@ -365,7 +368,7 @@ fn obey(qp: &Qp, fault: WorkFault, waited_ns: u64) -> Obeyed {
             why::note(Cause::Fault);
             Obeyed::Done(Outcome::Failed(status))
         }
-        // Nobody tells the sender: the message is lost.
+        // The sender is not told; the message is lost.
         WorkFault::ReceiverNotReady(_) if qp.qp_type != QpType::Rc => {
             Obeyed::Done(Outcome::Done(0))
         }

@@ -1,4 +1,4 @@
-//! SEND on a raw packet queue pair: whole Ethernet frames, to whoever's flows they match.
+//! SEND on a raw packet queue pair: whole Ethernet frames, delivered to the queue pairs whose flows they match.
 
 use super::*;
 use crate::steering::{Steering, Target};
@@ -13,16 +13,17 @@ pub(crate) const MAX_FRAME: usize = 9018;
 /// Slots of the ring from one raw packet queue pair to another: room for seven of the longest frames.
 const RAW_RING_SLOTS: u64 = 4096;
 
-/// What a raw packet queue pair keeps for sending.
+/// The state that a raw packet queue pair needs to send.
 #[derive(Default)]
 pub(super) struct Raw {
     steering: Steering,
-    /// The frame in hand.
+    /// Buffer for the frame that is being sent.
     frame: Vec<u8>,
 }
 
-/// Sends a frame to each queue pair whose flow it matches, but not to those of the context that it comes from: a port
-/// does not hear itself (the self-loopback block of mlx5 devices, which goes by transport domain, one a context).
+/// Sends a frame to each queue pair whose flow it matches, except those of the sending context: a port does not receive
+/// its own frames. mlx5 devices do so by their self-loopback block, which applies to a transport domain; each context
+/// has one.
 #[inline(never)]
 pub(super) fn send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
     let mut raw = sq.raw.take().unwrap_or_default();
@@ -62,7 +63,7 @@ fn send_with(raw: &mut Raw, qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> O
     let mut to: Vec<(usize, u32)> = Vec::new();
     for target in raw.steering.targets(&headers) {
         let ring = (!is_own(qp, &target)).then(|| ring_to(qp, sq, &target));
-        // Once, however many of its flows match: room is looked for once in each ring.
+        // Each ring gets the frame once, however many of its flows match: room is checked once in each ring.
         let new = ring
             .flatten()
             .filter(|i| to.iter().all(|(other, _)| other != i));
@@ -98,7 +99,7 @@ fn send_with(raw: &mut Raw, qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> O
     Outcome::Done(u32::try_from(total).unwrap_or(u32::MAX))
 }
 
-/// Is the target a queue pair of the context that sends?
+/// Returns true if the target is a queue pair of the sending context.
 fn is_own(qp: &Qp, target: &Target<'_>) -> bool {
     target.peer.is_self && qp.nic.objects.share_a_context(target.qp, qp.index)
 }
@@ -113,7 +114,7 @@ fn ring_to(qp: &Qp, sq: &mut SendQueue, target: &Target<'_>) -> Option<usize> {
     datagram_ring(qp, sq, &way, Arc::clone(target.peer), target.qp)
 }
 
-/// Wakes the engines of all that may get frames.
+/// Wakes the engines of all processes that may get frames.
 #[cold]
 pub(super) fn wake_receivers(sq: &SendQueue) {
     for peer in sq.raw.iter().flat_map(|raw| raw.steering.peers()) {

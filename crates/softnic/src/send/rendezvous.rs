@@ -1,10 +1,10 @@
-//! What a receiver of a rendezvous message does with its send queue, without a work request.
+//! The use of a send queue by the receiver of a rendezvous message, without a work request.
 
 use super::*;
 use nic_core::tags::RemotePayload;
 
-/// READs the payload of a rendezvous message into `sges` of the protection domain `pd`, unless it `is_read`, and tells the
-/// sender by a message, `fin`. False if that cannot be yet; the SGEs have room for the payload.
+/// READs the payload of a rendezvous message into `sges` of the protection domain `pd`, unless it `is_read`. Then sends
+/// the message `fin` to the sender. Returns false if that is not possible yet. The SGEs have room for the payload.
 ///
 /// # Errors
 /// The status of a READ that fails.
@@ -57,7 +57,7 @@ pub(crate) fn rendezvous(
         Err(_) => return Err(IBV_WC_REM_OP_ERR),
     }
     let place = out.producer.place(fin.len());
-    // SAFETY: the place has as many bytes; nobody else sees them yet.
+    // SAFETY: the place has `fin.len()` bytes; no other process sees them yet.
     unsafe { std::ptr::copy_nonoverlapping(fin.as_ptr(), place.as_mut_ptr(), fin.len()) };
     #[allow(clippy::cast_possible_truncation)] // 16
     let len = fin.len() as u32;

@@ -1,10 +1,10 @@
-//! The memory of this process that a peer's request names, with the rights of the queue pair that it goes to.
+//! The memory of this process that a peer's request names, with the rights of the queue pair that the request is for.
 
 use super::*;
 use nic_core::rights::{Access, Owner, Permitted};
 use roce::target::Atomic;
 
-/// A range that a request may use; its region stays registered.
+/// A range of memory that a request may access; its region stays registered.
 pub(crate) struct RemoteMemory<'a> {
     qp: &'a Qp,
     region: &'a shm::mem::Region,
@@ -13,10 +13,10 @@ pub(crate) struct RemoteMemory<'a> {
 }
 
 impl<'a> RemoteMemory<'a> {
-    /// The range of this process's memory that a request to `qp` names.
+    /// Returns the range of this process's memory that a request to `qp` names.
     ///
     /// # Errors
-    /// The request has no right to it.
+    /// The request has no right to the range.
     pub(crate) fn of_own(
         qp: &'a Qp,
         regions: &'a mut RegionCache,
@@ -40,7 +40,7 @@ impl<'a> RemoteMemory<'a> {
     /// Writes `bytes`, which are as long as the range.
     ///
     /// # Errors
-    /// The memory is not there.
+    /// The memory is not mapped, or the lengths differ.
     pub(crate) fn write(self, bytes: &[u8]) -> Result<(), Fault> {
         if self.at.len() != bytes.len() as u64 {
             return Err(Fault);
@@ -52,7 +52,7 @@ impl<'a> RemoteMemory<'a> {
     /// Reads into `into`, which is as long as the range.
     ///
     /// # Errors
-    /// The memory is not there.
+    /// The memory is not mapped, or the lengths differ.
     pub(crate) fn read(self, into: &mut [u8]) -> Result<(), Fault> {
         if self.at.len() != into.len() as u64 {
             return Err(Fault);
@@ -61,10 +61,10 @@ impl<'a> RemoteMemory<'a> {
         unsafe { self.region.read(self.at, into.as_mut_ptr()) }
     }
 
-    /// Executes an atomic on the 8 bytes of the range; the original value.
+    /// Executes an atomic on the 8 bytes of the range. Returns the original value.
     ///
     /// # Errors
-    /// The memory is not there.
+    /// The memory is not mapped.
     pub(crate) fn atomic(self, atomic: Atomic) -> Result<u64, Fault> {
         let op = match atomic {
             Atomic::CompareSwap { compare, swap } => AtomicOp::CompareSwap {
@@ -77,7 +77,7 @@ impl<'a> RemoteMemory<'a> {
         self.region.atomic(self.qp.nic.me(), self.at, op)
     }
 
-    /// Executes a FLUSH: what was written before is visible already, so what is left are the checks.
+    /// Executes a FLUSH. Earlier writes are visible already, so only the checks remain.
     ///
     /// # Errors
     /// The request has no right to the range.
@@ -88,7 +88,7 @@ impl<'a> RemoteMemory<'a> {
         placement: u8,
         selectivity: u8,
     ) -> Result<(), Fault> {
-        // Memory of processes does not survive them: no region allows persistence.
+        // Memory of a process does not survive the process, so no region allows persistence.
         if placement != IBV_FLUSH_GLOBAL {
             return Err(Fault);
         }
@@ -105,7 +105,7 @@ impl<'a> RemoteMemory<'a> {
     }
 }
 
-/// A queue pair of this process as what requests go to.
+/// Describes a queue pair of this process as the target of requests.
 fn own(qp: &Qp) -> Target<'_> {
     Target {
         peer: qp.nic.me(),

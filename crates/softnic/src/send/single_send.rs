@@ -1,8 +1,8 @@
-//! One SEND with an inline payload or none, posted alone.
+//! The fast path for one SEND with an inline payload or none, posted alone.
 //!
-//! A program that posts one message a doorbell pays for the post as a whole: the lock, the checks, the ring, the look at
-//! whether the receiver sleeps. [`super::burst`] spreads what is common over a list; here there is one of everything.
-//! Whatever is unusual goes the general way.
+//! A program that posts one message a doorbell pays the fixed costs of every post: the lock, the checks, the ring, and
+//! the check whether the receiver sleeps. [`super::burst`] spreads these costs over a list. The code here does each of
+//! these steps once. Everything unusual is left to the general path.
 
 use std::sync::atomic::Ordering;
 
@@ -20,7 +20,7 @@ use crate::qp_state::{QpState, QpType};
 use crate::xrc::Xrc;
 use shm::fabric::ring::record_slots;
 
-/// Whether [`post`] may be asked.
+/// Returns true if [`post`] may be called for `wr`.
 ///
 /// # Safety
 /// `wr` is NULL or the first of a list as `ibv_post_send(3)` describes it.
@@ -32,10 +32,10 @@ pub(crate) unsafe fn is_one(wr: *const ibv_send_wr) -> bool {
     })
 }
 
-/// Executes a SEND. False, with nothing done, if it has to go the general way.
+/// Executes a SEND. Returns false, with nothing done, if the general path has to execute it.
 ///
 /// # Safety
-/// `wr` is [one](is_one), and as `ibv_post_send(3)` describes it.
+/// [`is_one`] is true of `wr`, and `wr` is as `ibv_post_send(3)` describes it.
 #[inline(never)]
 pub(crate) unsafe fn post(qp: &Qp, wr: *const ibv_send_wr) -> bool {
     // SAFETY: contract of this function.
@@ -48,6 +48,8 @@ pub(crate) unsafe fn post(qp: &Qp, wr: *const ibv_send_wr) -> bool {
     .is_some()
 }
 
+/// [`post`] for UD, or for the other types of queue pair. `None` leaves the SEND to the general path.
+///
 /// # Safety
 /// As for [`post`].
 #[inline(always)]
@@ -113,7 +115,7 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     } else if wqe.signaled {
         sq.ready.push(wqe);
     }
-    // Said before the receiver can see anything, as in `post_list`.
+    // The work is stored before the receiver can see the message, as in `post_list`.
     let work = sq.work();
     if qp.send_work.load(Ordering::Relaxed) != work as u8 {
         qp.send_work.store(work as u8, Ordering::Relaxed);
@@ -127,7 +129,7 @@ unsafe fn try_post<const UD: bool>(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     Some(())
 }
 
-/// The ring to the peer, or to a recent destination.
+/// Returns the ring to the peer, or the ring at `place` of the UD rings.
 #[inline(always)]
 fn out_ring<const UD: bool>(sq: &mut SendQueue, place: usize) -> Option<&mut OutRing> {
     if UD {

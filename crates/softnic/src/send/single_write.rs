@@ -1,9 +1,10 @@
-//! One WRITE of inline data, posted alone, with few stores.
+//! The fast path for one WRITE of inline data, posted alone, with few stores.
 //!
-//! What a program WRITEs to a line that its peer looks at waits for that line, and every later store behind it, in the
-//! store buffer. Until that is full the program goes on. So the rate of such WRITEs is that of the line's travels times
-//! the WRITEs whose stores fit: half as many stores are twice the rate, whatever the instructions. This way has a frame
-//! of few registers, because the one call in it comes first and whatever is unusual goes the general way.
+//! A WRITE to a cache line that its peer polls waits for that line in the store buffer, and so does every later store.
+//! The program goes on until the store buffer is full. The rate of such WRITEs is that of the line's transfers, times
+//! the WRITEs whose stores fit into the buffer. Half as many stores double the rate, whatever the number of
+//! instructions. The frame of this path has few registers: its one call comes first, and everything unusual is left to
+//! the general path.
 
 use std::sync::atomic::Ordering;
 
@@ -16,7 +17,7 @@ use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
 use crate::xrc::Xrc;
 
-/// Whether [`post`] may be asked.
+/// Returns true if [`post`] may be called for `wr`.
 ///
 /// # Safety
 /// `wr` is NULL or the first of a list as `ibv_post_send(3)` describes it.
@@ -32,23 +33,25 @@ pub(crate) unsafe fn is_one(wr: *const ibv_send_wr) -> bool {
     })
 }
 
-/// Executes a WRITE to the memory region that was written to last, with nothing before it that is not done. False,
-/// with nothing done, if it is not such a one.
+/// Executes a WRITE to the memory region that was written to last, if no earlier WR is pending. Returns false, with
+/// nothing done, in all other cases.
 ///
 /// # Safety
-/// `wr` is [one](is_one), and as `ibv_post_send(3)` describes it.
+/// [`is_one`] is true of `wr`, and `wr` is as `ibv_post_send(3)` describes it.
 #[inline(never)]
 pub(crate) unsafe fn post(qp: &Qp, wr: *const ibv_send_wr) -> bool {
     // SAFETY: contract of this function.
     unsafe { try_post(qp, &*wr) }.is_some()
 }
 
+/// [`post`]; `None` leaves the WRITE to the general path.
+///
 /// # Safety
 /// As for [`post`].
 #[inline(always)]
 unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     let [hazard, _] = &qp.nic.keys.known_hazard()?.mrs;
-    // SAFETY: one SGE (contract), or NULL.
+    // SAFETY: `sg_list` points to one SGE (contract), or is NULL.
     let sge = unsafe { wr.sg_list.as_ref() }?;
     let len = sge.length as usize;
     if qp.qp_type == QpType::Ud || matches!(qp.xrc, Xrc::Send) {
@@ -79,7 +82,7 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     if at.is_on_demand() {
         return None;
     }
-    // What is known of a region is true of the entry that is pinned now.
+    // The cached address is that of the entry which is pinned below.
     let dst = region.direct(at)?;
     if hazard.load(Ordering::Relaxed) != 0 {
         return None;

@@ -9,12 +9,12 @@ pub(crate) const UD_MAX_PAYLOAD: usize = 4096;
 /// Slots of the ring from one UD queue pair to another: 16 KiB, so that several fit in the L1 cache.
 pub(super) const UD_RING_SLOTS: u64 = 1024;
 
-/// Rings of a queue pair that sends datagrams.
+/// The rings of a queue pair that sends datagrams.
 #[derive(Default)]
 pub(super) struct UdRings {
     pub(super) rings: Vec<Option<OutRing>>,
     pub(super) by_destination: HashMap<(Vec<u8>, u32), usize>,
-    /// Direct-mapped, by address handle and QP number.
+    /// Recently used rings: direct-mapped, by address handle and QP number.
     pub(super) recent: Vec<(u64, u32, usize)>,
     /// The ring with an open postlist.
     pub(super) open: Option<usize>,
@@ -22,7 +22,7 @@ pub(super) struct UdRings {
 
 pub(super) const RECENT: usize = 64;
 
-/// SEND on UD.
+/// Executes a SEND on UD.
 #[inline]
 pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
     let Some(ah) = view.ah else {
@@ -42,7 +42,7 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
     let Some(i) = ud_ring(qp, sq, ah, qpn) else {
         return match ah.group {
             Some(group) if qpn == MULTICAST_QPN => to_group(qp, sq, view, ah, group, total),
-            // Nobody there: the datagram is lost, and no completion tells it.
+            // No such receiver: the datagram is lost, and its completion does not tell.
             _ => {
                 if ah.reachable && was_never_there(qp, sq, qpn) {
                     why::no_peer(qp.nic.fabric.dir(), (qp.qpn, qpn));
@@ -54,7 +54,7 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
     put(qp, sq, view, i, total)
 }
 
-/// Whether the process that `qpn` names is none of the fabric, and was none that this queue pair has sent to.
+/// Returns true if the process that `qpn` names is not in the fabric, and this queue pair has no ring to it.
 #[cold]
 fn was_never_there(qp: &Qp, sq: &SendQueue, qpn: u32) -> bool {
     let slot = qpn as usize >> QP_BITS;
@@ -62,11 +62,12 @@ fn was_never_there(qp: &Qp, sq: &SendQueue, qpn: u32) -> bool {
     qp.nic.fabric.peer(slot).is_none() && known.all(|ring| ring.peer.slot != slot)
 }
 
-/// SEND to all members of a multicast group. It waits for a member whose ring is full, as SEND to one does, but not
-/// again for one that made no room the last time: that one loses datagrams, and nobody else waits for it.
+/// Sends to all members of a multicast group. It waits for a member whose ring is full, as SEND to one queue pair does.
+/// A member that made no room the last time is not waited for again: it loses datagrams, and the others do not wait for
+/// it.
 ///
-/// The sender is one of them, if it is attached: adapters replicate to the sending queue pair too, which is why IPoIB
-/// drops what comes from itself (`ipoib_ib_handle_rx_wc` of `linux:drivers/infiniband/ulp/ipoib/ipoib_ib.c`).
+/// The sender gets the datagram too, if it is attached. Adapters replicate to the sending queue pair, which is why
+/// IPoIB drops its own packets (`ipoib_ib_handle_rx_wc` of `linux:drivers/infiniband/ulp/ipoib/ipoib_ib.c`).
 #[cold]
 fn to_group(
     qp: &Qp,
@@ -99,7 +100,7 @@ fn to_group(
     Outcome::Done(len)
 }
 
-/// Keeps of the rings that a datagram is for those that have room for it; false if it has to wait for one of the others.
+/// Keeps those rings that have room for a datagram. Returns false if the datagram has to wait for one of the others.
 pub(super) fn keep_those_with_room<T>(
     qp: &Qp,
     sq: &mut SendQueue,
@@ -126,17 +127,17 @@ pub(super) fn keep_those_with_room<T>(
     !wait
 }
 
-/// A datagram for many has waited long enough: the members that have no room lose this one and those behind it,
-/// until they have room again.
+/// Ends the wait of a datagram for several receivers. Those without room lose this datagram and later ones, until they
+/// have room again.
 #[cold]
 pub(super) fn wait_no_more(sq: &mut SendQueue) {
     for ring in sq.ud.rings.iter_mut().flatten() {
-        // Those that are not full will be found to have room, and lag no more.
+        // Rings that are not full will be found to have room, which clears `lags`.
         ring.lags = true;
     }
 }
 
-/// Makes a ring the one with the open postlist.
+/// Makes ring `i` the one with the open postlist, and publishes the previous one.
 #[inline(always)]
 pub(super) fn open_ring<'a>(nic: &Nic, ud: &'a mut UdRings, i: usize) -> Option<&'a mut OutRing> {
     if let Some(open) = ud.open
@@ -150,7 +151,7 @@ pub(super) fn open_ring<'a>(nic: &Nic, ud: &'a mut UdRings, i: usize) -> Option<
     Some(ring)
 }
 
-/// Puts a datagram into a ring.
+/// Puts a datagram into ring `i`.
 #[inline(always)]
 fn put(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, i: usize, total: usize) -> Outcome {
     // SAFETY: the union's member for UD; a plain integer.
@@ -193,13 +194,13 @@ fn put(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>, i: usize, total: usize) -
     Outcome::Done(len)
 }
 
-/// The ring to `qpn` as `ah` addresses it.
+/// Returns the index of the ring to `qpn` as `ah` addresses it.
 #[inline]
 pub(super) fn ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
     recent_ud_ring(sq, ah, qpn).or_else(|| find_ud_ring(qp, sq, ah, qpn))
 }
 
-/// Place of a destination among the recent ones.
+/// Returns the place of a destination among the recent ones.
 #[inline]
 pub(super) fn recent_place(ah: &Ah, qpn: u32) -> usize {
     #[allow(clippy::cast_possible_truncation)] // a hash
@@ -207,7 +208,7 @@ pub(super) fn recent_place(ah: &Ah, qpn: u32) -> usize {
     hash % RECENT
 }
 
-/// The ring to `qpn`, if it was used recently and still leads there.
+/// Returns the index of the ring to `qpn`, if it was used recently and its queue pair is still the same.
 #[inline]
 pub(super) fn recent_ud_ring(sq: &SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
     let &(id, q, i) = sq.ud.recent.get(recent_place(ah, qpn))?;
@@ -234,7 +235,7 @@ pub(super) fn find_ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Op
     Some(i)
 }
 
-/// The ring to queue pair `index` of `peer`, if it takes datagrams that `ah` addresses.
+/// Returns the ring to queue pair `index` of `peer`, if that receives datagrams as `ah` addresses them.
 fn ring_to(qp: &Qp, sq: &mut SendQueue, ah: &Ah, peer: Arc<Peer>, index: usize) -> Option<usize> {
     let way = Way {
         to: IBV_QPT_UD,
@@ -245,20 +246,20 @@ fn ring_to(qp: &Qp, sq: &mut SendQueue, ah: &Ah, peer: Arc<Peer>, index: usize) 
     datagram_ring(qp, sq, &way, peer, index)
 }
 
-/// How datagrams travel.
+/// The properties that datagrams of one ring have in common.
 pub(super) struct Way {
-    /// The type of queue pair that takes them.
+    /// The type of the receiving queue pair.
     pub(super) to: ibv_qp_type,
     /// Slots of the ring.
     pub(super) slots: u64,
-    /// The GRH in front of each.
+    /// The GRH in front of each datagram.
     pub(super) grh: Option<[u8; 40]>,
-    /// As in `RingHeader::path`.
+    /// The path of the datagrams, as in `RingHeader::path`.
     pub(super) path: u64,
 }
 
 impl Way {
-    /// What makes two alike, for queue pairs of one type.
+    /// Returns a key of the properties, which is unique among queue pairs of one type.
     fn key(&self) -> Vec<u8> {
         let mut key = self.path.to_ne_bytes().to_vec();
         key.extend(self.grh.iter().flatten());
@@ -266,7 +267,8 @@ impl Way {
     }
 }
 
-/// The ring to queue pair `index` of `peer`, if it takes such datagrams.
+/// Returns the ring to queue pair `index` of `peer`, if that receives such datagrams. Creates the ring if there is
+/// none.
 pub(super) fn datagram_ring(
     qp: &Qp,
     sq: &mut SendQueue,
@@ -316,7 +318,7 @@ pub(super) fn datagram_ring(
     }
 }
 
-/// Closes the rings to queue pairs that are no more.
+/// Closes the rings to queue pairs that no longer exist.
 pub(super) fn sweep(nic: &Nic, sq: &mut SendQueue) {
     let UdRings {
         rings,

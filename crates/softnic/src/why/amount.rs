@@ -1,9 +1,9 @@
-//! How much is printed, and where to.
+//! The amount of output about failures, and its destination.
 
 use std::io::Write;
 use std::sync::LazyLock;
 
-/// Says how much is printed about failures: `each`, `summary`, or nothing.
+/// Environment variable that selects the output about failures: `each`, `summary`, or none.
 pub const WHY_VAR: &str = "VERBATIM_WHY";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -20,12 +20,13 @@ pub(super) static AMOUNT: LazyLock<Amount> =
         _ => Amount::Unreachable,
     });
 
-/// Whether every failure is printed.
+/// Returns true if every failure is printed.
 pub(super) fn is_each() -> bool {
     *AMOUNT == Amount::Each
 }
 
-/// Writes to standard error in one piece, so that lines of several processes do not mix. A failure has nowhere to be told.
+/// Writes to standard error in one piece, so that lines of several processes do not mix. An error of the write is
+/// ignored.
 pub(super) fn say(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

@@ -6,12 +6,12 @@ use std::fmt::{self, Display, Formatter};
 use nic_core::rights::{Access, Denied, Region};
 use verbs_abi::*;
 
-/// Why a work request failed.
+/// The reason why a work request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// A key that names no region or window.
+    /// The key names no region or window.
     UnknownKey { side: Side, bytes: Bytes },
-    /// Bytes that lie outside the region of their key, from `start` on with `len` bytes.
+    /// The bytes lie outside the region of their key, which begins at `start` and has `len` bytes.
     Range {
         side: Side,
         bytes: Bytes,
@@ -24,27 +24,27 @@ pub(crate) enum Cause {
         bytes: Bytes,
         access: Access,
     },
-    /// The key is of another protection domain, or of a window that another queue pair has bound.
+    /// The key belongs to another protection domain, or to a window that another queue pair has bound.
     Domain { side: Side, bytes: Bytes },
     /// The responder's queue pair does not allow the access (`qp_access_flags`).
     QueuePairAccess(Access),
-    /// The region is registered, and its memory is not there, or the kernel does not let this process at it.
+    /// The region is registered, but its memory is not mapped, or the kernel does not let this process access it.
     Memory { side: Side },
-    /// More bytes than a message may have.
+    /// The message is longer than allowed.
     TooLong { len: u64, max: u64 },
     /// The receive WR is shorter than the message.
     ShortReceive { len: u64, room: u64 },
-    /// An atomic whose operand is not 8 bytes long.
+    /// The operand of an atomic is not 8 bytes long.
     OperandLength(u64),
-    /// An atomic on a remote address that is not a multiple of 8.
+    /// The remote address of an atomic is not a multiple of 8.
     Unaligned(u64),
-    /// READs and atomics are allowed by neither `max_rd_atomic` here nor `max_dest_rd_atomic` there.
+    /// READs and atomics are not allowed: `max_rd_atomic` of this side, or `max_dest_rd_atomic` of the peer, is 0.
     NoReadResources { side: Side },
     /// The peer's process has ended.
     PeerEnded { pid: u64 },
     /// No process of this fabric has the queue pair.
     NoPeer { qpn: u32 },
-    /// The peer's process is there, and its queue pair is not ready to receive from this one.
+    /// The peer's process exists, but its queue pair is not ready to receive from this one.
     PeerNotConnected { qpn: u32, pid: u64 },
     /// No packet of the peer has acknowledged the request.
     NoAcknowledgement,
@@ -52,16 +52,16 @@ pub(crate) enum Cause {
     NoReceive,
     /// The responder refused the request, for the cause with this code.
     Refused(u16),
-    /// A rule of `VERBATIM_FAULT` made it fail.
+    /// A rule of `VERBATIM_FAULT` made the work request fail.
     Fault,
 }
 
-/// Whose memory.
+/// The side whose memory is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// Named by an SGE.
+    /// Memory named by an SGE.
     Local,
-    /// Named by `remote_addr` and `rkey`.
+    /// Memory named by `remote_addr` and `rkey`.
     Remote,
 }
 
@@ -94,7 +94,7 @@ impl Side {
 }
 
 impl Cause {
-    /// What `region` says to an access of `bytes`.
+    /// Returns the cause of an access to `bytes` that was denied by `region` or by the queue pair.
     pub(crate) fn denied(
         denied: Denied,
         side: Side,
@@ -119,7 +119,7 @@ impl Cause {
         }
     }
 
-    /// The cause of a status that has only one where no other was noted.
+    /// Returns the only possible cause of a status, for use if no other cause was noted.
     pub(crate) fn of_status(status: ibv_wc_status) -> Option<Self> {
         match status {
             IBV_WC_LOC_PROT_ERR => Some(Self::Memory { side: Side::Local }),
@@ -128,17 +128,17 @@ impl Cause {
         }
     }
 
-    /// What a receiver writes for the sender whose message it refuses: the status, and the code of the cause.
+    /// Encodes the refusal that a receiver writes for the sender: the status, and the code of the cause.
     pub(crate) fn refusal(status: ibv_wc_status, cause: Option<Self>) -> u32 {
         status | cause.map_or(0, |cause| u32::from(cause.code()) << 8)
     }
 
-    /// What a receiver wrote: a status and a cause. `None` for 0, which is no refusal.
+    /// Decodes the refusal that a receiver wrote: a status and a cause. `None` for 0, which is no refusal.
     pub(crate) fn of_refusal(word: u32) -> Option<(ibv_wc_status, Option<Self>)> {
         if word == 0 {
             return None;
         }
-        // The word is the peer's: what is no status becomes an error that says no more.
+        // The word is untrusted input of the peer: an unknown status becomes `IBV_WC_REM_OP_ERR`.
         let status = match word & 0xff {
             status @ IBV_WC_LOC_LEN_ERR..=IBV_WC_GENERAL_ERR => status,
             _ => IBV_WC_REM_OP_ERR,
@@ -151,7 +151,7 @@ impl Cause {
         Some((status, cause))
     }
 
-    /// Its `vendor_err`: never 0, below 0x100.
+    /// Returns the `vendor_err` of the cause: never 0, below 0x100.
     pub(crate) fn code(self) -> u16 {
         match self {
             Self::UnknownKey { side, .. } => side.code(0x01),
@@ -299,7 +299,7 @@ fn refused(f: &mut Formatter<'_>, code: u16) -> fmt::Result {
     f.write_str("; its own process knows the numbers")
 }
 
-/// The flag of `ibv_reg_mr(3)` that allows an access.
+/// Returns the flag of `ibv_reg_mr(3)` that allows an access.
 fn flag_name(access: Access) -> &'static str {
     match access {
         Access::LocalRead => "the right to be read",
@@ -333,7 +333,7 @@ mod tests {
         assert!(text.ends_with("they end 64 bytes behind it"), "{text}");
         let text = range(0xfff, 8).to_string();
         assert!(text.ends_with("they begin 1 bytes before it"), "{text}");
-        // Numbers of a peer may be any.
+        // Numbers of a peer are untrusted input.
         let text = range(u64::MAX, u64::MAX).to_string();
         assert!(text.contains("bytes behind it"), "{text}");
     }

@@ -1,13 +1,13 @@
-//! Why work requests failed: the check that failed, with its numbers, for the completion's `vendor_err` and on standard
-//! error.
+//! The causes of failed work requests: the failed check, with its numbers, for the completion's `vendor_err` and for
+//! standard error.
 //!
-//! The code that finds a work request at fault notes the [`Cause`] ([`note`]). The code that makes a failed completion of
-//! it takes the cause ([`take`]) and reports both ([`Report`]). Between the two lies no other work request of the thread.
-//! All of it is on paths that a working program never takes.
+//! The code that finds a fault notes the [`Cause`] ([`note`]). The code that makes the failed completion takes the
+//! cause ([`take`]) and reports both ([`Report`]). The thread handles no other work request in between. A working
+//! program never takes these paths.
 //!
-//! `VERBATIM_WHY` says how much is printed: `each` prints every failure and every refused verb as it happens, `summary` counts them and prints the
-//! count and the first ones when the process ends. Without it, only a peer that is in no process of the fabric is reported,
-//! once. `verbatim run` sets `summary`, and `each` with `--why`.
+//! `VERBATIM_WHY` selects how much is printed. `each` prints every failure and every refused verb as it happens.
+//! `summary` counts failures, and prints the count and the first ones when the process ends. Without the variable, only
+//! a peer that no process of the fabric has is reported, once. `verbatim run` sets `summary`, and `each` with `--why`.
 
 mod amount;
 mod cause;

@@ -1,4 +1,4 @@
-//! Verbs that are refused: which argument, its value, and what is allowed.
+//! Reports of refused verbs: which argument, its value, and what is allowed.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -9,14 +9,14 @@ thread_local! {
     static REASON: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// `EINVAL`, and the reason for it. The text is made only where it will be printed.
+/// Records the reason of a refusal and returns `EINVAL`. The text is made only if it will be printed.
 #[cold]
 pub(crate) fn invalid<T: Display>(reason: impl FnOnce() -> T) -> i32 {
     because(reason);
     libc::EINVAL
 }
 
-/// Why the verb at hand is refused.
+/// Records the reason why the current verb is refused.
 #[cold]
 pub(crate) fn because<T: Display>(reason: impl FnOnce() -> T) {
     if is_each() {
@@ -25,7 +25,7 @@ pub(crate) fn because<T: Display>(reason: impl FnOnce() -> T) {
     }
 }
 
-/// A verb outside the data path was refused with `errno`.
+/// Reports a verb outside the data path that was refused with `errno`.
 #[cold]
 pub(crate) fn verb_refused(verb: &str, errno: i32) {
     if !is_each() {
@@ -45,8 +45,8 @@ pub(crate) fn verb_refused(verb: &str, errno: i32) {
     ));
 }
 
-/// A work request that is refused with `EINVAL` when it is posted. (`ENOMEM`, a full queue, is how many programs find out
-/// that they have to poll.)
+/// Reports a work request that was refused with `EINVAL` when it was posted. (`ENOMEM`, a full queue, tells many
+/// programs that they have to poll.)
 #[cold]
 pub(crate) fn post_refused(verb: &str, qpn: u32, wr_id: u64) {
     if is_each() {

@@ -1,4 +1,4 @@
-//! Work requests that failed: from the check that noted the cause to the report.
+//! Reports of failed work requests: from the check that noted the cause to the text.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -15,19 +15,19 @@ thread_local! {
     static NOTED: Cell<Option<Cause>> = const { Cell::new(None) };
 }
 
-/// Notes why the work request at hand fails.
+/// Notes the cause for which the current work request fails.
 #[cold]
 pub(crate) fn note(cause: Cause) {
     NOTED.set(Some(cause));
 }
 
-/// What was noted last, once.
+/// Takes the cause that was noted last.
 #[cold]
 pub(crate) fn take() -> Option<Cause> {
     NOTED.take()
 }
 
-/// The `vendor_err` of a cause; 0 where none was noted.
+/// Returns the `vendor_err` of a cause; 0 if no cause was noted.
 pub(crate) fn vendor_err(cause: Option<Cause>) -> u32 {
     cause.map_or(0, |cause| cause.code().into())
 }
@@ -36,24 +36,24 @@ pub(crate) fn vendor_err(cause: Option<Cause>) -> u32 {
 pub(crate) struct QueuePair<'a> {
     pub(crate) qpn: u32,
     pub(crate) qp_type: QpType,
-    /// `dest_qp_num`, where it is connected.
+    /// `dest_qp_num`, if the queue pair is connected.
     pub(crate) peer_qpn: Option<u32>,
     /// The folder of its fabric.
     pub(crate) fabric: &'a Path,
 }
 
-/// A work request that failed.
+/// The report of a failed work request.
 pub(crate) struct Report<'a> {
     pub(crate) qp: QueuePair<'a>,
     pub(crate) wr_id: u64,
-    /// Of the completion.
+    /// The opcode of the completion.
     pub(crate) opcode: ibv_wc_opcode,
     pub(crate) status: ibv_wc_status,
     pub(crate) cause: Option<Cause>,
 }
 
 impl Report<'_> {
-    /// Prints or keeps it, as `VERBATIM_WHY` says.
+    /// Prints or counts the failure, as `VERBATIM_WHY` selects.
     #[cold]
     pub(crate) fn report(&self) {
         if self.status == IBV_WC_WR_FLUSH_ERR {
@@ -103,7 +103,7 @@ fn type_name(qp_type: QpType) -> &'static str {
     }
 }
 
-/// A request of a peer that is refused or dropped here, where no work request of this process fails for it.
+/// Reports a peer's request that is refused or dropped here and fails no work request of this process.
 #[cold]
 pub(crate) fn refused(qpn: u32, what: &str) {
     let Some(cause) = take() else { return };

@@ -7,7 +7,7 @@ use super::amount::{AMOUNT, Amount, say};
 use crate::at_exit::at_exit;
 use crate::lock::lock;
 
-/// How many failures a process keeps.
+/// Number of failures whose text a process keeps.
 const KEPT: usize = 3;
 
 struct Kept {
@@ -31,7 +31,7 @@ pub(super) fn keep(text: String) {
     let pid = std::process::id();
     let mut kept = lock(&FAILURES);
     if kept.pid != pid {
-        // A forked child has failures of its own.
+        // A forked child counts its own failures.
         *kept = Kept {
             pid,
             count: 0,
@@ -45,7 +45,7 @@ pub(super) fn keep(text: String) {
 }
 
 extern "C" fn print_summary() {
-    // Another thread may hold it: then the process ends without a summary.
+    // Another thread may hold the lock; the process then ends without a summary.
     let Ok(kept) = FAILURES.try_lock() else {
         return;
     };

@@ -1,4 +1,4 @@
-//! A peer that no process of this fabric has: where it may be instead, and how to bring the two together.
+//! Reports of a peer that no process of this fabric has: where the peer may be, and how to bring both together.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::amount::say;
 use shm::fabric::{OtherFabric, other_fabrics, pid_namespace};
 
-/// Says on standard error, once in this process, that the peer of queue pair `qpn` is not in `fabric`, and in which it may be.
+/// Reports on standard error, once in this process, that the peer of queue pair `qpn` is not in `fabric`, and where it
+/// may be.
 pub(crate) fn no_peer(fabric: &Path, (qpn, peer_qpn): (u32, u32)) {
     static PRINTED: AtomicBool = AtomicBool::new(false);
     if PRINTED.swap(true, Ordering::Relaxed) {
