@@ -16,24 +16,24 @@ use link::Flow;
 #[repr(C)]
 pub(crate) struct Ah {
     abi: AbiCell<ibv_ah>,
-    /// Never used twice, unlike the address.
+    /// Identifies the address handle: unlike an address, an id is never used twice.
     pub(crate) id: u64,
     pub(crate) pd: u32,
-    /// The destination is a port of this host.
+    /// True if the destination is a port of this host.
     pub(crate) reachable: bool,
     /// The GID of the destination, if there is one.
     pub(crate) gid: Option<[u8; 16]>,
-    /// The destination is reached by packets.
+    /// True if packets reach the destination.
     pub(crate) by_packets: bool,
-    /// The way of packets to it.
+    /// The flow of packets to the destination.
     pub(crate) flow: Option<Flow>,
     /// The GRH that receivers see.
     pub(crate) grh: Option<[u8; 40]>,
-    /// The multicast group that it addresses.
+    /// The multicast group that the handle addresses.
     pub(crate) group: Option<Group>,
-    /// As in `RingHeader::path`.
+    /// The path, as in `RingHeader::path`.
     pub(crate) path: u64,
-    /// What it was made of, which it leaves when it is destroyed.
+    /// The protection domain, which the handle uses until it is destroyed.
     pub(crate) domain: Arc<Pd>,
 }
 
@@ -77,7 +77,7 @@ impl Ah {
         }
     }
 
-    /// What a handle stands for.
+    /// Returns the address handle behind a program's handle.
     ///
     /// # Safety
     /// `handle` is null or live.
@@ -86,7 +86,7 @@ impl Ah {
         unsafe { handle.cast::<Self>().as_ref() }
     }
 
-    /// Keeps the address handle of a UD work request alive.
+    /// Returns a reference that keeps the address handle of a UD work request alive.
     ///
     /// # Safety
     /// As for [`Self::from_handle`], for `wr.wr.ud.ah` if the WR was posted to a UD queue pair.
@@ -94,8 +94,8 @@ impl Ah {
         if !ud {
             return None;
         }
-        // SAFETY: the member that a work request of a UD queue pair has. A live handle is the address of an `Arc`'s object
-        // (`live::hand_out`), to which the table of handles keeps a reference; this adds one.
+        // SAFETY: the union's member for a work request of a UD queue pair. A live handle is the address of an `Arc`'s
+        // object (`live::hand_out`), to which the table of handles keeps a reference; this adds one.
         unsafe {
             let ah = wr.wr.ud.ah.cast::<Self>();
             if ah.is_null() {

@@ -1,4 +1,4 @@
-//! The lock of the queues.
+//! The biased lock of the queues.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -6,50 +6,52 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, compiler_fence, fenc
 
 use shm::barrier;
 
-/// A lock that costs the thread that uses it most two plain stores: for the queues of the data path, which one
+/// A biased lock, which costs its most frequent user two plain stores. It is for the queues of the data path, which one
 /// thread posts to and polls.
 ///
-/// An atomic read-modify-write waits until every earlier store of its core has reached the cache. A message is a
-/// store to a line that the peer's core holds, and so is an acknowledgement; a thread that takes a lock behind one
-/// stands still for as long as the line takes to come, 100 ns and more between far cores, several times for each
-/// message. So the lock *leans* towards a thread that has taken it often in a row: that thread says that it is inside
-/// by a store of its own, and looks whether the lock still leans. Whoever else wants the lock ends that, makes every
-/// thread pass a barrier, and waits until the favoured one is outside; from then on the lock is an ordinary one, until
-/// a thread has taken it twice as often in a row.
+/// An atomic read-modify-write waits until every earlier store of its core has reached the cache. A message is a store
+/// to a line that the peer's core holds, and so is an acknowledgement. A thread that takes an ordinary lock after such
+/// a store waits until the line comes. That takes 100 ns and more between far cores, several times for each message.
 ///
-/// A thread may be interrupted when it has seen that it is favoured and has not said yet that it is inside, and say so
-/// long after others have taken the lock. So each favour has a place of its own where that is said, and after
-/// [`FAVOURS`] of them the lock leans towards nobody any more.
+/// The lock is therefore *biased* to a thread that has taken it often in a row. That thread announces by a store of its
+/// own that it is inside, and then checks that the bias still holds. Another thread that wants the lock revokes the
+/// bias, makes every thread pass a barrier, and waits until the biased thread is outside. From then on the lock is an
+/// ordinary one, until a thread has taken it twice as often in a row.
+///
+/// A thread may be interrupted after it has seen its bias and before it has announced that it is inside. Its store may
+/// then come long after others have taken the lock. So each period of bias has a place of its own for the announcement,
+/// and the bias is disabled after [`FAVOURS`] periods. Identifiers call such a period a *favour*, and the biased thread
+/// *favoured*.
 pub(crate) struct BiasedLock<T> {
-    /// The thread that the lock leans towards plus the number of the favour, or [`NOBODY`].
+    /// The thread to which the lock is biased plus the number of the bias period, or [`NOBODY`].
     favoured: AtomicUsize,
-    /// How often the favoured thread went in or out, for each favour: odd while it is inside.
+    /// Number of times that the biased thread went in or out, for each bias period: odd while the thread is inside.
     steps: [AtomicU32; FAVOURS],
-    /// The steps of the favour when [`BiasedLock::try_lock`] last saw them.
+    /// The steps of the bias period when [`BiasedLock::try_lock`] last saw them.
     steps_seen: AtomicU32,
-    /// Taken by whoever is not favoured.
+    /// True while a thread without the bias holds the lock.
     locked: AtomicBool,
     /// Protected by `locked`.
     habit: UnsafeCell<Habit>,
     value: UnsafeCell<T>,
 }
 
-/// Who uses a lock.
+/// The use of a lock, which decides on its bias.
 struct Habit {
-    /// Who took it last.
+    /// The thread that took the lock last.
     last: usize,
-    /// How often in a row.
+    /// Number of times in a row that this thread took the lock.
     streak: u32,
-    /// After how many times in a row the lock leans towards that thread.
+    /// Number of times in a row after which the lock is biased to that thread.
     wanted: u32,
-    /// How many favours there have been.
+    /// Number of bias periods so far.
     favours: u32,
-    /// A visitor (see [`Visit`]) has taken the favour from the last of these, and gives it back.
+    /// True if a visitor (see [`Visit`]) has revoked the last bias and restores it.
     visited: bool,
 }
 
 impl Habit {
-    /// What `favoured` holds while the lock leans: nobody else is `last` meanwhile.
+    /// Returns the value of `favoured` while the lock is biased: `last` does not change meanwhile.
     fn last_favour(&self) -> usize {
         self.last + self.favours as usize - 1
     }
@@ -57,15 +59,16 @@ impl Habit {
 
 const NOBODY: usize = 0;
 
-/// The thread that visits.
+/// The visiting thread, or [`NOBODY`].
 static VISITOR: AtomicUsize = AtomicUsize::new(NOBODY);
 
-/// While this lives, the thread that began it gives a lock back to whoever it leaned towards, and leaves no trace in its
-/// habits: for one that comes seldom and for no reason of the favoured thread's. It pays a barrier each time.
+/// A temporary revocation. While this value lives, the thread that began it restores the bias of each lock that it
+/// takes, and does not count as a user of the lock. It is for a thread that comes seldom, and for reasons that do not
+/// concern the biased thread. It costs a barrier each time.
 pub(crate) struct Visit(());
 
 impl Visit {
-    /// Begins; one thread of the process visits at a time.
+    /// Begins a visit; one thread of the process visits at a time.
     pub(crate) fn begin() -> Self {
         VISITOR.store(this_thread(), std::sync::atomic::Ordering::Relaxed);
         Self(())
@@ -78,13 +81,14 @@ impl Drop for Visit {
     }
 }
 
-/// Favours in the life of a lock. Numbers of threads are multiples of it.
+/// Number of bias periods in the life of a lock. Numbers of threads are multiples of it.
 const FAVOURS: usize = 8;
 
-/// Acquisitions in a row for which a fresh lock leans towards a thread.
+/// Number of acquisitions in a row after which a new lock is biased to a thread.
 const FIRST_STREAK: u32 = 64;
 
-/// The most that are ever asked for: at 10 ns each, a barrier (some microseconds) is lost in them.
+/// Largest number of acquisitions in a row that a bias requires. At 10 ns each, they outweigh a barrier (some
+/// microseconds).
 const LONGEST_STREAK: u32 = 1 << 20;
 
 // SAFETY: one guard exists at a time (see `lock`), which is what `Sync` needs of a `Send` value.
@@ -92,8 +96,8 @@ unsafe impl<T: Send> Sync for BiasedLock<T> {}
 // SAFETY: moving the lock moves the value.
 unsafe impl<T: Send> Send for BiasedLock<T> {}
 
-/// A number of the calling thread that no other running thread has: not [`NOBODY`], and a multiple of [`FAVOURS`], since
-/// it is the address of a structure of pointers.
+/// Returns a number of the calling thread that no other running thread has. It is not [`NOBODY`], and is a multiple of
+/// [`FAVOURS`], since it is the address of a structure of pointers.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn this_thread() -> usize {
@@ -106,7 +110,7 @@ fn this_thread() -> usize {
     pointer
 }
 
-/// Elsewhere the lock leans towards nobody.
+/// Returns the same number for every thread: on other architectures the lock is never biased.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
 fn this_thread() -> usize {
@@ -114,7 +118,7 @@ fn this_thread() -> usize {
 }
 
 impl<T> BiasedLock<T> {
-    /// A free lock around `value`.
+    /// Returns a free lock around `value`.
     pub(crate) const fn new(value: T) -> Self {
         Self {
             favoured: AtomicUsize::new(NOBODY),
@@ -142,29 +146,29 @@ impl<T> BiasedLock<T> {
         }
     }
 
-    /// The lock, if it leans towards the calling thread.
+    /// Takes the lock if it is biased to the calling thread.
     #[inline(always)]
     pub(crate) fn lock_if_favoured(&self) -> Option<BiasedGuard<'_, T>> {
         let me = this_thread();
         self.enter(me, self.favour_of(me)?)
     }
 
-    /// The number of the favour that a thread has.
+    /// Returns the number of the bias period if the lock is biased to `thread`.
     #[inline(always)]
     fn favour_of(&self, thread: usize) -> Option<usize> {
-        // SYNC POINT G: whoever finds a favour that a visitor has given back sees what the visitor did inside.
+        // SYNC POINT G: a thread that finds a bias which a visitor has restored sees what the visitor did inside.
         let favour = self.favoured.load(std::sync::atomic::Ordering::Acquire) ^ thread;
         (favour < FAVOURS).then_some(favour)
     }
 
-    /// Goes in, if this thread still has the favour.
+    /// Goes in, if the lock is still biased to this thread.
     #[inline(always)]
     fn enter(&self, me: usize, favour: usize) -> Option<BiasedGuard<'_, T>> {
         use std::sync::atomic::Ordering::{Relaxed, SeqCst};
         let steps = &self.steps[favour];
         step(steps, Relaxed);
-        // SYNC POINT B: whoever ends the favour passes a barrier on this core too between its store and its look
-        // at `steps`. Either it sees this thread inside, or this thread sees that it is not favoured any more.
+        // SYNC POINT B: a thread that revokes the bias passes a barrier on this core too, between its store and its
+        // read of `steps`. Either it sees this thread inside, or this thread sees that its bias has ended.
         compiler_fence(SeqCst);
         if self.favour_of(me) == Some(favour) {
             return Some(BiasedGuard {
@@ -196,7 +200,7 @@ impl<T> BiasedLock<T> {
         }
     }
 
-    /// Takes the lock if it is free and no thread uses it time and again.
+    /// Takes the lock if it is free and no thread uses it again and again.
     pub(crate) fn try_lock(&self) -> Option<BiasedGuard<'_, T>> {
         use std::sync::atomic::Ordering::{Acquire, Relaxed};
         let me = this_thread();
@@ -207,7 +211,7 @@ impl<T> BiasedLock<T> {
         if favoured != NOBODY {
             let steps = self.steps[favoured % FAVOURS].load(Relaxed);
             if self.steps_seen.swap(steps, Relaxed) != steps {
-                // It has been here since the last try, and comes again.
+                // The biased thread has been here since the last try, and will come again.
                 return None;
             }
         }
@@ -221,7 +225,7 @@ impl<T> BiasedLock<T> {
         })
     }
 
-    /// Frees `locked`.
+    /// Releases `locked`, and restores a bias that a visitor has revoked.
     fn leave(&self) {
         use std::sync::atomic::Ordering::Release;
         // SAFETY: protected by `locked`, which this thread holds.
@@ -234,14 +238,15 @@ impl<T> BiasedLock<T> {
         self.locked.store(false, Release);
     }
 
-    /// With `locked` taken: waits for a favoured thread that is inside, and ends or begins a favour.
+    /// Begins or revokes a bias, with `locked` taken. Waits for a biased thread that is inside.
     fn take_over(&self, me: usize) {
         use std::sync::atomic::Ordering::{Acquire, Relaxed};
         // SAFETY: protected by `locked`, which this thread holds.
         let habit = unsafe { &mut *self.habit.get() };
         let favoured = self.favoured.load(Relaxed);
         if favoured ^ me < FAVOURS {
-            // Given back while this thread waited here. It is inside all the same: nobody else comes in without `locked`.
+            // The bias was restored while this thread waited here. It holds the lock all the same: no other thread
+            // comes in without `locked`.
             return;
         }
         let visits = VISITOR.load(Relaxed) == me;
@@ -249,8 +254,8 @@ impl<T> BiasedLock<T> {
             self.favoured.store(NOBODY, Relaxed);
             // SYNC POINT B
             if !barrier::own_threads() {
-                // It was there when the favour began. Without it the favoured thread cannot be told from one that is
-                // about to come in: to go on would let two in.
+                // The barrier worked when the bias began. Without it, this thread cannot tell whether the biased thread
+                // is about to come in. To continue would let two threads in.
                 std::process::abort();
             }
             let mut spins = 0u32;
@@ -280,14 +285,15 @@ impl<T> BiasedLock<T> {
             && cfg!(target_arch = "x86_64")
             && barrier::has_own_threads()
         {
-            // Its own next visit finds it; everybody else takes `locked` first and sees it then.
+            // The biased thread finds the bias when it takes the lock next; other threads take `locked` first and see
+            // the bias then.
             habit.favours += 1;
             self.favoured.store(habit.last_favour(), Relaxed);
         }
     }
 }
 
-/// The favoured thread goes in or out: it alone writes there.
+/// Counts that the biased thread goes in or out; no other thread writes there.
 #[inline(always)]
 fn step(steps: &AtomicU32, order: std::sync::atomic::Ordering) {
     let now = steps.load(std::sync::atomic::Ordering::Relaxed);
@@ -307,7 +313,7 @@ fn pause(spins: &mut u32) {
 /// The right to use the value of a [`BiasedLock`]; dropping it frees the lock.
 pub(crate) struct BiasedGuard<'a, T> {
     lock: &'a BiasedLock<T>,
-    /// The favoured thread's steps; `None` for any other thread.
+    /// The steps of the biased thread; `None` for any other thread.
     favoured: Option<&'a AtomicU32>,
 }
 
@@ -412,7 +418,7 @@ mod tests {
             std::thread::scope(|scope| scope.spawn(visited).join().expect("no panic"));
             assert_eq!(lock.lock().favoured.is_some(), leans);
         }
-        // While the favoured thread is on its way in and out.
+        // Visits while the biased thread is on its way in and out.
         let over = &AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -426,7 +432,7 @@ mod tests {
                 visit(lock.lock());
             }
         });
-        // Somebody who does not visit ends the favour as ever.
+        // A thread that does not visit revokes the bias as usual.
         std::thread::scope(|scope| scope.spawn(|| visit(lock.lock())).join().expect("no panic"));
         assert!(lock.lock().favoured.is_none());
     }
@@ -442,7 +448,7 @@ mod tests {
             assert!(cfg!(not(target_arch = "x86_64")) || !barrier::has_own_threads());
             return;
         };
-        // This thread has seen that it is favoured, and stands still here.
+        // This thread has seen that the lock is biased to it, and stops here.
         let [inside, third, leave] = [const { AtomicBool::new(false) }; 3];
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -486,7 +492,7 @@ mod tests {
                     sender
                         .send(lock.lock().favoured.is_some())
                         .expect("it listens");
-                    // The number of a thread that has ended may be given to the next one.
+                    // The number of a thread that has ended may be reused.
                     while !over.load(SeqCst) {
                         std::thread::yield_now();
                     }
@@ -503,7 +509,7 @@ mod tests {
         const ROUNDS: u64 = 400;
         let lock = BiasedLock::new(Pair::default());
         let visits: u64 = std::thread::scope(|scope| {
-            // Bursts that are long enough for a favour, of threads that come in between.
+            // Bursts that are long enough for a bias, of threads that interrupt each other.
             let threads: Vec<_> = [1u64, 100, 300, 1000]
                 .into_iter()
                 .map(|burst| {

@@ -1,7 +1,8 @@
 //! The capabilities of the device: queue pairs, optional verbs and limits.
 //!
-//! The software NIC offers all that it implements, unless `VERBATIM_CAPABILITIES` narrows it to what the driver of a certain
-//! adapter offers. A program then takes the path that it would take there: one without SRQs on EFA, one without UC on irdma.
+//! The software NIC offers all that it implements, unless `VERBATIM_CAPABILITIES` restricts it to what the driver of a
+//! certain adapter offers. A program then takes the path that it would take on that adapter: without SRQs on EFA,
+//! without UC on irdma.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -16,11 +17,11 @@ use crate::device::{
     MAX_SGE, MAX_SRQ_SGE, MAX_SRQ_WR,
 };
 
-/// The environment variable that narrows what the device can do: [`Capabilities`] in their written form.
+/// The environment variable that restricts the capabilities of the device: [`Capabilities`] in their written form.
 pub const CAPABILITIES_VAR: &str = "VERBATIM_CAPABILITIES";
 
-/// The wire protocol that a device reports, `transport_type` of `ibv_get_device_list(3)`. The software NIC's own wire is the
-/// same for all of them.
+/// The wire protocol that a device reports, `transport_type` of `ibv_get_device_list(3)`. It does not change the wire
+/// of the software NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
     /// InfiniBand, and RoCE: `IBV_TRANSPORT_IB`.
@@ -28,7 +29,7 @@ pub enum Transport {
     InfiniBand,
     /// iWARP: `IBV_TRANSPORT_IWARP`.
     Iwarp,
-    /// A protocol of the maker's: `IBV_TRANSPORT_UNSPECIFIED`.
+    /// A vendor's own protocol: `IBV_TRANSPORT_UNSPECIFIED`.
     Unspecified,
 }
 
@@ -39,7 +40,8 @@ impl Transport {
         ("unspecified", Self::Unspecified),
     ];
 
-    /// As libibverbs derives both from the kernel's node type (`init.c` of rdma-core).
+    /// Returns the node type and the transport type, which libibverbs derives from the kernel's node type (`init.c` of
+    /// rdma-core).
     pub(crate) fn codes(self) -> (ibv_node_type, ibv_transport_type) {
         match self {
             Self::InfiniBand => (IBV_NODE_CA, IBV_TRANSPORT_IB),
@@ -48,7 +50,7 @@ impl Transport {
         }
     }
 
-    /// The content of sysfs' `node_type` (`node_type_show` of `linux:drivers/infiniband/core/sysfs.c`).
+    /// Returns the content of sysfs' `node_type` (`node_type_show` of `linux:drivers/infiniband/core/sysfs.c`).
     pub(crate) fn node_type_text(self) -> &'static str {
         match self {
             Self::InfiniBand => "1: CA",
@@ -58,12 +60,12 @@ impl Transport {
     }
 }
 
-/// Bits of a set whose members have names.
+/// A set of bits whose members have names.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Names<const N: usize>([&'static str; N]);
 
 impl<const N: usize> Names<N> {
-    /// The set of all of them.
+    /// The set of all members.
     const ALL: u32 = (1 << N) - 1;
 
     fn parse(&self, list: &str) -> Option<u32> {
@@ -104,7 +106,7 @@ pub(crate) enum Feature {
     Flush,
 }
 
-/// In the order of [`Feature`].
+/// The names of the features, in the order of [`Feature`].
 const FEATURES: Names<9> = Names([
     "srq",
     "mw",
@@ -126,7 +128,7 @@ macro_rules! limits {
         }
 
         impl Limits {
-            /// The software NIC's own.
+            /// The software NIC's own limits.
             const OWN: Self = Self { $($name: $own,)* };
 
             fn by_name(&mut self, name: &str) -> Option<&mut u32> {
@@ -156,7 +158,7 @@ limits! {
     max_cqe = MAX_CQE;
     /// Memory regions of a context.
     max_mr = MAX_MR;
-    /// Bytes of inline data. No member of `ibv_device_attr`: `ibv_create_qp(3)` refuses more.
+    /// Bytes of inline data. Not a member of `ibv_device_attr`: `ibv_create_qp(3)` refuses more.
     max_inline_data = MAX_INLINE_DATA;
     /// READs and atomics that a queue pair answers at a time.
     max_qp_rd_atom = MAX_QP_RD_ATOM;
@@ -170,8 +172,8 @@ limits! {
 
 /// The queue pairs, optional verbs and limits of the device.
 ///
-/// The written form has members separated by `;`. A member that is left out is as the software NIC has it, which is also the
-/// most that a limit can be:
+/// The written form has members separated by `;`. A member that is left out has the software NIC's value, which is also
+/// the largest value of a limit:
 ///
 /// - `transport=`: `infiniband`, `iwarp` or `unspecified`;
 /// - `queue_pairs=`: of `rc`, `uc`, `ud`, `xrc`, `raw`, separated by commas;
@@ -204,15 +206,15 @@ impl Default for Capabilities {
     }
 }
 
-/// Why a text is no [`Capabilities`].
+/// The reason why a text is not a valid [`Capabilities`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadCapabilities {
-    /// A member without `=`, or of a name that is not known.
+    /// A member has no `=`, or an unknown name.
     #[error(
         "{0:?} is not NAME=VALUE with transport, queue_pairs, features or a limit such as max_sge for NAME"
     )]
     Member(String),
-    /// A value that its member cannot have.
+    /// A member has a value that it cannot have.
     #[error("{name} cannot be {value:?}: {expected}")]
     Value {
         /// The member.
@@ -257,7 +259,7 @@ impl FromStr for Capabilities {
                     let number: u32 = value
                         .parse()
                         .map_err(|_| bad("it is a number below 2^32".to_owned()))?;
-                    // No program can be given more than the software NIC has.
+                    // A program cannot get more than the software NIC has.
                     *limit = number.min(*limit);
                 }
             }
@@ -287,7 +289,7 @@ impl fmt::Display for Capabilities {
 }
 
 impl Capabilities {
-    /// What the environment asks for.
+    /// Reads the capabilities from the environment.
     pub(crate) fn from_env() -> Result<Self, InvalidCapabilities> {
         let Some(value) = std::env::var_os(CAPABILITIES_VAR) else {
             return Ok(Self::default());
@@ -303,7 +305,7 @@ impl Capabilities {
         self.features >> feature as u32 & 1 != 0
     }
 
-    /// Fails as a device does that lacks the feature.
+    /// Fails with `EOPNOTSUPP` if the device lacks the feature.
     pub(crate) fn require(&self, feature: Feature) -> Result<(), c_int> {
         self.has(feature).then_some(()).ok_or(libc::EOPNOTSUPP)
     }
@@ -319,7 +321,7 @@ impl Capabilities {
         self.queue_pairs >> bit & 1 != 0
     }
 
-    /// The opcodes (`ibv_wr_opcode`) that queue pairs of this service take, as bits.
+    /// Returns the opcodes (`ibv_wr_opcode`) that queue pairs of this service accept, as bits.
     pub(crate) fn opcodes(&self, service: QpType) -> u32 {
         let lacking = |opcode| match opcode {
             IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => !self.has(Feature::Atomics),
@@ -333,7 +335,7 @@ impl Capabilities {
             .fold(0, |set, opcode| set | 1 << opcode)
     }
 
-    /// The operations of `ibv_wr_post(3)` (`IBV_QP_EX_WITH_…`) that the device lacks.
+    /// Returns the operations of `ibv_wr_post(3)` (`IBV_QP_EX_WITH_…`) that the device lacks.
     pub(crate) fn lacking_operations(&self) -> u64 {
         let of = |feature, operations| if self.has(feature) { 0 } else { operations };
         of(
@@ -349,7 +351,7 @@ impl Capabilities {
     }
 }
 
-/// [`CAPABILITIES_VAR`] has a value that is none.
+/// [`CAPABILITIES_VAR`] has an invalid value.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{CAPABILITIES_VAR} is {value:?}: {why}; leave it unset for all that the software NIC can do"

@@ -1,7 +1,7 @@
 //! Completion counters: `ibv_create_comp_cntr(3)`.
 //!
-//! A counter counts a completion when the completion is made, which is when the program or the engine looks for it. Work
-//! requests that succeed unsignaled make none, and are not counted.
+//! A counter counts a completion when it is made, which is when the program or the engine looks for completions. Work
+//! requests that succeed unsignaled make no completion and are not counted.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -13,7 +13,7 @@ use verbs_abi::*;
 use crate::abi_cell::AbiCell;
 use crate::live;
 
-/// Counters that a process can have.
+/// Largest number of counters in a process.
 pub(crate) const MAX_COUNTERS: u32 = 65_536;
 /// Operations that a counter can count.
 pub(crate) const SUPPORTED_OPS: u32 = IBV_QP_ATTACH_COMP_CNTR_OP_SEND
@@ -27,18 +27,18 @@ static COUNTERS: AtomicU32 = AtomicU32::new(0);
 #[repr(C)]
 pub(crate) struct CompCntr {
     abi: AbiCell<ibv_comp_cntr>,
-    /// Work requests that succeeded.
+    /// Number of work requests that succeeded.
     pub(crate) completions: AtomicU64,
-    /// Work requests that failed.
+    /// Number of work requests that failed.
     pub(crate) errors: AtomicU64,
-    /// Queue pairs that it is attached to, once for each call.
+    /// Number of calls that attached the counter to a queue pair.
     pub(crate) uses: AtomicUsize,
 }
 
 live::object!(CompCntr, ibv_comp_cntr);
 
 impl CompCntr {
-    /// `None` where there are [`MAX_COUNTERS`].
+    /// Makes a counter. `None` if there are [`MAX_COUNTERS`] already.
     pub(crate) fn new(context: *mut ibv_context) -> Option<Self> {
         let less = |n: u32| (n < MAX_COUNTERS).then_some(n + 1);
         let number = COUNTERS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
@@ -63,7 +63,7 @@ impl Drop for CompCntr {
     }
 }
 
-/// A queue pair, as far as counters know it.
+/// The view that counters have of a queue pair.
 pub(crate) trait Completes: Send + Sync {
     /// Looks for completions of both queues, for a program that does not poll.
     fn look(&self);
@@ -75,12 +75,12 @@ struct Attached {
     counters: Vec<(u32, Arc<CompCntr>)>,
 }
 
-/// By number of the queue pair.
+/// The attached counters, by number of the queue pair.
 static ATTACHED: RwLock<Option<HashMap<u32, Attached>>> = RwLock::new(None);
-/// A counter was attached once.
+/// True once a counter has been attached.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
-/// True if completions have to be counted. The data path asks, so it is one load.
+/// Returns true if completions have to be counted. The function is a single load, since the data path calls it.
 #[inline(always)]
 pub(crate) fn in_use() -> bool {
     IN_USE.load(Ordering::Relaxed)
@@ -127,7 +127,7 @@ pub(crate) fn detach(qpn: u32) {
     }
 }
 
-/// The operation that a completion is of; 0 for those that no counter counts.
+/// Returns the operation of a completion; 0 for one that no counter counts.
 fn operation(opcode: ibv_wc_opcode) -> u32 {
     match opcode {
         IBV_WC_SEND => IBV_QP_ATTACH_COMP_CNTR_OP_SEND,

@@ -1,4 +1,4 @@
-//! Open devices: what `ibv_open_device` returns, and their asynchronous events.
+//! Open devices, which `ibv_open_device` returns, and their asynchronous events.
 
 use std::io;
 use std::mem::offset_of;
@@ -16,20 +16,20 @@ use shm::fabric::Peer;
 
 /// An open device.
 ///
-/// A program's `ibv_context` is a field of the `verbs_context` at the start. Contexts are never freed: a
-/// program that closes a device with objects still open, or keeps a handle, does not bring anything down.
+/// A program's `ibv_context` is a field of the `verbs_context` at the start. Contexts are never freed. A program that
+/// closes a device while objects are open, or keeps a handle, therefore causes no crash.
 #[repr(C)]
 pub(crate) struct Context {
     abi: AbiCell<verbs_context>,
-    /// The descriptor that stands for it to other processes.
+    /// The descriptor by which other processes identify the context.
     pub(crate) cmd_fd: i32,
     pub(crate) nic: &'static Nic,
-    /// The process whose objects it imports, if it was imported itself (`ibv_import_device(3)`).
+    /// The process whose objects the context imports, if the context itself was imported (`ibv_import_device(3)`).
     pub(crate) home: Option<Arc<Peer>>,
     events: EventQueue<AsyncEvent>,
 }
 
-/// An asynchronous event, with the handle of the object that it speaks of.
+/// An asynchronous event, with the handle of the object that it concerns.
 #[derive(Clone, Copy)]
 pub(crate) struct AsyncEvent(pub(crate) ibv_async_event);
 // SAFETY: opaque values here, handed back to the program.
@@ -52,7 +52,7 @@ impl Context {
         })
     }
 
-    /// The program's handle: a field of the structure that `verbs.h` looks around it for.
+    /// Returns the program's handle: a field of the structure that `verbs.h` expects around it.
     pub(crate) fn handle(&self) -> *mut ibv_context {
         self.abi
             .handle()
@@ -60,7 +60,7 @@ impl Context {
             .cast()
     }
 
-    /// Closes the descriptor of its events.
+    /// Closes the descriptor of the context's events.
     pub(crate) fn close(&self) {
         self.events.close();
     }
@@ -97,12 +97,12 @@ impl Context {
         self.events.push(AsyncEvent(e));
     }
 
-    /// The process whose objects this context imports, its own one by default.
+    /// Returns the process whose objects this context imports: by default, this process.
     pub(crate) fn home(&self) -> &Arc<Peer> {
         self.home.as_ref().unwrap_or(self.nic.me())
     }
 
-    /// The device that it stands for is gone.
+    /// Raises the event for a device that is gone.
     pub(crate) fn raise_fatal(&self) {
         self.raise_port(IBV_EVENT_DEVICE_FATAL);
     }

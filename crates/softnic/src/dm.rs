@@ -1,4 +1,4 @@
-//! Device memory. This device's memory is the host's: shared memory that peers can map.
+//! Device memory, which is memory of the host here: shared memory that peers can map.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
@@ -27,7 +27,7 @@ impl Sharing for Dm {
 }
 
 impl Dm {
-    /// `abi` is what the program sees of it, but for its handle.
+    /// Makes device memory. `abi` is the program's structure, except for its handle.
     pub(crate) fn new(mut abi: ibv_dm, of: Shared, memory: SharedMemory) -> Self {
         abi.comp_mask = IBV_DM_MASK_HANDLE;
         abi.handle = of.handle();
@@ -35,7 +35,7 @@ impl Dm {
         Self { abi, memory, of }
     }
 
-    /// A memory region is made of it, which [leaves](Self::leave) it at its end.
+    /// Counts a memory region that is made of the device memory, and [leaves](Self::leave) it at its end.
     pub(crate) fn enter(&self) {
         if let Some(uses) = self.of.uses() {
             uses.fetch_add(1, Ordering::Release);
@@ -48,8 +48,7 @@ impl Dm {
         }
     }
 
-    /// The address of `length` bytes at `offset`; copies are of whole, aligned words of four bytes where `words`
-    /// says so.
+    /// Returns the address of `length` bytes at `offset`. With `words`, both must be multiples of four bytes.
     pub(crate) fn range(
         &self,
         offset: u64,

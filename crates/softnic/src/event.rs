@@ -1,4 +1,4 @@
-//! Completion channels and asynchronous events: what a program can sleep on.
+//! Event queues of completion channels and asynchronous events, on which a program can sleep.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,11 +10,11 @@ use rustix::fs::{OFlags, fcntl_getfl};
 
 use crate::lock::lock;
 
-/// A queue that a file descriptor announces: readable while something is in it.
+/// A queue with a file descriptor that is readable while the queue is not empty.
 pub(crate) struct EventQueue<T>(Mutex<State<T>>);
 
 struct State<T> {
-    /// Until it is closed.
+    /// The descriptor, until it is closed.
     fd: Option<Arc<OwnedFd>>,
     queue: VecDeque<T>,
 }
@@ -28,16 +28,17 @@ impl<T> EventQueue<T> {
         })))
     }
 
-    /// The descriptor to poll; -1 for none. A program may set `O_NONBLOCK` on it; [`Self::next`] then does not wait.
+    /// Returns the descriptor to poll; -1 if it is closed. A program may set `O_NONBLOCK` on it; [`Self::next`] then
+    /// does not wait.
     pub(crate) fn raw_fd(&self) -> i32 {
         lock(&self.0).fd.as_ref().map_or(-1, |fd| fd.as_raw_fd())
     }
 
-    /// Closes the descriptor: there are no more events, and who waits for one hears so.
+    /// Closes the descriptor: there are no more events, and a thread that waits for one gets an error.
     pub(crate) fn close(&self) {
         let fd = lock(&self.0).fd.take();
         if let Some(fd) = fd {
-            // For good: nobody takes it.
+            // No thread takes this count, so the descriptor stays readable.
             signal(&fd);
         }
     }
@@ -51,11 +52,11 @@ impl<T> EventQueue<T> {
         signal(&fd);
     }
 
-    /// The next value; waits for one unless the descriptor does not block.
+    /// Returns the next value; waits for one unless the descriptor is non-blocking.
     ///
     /// # Errors
-    /// `EAGAIN` where there is none and the descriptor does not block, `EINTR` when a signal came, `EBADF` where it is
-    /// closed.
+    /// `EAGAIN` if there is no value and the descriptor is non-blocking, `EINTR` after a signal, `EBADF` if the
+    /// descriptor is closed.
     pub(crate) fn next(&self) -> io::Result<T> {
         loop {
             let fd = {
@@ -75,7 +76,7 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// Removes what `gone` says from the queue.
+    /// Removes the values for which `gone` returns true.
     pub(crate) fn discard(&self, gone: impl Fn(&T) -> bool) {
         let mut state = lock(&self.0);
         let before = state.queue.len();
@@ -86,12 +87,12 @@ impl<T> EventQueue<T> {
     }
 }
 
-/// Adds 1 to the count of an eventfd, which wakes who waits for it. The count is never near its limit.
+/// Adds 1 to the count of an eventfd, which wakes a thread that waits for it. The count is never near its limit.
 fn signal(fd: &OwnedFd) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
-/// Takes the counts that announced so many values, without waiting: a forked child may have taken some.
+/// Takes the counts that announced the given number of values, without waiting: a forked child may have taken some.
 fn take_counts(fd: &OwnedFd, values: usize) {
     for _ in 0..values {
         let readable = poll(
@@ -114,7 +115,8 @@ pub(crate) struct Unacknowledged {
 #[derive(Default)]
 struct Counts {
     events: u64,
-    /// Threads that wait until all are acknowledged. To notify nobody would be a system call, too.
+    /// Number of threads that wait until all events are acknowledged. A notification without waiters would also be a
+    /// system call.
     waiters: u32,
 }
 

@@ -1,6 +1,6 @@
 //! Memory whose size the program chooses.
 
-/// `len` copies of `value`; `None` where there is no memory for them.
+/// Returns `len` copies of `value`, or `None` if there is no memory for them.
 pub(crate) fn filled<T: Clone>(value: T, len: usize) -> Option<Box<[T]>> {
     let mut all = Vec::new();
     all.try_reserve_exact(len).ok()?;

@@ -1,12 +1,12 @@
-//! Entry points of the fuzz targets for what this crate reads from outside, and the replay of their corpora.
+//! Entry points of the fuzz targets for the input of this crate, and the replay of their corpora.
 
 use crate::Identity;
 use crate::sysfs_text;
 
-/// Reads files of sysfs and the device's identity in the environment, of any bytes.
+/// Parses any bytes as files of sysfs and as the device's identity in the environment.
 ///
 /// # Panics
-/// If a reader does, or an identity does not come back.
+/// If a parser panics, or if an identity changes when it is written and parsed again.
 pub fn texts(bytes: &[u8]) {
     sysfs_text::fuzz(bytes);
     let Ok(text) = std::str::from_utf8(bytes) else {

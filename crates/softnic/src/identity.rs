@@ -1,16 +1,16 @@
-//! What the device says that it is: its name, its maker, its board.
+//! The identity that the device reports: its name, its vendor, its board.
 //!
-//! Programs choose features by it: perftest how much it sends inline, UCX the transports that it tries. The
-//! software NIC says that it is itself, unless `VERBATIM_DEVICE` asks for another name.
+//! Programs choose features by the identity: perftest the amount of inline data, UCX the transports that it tries. The
+//! software NIC reports its own identity, unless `VERBATIM_DEVICE` asks for another one.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::str::FromStr;
 
-/// The environment variable that says what the device calls itself: an [`Identity`] in its written form.
+/// The environment variable that sets the identity of the device: an [`Identity`] in its written form.
 pub const DEVICE_VAR: &str = "VERBATIM_DEVICE";
 
-/// What the device says that it is.
+/// The identity that the device reports.
 ///
 /// Its written form is `NAME:VENDOR:PART:BOARD:FIRMWARE`, the numbers in decimal, the board perhaps empty:
 /// `mlx4_0:713:4099:MT_1100120019:2.42.5000`.
@@ -30,16 +30,16 @@ pub struct Identity {
     pub(crate) firmware: String,
 }
 
-/// Why a text or a set of values is no [`Identity`].
+/// The reason why a text or a set of values is not a valid [`Identity`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadIdentity(&'static str);
 
 impl Default for Identity {
-    /// The software NIC as itself.
+    /// Returns the software NIC's own identity.
     ///
-    /// The kernel numbers devices from 0 behind the name of their driver (`mlx5_0`, `rxe0`); so do we. ff:ff:ff is
-    /// nobody's OUI, and what Soft-RoCE says too (`RXE_VENDOR_ID`), so that no program mistakes the device for one
+    /// The kernel names a device by its driver and a number from 0 on (`mlx5_0`, `rxe0`); so does this crate. No vendor
+    /// has the OUI ff:ff:ff, which Soft-RoCE reports too (`RXE_VENDOR_ID`). No program thus mistakes the device for one
     /// whose private interface it knows. There is no firmware, but programs expect a version.
     fn default() -> Self {
         Self {
@@ -53,11 +53,12 @@ impl Default for Identity {
 }
 
 impl Identity {
-    /// A device of that name (as `ibv_get_device_name(3)`: 1 to 63 letters, digits and `_`), vendor (an OUI of the
-    /// IEEE, 24 bits) and part. It has no board's name, and the software NIC's firmware.
+    /// Makes the identity of a device with this name, vendor and part. The name is as in `ibv_get_device_name(3)`: 1 to
+    /// 63 letters, digits and `_`. The vendor is an OUI of the IEEE, 24 bits. The identity has no name of a board, and
+    /// the firmware version of the software NIC.
     ///
     /// # Errors
-    /// What is wrong with the name or the vendor.
+    /// The name or the vendor is not valid.
     pub fn new(name: &str, vendor_id: u32, part_id: u32) -> Result<Self, BadIdentity> {
         let own = Self::default();
         let name = name.to_owned();
@@ -70,25 +71,25 @@ impl Identity {
         .checked()
     }
 
-    /// The same with a board's name, as in sysfs (`board_id`): up to 63 letters, digits, `_`, `-` and `.`.
+    /// Sets the name of the board, as in sysfs (`board_id`): up to 63 letters, digits, `_`, `-` and `.`.
     ///
     /// # Errors
-    /// Other characters, or too many.
+    /// The name has other characters, or too many.
     pub fn with_board(self, board_id: &str) -> Result<Self, BadIdentity> {
         let board_id = board_id.to_owned();
         Self { board_id, ..self }.checked()
     }
 
-    /// The same with a version of the firmware: 1 to 63 letters, digits, `_`, `-` and `.`.
+    /// Sets the version of the firmware: 1 to 63 letters, digits, `_`, `-` and `.`.
     ///
     /// # Errors
-    /// Other characters, none, or too many.
+    /// The version has other characters, none, or too many.
     pub fn with_firmware(self, firmware: &str) -> Result<Self, BadIdentity> {
         let firmware = firmware.to_owned();
         Self { firmware, ..self }.checked()
     }
 
-    /// What the environment asks for.
+    /// Reads the identity from the environment.
     pub(crate) fn from_env() -> Result<Self, BadDevice> {
         Self::of_value(std::env::var_os(DEVICE_VAR).as_deref())
     }
@@ -133,13 +134,13 @@ impl Identity {
         }
     }
 
-    /// What `ibv_get_device_name(3)` returns and programs take as `-d`.
+    /// Returns the name that `ibv_get_device_name(3)` returns and programs take as `-d`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// `vendor_id` of `ibv_query_device(3)`: an OUI of the IEEE.
+    /// Returns the `vendor_id` of `ibv_query_device(3)`: an OUI of the IEEE.
     #[must_use]
     pub fn vendor_id(&self) -> u32 {
         self.vendor_id
@@ -177,7 +178,7 @@ impl FromStr for Identity {
     }
 }
 
-/// [`DEVICE_VAR`] has a value that is no identity.
+/// [`DEVICE_VAR`] has a value that is not an identity.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{DEVICE_VAR} is {value:?}: {why}, such as mlx5_0:713:4113::1.0; leave it unset for the software NIC itself"

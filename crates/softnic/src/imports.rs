@@ -1,12 +1,12 @@
-//! Objects that processes share: protection domains and device memory that one has made and others import.
+//! Objects that processes share: protection domains and device memory that one process has made and others import.
 //!
-//! The process that made an object is its *home*. It has the object's handle in a table of its segment, with the number of
-//! objects that it has made of it; a process that imports the object has the same in a table of its own imports. So
-//! everybody can see who uses an object, and what a process did not give back is gone with it.
+//! The process that made an object is its *home*. A table in its segment has the object's handle, and the number of
+//! objects that the home has made of it. A process that imports the object has the same in a table of its own imports.
+//! Every process can thus see the users of an object, and the uses of a process end with it.
 //!
 //! An imported protection domain has a number of its own in each process. A key that a queue pair's process does not
-//! have may belong to another process that has the same domain; it is looked for there, on a path that nobody else
-//! takes ([`find_region`]).
+//! have may belong to another process that has the same domain. The key is looked for there, on a path that no other
+//! key takes ([`find_region`]).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,7 +19,7 @@ use shm::fabric::Peer;
 use shm::fabric::layout::*;
 use shm::keys;
 
-/// What can be imported.
+/// The kinds of objects that can be imported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Pd,
@@ -34,7 +34,7 @@ impl Kind {
         }
     }
 
-    /// Places in the table of a process.
+    /// Returns the number of places in the table of a process.
     fn places(self) -> usize {
         match self {
             Self::Pd => MAX_PDS,
@@ -42,7 +42,7 @@ impl Kind {
         }
     }
 
-    /// The place in which `handle` of `peer` would lie.
+    /// Returns the place in which `handle` of `peer` would lie.
     fn place(self, peer: &Peer, handle: u32) -> Option<&ObjectShared> {
         let index = handle as usize % self.places();
         match self {
@@ -51,7 +51,7 @@ impl Kind {
         }
     }
 
-    /// Where in a segment that place is, and how long.
+    /// Returns the offset of that place in a segment, and its length in bytes.
     fn bytes(self, handle: u32) -> (usize, usize) {
         let index = handle as usize % self.places();
         match self {
@@ -67,28 +67,28 @@ impl Kind {
     }
 }
 
-/// The bit that numbers of imported protection domains have and handles of own objects have not.
+/// The bit that is set in numbers of imported protection domains, and clear in handles of own objects.
 const IMPORTED: u32 = Owner::MAX_DOMAIN >> 1;
 
-/// What a process knows of the objects that it shares.
+/// The objects that a process shares.
 #[derive(Default)]
 pub(crate) struct Imports {
     next: AtomicU32,
-    /// What is imported now, by home, kind and handle: two imports of one object are one.
+    /// The present imports, by home, kind and handle: two imports of one object are one.
     known: Mutex<HashMap<(u64, Kind, u32), Weak<Import>>>,
-    /// Own objects whose handles the program has given back while they were there, for others.
+    /// Own objects whose handles the program has given back while they existed, kept for other processes.
     kept: Mutex<Vec<Arc<dyn Sharing>>>,
 }
 
-/// What a program has a handle of that stands for something shared.
+/// An object behind a program's handle that may stand for a shared object.
 pub(crate) trait Sharing: Send + Sync {
-    /// What that is, if it is anything shared.
+    /// Returns the shared object, if there is one.
     fn shared(&self) -> Option<&Shared>;
 }
 
-/// The program gives the handle of `object` back without destroying what it stands for: "the second one way cleanup what
-/// ever is needed/opposite of the import without calling the kernel" (`ibv_import_pd(3)`). An own object stays until
-/// somebody destroys it, or this process ends.
+/// Takes a program's handle back without destroying the shared object: "the second one way cleanup what ever is
+/// needed/opposite of the import without calling the kernel" (`ibv_import_pd(3)`). An own object stays until a process
+/// destroys it, or this process ends.
 pub(crate) fn let_go<T: Sharing + 'static>(object: Arc<T>) {
     if let Some(Shared::Own(own)) = object.shared()
         && find(own.nic.me(), own.kind, own.handle).is_some()
@@ -98,17 +98,18 @@ pub(crate) fn let_go<T: Sharing + 'static>(object: Arc<T>) {
     }
 }
 
-/// Ends the kept objects that others have destroyed, so that their places are free.
+/// Drops the kept objects that other processes have destroyed, so that their places are free.
 fn end_destroyed(nic: &Nic) {
     let exists = |object: &Arc<dyn Sharing>| object.shared().is_some_and(Shared::exists);
     let destroyed: Vec<_> = lock(&nic.imports.kept)
         .extract_if(.., |object| !exists(object))
         .collect();
-    // Without the lock.
+    // Dropped without the lock.
     drop(destroyed);
 }
 
-/// An object of this process that others may import; it ends when this is dropped, unless it was [let go](let_go).
+/// An object of this process that others may import. The object ends when this value is dropped, unless it was [let
+/// go](let_go).
 pub(crate) struct Exported {
     nic: &'static Nic,
     kind: Kind,
@@ -116,11 +117,11 @@ pub(crate) struct Exported {
 }
 
 impl Exported {
-    /// Enters an object, with `describe` to say what it is before anybody can find it. Handles are used in turn, so that
-    /// one comes back as late as possible.
+    /// Enters an object in the table. `describe` writes the object's properties before another process can find it.
+    /// Handles are used in turn, so that one comes back as late as possible.
     ///
     /// # Errors
-    /// `ENOMEM` where the table or shared memory is full.
+    /// `ENOMEM` if the table or shared memory is full.
     pub(crate) fn new(
         nic: &'static Nic,
         kind: Kind,
@@ -159,22 +160,22 @@ impl Drop for Exported {
     }
 }
 
-/// An object of another process that this one has imported; it is given back when this is dropped.
+/// An object of another process that this process has imported. The import ends when this value is dropped.
 pub(crate) struct Import {
     nic: &'static Nic,
     index: usize,
     home: Arc<Peer>,
     kind: Kind,
     handle: u32,
-    /// Of a protection domain: its number here.
+    /// For a protection domain: its number in this process.
     number: u32,
 }
 
 impl Import {
-    /// Imports an object of `home`, or finds it imported.
+    /// Imports an object of `home`, or returns the existing import.
     ///
     /// # Errors
-    /// `ENOENT` where there is none with that handle; `ENOMEM` where the table or shared memory is full.
+    /// `ENOENT` if `home` has no object with that handle; `ENOMEM` if the table or shared memory is full.
     pub(crate) fn new(
         nic: &'static Nic,
         home: &Arc<Peer>,
@@ -193,7 +194,7 @@ impl Import {
             me.import(index)
                 .is_some_and(|place| place.home.load(Ordering::Relaxed) == 0)
         };
-        // Reserved before it is looked at.
+        // Only the places below `imports_used` are reserved, so only they are read.
         let used = usize::try_from(me.header().imports_used.load(Ordering::Relaxed)).unwrap_or(0);
         let index = (0..used).find(free).unwrap_or(used);
         let at = IMPORTS_AT + index * size_of::<ImportShared>();
@@ -204,7 +205,7 @@ impl Import {
             .reserve(at, size_of::<ImportShared>())
             .map_err(|_| libc::ENOMEM)?;
         let place = me.import(index).ok_or(libc::ENOMEM)?;
-        // A number that comes back as late as possible and says where its place is.
+        // The number comes back as late as possible, and encodes the index of its place.
         let lap = nic.imports.next.fetch_add(1, Ordering::Relaxed);
         let laps = IMPORTED / u32::try_from(MAX_IMPORTS).unwrap_or(1);
         let first = u32::try_from(index).map_err(|_| libc::ENOMEM)?;
@@ -236,7 +237,7 @@ impl Import {
         self.nic.me().segment.import(self.index)
     }
 
-    /// How many objects this process has made of it.
+    /// Returns the counter of objects that this process has made of the import.
     fn uses(&self) -> Option<&AtomicU32> {
         Some(&self.place()?.uses)
     }
@@ -250,11 +251,11 @@ impl Drop for Import {
     }
 }
 
-/// What a program's handle stands for.
+/// The shared object that a program's handle stands for.
 pub(crate) enum Shared {
     /// An object of this process, and the handle that it was made with.
     Own(Exported),
-    /// An object of this process that it has imported.
+    /// An object of this process, imported by this process.
     Again(&'static Nic, Kind, u32),
     /// An object of another process.
     Imported(Arc<Import>),
@@ -287,17 +288,17 @@ impl Shared {
         }
     }
 
-    /// The process that it belongs to.
+    /// Returns the process that the object belongs to.
     pub(crate) fn home(&self) -> &Arc<Peer> {
         self.at_home().1
     }
 
-    /// What its process calls it.
+    /// Returns the handle that the object has in its process.
     pub(crate) fn handle(&self) -> u32 {
         self.at_home().3
     }
 
-    /// What queue pairs and regions of this process call a protection domain.
+    /// Returns the number that queue pairs and regions of this process use for a protection domain.
     pub(crate) fn number(&self) -> u32 {
         match self {
             Self::Imported(import) => import.number,
@@ -305,13 +306,13 @@ impl Shared {
         }
     }
 
-    /// False once somebody who shares it has destroyed it, or its process has ended.
+    /// Returns false once a process that shares the object has destroyed it, or its process has ended.
     pub(crate) fn exists(&self) -> bool {
         let (_, home, kind, handle) = self.at_home();
         find(home, kind, handle).is_some()
     }
 
-    /// Where all see how many objects this process has made of it.
+    /// Returns the counter of objects that this process has made of the shared object, which all processes see.
     pub(crate) fn uses(&self) -> Option<&AtomicU32> {
         match self {
             Self::Imported(import) => import.uses(),
@@ -322,17 +323,17 @@ impl Shared {
         }
     }
 
-    /// Destroys the object; its process keeps a handle of nothing.
+    /// Destroys the object; its process keeps a handle without an object.
     ///
     /// # Errors
-    /// `ENOENT` where it has been destroyed, or its process has ended; `EBUSY` while any process has objects made of it.
+    /// `ENOENT` if it has been destroyed, or its process has ended; `EBUSY` while any process has objects made of it.
     pub(crate) fn destroy(&self) -> Result<(), i32> {
         let (nic, home, kind, handle) = self.at_home();
         destroy(nic, home, kind, handle)
     }
 }
 
-/// The object of `home` with that handle, unless it has been destroyed or its process has ended.
+/// Returns the object of `home` with that handle, unless it has been destroyed or its process has ended.
 fn find(home: &Peer, kind: Kind, handle: u32) -> Option<&ObjectShared> {
     if handle == 0 || handle >= IMPORTED || home.has_ended() {
         return None;
@@ -341,7 +342,7 @@ fn find(home: &Peer, kind: Kind, handle: u32) -> Option<&ObjectShared> {
     (place.handle.load(Ordering::Acquire) == handle).then_some(place)
 }
 
-/// [`Shared::destroy`].
+/// Destroys an object of `home`, as [`Shared::destroy`].
 fn destroy(nic: &Nic, home: &Peer, kind: Kind, handle: u32) -> Result<(), i32> {
     let object = find(home, kind, handle).ok_or(libc::ENOENT)?;
     let importers_use_it = || {
@@ -364,12 +365,12 @@ fn destroy(nic: &Nic, home: &Peer, kind: Kind, handle: u32) -> Result<(), i32> {
     destroyed.map(drop).map_err(|_| libc::ENOENT)
 }
 
-/// Has another process imported something of this one?
+/// Returns true if another process has imported an object of `peer`.
 fn is_exported(peer: &Peer) -> bool {
     peer.segment.header().exported.load(Ordering::Acquire) != 0
 }
 
-/// The imports of `peer` that stand for an object of `home`.
+/// Returns the imports of `peer` that stand for an object of `home`.
 fn imports_of<'p>(
     peer: &'p Peer,
     home: &'p Peer,
@@ -387,7 +388,7 @@ fn imports_of<'p>(
         })
 }
 
-/// Where protection domain `number` of `peer` is at home, and its handle there.
+/// Returns the home of protection domain `number` of `peer`, and the domain's handle there.
 fn home_of(nic: &Nic, peer: &Arc<Peer>, number: u32) -> Option<(Arc<Peer>, u32)> {
     if number & IMPORTED == 0 {
         return Some((Arc::clone(peer), number));
@@ -400,7 +401,7 @@ fn home_of(nic: &Nic, peer: &Arc<Peer>, number: u32) -> Option<(Arc<Peer>, u32)>
     (home.incarnation == incarnation).then(|| (home, import.handle.load(Ordering::Relaxed)))
 }
 
-/// The import that gave a protection domain of `peer` its number.
+/// Returns the import that gave a protection domain of `peer` its number.
 fn import_of(peer: &Peer, number: u32) -> Option<&ImportShared> {
     // `IMPORTED` is a multiple of the table's length.
     let import = peer.segment.find_import(number as usize % MAX_IMPORTS)?;
@@ -408,7 +409,7 @@ fn import_of(peer: &Peer, number: u32) -> Option<&ImportShared> {
     (used && import.number.load(Ordering::Relaxed) == number).then_some(import)
 }
 
-/// How many objects `peer` has made of its protection domain `number`.
+/// Returns the counter of objects that `peer` has made of its protection domain `number`.
 pub(crate) fn pd_uses(peer: &Peer, number: u32) -> Option<&AtomicU32> {
     if number & IMPORTED == 0 {
         find(peer, Kind::Pd, number).map(|object| &object.uses)
@@ -417,9 +418,9 @@ pub(crate) fn pd_uses(peer: &Peer, number: u32) -> Option<&AtomicU32> {
     }
 }
 
-/// A region or window of another process in a protection domain.
+/// A region or window of another process, found in a protection domain.
 pub(crate) struct Found {
-    /// Whose it is.
+    /// The process that has it.
     pub(crate) owner: Arc<Peer>,
     pub(crate) index: usize,
 }
@@ -427,7 +428,7 @@ pub(crate) struct Found {
 /// Looks for `key` in the other processes that have protection domain `pd` of `peer`.
 #[cold]
 pub(crate) fn find_region(nic: &Nic, peer: &Arc<Peer>, pd: u32, key: u32) -> Option<Found> {
-    // Beyond are the numbers of no domain: queue pairs without one have such.
+    // Larger numbers are those of no domain, which queue pairs without a domain have.
     let shared = pd < Owner::MAX_DOMAIN && (pd & IMPORTED != 0 || is_exported(peer));
     if !shared {
         return None;

@@ -1,29 +1,30 @@
-//! Which handles are live: the one place that turns a handle of the program's into the object behind it.
+//! The table of live handles: the only place that turns a program's handle into the object behind it.
 //!
-//! A program may use a handle after it has destroyed the object: through an error path that cleans up twice, or a
-//! copy that it forgot. libibverbs may then do anything. Here the verbs that create, change, ask and destroy look each
-//! handle up, and refuse one that is not live or is of another kind, with the errno of a bad argument.
+//! A program may use a handle after it has destroyed the object: in an error path that cleans up twice, or by a
+//! forgotten copy. With libibverbs the result is undefined. Here the verbs that create, change, query and destroy
+//! objects look each handle up. They refuse a handle that is not live or is of another kind, with the errno of a bad
+//! argument.
 //!
-//! The table owns the objects. So a look-up follows no pointer of the program's: it compares addresses, and what it finds
-//! it hands out with a reference of its own. That is why the verbs need no unsafe code to use a handle, and why an object
-//! that another thread destroys meanwhile stays in memory until the verb returns.
+//! The table owns the objects. A look-up therefore dereferences no pointer of the program: it compares addresses, and
+//! returns a reference of its own. So the verbs need no unsafe code to use a handle. An object that another thread
+//! destroys meanwhile stays in memory until the verb returns.
 //!
-//! A child that was forked gets the same answer for what its parent made: the objects are the parent's, which goes on
-//! using them. (The kernel would let the child destroy them, through the descriptor that both have.) It may ask its
-//! parent's contexts about device and port, and allocate device memory of its own.
+//! A forked child gets the same answer for the objects of its parent, which goes on using them. (The kernel would let
+//! the child destroy them, through the descriptor that both have.) The child may query device and port through its
+//! parent's contexts, and allocate device memory of its own.
 //!
-//! The data path does not look handles up: that costs more than a post. Nor is a handle told from another one of the same
-//! kind that has been given the same address since.
+//! The data path does not look handles up, since a look-up costs more than a post. The table cannot tell a stale handle
+//! from a later one of the same kind at the same address.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// An object of the verbs that programs have a handle of.
+/// An object of the verbs for which programs have a handle.
 pub(crate) trait Object: Any + Send + Sync {
     /// The structure that the handle points to: the first field of the object, as [`object!`] checks.
     type C;
-    /// What C calls that structure.
+    /// The name of that structure in C.
     const KIND: &'static str;
 }
 
@@ -39,20 +40,20 @@ macro_rules! object {
 }
 pub(crate) use object;
 
-/// What is known of an address.
+/// The entry of the table for an address.
 struct Handle {
     kind: &'static str,
     object: Arc<dyn Any + Send + Sync>,
-    /// The process that made it: a forked child inherits the table, and has none of the objects.
+    /// The process that made the object: a forked child inherits the table, but owns none of the objects.
     pid: u32,
-    /// How often it was handed out.
+    /// Number of times that the handle is given out.
     lives: usize,
-    /// A verb is destroying it, and waits for its events to be acknowledged.
+    /// True while a verb destroys the object and waits for its events to be acknowledged.
     ending: bool,
 }
 
 impl Handle {
-    /// The object, if it is of this type and this process has made it.
+    /// Returns the object, if it is of this type and this process has made it.
     fn own<T: Object>(&self) -> Option<Arc<T>> {
         self.object_of::<T>()
             .filter(|_| self.pid == std::process::id())
@@ -65,11 +66,11 @@ impl Handle {
 
 type Handles = HashMap<usize, Handle>;
 
-/// Parts of the table.
+/// Number of parts of the table.
 const PARTS: usize = 16;
 static LIVE: [Mutex<Option<Handles>>; PARTS] = [const { Mutex::new(None) }; PARTS];
 
-/// Part of the table, by address: threads that create objects seldom meet.
+/// Locks the part of the table for an address. Threads that create objects seldom need the same part.
 fn part(address: usize) -> MutexGuard<'static, Option<Handles>> {
     // Allocations of objects are 64 bytes apart or more.
     LIVE[address / 64 % PARTS]
@@ -77,7 +78,7 @@ fn part(address: usize) -> MutexGuard<'static, Option<Handles>> {
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many objects of each kind this process has made and not destroyed, by their names in C.
+/// Returns the number of objects of each kind, by its name in C, that this process has made and not destroyed.
 pub(crate) fn left() -> BTreeMap<&'static str, usize> {
     let pid = std::process::id();
     let mut left = BTreeMap::new();
@@ -91,13 +92,13 @@ pub(crate) fn left() -> BTreeMap<&'static str, usize> {
     left
 }
 
-/// Makes a handle of an object: the address of its first field. An object can be handed out several times.
+/// Makes a handle of an object: the address of its first field. An object can be given out several times.
 pub(crate) fn hand_out<T: Object>(object: Arc<T>) -> *mut T::C {
     let handle = Arc::as_ptr(&object).cast_mut().cast();
     hand_out_as(handle, object)
 }
 
-/// Makes a handle that lies elsewhere than the object that stands for it.
+/// Makes a handle whose address is not that of the object behind it.
 pub(crate) fn hand_out_as<T: Object>(handle: *mut T::C, object: Arc<T>) -> *mut T::C {
     let pid = std::process::id();
     let mut part = part(handle.addr());
@@ -115,17 +116,17 @@ pub(crate) fn hand_out_as<T: Object>(handle: *mut T::C, object: Arc<T>) -> *mut 
         lives: 1,
         ending: false,
     };
-    // What a forked child has inherited does not end here.
+    // An object that a forked child has inherited must not end here.
     std::mem::forget(live.insert(handle.addr(), new));
     handle
 }
 
-/// The object behind a live handle.
+/// Returns the object behind a live handle.
 pub(crate) fn find<T: Object>(handle: *mut T::C) -> Option<Arc<T>> {
     part(handle.addr()).as_ref()?.get(&handle.addr())?.own()
 }
 
-/// The same, whichever process has made the object: this one, or one that it was forked from.
+/// Returns the object behind a live handle, made by this process or by one from which it was forked.
 pub(crate) fn find_inherited<T: Object>(handle: *mut T::C) -> Option<Arc<T>> {
     part(handle.addr())
         .as_ref()?
@@ -133,7 +134,7 @@ pub(crate) fn find_inherited<T: Object>(handle: *mut T::C) -> Option<Arc<T>> {
         .object_of()
 }
 
-/// Says that the object is about to be destroyed; false if it is not live or somebody else has said so.
+/// Marks the object as about to be destroyed. Returns false if it is not live or already marked.
 pub(crate) fn start_ending<T: Object>(handle: *mut T::C) -> bool {
     let mut part = part(handle.addr());
     let known = part.as_mut().and_then(|live| live.get_mut(&handle.addr()));
@@ -142,7 +143,8 @@ pub(crate) fn start_ending<T: Object>(handle: *mut T::C) -> bool {
         .is_some_and(|known| !std::mem::replace(&mut known.ending, true))
 }
 
-/// Ends the life of a handle that was handed out once, or one of its lives; `None` if it has none.
+/// Takes a handle back once, and removes it from the table if it is given out no more. `None` if the handle is not
+/// live.
 pub(crate) fn take_back<T: Object>(handle: *mut T::C) -> Option<Arc<T>> {
     let mut part = part(handle.addr());
     let live = part.as_mut()?;
@@ -150,7 +152,7 @@ pub(crate) fn take_back<T: Object>(handle: *mut T::C) -> Option<Arc<T>> {
     let object = known.own()?;
     known.lives -= 1;
     if known.lives == 0 {
-        // `object` keeps it: it is not dropped under the lock.
+        // `object` keeps a reference, so the object is not dropped under the lock.
         live.remove(&handle.addr());
     }
     Some(object)

@@ -1,8 +1,8 @@
-//! Locks of what no panic leaves half changed.
+//! Locks for state that no panic leaves half changed.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Takes a lock; that a thread panicked while it had it is no reason not to.
+/// Takes a lock, even if a thread has panicked while it held the lock.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

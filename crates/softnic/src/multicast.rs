@@ -1,7 +1,7 @@
-//! Multicast groups: which queue pairs of a process are attached to which.
+//! Multicast groups, and the queue pairs of a process that are attached to them.
 //!
-//! The table lies in the process's segment, and a sender reads those of all its peers: there is no switch that
-//! would copy a datagram, so its sender does.
+//! The table is in the process's segment, and a sender reads the tables of all its peers. No switch copies a datagram,
+//! so its sender does.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -18,8 +18,8 @@ pub(crate) const MULTICAST_QPN: u32 = 0xff_ffff;
 pub(crate) struct Group([u8; 16]);
 
 impl Group {
-    /// The group of a GID: one that starts with 0xff (IBTA vol. 1, 4.1.1), or an IPv4 multicast address mapped into
-    /// IPv6 (RoCEv2, annex A17).
+    /// Returns the group of a multicast GID: one that starts with 0xff (IBTA vol. 1, 4.1.1), or an IPv4 multicast
+    /// address mapped into IPv6 (RoCEv2, annex A17).
     pub(crate) fn of(gid: [u8; 16]) -> Option<Self> {
         const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
         let ipv4 = gid[..12] == MAPPED && (224..240).contains(&gid[12]);
@@ -36,15 +36,15 @@ impl Group {
     }
 }
 
-/// Serialises changes of the own table.
+/// Serialises changes of this process's table.
 #[derive(Default)]
 pub(crate) struct Attachments(Mutex<()>);
 
 impl Attachments {
-    /// Attaches queue pair `index`; false if it is attached already.
+    /// Attaches queue pair `index`. Returns false if it is attached already.
     ///
     /// # Errors
-    /// `ENOMEM` where the table or shared memory is full.
+    /// `ENOMEM` if the table or shared memory is full.
     pub(crate) fn attach(&self, fabric: &Fabric, index: usize, group: Group) -> Result<bool, i32> {
         let _one = lock(&self.0);
         let segment = &fabric.me.segment;
@@ -78,7 +78,7 @@ impl Attachments {
         Ok(true)
     }
 
-    /// Detaches queue pair `index`; false if it is not attached.
+    /// Detaches queue pair `index`. Returns false if it is not attached.
     pub(crate) fn detach(&self, fabric: &Fabric, index: usize, group: Group) -> bool {
         let _one = lock(&self.0);
         let place =
@@ -98,7 +98,7 @@ fn in_use(peer: &Peer) -> usize {
     usize::try_from(used).unwrap_or(MAX_MCASTS).min(MAX_MCASTS)
 }
 
-/// The queue pair that entry `place` of `peer` attaches to `group`, if that is what it does.
+/// Returns the queue pair that entry `place` of `peer` attaches to `group`. `None` if the entry does not.
 fn is_member(peer: &Peer, place: usize, group: Group) -> Option<usize> {
     let entry = peer.segment.mcast(place)?;
     let qp = entry.qp.load(Ordering::Acquire);
@@ -109,7 +109,7 @@ fn is_member(peer: &Peer, place: usize, group: Group) -> Option<usize> {
     here.then(|| qp as usize - 1)
 }
 
-/// The queue pairs of `peer` that are attached to `group`, by their places in the process.
+/// Returns the queue pairs of `peer` that are attached to `group`, by their indices in the process.
 pub(crate) fn members(peer: &Peer, group: Group) -> impl Iterator<Item = usize> {
     (0..in_use(peer)).filter_map(move |place| is_member(peer, place, group))
 }

@@ -20,7 +20,7 @@ pub(crate) struct Mw {
 live::object!(Mw, ibv_mw);
 
 impl Mw {
-    /// A window that has been entered in the table of keys, with its first key.
+    /// Makes a window that has been entered in the key table, with its first key.
     pub(crate) fn new(pd: Arc<Pd>, mw_type: ibv_mw_type, (id, key): (WindowId, u32)) -> Self {
         pd.enter();
         let mut abi = ibv_mw::zeroed();
@@ -33,27 +33,28 @@ impl Mw {
         Self { abi, pd, id }
     }
 
-    /// The key that it has for the program: `ibv_bind_mw` gives a window of type 1 a new one, `verbs.h` one of type 2.
+    /// Returns the key that the program sees. `ibv_bind_mw` gives a window of type 1 a new key; `verbs.h` does so for
+    /// type 2.
     pub(crate) fn rkey(&self) -> u32 {
         // SAFETY: `abi` lives as long as `self`; an aligned `u32` that only the thread which binds the window writes
         // (`ibv_bind_mw(3)`).
         unsafe { (*self.abi.handle()).rkey }
     }
 
-    /// Shows the program another key.
+    /// Sets the key that the program sees.
     pub(crate) fn set_rkey(&self, rkey: u32) {
         // SAFETY: as in `rkey`: the thread that binds the window is here.
         unsafe { (*self.abi.handle()).rkey = rkey };
     }
 }
 
-/// What a bind work request asks for; `None` where it names no window.
+/// Returns the request of a work request that binds a window. `None` if it names no window.
 ///
 /// # Safety
 /// The region of the work request, whose opcode is `IBV_WR_BIND_MW`, is NULL or a live handle.
 #[cold]
 pub(crate) unsafe fn bind_request(wr: &ibv_send_wr) -> Option<BindRequest> {
-    // SAFETY: the member of the union that the opcode says (contract).
+    // SAFETY: the union's member for this opcode (contract).
     let bind = unsafe { wr.bind_tso.bind_mw };
     let window = live::find::<Mw>(bind.mw)?;
     // SAFETY: NULL or the structure of a live region (contract).

@@ -1,4 +1,4 @@
-//! What all objects of a process's NIC share: its place in the fabric, its port, its keys and mappings.
+//! The state that all objects of a process's NIC share: its place in the fabric, its port, its keys and mappings.
 
 use std::any::Any;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -22,31 +22,31 @@ use shm::keys::Keys;
 use shm::mem::Mappings;
 use shm::shortage::errno_of;
 
-/// Why there is no software NIC in this process.
+/// The reason why this process has no software NIC.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NicError {
     /// The fabric cannot be joined.
     #[error(transparent)]
     Fabric(#[from] FabricError),
-    /// The port was asked to be something that it cannot be.
+    /// The configuration of the port is not valid.
     #[error("{message}")]
     Port {
-        /// What was asked and what can be.
+        /// The requested value, and the possible ones.
         message: String,
         /// The errno for C callers.
         errno: i32,
     },
-    /// The device was asked to be something that it cannot be.
+    /// The configuration of the device's identity is not valid.
     #[error(transparent)]
     Device(#[from] BadDevice),
-    /// `VERBATIM_CAPABILITIES` has a value that is none.
+    /// `VERBATIM_CAPABILITIES` has a value that is not valid.
     #[error(transparent)]
     Capabilities(#[from] InvalidCapabilities),
-    /// The path was asked to be something that it cannot be, or a capture of it cannot be written.
+    /// The configuration of the path is not valid, or a capture of it cannot be written.
     #[error(transparent)]
     Network(#[from] BadNetwork),
-    /// Faults were asked for that cannot be.
+    /// The configuration of faults is not valid.
     #[error(transparent)]
     Faults(#[from] crate::faults::BadFaults),
     /// The engine's thread cannot be started.
@@ -63,43 +63,43 @@ impl From<PortError> for NicError {
     }
 }
 
-/// A ring that was given up by its sender and may still be read by its receiver.
+/// A ring that its sender has given up and its receiver may still read.
 struct RetiredRing {
     offset: usize,
     bytes: usize,
     to: Option<Arc<Peer>>,
 }
 
-/// What a NIC asks of the objects that are made on it, which themselves stand on the NIC.
+/// The operations that a NIC needs of the objects made on it, which themselves use the NIC.
 pub(crate) trait Objects: Send + Sync {
-    /// For those who know the type.
+    /// Returns the object for a cast to its type.
     fn as_any(&self) -> &dyn Any;
-    /// Deals with the connection notices that have come.
+    /// Processes the connection notices that have arrived.
     fn read_notices(&self, nic: &Nic);
-    /// Gives the packets that have arrived to their queue pairs; whether some had.
+    /// Delivers the packets that have arrived to their queue pairs. Returns true if any had.
     fn deliver(&self, nic: &Nic, by: Looker) -> bool;
-    /// Sends the answers that the next look for packets would send.
+    /// Sends the answers that the next check for packets would send.
     fn send_owed_answers(&self, nic: &Nic);
-    /// Were the queue pairs at both places made through one context?
+    /// Returns true if the queue pairs at both indices were made through one context.
     fn share_a_context(&self, one: usize, other: usize) -> bool;
-    /// Takes the queue pair at `index` out.
+    /// Removes the queue pair at `index`.
     fn remove_qp(&self, index: usize);
-    /// Takes the completion queue at `index` out.
+    /// Removes the completion queue at `index`.
     fn remove_cq(&self, index: usize);
 }
 
-/// Who looks for packets.
+/// The caller of a check for packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Looker {
-    /// A thread of the program that polls: it looks again soon.
+    /// A thread of the program that polls: it checks again soon.
     Poll,
-    /// One that is about to change a queue pair: all that has come by now is dealt with, also what another thread has.
+    /// A thread that is about to change a queue pair: all that has arrived by now is processed, also by other threads.
     Change,
     /// The engine.
     Engine,
 }
 
-/// What a NIC is made of.
+/// The parts of a NIC.
 pub(crate) struct NicParts {
     pub(crate) fabric: Fabric,
     pub(crate) port: Port,
@@ -109,7 +109,7 @@ pub(crate) struct NicParts {
     pub(crate) objects: &'static dyn Objects,
 }
 
-/// Everything that the objects of this process's software NIC share.
+/// The state that the objects of this process's software NIC share.
 pub(crate) struct Nic {
     pub(crate) fabric: Fabric,
     pub(crate) port: Port,
@@ -117,47 +117,47 @@ pub(crate) struct Nic {
     pub(crate) capabilities: Capabilities,
     pub(crate) keys: Keys,
     pub(crate) maps: Mappings,
-    /// What carries packets between queue pairs.
+    /// The network that carries packets between queue pairs.
     pub(crate) network: Network,
     /// The queue pairs and completion queues.
     pub(crate) objects: &'static dyn Objects,
     pub(crate) imports: Imports,
-    /// What its contexts have for `cmd_fd`.
+    /// The descriptor that the contexts have as `cmd_fd`.
     cmd_fd: Mutex<Option<OwnedFd>>,
-    /// The next slot of the connection notices, as their last reader left it.
+    /// The next slot of the connection notices, as the last reader left it.
     notices_at: AtomicUsize,
     retired: Mutex<Vec<RetiredRing>>,
-    /// The engine looks every millisecond, called or not.
+    /// True while the engine checks every millisecond, called or not.
     pub(crate) engine_ticks: AtomicBool,
-    /// Completion queues that can be overrun.
+    /// Number of completion queues that can be overrun.
     pub(crate) watched_cqs: AtomicUsize,
     pub(crate) attachments: Attachments,
     pub(crate) flows: Flows,
     pub(crate) spreads: Spreads,
 }
 
-/// What the last failed attempt said.
+/// The message of the last failed attempt to use the software NIC.
 pub(crate) static LAST_ERROR: Mutex<Option<String>> = Mutex::new(None);
-/// Why the last `ibv_modify_qp` of this process was refused.
+/// The reason why the last `ibv_modify_qp` of this process was refused.
 pub(crate) static LAST_MODIFY_ERROR: Mutex<Option<String>> = Mutex::new(None);
 
-/// Why the last attempt of this process to use the software NIC failed: a message for the user, where the C
-/// ABI has room for an errno only.
+/// Returns the reason why the last attempt of this process to use the software NIC failed. It is a message for the
+/// user; the C ABI has room for an errno only.
 #[must_use]
 pub fn last_error() -> Option<String> {
     lock(&LAST_ERROR).clone()
 }
 
-/// The folder of shared memory through which the processes of this user reach each other.
+/// Returns the folder of shared memory through which the processes of this user reach each other.
 ///
 /// # Errors
-/// Where `VERBATIM_FABRIC_DIR` does not hold an absolute path.
+/// `VERBATIM_FABRIC_DIR` does not hold an absolute path.
 pub fn fabric_dir() -> Result<PathBuf, FabricError> {
     Fabric::default_dir()
 }
 
 impl Nic {
-    /// A NIC without any object.
+    /// Makes a NIC without any object.
     pub(crate) fn new(parts: NicParts) -> Self {
         Self {
             fabric: parts.fabric,
@@ -180,15 +180,15 @@ impl Nic {
         }
     }
 
-    /// This process as its own peer.
+    /// Returns this process as its own peer.
     pub(crate) fn me(&self) -> &Arc<Peer> {
         &self.fabric.me
     }
 
-    /// The descriptor that stands for the contexts of this process, as [`Name`] tells others.
+    /// Returns the descriptor that identifies the contexts of this process to others, by its [`Name`].
     ///
     /// # Errors
-    /// What the system says where there are no descriptors left.
+    /// The system's errno if there are no descriptors left.
     ///
     /// [`Name`]: shm::fabric::Name
     pub(crate) fn cmd_fd(&self) -> Result<RawFd, i32> {
@@ -200,14 +200,14 @@ impl Nic {
         Ok(file.as_raw_fd())
     }
 
-    /// QP number of queue pair `index` of this process.
+    /// Returns the QP number of queue pair `index` of this process.
     pub(crate) fn qpn(&self, index: usize) -> u32 {
         #[allow(clippy::cast_possible_truncation)] // 10 and 14 bits
         let qpn = (self.fabric.me.slot << QP_BITS | index) as u32;
         qpn
     }
 
-    /// Has the engine look soon: something was kept back, and perhaps nobody polls.
+    /// Makes the engine check soon, because work was held back and the program may not poll.
     pub(crate) fn call_engine(&self) {
         // SYNC POINT T: see `engine::run`.
         std::sync::atomic::compiler_fence(Ordering::SeqCst);
@@ -216,7 +216,7 @@ impl Nic {
         }
     }
 
-    /// Deals with what peers have sent to queue pairs of this process: connection notices, and packets.
+    /// Processes what peers have sent to queue pairs of this process: connection notices, and packets.
     #[inline]
     pub(crate) fn check_arrivals(&self) {
         if path::in_use() {
@@ -227,7 +227,8 @@ impl Nic {
         self.take_notices();
     }
 
-    /// The same, so that all that has come by now is dealt with.
+    /// Processes arrivals like [`check_arrivals`](Self::check_arrivals). All that has arrived by now is processed when
+    /// it returns.
     pub(crate) fn settle_arrivals(&self) {
         if path::in_use() {
             self.objects.deliver(self, Looker::Change);
@@ -235,7 +236,7 @@ impl Nic {
         self.take_notices();
     }
 
-    /// The same by the engine; whether packets had come.
+    /// Processes arrivals for the engine. Returns true if packets had arrived.
     pub(crate) fn take_arrivals(&self) -> bool {
         let came = self.network.is_open() && {
             self.network.note_engine(true);
@@ -254,7 +255,7 @@ impl Nic {
         }
     }
 
-    /// Deals with the connection notices that have come.
+    /// Processes the connection notices that have arrived.
     #[inline]
     pub(crate) fn take_notices(&self) {
         let at = self.notices_at.load(Ordering::Relaxed) as u64;
@@ -268,13 +269,13 @@ impl Nic {
         self.objects.read_notices(self);
     }
 
-    /// The connection notices before `next` have been read.
+    /// Records that the connection notices before `next` have been read.
     pub(crate) fn note_read(&self, next: u64) {
         self.notices_at.store(next as usize, Ordering::Relaxed);
     }
 
-    /// Whether queue pairs reach a peer by packets that is a port of this host (`local`) or not. `carried`: packets carry
-    /// what these queue pairs do.
+    /// Returns true if queue pairs reach a peer by packets. `local`: the peer is a port of this host. `carried`:
+    /// packets carry what these queue pairs do.
     pub(crate) fn takes_packets(&self, local: bool, carried: bool) -> bool {
         match self.network.mode() {
             Mode::Auto => !local,
@@ -284,10 +285,10 @@ impl Nic {
         }
     }
 
-    /// Opens the way by packets, if it is not open.
+    /// Opens the path by packets, if it is not open.
     ///
     /// # Errors
-    /// The errno of what failed.
+    /// The errno of the failure.
     pub(crate) fn open_network(&self) -> Result<(), i32> {
         if self.network.is_open() {
             return Ok(());
@@ -312,25 +313,25 @@ impl Nic {
         Ok(())
     }
 
-    /// Takes shared memory for a ring of `bytes` bytes, header included.
+    /// Allocates shared memory for a ring of `bytes` bytes, header included.
     pub(crate) fn alloc_ring(&self, bytes: usize) -> std::io::Result<usize> {
         self.free_retired();
         self.fabric.alloc(bytes)
     }
 
-    /// Gives a closed ring back as soon as its receiver has let go of it.
+    /// Frees a closed ring as soon as its receiver has detached.
     pub(crate) fn retire_ring(&self, offset: usize, bytes: usize, to: Option<Arc<Peer>>) {
         lock(&self.retired).push(RetiredRing { offset, bytes, to });
     }
 
-    /// Frees the retired rings that nobody reads any more.
+    /// Frees the retired rings that have no reader any more.
     pub(crate) fn free_retired(&self) {
         lock(&self.retired).retain(|ring| {
             let Some(header) = self.me().segment.ring_header(ring.offset) else {
                 return false;
             };
             let unread = match &ring.to {
-                // Never announced to anybody.
+                // The ring was never announced.
                 None => false,
                 Some(to) => header.detached.load(Ordering::Acquire) == 0 && !to.is_dead(),
             };

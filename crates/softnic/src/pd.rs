@@ -1,7 +1,7 @@
 //! Protection domains, thread domains and parent domains.
 //!
-//! A parent domain lets a provider leave out locks or take memory from the program's allocators. Here it changes nothing: a
-//! queue pair's lock is one compare-and-swap, and a provider may do without the allocators.
+//! A parent domain lets a provider leave out locks or take memory from the program's allocators. Here it changes
+//! nothing: the lock of a queue pair is cheap, and a provider may do without the allocators.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,20 +18,20 @@ use crate::live;
 pub(crate) struct Pd {
     abi: AbiCell<ibv_pd>,
     pub(crate) context: &'static Context,
-    /// What queue pairs and regions of this process call the domain.
+    /// The number that queue pairs and regions of this process use for the domain.
     pub(crate) number: u32,
-    /// What its home calls it.
+    /// The handle that the domain has in its home.
     handle: u32,
-    /// How many objects were made with this handle.
+    /// Number of objects that were made with this handle.
     pub(crate) uses: AtomicUsize,
-    /// The program has given the handle back, and objects are left that were made with it.
+    /// True if the program has given the handle back while objects made with it are left.
     unimported: AtomicBool,
     of: DomainOf,
 }
 
 live::object!(Pd, ibv_pd);
 
-/// What a handle stands for.
+/// The domain that a handle stands for.
 enum DomainOf {
     Itself(Shared),
     Parent(Parent),
@@ -59,13 +59,13 @@ impl Pd {
         })
     }
 
-    /// A domain of this process, or one that it imports.
+    /// Makes the handle of a domain of this process, or of one that it imports.
     pub(crate) fn of_shared(context: &'static Context, shared: Shared) -> Arc<Self> {
         let names = (shared.number(), shared.handle());
         Self::new(context, names, DomainOf::Itself(shared))
     }
 
-    /// A parent domain; `td` counts its use from now on.
+    /// Makes a parent domain, which uses `of` and `td` from now on.
     pub(crate) fn of_parent(
         context: &'static Context,
         of: Arc<Self>,
@@ -79,12 +79,12 @@ impl Pd {
         Self::new(context, names, DomainOf::Parent(Parent { of, td }))
     }
 
-    /// The program's handle.
+    /// Returns the program's handle.
     pub(crate) fn handle(&self) -> *mut ibv_pd {
         self.abi.handle()
     }
 
-    /// What all see of it, unless it is a parent domain.
+    /// Returns the shared domain, unless this is a parent domain.
     pub(crate) fn itself(&self) -> Option<&Shared> {
         match &self.of {
             DomainOf::Itself(shared) => Some(shared),
@@ -92,7 +92,7 @@ impl Pd {
         }
     }
 
-    /// The domain that all see: of a parent domain, the one at the end of what it was made of.
+    /// Returns the shared domain: for a parent domain, the one at the end of its chain.
     fn root(&self) -> &Shared {
         let mut pd = self;
         loop {
@@ -103,18 +103,18 @@ impl Pd {
         }
     }
 
-    /// The domain behind a handle, to make objects of it: not once the handle has been given back, or somebody who shares
-    /// the domain has destroyed it.
+    /// Returns the domain behind a handle, to make objects of it. `None` if the handle has been given back, or a
+    /// process that shares the domain has destroyed it.
     pub(crate) fn usable(handle: *mut ibv_pd) -> Option<Arc<Self>> {
         live::find::<Self>(handle).filter(|pd| !pd.is_unimported() && pd.root().exists())
     }
 
-    /// Has the program given the handle back?
+    /// Returns true if the program has given the handle back.
     pub(crate) fn is_unimported(&self) -> bool {
         self.unimported.load(Ordering::Acquire)
     }
 
-    /// The program gives the handle back, perhaps before it destroys what it has made of it.
+    /// Takes the handle back from the program, perhaps before the program destroys the objects made with it.
     pub(crate) fn unimport(&self) {
         self.unimported.store(true, Ordering::Release);
         if self.uses.load(Ordering::Acquire) == 0 {
@@ -122,16 +122,17 @@ impl Pd {
         }
     }
 
-    /// An object is made of it, which [leaves](Self::leave) it when it is destroyed.
+    /// Counts an object that is made of the domain, and [leaves](Self::leave) it when it is destroyed.
     pub(crate) fn enter(&self) {
         self.uses.fetch_add(1, Ordering::Relaxed);
-        // A parent domain's objects, too: who destroys one by an import knows its domain only by the number.
+        // Objects of a parent domain count here, too: a process that destroys one by an import knows its domain only by
+        // number.
         if let Some(uses) = self.root().uses() {
             uses.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// An object that [entered](Self::enter) the domain is destroyed.
+    /// Ends the count of an object that [entered](Self::enter) the domain and is destroyed.
     pub(crate) fn leave(&self) {
         if let Some(uses) = self.root().uses() {
             uses.fetch_sub(1, Ordering::Release);
@@ -139,7 +140,7 @@ impl Pd {
         self.leave_unseen();
     }
 
-    /// The same for an object that another process has destroyed, and taken out of what all see.
+    /// Ends the count of an object that another process has destroyed and taken out of the shared count.
     pub(crate) fn leave_unseen(&self) {
         let last = self.uses.fetch_sub(1, Ordering::AcqRel) == 1;
         if last && self.is_unimported() {
@@ -172,7 +173,7 @@ impl Td {
     }
 }
 
-/// What a parent domain was made of.
+/// The domains that a parent domain was made of.
 struct Parent {
     of: Arc<Pd>,
     td: Option<Arc<Td>>,

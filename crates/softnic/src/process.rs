@@ -1,4 +1,4 @@
-//! The NIC of this process: made at the first call, left when the process ends.
+//! The NIC of this process: made at the first call, and left when the process ends.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,12 +15,12 @@ use crate::path::Network;
 use crate::registry::{self, Registry};
 use shm::fabric::Fabric;
 
-/// The NIC, and the pid of the process that joined: a forked child joins anew.
+/// The NIC, and the pid of the process that joined the fabric: a forked child joins again.
 static NIC: Mutex<Option<(u32, &'static Nic)>> = Mutex::new(None);
-/// The folder that is left at exit.
+/// True once the function that leaves the fabric at exit is registered.
 static AT_EXIT: AtomicBool = AtomicBool::new(false);
 
-/// The NIC of this process, made at the first call.
+/// Returns the NIC of this process, and makes it at the first call.
 pub(crate) fn get() -> Result<&'static Nic, NicError> {
     let pid = std::process::id();
     let mut nic = lock(&NIC);
@@ -57,8 +57,8 @@ extern "C" fn leave() {
     }
 }
 
-/// How long a process that ends waits for its peers to read their connection notices: longer than a busy machine keeps a thread from
-/// running. Only a peer that was stopped makes it wait so long.
+/// Time for which an ending process waits until its peers have read their connection notices. It is longer than a busy
+/// machine keeps a thread from running. Only a stopped peer makes the process wait so long.
 const LAST_NOTICES: Duration = Duration::from_secs(2);
 
 fn new_nic() -> Result<&'static Nic, NicError> {
@@ -68,11 +68,11 @@ fn new_nic() -> Result<&'static Nic, NicError> {
     crate::faults::check()?;
     let network = Network::from_env()?;
     shm::barrier::prepare();
-    // Before anything that others see: a process that cannot have a thread leaves nothing behind.
+    // The engine starts before anything that others see: a process that cannot have a thread leaves nothing behind.
     let engine = engine::begin().map_err(NicError::Engine)?;
     let fabric = Fabric::join(&Fabric::default_dir()?)?;
     shm::mem::survive_faults();
-    // It lives as long as the process: handles that a program forgot to destroy stay valid.
+    // The NIC lives as long as the process, so handles that a program forgot to destroy stay valid.
     let nic: &'static Nic = Box::leak(Box::new(Nic::new(NicParts {
         fabric,
         port,
@@ -81,15 +81,15 @@ fn new_nic() -> Result<&'static Nic, NicError> {
         network,
         objects: Box::leak(Box::new(Registry::new())),
     })));
-    // The thread lives until it has received this.
+    // The thread lives until it has received the NIC.
     let _ = engine.send(nic);
     Ok(nic)
 }
 
 /// Waits until the peers have found the rings that this process made for them, before it ends.
 ///
-/// What lies in a ring that is known can be read when its sender is gone; a ring that is not known is lost, and
-/// datagrams with it whose sends have completed. On a wire they would be on their way.
+/// A receiver can read a known ring after its sender has ended. A ring that is not known is lost, and with it datagrams
+/// whose sends have completed. On a wire those would be in transit.
 fn let_notices_be_read(nic: &Nic) {
     let unread: Vec<_> = nic
         .fabric

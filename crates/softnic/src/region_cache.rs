@@ -1,4 +1,4 @@
-//! The regions that a queue used last, so that a key is looked up once and not for each work request.
+//! A cache of the regions that a queue used last, so that a key is not looked up for each work request.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,24 +13,24 @@ use shm::mem::{Fault, Region};
 
 const ENTRIES: usize = 8;
 
-/// Regions of one process, by key; and those of others that share a protection domain with it.
+/// Regions of one process, by key, and regions of others that share a protection domain with it.
 pub(crate) struct RegionCache {
     entries: [Option<Region>; ENTRIES],
-    /// With the domain's number in the process that was asked.
+    /// Regions of other processes, with the domain's number in the process that was asked.
     shared: Vec<(u32, Region)>,
 }
 
-/// Why a key gives no access.
+/// The reason why a key gives no access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyError {
-    /// There is no such key (any more).
+    /// The key does not exist, or no longer.
     Unknown,
-    /// The bytes cannot be reached.
+    /// The memory cannot be reached.
     Fault,
 }
 
 impl KeyError {
-    /// The cause of a work request that fails for it.
+    /// Returns the cause of a work request that fails with this error.
     #[cold]
     pub(crate) fn cause(self, side: Side, bytes: Bytes) -> Cause {
         match self {
@@ -48,14 +48,14 @@ impl RegionCache {
         }
     }
 
-    /// Forgets everything; the mappings of a peer are given up with it.
+    /// Drops all regions, and with them the mappings of a peer.
     pub(crate) fn clear(&mut self) {
         self.entries = [const { None }; ENTRIES];
         self.shared.clear();
     }
 
-    /// The region of `peer` with `key`, which stays registered while the pin lives. Where `peer` has none in its
-    /// protection domain `pd`, one of a process that shares the domain is as good.
+    /// Returns the region of `peer` with `key`, which stays registered while the pin lives. If `peer` has none in its
+    /// protection domain `pd`, a region of a process that shares the domain serves as well.
     ///
     /// Every call on one cache names the same peer.
     #[inline(always)]
@@ -71,7 +71,7 @@ impl RegionCache {
             && keys::key_of(region.entry) == key
             && let Some(pin) = nic.keys.pin(&nic.fabric, peer, region.index, region.entry)
         {
-            // Borrowed anew, because the compiler cannot see that the branch below is not taken.
+            // Borrowed again, because the compiler cannot see that the branch below is not taken.
             match &self.entries[at] {
                 Some(region) => return Ok((region, pin)),
                 None => unreachable!("it was there a line ago"),
@@ -80,7 +80,7 @@ impl RegionCache {
         self.miss(nic, peer, key, pd())
     }
 
-    /// What is known of the region with `key`: true if its entry can be pinned.
+    /// Returns the cached region with `key`. Its facts are true if its entry can be pinned.
     #[inline(always)]
     pub(crate) fn known(&self, key: u32) -> Option<&Region> {
         let region = self.entries[key as usize % ENTRIES].as_ref();

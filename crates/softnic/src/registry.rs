@@ -1,4 +1,4 @@
-//! The objects of this process's NIC: its queue pairs and completion queues by place, and what peers send them.
+//! The objects of this process's NIC: queue pairs and completion queues by index, and the delivery to them.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,12 +23,12 @@ use shm::fabric::layout::*;
 use shm::fabric::mailbox::MAILBOX_SLOTS;
 use shm::sync::SpinLock;
 
-/// The connection notices of peers, as their reader sees them.
+/// The reader's state of the peers' connection notices.
 #[derive(Default)]
 struct Notices {
-    /// Position of the next one.
+    /// Position of the next notice.
     next: u64,
-    /// Those of processes that could not be reached for want of descriptors or memory.
+    /// Notices of processes that could not be reached for want of descriptors or memory.
     put_off: Vec<u64>,
 }
 
@@ -40,13 +40,13 @@ pub(crate) struct Registry {
     /// Contexts that stand for other processes' devices, until those have ended.
     imported_contexts: Mutex<Vec<&'static Context>>,
     notices: SpinLock<Notices>,
-    /// Numbers of queue pairs whose answers the next look for packets sends.
+    /// Numbers of queue pairs whose answers the next check for packets sends.
     owed: SpinLock<Vec<u32>>,
-    /// There are some.
+    /// True if there are such queue pairs.
     owes: AtomicBool,
 }
 
-/// The objects of `nic`.
+/// Returns the objects of `nic`.
 pub(crate) fn of(nic: &Nic) -> &'static Registry {
     match nic.objects.as_any().downcast_ref() {
         Some(registry) => registry,
@@ -62,7 +62,7 @@ impl Objects for Registry {
     /// Opens the rings that peers made for queue pairs of this process.
     fn read_notices(&self, nic: &Nic) {
         let mailbox = nic.me().segment.mailbox();
-        // Held until all are dealt with, in the order in which they came.
+        // Held until all notices are processed, in the order of their arrival.
         let mut notices = self.notices.lock();
         while let Some(notice) = mailbox.take(&mut notices.next) {
             nic.note_read(notices.next);
@@ -74,11 +74,12 @@ impl Objects for Registry {
         }
     }
 
-    /// Gives the packets that have arrived to their queue pairs, and sends what these have to say then. Nobody holds the
-    /// lock of a queue.
+    /// Delivers the packets that have arrived to their queue pairs, and sends what these have to send then. The caller
+    /// holds no lock of a queue.
     ///
-    /// Acknowledgements of what a poll finds are left to the next look, or to what the program posts until then: it sees
-    /// its completions before the kernel has carried the acknowledgement, and what it answers takes that along.
+    /// Acknowledgements of packets that a poll finds are left to the next check, or to what the program posts until
+    /// then. The program sees its completions before the kernel has carried the acknowledgement, and its answer takes
+    /// the acknowledgement along.
     fn deliver(&self, nic: &Nic, by: Looker) -> bool {
         let Some(mut delivery) = nic.network.begin_delivery(by == Looker::Change) else {
             return false;
@@ -134,13 +135,13 @@ impl Objects for Registry {
             .is_some_and(|(one, other)| one.has_context_of(&other))
     }
 
-    /// Takes the queue pair at `index` out.
+    /// Removes the queue pair at `index`.
     fn remove_qp(&self, index: usize) {
         let removed = self.qps.get(index).and_then(|place| place.lock().take());
         drop(removed);
     }
 
-    /// Takes the completion queue at `index` out.
+    /// Removes the completion queue at `index`.
     fn remove_cq(&self, index: usize) {
         if let Some(place) = lock(&self.cqs).get_mut(index) {
             *place = None;
@@ -148,27 +149,27 @@ impl Objects for Registry {
     }
 }
 
-/// The bit of a P_Key that says whether a member is a full one (IBTA vol. 1, 10.9.1.1).
+/// The bit of a P_Key that marks a full member (IBTA vol. 1, 10.9.1.1).
 const FULL_MEMBER: u16 = 0x8000;
 
-/// Queue pairs that packets have come for.
+/// Queue pairs for which packets have arrived.
 #[derive(Default)]
 struct Touched {
     answering: Vec<Arc<Qp>>,
     requesting: Vec<Arc<Qp>>,
-    /// Some of them are connected to one of this process: what they say comes back here.
+    /// True if one of them is connected to a queue pair of this process: its packets come back here.
     within_process: bool,
 }
 
 impl Touched {
-    /// Asks for the requests that follow those which have come.
+    /// Makes responders ask for the requests that follow the received ones.
     fn ask_again(&self) {
         for qp in &self.answering {
             packets_dropped(qp);
         }
     }
 
-    /// Goes on with requests.
+    /// Transmits the next packets of the requesters.
     fn go_on(&mut self, now: u64) {
         for qp in self.requesting.drain(..) {
             go_on(&qp, now);
@@ -176,21 +177,21 @@ impl Touched {
     }
 }
 
-/// Looks for packets in a row. Two queue pairs of one process can keep each other busy for ever, as when one of them has no
-/// receive WR, which the program can only post when its poll returns.
+/// Number of checks for packets in a row. Two queue pairs of one process can keep each other busy for ever. An example
+/// is a queue pair without a receive WR, which the program can only post when its poll returns.
 const DELIVERIES: usize = 4;
 
-/// Adds `qp` to a list of few queue pairs.
+/// Adds `qp` once to a list of few queue pairs.
 fn add(list: &mut Vec<Arc<Qp>>, qp: &Arc<Qp>) {
     if !list.iter().rev().any(|other| Arc::ptr_eq(other, qp)) {
         list.push(Arc::clone(qp));
     }
 }
 
-/// Gives a management datagram to its process.
+/// Delivers a management datagram to its process.
 ///
 /// # Errors
-/// Why it is dropped.
+/// The reason why the datagram is dropped.
 #[cold]
 fn take_mad(nic: &Nic, arrival: &Arrival, packet: &Packet<'_>) -> Result<(), Drop> {
     if packet.bth.transport != Transport::Ud || packet.bth.operation != Operation::Send {
@@ -206,10 +207,10 @@ fn take_mad(nic: &Nic, arrival: &Arrival, packet: &Packet<'_>) -> Result<(), Dro
 }
 
 impl Registry {
-    /// Gives a packet to its queue pair.
+    /// Delivers a packet to its queue pair.
     ///
     /// # Errors
-    /// Why it is dropped.
+    /// The reason why the packet is dropped.
     fn take_packet(
         &self,
         arrival: &Arrival,
@@ -228,7 +229,7 @@ impl Registry {
             Transport::Rc | Transport::Cnp => QpType::Rc,
             Transport::Uc => QpType::Uc,
             Transport::Ud => QpType::Ud,
-            // XRC does not go by packets.
+            // XRC does not use packets.
             Transport::Xrc => return Err(Drop::UnknownQueuePair),
         };
         if qp.qp_type != service {
@@ -240,11 +241,11 @@ impl Registry {
             take_answer(&qp, arrival, packet, now)?;
             add(&mut touched.requesting, &qp);
         }
-        // A notification slows down both ends of a queue pair.
+        // A congestion notification slows down both ends of a queue pair.
         if is_notification || !bth.operation.is_response() {
             take_request(&qp, arrival, packet, now)?;
             if bth.operation == Operation::ReadRequest {
-                // Its response has the memory as it is before the requests behind it.
+                // The response holds the memory as it is before the requests behind it.
                 send_answers(&qp, now, 0);
             }
             if service == QpType::Rc {
@@ -257,7 +258,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Answers requests. NAKs that wait until all packets have been taken are left to the next look.
+    /// Answers requests. NAKs that wait until all packets have been processed are left to the next check.
     fn answer(&self, touched: &mut Touched, now: u64, heard: u64) {
         let waits = |qp: &Arc<Qp>| {
             send_answers(qp, now, heard);
@@ -267,7 +268,7 @@ impl Registry {
         self.owe(std::mem::take(&mut touched.answering));
     }
 
-    /// Leaves the answers of queue pairs to the next look.
+    /// Leaves the answers of queue pairs to the next check.
     fn owe(&self, answering: Vec<Arc<Qp>>) {
         if !answering.is_empty() {
             let mut owed = self.owed.lock();
@@ -276,7 +277,7 @@ impl Registry {
         }
     }
 
-    /// The queue pairs whose answers were left to this look.
+    /// Returns the queue pairs whose answers were left to this check.
     fn take_owed(&self) -> Touched {
         let mut touched = Touched::default();
         if self.owes.load(Ordering::Relaxed) {
@@ -285,13 +286,13 @@ impl Registry {
             let qps = owed.drain(..).filter_map(|qpn| self.qp_by_number(qpn));
             touched.answering.extend(qps);
             drop(owed);
-            // What a queue pair has posted since then may have taken them along.
+            // A later post of the queue pair may have taken the answers along.
             touched.answering.retain(|qp| has_answers(qp));
         }
         touched
     }
 
-    /// Without any object.
+    /// Makes a registry without any object.
     pub(crate) fn new() -> Self {
         Self {
             qps: (0..MAX_QPS).map(|_| SpinLock::new(None)).collect(),
@@ -304,8 +305,8 @@ impl Registry {
         }
     }
 
-    /// Makes a queue pair with `make` in a free place. Places are used in turn, so that a number comes back
-    /// as late as possible.
+    /// Makes a queue pair with `make` at a free index. Indices are used in turn, so that a QP number comes back as late
+    /// as possible.
     pub(crate) fn add_qp(
         &self,
         nic: &Nic,
@@ -339,24 +340,24 @@ impl Registry {
         }
     }
 
-    /// The queue pair at `index`.
+    /// Returns the queue pair at `index`.
     pub(crate) fn qp(&self, index: usize) -> Option<Arc<Qp>> {
         self.qps.get(index)?.lock().clone()
     }
 
-    /// All queue pairs.
+    /// Returns all queue pairs.
     pub(crate) fn all_qps(&self) -> Vec<Arc<Qp>> {
         let places = self.qps.iter();
         places.filter_map(|place| place.lock().clone()).collect()
     }
 
-    /// The queue pair of this process with that number.
+    /// Returns the queue pair of this process with that number.
     pub(crate) fn qp_by_number(&self, qpn: u32) -> Option<Arc<Qp>> {
         let qp = self.qp(qpn as usize % MAX_QPS)?;
         (qp.qpn == qpn).then_some(qp)
     }
 
-    /// Makes a completion queue with `make` in a free place.
+    /// Makes a completion queue with `make` at a free index.
     pub(crate) fn add_cq(
         &self,
         nic: &Nic,
@@ -381,24 +382,24 @@ impl Registry {
         Ok(cq)
     }
 
-    /// All completion queues.
+    /// Returns all completion queues.
     pub(crate) fn all_cqs(&self) -> Vec<Arc<Cq>> {
         lock(&self.cqs).iter().flatten().cloned().collect()
     }
 
-    /// Has `context`, which stands for another process's device, hear of that process's end.
+    /// Makes `context`, which stands for another process's device, learn of that process's end.
     pub(crate) fn add_imported_context(&self, context: &'static Context) {
         lock(&self.imported_contexts).push(context);
-        // It may have ended just now.
+        // The process may have ended just now.
         context.nic.me().wake();
     }
 
-    /// Does not tell `context` any more.
+    /// Stops telling `context`.
     pub(crate) fn remove_imported_context(&self, context: &'static Context) {
         lock(&self.imported_contexts).retain(|c| !std::ptr::eq(*c, context));
     }
 
-    /// Tells the contexts whose device's process has ended: they get `IBV_EVENT_DEVICE_FATAL`.
+    /// Raises `IBV_EVENT_DEVICE_FATAL` at the contexts whose device's process has ended.
     pub(crate) fn tell_imported_contexts(&self) {
         lock(&self.imported_contexts).retain(|context| {
             let ended = context.home.as_ref().is_some_and(|home| home.is_dead());
@@ -409,7 +410,7 @@ impl Registry {
         });
     }
 
-    /// Tries again to deal with the notices that were put off. True if some still are.
+    /// Processes the notices that were put off. Returns true if some still are.
     pub(crate) fn read_notices_put_off(&self, nic: &Nic) -> bool {
         let mut notices = self.notices.lock();
         notices
@@ -421,7 +422,7 @@ impl Registry {
     /// Opens the ring that a notice names.
     ///
     /// # Errors
-    /// This process has not what it takes to reach the sender: the notice is to be dealt with later.
+    /// This process lacks the resources to reach the sender: the notice is to be processed later.
     fn open_ring(&self, nic: &Nic, notice: u64) -> Result<(), i32> {
         let (slot, offset) = (
             (notice >> 32) as usize,

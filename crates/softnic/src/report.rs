@@ -1,4 +1,4 @@
-//! What a user may ask about the way by packets: sockets, addresses, counters.
+//! A report on the path by packets for users: sockets, addresses, counters.
 
 use std::fs;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use crate::path::hw_counters::PortFiles;
 use crate::process;
 use crate::sysfs::{INTERFACES, interface_name};
 
-/// The way by packets of this process's port.
+/// The path by packets of this process's port.
 #[derive(Clone, Debug)]
 pub struct PacketReport {
     /// Number of the port.
@@ -23,7 +23,7 @@ pub struct PacketReport {
     pub path: &'static str,
     /// The network interface of each entry of the GID table, by index; `None` where an entry belongs to no interface.
     pub gid_interfaces: Vec<Option<String>>,
-    /// The addresses that can have sockets. None on InfiniBand.
+    /// The addresses that can have sockets; none on InfiniBand.
     pub addresses: Vec<AddressReport>,
     /// Counters of the port and their values, summed over all processes of the fabric, at most a second old.
     pub counters: Vec<(&'static str, u64)>,
@@ -36,26 +36,26 @@ pub struct AddressReport {
     pub ip: IpAddr,
     /// The network interface that has it.
     pub interface: Option<String>,
-    /// Who has the UDP port of RoCEv2 there.
+    /// The users of the UDP port of RoCEv2 at this address.
     pub udp_port: UdpPort,
-    /// Bytes of a socket's receive buffer, of [`RECEIVE_BUFFER_BYTES`] that are asked for.
+    /// Bytes of a socket's receive buffer when [`RECEIVE_BUFFER_BYTES`] are asked for.
     pub receive_buffer_bytes: Option<usize>,
-    /// The kernel segments what is sent (GSO).
+    /// True if the kernel segments sent packets (GSO).
     pub gso: bool,
-    /// The kernel puts together what is received (GRO).
+    /// True if the kernel puts received packets together (GRO).
     pub gro: bool,
     /// The largest path MTU of packets, in bytes, that fits through the interface.
     pub path_mtu_bytes: Option<u32>,
 }
 
-/// Who has the UDP port of RoCEv2 at an address.
+/// The users of the UDP port of RoCEv2 at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UdpPort {
-    /// Nobody.
+    /// The port has no user.
     Free,
-    /// So many processes of this fabric, which share it.
+    /// This number of processes of the fabric share the port.
     Shared(usize),
-    /// It cannot be had; the message says why, and what to do.
+    /// The port is not available; the message gives the reason and a remedy.
     Unavailable(String),
 }
 
@@ -65,10 +65,10 @@ pub const ROCE_UDP_PORT: u16 = roce::UDP_PORT;
 /// Bytes of the receive buffer that a socket asks for.
 pub const RECEIVE_BUFFER_BYTES: usize = link::DEFAULT_BUFFER_BYTES;
 
-/// Looks at the way by packets of this process's port. The process joins the fabric.
+/// Reports on the path by packets of this process's port. The process joins the fabric.
 ///
 /// # Errors
-/// There is no software NIC in this process, or the fabric's folder cannot be used.
+/// This process has no software NIC, or the fabric's folder cannot be used.
 pub fn packet_report() -> Result<PacketReport, NicError> {
     let nic = process::get()?;
     let failed = |what| {
@@ -129,7 +129,7 @@ impl UdpPort {
     }
 }
 
-/// Bytes of the largest IP packet that an interface takes.
+/// Returns the bytes of the largest IP packet that an interface takes.
 fn mtu_of(interfaces: &Path, name: &str) -> Option<u32> {
     let text = fs::read_to_string(interfaces.join(name).join("mtu")).ok()?;
     text.trim().parse().ok()

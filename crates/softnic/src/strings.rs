@@ -20,10 +20,10 @@ use verbs_abi::{
     ibv_wc_opcode, ibv_wc_status,
 };
 
-/// Text for every code that has none.
+/// The text for every unknown code.
 const UNKNOWN: &CStr = c"unknown";
 
-/// Text of a completion status: what `ibv_wc_status_str` returns.
+/// Returns the text of a completion status, as `ibv_wc_status_str` does.
 #[must_use]
 pub(crate) fn wc_status_str(status: ibv_wc_status) -> &'static CStr {
     match status {
@@ -55,7 +55,7 @@ pub(crate) fn wc_status_str(status: ibv_wc_status) -> &'static CStr {
     }
 }
 
-/// The enumerator of a code, as `verbs.h` spells it.
+/// Defines a function that returns the enumerator of a code, as `verbs.h` spells it.
 macro_rules! names {
     ($(#[$doc:meta])* fn $function:ident($code:ident: $type:ty) { $($name:ident)* }) => {
         $(#[$doc])*
@@ -70,7 +70,7 @@ macro_rules! names {
 }
 
 names! {
-    /// The enumerator of a completion status.
+    /// Returns the enumerator of a completion status.
     fn wc_status_name(status: ibv_wc_status) {
         IBV_WC_SUCCESS IBV_WC_LOC_LEN_ERR IBV_WC_LOC_QP_OP_ERR IBV_WC_LOC_EEC_OP_ERR IBV_WC_LOC_PROT_ERR
         IBV_WC_WR_FLUSH_ERR IBV_WC_MW_BIND_ERR IBV_WC_BAD_RESP_ERR IBV_WC_LOC_ACCESS_ERR IBV_WC_REM_INV_REQ_ERR
@@ -81,14 +81,14 @@ names! {
 }
 
 names! {
-    /// The enumerator of what a completion is of.
+    /// Returns the enumerator of a completion's opcode.
     fn wc_opcode_name(opcode: ibv_wc_opcode) {
         IBV_WC_SEND IBV_WC_RDMA_WRITE IBV_WC_RDMA_READ IBV_WC_COMP_SWAP IBV_WC_FETCH_ADD IBV_WC_BIND_MW IBV_WC_LOCAL_INV
         IBV_WC_FLUSH IBV_WC_ATOMIC_WRITE IBV_WC_RECV IBV_WC_RECV_RDMA_WITH_IMM IBV_WC_TM_RECV
     }
 }
 
-/// Text of an async event type: what `ibv_event_type_str` returns.
+/// Returns the text of an asynchronous event type, as `ibv_event_type_str` does.
 #[must_use]
 pub(crate) fn event_type_str(event: ibv_event_type) -> &'static CStr {
     match event {
@@ -116,7 +116,7 @@ pub(crate) fn event_type_str(event: ibv_event_type) -> &'static CStr {
     }
 }
 
-/// Text of a node type: what `ibv_node_type_str` returns.
+/// Returns the text of a node type, as `ibv_node_type_str` does.
 #[must_use]
 pub(crate) fn node_type_str(node_type: ibv_node_type) -> &'static CStr {
     match node_type {
@@ -131,7 +131,7 @@ pub(crate) fn node_type_str(node_type: ibv_node_type) -> &'static CStr {
     }
 }
 
-/// Text of a port state: what `ibv_port_state_str` returns.
+/// Returns the text of a port state, as `ibv_port_state_str` does.
 #[must_use]
 pub(crate) fn port_state_str(port_state: ibv_port_state) -> &'static CStr {
     match port_state {
@@ -145,7 +145,7 @@ pub(crate) fn port_state_str(port_state: ibv_port_state) -> &'static CStr {
     }
 }
 
-/// Name of an opcode of work requests, as the header spells it: what `ibv_wr_opcode_str` returns.
+/// Returns the name of an opcode of work requests, as the header spells it: the text of `ibv_wr_opcode_str`.
 #[must_use]
 pub(crate) fn wr_opcode_str(opcode: verbs_abi::ibv_wr_opcode) -> &'static CStr {
     use verbs_abi::*;

@@ -1,8 +1,7 @@
-//! The files that the kernel has in sysfs for an RDMA device, as it would have them for this one.
+//! The sysfs files that the kernel would have for this device.
 //!
-//! Programs read them beside the verbs: UCX the GIDs' types and interfaces, scripts nearly everything. The
-//! software NIC needs no kernel and so has none of these files; whoever can shows them to a program
-//! (`verbatim run`).
+//! Programs read them beside the verbs: UCX reads the types and interfaces of GIDs, scripts read nearly everything. The
+//! software NIC needs no kernel, so the kernel has none of these files. `verbatim run` shows them to a program.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -21,16 +20,16 @@ use shm::fabric::{Fabric, FabricError};
 /// `/sys/class/infiniband_verbs`.
 pub const UVERBS_NAME: &str = "uverbs0";
 
-/// One file of sysfs, or a folder that is elsewhere.
+/// One file of sysfs, or a link to a folder elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SysfsFile {
-    /// Below `/sys/class`.
+    /// The path below `/sys/class`.
     pub path: String,
-    /// What is there.
+    /// The content at the path.
     pub content: SysfsContent,
 }
 
-/// What is at a path of sysfs.
+/// The content at a path of sysfs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SysfsContent {
     /// A file with this text, with the newline at its end.
@@ -39,16 +38,17 @@ pub enum SysfsContent {
     Folder(PathBuf),
 }
 
-/// The files of the device below `/sys/class`, in the form that `linux:Documentation/ABI/stable/sysfs-class-infiniband`
-/// describes. `link_layer` is a value of `VERBATIM_LINK_LAYER`; for none, and for no identity or
-/// capabilities, the environment is asked.
+/// Returns the files of the device below `/sys/class`, in the form that
+/// `linux:Documentation/ABI/stable/sysfs-class-infiniband` describes. `link_layer` is a value of `VERBATIM_LINK_LAYER`.
+/// An argument that is `None` is read from the environment.
 ///
-/// GIDs that the port does not have are left out (the kernel has files of zeroes for them). `hw_counters` of an Ethernet
-/// port is a link to the folder of its counters in the fabric's, which is made if it is not there, and is left out where it
-/// cannot be made.
+/// GIDs that the port does not have are left out (the kernel has files of zeroes for them). `hw_counters` of an
+/// Ethernet port is a link to the folder of its counters in the fabric's folder. The counters' folder is made if it
+/// does not exist; the link is left out if that fails.
 ///
 /// # Errors
-/// Where `link_layer` is no link layer, or the environment's identity or capabilities none, and where the host's addresses cannot be read.
+/// `link_layer` is not a link layer, the identity or capabilities in the environment are not valid, or the host's
+/// addresses cannot be read.
 pub fn sysfs_files(
     link_layer: Option<&OsStr>,
     identity: Option<&Identity>,
@@ -76,10 +76,10 @@ pub fn sysfs_files(
     Ok(files)
 }
 
-/// Where the kernel has the network interfaces.
+/// The folder in which the kernel has the network interfaces.
 pub(crate) const INTERFACES: &str = "/sys/class/net";
 
-/// The folder of the port's counters, made if it is not there.
+/// Returns the folder of the port's counters, and makes it if it does not exist.
 fn make_counters() -> Result<PathBuf, NicError> {
     let fabric = Fabric::default_dir()?;
     Fabric::make_dir(&fabric)?;
@@ -94,7 +94,7 @@ fn make_counters() -> Result<PathBuf, NicError> {
     })?)
 }
 
-/// `beside` is the interface beside the port, by name and number.
+/// Returns the files of the device. `beside` is the interface beside the port, by name and number.
 fn files(
     (identity, transport): (&Identity, Transport),
     port: &Port,
@@ -114,13 +114,13 @@ fn files(
     file(format!("{device}/node_guid"), &guid);
     file(format!("{device}/sys_image_guid"), &guid);
     file(format!("{device}/fw_ver"), &identity.firmware);
-    // The kernel has this one file only where the driver knows the board.
+    // The kernel has this file only if the driver knows the board.
     if !identity.board_id.is_empty() {
         file(format!("{device}/board_id"), &identity.board_id);
     }
     // Programs list the folder to learn at which address the device is reached.
     if let Some((name, number)) = beside {
-        // An alias (`eth0:1`) is no interface of its own.
+        // An alias (`eth0:1`) is not an interface of its own.
         let name = name.split(':').next().unwrap_or(&name);
         let at = format!("{device}/device/net/{name}");
         file(format!("{at}/ifindex"), &number.to_string());
@@ -129,28 +129,28 @@ fn files(
     device_files(&mut file, &device, identity);
     port_files(&mut file, &device, port, interfaces);
 
-    // Versions as `linux:drivers/infiniband/core/uverbs_main.c` has them.
+    // Versions as in `linux:drivers/infiniband/core/uverbs_main.c`.
     file("infiniband_verbs/abi_version".to_owned(), "6");
     let verbs = format!("infiniband_verbs/{UVERBS_NAME}");
     file(format!("{verbs}/ibdev"), &identity.name);
     file(format!("{verbs}/abi_version"), "1");
-    // Of no character device: it is not opened.
+    // There is no such character device: it is not opened.
     file(format!("{verbs}/dev"), "0:0");
     files
 }
 
-/// Those of the PCI device behind `device`, by which programs choose cores and NICs: the vendor and part where the identity has
-/// them, no NUMA node (`-1`), and all processors.
+/// Adds the files of the PCI device behind `device`, by which programs choose cores and NICs. They give the vendor and
+/// part if the identity has them, no NUMA node (`-1`), and all processors.
 fn device_files(file: &mut impl FnMut(String, &str), device: &str, identity: &Identity) {
     let at = format!("{device}/device");
-    // The identity has the vendor's OUI. Its number among PCI devices is another one (pci.ids).
+    // The identity has the vendor's OUI, which differs from its number among PCI devices (pci.ids).
     if identity.vendor_id == MELLANOX_OUI {
         file(format!("{at}/vendor"), "0x15b3");
         file(
             format!("{at}/device"),
             &format!("{:#06x}", identity.part_id),
         );
-        // As `hca_type_show` of `linux:drivers/infiniband/hw/mlx5/main.c` and mlx4 have it.
+        // As in `hca_type_show` of `linux:drivers/infiniband/hw/mlx5/main.c` and mlx4.
         file(
             format!("{device}/hca_type"),
             &format!("MT{}", identity.part_id),
@@ -168,10 +168,10 @@ fn device_files(file: &mut impl FnMut(String, &str), device: &str, identity: &Id
 const MELLANOX_OUI: u32 = 0x02c9;
 /// The list of the machine's processors.
 const ONLINE: &str = "/sys/devices/system/cpu/online";
-/// Processors that a mask has at most: `CONFIG_NR_CPUS` of x86-64 has no larger value.
+/// Largest number of processors in a mask: `CONFIG_NR_CPUS` of x86-64 has no larger value.
 const MAX_CPUS: usize = 8192;
 
-/// A list of processors (`0-3,8`) as a mask in words of 32 bits, the highest first, as sysfs has it.
+/// Converts a list of processors (`0-3,8`) to a mask in words of 32 bits, the highest first, as in sysfs.
 fn cpu_mask(list: &str) -> Option<String> {
     let mut words = vec![0u32];
     for range in list.split(',') {
@@ -198,7 +198,7 @@ fn cpu_mask(list: &str) -> Option<String> {
     Some(text)
 }
 
-/// Those of the port of `device`, given to `file` one by one.
+/// Adds the files of the port of `device`.
 fn port_files(file: &mut impl FnMut(String, &str), device: &str, port: &Port, interfaces: &Path) {
     let attr = port.attr();
     let at = format!("{device}/ports/{PORT_NUM}");
@@ -236,7 +236,7 @@ fn port_files(file: &mut impl FnMut(String, &str), device: &str, port: &Port, in
     }
 }
 
-/// A GUID as sysfs has it: four words of 16 bits.
+/// Formats a GUID as in sysfs: four words of 16 bits.
 fn guid(bytes: [u8; 8]) -> String {
     let mut text = String::new();
     for (n, pair) in bytes.chunks(2).enumerate() {
@@ -247,7 +247,7 @@ fn guid(bytes: [u8; 8]) -> String {
     text
 }
 
-/// The name of the kernel's interface of that number.
+/// Returns the name of the kernel's interface with that number.
 pub(crate) fn interface_name(interfaces: &Path, number: u32) -> Option<String> {
     if number == 0 {
         return None;

@@ -1,14 +1,14 @@
-//! Reading a file of sysfs as libibverbs does for its users: as a text that ends, in a buffer of a given size.
+//! Reads a file of sysfs as libibverbs does for its users: as a terminated text in a buffer of a given size.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Reads the file at `path` into `buf`, without the newline at its end and with a zero behind it. The result is the length of
-/// the text; of an empty file nothing is written.
+/// Reads the file at `path` into `buf`, without the newline at its end and with a zero behind it. Returns the length of
+/// the text. Nothing is written for an empty file.
 ///
 /// # Errors
-/// What opening or reading it says; `ERANGE` where the text and the zero do not fit.
+/// The error of opening or reading the file; `ERANGE` if the text and the zero do not fit.
 pub fn read_sysfs_text(path: &Path, buf: &mut [u8]) -> io::Result<usize> {
     let mut text = Vec::new();
     let limit = u64::try_from(buf.len()).unwrap_or(u64::MAX);
@@ -16,7 +16,7 @@ pub fn read_sysfs_text(path: &Path, buf: &mut [u8]) -> io::Result<usize> {
     put(&text, buf).ok_or_else(|| io::Error::from_raw_os_error(libc::ERANGE))
 }
 
-/// Puts what was read into `buf`: no more than fits without the zero.
+/// Copies the text that was read into `buf`, with a zero behind it. `None` if both do not fit.
 fn put(read: &[u8], buf: &mut [u8]) -> Option<usize> {
     if read.is_empty() {
         return Some(0);
@@ -28,10 +28,10 @@ fn put(read: &[u8], buf: &mut [u8]) -> Option<usize> {
     Some(text.len())
 }
 
-/// Any text, in buffers that it fits and that it does not.
+/// Reads any text into buffers that are large enough and into buffers that are not.
 ///
 /// # Panics
-/// If the text does not end within the buffer, or more than that was written.
+/// If the text does not end within the buffer, or if more than the buffer was written.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz(file: &[u8]) {
     for size in [

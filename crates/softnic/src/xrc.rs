@@ -1,13 +1,13 @@
-//! XRC domains: queue pairs that only receive, and give what they receive to the shared receive queue that each
-//! message names (IBTA vol. 1, annex A14).
+//! XRC domains: queue pairs that only receive, and deliver each message to the shared receive queue that it names (IBTA
+//! vol. 1, annex A14).
 //!
-//! A completion belongs to the CQ of the shared receive queue, and a queue pair feeds several of them. So the
-//! receiving sides of a domain's queue pairs are in the hands of the domain, and whoever polls a CQ in a process that
-//! uses XRC first lets the domains hand out what has arrived. To peers, those queue pairs have a CQ, the *gatherer*:
-//! it is armed while one of the shared receive queues' CQs is, so that they call the engine. Locks are taken in this
-//! order: receiving sides, shared receive queue, CQ.
+//! A completion belongs to the CQ of the shared receive queue, and a queue pair feeds several of these queues. The
+//! domain therefore owns the receive sides of its queue pairs. In a process that uses XRC, a thread that polls a CQ
+//! first lets the domains deliver arrived messages. To peers, those queue pairs have a CQ, the *gatherer*. It is armed
+//! while the CQ of one of the shared receive queues is, so that peers call the engine. Locks are taken in this order:
+//! receive sides, shared receive queue, CQ.
 //!
-//! A domain is one of this process: another process that opens the same file gets a domain of its own.
+//! A domain belongs to one process: another process that opens the same file gets a domain of its own.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -28,40 +28,40 @@ pub(crate) type FileId = (u64, u64);
 /// An XRC domain.
 pub(crate) struct Xrcd {
     nic: &'static Nic,
-    /// Never 0.
+    /// The number of the domain; never 0.
     pub(crate) number: u32,
     pub(crate) file: Option<FileId>,
-    /// What peers take for the CQ of the queue pairs.
+    /// The CQ that peers see at the queue pairs.
     pub(crate) gatherer: Arc<Cq>,
     srqs: Mutex<Vec<Arc<Srq>>>,
     sides: SpinLock<Vec<RecvSide>>,
 }
 
-/// What a shared receive queue for XRC has beside the queue.
+/// The part of a shared receive queue that only XRC needs.
 pub(crate) struct XrcSrq {
     pub(crate) domain: Arc<Xrcd>,
-    /// Counts it at the handle through which it was made.
+    /// The use count of the domain's handle through which the queue was made.
     pub(crate) uses: Arc<AtomicUsize>,
-    /// Where its completions go.
+    /// The CQ in which receives of this queue complete.
     pub(crate) cq: Arc<Cq>,
-    /// What requesters name it by.
+    /// The number by which requesters name the queue.
     pub(crate) number: u32,
 }
 
-/// What a queue pair has to do with XRC.
+/// The role of a queue pair in XRC.
 pub(crate) enum Xrc {
-    /// Nothing.
+    /// The queue pair does not use XRC.
     No,
-    /// It sends to shared receive queues.
+    /// The queue pair sends to shared receive queues.
     Send,
-    /// It receives for those of a domain; counted at the handle through which it was made.
+    /// The queue pair receives for the queues of a domain; with the use count of the handle through which it was made.
     Recv(Arc<Xrcd>, Arc<AtomicUsize>),
 }
 
-/// There has been a domain in this process: whoever polls looks for some.
+/// True once this process has had a domain: polls then look for domains.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
-/// Has this process ever had an XRC domain?
+/// Returns true if this process has ever had an XRC domain.
 #[inline]
 pub(crate) fn in_use() -> bool {
     IN_USE.load(Ordering::Relaxed)
@@ -70,7 +70,7 @@ pub(crate) fn in_use() -> bool {
 /// The domains of all NICs that this process has had (a forked child has one of its own).
 static DOMAINS: Mutex<Vec<Weak<Xrcd>>> = Mutex::new(Vec::new());
 
-/// The domains of `nic`.
+/// Returns the domains of `nic`.
 fn domains(nic: &Nic) -> Vec<Arc<Xrcd>> {
     let mut domains = lock(&DOMAINS);
     domains.retain(|domain| domain.strong_count() != 0);
@@ -79,19 +79,19 @@ fn domains(nic: &Nic) -> Vec<Arc<Xrcd>> {
         .collect()
 }
 
-/// The domain of `nic` that a file names.
+/// Returns the domain of `nic` that a file names.
 pub(crate) fn domain_of(nic: &Nic, file: FileId) -> Option<Arc<Xrcd>> {
     domains(nic)
         .into_iter()
         .find(|domain| domain.file == Some(file))
 }
 
-/// Has polls and the engine look after a domain.
+/// Registers a domain for polls and the engine.
 pub(crate) fn add_domain(domain: &Arc<Xrcd>) {
     lock(&DOMAINS).push(Arc::downgrade(domain));
 }
 
-/// Hands out what has arrived in all domains.
+/// Delivers the messages that have arrived in all domains.
 #[cold]
 pub(crate) fn progress(nic: &Nic) {
     for domain in domains(nic) {
@@ -99,7 +99,7 @@ pub(crate) fn progress(nic: &Nic) {
     }
 }
 
-/// The same by the engine. True if a record waits for a deadline.
+/// Delivers arrived messages for the engine. Returns true if a record waits for a deadline.
 pub(crate) fn engine_progress(nic: &Nic) -> bool {
     let mut waiting = false;
     for domain in domains(nic) {
@@ -109,7 +109,7 @@ pub(crate) fn engine_progress(nic: &Nic) -> bool {
     waiting
 }
 
-/// A CQ has been armed: peers that send to the domains' queue pairs are to call the engine.
+/// Makes peers that send to the domains' queue pairs call the engine, because a CQ has been armed.
 #[cold]
 pub(crate) fn arm(nic: &Nic) {
     for domain in domains(nic) {
@@ -135,10 +135,10 @@ impl Xrcd {
         })
     }
 
-    /// A number for a shared receive queue of this domain, entered where peers see it.
+    /// Returns a number for a shared receive queue of this domain, and enters it where peers see it.
     ///
     /// # Errors
-    /// `ENOMEM` where there are no more numbers or no more shared memory.
+    /// `ENOMEM` if there are no more numbers or no more shared memory.
     pub(crate) fn new_srq_number(&self, pd: u32) -> Result<u32, i32> {
         static NEXT: Mutex<usize> = Mutex::new(0);
         let fabric = &self.nic.fabric;
@@ -167,9 +167,9 @@ impl Xrcd {
         lock(&self.srqs).push(Arc::clone(srq));
     }
 
-    /// Forgets a shared receive queue: messages that name it are refused from now on.
+    /// Removes a shared receive queue: messages that name it are refused from now on.
     pub(crate) fn remove_srq(&self, number: u32) {
-        // Nothing is being received for it when this returns.
+        // With the lock, no message is being received for the queue when this returns.
         let _sides = self.sides.lock();
         lock(&self.srqs).retain(|srq| srq.number() != Some(number));
         if let Some(shared) = self.nic.me().segment.find_srq(number as usize % MAX_SRQS) {
@@ -177,7 +177,7 @@ impl Xrcd {
         }
     }
 
-    /// The shared receive queue with that number.
+    /// Returns the shared receive queue with that number.
     pub(crate) fn srq(&self, number: u32) -> Option<Arc<Srq>> {
         let srqs = lock(&self.srqs);
         srqs.iter().find(|s| s.number() == Some(number)).cloned()
@@ -196,7 +196,7 @@ impl Xrcd {
         self.forget(qp.qpn);
     }
 
-    /// Forgets the completions of a queue pair.
+    /// Drops the completions of a queue pair.
     pub(crate) fn forget(&self, qpn: u32) {
         for srq in lock(&self.srqs).iter() {
             if let Some(xrc) = &srq.xrc {
@@ -211,7 +211,7 @@ impl Xrcd {
         f(sides.iter_mut().find(|s| s.qp().index == qp.index));
     }
 
-    /// Hands out what has arrived. True if a record waits for a deadline.
+    /// Delivers arrived messages. Returns true if a record waits for a deadline.
     pub(crate) fn progress(&self) -> bool {
         let mut waiting = false;
         for side in self.sides.lock().iter_mut() {
@@ -226,7 +226,7 @@ impl Xrcd {
             .any(|srq| srq.xrc.as_ref().is_some_and(|xrc| xrc.cq.is_armed()))
     }
 
-    /// Lets peers call the engine again, as long as somebody waits for completions.
+    /// Lets peers call the engine again, as long as a thread waits for completions.
     fn settle_arming(&self) {
         if !self.gatherer.is_armed() {
             return;
@@ -237,11 +237,11 @@ impl Xrcd {
             self.gatherer.arm_for_others();
         }
         barrier::everywhere();
-        // A CQ that was armed in the meantime may have found the gatherer armed, before it was disarmed here.
+        // A CQ that was armed meanwhile may have found the gatherer armed, before this function disarmed it.
         if !armed && self.anyone_armed() {
             arm(self.nic);
         }
-        // And a peer may have published, and found the engine called already.
+        // A peer may have published, and found the engine called already.
         self.progress();
     }
 }

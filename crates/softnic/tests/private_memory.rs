@@ -1,4 +1,4 @@
-//! Private memory that is registered: peers can map its pages, and its program cannot tell.
+//! Registered private memory: peers can map its pages, and its program cannot tell.
 //!
 //! One test, in a process of its own: pages are shared only while other threads sleep.
 
@@ -60,7 +60,7 @@ impl Pages {
         }
     }
 
-    /// How many of the pages are those of a file that peers can map.
+    /// Returns the number of pages that are those of a file that peers can map.
     fn shared(&self) -> usize {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let (start, end) = (self.at.addr(), self.at.addr() + self.len);
@@ -129,7 +129,7 @@ fn in_a_fork(child: impl FnOnce()) -> impl FnOnce() {
     }
 }
 
-/// Can this process have threads that write to a page wait?
+/// Returns true if this process can make threads that write to a page wait.
 fn userfaultfd_works() -> bool {
     const USER_MODE_ONLY: i32 = 1;
     // SAFETY: makes a descriptor, and closes it.
@@ -140,7 +140,7 @@ fn userfaultfd_works() -> bool {
     }
 }
 
-/// Pages are shared once the harness's own thread has gone to sleep.
+/// Waits until pages are shared, which is once the harness's own thread sleeps.
 fn wait_for_the_harness(pd: &Pd) {
     let pages = Pages::new(1);
     let start = Instant::now();
@@ -196,7 +196,7 @@ fn a_child_shares_nothing_with_its_parent(pd: &Pd) {
         from_parent.read_exact(&mut [0]).unwrap();
         pages.is_filled();
         pages.set(5, 200);
-        // It is a member of the fabric of its own, with the same memory.
+        // The child is a member of the fabric of its own, with the same memory.
         let pd = Pd::new();
         let mr = pd.register(pages.at, 2 * PAGE);
         pages.set(6, 201);

@@ -1,5 +1,5 @@
-//! How often rules struck, for the summary of a run: a file a process, of two words a rule. And what objects a process
-//! has left when it ended: a text beside it, of a line a kind.
+//! The counts of the rules that struck, for the summary of a run: one file for each process, with two words for each
+//! rule. A text beside it lists the objects that a process had left when it ended, one line for each kind.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -9,19 +9,19 @@ use std::path::Path;
 
 use ::faults::{Counts, Injector, MAX_RULES, Struck};
 
-/// Names the folder in which each process leaves how often each rule struck.
+/// The environment variable that names the folder in which each process leaves the counts of its rules.
 pub const FAULT_COUNTS_VAR: &str = "VERBATIM_FAULT_COUNTS";
-/// How the files end.
+/// Extension of the files with counts.
 const EXTENSION: &str = "faults";
-/// How those end that tell of objects.
+/// Extension of the files that list objects.
 const LEFT: &str = "left";
-/// Bytes of a rule: occurrences that it is for, and those that it struck.
+/// Bytes for each rule: the number of occurrences that match it, and of those that it struck.
 const RULE_BYTES: usize = 16;
 
-/// The file of this process, made when it is first written.
+/// The file of this process, created by its first write.
 #[derive(Default)]
 pub(super) struct CountsFile {
-    /// The process that it is of: a forked child has its own. No file where it cannot be made.
+    /// The pid and the file of the process: a forked child has its own. No file if it cannot be created.
     open: Option<(u32, Option<File>)>,
 }
 
@@ -79,16 +79,16 @@ fn write_one(file: &File, index: usize, counts: Counts) {
     let (matched, struck) = bytes.split_at_mut(RULE_BYTES / 2);
     matched.copy_from_slice(&counts.matched.to_le_bytes());
     struck.copy_from_slice(&counts.struck.to_le_bytes());
-    // A count that cannot be written is lost, not the program's verb.
+    // A count that cannot be written is lost; the program's verb does not fail.
     let _ = file.write_all_at(&bytes, (index * RULE_BYTES) as u64);
 }
 
-/// What the processes of a run have left.
+/// The sums of what the processes of a run have left.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounts {
-    /// Processes that opened the device.
+    /// Number of processes that opened the device.
     pub processes: usize,
-    /// The sums of all processes, by rule; shorter than the plan where the last rules have seen nothing.
+    /// The sums of all processes, by rule; shorter than the plan if the last rules have matched nothing.
     pub rules: Vec<Counts>,
     /// Processes that ended by `exit` with objects that they had not destroyed: the pid, and how many of each kind.
     pub left: Vec<(u32, BTreeMap<String, u64>)>,
@@ -127,7 +127,7 @@ pub fn read_counts(folder: &Path) -> io::Result<FaultCounts> {
     Ok(all)
 }
 
-/// What one process has left; `None` for nothing.
+/// Reads the objects that one process has left. `None` if there are none.
 fn read_left(path: &Path) -> Option<(u32, BTreeMap<String, u64>)> {
     let pid = path
         .file_stem()?

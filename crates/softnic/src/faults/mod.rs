@@ -1,8 +1,8 @@
-//! Faults that a plan in the environment asks for: what the verbs, the queues and the path ask before they act.
+//! The faults of a plan in the environment. The verbs, the queues and the path ask this module before they act.
 //!
-//! This module knows the plan, the time and the counts, but no object of the verbs: [`incidents`](crate::incidents) does
-//! what happens to objects. Without a plan nothing here runs on the data path: the verbs that ask are other functions,
-//! which a context gets when it is opened (`abi::faulty`).
+//! This module has the plan, the time and the counts, but refers to no object of the verbs:
+//! [`incidents`](crate::incidents) acts on objects. Without a plan nothing here runs on the data path. The verbs that
+//! ask are separate functions, which a context gets when it is opened (`abi::faulty`).
 
 mod counts;
 
@@ -22,12 +22,12 @@ use counts::CountsFile;
 pub(crate) use counts::write_left;
 pub use counts::{FAULT_COUNTS_VAR, FaultCounts, read_counts};
 
-/// Holds the plan, as a line.
+/// The environment variable with the fault plan, in one line.
 pub const FAULT_VAR: &str = "VERBATIM_FAULT";
-/// Holds the seed, a number; 0 by default.
+/// The environment variable with the seed, a number; 0 by default.
 pub const FAULT_SEED_VAR: &str = "VERBATIM_FAULT_SEED";
 
-/// The plan of this process at work.
+/// The active fault plan of this process.
 struct Faults {
     begun_ns: u64,
     delays_completions: bool,
@@ -37,27 +37,27 @@ struct Faults {
 struct Inner {
     injector: Injector,
     counts: CountsFile,
-    /// What struck while a queue was locked, and is done when it is not.
+    /// Incidents that struck while a queue was locked, and are carried out when it is not.
     owed: Vec<Happening>,
 }
 
-/// Why the environment asks for faults that cannot be.
+/// The reason why the fault plan in the environment is not valid.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BadFaults {
-    /// The plan is none.
+    /// The plan is not valid.
     #[error("{FAULT_VAR}: {0}")]
     Plan(#[from] ::faults::PlanError),
-    /// The seed is none.
+    /// The seed is not valid.
     #[error("{FAULT_SEED_VAR}={0:?} is not a number from 0 to 2^64 - 1")]
     Seed(String),
 }
 
 static FAULTS: LazyLock<Result<Option<Faults>, BadFaults>> = LazyLock::new(Faults::from_env);
 
-/// Who is told of each strike.
+/// The function that is called for each strike.
 static OBSERVER: OnceLock<fn(&str)> = OnceLock::new();
 
-/// Has `observer` told of each fault where it strikes: once a process, the first stays.
+/// Registers a function that is called for each fault when it strikes. Only the first registration of a process counts.
 pub fn observe_faults(observer: fn(&str)) {
     let _ = OBSERVER.set(observer);
 }
@@ -93,26 +93,26 @@ fn faults() -> Option<&'static Faults> {
     FAULTS.as_ref().ok()?.as_ref()
 }
 
-/// Whether this process has a plan of faults.
+/// Returns true if this process has a fault plan.
 ///
 /// # Errors
-/// The environment's plan or seed is none.
+/// The plan or the seed in the environment is not valid.
 pub(crate) fn check() -> Result<bool, BadFaults> {
     FAULTS.as_ref().map(Option::is_some).map_err(Clone::clone)
 }
 
-/// Whether this process has a plan of faults.
+/// Returns true if this process has a fault plan.
 pub(crate) fn are_on() -> bool {
     faults().is_some()
 }
 
-/// Whether the plan may delay completions.
+/// Returns true if the plan may delay completions.
 pub(crate) fn delay_completions() -> bool {
     faults().is_some_and(|faults| faults.delays_completions)
 }
 
 impl Inner {
-    /// Counts and tells what struck.
+    /// Counts and reports the rules that struck.
     fn note(&mut self, struck: Struck, occasion: impl FnOnce(&mut String)) {
         if struck.is_empty() {
             return;
@@ -133,23 +133,23 @@ impl Inner {
     }
 }
 
-/// Numbers of the queue pairs that this process has made under a plan, by their QPNs.
+/// Creation numbers of the queue pairs that this process has made under a plan, by their QPNs.
 static NUMBERS: Mutex<BTreeMap<u32, u32>> = Mutex::new(BTreeMap::new());
 
-/// A queue pair was made.
+/// Records that a queue pair was made.
 pub(crate) fn note_queue_pair(queue_pair: QueuePair) {
     if are_on() {
         lock(&NUMBERS).insert(queue_pair.qpn, queue_pair.number);
     }
 }
 
-/// The queue pair that has had the number `qpn` last.
+/// Returns the queue pair that had the number `qpn` last.
 pub(crate) fn queue_pair(qpn: u32) -> QueuePair {
     let number = lock(&NUMBERS).get(&qpn).copied().unwrap_or(0);
     QueuePair { number, qpn }
 }
 
-/// Whether a verb is refused, and what happens before it is executed.
+/// Returns the errno with which a verb is refused, if any, and the incidents before its execution.
 pub(crate) fn verb(facts: &VerbFacts) -> (Option<i32>, Vec<Happening>) {
     let Some(faults) = faults() else {
         return (None, Vec::new());
@@ -163,7 +163,7 @@ pub(crate) fn verb(facts: &VerbFacts) -> (Option<i32>, Vec<Happening>) {
     (verdict.errno, verdict.incidents)
 }
 
-/// What is wrong with a work request; what happens beside it is [owed](take_owed).
+/// Returns the fault of a work request. Incidents beside it are [owed](take_owed).
 pub(crate) fn work_request(facts: &WorkFacts, wr_id: u64) -> Option<WorkFault> {
     let faults = faults()?;
     let inner = &mut *lock(&faults.inner);
@@ -176,7 +176,7 @@ pub(crate) fn work_request(facts: &WorkFacts, wr_id: u64) -> Option<WorkFault> {
     verdict.fault
 }
 
-/// By how many nanoseconds a completion is late.
+/// Returns the delay of a completion in nanoseconds.
 pub(crate) fn completion(facts: &CompletionFacts, wr_id: u64) -> u64 {
     let Some(faults) = faults() else { return 0 };
     let inner = &mut *lock(&faults.inner);
@@ -192,7 +192,7 @@ pub(crate) fn completion(facts: &CompletionFacts, wr_id: u64) -> u64 {
     delay_ns
 }
 
-/// What becomes of a packet.
+/// Returns the fate of a packet.
 pub(crate) fn packet(facts: &PacketFacts) -> Fate {
     let Some(faults) = faults() else {
         return Fate::default();
@@ -217,14 +217,14 @@ fn tell_queue_pair(what: &mut String, queue_pair: QueuePair) {
     }
 }
 
-/// What struck while a queue was locked, each once.
+/// Takes the incidents that struck while a queue was locked, each once.
 pub(crate) fn take_owed() -> Vec<Happening> {
     faults().map_or_else(Vec::new, |faults| {
         std::mem::take(&mut lock(&faults.inner).owed)
     })
 }
 
-/// What happens now because its time has come, and in how many nanoseconds something does next.
+/// Returns the incidents that are due now, and the time in nanoseconds until the next one is due.
 pub(crate) fn due() -> (Vec<Happening>, Option<u64>) {
     let Some(faults) = faults() else {
         return (Vec::new(), None);
@@ -237,12 +237,12 @@ pub(crate) fn due() -> (Vec<Happening>, Option<u64>) {
     (happenings, next.map(|next| next.saturating_sub(now)))
 }
 
-/// Whether the cable is out.
+/// Returns true while the plan keeps the link down.
 pub(crate) fn link_is_down() -> bool {
     faults().is_some_and(|faults| lock(&faults.inner).injector.is_link_down(faults.now()))
 }
 
-/// Writes what each rule has seen and done so far, for the summary of a run.
+/// Writes the counts of each rule so far, for the summary of a run.
 pub(crate) fn save_counts() {
     if let Some(faults) = faults() {
         let inner = &mut *lock(&faults.inner);
@@ -250,7 +250,7 @@ pub(crate) fn save_counts() {
     }
 }
 
-/// The IP address that a GID stands for: an IPv4-mapped one is IPv4.
+/// Returns the IP address of a GID; an IPv4-mapped one becomes IPv4.
 pub(crate) fn address_of_gid(gid: [u8; 16]) -> IpAddr {
     IpAddr::V6(gid.into()).to_canonical()
 }

@@ -1,4 +1,4 @@
-//! What a plan of faults has happen to the device and the process: asynchronous events, errors of queue pairs, pauses.
+//! The effects of a fault plan on the device and the process: asynchronous events, errors of queue pairs, pauses.
 
 #[allow(unsafe_code)]
 mod pause;
@@ -20,14 +20,14 @@ use crate::nic::Nic;
 use crate::path::Counter;
 use crate::registry;
 
-/// The contexts that are told of what happens to the device.
+/// The contexts that get the events of the device.
 static CONTEXTS: Mutex<Vec<&'static Context>> = Mutex::new(Vec::new());
-/// The device was removed.
+/// True once the device was removed.
 static GONE: AtomicBool = AtomicBool::new(false);
-/// A rule may have become due sooner: the cable was pulled for a time.
+/// True if a rule may have become due sooner, because the link was taken down for a time.
 static SOONER: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 
-/// A context was opened: from now on it is told what happens. With the first one the time of the plan begins to pass.
+/// Registers an opened context for the events. The time of the plan begins with the first context.
 pub(crate) fn opened(context: &'static Context) {
     if !faults::are_on() {
         return;
@@ -51,7 +51,7 @@ extern "C" fn at_exit() {
     faults::write_left(&live::left());
 }
 
-/// Sleeps until something is due, and does it.
+/// Sleeps until an incident is due, and carries it out.
 fn keep_time(nic: &'static Nic) {
     loop {
         let (happenings, next) = faults::due();
@@ -74,12 +74,12 @@ fn keep_time(nic: &'static Nic) {
     }
 }
 
-/// Whether the device was removed.
+/// Returns true if the device was removed.
 pub(crate) fn device_is_gone() -> bool {
     GONE.load(Ordering::Relaxed)
 }
 
-/// Does what happens. Holds no lock of a queue.
+/// Carries out incidents. The caller holds no lock of a queue.
 pub(crate) fn carry_out(nic: &'static Nic, happenings: Vec<Happening>) {
     for (incident, queue_pair) in happenings {
         match incident {
@@ -98,7 +98,7 @@ pub(crate) fn carry_out(nic: &'static Nic, happenings: Vec<Happening>) {
     }
 }
 
-/// Does what struck while a queue was locked.
+/// Carries out the incidents that struck while a queue was locked.
 pub(crate) fn carry_out_owed(nic: &'static Nic) {
     let owed = faults::take_owed();
     if !owed.is_empty() {
@@ -129,7 +129,7 @@ fn raise(nic: &'static Nic, event: ibv_event_type, target: QueuePair) {
     }
 }
 
-/// Calls `f` for each queue pair that `target` is: 0 is any.
+/// Calls `f` for each queue pair that matches `target`; 0 matches any.
 fn for_each_queue_pair(nic: &Nic, target: QueuePair, f: impl Fn(&crate::qp::Qp)) {
     for qp in registry::of(nic).all_qps() {
         let is = |wanted: u32, own: u32| wanted == 0 || wanted == own;

@@ -1,21 +1,21 @@
-//! A process that stops for a time, with all its threads.
+//! The pause of a process, with all its threads.
 
 use std::time::Duration;
 
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Stops the process, as `SIGSTOP` does, and has it go on after `time`.
+/// Stops the process, as `SIGSTOP` does, and lets it continue after `time`.
 ///
-/// A stopped process cannot continue itself: a helper does, which is a copy of this process that only sleeps and signals.
+/// A stopped process cannot continue itself. A helper does: a copy of this process that only sleeps and signals.
 pub(super) fn pause(time: Duration) {
     let pidfd = match pidfd_open(getpid(), PidfdFlags::empty()) {
         Ok(pidfd) => pidfd,
         Err(error) => return tracing::error!("no pause: this process cannot be named: {error}"),
     };
     // SAFETY: no memory and no descriptor is shared, so the child is a copy of this thread alone; it runs `help`, which
-    // allocates nothing, takes no lock and never returns. Without an exit signal, handlers of SIGCHLD and `wait` of the
-    // program do not hear of it (clone(2)).
+    // allocates nothing, takes no lock and never returns. Without an exit signal, the program's handlers of SIGCHLD and
+    // its `wait` do not see the child (clone(2)).
     let child = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
     match child {
         0 => help(std::os::fd::AsFd::as_fd(&pidfd), time),
@@ -34,8 +34,9 @@ fn help(pidfd: BorrowedFd<'_>, time: Duration) -> ! {
         tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(time.subsec_nanos()),
     };
-    // SAFETY: system calls on plain values and places of this stack. Descriptors are closed in this copy alone: a peer that
-    // waits for the end of a pipe must not wait for this. No signal may end it before the process goes on.
+    // SAFETY: system calls on plain values and places of this stack. Descriptors are closed in this copy alone: a peer
+    // that waits for the end of a pipe must not wait for the helper. No signal may end the helper before the process
+    // continues.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
@@ -58,7 +59,7 @@ fn help(pidfd: BorrowedFd<'_>, time: Duration) -> ! {
     std::process::abort()
 }
 
-/// Waits for the helper's end, which is after the pause.
+/// Waits for the helper's end, which comes after the pause.
 fn wait_for(child: libc::c_long) {
     loop {
         // SAFETY: a child of this process; no status is asked for.

@@ -1,8 +1,8 @@
-//! Flow steering: which queue pairs get a raw packet (`ibv_create_flow(3)`).
+//! Flow steering: the queue pairs that get a raw packet (`ibv_create_flow(3)`).
 //!
-//! There is no switch and no receiving port: a sender matches its frame against the flows of all processes, which lie in
-//! their segments, and copies it to each queue pair that gets it. It keeps what it has read of the flows until some process
-//! changes its own, which is counted in the fabric's directory.
+//! There is no switch and no receiving port. A sender matches its frame against the flows of all processes, which lie
+//! in their segments, and copies it to each queue pair that gets it. The sender keeps the flows that it has read until
+//! some process changes its own. The fabric's directory counts these changes.
 
 mod places;
 pub(crate) mod spread;
@@ -18,7 +18,7 @@ use places::Places;
 use shm::fabric::layout::*;
 use shm::fabric::{Fabric, Peer};
 
-// The core numbers the types of flows as the C interface does.
+// `nic-core` and the C interface number the types of flows alike.
 const _: () = {
     assert!(FlowKind::Normal.code() == IBV_FLOW_ATTR_NORMAL);
     assert!(FlowKind::AllDefault.code() == IBV_FLOW_ATTR_ALL_DEFAULT);
@@ -29,13 +29,13 @@ const _: () = {
 /// A flow of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Flow {
-    /// The queue pair, by its place in the process.
+    /// Index of the queue pair in its process.
     pub(crate) qp: usize,
-    /// What it takes.
+    /// The packets that the flow takes.
     pub(crate) rule: Rule,
-    /// What completions are tagged with.
+    /// The tag of the completions.
     pub(crate) tag: u32,
-    /// The place that says how the queue pair spreads packets.
+    /// The place that describes how the queue pair spreads packets.
     pub(crate) spread: Option<usize>,
 }
 
@@ -44,12 +44,12 @@ pub(crate) struct Flow {
 pub(crate) struct Flows(Mutex<Places>);
 
 impl Flows {
-    /// Enters a flow; its place.
+    /// Enters a flow in the table. Returns its place.
     ///
     /// # Errors
-    /// `ENOMEM` where the table or shared memory is full.
+    /// `ENOMEM` if the table or shared memory is full.
     pub(crate) fn add(&self, fabric: &Fabric, flow: &Flow) -> Result<usize, i32> {
-        // Held until it is counted: the number of places in use grows with the places.
+        // Held until the flow is counted: the number of places in use grows with the places.
         let mut places = lock(&self.0);
         let place = places.take(MAX_FLOWS).ok_or(libc::ENOMEM)?;
         if let Err(errno) = write(fabric, place, flow) {
@@ -62,11 +62,11 @@ impl Flows {
         Ok(place)
     }
 
-    /// Takes a flow out.
+    /// Removes a flow.
     pub(crate) fn remove(&self, fabric: &Fabric, place: usize) {
         let mut places = lock(&self.0);
         if let Some(shared) = fabric.me.segment.flow(place) {
-            // How often the place was taken stays.
+            // The upper half stays: it counts how often the place was taken.
             shared
                 .entry
                 .fetch_and(!u64::from(u32::MAX), Ordering::Release);
@@ -110,7 +110,7 @@ fn write(fabric: &Fabric, place: usize, flow: &Flow) -> Result<(), i32> {
     Ok(())
 }
 
-/// The flow at a place of a process, if one is there.
+/// Returns the flow at a place of a process. `None` if there is none.
 fn read(peer: &Peer, place: usize) -> Option<Flow> {
     let shared = peer.segment.flow(place)?;
     let entry = shared.entry.load(Ordering::Acquire);
@@ -142,7 +142,7 @@ fn read(peer: &Peer, place: usize) -> Option<Flow> {
         tag: shared.tag.load(Ordering::Relaxed),
         spread: spread.checked_sub(1).map(|place| place as usize),
     };
-    // Taken out or replaced meanwhile: whoever did so has counted it, and this is read again.
+    // The flow may have been removed or replaced meanwhile. That change was counted, so the flows are read again.
     std::sync::atomic::fence(Ordering::Acquire);
     (shared.entry.load(Ordering::Relaxed) == entry).then_some(flow)
 }
@@ -157,18 +157,18 @@ struct Entry {
 /// A queue pair that gets a packet.
 pub(crate) struct Target<'a> {
     pub(crate) peer: &'a Arc<Peer>,
-    /// Its place in its process.
+    /// Index of the queue pair in its process.
     pub(crate) qp: usize,
-    /// What its completion is tagged with.
+    /// The tag of the completion.
     pub(crate) tag: u32,
 }
 
 /// The flows of all processes as a sender has read them.
 #[derive(Default)]
 pub(crate) struct Steering {
-    /// The count of changes at which they were read.
+    /// The count of changes at which the flows were read.
     changes: Option<u64>,
-    /// In the order in which packets are tried against them.
+    /// The flows, in the order in which packets are tried against them.
     flows: Vec<Entry>,
 }
 
@@ -199,7 +199,7 @@ impl Steering {
         self.flows.sort_by_key(|entry| entry.flow.rule.order());
     }
 
-    /// The queue pairs that get a packet.
+    /// Returns the queue pairs that get a packet.
     pub(crate) fn targets<'a>(
         &'a self,
         headers: &'a Headers,
@@ -222,7 +222,7 @@ impl Steering {
         })
     }
 
-    /// The processes that have flows.
+    /// Returns the processes that have flows.
     pub(crate) fn peers(&self) -> impl Iterator<Item = &Arc<Peer>> {
         self.flows.iter().map(|entry| &entry.peer)
     }

@@ -1,9 +1,9 @@
 //! Places of a table that other processes read.
 
-/// Which places of a table of the own segment are taken.
+/// The taken and the free places of a table in this process's segment.
 #[derive(Default)]
 pub(super) struct Places {
-    /// Those from here on never were.
+    /// The places from here on have never been taken.
     used: usize,
     free: Vec<usize>,
 }

@@ -1,4 +1,4 @@
-//! Receive side scaling: how queue pairs of other processes spread packets, as their segments say.
+//! Receive side scaling: how queue pairs of other processes spread packets, as their segments describe it.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -33,7 +33,7 @@ const _: () = assert!(
         && hash_field::DST_PORT_UDP == IBV_RX_HASH_DST_PORT_UDP
 );
 
-/// What a process says at a place, if that can be.
+/// Reads the description at a place of a process. `None` if it is not valid.
 pub(super) fn read(peer: &Peer, place: usize) -> Option<Spread> {
     let shared = peer.segment.find_spread(place)?;
     let size = shared.size.load(Ordering::Acquire) as usize;
@@ -55,24 +55,24 @@ pub(super) fn read(peer: &Peer, place: usize) -> Option<Spread> {
     })
 }
 
-/// The places of the own table.
+/// The places of this process's table.
 #[derive(Default)]
 pub(crate) struct Spreads(Mutex<Places>);
 
 impl Spreads {
-    /// Shows peers how a queue pair spreads packets; the place.
+    /// Describes to peers how a queue pair spreads packets. Returns the place.
     ///
     /// # Errors
-    /// `ENOMEM` where the table or shared memory is full.
+    /// `ENOMEM` if the table or shared memory is full.
     pub(crate) fn add(&self, fabric: &Fabric, spread: &Spread) -> Result<usize, i32> {
         let place = lock(&self.0).take(MAX_SPREADS).ok_or(libc::ENOMEM)?;
         fill_in(fabric, place, spread).inspect_err(|_| self.remove(fabric, place))?;
         Ok(place)
     }
 
-    /// Gives a place back; no flow leads to it any more.
+    /// Frees a place to which no flow leads any more.
     pub(crate) fn remove(&self, fabric: &Fabric, place: usize) {
-        // It may have got no memory.
+        // The place may have no memory.
         if let Some(shared) = fabric.me.segment.find_spread(place) {
             shared.size.store(0, Ordering::Release);
         }
