@@ -1,26 +1,26 @@
 //! The software NIC: a user-space RDMA NIC inside the process, for the processes of one user on one host.
 //!
-//! It is a provider: [`symbols`] gives libibverbs' entry points, and everything above it speaks that ABI.
-//! Semantics are those of the InfiniBand specification and of the `ibv_*` man pages.
+//! It is a provider: [`symbols`] returns libibverbs' entry points, and everything above it uses that ABI. Semantics are
+//! those of the InfiniBand specification and of the `ibv_*` man pages.
 //!
 //! # The layers, bottom up
 //!
-//! - The crates `nic-core` (what a NIC decides) and [`shm`] (memory that several processes write).
-//! - `device`, `identity`, `capabilities`, `strings`, `sysfs`: the port, its addresses, what it says that it is and can do. No
-//!   state.
-//! - `path`: how one queue pair reaches another: messages, and the state machines at both ends.
+//! - The crates `nic-core` (the decisions of a NIC) and [`shm`] (memory that several processes write).
+//! - `device`, `identity`, `capabilities`, `strings`, `sysfs`: the port, its addresses, and the identity and
+//!   capabilities that the device reports. No state.
+//! - `path`: the paths from one queue pair to another: messages, and the state machines at both ends.
 //! - `region_cache`, `sge`, `imports`: the regions that work requests name, of this process or of one that shares its
 //!   protection domain.
-//! - `send`, `recv`: work requests become copies, atomics, records and messages; these become completions.
-//! - `live`, `abi_cell`: the table of live handles, and the structures that they point to.
-//! - `pd`, `mw`, `dm`, `qp`, `cq`, `srq`, `ah`, `event`, `context`, `nic`: one object of the verbs each, and their common
-//!   home.
-//! - `comp_cntr`: counters that completions are counted by as they are made.
-//! - `faults`: what a plan of faults says to each question; `incidents`: what it has happen to the objects.
-//! - `why`: which check made a work request fail.
-//! - `engine`: the sleeping thread that makes the progress nobody polls for.
-//! - `report`: what users ask about the way by packets.
-//! - `abi`: the verbs, as safe functions, and the C functions that are made of them.
+//! - `send`, `recv`: turn work requests into copies, atomics, records and messages, and these into completions.
+//! - `live`, `abi_cell`: the table of live handles, and the structures that handles point to.
+//! - `pd`, `mw`, `dm`, `qp`, `cq`, `srq`, `ah`, `event`, `context`, `nic`: one object of the verbs each, and the state
+//!   that they share.
+//! - `comp_cntr`: counters of completions.
+//! - `faults`: the decisions of a fault plan; `incidents`: its effects on the objects.
+//! - `why`: the check that made a work request fail.
+//! - `engine`: the sleeping thread that makes progress while the program does not poll.
+//! - `report`: a report on the path by packets for users.
+//! - `abi`: the verbs as safe functions, and the C functions made of them.
 //!
 //! # Example
 //!
@@ -110,7 +110,7 @@ pub use identity::{BadDevice, BadIdentity, DEVICE_VAR, Identity};
 pub use path::PCAP_VAR;
 pub use shm::environment;
 pub use shm::fabric::FabricError;
-/// How far a QP number is shifted right to tell the process that has the queue pair.
+/// Number of bits by which a QP number is shifted right to get the slot of the process that has the queue pair.
 pub const PROCESS_SHIFT: u32 = shm::fabric::layout::QP_BITS;
 pub use nic::{NicError, fabric_dir, last_error};
 pub use report::{

@@ -9,8 +9,8 @@
 //! returns a reference of its own. So the verbs need no unsafe code to use a handle. An object that another thread
 //! destroys meanwhile stays in memory until the verb returns.
 //!
-//! A forked child gets the same answer for the objects of its parent, which goes on using them. (The kernel would let
-//! the child destroy them, through the descriptor that both have.) The child may query device and port through its
+//! A forked child gets the same answer for the objects of its parent, which goes on using them. The kernel would let
+//! the child destroy them, through the descriptor that both have. The child may query device and port through its
 //! parent's contexts, and allocate device memory of its own.
 //!
 //! The data path does not look handles up, since a look-up costs more than a post. The table cannot tell a stale handle

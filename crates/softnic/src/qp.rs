@@ -462,7 +462,7 @@ impl Qp {
     /// Executes `ibv_modify_qp`.
     ///
     /// # Errors
-    /// `EINVAL` for a change that the state machine does not allow, `ENOMEM` if there is no room for a ring,
+    /// `EINVAL` for a change that the state machine does not allow; `ENOMEM` if there is no room for a ring.
     /// `ETIMEDOUT` for a destination that does not exist ([`Port::resolve`](crate::device::Port::resolve)).
     pub(crate) fn modify(&self, new: &ibv_qp_attr, mask: ibv_qp_attr_mask) -> Result<(), i32> {
         let mask = self.full_type.relevant(mask);

@@ -1,8 +1,8 @@
-//! What the records in rings say: their kinds, flags and headers.
+//! The contents of records in rings: kinds, flags and headers.
 
 use shm::fabric::ring::Header;
 
-/// A header of a record that this side would write.
+/// Returns the header of a record that this side writes.
 #[inline(always)]
 pub(crate) fn header(kind: Kind, flags: u8, imm: u32, len: u32, extra: u32) -> Header {
     Header {
@@ -14,13 +14,13 @@ pub(crate) fn header(kind: Kind, flags: u8, imm: u32, len: u32, extra: u32) -> H
     }
 }
 
-/// `flags` of a record: the receiver's CQ may be armed for solicited completions only.
+/// `flags` of a record: the message is solicited. The receiver's CQ may be armed for solicited completions only.
 pub(crate) const FLAG_SOLICITED: u8 = 1;
 
 /// `flags` of a record: the payload is a list of SGEs in the sender's memory.
 pub(crate) const FLAG_BY_REFERENCE: u8 = 2;
 
-/// `flags` of a record: it answers a message of the receiver's, whose completion comes first.
+/// `flags` of a record: the record answers a message of the receiver, whose completion comes first.
 pub(crate) const FLAG_BEHIND_SENDS: u8 = 4;
 
 /// `kind` of a record.
@@ -31,11 +31,11 @@ pub(crate) enum Kind {
     SendWithImm = 2,
     WriteWithImm = 3,
     SendWithInv = 4,
-    /// An Ethernet frame; in the place of an immediate its flow's tag.
+    /// An Ethernet frame; the tag of its flow is in place of an immediate.
     Frame = 5,
-    /// The same, with right checksums.
+    /// An Ethernet frame whose checksums are right.
     CheckedFrame = 6,
-    /// An RDMA WRITE behind SENDs: the R_Key is in the place of an immediate, the remote address in front of the payload.
+    /// An RDMA WRITE behind SENDs: the R_Key is in place of an immediate, the remote address in front of the payload.
     Write = 7,
 }
 

@@ -1,5 +1,4 @@
-//! The memory that the SGEs of a work request name: this process's, or that of one that shares its
-//! protection domain.
+//! The memory that the SGEs of a work request name: of this process, or of one that shares its protection domain.
 
 use std::mem::MaybeUninit;
 
@@ -13,8 +12,8 @@ use nic_core::rights::{Access, Grant, Permitted, QueuePair, authorize, authorize
 use shm::keys::Pin;
 use shm::mem::Region;
 
-/// Room for the SGEs of a work request that lie where a processor would not have them: programs put them into packed
-/// structures (libiscsi's `iser_rx_desc`), and C reads them there.
+/// Room for copies of the SGEs of a work request at an address that is not naturally aligned. Programs put SGEs into
+/// packed structures (libiscsi's `iser_rx_desc`), and C reads them there.
 pub(crate) struct Copies([MaybeUninit<ibv_sge>; MAX_SGE as usize]);
 
 impl Copies {
@@ -23,10 +22,10 @@ impl Copies {
         Self([const { MaybeUninit::uninit() }; MAX_SGE as usize])
     }
 
-    /// The SGEs at `list`, wherever that is.
+    /// Returns the SGEs at `list`, whatever its alignment.
     ///
     /// # Safety
-    /// There are `count` of them, at most [`MAX_SGE`], which nobody changes while they are used.
+    /// `list` has `count` SGEs, at most [`MAX_SGE`], which do not change while they are used.
     #[inline(always)]
     pub(crate) unsafe fn of(&mut self, list: *const ibv_sge, count: usize) -> &[ibv_sge] {
         // SAFETY: contract of this function.
@@ -48,23 +47,24 @@ impl Copies {
             copy.write(unsafe { list.add(i).read_unaligned() });
         }
         let count = count.min(self.0.len());
-        // SAFETY: so many were written just now.
+        // SAFETY: `count` entries were written just now.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), count) }
     }
 }
 
-/// Why an SGE gives no access.
+/// The reason why an SGE gives no access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SgeError {
     /// There is no such region, or it does not allow the access.
     Protection,
-    /// The region has no memory (`ibv_alloc_null_mr(3)`), or belongs to another process and is not mapped here: an SGE
-    /// of it has no address.
+    /// The region has no memory (`ibv_alloc_null_mr(3)`), or belongs to another process and is not mapped here. Its
+    /// SGEs have no address in this process.
     Unmapped,
 }
 
-/// The memory region that the last SGE named, kept pinned while a run of work requests is executed, to be written or
-/// to be read: a run usually goes to one region, and looking it up for each would cost as much as the work request.
+/// The memory region that the last SGE named, pinned while a run of work requests is executed. `WRITE` tells whether
+/// the region is written or read. A run usually uses one region, and a look-up for each work request would cost as much
+/// as the work request.
 pub(crate) struct Window<const WRITE: bool> {
     lkey: u32,
     grant: Grant,
@@ -82,7 +82,7 @@ impl<const WRITE: bool> Window<WRITE> {
         }
     }
 
-    /// The own address of a buffer, valid until the window moves.
+    /// Returns the address of a buffer in this process, valid until the window moves.
     #[inline(always)]
     pub(crate) fn buffer(
         &mut self,
@@ -110,7 +110,7 @@ impl<const WRITE: bool> Window<WRITE> {
         self.close();
         let (region, at, pin) = checked_sge(nic, cache, pd, sge, WRITE)?;
         let here = region.direct(at).ok_or(SgeError::Unmapped)?;
-        // Of a region of the whole address space, what is mapped is looked up each time.
+        // In a region of the whole address space, the mapping is looked up each time.
         if !at.is_on_demand()
             && let Ok(grant) =
                 authorize_region(&region.rights, local_access(WRITE), &QueuePair::local(pd))
@@ -125,7 +125,7 @@ impl<const WRITE: bool> Window<WRITE> {
         Ok(here)
     }
 
-    /// What the window is open to, while it does not move.
+    /// Returns the region of the window, for use while the window does not move.
     #[inline(always)]
     pub(crate) fn held(&self) -> Held {
         Held {
@@ -135,7 +135,7 @@ impl<const WRITE: bool> Window<WRITE> {
         }
     }
 
-    /// Lets go of the region: a thread has two pins, and what follows needs them.
+    /// Releases the region: a thread has two pins, and later code needs them.
     pub(crate) fn close(&mut self) {
         self.pin = None;
         self.grant = Grant::NOTHING;
@@ -151,7 +151,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// The own address of the first `len` bytes of a buffer, if they lie in the region.
+    /// Returns the address in this process of the first `len` bytes of a buffer, if they lie in the region.
     #[inline(always)]
     pub(crate) fn buffer(&self, sge: &ibv_sge, len: usize) -> Option<*mut u8> {
         if sge.lkey != self.lkey {
@@ -162,7 +162,7 @@ impl Held {
     }
 }
 
-/// What an SGE is used for.
+/// Returns the access that an SGE needs.
 #[inline(always)]
 fn local_access(write: bool) -> Access {
     if write {
@@ -172,7 +172,8 @@ fn local_access(write: bool) -> Access {
     }
 }
 
-/// The bytes that an SGE names, checked, to be read or written, and the region that they are of.
+/// Checks the bytes that an SGE names, for reading or writing. Returns their region, the permitted range and the
+/// region's pin.
 #[inline(always)]
 pub(crate) fn checked_sge<'c>(
     nic: &'static Nic,
@@ -218,10 +219,10 @@ fn bytes_of(sge: &ibv_sge) -> Bytes {
     }
 }
 
-/// Is there memory where an SGE points in a region of the whole address space?
+/// Returns true if an SGE in a region of the whole address space points to memory.
 #[cold]
 fn is_mapped(region: &Region, sge: &ibv_sge, write: bool) -> bool {
-    // In another process that is not known; the system call finds out.
+    // The memory of another process is not known here; the system call checks it.
     !region.own || shm::mem::populate(sge.addr, sge.length.into(), write)
 }
 

@@ -89,8 +89,8 @@ pub(super) fn detach_mcast(
     Ok(())
 }
 
-/// The queue pair and the group that `ibv_attach_mcast(3)` speaks of: "only QPs of transport service type
-/// IBV_QPT_UD may be attached to multicast groups". Groups are told apart by their GIDs alone.
+/// Returns the queue pair and the group of `ibv_attach_mcast(3)`: "only QPs of transport service type IBV_QPT_UD may be
+/// attached to multicast groups". Groups are told apart by their GIDs alone.
 fn membership(qp: *mut ibv_qp, gid: InConst<'_, ibv_gid>) -> Result<(Arc<Qp>, Group), c_int> {
     live::find::<Qp>(qp)
         .filter(|qp| qp.qp_type == QpType::Ud)

@@ -31,19 +31,20 @@ pub(super) fn take_back(handle: *mut ibv_context) -> Result<&'static Context, c_
     open.map(|open| open.0).ok_or(libc::EINVAL)
 }
 
-/// The context behind a handle.
+/// Returns the context behind a handle.
 pub(super) fn context_of(handle: *mut ibv_context) -> Result<&'static Context, c_int> {
     let open = live::find::<OpenDevice>(handle);
     open.map(|open| open.0).ok_or(libc::EINVAL)
 }
 
-/// The NIC behind a handle, to ask it about device and port, which a forked child may do with its parent's.
+/// Returns the NIC behind a handle, for queries of device and port. A forked child may use its parent's handle for
+/// these.
 pub(super) fn nic_of(handle: *mut ibv_context) -> Result<&'static Nic, c_int> {
     let open = live::find_inherited::<OpenDevice>(handle);
     open.map(|open| open.0.nic).ok_or(libc::EINVAL)
 }
 
-/// The NIC of this process.
+/// Returns the NIC of this process.
 pub(super) fn the_nic() -> Result<&'static Nic, c_int> {
     process::get().map_err(|e| errno_of_nic(&e))
 }

@@ -64,7 +64,7 @@ pub(super) fn create_cq(
     new_cq(shape, abi, None).map(live::hand_out)
 }
 
-/// Makes a completion queue of so many entries on a completion vector; `abi` has the handles that the program named.
+/// Makes a completion queue with `cqe` entries on a completion vector; `abi` has the handles that the program named.
 pub(super) fn new_cq(
     (cqe, comp_vector): (u32, u32),
     mut abi: ibv_cq_ex,
@@ -95,7 +95,7 @@ pub(super) fn new_cq(
     Ok(cq)
 }
 
-/// The CQ of an XRC domain: peers arm and call it, the program never sees it.
+/// Makes the CQ of an XRC domain, which peers see and the program does not.
 pub(super) fn domain_cq(context: &'static Context) -> Result<Arc<Cq>, c_int> {
     registry::of(context.nic).add_cq(context.nic, |index| {
         let mut abi = ibv_cq_ex::zeroed();
@@ -157,7 +157,7 @@ fn next_event(
     let channel = live::find::<ChannelHandle>(channel).ok_or(libc::EINVAL)?;
     let (cq, cq_context) = (cq.get()?, cq_context.get()?);
     let handle = channel.channel.next().map_err(|e| errno_of(&e))?.0;
-    // A CQ takes its events along when it is destroyed: it is live, unless another thread destroys it just now.
+    // A CQ takes its events along when it is destroyed, so the CQ is live unless another thread destroys it just now.
     let of = live::find::<Cq>(handle);
     if let Some(of) = &of {
         of.unacknowledged.got_one();

@@ -74,17 +74,17 @@ pub(super) fn create_cq_ex(
     Ok(live::hand_out(cq).cast())
 }
 
-/// The functions that begin a poll and go on with it.
+/// The functions that begin and continue a poll.
 type StartPoll = unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_poll_cq_attr) -> c_int;
 type NextPoll = unsafe extern "C" fn(*mut ibv_cq_ex) -> c_int;
 
-/// A clock's time.
+/// Returns the time of a clock in nanoseconds.
 pub(super) fn now_ns(clock: ClockId) -> u64 {
     let t = clock_gettime(clock);
     t.tv_sec.cast_unsigned() * 1_000_000_000 + t.tv_nsec.cast_unsigned()
 }
 
-/// A queue with its extended side, in the hands of the thread that polls it; `None` where there is no such queue.
+/// A queue and its extended part, owned by the thread that polls it. `None` if there is no such queue.
 struct Polled<'a>(Option<(&'a Cq, &'a Polling)>);
 
 impl Arg for Polled<'_> {
@@ -99,7 +99,7 @@ impl Arg for Polled<'_> {
 }
 
 impl Polled<'_> {
-    /// Reads something of the current completion; 0 where there is no such queue.
+    /// Reads a value of the current completion; 0 if there is no such queue.
     #[inline(always)]
     fn read<T: Default>(&self, f: impl FnOnce(&Current) -> T) -> T {
         self.0.map_or_else(T::default, |(_, polling)| {
@@ -110,7 +110,7 @@ impl Polled<'_> {
     }
 }
 
-/// Makes the next completion the current one. `ENOENT` if there is none.
+/// Makes the next completion the current one. Returns `ENOENT` if there is none.
 ///
 /// The calling thread polls the queue: it has passed `Polling::start`.
 fn advance<const FAULTS: bool>(cq: &Cq, polling: &Polling) -> c_int {
@@ -204,9 +204,9 @@ readers! {
     fn read_opcode -> ibv_wc_opcode = |c| c.wc.opcode;
     fn read_vendor_err -> u32 = |c| c.wc.vendor_err;
     fn read_byte_len -> u32 = |c| c.wc.byte_len;
-    /// Also for the invalidated R_Key: `ibv_wc_read_invalidated_rkey` of verbs.h calls this.
+    /// Also reads the invalidated R_Key: `ibv_wc_read_invalidated_rkey` of verbs.h calls this.
     fn read_imm_data -> u32 = |c| imm_data(c);
-    /// A raw packet has its flow's tag where others have an immediate.
+    /// A raw packet has the tag of its flow in place of an immediate.
     fn read_flow_tag -> u32 = |c| imm_data(c);
     fn read_qp_num -> u32 = |c| c.wc.qp_num;
     fn read_src_qp -> u32 = |c| c.wc.src_qp;

@@ -1,4 +1,4 @@
-//! The list of devices, and open ones: `ibv_get_device_list(3)`, `ibv_open_device(3)`, `ibv_import_device(3)`.
+//! The list of devices, and open devices: `ibv_get_device_list(3)`, `ibv_open_device(3)`, `ibv_import_device(3)`.
 
 use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
@@ -21,13 +21,13 @@ use crate::incidents;
 use crate::registry;
 use crate::sysfs::UVERBS_NAME;
 
-/// The one device. Programs read it; nobody writes.
+/// Returns the only device. Programs read it; no thread writes to it.
 pub(super) fn the_device() -> *mut ibv_device {
     const _: () = assert!(offset_of!(verbs_device, device) == 0);
     static DEVICE: OnceLock<AbiCell<verbs_device>> = OnceLock::new();
     let device = DEVICE.get_or_init(|| {
         let mut d = verbs_device::zeroed();
-        // Where the environment asks for nonsense there is no list and no context either: the NIC has said so.
+        // If the environment is not valid, there is no list and no context either: the NIC has reported it.
         let transport = Capabilities::from_env().unwrap_or_default().transport;
         (d.device.node_type, d.device.transport_type) = transport.codes();
         let identity = Identity::from_env().unwrap_or_default();
@@ -53,7 +53,7 @@ fn set_text(field: &mut [c_char], text: &str) {
     }
 }
 
-/// A list of devices: the one that there is, and NULL.
+/// A list of devices: the only device, and NULL.
 type List = [*mut ibv_device; 2];
 
 pub(super) fn get_device_list(count: Out<'_, c_int>) -> Result<*mut *mut ibv_device, c_int> {
@@ -90,7 +90,8 @@ pub(super) fn open_device(device: *mut ibv_device) -> Result<*mut ibv_context, c
     Ok(context::hand_out(new_context(device, fd, None)?))
 }
 
-/// Opens the device; `cmd_fd` is what the program sees as the context's descriptor. An imported one is that of `home`.
+/// Opens the device. `cmd_fd` is the descriptor that the program sees in the context. An imported device belongs to
+/// `home`.
 pub(super) fn new_context(
     device: *mut ibv_device,
     cmd_fd: c_int,
@@ -113,8 +114,9 @@ pub(super) fn new_context(
     Ok(context)
 }
 
-/// `ibv_import_device(3)`: a context is named by its `cmd_fd`, which goes to another process by `fork`, `dup` or
-/// `SCM_RIGHTS`. What can be imported with it is in [`domain`](super::domain), [`mr`](super::mr) and [`dm`](super::dm).
+/// Executes `ibv_import_device(3)`. A context is named by its `cmd_fd`, which goes to another process by `fork`, `dup`
+/// or `SCM_RIGHTS`. The objects that can be imported with it are in [`domain`](super::domain), [`mr`](super::mr) and
+/// [`dm`](super::dm).
 #[allow(unsafe_code)]
 pub(super) fn import_device(fd: c_int) -> Result<*mut ibv_context, c_int> {
     let nic = the_nic()?;
@@ -123,7 +125,7 @@ pub(super) fn import_device(fd: c_int) -> Result<*mut ibv_context, c_int> {
     }
     // SAFETY: not -1 (above). The program keeps its descriptor open during the call; one that is not open is no name.
     let name = Name::of_file(unsafe { BorrowedFd::borrow_raw(fd) }).ok_or(libc::EINVAL)?;
-    // Of another fabric, or ended: its device is not here.
+    // A process of another fabric, or one that has ended, has no device here.
     let home = nic.fabric.named(name)?.ok_or(libc::ENODEV)?;
     let context = new_context(the_device(), fd, Some(home))?;
     registry::of(nic).add_imported_context(context);
@@ -139,12 +141,12 @@ pub(super) fn close_device(handle: *mut ibv_context) -> Result<(), c_int> {
     Ok(())
 }
 
-/// "This call may cleanup whatever is needed/opposite of the import including closing the command FD"
-/// (`ibv_import_device(3)`), as rdma-core does.
+/// Ends the import of a device: "This call may cleanup whatever is needed/opposite of the import including closing the
+/// command FD" (`ibv_import_device(3)`), as rdma-core does.
 #[allow(unsafe_code)]
 fn end_import(context: &'static Context) {
     registry::of(context.nic).remove_imported_context(context);
-    // A program that did not duplicate it has given us our own.
+    // A program that did not duplicate the descriptor has passed this process's own one.
     if context.nic.cmd_fd() != Ok(context.cmd_fd) {
         // SAFETY: the program handed the descriptor over when it imported the device, and `close_device` has taken the
         // handle back, which ends that once.

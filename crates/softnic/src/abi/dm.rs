@@ -23,7 +23,7 @@ c_functions! {
     memcpy_from_dm => from_dm, (to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> Result<(), c_int>;
 }
 
-/// What a program sees of device memory.
+/// Returns the structure of device memory that a program sees.
 fn abi(context: *mut ibv_context) -> ibv_dm {
     let mut abi = ibv_dm::zeroed();
     abi.context = context;
@@ -37,7 +37,7 @@ pub(super) fn alloc_dm(
     attr: In<'_, ibv_alloc_dm_attr>,
 ) -> Result<*mut ibv_dm, c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    // The memory is this process's, whoever has opened the device.
+    // The memory belongs to this process, whichever process has opened the device.
     let can = &nic_of(context)?.capabilities;
     can.require(Feature::DeviceMemory)?;
     let attr = attr.get()?;
@@ -80,14 +80,14 @@ pub(super) fn import_dm(context: *mut ibv_context, dm_handle: u32) -> Result<*mu
     Ok(live::hand_out(Arc::new(Dm::new(abi(context), of, memory))))
 }
 
-/// Gives the handle back and leaves the memory as it is, also to the regions that were made with the handle.
+/// Takes the handle back. The memory stays as it is, also for the regions that were made with the handle.
 pub(super) fn unimport_dm(dm: *mut ibv_dm) {
     if let Some(dm) = live::take_back::<Dm>(dm) {
         imports::let_go(dm);
     }
 }
 
-/// Frees the memory, whichever process it is of.
+/// Frees the memory, whichever process made it.
 pub(super) fn free_dm(handle: *mut ibv_dm) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
     let dm = live::find::<Dm>(handle).ok_or(libc::EINVAL)?;
@@ -126,7 +126,7 @@ pub(super) fn reg_dm_mr(
     let dm = live::find::<Dm>(dm).filter(|dm| dm.of.exists());
     let dm = dm.ok_or(libc::EINVAL)?;
     let access = access.cast_signed();
-    // The program does not know where the memory lies.
+    // The program does not know the address of the memory.
     if access & IBV_ACCESS_ZERO_BASED == 0 {
         return Err(libc::EINVAL);
     }

@@ -26,18 +26,18 @@ pub(super) fn import_pd(context: *mut ibv_context, pd_handle: u32) -> Result<*mu
     Ok(live::hand_out(Pd::of_shared(context, imported)))
 }
 
-/// Gives the handle back and leaves the domain as it is.
+/// Takes the handle back and leaves the domain as it is.
 pub(super) fn unimport_pd(handle: *mut ibv_pd) {
     if let Some(pd) = live::find::<Pd>(handle) {
         pd.unimport();
     }
 }
 
-/// Destroys the domain, whichever process it is of; "once destroy is done no other process can touch the object except
+/// Destroys the domain, whichever process made it; "once destroy is done no other process can touch the object except
 /// for unimport" (`ibv_import_pd(3)`).
 pub(super) fn dealloc_pd(handle: *mut ibv_pd) -> Result<(), c_int> {
     let pd = live::find::<Pd>(handle).ok_or(libc::EINVAL)?;
-    // It ends with the last object that was made with it.
+    // The handle ends with the last object that was made with it.
     if pd.is_unimported() {
         return Err(libc::EINVAL);
     }

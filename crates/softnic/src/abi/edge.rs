@@ -1,7 +1,7 @@
-//! The edge to C of the verbs: `c_edge`, and what only verbs have.
+//! The boundary between C and the verbs: `c_edge`, and the rules that only verbs have.
 //!
-//! - A handle stays a raw pointer that nobody follows: [`live`](crate::live) looks it up.
-//! - Verbs outside the data path may be refused by a plan of faults.
+//! - A handle stays a raw pointer that is not dereferenced: [`live`](crate::live) looks it up.
+//! - A fault plan may refuse verbs outside the data path.
 
 use verbs_abi::ibv_grh;
 
@@ -9,7 +9,7 @@ pub(super) use c_edge::{
     Arg, In, InConst, InOut, OrMinusOne, Out, Ret, c_functions, set_errno, slice_from_c,
 };
 
-/// The 40 bytes in front of a UD payload, which lie anywhere; zeroes for NULL.
+/// The 40 bytes in front of a UD payload, at any alignment; zeroes for NULL.
 pub(super) struct Grh(pub(super) [u8; 40]);
 
 impl Arg for Grh {
@@ -23,7 +23,8 @@ impl Arg for Grh {
     }
 }
 
-/// The C functions of verbs outside the data path, which a plan of faults may refuse: `name => verb, (arguments) -> result;`.
+/// Defines the C functions of verbs outside the data path, which a fault plan may refuse: `name => verb, (arguments) ->
+/// result;`.
 macro_rules! control_verbs {
     ($($(#[$meta:meta])* $vis:vis $name:ident => $verb:path, ($($arg:ident: $type:ty),*) -> $ret:ty;)*) => {$(
         $(#[$meta])*

@@ -1,4 +1,4 @@
-//! The C functions that are symbols of libibverbs: which verb each of them is, and what C passes to it.
+//! The C functions that are symbols of libibverbs: the verb and the C arguments of each.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

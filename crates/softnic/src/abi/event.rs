@@ -31,10 +31,10 @@ pub(super) fn ack_async_event(event: In<'_, ibv_async_event>) {
     }
 }
 
-/// Counts at the object that an event speaks of.
+/// Calls `count` with the counter of the object that an event concerns.
 #[allow(unsafe_code)]
 fn with_counter(event: &ibv_async_event, count: impl FnOnce(&Unacknowledged)) {
-    // SAFETY: every type below speaks of an object, whose address all pointers of the union are.
+    // SAFETY: every event type below concerns an object, whose address is in each pointer of the union.
     let object = || unsafe { event.element.qp };
     match event.event_type {
         IBV_EVENT_CQ_ERR => {

@@ -1,4 +1,4 @@
-//! The operations that `verbs.h` calls through the context: the data path.
+//! The data path: the operations that `verbs.h` calls through the context.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -46,7 +46,7 @@ pub(super) unsafe extern "C" fn post_send(
     }
 }
 
-/// Out of line, so that a single work request does not have its frame.
+/// Posts a list. The function is out of line, so that a single work request does not pay for its frame.
 ///
 /// # Safety
 /// As for [`post_send`].
@@ -115,7 +115,7 @@ pub(super) unsafe fn post_recv_to(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: `post_list` and `refuse` ask for what the caller says of `wr` and `bad_wr` (contract of this function).
+    // SAFETY: `post_list` and `refuse` need of `wr` and `bad_wr` what the caller promises (contract of this function).
     unsafe {
         let state = qp.state();
         if state == QpState::Reset || qp.srq.is_some() {
@@ -126,7 +126,7 @@ pub(super) unsafe fn post_recv_to(
             (post_list(&mut queue, wr, bad_wr), queue.was_wanted())
         };
         if wanted {
-            // A message waits for it, and perhaps nobody polls: let the engine look.
+            // A message waits for a receive WR, and the program may not poll: wake the engine.
             qp.nic.me().wake();
         } else if state == QpState::Err {
             qp.recv_cq.nudge();
@@ -189,7 +189,7 @@ unsafe fn post_list(
     0
 }
 
-/// Names the WR that was refused.
+/// Stores the refused WR in `bad_wr`, and returns `errno`.
 ///
 /// # Safety
 /// `bad_wr` is NULL or a place.

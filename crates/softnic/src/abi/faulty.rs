@@ -1,7 +1,7 @@
-//! The verbs under a plan of faults: each asks before it does what it does without one.
+//! The verbs under a fault plan: each asks the plan before it acts.
 //!
-//! A context that is opened by a process with a plan gets these functions for the data path, so that without one the data
-//! path is as it was. The other verbs ask in [`control_verbs!`](super::edge::control_verbs).
+//! A context that a process with a plan opens gets these functions for the data path. Without a plan, the data path
+//! does not change. The other verbs ask in [`control_verbs!`](super::edge::control_verbs).
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -19,7 +19,7 @@ use crate::qp::Qp;
 use crate::send;
 use crate::srq::Srq;
 
-/// The operations of a context, under a plan.
+/// Installs the operations of a context under a plan.
 pub(super) fn install(ops: &mut ibv_context_ops) {
     ops.poll_cq = Some(poll_cq);
     ops.req_notify_cq = Some(req_notify_cq);
@@ -28,7 +28,7 @@ pub(super) fn install(ops: &mut ibv_context_ops) {
     ops.post_srq_recv = Some(post_srq_recv);
 }
 
-/// The name of a verb of `"ibv_"` and the name of its function here, which may have that already.
+/// Returns the name of a verb, given `"ibv_"` and the name of its function here, which may begin with `ibv_` already.
 pub(super) const fn verb_name(name: &'static str) -> &'static str {
     match name.as_bytes() {
         [_, _, _, _, b'i', b'b', b'v', b'_', ..] => name.split_at(4).1,
@@ -37,7 +37,7 @@ pub(super) const fn verb_name(name: &'static str) -> &'static str {
     }
 }
 
-/// What still works when the device is gone: giving things back, and hearing of it.
+/// Returns true for verbs that still work when the device is gone: those that free objects and those that get events.
 fn outlives_device(name: &str) -> bool {
     [
         "destroy",
@@ -58,7 +58,8 @@ fn outlives_device(name: &str) -> bool {
     })
 }
 
-/// Whether a verb is refused; `first` is the address of its first argument, perhaps a queue pair's.
+/// Returns the errno with which a verb is refused, if it is. `first` is the address of its first argument, perhaps a
+/// queue pair's.
 #[cold]
 pub(super) fn refusal(name: &'static str, first: usize) -> Option<c_int> {
     if !faults::are_on() {
@@ -178,7 +179,7 @@ unsafe extern "C" fn post_srq_recv(
     }
 }
 
-/// Posts receive WRs one by one, those that are to fail with a scatter list that does.
+/// Posts receive WRs one by one. A WR that is to fail gets a scatter list that fails.
 ///
 /// # Safety
 /// The arguments are what `post` asks for.

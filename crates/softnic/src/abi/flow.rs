@@ -1,4 +1,4 @@
-//! Flows: which raw packets a queue pair gets (`ibv_create_flow(3)`).
+//! Flows: the raw packets that a queue pair gets (`ibv_create_flow(3)`).
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub(super) fn create_flow(
     })))
 }
 
-/// What the program describes: attributes with specifications behind them.
+/// Returns the flow that the program describes: attributes with specifications behind them.
 #[allow(unsafe_code)]
 fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<Flow, c_int> {
     if attr.is_null() {
@@ -55,7 +55,7 @@ fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<Flow, c_int> {
     let first = unsafe { attr.read_unaligned() };
     match qp.qp_type {
         QpType::RawPacket => {}
-        // The man page allows it; this NIC has no datagrams that are steered.
+        // The man page allows it, but this NIC does not steer datagrams.
         QpType::Ud => return Err(libc::EOPNOTSUPP),
         _ => return Err(libc::EINVAL),
     }
@@ -67,7 +67,7 @@ fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<Flow, c_int> {
     }
     let dont_trap = first.flags & IBV_FLOW_ATTR_FLAGS_DONT_TRAP != 0;
     let normal = first.r#type == IBV_FLOW_ATTR_NORMAL;
-    // "Only rule type IBV_FLOW_ATTR_NORMAL supports IBV_FLOW_ATTR_FLAGS_DONT_TRAP flag", and the others look at no
+    // "Only rule type IBV_FLOW_ATTR_NORMAL supports IBV_FLOW_ATTR_FLAGS_DONT_TRAP flag", and the other types match no
     // headers.
     if !normal && (dont_trap || first.num_of_specs != 0) {
         return Err(libc::EINVAL);
@@ -89,7 +89,7 @@ fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<Flow, c_int> {
     Ok(flow)
 }
 
-/// Adds the `count` specifications from `spec` on, which the program has there behind the attributes.
+/// Adds the `count` specifications from `spec` on, which lie behind the program's attributes.
 #[allow(unsafe_code)]
 fn add_specs(flow: &mut Flow, mut spec: *const u8, count: u8) -> Result<(), c_int> {
     let mut seen = Vec::new();
@@ -103,7 +103,7 @@ fn add_specs(flow: &mut Flow, mut spec: *const u8, count: u8) -> Result<(), c_in
         if size < size_of::<ibv_flow_spec_spec_hdr>() || seen.contains(&layer) {
             return Err(libc::EINVAL);
         }
-        // What is done with a packet (from 0x1000 on) may be several things.
+        // A packet may have several actions (types from 0x1000 on).
         if header.r#type < IBV_FLOW_SPEC_ACTION_TAG {
             seen.push(layer);
         }
@@ -129,7 +129,7 @@ fn add_spec(flow: &mut Flow, kind: ibv_flow_spec_type, spec: &[u8]) -> Result<()
         }};
     }
     let pattern = &mut flow.rule.pattern;
-    /// Wants fields to have the values that their masks select; integers are in network order.
+    /// Requires fields to have the values that their masks select; integers are in network order.
     macro_rules! want {
         ($spec:ident: $($field:ident: $member:ident),+) => {
             $(pattern.want(field::$field, bytes(&$spec.val.$member), bytes(&$spec.mask.$member));)+
@@ -176,7 +176,7 @@ fn add_spec(flow: &mut Flow, kind: ibv_flow_spec_type, spec: &[u8]) -> Result<()
     Ok(())
 }
 
-/// Integers and arrays of them as they lie in memory.
+/// An integer or an array of integers, as its bytes in memory.
 trait Field {
     fn bytes(&self) -> &[u8];
 }

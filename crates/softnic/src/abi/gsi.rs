@@ -8,7 +8,7 @@ use verbs_abi::Gsi;
 
 use crate::process;
 
-/// How connection management reaches the ports of other hosts.
+/// Returns the functions by which connection management reaches the ports of other hosts.
 #[must_use]
 pub fn gsi() -> &'static Gsi {
     static GSI: Gsi = Gsi { route, open, send };
@@ -60,5 +60,5 @@ unsafe extern "C" fn send(sgid: *const u8, dgid: *const u8, mad: *const u8) -> c
     0
 }
 
-/// As Linux gives it to every connection over RoCE (`IPV6_DEFAULT_HOPLIMIT`).
+/// The hop limit that Linux gives to every connection over RoCE (`IPV6_DEFAULT_HOPLIMIT`).
 const HOP_LIMIT: u8 = 64;

@@ -1,10 +1,10 @@
 //! The C ABI: libibverbs' entry points over the software NIC.
 //!
-//! Each verb is a safe function in the file of its object: it checks the arguments that C may leave NULL, converts, calls,
-//! and says what failed as the man page does. [`entry`] and [`ops`] make the C functions of them, by the rules of [`edge`].
-//! Handles are the addresses of this crate's objects, whose first fields are the structures that C sees;
-//! [`live`](crate::live) knows them. Only the data path ([`fast`], [`cq_ex`], [`qp_ex`]) believes a handle without
-//! asking. Nothing here unwinds: the functions called return errors.
+//! Each verb is a safe function in the file of its object. It checks the arguments that C may leave NULL, converts
+//! them, calls the object, and reports failures as the man page does. [`entry`] and [`ops`] make the C functions of the
+//! verbs, by the rules of [`edge`]. Handles are the addresses of this crate's objects, whose first fields are the
+//! structures that C sees. [`live`](crate::live) has the table of handles. Only the data path ([`fast`], [`cq_ex`],
+//! [`qp_ex`]) trusts a handle without a look-up. Nothing here unwinds: the called functions return errors.
 
 mod ah;
 mod context;
@@ -42,7 +42,7 @@ mod xrc;
 
 use verbs_abi::{LaterSymbols, Symbols};
 
-/// The software NIC as a provider: the entry points of libibverbs, bound to this process's NIC.
+/// Returns the software NIC as a provider: the entry points of libibverbs, bound to this process's NIC.
 #[must_use]
 pub fn symbols() -> &'static Symbols {
     use entry::*;
@@ -94,7 +94,7 @@ pub fn symbols() -> &'static Symbols {
     &SYMBOLS
 }
 
-/// The software NIC's entry points that libibverbs got after version 1.1.
+/// Returns the software NIC's entry points that libibverbs got after version 1.1.
 #[must_use]
 pub fn later_symbols() -> &'static LaterSymbols {
     use entry::*;

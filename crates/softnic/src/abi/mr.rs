@@ -25,33 +25,33 @@ use shm::mem::{Hold, RangeBacking, backing_of};
 #[repr(C)]
 pub(super) struct Mr {
     abi: AbiCell<ibv_mr>,
-    /// The key of creation, whatever the program writes into `abi`.
+    /// The key at creation, whatever the program writes into `abi`.
     key: u32,
-    /// What re-registration changes.
+    /// The registration, which re-registration changes.
     now: Mutex<Registration>,
-    /// The device memory that it is made of.
+    /// The device memory that the region is made of.
     dm: Option<Arc<Dm>>,
-    /// It was imported, and belongs to that process.
+    /// The process that an imported region belongs to.
     owner: Option<Arc<Peer>>,
 }
 
 live::object!(Mr, ibv_mr);
 
-/// What a region is registered as.
+/// The present registration of a region.
 struct Registration {
     pd: Arc<Pd>,
     range: MrRange,
     access: c_int,
-    /// Keeps the backing for peers.
+    /// Keeps the backing memory for peers.
     backing: Hold,
     /// False after a re-registration that failed.
     registered: bool,
-    /// A re-registration found that it had been destroyed by an import, which its domain has heard of.
+    /// True if a re-registration found that an importer had destroyed the region, and the domain no longer counts it.
     gone: bool,
 }
 
 impl Mr {
-    /// Makes the handle of a region with that key; `addr` is what the program sees as its address.
+    /// Makes the handle of a region with that key; `addr` is the address that the program sees.
     fn make(
         key: u32,
         now: Registration,
@@ -76,7 +76,7 @@ impl Mr {
         }))
     }
 
-    /// Was it registered in that domain?
+    /// Returns true if the region was registered in that domain.
     pub(super) fn is_of(&self, pd: &Arc<Pd>) -> bool {
         Arc::ptr_eq(&lock(&self.now).pd, pd)
     }
@@ -129,7 +129,7 @@ pub(super) fn reg_dmabuf_mr(
     Err(libc::EOPNOTSUPP)
 }
 
-/// Makes a memory region, of device memory if there is `dm`.
+/// Makes a memory region, of device memory if `dm` is given.
 pub(super) fn register_mr(
     pd: Arc<Pd>,
     range: &MrRange,
@@ -144,15 +144,15 @@ pub(super) fn register_mr(
             .require(Feature::OnDemandPaging)?;
     }
     let (key, hold) = enter(&pd, range, access, |nic, new| {
-        // Who shares the domain uses its keys side by side.
+        // Processes that share the domain use its keys side by side.
         let taken = |key| find_region(nic, nic.me(), pd.number, key).is_some();
         nic.keys.register(&nic.fabric, new, taken)
     })?;
     Ok(new_mr(pd, range, access, (key, hold), dm))
 }
 
-/// The region without memory: "discards all data written to it, and always returns 0 on read. It has the maximum length
-/// and only the lkey, the rkey is unused" (`ibv_alloc_null_mr(3)`).
+/// Makes the region without memory: "discards all data written to it, and always returns 0 on read. It has the maximum
+/// length and only the lkey, the rkey is unused" (`ibv_alloc_null_mr(3)`).
 pub(super) fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
     let _hold_off = cancellation::HoldOff::new();
     let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
@@ -175,7 +175,7 @@ pub(super) fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
     Ok(new_mr(pd, &range, access, (key, Hold::Nothing), None))
 }
 
-/// Makes the program's handle of a region that is entered.
+/// Makes the program's handle of a region that has been entered in the key table.
 fn new_mr(
     pd: Arc<Pd>,
     range: &MrRange,
@@ -201,7 +201,7 @@ fn new_mr(
     Mr::make(key, now, addr, dm, None)
 }
 
-/// The memory that a region is made of, and what work requests call its first byte.
+/// The memory that a region is made of, and the address of its first byte in work requests.
 #[derive(Clone, Copy)]
 pub(super) struct MrRange {
     pub(super) addr: *mut c_void,
@@ -210,19 +210,19 @@ pub(super) struct MrRange {
 }
 
 #[allow(unsafe_code)]
-// SAFETY: `addr` is a number here: the verbs of this file expose it and give it back to the program.
+// SAFETY: `addr` is only a number here: the verbs of this file expose it and give it back to the program.
 unsafe impl Send for MrRange {}
 
 impl MrRange {
-    /// "To create an implicit ODP MR, IBV_ACCESS_ON_DEMAND should be set, addr should be 0 and length should be
-    /// SIZE_MAX" (`ibv_reg_mr(3)`).
+    /// Returns true for a region of the whole address space. "To create an implicit ODP MR, IBV_ACCESS_ON_DEMAND should
+    /// be set, addr should be 0 and length should be SIZE_MAX" (`ibv_reg_mr(3)`).
     fn is_whole(&self) -> bool {
         self.addr.is_null() && self.length == usize::MAX
     }
 }
 
-/// Checks a memory region and enters it in the table of keys with `register`: what that returns, and what
-/// keeps its memory reachable.
+/// Checks a memory region and enters it in the key table with `register`. Returns the result of `register`, and the
+/// hold that keeps the memory reachable.
 fn enter<T>(
     pd: &Pd,
     range: &MrRange,
@@ -267,7 +267,7 @@ fn enter<T>(
         return Err(libc::EINVAL);
     }
     let nic = pd.context.nic;
-    // The addresses are used from other threads later.
+    // Other threads use the addresses later.
     let at = range.addr.expose_provenance();
     let (owner, backing) = if range.is_whole() {
         (Owner::whole_space(pd.number), RangeBacking::private())
@@ -298,7 +298,7 @@ pub(super) fn rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
-    // What is not to be changed is not looked at, and programs pass anything for it.
+    // Arguments that are not to be changed are not read, since programs pass anything for them.
     let pd = || {
         let changes = flags & IBV_REREG_MR_CHANGE_PD != 0;
         changes.then(|| Pd::usable(pd)).flatten()
@@ -323,7 +323,7 @@ pub(super) fn rereg_mr(
     }
 }
 
-/// What a re-registration asks for; `flags` say what of the others counts.
+/// The changes that a re-registration asks for; `flags` tell which of the other fields count.
 struct Change {
     flags: c_int,
     pd: Option<Arc<Pd>>,
@@ -332,15 +332,15 @@ struct Change {
     access: c_int,
 }
 
-/// Enters the region anew, with what `change` says, under the key that it had. `given_up` says whether the old
-/// registration has been.
+/// Registers the region again under its key, with the changes of `change`. Sets `given_up` once the old registration
+/// has been given up.
 fn rereg(mr: &Mr, change: Change, given_up: &mut bool) -> Result<(), c_int> {
     let mut now = lock(&mr.now);
     let flags = change.flags;
-    // A region without memory stays what it is.
+    // A region without memory cannot change.
     let is_null = now.range.is_whole() && now.access & IBV_ACCESS_ON_DEMAND == 0;
     if mr.owner.is_some() {
-        // Whose memory it is registers it.
+        // Only the process that has the memory can register it.
         return Err(libc::EOPNOTSUPP);
     }
     if is_null || flags == 0 || flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
@@ -394,12 +394,12 @@ fn rereg(mr: &Mr, change: Change, given_up: &mut bool) -> Result<(), c_int> {
     Ok(())
 }
 
-/// Shows the program what a region has become.
+/// Updates the structure of a region that the program sees.
 #[allow(unsafe_code)]
 fn show(mr: &Mr, pd: &Pd, range: &MrRange) {
     let abi = mr.abi.handle();
-    // SAFETY: `mr` keeps the structure; nobody else uses the region while it is changed (`ibv_rereg_mr(3)`), and other
-    // threads that change it wait for `mr.now`, which the caller holds.
+    // SAFETY: `mr` keeps the structure; no other thread uses the region while it is changed (`ibv_rereg_mr(3)`), and
+    // other threads that change it wait for `mr.now`, which the caller holds.
     unsafe {
         (*abi).pd = pd.handle();
         (*abi).addr = range.addr;
@@ -414,7 +414,7 @@ pub(super) fn dereg_mr(handle: *mut ibv_mr) -> Result<(), c_int> {
     forget(handle, in_use)
 }
 
-/// Deregisters a region, whichever process it is of. True if its protection domain is still to hear of it.
+/// Deregisters a region, whichever process it belongs to. Returns true if its protection domain still counts it.
 fn deregister(mr: &Mr) -> Result<bool, c_int> {
     let now = lock(&mr.now);
     let nic = now.pd.context.nic;
@@ -429,17 +429,17 @@ fn deregister(mr: &Mr) -> Result<bool, c_int> {
         return Err(libc::ENOENT);
     }
     let belonged_to = keys::deregister_of(&nic.fabric, owner, mr.key)?;
-    // Its own process does not count it any more, either.
+    // The region's own process no longer counts it either.
     if let Some(uses) = belonged_to.number().and_then(|pd| pd_uses(owner, pd)) {
         uses.fetch_sub(1, Ordering::Release);
     }
     Ok(true)
 }
 
-/// Gives a handle back.
+/// Takes a handle back.
 fn forget(handle: *mut ibv_mr, in_use: bool) -> Result<(), c_int> {
     let mr = live::take_back::<Mr>(handle).ok_or(libc::EINVAL)?;
-    // An import is no use of its domain.
+    // An import does not count as a use of its domain.
     if mr.owner.is_none() {
         let pd = Arc::clone(&lock(&mr.now).pd);
         if in_use {
@@ -454,7 +454,7 @@ fn forget(handle: *mut ibv_mr, in_use: bool) -> Result<(), c_int> {
     Ok(())
 }
 
-/// `ibv_import_mr(3)`: its handle is its key, in whichever process that shares the domain.
+/// Executes `ibv_import_mr(3)`. The handle of a region is its key, in any process that shares the domain.
 pub(super) fn import_mr(pd: *mut ibv_pd, key: u32) -> Result<*mut ibv_mr, c_int> {
     let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
     let nic = pd.context.nic;
@@ -485,14 +485,14 @@ pub(super) fn import_mr(pd: *mut ibv_pd, key: u32) -> Result<*mut ibv_mr, c_int>
     Ok(Mr::make(key, now, std::ptr::null_mut(), None, Some(owner)))
 }
 
-/// Gives the handle back and leaves the region as it is. An own one that nobody else has destroyed stays registered until
-/// this process ends, as `ibv_unimport_mr(3)` leaves it in the kernel.
+/// Takes the handle back and leaves the region as it is. An own region that no other process has destroyed stays
+/// registered until this process ends, as `ibv_unimport_mr(3)` leaves it in the kernel.
 pub(super) fn unimport_mr(handle: *mut ibv_mr) {
     let Some(mr) = live::find::<Mr>(handle) else {
         return;
     };
     let nic = lock(&mr.now).pd.context.nic;
-    // A second call at the same time finds nothing to give back.
+    // A second call at the same time finds no handle to take back.
     if mr.owner.is_some() {
         let _ = forget(handle, true);
     } else if keys::find(nic.me(), mr.key).is_none() {
@@ -524,7 +524,7 @@ pub(super) fn advise_mr(
     // SAFETY: not NULL (above); the list has `num_sge` entries (`ibv_advise_mr(3)`).
     let sges = unsafe { std::slice::from_raw_parts(sges, num_sges as usize) };
     let nic = pd.context.nic;
-    // Pages need no fetching: the advice is checked, and then obeyed by the first access.
+    // Pages need not be fetched: the advice is checked, and takes effect at the first access.
     let good = sges.iter().all(|sge| {
         let mut cache = crate::region_cache::RegionCache::new();
         crate::sge::checked_sge(nic, &mut cache, pd.number, sge, write).is_ok()

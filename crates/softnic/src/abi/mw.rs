@@ -38,8 +38,8 @@ pub(super) fn dealloc_mw(mw: *mut ibv_mw) -> Result<(), c_int> {
     Ok(())
 }
 
-/// `ibv_bind_mw`, of which `verbs.h` lets only windows of type 1 come here: a bind work request under the next key
-/// of the window, which the window then has.
+/// Executes `ibv_bind_mw`, which `verbs.h` calls for windows of type 1 only. Posts a bind work request with the
+/// window's next key, which then becomes the key of the window.
 #[allow(unsafe_code)]
 pub(super) fn bind_mw(
     qp: *mut ibv_qp,

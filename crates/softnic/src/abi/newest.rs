@@ -1,5 +1,5 @@
-//! Functions that libibverbs got in rdma-core 59 to 65: the table of entry points does not have them, so
-//! that a layer over a provider need not know them.
+//! Functions that libibverbs got in rdma-core 59 to 65. The table of entry points does not have them, so that a layer
+//! over a provider need not know them.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
@@ -25,21 +25,21 @@ type Made<T> = Result<*mut T, c_int>;
 type Done = Result<(), c_int>;
 
 c_functions! {
-    /// Makes a DMA handle: `ibv_alloc_dmah(3)`. A hint that this NIC has no use for.
+    /// Makes a DMA handle: `ibv_alloc_dmah(3)`. The handle is a hint that this NIC does not use.
     pub ibv_alloc_dmah => alloc_dmah, (context: *mut ibv_context, attr: In<'_, ibv_dmah_init_attr>) -> Made<ibv_dmah>;
     /// Frees a DMA handle; regions that were made with it stay as they are.
     pub ibv_dealloc_dmah => dealloc_dmah, (dmah: *mut ibv_dmah) -> Done;
 
-    /// Speed of a port in units of 100 Mbit/s: `ibv_query_port_speed(3)`.
+    /// Returns the speed of a port in units of 100 Mbit/s: `ibv_query_port_speed(3)`.
     pub ibv_query_port_speed => query_port_speed, (context: *mut ibv_context, port_num: u32, speed: Out<'_, u64>) -> Done;
 
-    /// Allocates a buffer: `ibv_alloc_buf(3)`. It is memory that peers of this host can map.
+    /// Allocates a buffer: `ibv_alloc_buf(3)`. Peers of this host can map its memory.
     pub ibv_alloc_buf => alloc_buf, (pd: *mut ibv_pd, size: usize, buf: Out<'_, *mut ibv_buf>) -> Made<c_void>;
     /// Frees a buffer.
     pub ibv_free_buf => free_buf, (buf: *mut ibv_buf) -> ();
 
-    /// The abilities of completion counters; behind the inline `ibv_query_comp_cntr_caps`. Inferred: that the size of the
-    /// structure is passed, as it is to the other functions of this form.
+    /// Returns the capabilities of completion counters, for the inline `ibv_query_comp_cntr_caps`. Inferred: that the
+    /// size of the structure is passed, as it is to the other functions of this form.
     pub _ibv_query_comp_cntr_caps => query_comp_cntr_caps,
         (context: *mut ibv_context, caps: *mut ibv_comp_cntr_caps, size: usize) -> Done;
     /// Makes a completion counter: `ibv_create_comp_cntr(3)`.
@@ -58,12 +58,12 @@ c_functions! {
     pub ibv_inc_comp_cntr => inc_comp_cntr, (counter: *mut ibv_comp_cntr, amount: u64) -> Done;
     /// Adds to the count of errors.
     pub ibv_inc_err_comp_cntr => inc_err_comp_cntr, (counter: *mut ibv_comp_cntr, amount: u64) -> Done;
-    /// The count of successes.
+    /// Reads the count of successes.
     pub ibv_read_comp_cntr => read_comp_cntr, (counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> Done;
-    /// The count of errors.
+    /// Reads the count of errors.
     pub ibv_read_err_comp_cntr => read_err_comp_cntr, (counter: *mut ibv_comp_cntr, value: Out<'_, u64>) -> Done;
 
-    /// Name of an opcode of work requests. Inferred: the form of the name.
+    /// Returns the name of an opcode of work requests. Inferred: the form of the name.
     pub ibv_wr_opcode_str => wr_opcode_str, (opcode: ibv_wr_opcode) -> *const c_char;
 }
 
@@ -79,7 +79,7 @@ fn alloc_dmah(context: *mut ibv_context, attr: In<'_, ibv_dmah_init_attr>) -> Ma
     const KNOWN: u32 = IBV_DMAH_INIT_ATTR_MASK_CPU_ID
         | IBV_DMAH_INIT_ATTR_MASK_PH
         | IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE;
-    /// PCIe has two bits for it.
+    /// PCIe has two bits for the processing hint.
     const MAX_PH: u8 = 3;
     context_of(context)?;
     let attr = attr.get()?;
@@ -106,7 +106,7 @@ fn query_port_speed(context: *mut ibv_context, port_num: u32, speed: Out<'_, u64
         return Err(libc::EINVAL);
     }
     let port = nic.port.attr();
-    // Codes of IBTA vol. 1, 14.2.5.6: lanes, and 100 Mbit/s a lane.
+    // Codes of IBTA vol. 1, 14.2.5.6: number of lanes, and units of 100 Mbit/s a lane.
     let lanes = match port.active_width {
         1 => 1,
         2 => 4,
@@ -169,10 +169,10 @@ fn free_buf(buf: *mut ibv_buf) {
     drop(live::take_back::<Buf>(buf));
 }
 
-/// True if memory lies in a buffer that was allocated from that domain.
+/// Checks that memory lies in a buffer that was allocated from that domain.
 ///
 /// # Errors
-/// `EINVAL` where it does not, or the buffer is not live.
+/// `EINVAL` if the memory does not, or if the buffer is not live.
 pub fn check_buffer(pd: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, length: usize) -> Done {
     let buf = live::find::<Buf>(buf).ok_or(libc::EINVAL)?;
     let start = addr.addr().checked_sub(buf.memory.as_ptr().addr());
@@ -185,10 +185,10 @@ pub fn check_buffer(pd: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, lengt
     }
 }
 
-/// True if a DMA handle is live.
+/// Checks that a DMA handle is live.
 ///
 /// # Errors
-/// `EINVAL` where it is not.
+/// `EINVAL` if it is not.
 pub fn check_dmah(dmah: *mut ibv_dmah) -> Done {
     live::find::<Dmah>(dmah).ok_or(libc::EINVAL).map(drop)
 }
@@ -208,7 +208,8 @@ fn query_comp_cntr_caps(
         supported_qp_attach_ops: comp_cntr::SUPPORTED_OPS,
     };
     let n = size.min(size_of::<ibv_comp_cntr_caps>());
-    // SAFETY: not NULL (above), so the program's place of `size` bytes, of which no more than `all` has are written.
+    // SAFETY: not NULL (above), so the program's place of `size` bytes; no more bytes are written than it and `all`
+    // have.
     unsafe {
         caps.cast::<u8>()
             .copy_from_nonoverlapping((&raw const all).cast(), n);

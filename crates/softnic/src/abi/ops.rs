@@ -1,4 +1,4 @@
-//! The C functions that programs reach through their context: which verb each of them is, and what C passes to it.
+//! The C functions that programs reach through their context: the verb and the C arguments of each.
 
 use std::ffi::{c_int, c_uint};
 
@@ -64,7 +64,7 @@ control_verbs! {
     destroy_rwq_ind_table => wq::destroy_rwq_ind_table, (table: *mut ibv_rwq_ind_table) -> Done;
 }
 
-/// What a program reaches through its context: the functions behind those of `verbs.h`.
+/// Returns the functions that a program reaches through its context, behind those of `verbs.h`.
 pub(super) fn verbs_ops() -> verbs_context {
     let mut abi = verbs_context::zeroed();
     abi.sz = size_of::<verbs_context>();

@@ -72,7 +72,7 @@ pub(super) fn create_qp_ex(
     create_ex(attr)
 }
 
-/// `ibv_create_qp_ex` of a queue pair that `ibv_create_qp` could make, but for flags and operations.
+/// Executes `ibv_create_qp_ex` for a queue pair that `ibv_create_qp` could make, except for flags and operations.
 fn create_ex(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, c_int> {
     let flags = if attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 {
         attr.create_flags
@@ -112,7 +112,7 @@ fn create_ex(attr: &mut ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, c_int> {
     Ok(live::hand_out(qp))
 }
 
-/// What a queue pair completes in and receives from.
+/// The queues in which a queue pair completes and from which it receives.
 struct Queues {
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
@@ -125,9 +125,9 @@ impl Queues {
             |name| why::invalid(|| format!("{name} is no completion queue of this process"));
         let send_cq = live::find::<Cq>(init.send_cq).ok_or_else(|| no_cq("send_cq"))?;
         let (recv_cq, srq) = match qp_type {
-            // It is made from a domain: `create_xrc_recv`.
+            // Such a queue pair is made from a domain: `create_xrc_recv`.
             QpType::XrcRecv => return Err(libc::EINVAL),
-            // It receives nothing.
+            // Such a queue pair receives nothing.
             QpType::XrcSend => (Arc::clone(&send_cq), None),
             _ => (
                 live::find::<Cq>(init.recv_cq).ok_or_else(|| no_cq("recv_cq"))?,
@@ -137,7 +137,7 @@ impl Queues {
         if let Some(cq) = srq.as_ref().and_then(|srq| srq.tags_cq.as_ref())
             && (qp_type != QpType::Rc || !Arc::ptr_eq(cq, &recv_cq))
         {
-            // `ibv_tm_caps` of the device: RC alone. Receives of the queue complete where its operations do.
+            // `ibv_tm_caps` of the device: RC alone. Receives of the queue complete in the CQ of its operations.
             return Err(libc::EINVAL);
         }
         Ok(Self {
@@ -148,7 +148,7 @@ impl Queues {
     }
 }
 
-/// Makes a queue pair; `init` says on return what it can hold.
+/// Makes a queue pair. On return, `init` has the sizes that it got.
 fn new_qp(
     pd: Arc<Pd>,
     init: &mut ibv_qp_init_attr,
@@ -156,7 +156,7 @@ fn new_qp(
 ) -> Result<Arc<Qp>, c_int> {
     let qp_type = match QpType::try_from(init.qp_type) {
         Ok(t) => t,
-        // Types that verbs.h knows and this NIC does not have.
+        // Types that verbs.h knows and this NIC lacks.
         Err(_) if init.qp_type <= IBV_QPT_DRIVER => return Err(libc::EOPNOTSUPP),
         Err(_) => return Err(libc::EINVAL),
     };
@@ -215,7 +215,7 @@ fn new_qp(
     Ok(qp)
 }
 
-/// What a queue pair gets of the capabilities that are asked for.
+/// Sets the sizes that a queue pair gets, from those that are asked for.
 fn grant(cap: &mut ibv_qp_cap, sends_xrc: bool, has_srq: bool, own: &Limits) -> Result<(), c_int> {
     if sends_xrc {
         cap.max_recv_wr = 0;
@@ -235,8 +235,8 @@ fn grant(cap: &mut ibv_qp_cap, sends_xrc: bool, has_srq: bool, own: &Limits) -> 
             }));
         }
     }
-    // A WQE has room for inline payload where its SGEs would lie, as on other devices (rxe_qp_init_req of
-    // linux:drivers/infiniband/sw/rxe/rxe_qp.c): programs send a few bytes inline and ask for none.
+    // A WQE has room for inline payload in place of its SGEs, as on other devices (rxe_qp_init_req of
+    // linux:drivers/infiniband/sw/rxe/rxe_qp.c). Some programs send a few bytes inline and ask for none.
     let sges = cap.max_send_sge * SGE_BYTES;
     cap.max_inline_data = cap.max_inline_data.max(sges.min(own.max_inline_data));
     if has_srq {
@@ -246,8 +246,8 @@ fn grant(cap: &mut ibv_qp_cap, sends_xrc: bool, has_srq: bool, own: &Limits) -> 
     Ok(())
 }
 
-/// Makes a queue pair that receives for an XRC domain: it has no CQs, and needs no protection domain. One that the
-/// program names is only handed back: rdma_cm takes it from the queue pair.
+/// Makes a queue pair that receives for an XRC domain. It has no CQs, and needs no protection domain. A protection
+/// domain that the program names is only returned in the handle: rdma_cm takes it from the queue pair.
 fn create_xrc_recv(
     context: *mut ibv_context,
     init: &ibv_qp_init_attr_ex,
@@ -297,7 +297,8 @@ fn create_xrc_recv(
     Ok(live::hand_out(qp))
 }
 
-/// `ibv_open_qp(3)`: another use of an XRC receive queue pair. It ends when each of its users has destroyed it.
+/// Executes `ibv_open_qp(3)`: adds a use of an XRC receive queue pair. The queue pair ends when each of its users has
+/// destroyed it.
 pub(super) fn open_qp(
     context: *mut ibv_context,
     attr: In<'_, ibv_qp_open_attr>,

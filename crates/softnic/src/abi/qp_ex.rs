@@ -1,6 +1,6 @@
 //! Queue pairs with the extended post API: `ibv_wr_post(3)`.
 //!
-//! From `ibv_wr_start` to `ibv_wr_complete` one thread builds a postlist; then all of it is posted, or nothing.
+//! From `ibv_wr_start` to `ibv_wr_complete` one thread builds a postlist. Then the whole list is posted, or nothing.
 
 use std::ffi::{c_int, c_void};
 
@@ -15,7 +15,7 @@ use crate::live;
 use crate::qp::Qp;
 use crate::send::{self, Builder, FlushRange, List};
 
-/// The operations of each transport: Table 1 of the paper; IBTA vol. 1, table 44.
+/// Returns the operations of each transport: Table 1 of the paper; IBTA vol. 1, table 44.
 pub(super) fn supported(qp_type: ibv_qp_type) -> u64 {
     const SEND: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
     const WRITE: u64 = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
@@ -35,7 +35,7 @@ pub(super) fn supported(qp_type: ibv_qp_type) -> u64 {
     }
 }
 
-/// Enters the operations that were asked for in a queue pair that was just made.
+/// Stores the functions of the requested operations in a queue pair that was just made.
 pub(super) fn enter_operations(qp: &Qp, ops: u64) {
     let handle = qp.handle().cast::<ibv_qp_ex_with_flush>();
     // SAFETY: `qp` keeps the structure, which is a whole `ibv_qp_ex_with_flush` (`Qp::abi`); the program does not have the
@@ -95,7 +95,7 @@ struct Building<'a> {
     qp: &'a Qp,
     builder: &'a Builder,
     list: &'a mut List,
-    /// Both as the program has set them for the next operation.
+    /// The `wr_id` and `wr_flags` that the program has set for the next operation.
     wr_id: u64,
     wr_flags: u32,
 }
@@ -156,7 +156,7 @@ unsafe extern "C" fn wr_complete<const XRC: bool, const FAULTS: bool>(qp: *mut i
     };
     let result = match (refused, list.link()) {
         (Some(errno), _) | (None, Err(errno)) => errno,
-        // SAFETY: `link` has made a list of so many work requests, whose pointers lead to the vectors of `list`.
+        // SAFETY: `link` has made a list of `len` work requests, whose pointers lead to the vectors of `list`.
         (None, Ok((first, len))) => unsafe { send::post_send_all::<XRC, FAULTS>(qp, first, len) },
     };
     builder.finish(list);
@@ -166,7 +166,7 @@ unsafe extern "C" fn wr_complete<const XRC: bool, const FAULTS: bool>(qp: *mut i
     result
 }
 
-/// C functions that work on the list: `fn name(arguments) = |building| what is done;`.
+/// Defines C functions that work on the list: `fn name(arguments) = |building| what is done;`.
 macro_rules! building {
     ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),*) = |$building:ident| $body:expr;)*) => {$(
         $(#[$meta])*
@@ -265,7 +265,7 @@ building! {
     };
 }
 
-/// The value of an atomic WRITE, which lies anywhere; `None` for NULL.
+/// The value of an atomic WRITE, at any alignment; `None` for NULL.
 struct EightBytes(Option<[u8; 8]>);
 
 impl Arg for EightBytes {

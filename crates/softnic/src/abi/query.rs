@@ -1,4 +1,4 @@
-//! What device and port say of themselves: `ibv_query_device(3)`, `ibv_query_port(3)`, `ibv_query_gid(3)`.
+//! The properties of device and port: `ibv_query_device(3)`, `ibv_query_port(3)`, `ibv_query_gid(3)`.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -69,7 +69,7 @@ pub(super) fn query_port(
     port_num: u8,
     attr: *mut ibv_port_attr,
 ) -> Result<(), c_int> {
-    /// What the symbol may write: the structure as it was before its last field.
+    /// The length that the symbol may write: the structure as it was before its last field.
     const COMPAT: usize = std::mem::offset_of!(ibv_port_attr, port_cap_flags2);
     query_port_ex(context, port_num, attr, COMPAT)
 }
@@ -100,8 +100,8 @@ pub(super) fn query_port_ex(
     Ok(())
 }
 
-/// Puts a structure into a place of another length, which is not NULL: its start into a shorter one, zeroes behind it into
-/// a longer one.
+/// Copies a structure to a place of another length, which is not NULL. A shorter place gets the start of the structure;
+/// a longer place gets zeroes behind it.
 #[allow(unsafe_code)]
 fn put_start<T: Copy>(place: *mut T, all: &T, len: usize) {
     let n = len.min(size_of::<T>());
@@ -114,7 +114,7 @@ fn put_start<T: Copy>(place: *mut T, all: &T, len: usize) {
     }
 }
 
-/// The NIC, if the port is there.
+/// Returns the NIC, if the port exists.
 fn port_of(context: *mut ibv_context, port_num: u32) -> Result<&'static Nic, c_int> {
     nic_of(context).and_then(|nic| {
         let there = port_num == u32::from(device::PORT_NUM);
@@ -199,7 +199,8 @@ pub(super) fn query_gid_table(
     }
 }
 
-/// Writes the GIDs that there are into `max_entries` places of `entry_size` bytes each.
+/// Writes the filled entries of the GID table into `max_entries` places of `entry_size` bytes each. Returns their
+/// number.
 #[allow(unsafe_code)]
 fn fill_table(
     nic: &Nic,
@@ -250,7 +251,7 @@ pub(super) fn query_gid_type(
 }
 
 pub(super) fn fork_init() -> c_int {
-    // Registered memory is not pinned, so there is nothing that a fork could break.
+    // Registered memory is not pinned, so a fork breaks nothing.
     0
 }
 
@@ -266,19 +267,19 @@ pub(super) fn get_device_index(_device: *mut ibv_device) -> c_int {
 }
 
 pub(super) fn query_qp_data_in_order(_qp: *mut ibv_qp, _op: ibv_wr_opcode, _flags: u32) -> c_int {
-    // Long payloads are copied in whatever order `memcpy` likes.
+    // Long payloads are copied by `memcpy`, whose order is not specified.
     0
 }
 
 pub(super) fn query_ece(_qp: *mut ibv_qp, ece: Out<'_, ibv_ece>) -> Result<(), c_int> {
-    // As libibverbs does for every provider without such options: none, and EOPNOTSUPP, by which callers know not
-    // to offer them to a peer (`rdma_set_local_ece` refuses options of no vendor).
+    // As in libibverbs for every provider without such options: no options, and EOPNOTSUPP. Callers then do not offer
+    // options to a peer (`rdma_set_local_ece` refuses options of no vendor).
     ece.get()?.write(ibv_ece::zeroed());
     Err(libc::EOPNOTSUPP)
 }
 
 pub(super) fn set_ece(_qp: *mut ibv_qp, ece: In<'_, ibv_ece>) -> Result<(), c_int> {
-    // No options are what this device has.
+    // This device has no options.
     if ece.get()?.options == 0 {
         Ok(())
     } else {

@@ -29,11 +29,11 @@ pub(super) fn create_srq(
     new_srq(pd, init.srq_context, init.attr, Kind::Basic)
 }
 
-/// What a shared receive queue is for.
+/// The purpose of a shared receive queue.
 enum Kind {
     Basic,
     Xrc(XrcSrq),
-    /// For tag matching: where operations complete, and entries at most.
+    /// Tag matching, with the CQ in which operations complete, and the largest number of entries.
     Tags(Arc<Cq>, u32),
 }
 
@@ -113,7 +113,7 @@ pub(super) fn create_srq_ex(
     new_srq(pd, attr.srq_context, attr.attr, Kind::Basic)
 }
 
-/// A shared receive queue for XRC.
+/// Makes a shared receive queue for XRC.
 fn create_xrc_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
     const NEEDED: u32 = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
     if attr.comp_mask & NEEDED != NEEDED {
@@ -133,7 +133,7 @@ fn create_xrc_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
         .inspect_err(|_| handle.domain.remove_srq(number))
 }
 
-/// A shared receive queue for tag matching.
+/// Makes a shared receive queue for tag matching.
 fn create_tag_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
     const NEEDED: u32 = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM;
     let caps = attr.tm_cap;
@@ -190,7 +190,7 @@ pub(super) fn get_srq_num(srq: *mut ibv_srq, number: InOut<'_, u32>) -> Result<(
     if srq.is_null() {
         return Err(libc::EINVAL);
     }
-    // "EOPNOTSUPP: the SRQ has no number" stands for every other SRQ, as in rdma-core's providers.
+    // Every other SRQ gets "EOPNOTSUPP: the SRQ has no number", as in rdma-core's providers.
     let found = live::find::<Srq>(srq).and_then(|srq| srq.number());
     *place = found.ok_or(libc::EOPNOTSUPP)?;
     Ok(())

@@ -29,8 +29,8 @@ pub(super) fn post_srq_ops(
     result
 }
 
-/// Does the operations of a list; after an error, `wr` is the one that was refused. Nobody polls meanwhile: a message that an
-/// entry matches completes behind its addition.
+/// Executes the operations of a list. After an error, `wr` is the one that was refused. The CQ is not polled meanwhile,
+/// so a message that an entry matches completes behind the entry's addition.
 #[allow(unsafe_code)]
 fn post(cq: &Cq, srq: &Srq, wr: &mut *mut ibv_ops_wr) -> Result<(), c_int> {
     let mut result = Ok(());
@@ -51,7 +51,7 @@ fn post(cq: &Cq, srq: &Srq, wr: &mut *mut ibv_ops_wr) -> Result<(), c_int> {
     result
 }
 
-/// Does one operation; its completion, if there is to be one.
+/// Executes one operation. Returns its completion, if there is to be one.
 #[allow(unsafe_code)]
 fn apply(queue: &mut RecvQueue, wr: &mut ibv_ops_wr) -> Result<Option<ibv_wc>, c_int> {
     const FLAGS: u32 = IBV_OPS_SIGNALED | IBV_OPS_TM_SYNC;
@@ -75,8 +75,8 @@ fn apply(queue: &mut RecvQueue, wr: &mut ibv_ops_wr) -> Result<Option<ibv_wc>, c
             if n > max_sge || (n > 0 && add.sg_list.is_null()) {
                 return Err(libc::EINVAL);
             }
-            // SAFETY: not NULL unless there is none (above), and `i` is below their number (`ibv_post_srq_ops(3)`); read
-            // without regard to alignment.
+            // SAFETY: `sg_list` is not NULL unless `n` is 0 (above), and `i` is below `n`, the number of its entries
+            // (`ibv_post_srq_ops(3)`); read without regard to alignment.
             let sges: Vec<ibv_sge> = (0..n)
                 .map(|i| unsafe { add.sg_list.add(i).read_unaligned() })
                 .collect();
@@ -88,7 +88,7 @@ fn apply(queue: &mut RecvQueue, wr: &mut ibv_ops_wr) -> Result<Option<ibv_wc>, c
         IBV_WR_TAG_DEL => {
             wc.opcode = IBV_WC_TM_DEL;
             if !list.remove(wr.tm.handle) {
-                // A message has taken it in the meantime.
+                // A message has taken the entry in the meantime.
                 wc.status = IBV_WC_TM_ERR;
             }
         }

@@ -1,9 +1,9 @@
-//! Objects that others use: which may not be destroyed.
+//! The check for objects in use, which may not be destroyed.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// `EBUSY` while an object has users.
+/// Returns `EBUSY` while an object has users.
 pub(super) fn busy(uses: &AtomicUsize) -> Result<(), c_int> {
     if uses.load(Ordering::Relaxed) == 0 {
         Ok(())

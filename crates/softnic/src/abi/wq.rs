@@ -1,7 +1,7 @@
 //! Work queues and the tables by which a queue pair spreads raw packets over them: `ibv_create_wq(3)`,
 //! `ibv_create_rwq_ind_table(3)`, and receive side scaling in `ibv_create_qp_ex(3)`.
 //!
-//! A work queue is a raw packet queue pair that only receives, and that the program does not see.
+//! A work queue is a raw packet queue pair that only receives and that the program does not see.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use nic_core::flows::{KEY_BYTES, Spread, hash_field};
 pub(super) struct Wq {
     abi: AbiCell<ibv_wq>,
     pub(super) qp: Arc<Qp>,
-    /// Entries of tables that name it.
+    /// Number of table entries that name the queue.
     uses: AtomicUsize,
 }
 
@@ -41,7 +41,7 @@ live::object!(Wq, ibv_wq);
 struct IndTable {
     abi: AbiCell<ibv_rwq_ind_table>,
     wqs: Vec<Arc<Wq>>,
-    /// Queue pairs that spread packets by it.
+    /// Number of queue pairs that spread packets by the table.
     uses: Arc<AtomicUsize>,
 }
 
@@ -211,7 +211,7 @@ pub(super) fn destroy_rwq_ind_table(handle: *mut ibv_rwq_ind_table) -> Result<()
     Ok(())
 }
 
-/// Makes a raw packet queue pair that sends and receives, if at all, with completions in one CQ.
+/// Makes a raw packet queue pair whose sends and receives, if any, complete in one CQ.
 fn add_raw_qp(
     (context, pd): (&'static Context, &Arc<Pd>),
     cq: &Arc<Cq>,
@@ -244,7 +244,7 @@ fn add_raw_qp(
     Ok(qp)
 }
 
-/// How a queue pair spreads what it receives over the work queues of a table.
+/// Returns how a queue pair spreads received packets over the work queues of a table.
 #[allow(unsafe_code)]
 fn spread_of(init: &ibv_qp_init_attr_ex, table: &IndTable) -> Result<Spread, c_int> {
     let has_queues = !init.send_cq.is_null() || !init.recv_cq.is_null() || !init.srq.is_null();
@@ -267,7 +267,7 @@ fn spread_of(init: &ibv_qp_init_attr_ex, table: &IndTable) -> Result<Spread, c_i
     })
 }
 
-/// Makes a raw packet queue pair that spreads what it receives over the work queues of a table.
+/// Makes a raw packet queue pair that spreads received packets over the work queues of a table.
 pub(super) fn create_spreading_qp(
     context: *mut ibv_context,
     init: &ibv_qp_init_attr_ex,

@@ -23,7 +23,7 @@ use crate::xrc::{FileId, Xrcd};
 pub(super) struct XrcdHandle {
     abi: AbiCell<ibv_xrcd>,
     pub(super) domain: Arc<Xrcd>,
-    /// Queue pairs and shared receive queues that were made through it.
+    /// Number of queue pairs and shared receive queues that were made through the handle.
     pub(super) uses: Arc<AtomicUsize>,
 }
 
@@ -68,7 +68,7 @@ pub(super) fn open_xrcd(
     })))
 }
 
-/// The file behind a descriptor; `None` for -1, which stands for no file.
+/// Returns the file behind a descriptor; `None` for -1, which stands for no file.
 #[allow(unsafe_code)]
 fn file_id(fd: c_int) -> Result<Option<FileId>, c_int> {
     if fd == -1 {

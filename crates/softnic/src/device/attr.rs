@@ -10,10 +10,11 @@ use crate::identity::Identity;
 use nic_core::flows::hash_field;
 use nic_core::qp_state::QpType;
 
-/// Properties and limits of the device: what `ibv_query_device` fills in.
+/// Returns the properties and limits of the device, as `ibv_query_device` fills them in.
 ///
 /// - `hw_ver` is 0.
-/// - `max_ee`, `max_rdd` and the raw datagram queue pairs of IBTA vol. 1 (which raw packets are not) are 0: not supported.
+/// - `max_ee`, `max_rdd` and the raw datagram queue pairs of IBTA vol. 1 (which raw packets are not) are 0: not
+///   supported.
 pub(crate) fn device_attr(
     identity: &Identity,
     can: &Capabilities,
@@ -65,7 +66,7 @@ pub(crate) fn device_attr(
     attr.max_qp_init_rd_atom = int(own.max_qp_init_rd_atom);
     // Every queue pair may use its full share.
     attr.max_res_rd_atom = int(own.max_qp.saturating_mul(own.max_qp_rd_atom));
-    // Atomics on private memory are atomic only among the device's own.
+    // On private memory, atomics are atomic only with respect to the device's own.
     attr.atomic_cap = match can.has(Feature::Atomics) {
         true => IBV_ATOMIC_HCA,
         false => IBV_ATOMIC_NONE,
@@ -82,7 +83,7 @@ pub(crate) fn device_attr(
     attr
 }
 
-/// Are there raw packet queue pairs?
+/// Returns true if there are raw packet queue pairs.
 fn takes_raw_packets(can: &Capabilities, link_layer: LinkLayer) -> bool {
     link_layer == LinkLayer::Ethernet && can.has_queue_pairs(QpType::RawPacket)
 }
@@ -90,7 +91,7 @@ fn takes_raw_packets(can: &Capabilities, link_layer: LinkLayer) -> bool {
 /// The device's clock in kHz: completions are stamped with nanoseconds.
 const CORE_CLOCK_KHZ: u64 = 1_000_000;
 
-/// Properties of the extensions: what `ibv_query_device_ex` fills in. What is zero is not supported.
+/// Returns the properties of the extensions, as `ibv_query_device_ex` fills them in. Zero means not supported.
 pub(crate) fn device_attr_ex(
     identity: &Identity,
     can: &Capabilities,
@@ -136,7 +137,7 @@ pub(crate) fn device_attr_ex(
     attr
 }
 
-/// Memory is not pinned: every page may be on demand.
+/// Reports on-demand paging. Memory is not pinned, so every page may be on demand.
 fn report_on_demand_paging(attr: &mut ibv_device_attr_ex) {
     const TWO_SIDED: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
     const WRITE: u32 = TWO_SIDED | IBV_ODP_SUPPORT_WRITE;

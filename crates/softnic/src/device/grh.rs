@@ -7,7 +7,7 @@ use verbs_abi::ibv_global_route;
 
 use super::link_layer::LinkLayer;
 
-/// Where the IPv4 header starts in the 40 bytes: annex A17, and `ibv_init_ah_from_wc` reads it there.
+/// Offset of the IPv4 header in the 40 bytes: annex A17, and `ibv_init_ah_from_wc` reads it there.
 const IPV4_AT: usize = 20;
 /// Version 4, five 32-bit words: RFC 791, 3.1, without options (annex A17).
 const IPV4_VERSION_IHL: u8 = 0x45;
@@ -22,17 +22,17 @@ const NEXT_HEADER_IBA: u8 = 0x1b;
 /// The 20 bits of a flow label: IBTA vol. 1, 8.3; RFC 8200, 3.
 pub(super) const FLOW_LABEL_MASK: u32 = 0xf_ffff;
 
-/// Time to live on the wire: IP sends nothing with 0, and the kernel replaces what a program gave by
-/// the route's value, 64 by default (`ib_resolve_unicast_gid_dmac`; `net.ipv4.ip_default_ttl`).
+/// Returns the time to live on the wire. IP sends nothing with 0. The kernel replaces the program's value by that of
+/// the route, 64 by default (`ib_resolve_unicast_gid_dmac`; `net.ipv4.ip_default_ttl`).
 fn ip_hop_limit(hop_limit: u8) -> u8 {
     if hop_limit == 0 { 64 } else { hop_limit }
 }
 
-/// Bytes of a UD packet from BTH to ICRC, as lengths count it, for a message of `payload_bytes` (a UD
+/// Returns the bytes of a UD packet from BTH to ICRC, as lengths count it, for a message of `payload_bytes` (a UD
 /// message is one packet, so at most the MTU).
 ///
-/// BTH 12, DETH 8, ImmDt 4 if there is an immediate, the payload padded to 4, ICRC 4: IBTA vol. 1,
-/// 5.2 and 9.2. What does not fit 16 bits is 65535; no MTU lets it happen.
+/// BTH 12, DETH 8, ImmDt 4 if there is an immediate, the payload padded to 4, ICRC 4: IBTA vol. 1, 5.2 and 9.2. A
+/// length of more than 16 bits becomes 65535; no MTU lets it happen.
 pub(crate) fn ud_packet_bytes(payload_bytes: u16, imm: bool) -> u16 {
     let headers = 12 + 8 + if imm { 4 } else { 0 };
     let bytes = headers + u32::from(payload_bytes).next_multiple_of(4) + 4;
@@ -64,7 +64,7 @@ pub(crate) fn set_grh_length(grh: &mut [u8; 40], bytes: u16) {
     }
 }
 
-/// Which header the 40 bytes hold.
+/// The kind of header that the 40 bytes hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Version {
     /// IPv4, in the last 20 bytes.
@@ -73,12 +73,11 @@ pub(super) enum Version {
     V6,
 }
 
-/// Which header the 40 bytes hold; `None` if neither.
+/// Returns the kind of header that the 40 bytes hold; `None` if neither.
 ///
-/// Follows `get_grh_header_version` of rdma-core's `libibverbs/verbs.c`: the bytes in front of an IPv4
-/// header are undefined and may happen to look like version 6, so an IPv4 header with a right checksum
-/// is believed. There the version nibble is not looked at in that case; here it must be 4, which no
-/// IPv4 header fails and fewer IPv6 addresses pass.
+/// Follows `get_grh_header_version` of rdma-core's `libibverbs/verbs.c`. The bytes in front of an IPv4 header are
+/// undefined and may look like version 6. So an IPv4 header with a right checksum takes precedence. rdma-core does not
+/// check the version nibble in that case. Here it must be 4, which no IPv4 header fails and fewer IPv6 addresses pass.
 pub(super) fn header_version(grh: &[u8; 40]) -> Option<Version> {
     let ip = &grh[IPV4_AT..];
     if grh[0] >> 4 != 6 {
@@ -92,7 +91,7 @@ pub(super) fn header_version(grh: &[u8; 40]) -> Option<Version> {
     }
 }
 
-/// The one's complement sum of big-endian 16-bit words: RFC 1071, 1.
+/// Returns the one's complement sum of big-endian 16-bit words: RFC 1071, 1.
 pub(super) fn ones_complement_sum(bytes: &[u8]) -> u16 {
     bytes.as_chunks::<2>().0.iter().fold(0, |sum: u16, &word| {
         let (sum, carry) = sum.overflowing_add(u16::from_be_bytes(word));
@@ -100,8 +99,8 @@ pub(super) fn ones_complement_sum(bytes: &[u8]) -> u16 {
     })
 }
 
-/// The GID of an address: an IPv6 address as it is, an IPv4 address as ::ffff:a.b.c.d (annex A17;
-/// RFC 4291, 2.5.5.2).
+/// Returns the GID of an address: an IPv6 address as it is, an IPv4 address as ::ffff:a.b.c.d (annex A17; RFC 4291,
+/// 2.5.5.2).
 pub(super) fn gid_of_ip(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -109,12 +108,12 @@ pub(super) fn gid_of_ip(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The IPv4 address in a GID, if it is one.
+/// Returns the IPv4 address in a GID, if the GID is one.
 pub(super) fn mapped_ipv4(gid: [u8; 16]) -> Option<[u8; 4]> {
     Ipv6Addr::from(gid).to_ipv4_mapped().map(|ip| ip.octets())
 }
 
-/// The header of a datagram from `sgid` by `route`, see [`Port::grh`](super::Port::grh).
+/// Returns the header of a datagram from `sgid` by `route`, see [`Port::grh`](super::Port::grh).
 pub(super) fn header_of(
     link_layer: LinkLayer,
     sgid: [u8; 16],
@@ -150,7 +149,7 @@ pub(super) fn header_of(
     grh
 }
 
-/// Where a datagram came from and went to, by the 40 bytes in front of its payload.
+/// Source and destination of a datagram, as the 40 bytes in front of its payload give them.
 pub(super) struct Travelled {
     pub(super) link_layer: LinkLayer,
     pub(super) source: [u8; 16],
@@ -160,6 +159,8 @@ pub(super) struct Travelled {
 }
 
 impl Travelled {
+    /// Reads the 40 bytes in front of a payload.
+    ///
     /// # Errors
     /// - `EINVAL`: the destination is a multicast address.
     /// - `EPROTONOSUPPORT`: the 40 bytes are neither an IPv4 header, an IPv6 header with UDP, nor a GRH.

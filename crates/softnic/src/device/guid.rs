@@ -1,4 +1,4 @@
-//! The GUID of node and port, and the GID that is made of it.
+//! The GUID of node and port, and the GID made of it.
 
 use std::sync::OnceLock;
 use std::{fs, io};
@@ -8,22 +8,22 @@ use shm::shortage::shortage;
 /// Prefix of link-local GIDs, fe80::/64: the default of IBTA vol. 1, 4.1.1 and of RFC 4291, 2.5.6.
 pub(super) const LINK_LOCAL_PREFIX: [u8; 8] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0];
 
-/// The GUID of node and port: an EUI-64 in network order, the same for every process of the host and
-/// at every start.
+/// Returns the GUID of node and port: an EUI-64 in network order, the same for every process of the host and at every
+/// start.
 ///
-/// 62 bits come from a hash of `/etc/machine-id` (`machine-id(5)` asks programs not to show the id
-/// itself; 66 of its bits are lost here). The other two say "locally administered" and "individual",
-/// since no registered vendor prefix stands behind it (IEEE, "Guidelines for use of EUI"). A host
-/// without the file is identified by its boot, then by its name.
+/// 62 bits come from a hash of `/etc/machine-id` (`machine-id(5)` asks programs not to show the id itself; 66 of its
+/// bits are lost here). The other two say "locally administered" and "individual", since the GUID has no registered
+/// vendor prefix (IEEE, "Guidelines for use of EUI"). A host without the file is identified by its boot, then by its
+/// name.
 pub(crate) fn node_guid() -> [u8; 8] {
-    // It is known since the port was set up.
+    // The GUID is known since the port was set up.
     read_node_guid().unwrap_or_else(|_| guid_from(""))
 }
 
-/// The GUID of node and port.
+/// Returns the GUID of node and port.
 ///
 /// # Errors
-/// Where the host's id cannot be read now, for want of descriptors or memory.
+/// The host's id cannot be read now, for want of descriptors or memory.
 pub(super) fn read_node_guid() -> io::Result<[u8; 8]> {
     static GUID: OnceLock<[u8; 8]> = OnceLock::new();
     if let Some(guid) = GUID.get() {
@@ -68,20 +68,21 @@ pub(super) fn guid_from(host_id: &str) -> [u8; 8] {
     guid
 }
 
-/// The GUID of a port that `VERBATIM_ADDRESS` gives the addresses `list`: another than that of the host.
+/// Returns the GUID of a port that `VERBATIM_ADDRESS` gives the addresses `list`; it differs from that of the host.
 pub(super) fn guid_of_host(host: [u8; 8], list: &str) -> [u8; 8] {
     guid_from(&format!("{host:02x?} {list}"))
 }
 
-/// The GUID of a port at an interface with this MAC address: its modified EUI-64 (RFC 4291, appendix A), of which the kernel
-/// makes a RoCE port's first GID (`make_default_gid` in `roce_gid_mgmt.c`). `None`: the interface has none.
+/// Returns the GUID of a port at an interface with this MAC address: its modified EUI-64 (RFC 4291, appendix A). The
+/// kernel makes a RoCE port's first GID of it (`make_default_gid` in `roce_gid_mgmt.c`). `None` if the interface has no
+/// MAC address.
 pub(super) fn guid_of_mac(mac: [u8; 6]) -> Option<[u8; 8]> {
     let [a, b, c, d, e, f] = mac;
     // The bit says "locally administered" in a MAC address, and the opposite here.
     (mac != [0; 6]).then_some([a ^ 0x02, b, c, 0xff, 0xfe, d, e, f])
 }
 
-/// The link-local GID of a GUID: IBTA vol. 1, 4.1.1.
+/// Returns the link-local GID of a GUID: IBTA vol. 1, 4.1.1.
 pub(super) fn link_local_gid(guid: [u8; 8]) -> [u8; 16] {
     let mut gid = [0; 16];
     gid[..8].copy_from_slice(&LINK_LOCAL_PREFIX);

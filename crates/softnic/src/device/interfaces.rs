@@ -11,14 +11,14 @@ use super::guid::guid_of_mac;
 pub(super) struct InterfaceAddress {
     /// The kernel's number of the interface; `u32::MAX` if it cannot be read.
     pub(super) if_index: u32,
-    /// Its name.
+    /// The name of the interface.
     pub(super) if_name: String,
     /// The address.
     pub(super) ip: IpAddr,
 }
 
 impl InterfaceAddress {
-    /// The kernel's number of the interface; 0 if it cannot be read.
+    /// Returns the kernel's number of the interface; 0 if it cannot be read.
     pub(super) fn interface(&self) -> u32 {
         if self.if_index == u32::MAX {
             0
@@ -28,8 +28,8 @@ impl InterfaceAddress {
     }
 }
 
-/// Whether an address names this host to others: neither loopback nor unspecified, not multicast, and
-/// for IPv6 neither link-local (GID 0 is that) nor a mapped IPv4 address.
+/// Returns true if an address names this host to others. Such an address is neither loopback nor unspecified nor
+/// multicast. An IPv6 address is also neither link-local (GID 0 is that) nor a mapped IPv4 address.
 pub(super) fn is_global(ip: &IpAddr) -> bool {
     let special = ip.is_loopback() || ip.is_unspecified() || ip.is_multicast();
     !special
@@ -42,13 +42,13 @@ pub(super) fn is_global(ip: &IpAddr) -> bool {
 /// The environment variable that chooses the addresses of the port.
 pub(super) const ADDRESS_VAR: &str = "VERBATIM_ADDRESS";
 
-/// The addresses that the port was given; `None`: it has those of the host.
+/// Returns the addresses that the port was given; `None` if it has those of the host.
 pub(crate) fn address_list() -> Option<String> {
     std::env::var_os(ADDRESS_VAR).map(|list| list.to_string_lossy().into_owned())
 }
 
-/// The addresses in `list`, which [`ADDRESS_VAR`] holds; `None` if one of them is none of this host's. All of 127.0.0.0/8
-/// belong to the interface that has 127.0.0.1.
+/// Returns the addresses in `list`, the value of [`ADDRESS_VAR`]. `None` if this host does not have one of them. All of
+/// 127.0.0.0/8 belong to the interface that has 127.0.0.1.
 pub(super) fn chosen(addresses: &[InterfaceAddress], list: &str) -> Option<Vec<InterfaceAddress>> {
     let find = |text: &str| {
         let ip: IpAddr = text.trim().parse().ok()?;
@@ -64,13 +64,13 @@ pub(super) fn chosen(addresses: &[InterfaceAddress], list: &str) -> Option<Vec<I
     list.split(',').map(find).collect()
 }
 
-/// Whether an address is one of IPv6 for the link alone.
+/// Returns true for a link-local IPv6 address.
 pub(super) fn is_link_local(ip: &IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// Those of `addresses` by which others know this host, by interface and IPv4 first, and those for the link alone;
-/// 127.0.0.1 if there is no other.
+/// Returns those of `addresses` by which others know this host, by interface and IPv4 first, and the link-local ones.
+/// Returns 127.0.0.1 if there is no other.
 pub(super) fn usable(mut addresses: Vec<InterfaceAddress>) -> Vec<InterfaceAddress> {
     // By kernel index, so that the host's first interface stays in front of bridges made later.
     addresses.sort();
@@ -85,8 +85,8 @@ pub(super) fn usable(mut addresses: Vec<InterfaceAddress>) -> Vec<InterfaceAddre
     addresses
 }
 
-/// Name and number of the network interface that stands beside the port: the first one whose addresses the
-/// connection manager takes for the port's. On InfiniBand the kernel would have IP over InfiniBand there.
+/// Returns name and number of the network interface beside the port: the first one whose addresses the connection
+/// manager takes for the port's. On InfiniBand the kernel would have IP over InfiniBand there.
 pub(crate) fn network_interface() -> Option<(String, u32)> {
     let usable = usable(interface_addresses().ok()?);
     let first = usable.into_iter().find(|a| !is_link_local(&a.ip))?;
@@ -94,10 +94,10 @@ pub(crate) fn network_interface() -> Option<(String, u32)> {
     Some((first.if_name, number))
 }
 
-/// The addresses of all network interfaces that are up, in the kernel's order.
+/// Returns the addresses of all network interfaces that are up, in the kernel's order.
 ///
-/// By `getifaddrs(3)`: /proc/net/fib_trie does not say which interface an address belongs to, and is
-/// missing in some containers.
+/// Uses `getifaddrs(3)`: /proc/net/fib_trie does not show the interface of an address, and is missing in some
+/// containers.
 #[allow(unsafe_code)]
 pub(super) fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
     let mut list: *mut libc::ifaddrs = ptr::null_mut();
@@ -146,7 +146,7 @@ pub(super) fn interface_addresses() -> io::Result<Vec<InterfaceAddress>> {
     Ok(addresses)
 }
 
-/// The GUID that the first interface gives its port, where it has a MAC address.
+/// Returns the GUID that the first interface gives its port, if it has a MAC address.
 ///
 /// Containers of one host, and hosts that are copies of each other, have one machine id. Without IPv6 nothing else in
 /// GID 0 would tell them apart.
@@ -156,7 +156,7 @@ pub(super) fn guid_of_interface(addresses: &[InterfaceAddress]) -> Option<[u8; 8
     guid_of_mac(mac_of(&text)?)
 }
 
-/// The MAC address in the text of an interface's `address`; `None` for addresses of other kinds.
+/// Returns the MAC address in the text of an interface's `address`; `None` for addresses of other kinds.
 fn mac_of(text: &str) -> Option<[u8; 6]> {
     let bytes = text
         .trim()
@@ -165,14 +165,14 @@ fn mac_of(text: &str) -> Option<[u8; 6]> {
     bytes.collect::<Option<Vec<u8>>>()?.try_into().ok()
 }
 
-/// A file of sysfs about an interface.
+/// Reads a file of sysfs about an interface.
 fn interface_file(name: &str, file: &str) -> io::Result<String> {
     // A label (`eth0:1`) belongs to the interface before the colon: ip-address(8).
     let device = name.split(':').next().unwrap_or(name);
     fs::read_to_string(format!("/sys/class/net/{device}/{file}"))
 }
 
-/// The kernel's number of an interface; `u32::MAX` if there is no saying.
+/// Returns the kernel's number of an interface; `u32::MAX` if it cannot be read.
 fn interface_index(name: &str) -> u32 {
     interface_file(name, "ifindex")
         .ok()

@@ -30,23 +30,23 @@ pub(crate) const MAX_QP_RD_ATOM: u32 = 128;
 pub(crate) const MAX_QP_INIT_RD_ATOM: u32 = 128;
 /// Most shared receive queues of a context: one for each queue pair.
 pub(crate) const MAX_SRQ: u32 = MAX_QP;
-/// Most WRs of a shared receive queue: as of any other receive queue.
+/// Most WRs of a shared receive queue: as for any other receive queue.
 pub(crate) const MAX_SRQ_WR: u32 = MAX_QP_WR;
 /// Most scatter/gather elements of a WR on a shared receive queue: as on any other.
 pub(crate) const MAX_SRQ_SGE: u32 = MAX_SGE;
-/// Most work queues of a table that raw packets are spread by: what its place in shared memory has room for.
+/// Most work queues of a table over which raw packets are spread: the size of its place in shared memory.
 #[allow(clippy::cast_possible_truncation)] // 128
 pub(crate) const MAX_IND_TBL_SIZE: u32 = shm::fabric::layout::MAX_IND_TBL as u32;
 /// Bytes of the headers of a rendezvous message.
 pub(crate) const MAX_RNDV_HEADER: u32 = 32;
-/// Entries of the list of a shared receive queue for tag matching, each of which a message may have to be compared with.
+/// Most entries of the list of a shared receive queue for tag matching. A message may have to be compared with each.
 pub(crate) const MAX_TAGS: u32 = 1024;
-/// Operations on such a list that have not been polled.
+/// Most operations on such a list whose completions have not been polled.
 pub(crate) const MAX_TAG_OPS: u32 = 1024;
 /// Most address handles of a context.
 pub(crate) const MAX_AH: u32 = 65_536;
 
-/// Most attachments of a process's queue pairs to multicast groups: what its table has places for.
+/// Most attachments of a process's queue pairs to multicast groups: the number of places in its table.
 pub(super) const MAX_MCASTS: u32 = 4096;
 const _: () = assert!(MAX_MCASTS as usize == shm::fabric::layout::MAX_MCASTS);
 
@@ -66,7 +66,7 @@ pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 /// Most bytes of a message: 2^31, the largest DMA length of a RETH (IBTA vol. 1, 9.3.3).
 pub(crate) const MAX_MSG_SZ: u32 = 1 << 31;
 
-/// A limit as the C ABI spells it.
+/// Returns a limit in the type of the C ABI.
 pub(super) fn int(limit: u32) -> c_int {
     c_int::try_from(limit).unwrap_or(c_int::MAX)
 }

@@ -1,4 +1,4 @@
-//! What the port presents itself as, and why it cannot.
+//! The link layer of the port, and the errors of the port's set-up.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -11,7 +11,7 @@ use super::interfaces::ADDRESS_VAR;
 /// The environment variable that chooses the link layer.
 pub(super) const LINK_LAYER_VAR: &str = "VERBATIM_LINK_LAYER";
 
-/// What the port presents itself as.
+/// The link layer that the port reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkLayer {
     /// RoCEv2: peers are addressed by GIDs that are IP addresses.
@@ -21,8 +21,8 @@ pub(crate) enum LinkLayer {
 }
 
 impl LinkLayer {
-    /// Reads the value of `VERBATIM_LINK_LAYER`: `roce` or `ethernet` (the default when unset), `ib` or
-    /// `infiniband`, in any case (`ibv_devinfo` prints `InfiniBand` and `Ethernet`).
+    /// Parses the value of `VERBATIM_LINK_LAYER`: `roce` or `ethernet` (the default when unset), `ib` or `infiniband`,
+    /// in any case (`ibv_devinfo` prints `InfiniBand` and `Ethernet`).
     pub(super) fn from_value(value: Option<&OsStr>) -> Result<Self, PortError> {
         let Some(value) = value else {
             return Ok(Self::Ethernet);
@@ -40,17 +40,17 @@ impl LinkLayer {
     }
 }
 
-/// Why the port cannot be set up.
+/// The reason why the port cannot be set up.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum PortError {
-    /// `VERBATIM_LINK_LAYER` has a value that means nothing.
+    /// `VERBATIM_LINK_LAYER` has an unknown value.
     #[error(
         "{LINK_LAYER_VAR} is {value:?}: set it to `roce` or `ethernet` (the default), \
          or to `ib` or `infiniband`"
     )]
     UnknownLinkLayer {
-        /// What it is set to.
+        /// The value of the variable.
         value: OsString,
     },
     /// The host's addresses cannot be read, and a RoCEv2 port's GIDs are made of them.
@@ -71,7 +71,7 @@ pub(crate) enum PortError {
 }
 
 impl PortError {
-    /// The errno for C callers: `EINVAL` for a bad value, else that of the system call.
+    /// Returns the errno for C callers: `EINVAL` for a bad value, else that of the system call.
     pub(crate) fn errno(&self) -> i32 {
         match self {
             Self::UnknownLinkLayer { .. } | Self::NoSuchAddress(_) => EINVAL,

@@ -1,4 +1,4 @@
-//! The device's one port: its GID table, and what it can send with.
+//! The device's one port: its GID table, and the addresses with which it can send.
 
 use std::ffi::OsStr;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -18,11 +18,11 @@ use super::limits::*;
 use super::link_layer::{LINK_LAYER_VAR, LinkLayer, PortError};
 use crate::why;
 
-/// LID of an InfiniBand port: the first unicast LID (IBTA vol. 1, 4.1.3). There is no subnet manager
-/// to hand out others, and all queue pairs of a host share the port.
+/// LID of an InfiniBand port: the first unicast LID (IBTA vol. 1, 4.1.3). No subnet manager assigns others, and all
+/// queue pairs of a host share the port.
 const IB_LID: u16 = 1;
 
-/// The addresses of all interfaces.
+/// Returns the addresses of all interfaces.
 fn all_addresses() -> Result<Vec<InterfaceAddress>, PortError> {
     interface_addresses().map_err(PortError::Addresses)
 }
@@ -32,20 +32,20 @@ fn all_addresses() -> Result<Vec<InterfaceAddress>, PortError> {
 /// A snapshot: an address that the host gets later is not in `gids`. GID 0 does not depend on addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Port {
-    /// What it presents itself as.
+    /// The link layer that the port reports.
     pub(crate) link_layer: LinkLayer,
     /// The filled entries of the GID table, from index 0: 1..=[`GID_TBL_LEN`] of them, in network order.
     pub(crate) gids: Vec<[u8; 16]>,
     /// The kernel's number of the interface that each of them belongs to; 0 for none.
     pub(crate) gid_interfaces: Vec<u32>,
-    /// GID 0 is an address of an interface.
+    /// True if GID 0 is an address of an interface.
     pub(crate) gid_0_is_address: bool,
     /// The LID on InfiniBand; 0, which is no port's LID, on Ethernet.
     pub(crate) lid: u16,
 }
 
 impl Port {
-    /// The port of this host, with the link layer that `VERBATIM_LINK_LAYER` asks for.
+    /// Sets up the port of this host, with the link layer that `VERBATIM_LINK_LAYER` asks for.
     ///
     /// # Errors
     /// - [`PortError::UnknownLinkLayer`]: the variable has another value than `roce`, `ethernet`, `ib`,
@@ -57,7 +57,7 @@ impl Port {
         Self::of_value(std::env::var_os(LINK_LAYER_VAR).as_deref())
     }
 
-    /// The port of this host, with the link layer of that value of `VERBATIM_LINK_LAYER`.
+    /// Sets up the port of this host, with the link layer of that value of `VERBATIM_LINK_LAYER`.
     ///
     /// # Errors
     /// As [`Port::from_env`].
@@ -78,17 +78,17 @@ impl Port {
                 let list = list.to_string_lossy();
                 let addresses = chosen(&all_addresses()?, &list)
                     .ok_or_else(|| PortError::NoSuchAddress(list.clone().into_owned()))?;
-                // A port with addresses of its own is a host of its own.
+                // A port with addresses of its own counts as a host of its own.
                 (guid_of_host(guid, &list), addresses)
             }
         };
         Ok(Self::new(link_layer, guid, addresses))
     }
 
-    /// A port with this GUID on a host with these [usable] addresses.
+    /// Makes a port with this GUID on a host with these [usable] addresses.
     ///
-    /// GID 0 is link-local: on Ethernet the address of the first interface, if that has one, else made of `guid`. There
-    /// follow the addresses, those of IPv4 mapped into IPv6.
+    /// GID 0 is link-local: on Ethernet the address of the first interface, if that has one, else made of `guid`. The
+    /// addresses follow, those of IPv4 mapped into IPv6.
     pub(super) fn new(
         link_layer: LinkLayer,
         guid: [u8; 8],
@@ -101,7 +101,7 @@ impl Port {
             let link_local = addresses
                 .extract_if(.., |a| is_link_local(&a.ip))
                 .collect::<Vec<_>>();
-            // A RoCE port belongs to an interface; GID 0 does to the first one.
+            // A RoCE port belongs to an interface; GID 0 belongs to the first one.
             gid_interfaces[0] = addresses.first().map_or(0, InterfaceAddress::interface);
             let own = link_local
                 .iter()
@@ -131,7 +131,7 @@ impl Port {
         }
     }
 
-    /// Properties of the port: what `ibv_query_port` fills in.
+    /// Returns the properties of the port, as `ibv_query_port` fills them in.
     ///
     /// Width and speed are those of EDR 4X, 100 Gbit/s: there is no link to measure, and programs derive
     /// buffer sizes and protocol thresholds from them.
@@ -144,7 +144,7 @@ impl Port {
         attr.max_msg_sz = MAX_MSG_SZ;
         attr.pkey_tbl_len = PKEY_TBL_LEN;
         attr.lid = self.lid;
-        // We are our own subnet manager; 0 on Ethernet, which has none.
+        // The port is its own subnet manager; 0 on Ethernet, which has none.
         attr.sm_lid = self.lid;
         // VL0 only (IBTA vol. 1, 14.2.5.6, VLCap).
         attr.max_vl_num = 1;
@@ -169,12 +169,12 @@ impl Port {
         attr
     }
 
-    /// The GID at `index` in network order: all zeroes for an empty entry, `None` past the table's end.
+    /// Returns the GID at `index` in network order: all zeroes for an empty entry, `None` past the table's end.
     pub(crate) fn gid(&self, index: u32) -> Option<[u8; 16]> {
         (index < GID_TBL_LEN).then(|| self.filled_gid(index).unwrap_or_default())
     }
 
-    /// The entry of the GID table at `index`, as `ibv_query_gid_ex` gives it; `None` if it is empty.
+    /// Returns the entry of the GID table at `index`, as `ibv_query_gid_ex` gives it; `None` if it is empty.
     ///
     /// The types are those of `ibv_query_gid_ex(3)`: RoCEv2 on Ethernet, IB on InfiniBand.
     pub(crate) fn gid_entry(&self, index: u32) -> Option<ibv_gid_entry> {
@@ -193,11 +193,11 @@ impl Port {
         })
     }
 
-    /// The `sl` of the completion at the receiver of a datagram.
+    /// Returns the `sl` of the completion at the receiver of a datagram.
     ///
     /// A RoCE packet has no service level. "The CQE includes […] a flag that indicates if the received frame is an
-    /// IPv4, IPv6 or RoCE packet" (annex A17, 4.5.1); `ibv_wc` has no field for that, and mlx5 devices say it here:
-    /// 8 for RoCEv2, 1 for IPv6, 2 for IPv4. UCX looks for the destination's address accordingly.
+    /// IPv4, IPv6 or RoCE packet" (annex A17, 4.5.1). `ibv_wc` has no field for that flag, and mlx5 devices report it
+    /// here: 8 for RoCEv2, 1 for IPv6, 2 for IPv4. UCX reads the destination's address accordingly.
     pub(crate) fn completion_sl(&self, ah: &ibv_ah_attr, grh: Option<&[u8; 40]>) -> u8 {
         match (self.link_layer, grh.and_then(header_version)) {
             (LinkLayer::InfiniBand, _) => ah.sl,
@@ -206,18 +206,18 @@ impl Port {
         }
     }
 
-    /// What completions say of the way of a datagram that came in a packet: as in `RingHeader::path`.
+    /// Returns the path that the completion of a datagram reports which came in a packet, as in `RingHeader::path`.
     pub(crate) fn received_path(&self, grh: &[u8; 40]) -> u64 {
         let sl = self.completion_sl(&ibv_ah_attr::zeroed(), Some(grh));
         u64::from(sl) << 16 | 1 << 32
     }
 
-    /// The P_Key at `index`, in host order; `None` past the table's end.
+    /// Returns the P_Key at `index`, in host order; `None` past the table's end.
     pub(crate) fn pkey(&self, index: u32) -> Option<u16> {
         (index < u32::from(PKEY_TBL_LEN)).then_some(DEFAULT_PKEY)
     }
 
-    /// Whether an address vector is one that this port can send with.
+    /// Checks that this port can send with an address vector.
     ///
     /// # Errors
     /// `EINVAL`: `port_num` is not 1; `sgid_index` of a global route is past the table's end or names an
@@ -251,13 +251,14 @@ impl Port {
         }))
     }
 
-    /// Whether the destination of an address vector that passes [`check_ah`](Self::check_ah) can have an address on the
-    /// link: `ibv_modify_qp` resolves it. On InfiniBand a subnet manager's routes decide, and nothing is asked here.
+    /// Checks that the destination of an address vector that passes [`check_ah`](Self::check_ah) can have an address on
+    /// the link: `ibv_modify_qp` resolves it. On InfiniBand a subnet manager's routes decide, and nothing is checked
+    /// here.
     ///
     /// # Errors
     /// - `EINVAL`: source and destination are of different address families.
-    /// - `ETIMEDOUT`: a link-local GID that this host does not have: link-local addresses of neighbours are not resolved.
-    ///   Soft-RoCE says so of one that nobody has, after a second of neighbour discovery.
+    /// - `ETIMEDOUT`: a link-local GID that this host does not have: link-local addresses of neighbours are not
+    ///   resolved. Soft-RoCE returns this for an address that no host has, after a second of neighbour discovery.
     ///
     /// Source: `ib_resolve_eth_dmac` in `linux:drivers/infiniband/core/verbs.c`, `addr_resolve` in
     /// `linux:drivers/infiniband/core/addr.c`.
@@ -290,11 +291,11 @@ impl Port {
         Ok(())
     }
 
-    /// Whether the destination of an address vector is this very port.
+    /// Returns true if the destination of an address vector is this port.
     ///
-    /// The destination GID of a global route decides, also on InfiniBand: ports of different hosts may
-    /// have the same LID here, and a port drops what is routed to a GID that it does not have
-    /// (IBTA vol. 1, 9.6.1.2). Without one, the destination LID does.
+    /// The destination GID of a global route decides, also on InfiniBand: ports of different hosts may have the same
+    /// LID here, and a port drops what is routed to a GID that it does not have (IBTA vol. 1, 9.6.1.2). Without a
+    /// global route, the destination LID decides.
     pub(crate) fn reaches(&self, ah: &ibv_ah_attr) -> bool {
         if ah.is_global != 0 {
             self.gids.contains(&ah.grh.dgid.bytes())
@@ -303,13 +304,13 @@ impl Port {
         }
     }
 
-    /// The 40 bytes that a UD receive has in front of the payload when this port sends with `ah`; the
-    /// length is 0 until [`set_grh_length`](super::set_grh_length). `None` without a global route, or if `sgid_index` names
-    /// no GID: then the receiver's 40 bytes are undefined and its completion has no `IBV_WC_GRH`.
+    /// Returns the 40 bytes in front of the payload of a UD receive for a send of this port with `ah`. The length is 0
+    /// until [`set_grh_length`](super::set_grh_length). `None` without a global route, or if `sgid_index` names no GID.
+    /// The receiver's 40 bytes are then undefined, and its completion has no `IBV_WC_GRH`.
     ///
     /// - InfiniBand: a GRH (IBTA vol. 1, 8.3).
-    /// - RoCEv2 between IPv4-mapped GIDs: an IPv4 header in the last 20 bytes (annex A17), the first
-    ///   20 undefined. We write zeroes there, so that no reader finds the version 6 in them.
+    /// - RoCEv2 between IPv4-mapped GIDs: an IPv4 header in the last 20 bytes (annex A17), the first 20 undefined. They
+    ///   are zeroes here, so that no reader finds the version 6 in them.
     /// - RoCEv2 otherwise: an IPv6 header (annex A17), which differs from a GRH in the next header.
     pub(crate) fn grh(&self, ah: &ibv_ah_attr) -> Option<[u8; 40]> {
         if ah.is_global == 0 {
@@ -319,12 +320,12 @@ impl Port {
         Some(header_of(self.link_layer, sgid, &ah.grh))
     }
 
-    /// The GID at `index`, if there is one.
+    /// Returns the GID at `index`, if there is one.
     fn filled_gid(&self, index: u32) -> Option<[u8; 16]> {
         self.gids.get(usize::try_from(index).ok()?).copied()
     }
 
-    /// Index of one of our GIDs in the table.
+    /// Returns the index of one of the port's GIDs in the table.
     pub(super) fn index_of(&self, gid: [u8; 16]) -> Option<u8> {
         self.gids
             .iter()
@@ -334,7 +335,7 @@ impl Port {
     }
 }
 
-/// The address vector for an answer to a UD receive: what `ibv_init_ah_from_wc` fills in.
+/// Returns the address vector for an answer to a UD receive, as `ibv_init_ah_from_wc` fills it in.
 ///
 /// `dlid`, `sl` and `src_path_bits` come from the completion; with `IBV_WC_GRH` also a global route from
 /// the 40 bytes in front of the payload: back to its source, from the GID that it was sent to.
@@ -364,7 +365,7 @@ pub(crate) fn init_ah_from_wc(
 
     let word = u32::from_be_bytes([grh[0], grh[1], grh[2], grh[3]]);
     let travelled = Travelled::read(grh)?;
-    // The GID's type has to match the header's, too; all GIDs of a port have the same.
+    // The type of the GID has to match the header, too; all GIDs of a port have the same type.
     if travelled.link_layer != port.link_layer {
         return Err(EINVAL);
     }

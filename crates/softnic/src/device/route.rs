@@ -1,4 +1,4 @@
-//! Which IP addresses a packet goes from and to.
+//! The IP addresses of packets: source and destination.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,7 +10,7 @@ use super::grh::{gid_of_ip, header_of, mapped_ipv4};
 use super::interfaces::ADDRESS_VAR;
 use super::port::Port;
 
-/// The address that a GID is.
+/// Returns the IP address that a GID stands for.
 fn ip_of_gid(gid: [u8; 16]) -> IpAddr {
     match mapped_ipv4(gid) {
         Some(ip) => Ipv4Addr::from(ip).into(),
@@ -18,13 +18,13 @@ fn ip_of_gid(gid: [u8; 16]) -> IpAddr {
     }
 }
 
-/// The GIDs of the source and the destination of a packet.
+/// Returns the GIDs of the source and the destination of a packet.
 pub(crate) fn gids_of(addresses: &Addresses) -> ([u8; 16], [u8; 16]) {
     (gid_of_ip(addresses.src()), gid_of_ip(addresses.dst()))
 }
 
 impl Port {
-    /// The addresses that packets can be sent to: those of the GID table that an interface has.
+    /// Returns the addresses to which packets can be sent: those of the GID table that belong to an interface.
     pub(crate) fn addresses(&self) -> Vec<LocalAddress> {
         let interfaces = self.gids.iter().zip(&self.gid_interfaces);
         interfaces
@@ -36,8 +36,9 @@ impl Port {
             .collect()
     }
 
-    /// The GID that a loopback address stands for: the port's own, unless the port has been given addresses, which may be
-    /// some of the loopback network (`cma_bind_loopback` of `linux:drivers/infiniband/core/cma.c`).
+    /// Returns the GID that a loopback address stands for: the port's own. If the port has been given addresses, a
+    /// loopback address stands for itself, since some may be of the loopback network (`cma_bind_loopback` of
+    /// `linux:drivers/infiniband/core/cma.c`).
     pub(crate) fn without_loopback(&self, gid: [u8; 16]) -> [u8; 16] {
         if self.gids.contains(&gid)
             || !ip_of_gid(gid).is_loopback()
@@ -52,18 +53,20 @@ impl Port {
             .unwrap_or(gid)
     }
 
-    /// Whether packets can go from here: the port has an address. A port with the link layer InfiniBand has none.
+    /// Returns true if packets can go from here: the port has an address. A port with the link layer InfiniBand has
+    /// none.
     pub(crate) fn has_routes(&self) -> bool {
         self.gids.len() > 1
     }
 
-    /// The addresses of a packet between two ports, of which one is this; `None` where no packet can go.
+    /// Returns the addresses of a packet from this port to another one. `None` if no packet can go.
     pub(crate) fn addresses_between(&self, sgid: [u8; 16], dgid: [u8; 16]) -> Option<Addresses> {
         self.gids.contains(&sgid).then_some(())?;
         Addresses::new(ip_of_gid(sgid), ip_of_gid(dgid))
     }
 
-    /// How packets travel by an address vector that passes [`check_ah`](Self::check_ah); `None` where no packet can go.
+    /// Returns the flow of packets by an address vector that passes [`check_ah`](Self::check_ah). `None` if no packet
+    /// can go.
     ///
     /// LIDs of this port stand for its first address, and so does GID 0 if no interface has it.
     pub(crate) fn flow(&self, ah: &ibv_ah_attr) -> Option<Flow> {
@@ -91,7 +94,8 @@ impl Port {
         })
     }
 
-    /// The 40 bytes in front of a datagram that came in a packet, as [`grh`](Self::grh) makes them at the sender.
+    /// Returns the 40 bytes in front of a datagram that came in a packet, as [`grh`](Self::grh) makes them at the
+    /// sender.
     pub(crate) fn received_grh(&self, flow: &Flow) -> [u8; 40] {
         let mut global = ibv_global_route::zeroed();
         global.dgid.raw = gid_of_ip(flow.addresses.dst());

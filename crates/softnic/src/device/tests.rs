@@ -1,4 +1,4 @@
-//! The port, its addresses and the headers of datagrams.
+//! Tests of the port, its addresses and the headers of datagrams.
 
 use std::ffi::OsStr;
 use std::io;

@@ -1,27 +1,28 @@
-//! Whether the packets of a post may wait for the next post.
+//! The decision whether the packets of a post wait for the next post.
 //!
-//! Many programs post work requests one by one, several between two polls. One system call can send the packets of all of
-//! them, so those of a post wait while more posts are expected: as many as the program has posted between the two polls
-//! before. The poll sends what still waits. A program that answers what has come to its memory without a poll is not made to
-//! wait: nothing says when it will post or poll again.
+//! Many programs post work requests one by one, several between two polls. One system call can send the packets of all
+//! of them. The packets of a post therefore wait while more posts are expected: as many as the program made between the
+//! two polls before. The poll sends packets that still wait. A program may answer a message in its memory without a
+//! poll. Its packets do not wait, since nothing tells when it will post or poll again.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// The posts between two polls. Threads that post at the same time may count a few wrong, which costs some microseconds.
+/// The posts between two polls. Threads that post at the same time may miscount a few, which costs some microseconds.
 #[derive(Debug, Default)]
 pub(super) struct Bursts {
-    /// Polls when the last post was made.
+    /// Number of polls at the last post.
     polls: AtomicU64,
-    /// Packets that had come when the last post was made.
+    /// Number of packets that had arrived at the last post.
     received: AtomicU64,
-    /// Posts since then, without a poll or a packet in between.
+    /// Number of posts in a row, without a poll or a packet in between.
     posts: AtomicU32,
-    /// As many posts are expected before the next poll.
+    /// Number of posts that are expected before the next poll.
     expected: AtomicU32,
 }
 
 impl Bursts {
-    /// Notes a post, which comes after so many polls and packets. Whether another one is expected before the program polls.
+    /// Records a post, given the numbers of polls and packets so far. Returns true if another post is expected before
+    /// the program polls.
     pub(super) fn post(&self, polls: u64, received: u64) -> bool {
         let before = self.posts.load(Ordering::Relaxed);
         let mut expected = self.expected.load(Ordering::Relaxed);
@@ -43,7 +44,7 @@ impl Bursts {
         posts < expected
     }
 
-    /// The program may sleep after its next posts.
+    /// Resets the expectation, because the program may sleep after its next posts.
     pub(super) fn forget(&self) {
         self.posts.store(0, Ordering::Relaxed);
         self.expected.store(0, Ordering::Relaxed);
@@ -54,7 +55,7 @@ impl Bursts {
 mod tests {
     use super::Bursts;
 
-    /// Which of so many posts after `polls` and `received` expect another one.
+    /// Returns, for each of `count` posts after `polls` and `received`, whether another one is expected.
     fn posts(bursts: &Bursts, count: usize, polls: u64, received: u64) -> Vec<bool> {
         (0..count).map(|_| bursts.post(polls, received)).collect()
     }

@@ -1,4 +1,4 @@
-//! Packets of this process in a pcap file.
+//! The packets of this process in a pcap file.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -10,33 +10,33 @@ use ::capture::{Capture, Datagram, OpenError, Records};
 use link::{Batch, Endpoint, Received};
 use roce::icrc::{self, Frame};
 
-/// Names the pcap file into which processes write their packets.
+/// The environment variable that names the pcap file into which processes write their packets.
 pub const PCAP_VAR: &str = "VERBATIM_PCAP";
 
-/// Why there is no capture.
+/// The reason why there is no capture.
 #[derive(Debug, thiserror::Error)]
 #[error("{PCAP_VAR}: {0}")]
 pub struct BadCapture(#[from] OpenError);
 
 /// The capture of a process.
 ///
-/// - *Sent*: what the kernel took, as it goes on the wire. A packet that a plan of faults has dropped is not there, a
-///   damaged one is there with its damage.
-/// - *Received*: what came to this process from other addresses than those of its port, as it came, before its ICRC is
-///   checked. Processes with the same addresses write one file, and what they send each other is in it by its sender.
+/// - *Sent*: packets that the kernel took, as they go on the wire. A packet that a fault plan has dropped is missing; a
+///   damaged one has its damage.
+/// - *Received*: packets from other addresses than those of this process's port, as they arrived, before their ICRC is
+///   checked. Processes with the same addresses write one file, and each packet between them is written by its sender.
 pub(super) struct WireCapture {
     file: Capture,
     /// Addresses of the port, whose packets are written by their senders.
     own: OnceLock<Vec<IpAddr>>,
-    /// The file could not be written: nothing follows.
+    /// True once the file could not be written: nothing follows.
     has_failed: AtomicBool,
 }
 
 impl WireCapture {
-    /// The capture that the environment asks for.
+    /// Opens the capture that the environment asks for.
     ///
     /// # Errors
-    /// The file cannot be opened, or is something else.
+    /// The file cannot be opened, or is not a capture.
     pub(super) fn from_env() -> Result<Option<Self>, BadCapture> {
         let file = std::env::var_os(PCAP_VAR).filter(|file| !file.is_empty());
         let Some(file) = file else {
@@ -49,12 +49,12 @@ impl WireCapture {
         }))
     }
 
-    /// Sends a batch and writes what the kernel took.
+    /// Sends a batch and writes the packets that the kernel took.
     pub(super) fn send(&self, endpoint: &Endpoint, batch: &mut Batch) {
         if batch.is_empty() {
             return;
         }
-        // Nobody writes an answer in front of what it answers.
+        // The turn prevents that an answer is written in front of its request.
         let turn = self.file.turn();
         let now = SystemTime::now();
         let mut records = Records::default();
@@ -66,14 +66,14 @@ impl WireCapture {
         drop(turn);
     }
 
-    /// Writes a packet that has come, if its sender does not.
+    /// Writes a packet that has arrived, unless its sender writes it.
     pub(super) fn receive(&self, endpoint: &Endpoint, received: &Received<'_>) {
         let addresses = || endpoint.addresses().map(|address| address.ip).collect();
         let own = self.own.get_or_init(addresses);
         if own.contains(&received.frame.addresses.src()) {
             return;
         }
-        // A receiver does not see the identification, but the ICRC tells it.
+        // A receiver does not see the identification of the IP header, but the ICRC reveals it.
         let identification = icrc::split(received.bytes)
             .and_then(|(transport, icrc)| icrc::verify(&received.frame, transport, icrc))
             .unwrap_or(received.frame.identification);
@@ -91,7 +91,7 @@ impl WireCapture {
     }
 
     fn push(&self, records: &mut Records, time: SystemTime, datagram: &Datagram<'_>) {
-        // Addresses are of one family, and what UDP carries fits.
+        // No error is expected: the addresses are of one family, and a UDP payload fits.
         if let Err(error) = records.push(time, datagram) {
             tracing::error!("a packet is not captured: {error}");
         }
@@ -104,7 +104,7 @@ impl WireCapture {
         if let Err(error) = self.file.append(records)
             && !self.has_failed.swap(true, Ordering::Relaxed)
         {
-            // Programs show no log messages.
+            // Programs do not show log messages.
             eprintln!(
                 "verbatim: the capture of process {} ends here: {error}",
                 std::process::id()

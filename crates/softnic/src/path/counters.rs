@@ -1,6 +1,7 @@
-//! What becomes of packets, in numbers.
+//! Counters of packets and of what happens to them.
 //!
-//! A process counts for itself. [`Counters::publish`] adds what is new to the port's files ([`super::hw_counters`]).
+//! A process counts its own packets. [`Counters::publish`] adds new counts to the port's files
+//! ([`super::hw_counters`]).
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,11 +16,11 @@ use crate::lock::lock;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $counter:ident = $name:literal,)*) => {
-        /// What is counted of the packets of a port.
+        /// The counters of the packets of a port.
         ///
-        /// Names are those of Soft-RoCE (`rxe_counter_name` in `linux:drivers/infiniband/sw/rxe/rxe_hw_counters.c`) or of
-        /// mlx5 where one of them counts the same, else names in their style. `ack_deferred` of Soft-RoCE is missing: no
-        /// acknowledgement waits for a task here.
+        /// A name is that of Soft-RoCE (`rxe_counter_name` in `linux:drivers/infiniband/sw/rxe/rxe_hw_counters.c`) or
+        /// of mlx5 if one of them counts the same, else a name in their style. `ack_deferred` of Soft-RoCE is missing:
+        /// no acknowledgement waits for a task here.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[expect(dead_code, reason = "counters of the sockets are found by their names")]
         pub(crate) enum Counter {
@@ -36,27 +37,27 @@ macro_rules! counters {
 counters! {
     /// Packets that the kernel took.
     Sent = "sent_pkts",
-    /// Packets that have come.
+    /// Packets that have arrived.
     Received = "rcvd_pkts",
-    /// Requests that were executed before.
+    /// Requests that had been executed before.
     DuplicateRequest = "duplicate_request",
-    /// Requests in front of which one is missing.
+    /// Requests that arrived while an earlier one was missing.
     OutOfSequence = "out_of_seq_request",
-    /// RNR NAKs that have come.
+    /// RNR NAKs that have arrived.
     RnrReceived = "rcvd_rnr_err",
     /// RNR NAKs that were sent.
     RnrSent = "send_rnr_err",
-    /// NAKs that have come which ask for a missing packet.
+    /// NAKs that have arrived and ask for a missing packet.
     SequenceErrorReceived = "rcvd_seq_err",
-    /// Queue pairs that have sent again too often.
+    /// Queue pairs that have used up their retries.
     RetryExceeded = "retry_exceeded_err",
-    /// Queue pairs whose receiver was not ready too often.
+    /// Queue pairs that have used up their RNR retries.
     RnrRetryExceeded = "retry_rnr_exceeded_err",
-    /// How often what was not acknowledged was sent again.
+    /// Number of times that unacknowledged requests were sent again.
     Retry = "completer_retry_err",
     /// Packets that the kernel refused.
     SendError = "send_err",
-    /// How often the port went down.
+    /// Number of times that the port went down.
     LinkDowned = "link_downed",
     /// SENDs that are done.
     Sends = "rdma_sends",
@@ -66,36 +67,36 @@ counters! {
     CnpSent = "np_cnp_sent",
     /// Packets that a switch had marked.
     EcnMarked = "np_ecn_marked_roce_packets",
-    /// Congestion notifications that were obeyed.
+    /// Congestion notifications that were followed.
     CnpHandled = "rp_cnp_handled",
-    /// Requests that were refused because they had no right to the memory that they named.
+    /// Requests that were refused because they had no right to the memory that they name.
     RemoteAccess = "resp_remote_access_errors",
-    /// Dropped: it cannot be parsed, or lacks a header that its opcode has.
+    /// Dropped: the packet cannot be parsed, or lacks a header that its opcode has.
     Malformed = "rx_malformed",
-    /// Dropped: its ICRC is wrong.
+    /// Dropped: the packet's ICRC is wrong.
     WrongIcrc = "rx_icrc_encapsulated",
-    /// Dropped: there is no such queue pair, or it is of another transport service.
+    /// Dropped: the queue pair does not exist, or is of another transport service.
     UnknownQueuePair = "rx_unknown_qp",
     /// Dropped: the queue pair is in a state that takes no such packet.
     NotReady = "rx_qp_not_ready",
-    /// Dropped: its addresses are not those of the connected peer.
+    /// Dropped: the packet's addresses are not those of the connected peer.
     WrongSource = "rx_wrong_source",
-    /// Dropped: its Q_Key is not that of the queue pair.
+    /// Dropped: the packet's Q_Key is not that of the queue pair.
     WrongQkey = "rx_wrong_qkey",
-    /// Dropped: its P_Key is not in the port's table.
+    /// Dropped: the packet's P_Key is not in the port's table.
     WrongPkey = "rx_wrong_pkey",
     /// Dropped by the kernel: the receive buffer of a socket was full.
     Overrun = "rx_buffer_overrun",
-    /// Packets that the kernel gave to the wrong process of the fabric, which handed them on.
+    /// Packets that the kernel gave to the wrong process of the fabric, which forwarded them.
     Forwarded = "forwarded_pkts",
-    /// Packets that another process handed on to this one.
+    /// Packets that another process forwarded to this one.
     ForwardReceived = "forward_rcvd_pkts",
-    /// Packets that could not be handed on: the queue of the other process was full.
+    /// Packets that could not be forwarded: the queue of the other process was full.
     ForwardOverrun = "forward_overrun_pkts",
 }
 
 impl Counter {
-    /// The counter to which a counter of the sockets belongs; `None` for one that only developers need.
+    /// Returns the counter to which a counter of the sockets belongs; `None` for one that only developers need.
     fn of_link(name: &str) -> Option<usize> {
         match name {
             "rcvd_short_pkts" => Some(Self::Malformed as usize),
@@ -105,22 +106,22 @@ impl Counter {
     }
 }
 
-/// Why a packet that has come is dropped.
+/// The reason why an arrived packet is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Drop {
-    /// It cannot be parsed, or lacks a header that its opcode has.
+    /// The packet cannot be parsed, or lacks a header that its opcode has.
     Malformed,
-    /// Its ICRC is wrong.
+    /// The packet's ICRC is wrong.
     WrongIcrc,
-    /// There is no such queue pair, or it is of another transport service.
+    /// The queue pair does not exist, or is of another transport service.
     UnknownQueuePair,
     /// The queue pair is in a state that takes no such packet.
     NotReady,
-    /// Its addresses are not those of the connected peer.
+    /// The packet's addresses are not those of the connected peer.
     WrongSource,
-    /// Its Q_Key is not that of the queue pair.
+    /// The packet's Q_Key is not that of the queue pair.
     WrongQkey,
-    /// Its P_Key is not in the port's table.
+    /// The packet's P_Key is not in the port's table.
     WrongPkey,
 }
 
@@ -138,18 +139,18 @@ impl Drop {
     }
 }
 
-/// How old what the files say may be: as long as counts grow, they are written once in so long.
+/// Largest age of the published values: while counts grow, the files are written once in this interval.
 pub(crate) const PUBLICATION_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Counts of this process's packets.
 pub(crate) struct Counters {
     own: [AtomicU64; COUNT],
-    /// The engine knows that there is something to be published.
+    /// True if the engine knows that there are counts to be published.
     is_engine_called: AtomicBool,
     published: Mutex<Published>,
 }
 
-/// What the files have of this process.
+/// The counts of this process that are in the files.
 struct Published {
     counts: [u64; COUNT],
     at: Option<Instant>,
@@ -174,12 +175,12 @@ impl Counters {
         self.own[counter as usize].fetch_add(count, Ordering::Relaxed);
     }
 
-    /// A packet was dropped.
+    /// Counts a dropped packet.
     pub(crate) fn dropped(&self, why: Drop) {
         self.add(why.counter(), 1);
     }
 
-    /// Adds what a queue pair has counted.
+    /// Adds the counts of a queue pair.
     #[inline]
     pub(crate) fn take(&self, counts: &mut Counts) {
         if let Some(counts) = counts.take() {
@@ -209,14 +210,14 @@ impl Counters {
         }
     }
 
-    /// Whether the engine has to be called, because this is the first count since the last publication.
+    /// Returns true if the engine has to be called, because this is the first count since the last publication.
     #[inline]
     pub(crate) fn calls_engine(&self) -> bool {
         !self.is_engine_called.load(Ordering::Relaxed)
             && !self.is_engine_called.swap(true, Ordering::Relaxed)
     }
 
-    /// All counts of this process.
+    /// Returns all counts of this process.
     fn totals(&self, endpoint: &Endpoint) -> [u64; COUNT] {
         let mut totals = [0; COUNT];
         for (total, own) in totals.iter_mut().zip(&self.own) {
@@ -230,12 +231,12 @@ impl Counters {
         totals
     }
 
-    /// How long what is new may still wait until it is published; `None`: nothing is new.
+    /// Returns the time that new counts may still wait for their publication; `None` if there are none.
     pub(crate) fn publication_due(&self, endpoint: &Endpoint) -> Option<Duration> {
         let published = self.published();
         if !self.is_new(endpoint, &published) {
             self.is_engine_called.store(false, Ordering::Relaxed);
-            // Whoever counted before did not call.
+            // A thread that counted before this did not call the engine.
             if !self.is_new(endpoint, &published) {
                 return None;
             }
@@ -244,18 +245,18 @@ impl Counters {
         Some(PUBLICATION_INTERVAL.saturating_sub(age))
     }
 
-    /// Whether something was counted that is not published; what the kernel dropped costs a system call to know, and does
-    /// not matter.
+    /// Returns true if a count is not published. Drops by the kernel are left out: reading them costs a system call,
+    /// and they do not matter here.
     fn is_new(&self, endpoint: &Endpoint, published: &Published) -> bool {
         let mut totals = self.totals(endpoint);
         totals[Counter::Overrun as usize] = published.counts[Counter::Overrun as usize];
         totals != published.counts
     }
 
-    /// Adds what is new to the files of the port, as [`PortFiles::add`] does.
+    /// Adds new counts to the files of the port, as [`PortFiles::add`] does.
     ///
     /// # Errors
-    /// Those of the file system, and `WouldBlock` while another process is at it: what is new waits for the next time.
+    /// Those of the file system, and `WouldBlock` while another process writes: new counts wait for the next time.
     pub(crate) fn publish(
         &self,
         endpoint: &Endpoint,
@@ -268,11 +269,11 @@ impl Counters {
         let mut totals = self.totals(endpoint);
         totals[Counter::Overrun as usize] = endpoint.overruns();
         let news = NAMES.iter().zip(totals).zip(published.counts);
-        // What the kernel dropped at a socket that has closed is not counted any more.
+        // Drops at a socket that has closed are not counted any more.
         let mut news = news.map(|((name, total), before)| (*name, total.saturating_sub(before)));
         let result = files.add(&mut news, patience);
         if !matches!(&result, Err(e) if e.kind() == io::ErrorKind::WouldBlock) {
-            // What cannot be written is lost: the engine would try for ever.
+            // Counts that cannot be written are lost: otherwise the engine would try for ever.
             published.counts = totals;
         }
         result
@@ -282,7 +283,7 @@ impl Counters {
         lock(&self.published)
     }
 
-    /// The counts of dropped packets that are not 0.
+    /// Returns the counts of dropped packets that are not 0.
     pub(crate) fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let all = NAMES.iter().zip(&self.own);
         all.map(|(name, count)| (*name, count.load(Ordering::Relaxed)))

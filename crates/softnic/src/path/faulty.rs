@@ -1,4 +1,4 @@
-//! Packets under a plan of faults: lost, late, twice, damaged or marked, on their way out and on their way in.
+//! Packets under a fault plan: lost, late, duplicated, damaged or marked, on their way out and on their way in.
 
 use std::sync::Mutex;
 
@@ -14,21 +14,21 @@ use crate::lock::lock;
 /// Congestion experienced: the ECN bits of a traffic class (RFC 3168).
 const CONGESTION_EXPERIENCED: u8 = 3;
 
-/// What is late in both directions.
+/// The late packets in both directions.
 #[derive(Default)]
 pub(super) struct FaultyWire {
     leaving: Mutex<Line<Leaving>>,
     arriving: Mutex<Line<Arriving>>,
 }
 
-/// A packet that leaves: BTH to pad.
+/// A packet that leaves, from BTH to pad.
 struct Leaving {
     flow: Flow,
     bytes: Vec<u8>,
     damage: Option<u32>,
 }
 
-/// A packet that has arrived: BTH to ICRC.
+/// A packet that has arrived, from BTH to ICRC.
 struct Arriving {
     frame: Frame,
     traffic_class: u8,
@@ -37,12 +37,12 @@ struct Arriving {
 }
 
 impl FaultyWire {
-    /// A fault line, if the process has a plan.
+    /// Makes a fault line, if the process has a plan.
     pub(super) fn new() -> Option<Self> {
         faults::are_on().then(Self::default)
     }
 
-    /// Takes a packet of the queue pair `qpn` that is about to leave.
+    /// Applies the plan to a packet of the queue pair `qpn` that is about to leave.
     pub(super) fn send(&self, batch: &mut Batch, qpn: u32, flow: &Flow, bytes: &[u8]) {
         let addresses = &flow.addresses;
         let fate = fate_of(bytes, ICRC_BYTES, |facts| PacketFacts {
@@ -81,7 +81,7 @@ impl FaultyWire {
         }
     }
 
-    /// Lets those leave whose time has come.
+    /// Adds late packets that are due to `batch`.
     pub(super) fn release_leaving(&self, batch: &mut Batch) {
         let mut leaving = lock(&self.leaving);
         while let Some(packet) = leaving.pop_due(now_ns()) {
@@ -89,7 +89,7 @@ impl FaultyWire {
         }
     }
 
-    /// Takes a packet that has arrived, and gives `take` what is to be received now.
+    /// Applies the plan to a packet that has arrived, and calls `take` with each packet that is to be received now.
     pub(super) fn arrive(&self, received: &Received<'_>, take: &mut impl FnMut(&Received<'_>)) {
         let addresses = &received.frame.addresses;
         let fate = fate_of(received.bytes, 0, |facts| PacketFacts {
@@ -129,7 +129,7 @@ impl FaultyWire {
         arriving.push(due_ns, packet);
     }
 
-    /// Gives `take` those whose time has come; how many.
+    /// Calls `take` with late packets that are due. Returns their number.
     pub(super) fn release_arriving(&self, take: &mut impl FnMut(&Received<'_>)) -> usize {
         let mut count = 0;
         loop {
@@ -140,7 +140,7 @@ impl FaultyWire {
         }
     }
 
-    /// Whether nothing is late.
+    /// Returns true if no packet is late.
     pub(super) fn is_idle(&self) -> bool {
         lock(&self.leaving).is_empty() && lock(&self.arriving).is_empty()
     }
@@ -164,7 +164,8 @@ impl Arriving {
     }
 }
 
-/// What becomes of the packet `bytes`, which is `more` bytes longer on the wire; `describe` adds where it goes.
+/// Returns the fate of the packet `bytes`, which is `more` bytes longer on the wire; `describe` adds its direction and
+/// addresses.
 fn fate_of(bytes: &[u8], more: usize, describe: impl FnOnce(PacketFacts) -> PacketFacts) -> Fate {
     let nowhere = std::net::Ipv4Addr::UNSPECIFIED.into();
     let facts = PacketFacts {
@@ -193,7 +194,7 @@ fn dest_qpn(bytes: &[u8]) -> u32 {
     }
 }
 
-/// What plans call the operation of a packet.
+/// Returns the name that fault plans have for the operation of a packet.
 fn operation(bytes: &[u8]) -> &'static str {
     let opcode = bytes.first().and_then(|byte| Opcode::from_byte(*byte));
     match opcode.map(|opcode| opcode.operation) {

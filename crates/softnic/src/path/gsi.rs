@@ -1,7 +1,8 @@
-//! Management datagrams: what comes to QP1 goes to the process that it is for.
+//! Delivery of management datagrams: a datagram that arrives at QP1 goes to its process.
 //!
-//! Every process of the fabric may get what comes to QP1, and has no queue pair for it. Connection management has a Unix
-//! datagram socket for each of its processes, in a folder of the fabric; which of them it is, the message says.
+//! Any process of the fabric may receive what arrives at QP1, and has no queue pair for it. Connection management has a
+//! Unix datagram socket for each of its processes, in a folder of the fabric. The message tells which of them it is
+//! for.
 
 use std::fs;
 use std::io;
@@ -17,17 +18,17 @@ use roce::packet::Packet;
 
 use super::Drop;
 
-/// The folder of connection management in the fabric's.
+/// The folder of connection management in the fabric's folder.
 const FOLDER: &str = "rdma_cm";
 
-/// The way to the processes that manage connections.
+/// The socket to the processes that manage connections.
 #[derive(Default)]
 pub(crate) struct Gsi {
     open: OnceLock<(UnixDatagram, PathBuf)>,
 }
 
 impl Gsi {
-    /// The socket to send with, and the folder of those to send to.
+    /// Returns the socket to send with, and the folder of the sockets to send to.
     fn open(&self, fabric: &Path) -> io::Result<&(UnixDatagram, PathBuf)> {
         if let Some(open) = self.open.get() {
             return Ok(open);
@@ -37,10 +38,10 @@ impl Gsi {
         Ok(self.open.get_or_init(|| (socket, fabric.join(FOLDER))))
     }
 
-    /// Hands a management datagram to its process.
+    /// Delivers a management datagram to its process.
     ///
     /// # Errors
-    /// Why it is dropped.
+    /// The reason why the datagram is dropped.
     pub(crate) fn deliver(
         &self,
         fabric: &Path,
@@ -62,10 +63,10 @@ impl Gsi {
         let bytes = delivery.emit();
         let (socket, folder) = self.open(fabric).map_err(|_| Drop::NotReady)?;
         let Ok(folder) = fs::File::open(folder) else {
-            // Nobody manages connections here.
+            // No process manages connections here.
             return Err(Drop::UnknownQueuePair);
         };
-        // Short, however long the folder's name is.
+        // A short path, however long the folder's name is.
         let folder = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
         if let Recipient::Slot(slot) = message.recipient()
             && socket
@@ -74,7 +75,7 @@ impl Gsi {
         {
             return Ok(());
         }
-        // Anybody finds the listener, or answers for a process that has ended.
+        // Any of the processes finds the listener, or answers for a process that has ended.
         let sent = fs::read_dir(&folder).is_ok_and(|names| {
             names
                 .filter_map(|name| name.ok()?.file_name().into_string().ok())
@@ -166,7 +167,7 @@ mod tests {
         .emit(7);
         assert_eq!(deliver(&request, GSI_QKEY), Ok(()));
         assert_ne!(got(&three).is_some(), got(&four).is_some());
-        // A process that has ended: others say so.
+        // Other processes answer for one that has ended.
         drop(four);
         assert_eq!(deliver(&rtu(4), GSI_QKEY), Ok(()));
         assert!(got(&three).is_some());

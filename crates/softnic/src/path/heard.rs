@@ -1,24 +1,24 @@
-//! Up to when all packets that came have been given to their queue pairs.
+//! The time up to which all packets that arrived have been delivered to their queue pairs.
 //!
-//! A requester needs this before it counts a timeout. The response may wait in a socket, because the thread that delivers
-//! packets has lost its core or waits for a lock.
+//! A requester needs this time before it counts a timeout. The response may wait in a socket, because the thread that
+//! delivers packets has lost its core or waits for a lock.
 
-/// More packets than the sockets of a process hold: those that came before a look began are among the first so many that
-/// it takes.
+/// More packets than the sockets of a process hold. Packets that arrived before a check began are among the first of
+/// this number that the check takes.
 const MOST_WAITING: usize = 1 << 16;
 
-/// The looks for packets of the thread that delivers.
+/// The checks for packets of the thread that delivers.
 #[derive(Debug, Default)]
 pub(super) struct Looks {
-    /// When the look that has not found the sockets empty yet began.
+    /// Start of the check that has not found the sockets empty yet.
     began_ns: Option<u64>,
-    /// Packets that it has taken.
+    /// Number of packets that this check has taken.
     taken: usize,
 }
 
 impl Looks {
-    /// A receive that began at `now_ns` took so many packets; `all_empty`: no more waited. The time up to which all
-    /// packets that came have been taken, if it is known now.
+    /// Records a receive that began at `now_ns` and took `packets` packets. `all_empty`: no more waited. Returns the
+    /// time up to which all packets that arrived have been taken, if it is known now.
     pub(super) fn received(&mut self, now_ns: u64, packets: usize, all_empty: bool) -> Option<u64> {
         if all_empty {
             *self = Self::default();
@@ -43,7 +43,7 @@ mod tests {
         let mut looks = Looks::default();
         assert_eq!(looks.received(10, 0, true), Some(10));
         assert_eq!(looks.received(20, 5, false), None);
-        // Another socket may have some.
+        // Another socket may have packets.
         assert_eq!(looks.received(30, 0, false), None);
         assert_eq!(looks.received(40, 0, true), Some(40));
     }

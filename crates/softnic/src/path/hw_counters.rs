@@ -1,8 +1,9 @@
-//! The files in which the counters of a port are, one a counter with a decimal number, as in the kernel's `hw_counters`.
+//! The files with the counters of a port: one file for each counter with a decimal number, as in the kernel's
+//! `hw_counters`.
 //!
-//! All processes of a fabric that use the same port add to them, so that they have the sums, also of processes that have
-//! ended. They lie in the fabric's folder and outlive the fabric: the view of sysfs links to them. A file is replaced as a
-//! whole, so that its readers see a number at any time.
+//! All processes of a fabric that use the same port add to the files. The files thus have the sums, also of processes
+//! that have ended. They are in the fabric's folder and outlive the fabric; the view of sysfs links to them. A file is
+//! replaced as a whole, so that its readers see a number at any time.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -15,30 +16,30 @@ use rustix::io::Errno;
 
 use crate::device::address_list;
 
-/// The folder of all ports in the fabric's.
+/// The folder of all ports, in the fabric's folder.
 const FOLDER: &str = "counters";
 
-/// What the kernel calls the time, in ms, for which values are kept before the device is asked again.
+/// The kernel's name for the time, in ms, for which values are kept before the device is asked again.
 const LIFESPAN: &str = "lifespan";
 
-/// How long another process that writes the same files is waited for by those who have the time.
+/// Time for which a caller that can wait waits for another process that writes the same files.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The files of a port.
 pub(crate) struct PortFiles {
-    /// Of all ports of the fabric.
+    /// The folder of all ports of the fabric.
     parent: PathBuf,
-    /// Of this port.
+    /// The folder of this port.
     folder: PathBuf,
-    /// Held by the process that writes.
+    /// The lock file, locked by the process that writes.
     lock: PathBuf,
-    /// What becomes a file of the folder.
+    /// The file that is renamed to a file of the folder.
     new: PathBuf,
 }
 
 impl PortFiles {
-    /// Those of the port of this process in the fabric of the folder `fabric`. A port is told by its network namespace
-    /// and the addresses that it was given.
+    /// Returns the files of the port of this process in the fabric with the folder `fabric`. A port is identified by
+    /// its network namespace and the addresses that it was given.
     ///
     /// # Errors
     /// The network namespace has no name: `/proc` is not mounted.
@@ -60,12 +61,12 @@ impl PortFiles {
         }
     }
 
-    /// The folder with a file for each counter.
+    /// Returns the folder with a file for each counter.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Makes the files of the counters `names` that are not there, with 0 in them. `age` is how old a number may be.
+    /// Makes the missing files of the counters `names`, with 0 in them. `age` is the largest age of a number.
     ///
     /// # Errors
     /// Those of the file system.
@@ -73,7 +74,7 @@ impl PortFiles {
         let _lock = self.lock(PATIENCE)?;
         let lifespan = self.folder.join(LIFESPAN);
         fs::write(lifespan, format!("{}\n", age.as_millis()))?;
-        // One file with many names: an empty port costs no memory for each.
+        // All names are links to one file: an empty port costs no memory for each.
         self.write_new(0)?;
         for name in names {
             match fs::hard_link(&self.new, self.folder.join(name)) {
@@ -85,7 +86,7 @@ impl PortFiles {
         Ok(())
     }
 
-    /// Adds to counters. Another process that has the lock is waited for so long.
+    /// Adds to counters. Waits up to `patience` for another process that has the lock.
     ///
     /// # Errors
     /// Those of the file system; `WouldBlock` if another process has the lock for longer: nothing is added then.
@@ -101,12 +102,12 @@ impl PortFiles {
         Ok(())
     }
 
-    /// The counters `names`.
+    /// Returns the values of the counters `names`.
     pub(crate) fn values(&self, names: &[&'static str]) -> Vec<(&'static str, u64)> {
         names.iter().map(|name| (*name, self.read(name))).collect()
     }
 
-    /// What the file of a counter says; 0 if there is none, or no number in it.
+    /// Reads the number in the file of a counter; 0 if there is no file, or no number in it.
     fn read(&self, name: &str) -> u64 {
         let text = fs::read_to_string(self.folder.join(name)).unwrap_or_default();
         text.trim().parse().unwrap_or(0)
@@ -118,14 +119,14 @@ impl PortFiles {
     }
 
     fn write_new(&self, count: u64) -> io::Result<()> {
-        // What a process has left that died may have other names, too.
+        // The file of a process that died may have other names, too.
         match fs::remove_file(&self.new) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
             _ => fs::write(&self.new, format!("{count}\n")),
         }
     }
 
-    /// Makes the folders, and takes the lock, which closing the file gives back.
+    /// Makes the folders, and takes the lock, which closing the file releases.
     fn lock(&self, patience: Duration) -> io::Result<File> {
         for folder in [&self.parent, &self.folder] {
             match DirBuilder::new().mode(0o700).create(folder) {
@@ -143,7 +144,7 @@ impl PortFiles {
         loop {
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(lock),
-                // Whoever has it may have been stopped.
+                // The process that has the lock may have been stopped.
                 Err(Errno::WOULDBLOCK) if start.elapsed() >= patience => {
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
@@ -187,7 +188,7 @@ mod tests {
         let other = PortFiles::new(fabric.path(), "7-::1/../..");
         assert!(other.folder().starts_with(fabric.path().join(FOLDER)));
         assert_eq!(count_of(&other, "sent_pkts"), 0);
-        // The file of a counter that has not counted is there for those who look into the folder.
+        // The file of a counter that has not counted exists for those who list the folder.
         assert!(!port().folder().join("rcvd_pkts").exists());
         make(&port());
         let text = |name| fs::read_to_string(port().folder().join(name)).unwrap();
@@ -236,7 +237,7 @@ mod tests {
         let fabric = tempfile::tempdir().unwrap();
         let files = PortFiles::new(fabric.path(), "7-all");
         make(&files);
-        // It died before it took this name away.
+        // The process died before it removed this name.
         fs::hard_link(files.folder().join("rcvd_pkts"), &files.new).unwrap();
         files
             .add(&mut [("send_err", 9)].into_iter(), PATIENCE)

@@ -1,4 +1,4 @@
-//! Management datagrams that are sent.
+//! The sending of management datagrams.
 
 use link::Flow;
 use roce::mad::{GSI_QKEY, GSI_QPN, MAD_BYTES};

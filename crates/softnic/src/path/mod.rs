@@ -1,19 +1,21 @@
-//! How one queue pair reaches another.
+//! The paths from one queue pair to another.
 //!
-//! There are two paths, and everything above them (posting, order, completions, rights, states) is the same:
+//! There are two paths. Everything above them (posting, order, completions, rights, states) is the same:
 //!
-//! - *Shared memory*, for the processes of one fabric: SENDs are records in a ring, one-sided verbs are executed by the
-//!   requester (`send::out_ring`, `send::one_sided`).
+//! - *Shared memory*, for the processes of one fabric: SENDs are records in a ring, and the requester executes
+//!   one-sided verbs (`send::out_ring`, `send::one_sided`).
 //! - *Packets*: RoCEv2 over UDP. The crate `roce` has requester and responder as state machines, the crate `link` the
-//!   sockets. `send::packets` makes requests of work requests and takes answers, `recv::packets` takes requests.
+//!   sockets. `send::packets` turns work requests into requests and processes answers; `recv::packets` processes
+//!   requests.
 //!
-//! `capture` writes packets into a pcap file, `faulty` does with them what a plan of faults says.
-//! `counters` counts what becomes of packets, and `hw_counters` are the files that all processes of a port add to.
-//! `heard` knows up to when all packets that came have been taken, `bursts` whether the packets of a post wait for the next
-//! post. `gsi` hands the management datagrams that come to QP1 to the processes that they are for, `mads` sends such.
+//! `capture` writes packets into a pcap file, and `faulty` applies a fault plan to them. `counters` counts packets and
+//! their fates, and `hw_counters` are the files that all processes of a port add to. `heard` knows the time up to which
+//! all arrived packets have been processed. `bursts` decides whether the packets of a post wait for the next post.
+//! `gsi` forwards the management datagrams that arrive at QP1 to their processes, and `mads` sends management
+//! datagrams.
 //!
-//! [`Mode`] says which of them a queue pair takes. The [`Network`] is what all queue pairs of a process share on the
-//! way by packets.
+//! [`Mode`] selects the path of a queue pair. The [`Network`] is the state that all queue pairs of a process share on
+//! the path by packets.
 
 mod bursts;
 mod capture;
@@ -31,5 +33,5 @@ pub(crate) use counters::{Counter, Counters, Drop, NAMES, PUBLICATION_INTERVAL};
 pub(crate) use mode::Mode;
 pub(crate) use network::{Arrival, Audience, BadNetwork, Network, in_use, note_use};
 
-/// The P_Key of the one partition that ports are in: the default partition, full member (IBTA vol. 1, 10.9.1.2).
+/// The P_Key of a port's only partition: the default partition, full member (IBTA vol. 1, 10.9.1.2).
 pub(crate) const DEFAULT_PKEY: u16 = 0xffff;

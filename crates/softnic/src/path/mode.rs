@@ -1,23 +1,23 @@
-//! Which path queue pairs take, as the user asks for it.
+//! The path of queue pairs, as the user selects it.
 
-/// The environment variable that chooses how queue pairs reach each other.
+/// The environment variable that selects the path between queue pairs.
 pub(crate) const PATH_VAR: &str = "VERBATIM_PATH";
 
-/// What [`PATH_VAR`] asks for.
+/// The choice of paths by [`PATH_VAR`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Shared memory where the peer is a port of this host, packets elsewhere.
+    /// Shared memory if the peer is a port of this host, else packets.
     Auto,
-    /// Shared memory; nobody on another host is reached.
+    /// Shared memory only; peers on other hosts cannot be reached.
     Local,
     /// Packets, also on one host.
     Packets,
-    /// Packets, also on one host, for what goes by packets; shared memory for the rest. It has no name in [`PATH_VAR`]:
-    /// it is for processes that write a capture.
+    /// Packets, also on one host, for queue pairs that packets carry; shared memory for the rest. The mode has no name
+    /// in [`PATH_VAR`]: it is for processes that write a capture.
     Captured,
 }
 
-/// Why a value of [`PATH_VAR`] cannot be used.
+/// The reason why a value of [`PATH_VAR`] cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{PATH_VAR} is {0:?}; set it to `auto` (shared memory on this host, packets elsewhere: the default), \
@@ -26,16 +26,16 @@ pub(crate) enum Mode {
 pub struct BadPath(String);
 
 impl Mode {
-    /// What the environment asks for; `captured` says whether packets are captured.
+    /// Reads the mode from the environment. `captured` tells whether packets are captured.
     ///
     /// # Errors
-    /// Where the variable has none of the values that the error names.
+    /// The variable has none of the values that the error names.
     pub(crate) fn from_env(captured: bool) -> Result<Self, BadPath> {
         let value = std::env::var_os(PATH_VAR).unwrap_or_default();
         Self::parse(&value.to_string_lossy(), captured)
     }
 
-    /// Its name as a value of [`PATH_VAR`].
+    /// Returns the mode's name as a value of [`PATH_VAR`].
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Auto | Self::Captured => "auto",

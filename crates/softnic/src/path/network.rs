@@ -1,4 +1,4 @@
-//! What the queue pairs of a process share on the way by packets: the sockets, what is about to be sent, and counts.
+//! The state that the queue pairs of a process share on the path by packets: sockets, outgoing packets, and counts.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence};
@@ -23,119 +23,120 @@ use super::mode::BadPath;
 use super::{Counters, Drop, Mode};
 use crate::lock::lock;
 
-/// Queue pairs of this process send or receive packets: every poll looks for packets.
+/// True if queue pairs of this process send or receive packets: every poll then checks for packets.
 ///
-/// A UD queue pair alone does not set this, although its process has sockets. The engine waits for its first packet,
-/// so a program whose peers are all on this host makes no system call in its polls.
+/// A UD queue pair alone does not set this, although its process has sockets. The engine waits for its first packet, so
+/// a program whose peers are all on this host makes no system call in its polls.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
-/// Whether queue pairs of this process send or receive packets.
+/// Returns true if queue pairs of this process send or receive packets.
 #[inline]
 pub(crate) fn in_use() -> bool {
     IN_USE.load(Ordering::Relaxed)
 }
 
-/// A queue pair of this process sends or receives packets, now or soon.
+/// Records that a queue pair of this process sends or receives packets, now or soon.
 pub(crate) fn note_use() {
     if !in_use() {
         IN_USE.store(true, Ordering::Relaxed);
     }
 }
 
-/// What a packet that has come says beside its transport headers.
+/// The properties of an arrived packet beside its transport headers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
-    /// How it has travelled.
+    /// The addresses and IP fields with which the packet has travelled.
     pub(crate) flow: Flow,
-    /// A switch has marked congestion (RFC 3168).
+    /// True if a switch has marked congestion (RFC 3168).
     pub(crate) is_ecn_marked: bool,
 }
 
 impl Arrival {
-    /// Whether it comes from where packets of `flow` go, and the other way round.
+    /// Returns true if the packet comes from the destination of `flow` and goes to its source.
     pub(crate) fn is_from_peer(&self, flow: &Flow) -> bool {
         self.flow.addresses.src() == flow.addresses.dst()
             && self.flow.addresses.dst() == flow.addresses.src()
     }
 }
 
-/// A packet that has come whole.
+/// Returns the packet that was received, if it is undamaged.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The reason why the packet is dropped.
 fn checked<'a>(received: &Received<'a>) -> Result<Packet<'a>, Drop> {
     let (transport, icrc) = icrc::split(received.bytes).ok_or(Drop::Malformed)?;
     icrc::verify(&received.frame, transport, icrc).ok_or(Drop::WrongIcrc)?;
     Packet::parse(transport).map_err(|_| Drop::Malformed)
 }
 
-/// Packets of posts that wait for the next one, at most: half of what one system call sends at best.
+/// Largest number of packets that wait for the next post: half of what one system call sends at best.
 const MOST_HELD_BACK: usize = 32;
 
-/// Packets that fill the buffer of a socket, at least: Linux gives it 416 KiB, and counts 8448 bytes for a packet with 4096
-/// of payload.
+/// Smallest number of packets that fill the buffer of a socket. Linux gives it 416 KiB, and counts 8448 bytes for a
+/// packet with 4096 of payload.
 const LEAST_FULL: usize = 32;
 
-/// What the thread that delivers packets has.
+/// The state of the thread that delivers packets.
 #[derive(Default)]
 pub(crate) struct Delivery {
     inbox: Inbox,
     looks: Looks,
-    /// Packets that have come since it was last asked how many the sockets dropped, and how many that were.
+    /// Number of packets that have arrived since the sockets were last asked for their drops, and the number of drops
+    /// then.
     since_asked: usize,
     overruns: u64,
 }
 
 impl Delivery {
-    /// Whether another look, at once, would find nothing ([`Inbox::is_drained`]).
+    /// Returns true if another check, at once, would find nothing ([`Inbox::is_drained`]).
     pub(crate) fn is_drained(&self) -> bool {
         self.inbox.is_drained()
     }
 }
 
-/// Who has to know what is counted.
+/// The process and the files for the publication of counters.
 pub(crate) struct Audience {
     /// This process, whose engine publishes.
     pub(crate) me: Arc<Peer>,
-    /// Where to.
+    /// The files to which it publishes.
     pub(crate) files: PortFiles,
 }
 
-/// The way by packets of one process.
+/// The path by packets of one process.
 pub(crate) struct Network {
     mode: Mode,
-    /// Taken out when the process ends.
+    /// The sockets; taken out when the process ends.
     endpoint: RwLock<Option<Endpoint>>,
-    /// Readable while packets wait.
+    /// A descriptor that is readable while packets wait.
     ready: OnceLock<OwnedFd>,
     outgoing: Mutex<Batch>,
-    /// Held by the thread that delivers, until it has sent the answers: packets keep their order.
+    /// Held by the thread that delivers, until it has sent the answers, so that packets keep their order.
     receiving: Mutex<Delivery>,
-    /// See [`heard_ns`](Self::heard_ns).
+    /// The value of [`heard_ns`](Self::heard_ns).
     heard_ns: AtomicU64,
-    /// The engine looks for packets.
+    /// True while the engine checks for packets.
     engine_looks: AtomicBool,
-    /// Times that a thread of the program has looked for packets.
+    /// Number of checks for packets by threads of the program.
     polls: AtomicU64,
-    /// Packets that have come.
+    /// Number of packets that have arrived.
     received: AtomicU64,
     bursts: Bursts,
-    /// Packets wait for the next post or poll ([`flush_after_post`](Self::flush_after_post)).
+    /// True if packets wait for the next post or poll ([`flush_after_post`](Self::flush_after_post)).
     are_held_back: AtomicBool,
     pub(crate) counters: Counters,
     audience: OnceLock<Audience>,
-    /// What a plan of faults does to packets.
+    /// The effects of a fault plan on packets.
     faulty: Option<FaultyWire>,
-    /// Where packets are written to.
+    /// The capture into which packets are written.
     capture: Option<WireCapture>,
-    /// Where the datagrams of QP1 go.
+    /// The delivery of datagrams for QP1.
     pub(crate) gsi: Gsi,
 }
 
-/// Why the environment asks for a network that cannot be.
+/// The reason why the configuration of the network is not valid.
 #[derive(Debug, thiserror::Error)]
 pub enum BadNetwork {
-    /// `VERBATIM_PATH` has no known value.
+    /// `VERBATIM_PATH` has an unknown value.
     #[error(transparent)]
     Path(#[from] BadPath),
     /// `VERBATIM_PCAP` names a file that cannot be written.
@@ -144,10 +145,10 @@ pub enum BadNetwork {
 }
 
 impl Network {
-    /// The network that the environment asks for.
+    /// Makes the network that the environment asks for.
     ///
     /// # Errors
-    /// Where `VERBATIM_PATH` has no known value, and where `VERBATIM_PCAP` names a file that cannot be written.
+    /// `VERBATIM_PATH` has an unknown value, or `VERBATIM_PCAP` names a file that cannot be written.
     pub(crate) fn from_env() -> Result<Self, BadNetwork> {
         let capture = WireCapture::from_env()?;
         Ok(Self {
@@ -170,12 +171,12 @@ impl Network {
         })
     }
 
-    /// Which path queue pairs take.
+    /// Returns the mode that selects the path of queue pairs.
     pub(crate) fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Whether packets can be sent.
+    /// Returns true if packets can be sent.
     pub(crate) fn is_open(&self) -> bool {
         self.ready.get().is_some()
     }
@@ -183,7 +184,7 @@ impl Network {
     /// Opens the sockets for packets, if they are not open.
     ///
     /// # Errors
-    /// The sockets cannot be had.
+    /// The sockets cannot be opened.
     pub(crate) fn open(
         &self,
         addresses: Vec<LocalAddress>,
@@ -207,35 +208,35 @@ impl Network {
         if let Some(audience) = audience {
             let _ = self.audience.set(audience);
         }
-        // Under the lock: nobody else sets it.
+        // No other thread sets it, since this one has the lock.
         let _ = self.ready.set(ready);
         Ok(())
     }
 
-    /// The largest path MTU, in bytes, of packets of `flow`.
+    /// Returns the largest path MTU, in bytes, of packets of `flow`.
     pub(crate) fn path_mtu(&self, flow: &Flow) -> u32 {
         let endpoint = self.endpoint();
         let ip_bytes = endpoint.as_ref().map(|e| e.mtu_towards(flow.addresses));
         ip_bytes.map_or(4096, |bytes| bytes.map_or(4096, roce::path_mtu_within))
     }
 
-    /// Readable while packets wait.
+    /// Returns a descriptor that is readable while packets wait.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.ready.get().map(AsFd::as_fd)
     }
 
-    /// How often threads of the program have looked for packets.
+    /// Returns the number of checks for packets by threads of the program.
     pub(crate) fn polls(&self) -> u64 {
         self.polls.load(Ordering::Relaxed)
     }
 
-    /// A thread of the program looks for packets.
+    /// Records that a thread of the program checks for packets.
     pub(crate) fn note_poll(&self) {
         let polls = self.polls.load(Ordering::Relaxed);
         self.polls.store(polls.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Takes the packets that `make` makes for the queue pair `qpn`, one a call, as long as it says that there was one;
+    /// Takes the packets that `make` makes for the queue pair `qpn`, one a call, until `make` returns false.
     /// [`flush`](Self::flush) sends them.
     pub(crate) fn send(&self, qpn: u32, flow: &Flow, mut make: impl FnMut(&mut Vec<u8>) -> bool) {
         let mut batch = self.outgoing();
@@ -256,7 +257,7 @@ impl Network {
         }
     }
 
-    /// Takes one packet.
+    /// Takes one packet that `make` makes; [`flush`](Self::flush) sends it.
     pub(crate) fn send_one(&self, qpn: u32, flow: &Flow, make: impl FnOnce(&mut Vec<u8>)) {
         let mut batch = self.outgoing();
         let Some(faulty) = &self.faulty else {
@@ -267,15 +268,15 @@ impl Network {
         faulty.send(&mut batch, qpn, flow, &packet);
     }
 
-    /// Sends what has been taken.
+    /// Sends the packets that have been taken.
     pub(crate) fn flush(&self) {
         if let Some(endpoint) = &*self.endpoint() {
             self.flush_to(endpoint);
         }
     }
 
-    /// Sends the packets of a post, or lets them wait for the next post or poll. The engine sends what waits if the program
-    /// does neither: `engine_ticks` says that it looks soon.
+    /// Sends the packets of a post, or lets them wait for the next post or poll. The engine sends waiting packets if
+    /// the program does neither. `engine_ticks` tells that the engine checks soon.
     pub(crate) fn flush_after_post(&self, engine_ticks: &AtomicBool) {
         let polls = self.polls();
         let received = self.received.load(Ordering::Relaxed);
@@ -284,7 +285,7 @@ impl Network {
             && self.outgoing().len() < MOST_HELD_BACK;
         if may_wait {
             self.are_held_back.store(true, Ordering::Relaxed);
-            // SYNC POINT T, as for a WR that is kept back: read after the packets wait.
+            // SYNC POINT T, as for a WR that is held back: `engine_ticks` is read after the packets wait.
             compiler_fence(Ordering::SeqCst);
             if engine_ticks.load(Ordering::Relaxed) {
                 return;
@@ -293,7 +294,7 @@ impl Network {
         self.flush();
     }
 
-    /// Sends the packets that posts have left; true if there were any.
+    /// Sends the packets that posts have held back. Returns true if there were any.
     #[inline]
     pub(crate) fn flush_held_back(&self) -> bool {
         let are_held_back = self.are_held_back.load(Ordering::Relaxed);
@@ -303,7 +304,7 @@ impl Network {
         are_held_back
     }
 
-    /// The program has armed a CQ, and may sleep soon: its next posts do not wait.
+    /// Sends waiting packets, and those of the next posts at once: the program has armed a CQ, and may sleep soon.
     pub(crate) fn may_sleep(&self) {
         self.bursts.forget();
         self.flush_held_back();
@@ -326,7 +327,7 @@ impl Network {
         }
     }
 
-    /// Publishes what was counted, if it is time; how long until then, if something is new.
+    /// Publishes the counts if it is time. Returns the time until the next publication, if counts are new.
     pub(crate) fn publish_when_due(&self) -> Option<Duration> {
         let endpoint = self.endpoint();
         let endpoint = endpoint.as_ref()?;
@@ -338,7 +339,7 @@ impl Network {
         Some(wait)
     }
 
-    /// Publishes what was counted; another process that does so is waited for so long.
+    /// Publishes the counts. Waits up to `patience` for another process that publishes.
     fn publish(&self, endpoint: &Endpoint, patience: Duration) {
         if let Some(audience) = self.audience.get()
             && let Err(error) = self.counters.publish(endpoint, &audience.files, patience)
@@ -347,7 +348,7 @@ impl Network {
         }
     }
 
-    /// Gives what has come to `take`, and to the capture before; how many packets.
+    /// Gives arrived packets to the capture and then to `take`. Returns their number.
     fn receive_from(
         &self,
         endpoint: &Endpoint,
@@ -367,7 +368,7 @@ impl Network {
         self.endpoint.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a plan of faults holds packets back: the engine is to look again.
+    /// Returns true if a fault plan holds packets back: the engine then checks again.
     pub(crate) fn holds_packets(&self) -> bool {
         self.faulty.as_ref().is_some_and(|faulty| !faulty.is_idle())
     }
@@ -376,13 +377,14 @@ impl Network {
         lock(&self.outgoing)
     }
 
-    /// The engine begins to look for packets, or has done so.
+    /// Records whether the engine is checking for packets.
     pub(crate) fn note_engine(&self, looks: bool) {
         self.engine_looks.store(looks, Ordering::Relaxed);
     }
 
-    /// What the thread that delivers has. Where another one is at it, `None`, or it is waited for if `wait`, and by a
-    /// poll if it is the engine: a timer of a queue pair may have run out, but not if the engine has its answer.
+    /// Returns the state of the thread that delivers. If another thread delivers, returns `None`, or waits if `wait` is
+    /// set. A poll also waits for the engine: a timer of a queue pair may have run out, but not if the engine has its
+    /// answer.
     pub(crate) fn begin_delivery(&self, wait: bool) -> Option<MutexGuard<'_, Delivery>> {
         match self.receiving.try_lock() {
             Err(TryLockError::WouldBlock)
@@ -395,13 +397,13 @@ impl Network {
         }
     }
 
-    /// All packets that came before this time have been given to their queue pairs.
+    /// Returns the time before which all packets that arrived have been delivered to their queue pairs.
     pub(crate) fn heard_ns(&self) -> u64 {
         self.heard_ns.load(Ordering::Relaxed)
     }
 
-    /// As [`heard_ns`](Self::heard_ns), for what the socket that gave the last packets has: it has none that came before
-    /// `now_ns` if it is drained.
+    /// Returns [`heard_ns`](Self::heard_ns) for packets of the socket that gave the last ones. If that socket is
+    /// drained, it holds none that arrived before `now_ns`.
     pub(crate) fn heard_by(&self, delivery: &Delivery, now_ns: u64) -> u64 {
         if delivery.is_drained() {
             now_ns
@@ -410,7 +412,7 @@ impl Network {
         }
     }
 
-    /// Calls `deliver` with each packet that has come by `now_ns` and is whole; how many have come.
+    /// Calls `deliver` with each undamaged packet that has arrived by `now_ns`. Returns the number of arrived packets.
     pub(crate) fn receive(
         &self,
         delivery: &mut Delivery,
@@ -430,10 +432,10 @@ impl Network {
         packets
     }
 
-    /// Whether a socket has dropped packets because its buffer was full, since this last said so; `received` more have
-    /// come.
+    /// Returns true if a socket has dropped packets since the last such answer, because its buffer was full. `received`
+    /// more packets have arrived.
     ///
-    /// Answered when the sockets are empty, and when so many have come that one may have been full.
+    /// The sockets are asked when they are empty, and enough packets have arrived that one may have been full.
     pub(crate) fn has_overrun(&self, delivery: &mut Delivery, received: usize) -> bool {
         delivery.since_asked += received;
         if delivery.since_asked < LEAST_FULL || !delivery.is_drained() {
@@ -477,7 +479,7 @@ impl Network {
         came + faulty.release_arriving(&mut take)
     }
 
-    /// The process ends: leaves the addresses to others.
+    /// Closes the sockets at the end of the process, and leaves the addresses to other processes.
     pub(crate) fn leave(&self) {
         for (name, packets) in self.counters.drops() {
             tracing::info!("{packets} packets were dropped ({name})");
@@ -490,7 +492,7 @@ impl Network {
         }
     }
 
-    /// A process of the fabric has ended: its packets go to nobody from now on.
+    /// Stops forwarding packets to a process of the fabric that has ended.
     pub(crate) fn forget_the_dead(&self) {
         if let Some(endpoint) = &*self.endpoint() {
             endpoint.refresh();

@@ -173,7 +173,7 @@ pub(crate) struct Steering {
 }
 
 impl Steering {
-    /// Reads them again if they have changed.
+    /// Reads the flows again if they have changed.
     pub(crate) fn refresh(&mut self, fabric: &Fabric) {
         let changes = fabric.flow_changes().load(Ordering::Acquire);
         if self.changes == Some(changes) {

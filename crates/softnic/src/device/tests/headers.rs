@@ -1,4 +1,4 @@
-//! The 40 bytes in front of a UD payload, and the way back that they tell.
+//! Tests of the 40 bytes in front of a UD payload, and of the way back that they give.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -233,7 +233,7 @@ fn an_answer_reaches_the_sender() {
         if header_version(&grh) == Some(Version::V6) {
             assert_eq!(answer.grh.flow_label, ah.grh.flow_label & 0xf_ffff);
         }
-        // And there again: the first receiver's answer is answered along the first route.
+        // The answer to the first receiver's answer takes the first route again.
         let grh = receiver.grh(&answer).unwrap();
         let again = init_ah_from_wc(&sender, 1, &wc_grh(), &grh).ok().unwrap();
         assert_eq!(
