@@ -63,7 +63,7 @@ const NOBODY: usize = 0;
 static VISITOR: AtomicUsize = AtomicUsize::new(NOBODY);
 
 /// A temporary revocation. While this value lives, the thread that began it restores the bias of each lock that it
-/// takes, and does not count as a user of the lock. It is for a thread that comes seldom, and for reasons that do not
+/// takes. It does not count as a user of the lock. It is for a thread that comes seldom, and for reasons that do not
 /// concern the biased thread. It costs a barrier each time.
 pub(crate) struct Visit(());
 
@@ -321,7 +321,7 @@ impl<T> Deref for BiasedGuard<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: this guard is the only one, so nobody has a `&mut` to the value.
+        // SAFETY: this guard is the only one, so no other `&mut` to the value exists.
         unsafe { &*self.lock.value.get() }
     }
 }

@@ -365,8 +365,8 @@ impl Cq {
             }
         }
         if state.armed != ARMED_NO && sink.len() > buffered {
-            // The queue gets these completions here and loses them to the caller at once. Another thread may wait for
-            // their event.
+            // The completions count as added to the queue, although the caller takes them at once. Another thread may
+            // wait for their event.
             state.added(sink.len() - buffered, sink.solicited);
             self.report_outside_engine(&mut state);
         }
@@ -923,8 +923,8 @@ impl CqState {
     ///
     /// Receives come first, and the front before the rest. Every eighth time the order is reversed, so that a busy
     /// queue does not starve the others, however few completions are asked for. After receives alone have filled a
-    /// poll, sends have their turn. Otherwise a program that takes one completion at a time, and is always answered
-    /// before the next, would never learn that its send queue has room. On a NIC such a program does learn it, since
+    /// poll, sends have their turn. This is for a program that takes one completion at a time, and is always answered
+    /// before the next. Otherwise it would never learn that its send queue has room. On a NIC it does, since
     /// completions come in the order of time.
     #[inline(always)]
     fn gather(&mut self, sink: &mut WcSink<'_>, scan: usize) -> bool {

@@ -39,7 +39,7 @@ const STAY: Duration = Duration::from_micros(30);
 const WATCH: Duration = Duration::from_millis(100);
 
 /// Longest interval between checks of a completion queue: each check that finds nothing doubles the interval. An idle
-/// process thus costs nothing. A program that overruns its queue after an idle time learns of it that much later.
+/// process thus costs nothing. A program that overruns its queue after an idle time gets the error that much later.
 const LONGEST_WATCH: Duration = Duration::from_millis(3200);
 
 /// Number of ticks in a row without a deadline after which the engine sleeps without limit. Under load, held-back work
@@ -171,8 +171,8 @@ fn run(nic: &'static Nic) {
             idle_ticks += 1;
             if idle_ticks >= LINGER_TICKS {
                 nic.engine_ticks.store(false, Ordering::Relaxed);
-                // SYNC POINT T: a thread that held back a WR and did not call because of the ticks did so before this
-                // point, so the WR is found now. A thread that does so later calls the engine.
+                // SYNC POINT T: a thread may have held back a WR and not called because of the ticks. It did so before
+                // this point, so the WR is found now. A thread that does so later calls the engine.
                 barrier::everywhere();
                 nic.engine_ticks
                     .store(progress(nic, Look::Called), Ordering::Relaxed);

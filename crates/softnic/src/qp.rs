@@ -327,7 +327,7 @@ impl Qp {
         }
     }
 
-    /// Makes the queue pair a work queue in the eyes of the program.
+    /// Makes the queue pair appear to the program as a work queue.
     pub(crate) fn stand_for(&self, wq: *mut ibv_wq) {
         self.wq.store(wq, Ordering::Release);
     }

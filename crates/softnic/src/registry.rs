@@ -177,8 +177,8 @@ impl Touched {
     }
 }
 
-/// Number of checks for packets in a row. Two queue pairs of one process can keep each other busy for ever. An example
-/// is a queue pair without a receive WR, which the program can only post when its poll returns.
+/// Number of checks for packets in a row. Two queue pairs of one process can keep each other busy for ever. One
+/// of them may have no receive WR, for example, and the program can only post one when its poll returns.
 const DELIVERIES: usize = 4;
 
 /// Adds `qp` once to a list of few queue pairs.
@@ -387,14 +387,14 @@ impl Registry {
         lock(&self.cqs).iter().flatten().cloned().collect()
     }
 
-    /// Makes `context`, which stands for another process's device, learn of that process's end.
+    /// Registers `context`, which stands for another process's device, for the event at the end of that process.
     pub(crate) fn add_imported_context(&self, context: &'static Context) {
         lock(&self.imported_contexts).push(context);
         // The process may have ended just now.
         context.nic.me().wake();
     }
 
-    /// Stops telling `context`.
+    /// Unregisters `context` from that event.
     pub(crate) fn remove_imported_context(&self, context: &'static Context) {
         lock(&self.imported_contexts).retain(|c| !std::ptr::eq(*c, context));
     }

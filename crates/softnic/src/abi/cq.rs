@@ -157,7 +157,8 @@ fn next_event(
     let channel = live::find::<ChannelHandle>(channel).ok_or(libc::EINVAL)?;
     let (cq, cq_context) = (cq.get()?, cq_context.get()?);
     let handle = channel.channel.next().map_err(|e| errno_of(&e))?.0;
-    // A CQ takes its events along when it is destroyed, so the CQ is live unless another thread destroys it just now.
+    // The events of a CQ are discarded when it is destroyed, so the CQ is live unless another thread destroys it just
+    // now.
     let of = live::find::<Cq>(handle);
     if let Some(of) = &of {
         of.unacknowledged.got_one();

@@ -20,10 +20,10 @@ use crate::biased_lock::BiasedGuard;
 use crate::lock::lock;
 use crate::srq::Srq;
 
-/// Number of the engine's ticks in a row at which a queue holds too much until it is overrun: a quarter of a second.
-/// That is longer than a runnable thread waits for a core on a machine with dozens of threads for each core (a time
-/// slice is some milliseconds). It is short enough to show the error to a person who tests a program. A NIC allows no
-/// time at all.
+/// Number of the engine's ticks in a row at which a queue holds too much until it is overrun: a quarter of a second. A
+/// runnable thread does not wait for a core that long, even on a machine with dozens of threads for each core. (A time
+/// slice is some milliseconds.) The time is short enough to show the error to a person who tests a program. A NIC
+/// allows no time at all.
 ///
 /// The limit counts checks, not time, so that a process or a machine that was stopped continues without an overrun.
 const OVERRUN_LOOKS: u32 = 250;

@@ -20,12 +20,12 @@ pub(super) const IDLE_POLLS: u32 = 4096;
 const CROWDED_IDLE_POLLS: u32 = 8;
 
 /// Number of polls of idle queues that a thread makes without any completion before it pauses. A thread that polls an
-/// idle queue besides a busy one does not pause, as in programs with one queue for sends and one for receives.
+/// idle queue besides a busy one does not pause. Programs with one queue for sends and one for receives do that.
 const FRUITLESS_POLLS: u32 = 1024;
 
-/// The time between the beginnings of two rounds of polls is this part of the time waited, so that messages are not
-/// found much later. A thread that does other work in between, or polls many queues, takes longer anyway and does not
-/// pause.
+/// The time between the beginnings of two rounds of polls is the time waited divided by this number, so that messages
+/// are not found much later. A thread that does other work in between, or polls many queues, takes longer anyway and
+/// does not pause.
 const PART: u64 = 1024;
 
 /// Longest time in nanoseconds between two rounds: a peer fills its store buffer many times in it.
@@ -63,8 +63,8 @@ enum Next {
 }
 
 thread_local! {
-    /// Number of polls of idle queues since the last completion. At twice [`FRUITLESS_POLLS`] it starts again behind
-    /// [`FRUITLESS_POLLS`].
+    /// Number of polls of idle queues since the last completion. At twice [`FRUITLESS_POLLS`] the count returns to one
+    /// more than [`FRUITLESS_POLLS`].
     static FRUITLESS: Cell<u32> = const { Cell::new(0) };
 
     static LOOKS: Cell<Looks> = const { Cell::new(Looks::new()) };

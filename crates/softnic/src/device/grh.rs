@@ -28,8 +28,8 @@ fn ip_hop_limit(hop_limit: u8) -> u8 {
     if hop_limit == 0 { 64 } else { hop_limit }
 }
 
-/// Returns the bytes of a UD packet from BTH to ICRC, as lengths count it, for a message of `payload_bytes` (a UD
-/// message is one packet, so at most the MTU).
+/// Returns the bytes of a UD packet from BTH to ICRC, as lengths count it, for a message of `payload_bytes`. A UD
+/// message is one packet, so at most the MTU.
 ///
 /// BTH 12, DETH 8, ImmDt 4 if there is an immediate, the payload padded to 4, ICRC 4: IBTA vol. 1, 5.2 and 9.2. A
 /// length of more than 16 bits becomes 65535; no MTU lets it happen.

@@ -206,7 +206,8 @@ impl Port {
         }
     }
 
-    /// Returns the path that the completion of a datagram reports which came in a packet, as in `RingHeader::path`.
+    /// Returns the path of a datagram that came in a packet, as its completion reports it and `RingHeader::path`
+    /// encodes it.
     pub(crate) fn received_path(&self, grh: &[u8; 40]) -> u64 {
         let sl = self.completion_sl(&ibv_ah_attr::zeroed(), Some(grh));
         u64::from(sl) << 16 | 1 << 32
@@ -293,9 +294,9 @@ impl Port {
 
     /// Returns true if the destination of an address vector is this port.
     ///
-    /// The destination GID of a global route decides, also on InfiniBand: ports of different hosts may have the same
-    /// LID here, and a port drops what is routed to a GID that it does not have (IBTA vol. 1, 9.6.1.2). Without a
-    /// global route, the destination LID decides.
+    /// The destination GID of a global route decides, also on InfiniBand. Ports of different hosts may have the same
+    /// LID here. A port drops packets for a GID that it does not have (IBTA vol. 1, 9.6.1.2). Without a global route,
+    /// the destination LID decides.
     pub(crate) fn reaches(&self, ah: &ibv_ah_attr) -> bool {
         if ah.is_global != 0 {
             self.gids.contains(&ah.grh.dgid.bytes())

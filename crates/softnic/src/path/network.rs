@@ -383,8 +383,7 @@ impl Network {
     }
 
     /// Returns the state of the thread that delivers. If another thread delivers, returns `None`, or waits if `wait` is
-    /// set. A poll also waits for the engine: a timer of a queue pair may have run out, but not if the engine has its
-    /// answer.
+    /// set. A poll also waits for the engine, which may have the answer to a request whose timer has run out.
     pub(crate) fn begin_delivery(&self, wait: bool) -> Option<MutexGuard<'_, Delivery>> {
         match self.receiving.try_lock() {
             Err(TryLockError::WouldBlock)
@@ -492,7 +491,7 @@ impl Network {
         }
     }
 
-    /// Stops forwarding packets to a process of the fabric that has ended.
+    /// Updates the sockets after a process of the fabric has ended: its packets go to no process from now on.
     pub(crate) fn forget_the_dead(&self) {
         if let Some(endpoint) = &*self.endpoint() {
             endpoint.refresh();

@@ -13,7 +13,7 @@ pub(crate) struct Inbound {
     pub(super) src_cq: usize,
     /// Time since the record at the front was first found to have no receive WR.
     pub(super) rnr: Waiting,
-    /// True if no more records are taken: the sender was refused, wrote garbage, or has closed the ring.
+    /// True if no more records are taken: the sender was refused, wrote garbage, has ended, or has closed the ring.
     pub(super) stopped: bool,
     pub(super) remote: RegionCache,
     /// UD: the path that the completion of every message of this ring reports.

@@ -211,7 +211,7 @@ pub(super) fn connected_send(
     }
     let place = out.producer.place(bytes);
     let sges: *const u8 = view.sges.as_ptr().cast();
-    // SAFETY: the place has `bytes` bytes, the size of the list; nobody else sees them yet.
+    // SAFETY: the place has `bytes` bytes, the size of the list; no other process sees them yet.
     unsafe { std::ptr::copy_nonoverlapping(sges, place.as_mut_ptr(), bytes) };
     out.producer.commit(
         header(kind, flags | FLAG_BY_REFERENCE, imm, len, out.srqn),
@@ -349,7 +349,7 @@ fn by_reference(
         }
     }
     let place = prefix(&mut out.producer, addr, bytes);
-    // SAFETY: the place has `bytes` bytes behind the prefix, the size of the list; nobody else sees them yet.
+    // SAFETY: the place has `bytes` bytes behind the prefix, the size of the list; no other process sees them yet.
     unsafe { std::ptr::copy_nonoverlapping(view.sges.as_ptr().cast(), place, bytes) };
     let header = header(Kind::Write, FLAG_BY_REFERENCE, rkey, len, 0);
     out.producer.commit(header, WRITE_PREFIX + bytes);

@@ -87,7 +87,7 @@ pub(crate) enum SendWork {
 ///
 /// All methods are `inline(always)`, so that an entry is built in its place. An entry that passes through the stack is
 /// read back in larger pieces than it was written in. That read waits until every earlier store has reached the cache.
-/// One of these stores may be a message that waits for its cache line (half of the time of a WRITE).
+/// One of these stores may be a message that waits for its cache line. The wait took half of the time of a WRITE.
 struct Fifo<T> {
     items: Box<[T]>,
     head: usize,

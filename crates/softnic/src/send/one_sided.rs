@@ -139,8 +139,8 @@ fn denied_with_payload(
     }
 }
 
-/// Returns true if this process has memory in a range that a peer in the same process accesses by a region of the whole
-/// address space. For a peer in another process, the system call makes this check.
+/// Returns true if this process has memory in a range of a region of the whole address space, for a peer in the same
+/// process. For a peer in another process, the system call makes this check.
 #[cold]
 fn own_memory(addr: u64, len: u64, access: Access) -> bool {
     shm::mem::populate(addr, len, access != Access::RemoteRead)

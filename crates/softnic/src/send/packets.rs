@@ -19,7 +19,7 @@ const COPIED_BYTES: u64 = 256;
 
 /// Shortest timeout by packets, in nanoseconds: code 14, which most programs ask for.
 ///
-/// An adapter answers without a core. A thread of the peer's process needs one, and waits for it for tens of
+/// An adapter answers without a processor core. A thread of the peer's process needs one, and waits for it for tens of
 /// milliseconds on a busy host. Lost packets do not wait for the timeout, since the requester probes before.
 const MIN_TIMEOUT_NS: u64 = 4096 << 14;
 

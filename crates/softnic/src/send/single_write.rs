@@ -82,7 +82,7 @@ unsafe fn try_post(qp: &Qp, wr: &ibv_send_wr) -> Option<()> {
     if at.is_on_demand() {
         return None;
     }
-    // The cached address is that of the entry which is pinned below.
+    // The cached address is valid, because the entry that it belongs to is pinned below.
     let dst = region.direct(at)?;
     if hazard.load(Ordering::Relaxed) != 0 {
         return None;

@@ -42,7 +42,7 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
     let Some(i) = ud_ring(qp, sq, ah, qpn) else {
         return match ah.group {
             Some(group) if qpn == MULTICAST_QPN => to_group(qp, sq, view, ah, group, total),
-            // No such receiver: the datagram is lost, and its completion does not tell.
+            // The receiver does not exist: the datagram is lost, and its completion reports success.
             _ => {
                 if ah.reachable && was_never_there(qp, sq, qpn) {
                     why::no_peer(qp.nic.fabric.dir(), (qp.qpn, qpn));

@@ -1,7 +1,7 @@
 //! Flow steering: the queue pairs that get a raw packet (`ibv_create_flow(3)`).
 //!
-//! There is no switch and no receiving port. A sender matches its frame against the flows of all processes, which lie
-//! in their segments, and copies it to each queue pair that gets it. The sender keeps the flows that it has read until
+//! There is no switch and no receiving port. The flows of all processes lie in their segments. A sender matches its
+//! frame against them, and copies it to each queue pair that gets it. The sender keeps the flows that it has read until
 //! some process changes its own. The fabric's directory counts these changes.
 
 mod places;
