@@ -321,7 +321,7 @@ impl<T> Deref for BiasedGuard<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: this guard is the only one, so no other `&mut` to the value exists.
+        // SAFETY: this guard is the only one, so no `&mut` to the value exists.
         unsafe { &*self.lock.value.get() }
     }
 }
