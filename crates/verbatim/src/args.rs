@@ -1,4 +1,4 @@
-//! Values on the command line that several commands share: their form, and words for wrong ones.
+//! Command-line arguments and value parsers that several commands share, with their error messages.
 
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -70,7 +70,7 @@ pub(crate) enum PathKind {
 }
 
 impl PathKind {
-    /// What the environment variable says.
+    /// Returns the value of `VERBATIM_PATH` for this path.
     fn value(self) -> &'static str {
         match self {
             PathKind::Auto => "auto",
@@ -90,7 +90,7 @@ pub(crate) enum Provider {
 }
 
 impl Provider {
-    /// As on the command line.
+    /// Returns the provider's name as written on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Provider::Softnic => "softnic",
@@ -98,7 +98,7 @@ impl Provider {
         }
     }
 
-    /// What figures of it are.
+    /// Returns the words that describe this provider in the output of a measurement.
     pub(crate) fn kind(self) -> &'static str {
         match self {
             Provider::Softnic => "software NIC",
@@ -125,7 +125,7 @@ pub(crate) enum LinkLayer {
 }
 
 impl LinkLayer {
-    /// What the environment variable says.
+    /// Returns the value of `VERBATIM_LINK_LAYER` for this link layer.
     fn value(self) -> &'static str {
         match self {
             LinkLayer::Ib => "ib",
@@ -134,20 +134,23 @@ impl LinkLayer {
     }
 }
 
-/// Tells the software NIC of this process and its children which link layer to present.
+/// Environment variable: the link layer that the software NIC of this process and its children
+/// presents.
 const LINK_LAYER_VARIABLE: &str = "VERBATIM_LINK_LAYER";
 
-/// Tells them how to reach peers.
+/// Environment variable: the path by which the software NIC of this process and its children
+/// reaches peers.
 const PATH_VARIABLE: &str = "VERBATIM_PATH";
 
-/// Tells them which addresses the port has.
+/// Environment variable: the addresses of the software NIC's port in this process and its children.
 const ADDRESS_VARIABLE: &str = "VERBATIM_ADDRESS";
 
-/// What the environment is to tell the software NIC.
+/// Environment variables for the software NIC, each with its value.
 type Variables = Vec<(&'static str, OsString)>;
 
 impl NicArgs {
-    /// Makes link layer, path, addresses and capture hold, see [`LinkLayerArgs::settle`].
+    /// Applies link layer, path, addresses and capture to this process, as
+    /// [`LinkLayerArgs::settle`] does.
     pub(crate) fn settle(&self) -> Result<()> {
         let mut wanted = self.link_layer.variables();
         if self.provider == Provider::System {
@@ -159,7 +162,7 @@ impl NicArgs {
     }
 }
 
-/// The machine's own devices are as they are.
+/// Refuses software NIC settings for `--provider system`, whose ports cannot be reconfigured.
 fn refuse_for_system(wanted: &Variables) -> Result<()> {
     if !wanted.is_empty() {
         bail!(
@@ -170,7 +173,7 @@ fn refuse_for_system(wanted: &Variables) -> Result<()> {
     Ok(())
 }
 
-/// Captures are of the software NIC.
+/// Refuses a capture for `--provider system`: only the software NIC writes captures.
 pub(crate) fn refuse_capture_for_system(capture: &CaptureArgs) -> Result<()> {
     if capture.file().is_some() {
         bail!(
@@ -181,14 +184,15 @@ pub(crate) fn refuse_capture_for_system(capture: &CaptureArgs) -> Result<()> {
 }
 
 impl LinkLayerArgs {
-    /// The environment variables that tell the software NIC what was asked for, and their values.
+    /// Returns the environment variables that pass these arguments to the software NIC, with their
+    /// values.
     fn variables(&self) -> Variables {
         let link_layer = self.link_layer.map(|l| (LINK_LAYER_VARIABLE, l.value()));
         let link_layer = link_layer.map(|(name, value)| (name, value.into()));
         link_layer.into_iter().chain(self.way()).collect()
     }
 
-    /// Those that say how peers are reached.
+    /// Returns the environment variables for the path to peers and the port's addresses.
     fn way(&self) -> impl Iterator<Item = (&'static str, OsString)> {
         let path = self.path.map(|path| (PATH_VARIABLE, path.value()));
         let address = self.address.as_deref().map(|a| (ADDRESS_VARIABLE, a));
@@ -196,10 +200,11 @@ impl LinkLayerArgs {
         both.map(|(name, value)| (name, value.into()))
     }
 
-    /// The variable that names the file of a capture, which is made. `default` is as in [`Self::variable_or`].
+    /// Creates the capture's file and returns the environment variable that names it. `default` is
+    /// as in [`Self::variable_or`].
     ///
     /// # Errors
-    /// The port would send no packets, or the file cannot be written.
+    /// The port's link layer sends no packets, or the file cannot be written.
     pub(crate) fn capture_variable(
         &self,
         capture: &CaptureArgs,
@@ -219,7 +224,8 @@ impl LinkLayerArgs {
         capture::variable(&file).map(Some)
     }
 
-    /// The variable of the link layer; where neither a flag nor the environment says anything, `default` decides.
+    /// Returns the variable of the link layer; `default` applies if neither a flag nor the
+    /// environment sets a link layer.
     pub(crate) fn variable_or(
         &self,
         default: Option<LinkLayer>,
@@ -229,10 +235,11 @@ impl LinkLayerArgs {
         Some((LINK_LAYER_VARIABLE, chosen.value()))
     }
 
-    /// Makes what was asked for hold, for this process and its children.
+    /// Applies these arguments to this process and its children.
     ///
-    /// The software NIC takes it from the environment. A process whose environment says something
-    /// else starts itself again: an environment is safe to set only for a new program.
+    /// The software NIC reads its settings from the environment. If the environment has other
+    /// values, this process executes itself again, because only a new program can get an
+    /// environment safely.
     pub(crate) fn settle(&self, provider: Option<Provider>) -> Result<()> {
         let wanted = self.variables();
         if provider == Some(Provider::System) {
@@ -241,14 +248,15 @@ impl LinkLayerArgs {
         start_with(&wanted)
     }
 
-    /// Makes hold what says how peers are reached, and other environment variables.
+    /// Applies the path, the addresses and the environment variables `others` to this process and
+    /// its children.
     pub(crate) fn settle_way(&self, others: Option<(&'static str, &str)>) -> Result<()> {
         let others = others.map(|(name, value)| (name, OsString::from(value)));
         start_with(&self.way().chain(others).collect())
     }
 }
 
-/// Starts this program again with the environment variables `wanted`, if they are not set so.
+/// Executes this program again with the environment variables `wanted`, unless all are set already.
 fn start_with(wanted: &Variables) -> Result<()> {
     let holds = |(name, value): &(&str, OsString)| std::env::var_os(name).as_deref() == Some(value);
     if wanted.iter().all(holds) {
@@ -264,7 +272,7 @@ fn start_with(wanted: &Variables) -> Result<()> {
     })
 }
 
-/// A parser of numbers within `range`; `what` is their name in the message.
+/// Returns a parser of whole numbers within `range`; `what` names the number in the error message.
 pub(crate) fn number<T>(
     what: &'static str,
     range: RangeInclusive<T>,
@@ -281,7 +289,8 @@ where
     }
 }
 
-/// A parser of numbers with a fraction within `range`; `what` is their name in the message.
+/// Returns a parser of numbers with a fraction within `range`; `what` names the number in the error
+/// message.
 pub(crate) fn fraction(
     what: &'static str,
     range: RangeInclusive<f64>,
@@ -298,7 +307,7 @@ pub(crate) fn fraction(
     }
 }
 
-/// A parser of numbers of bytes up to `most`: `64`, `4K` (KiB), `1M` (MiB).
+/// Returns a parser of byte counts up to `most`: `64`, `4K` (KiB), `1M` (MiB).
 pub(crate) fn bytes(
     most: usize,
 ) -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
@@ -324,10 +333,10 @@ pub(crate) fn bytes(
     }
 }
 
-/// The shortest [`duration`].
+/// The shortest time that [`duration`] accepts.
 const SHORTEST: Duration = Duration::from_millis(10);
 
-/// A time: `2`, `2s`, `500ms`, `1min`; from 10 ms to a day.
+/// Parses a time: `2`, `2s`, `500ms`, `1min`; from 10 ms to a day.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = "a time is a number with ms, s or min behind it (s without one), from 10ms to 1440min, such as 500ms or \
                  2.5s";
@@ -335,7 +344,8 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     time.ok_or_else(|| wrong.to_owned())
 }
 
-/// A [`duration`] that may be shorter, as virtual time is; what takes real time asks [`check_real_time`].
+/// Parses a time from 10 µs to a day. Times below 10 ms suit virtual time only; see
+/// [`check_real_time`].
 pub(crate) fn run_time(text: &str) -> Result<Duration, String> {
     let wrong = "a time is a number with us, ms, s or min behind it (s without one), from 10ms (10us of virtual time) to \
                  1440min, such as 500ms or 2.5s";
@@ -343,7 +353,7 @@ pub(crate) fn run_time(text: &str) -> Result<Duration, String> {
     time.ok_or_else(|| wrong.to_owned())
 }
 
-/// Refuses a [`run_time`] that is too short for what does not run in virtual time.
+/// Refuses a [`run_time`] that is too short for a run in real time.
 pub(crate) fn check_real_time(run_time: Option<Duration>) -> Result<()> {
     match run_time {
         Some(short) if short < SHORTEST => bail!(
@@ -353,7 +363,7 @@ pub(crate) fn check_real_time(run_time: Option<Duration>) -> Result<()> {
     }
 }
 
-/// A number and its unit; up to a day.
+/// Parses a number and its unit; at most a day.
 fn time(text: &str) -> Option<Duration> {
     let text = text.trim();
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -370,7 +380,7 @@ fn time(text: &str) -> Option<Duration> {
     in_range.then(|| Duration::from_secs_f64(seconds))
 }
 
-/// A [`duration`], or `0s` for none.
+/// Parses a [`duration`], or `0s` for none.
 pub(crate) fn duration_or_none(text: &str) -> Result<Duration, String> {
     match text.trim() {
         "0" | "0s" | "0ms" => Ok(Duration::ZERO),
@@ -378,7 +388,7 @@ pub(crate) fn duration_or_none(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A 64-bit number, decimal or hexadecimal with `0x`.
+/// Parses a 64-bit number, decimal or hexadecimal with `0x`.
 pub(crate) fn word(text: &str) -> Result<u64, String> {
     let plain = text.trim().replace('_', "");
     let parsed = match plain
@@ -396,7 +406,7 @@ pub(crate) fn word(text: &str) -> Result<u64, String> {
     })
 }
 
-/// A TCP address: a host's name or address, and a port.
+/// Parses a TCP address: a host's name or address, and a port.
 pub(crate) fn host_and_port(text: &str) -> Result<String, String> {
     let parts = text.rsplit_once(':');
     match parts.map(|(host, port)| (host, port.parse::<u16>())) {
@@ -411,7 +421,7 @@ pub(crate) fn host_and_port(text: &str) -> Result<String, String> {
     }
 }
 
-/// The form of a device's name: what a name in sysfs can be.
+/// Checks the form of a device's name: the characters that a name in sysfs can have.
 pub(crate) fn device_name(text: &str) -> Result<String, String> {
     let sane = !text.is_empty()
         && text.len() < 64
@@ -429,7 +439,8 @@ pub(crate) fn device_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// A file that is to be written: its folder must be there, and it must not be a folder itself.
+/// Checks a path for a file to be written: its folder must exist, and the path must not be a
+/// folder.
 pub(crate) fn writable_file(path: &Path) -> Result<PathBuf> {
     if path.is_dir() {
         bail!("{} is a folder; name a file in it", path.display());
@@ -449,7 +460,7 @@ pub(crate) fn writable_file(path: &Path) -> Result<PathBuf> {
     Ok(path.to_owned())
 }
 
-/// The form of a fabric's name: it becomes part of a folder's.
+/// Checks the form of a fabric's name, which becomes part of a folder's name.
 pub(crate) fn fabric_name(text: &str) -> Result<String, String> {
     let sane = (1..=64).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');

@@ -1,4 +1,5 @@
-//! `--pcap FILE`: the packets of a command, and of the programs that it starts, in a file for tshark and Wireshark.
+//! `--pcap FILE`: captures the packets of a command, and of the programs that it starts, for tshark
+//! and Wireshark.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -18,20 +19,21 @@ pub(crate) struct CaptureArgs {
 }
 
 impl CaptureArgs {
-    /// The file, if packets are to be captured.
+    /// Returns the file, if packets are to be captured.
     pub(crate) fn file(&self) -> Option<&Path> {
         self.pcap.as_deref()
     }
 }
 
-/// Makes `file`, if it is not there, and the environment variable that tells the software NIC of it.
+/// Creates `file` if it does not exist, and returns the environment variable that names it to the
+/// software NIC.
 ///
 /// # Errors
-/// The file cannot be written, or is something else than a capture.
+/// The file cannot be written, or is not a capture.
 pub(crate) fn variable(file: &Path) -> Result<(&'static str, OsString)> {
-    // The message has its cause in it.
+    // The message of this error includes its cause.
     Capture::open(file).map_err(|error| anyhow!("--pcap: {error}"))?;
-    // Absolute, since programs go elsewhere.
+    // An absolute path, since programs may change their working directory.
     let file = file
         .canonicalize()
         .with_context(|| format!("--pcap: cannot find {}", file.display()))?;

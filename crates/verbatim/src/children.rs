@@ -1,4 +1,5 @@
-//! Programs that a command starts: servers and clients, each on cores of its own, that print a JSON object a line.
+//! Child processes of a command: servers and clients on their own cores, which print a JSON object
+//! per line.
 
 use std::io::{BufRead, BufReader};
 use std::marker::PhantomData;
@@ -12,7 +13,7 @@ use serde::de::DeserializeOwned;
 
 use crate::args::{NicArgs, PortArgs};
 
-/// Which cores each process gets, so that a server and its clients never take turns on one.
+/// The cores of each process, chosen so that a server and its clients never share one.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
     pub(crate) server: Vec<usize>,
@@ -20,8 +21,8 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    /// The server's workers from the last core down, clients' threads from the first up; all on
-    /// any core when there are more threads than cores.
+    /// Gives the server's workers the last cores and the clients' threads the first ones. If
+    /// threads outnumber the cores, every process may use all cores.
     pub(crate) fn new(
         cores: &[usize],
         workers: usize,
@@ -45,8 +46,8 @@ impl Placement {
         }
     }
 
-    /// How long a cache line takes between a client and the server, one way; nothing if there is
-    /// but one core.
+    /// Measures the time that a cache line takes from a client's core to the server's; `None` if
+    /// both use the same core.
     pub(crate) fn bounce_ns(&self) -> Result<Option<f64>> {
         let server = *self.server.last().context("no core to run on")?;
         let client = self.clients.first().and_then(|cores| cores.first());
@@ -66,7 +67,7 @@ impl Placement {
     }
 }
 
-/// `verbatim COMMAND NAME --json` on a NIC.
+/// Returns the command `verbatim COMMAND NAME --json` with the NIC's arguments.
 pub(crate) fn part_of(
     command: &str,
     name: &str,
@@ -86,7 +87,7 @@ pub(crate) fn part_of(
     Ok(part)
 }
 
-/// Starts a program on cores.
+/// Starts a program on cores, and returns the process and the reader of its output.
 pub(crate) fn start<L: DeserializeOwned>(
     mut command: Command,
     cores: &[usize],
@@ -98,7 +99,7 @@ pub(crate) fn start<L: DeserializeOwned>(
     Ok((child, Lines::new(out, who)))
 }
 
-/// Reads lines of a child.
+/// A reader of the JSON lines that a child process prints.
 pub(crate) struct Lines<L> {
     line: PhantomData<L>,
     reader: BufReader<ChildStdout>,
@@ -114,7 +115,7 @@ impl<L: DeserializeOwned> Lines<L> {
         }
     }
 
-    /// The next line; `None` when the child has ended.
+    /// Reads the next line; `None` when the child has closed its output.
     pub(crate) fn next(&mut self) -> Result<Option<L>> {
         let mut text = String::new();
         let read = self.reader.read_line(&mut text);
@@ -126,7 +127,7 @@ impl<L: DeserializeOwned> Lines<L> {
         Ok(Some(line))
     }
 
-    /// What the first line that says it says; a line must.
+    /// Reads lines until `says` returns a value; fails if the output ends first.
     pub(crate) fn expect_some<T>(&mut self, mut says: impl FnMut(L) -> Option<T>) -> Result<T> {
         loop {
             if let Some(said) = says(self.expect()?) {
@@ -135,7 +136,7 @@ impl<L: DeserializeOwned> Lines<L> {
         }
     }
 
-    /// The next line, which must be there.
+    /// Reads the next line; fails if the output has ended.
     pub(crate) fn expect(&mut self) -> Result<L> {
         match self.next()? {
             Some(line) => Ok(line),

@@ -1,4 +1,5 @@
-//! `--fault PLAN`: a command runs under a plan of faults, and a summary says what struck when it has ended.
+//! `--fault PLAN`: runs a command under a fault plan and prints a summary of the faults that
+//! struck.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +24,7 @@ pub(crate) struct FaultArgs {
     fault_seed: Option<u64>,
 }
 
-/// A plan at work.
+/// A fault plan in force: the plan, its seed and the folder of its counts.
 pub(crate) struct Faulty {
     plan: Plan,
     seed: u64,
@@ -31,12 +32,12 @@ pub(crate) struct Faulty {
 }
 
 impl FaultArgs {
-    /// Whether anything is to fail.
+    /// Returns true if a fault plan was given.
     pub(crate) fn is_wanted(&self) -> bool {
         !self.fault.is_empty()
     }
 
-    /// Has a command find the plan in its environment.
+    /// Puts the plan into a command's environment.
     pub(crate) fn prepare(&self, command: &mut Command) -> Result<Option<Faulty>> {
         if self.fault.is_empty() {
             return Ok(None);
@@ -58,7 +59,7 @@ impl FaultArgs {
     }
 }
 
-/// A plan on the command line, or in a file.
+/// Reads a plan from the command line's text, or from the file that the text names.
 fn read_plan(given: &str) -> Result<Plan> {
     let path = Path::new(given);
     let is_file = path
@@ -75,13 +76,13 @@ fn read_plan(given: &str) -> Result<Plan> {
 }
 
 fn new_seed() -> Result<u64> {
-    // As long as one can repeat it from the screen.
+    // A seed of 32 bits, short enough to type again from the screen.
     let seed = getrandom::u32().map_err(|error| anyhow::anyhow!("no random seed: {error}"))?;
     Ok(seed.into())
 }
 
 impl Faulty {
-    /// Says on standard error what struck.
+    /// Prints the counts of the faults that struck, on standard error.
     pub(crate) fn print_summary(&self) -> Result<()> {
         let counts = softnic::read_counts(self.counts.path()).context("cannot read what struck")?;
         eprint!("{}", summary(&self.plan, self.seed, &counts));
@@ -89,7 +90,7 @@ impl Faulty {
     }
 }
 
-/// Which rule struck how often; a warning about those that never did.
+/// Lists each rule with its counts, and warns about rules that never struck.
 fn summary(plan: &Plan, seed: u64, counts: &FaultCounts) -> String {
     let mut text = format!("faults (repeat with --fault-seed {seed}):\n");
     let mut warnings = String::new();
@@ -127,7 +128,7 @@ fn summary(plan: &Plan, seed: u64, counts: &FaultCounts) -> String {
     text + &warnings
 }
 
-/// Faults are for the software NIC.
+/// Refuses `--fault` for `--provider system`: only the software NIC injects faults.
 pub(crate) fn refuse_for_system(args: &FaultArgs) -> Result<()> {
     if args.is_wanted() {
         bail!("--fault is for the software NIC; leave it out, or --provider system");

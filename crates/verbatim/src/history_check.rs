@@ -1,5 +1,5 @@
-//! What checks of recorded histories share: clients that work at the same time, are killed and stopped now and then, and
-//! record what they see; and the verdict on that.
+//! Checks of recorded histories: concurrent clients, some of them killed or stopped, record a
+//! history, which is then judged for linearizability.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -66,13 +66,13 @@ pub(crate) struct RecorderArgs {
 }
 
 impl RecorderArgs {
-    /// The file of this client's history.
+    /// Creates the file of this client's history.
     pub(crate) fn recorder(&self) -> Result<Recorder> {
         Recorder::create(&self.folder, self.number).context("cannot write a history")
     }
 }
 
-/// Whether a client is to end, which is when its input does; for a loop that polls.
+/// Returns a function for a polling loop that returns true once standard input has ended.
 pub(crate) fn end_of_input() -> Result<impl FnMut() -> bool> {
     let stop = stop_signals(true)?;
     let mut polls = 0u32;
@@ -82,26 +82,28 @@ pub(crate) fn end_of_input() -> Result<impl FnMut() -> bool> {
     })
 }
 
-/// What is checked: one system in one variant.
+/// One system in one variant, as a check starts it.
 pub(crate) trait Subject {
-    /// What the server prints, a line.
+    /// A line that the server prints.
     type Line: DeserializeOwned;
-    /// What says in `--json` which variant it is. The default is that of a history that was left.
+    /// The variant as `--json` prints it; the default stands for a stored history.
     type Variant: Serialize + Default;
 
     fn name(&self) -> String;
     fn variant(&self) -> Self::Variant;
-    /// The server, which ends when its input does.
+    /// Returns the command of the server, which ends when its standard input ends.
     fn server(&self, workers: usize) -> Result<Command>;
-    /// A client, without its [`RecorderArgs`].
+    /// Returns the command of a client, without its [`RecorderArgs`].
     fn client(&self) -> Result<Command>;
-    /// Where the server listens, if this line says it.
+    /// Returns the server's address, if the line contains it.
     fn address(line: &Self::Line) -> Option<&str>;
-    /// Changes that came to the server again and were not made again, if this line says it.
+    /// Returns the number of repeated changes that the server did not apply again, if the line
+    /// contains it.
     fn repeated(line: &Self::Line) -> Option<u64>;
 }
 
-/// Designs that were asked for, or all that run on a device. Notes say why others do not.
+/// Returns the designs asked for, or all that the device supports. Prints a note on each
+/// unsupported one.
 pub(crate) fn supported<D: Copy>(
     asked: &[D],
     all: &[D],
@@ -121,7 +123,7 @@ pub(crate) fn supported<D: Copy>(
     Ok(designs)
 }
 
-/// What came of one subject.
+/// The result of the check of one subject.
 #[derive(Debug, Serialize)]
 struct Checked<V> {
     #[serde(skip)]
@@ -130,16 +132,16 @@ struct Checked<V> {
     variant: V,
     kills: u64,
     stops: u64,
-    /// Changes that came to the server again, and were not made again.
+    /// Repeated changes that the server did not apply again.
     repeated: u64,
     #[serde(flatten)]
     verdict: Verdict,
-    /// Where the history is.
+    /// The folder of the history, if kept.
     history: Option<PathBuf>,
 }
 
 impl CheckArgs {
-    /// Judges a history that was left, if that was asked for.
+    /// Judges a stored history, if one was given.
     pub(crate) fn judged<S: Subject>(&self) -> Result<Option<Outcome>> {
         let Some(folder) = &self.judge else {
             return Ok(None);
@@ -156,7 +158,7 @@ impl CheckArgs {
         tell(self.json, &[checked]).map(Some)
     }
 
-    /// Checks one subject after the other.
+    /// Checks the subjects one after the other.
     pub(crate) fn check<S: Subject>(&self, subjects: &[S]) -> Result<Outcome> {
         let temporary = tempfile::tempdir().context("cannot make a folder")?;
         let folder = match &self.keep {
@@ -214,7 +216,7 @@ fn tell<V: Serialize>(json: bool, all: &[Checked<V>]) -> Result<Outcome> {
     Ok(if right { Outcome::Done } else { Outcome::No })
 }
 
-/// Clients of a run: those that work, and how many there have been.
+/// The running clients of a check, and the number of the next one.
 struct Clients<'a, S> {
     subject: &'a S,
     seed: u64,
@@ -225,10 +227,10 @@ struct Clients<'a, S> {
 }
 
 impl<S: Subject> Clients<'_, S> {
-    /// Tells all to stop, and waits until they have.
+    /// Tells all clients to stop, and waits for their end.
     fn end(&mut self) -> Result<()> {
         for client in &mut self.working {
-            // The end of its input tells it to stop.
+            // A client stops when its standard input ends.
             drop(client.0.stdin.take());
         }
         for client in &mut self.working {
@@ -259,17 +261,18 @@ impl<S: Subject> Clients<'_, S> {
 
 fn signal(process: &KillOnDrop, signal: Signal) {
     if let Some(pid) = i32::try_from(process.0.id()).ok().and_then(Pid::from_raw) {
-        // One that has ended is found by whoever waits for it.
+        // An error means that the process has ended; a later wait reports that.
         let _ = kill_process(pid, signal);
     }
 }
 
-/// A time that on average is this.
+/// Returns a random time from 0 to twice the average.
 fn about(random: &mut Random, average: Duration) -> Duration {
     average.mul_f64(2.0 * random.unit())
 }
 
-/// How long a client may take to end once it is told to: it may have to lose patience with requests first.
+/// The time that a client may take to end; its pending requests may have to reach their deadline
+/// first.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn one<S: Subject>(args: &CheckArgs, subject: &S, folder: &Path) -> Result<Checked<S::Variant>> {
@@ -317,7 +320,8 @@ fn one<S: Subject>(args: &CheckArgs, subject: &S, folder: &Path) -> Result<Check
     })
 }
 
-/// Kills clients, and stops clients and the server for a while, until the time is over: how many of each.
+/// Until the time is over, kills clients and stops clients and the server for a while. Returns the
+/// number of kills and stops.
 fn disturb<S: Subject>(
     args: &CheckArgs,
     clients: &mut Clients<'_, S>,
@@ -346,7 +350,7 @@ fn disturb<S: Subject>(
                 bail!("a client ended early ({status}); its message is above");
             }
             let new = clients.begin()?;
-            // Its handle kills it and waits for its end.
+            // Dropping the handle kills the client and waits for its end.
             drop(std::mem::replace(&mut clients.working[client], new));
             kills += 1;
             kill_at = next(&mut random, args.kill_every);
@@ -361,7 +365,7 @@ fn disturb<S: Subject>(
     }
 }
 
-/// Copies a history to where it stays.
+/// Copies a history to a folder that is kept.
 fn save(folder: &Path) -> Result<PathBuf> {
     let to = tempfile::Builder::new()
         .prefix("verbatim-history-")

@@ -1,4 +1,5 @@
-//! `--ledger FILE`: a command runs under the tap, and what its processes did is written when it has ended.
+//! `--ledger FILE`: runs a command under the tap, and writes the counters of its processes at its
+//! end.
 
 use std::ffi::OsStr;
 use std::io::{self, Write};
@@ -25,17 +26,16 @@ pub(crate) struct LedgerArgs {
 }
 
 impl LedgerArgs {
-    /// Whether a ledger was asked for.
+    /// Returns true if a ledger was asked for.
     pub(crate) fn is_wanted(&self) -> bool {
         self.ledger.is_some()
     }
 
-    /// Runs this program once more with the same arguments under the tap, if that was asked for.
+    /// Runs this program again with the same arguments under the tap, if a ledger was asked for.
     ///
-    /// The tap looks at its environment when a provider is first used, and every process that a command starts
-    /// inherits it.
-    /// A ledger has a process for each machine; a simulated cluster is one process, whose threads are none of the
-    /// system's.
+    /// The tap reads its environment variable when a provider is first used, and child processes
+    /// inherit the variable. A ledger has an entry for each process. A simulated cluster is one
+    /// process, so no ledger is possible.
     pub(crate) fn record_self(&self, simulated: bool) -> Result<Option<Outcome>> {
         let Some(file) = self.ledger.as_deref().filter(|_| !tap::is_counting()) else {
             return Ok(None);
@@ -53,7 +53,8 @@ impl LedgerArgs {
             .map(Some)
     }
 
-    /// Runs a program under the tap, if a ledger or a summary of it was asked for. `summary` gets what was counted.
+    /// Runs a program under the tap, if a ledger or a summary was asked for. `summary` receives the
+    /// ledger.
     pub(crate) fn record_program(
         &self,
         command: Command,
@@ -88,7 +89,7 @@ impl LedgerArgs {
     }
 }
 
-/// A command as one text.
+/// Joins the words of a command with spaces.
 pub(crate) fn words(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> String {
     let words = args.into_iter();
     let words: Vec<_> = words
@@ -97,18 +98,18 @@ pub(crate) fn words(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> String
     words.join(" ")
 }
 
-/// Runs a command to its end and writes what its processes did. Comes to what the command came to.
+/// Runs a command to its end, writes the ledger, and returns the command's outcome.
 fn record(
     file: &Path,
     command: Command,
     words: &str,
     counters: Option<&PcieCounters>,
 ) -> Result<(Outcome, Ledger)> {
-    // Before anything runs: hours of work are not to end in a file that cannot be written.
+    // Check this first: hours of work must not end in a file that cannot be written.
     let place = file
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());
-    // The error itself names a file that nobody has asked for.
+    // The original error names a temporary file, which would confuse the user.
     let writing = NamedTempFile::new_in(place.unwrap_or(Path::new(".")))
         .map_err(|err| anyhow!("cannot write {}: {}", file.display(), err.kind()))?;
     let (outcome, ledger) = count(command, words, counters)?;
@@ -116,7 +117,7 @@ fn record(
     Ok((outcome, ledger))
 }
 
-/// Runs a command to its end. Comes to what the command came to, and to what its processes did.
+/// Runs a command to its end; returns its outcome and the ledger of its processes.
 fn count(
     command: Command,
     words: &str,
@@ -136,7 +137,7 @@ fn count(
 fn write(mut to: NamedTempFile, file: &Path, ledger: &Ledger) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut to, ledger)?;
     to.write_all(b"\n")?;
-    // As any file that a program writes, not the private one that it began as.
+    // Give the file the usual mode, not the private one of a temporary file.
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     to.as_file().set_permissions(mode)?;
     to.persist(file)?;

@@ -1,9 +1,9 @@
 //! The command line of Verbatim.
 //!
-//! Parsing opens nothing: clap and [`args`] check the form of every value, then a command resolves
-//! devices and files and acts. Results go to standard output, progress and notes to standard
-//! error. Exit status: 0 done, 1 ran and the answer is no, 2 could not run,
-//! 130 interrupted, with the results until then.
+//! Parsing opens nothing: clap and [`args`] check the form of every value, then a command opens
+//! devices and files. Results go to standard output, progress and notes to standard error. Exit
+//! status: 0 for success, 1 for a negative answer, 2 for a failure to run, 130 for an interrupt
+//! (partial results are printed).
 
 #![forbid(unsafe_code)]
 
@@ -163,7 +163,7 @@ fn main() -> ExitCode {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::No) => ExitCode::from(1),
         Ok(Outcome::Exit(code)) => ExitCode::from(code),
-        // Whoever read the results has enough of them.
+        // The reader of the results has closed the pipe: no error.
         Err(err) if err.is::<StdoutClosed>() => ExitCode::SUCCESS,
         Err(err) => {
             eprintln!("error: {err:#}");
@@ -172,7 +172,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says that results are of a part of the measurement, in the form in which they were printed.
+/// Says that the results cover a part of the measurement, in the format in which they were printed.
 fn interrupted(done: u64, of: u64) -> ExitCode {
     eprintln!("interrupted: results are of {done} of {of} steps");
     let told = if output::wrote_json() {
@@ -183,7 +183,7 @@ fn interrupted(done: u64, of: u64) -> ExitCode {
             "\nInterrupted: these are {done} of {of} steps."
         ))
     };
-    // Whoever read the results may have been interrupted as well.
+    // The reader of the results may be gone, too.
     drop(told);
     ExitCode::from(stop::INTERRUPTED)
 }

@@ -1,4 +1,4 @@
-//! The NIC that was chosen: in the libraries' words, and open.
+//! The chosen NIC: the open device, and its configuration for the libraries.
 
 use anyhow::Result;
 use kv::NicConfig;
@@ -6,7 +6,7 @@ use verbs::Context;
 
 use crate::args::{NicArgs, PortArgs};
 
-/// An open device, and how to say to a library which it is.
+/// An open device and the configuration that identifies it to a library.
 pub(crate) struct Nic {
     pub(crate) config: NicConfig,
     pub(crate) context: Context,

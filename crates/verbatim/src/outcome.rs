@@ -1,7 +1,7 @@
-//! How a command ends.
+//! The outcome of a command, and its exit status.
 
-/// Whether anything was answered that could be verified; says on standard error if not, for a run in which nothing was wrong
-/// because nothing was there is no success.
+/// Returns true if any request was answered, and so verified. Otherwise prints an error: a run
+/// without any answer is no success.
 pub(crate) fn verified_something(answered: u64, lost: u64) -> bool {
     if answered == 0 {
         eprintln!(
@@ -12,13 +12,13 @@ pub(crate) fn verified_something(answered: u64, lost: u64) -> bool {
     answered != 0
 }
 
-/// What a command came to.
+/// The outcome of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Exit status 0.
     Done,
     /// Exit status 1: it ran, and the answer is no.
     No,
-    /// The exit status of the program that it ran.
+    /// The exit status of the program that the command ran.
     Exit(u8),
 }

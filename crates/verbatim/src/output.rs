@@ -1,4 +1,4 @@
-//! What goes to standard output.
+//! Output of results to standard output: text, JSON and tables.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use comfy_table::{CellAlignment, Table, TableComponent, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-/// The reader of standard output is gone: a reason to end quietly.
+/// The error of a closed standard output; the command then ends quietly.
 #[derive(Debug)]
 pub(crate) struct StdoutClosed;
 
@@ -29,7 +29,7 @@ pub(crate) fn print(text: impl fmt::Display) -> Result<()> {
 
 static WROTE_JSON: AtomicBool = AtomicBool::new(false);
 
-/// Whether a line of JSON was printed.
+/// Returns true if a line of JSON was printed.
 pub(crate) fn wrote_json() -> bool {
     WROTE_JSON.load(Ordering::Relaxed)
 }
@@ -60,12 +60,12 @@ fn closed(written: io::Result<()>) -> Result<()> {
     }
 }
 
-/// A table with a ruled header and nothing else; `right` are the columns of figures.
+/// Makes a table with a ruled header; `right` are the columns of figures, which are right-aligned.
 pub(crate) fn table<const N: usize>(header: [&str; N], right: &[usize]) -> Table {
     table_of(&header, right)
 }
 
-/// The same with as many columns as there turn out to be.
+/// Makes a table as [`table`] does, with a number of columns known only at run time.
 pub(crate) fn table_of(header: &[&str], right: &[usize]) -> Table {
     let mut table = Table::new();
     table
@@ -81,8 +81,8 @@ pub(crate) fn table_of(header: &[&str], right: &[usize]) -> Table {
     table
 }
 
-/// A line on standard error that says what is going on; hidden when that is no terminal, and when
-/// a program reads along (`json`), which may have such a line of its own.
+/// Returns a line on standard error that shows the current activity. The line is hidden if standard
+/// error is no terminal, or with `json`.
 pub(crate) fn activity(json: bool) -> ProgressBar {
     if json {
         return ProgressBar::hidden();
@@ -93,7 +93,7 @@ pub(crate) fn activity(json: bool) -> ProgressBar {
     line
 }
 
-/// A figure with three significant digits.
+/// Formats a figure with three significant digits.
 pub(crate) fn figure(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
@@ -104,7 +104,7 @@ pub(crate) fn figure(value: f64) -> String {
     }
 }
 
-/// A time in a unit that fits.
+/// Formats a time in ns, µs or ms.
 pub(crate) fn time(ns: f64) -> String {
     if ns < 1000.0 {
         format!("{} ns", figure(ns))
@@ -115,7 +115,6 @@ pub(crate) fn time(ns: f64) -> String {
     }
 }
 
-/// Writes a file of results.
 pub(crate) fn write_file(file: &std::path::Path, text: &str) -> Result<()> {
     std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }

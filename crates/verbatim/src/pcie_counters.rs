@@ -1,7 +1,8 @@
-//! `--pcie-counters`: cache lines that PCIe devices read and wrote, as Intel processors count them.
+//! `--pcie-counters`: the cache lines that PCIe devices read and wrote, as Intel processors count
+//! them.
 //!
-//! The counters belong to the whole machine, so perf(1) reads them while the command runs: PCIeRdCur for the lines
-//! that devices read, ItoM for those that they wrote.
+//! The counters belong to the whole machine, so perf(1) reads them while the command runs:
+//! PCIeRdCur for lines that devices read, ItoM for lines that they wrote.
 
 use std::fs;
 use std::path::Path;
@@ -12,9 +13,9 @@ use anyhow::{Context, Result, bail};
 use tap::PcieLines;
 use tempfile::NamedTempFile;
 
-/// Where the kernel lists what can count.
+/// The folder in which the kernel lists performance monitoring units.
 const UNITS: &str = "/sys/bus/event_source/devices";
-/// The units that count what passes the last-level cache: of Skylake and later, and before.
+/// The units of the last-level cache: of Skylake and later, and of earlier processors.
 const CACHE_UNITS: [&str; 2] = ["uncore_cha", "uncore_cbox"];
 /// perf's names of the two events: of Ice Lake and later, and of Haswell to Skylake.
 const EVENTS: [[&str; 2]; 2] = [
@@ -25,15 +26,17 @@ const EVENTS: [[&str; 2]; 2] = [
     ["llc_references.pcie_read", "llc_references.pcie_write"],
 ];
 
-/// Counters that this machine has.
+/// The PCIe counters of this machine.
 pub(crate) struct PcieCounters {
     events: [&'static str; 2],
     output: NamedTempFile,
 }
 
 impl PcieCounters {
+    /// Finds the counters of this machine.
+    ///
     /// # Errors
-    /// They are not there, or perf may not read them: why.
+    /// The machine has no such counters, or perf may not read them; the message says why.
     pub(crate) fn find() -> Result<Self> {
         if !has_cache_units(Path::new(UNITS)) {
             bail!(
@@ -61,7 +64,7 @@ impl PcieCounters {
         )
     }
 
-    /// The command under perf.
+    /// Returns the command that runs `command` under perf.
     pub(crate) fn wrapped(&self, command: &Command) -> Command {
         let mut perf = Command::new("perf");
         perf.args(["stat", "-a", "-x,", "-e", &self.events.join(","), "-o"]);
@@ -76,13 +79,13 @@ impl PcieCounters {
         perf
     }
 
-    /// What is counted while this process works.
+    /// Counts while `work` runs in this process.
     pub(crate) fn during<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, PcieLines)> {
-        // It ends when its input does.
+        // cat ends when its standard input ends.
         let mut counts = self.wrapped(&Command::new("cat"));
         let counts = counts.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
         let mut counts = counts.context("cannot start perf, which reads the counters")?;
-        // perf needs a moment before it counts.
+        // perf needs a moment to start counting.
         std::thread::sleep(Duration::from_millis(100));
         let done = work();
         drop(counts.stdin.take());
@@ -90,7 +93,7 @@ impl PcieCounters {
         Ok((done?, self.read()?))
     }
 
-    /// What was counted.
+    /// Reads the counts.
     pub(crate) fn read(&self) -> Result<PcieLines> {
         let text = fs::read_to_string(self.output.path()).context("cannot read what perf wrote")?;
         PcieLines::from_perf(&text, self.events)

@@ -1,4 +1,5 @@
-//! `--svg` and `--csv`, which all commands have that measure more than one value: the files, and points with their spread.
+//! `--svg` and `--csv` of all commands that measure several values: the files, and points with
+//! their range.
 
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ pub(crate) struct PictureArgs {
 }
 
 impl PictureArgs {
-    /// Refuses files that cannot be written, before anything is measured.
+    /// Refuses files that cannot be written, before the measurement starts.
     pub(crate) fn check(&self) -> Result<()> {
         let files = [("--svg", &self.svg), ("--csv", &self.csv)];
         files
@@ -39,7 +40,7 @@ impl PictureArgs {
         self.draw(chart)
     }
 
-    /// Writes the picture alone, for commands whose comma-separated values have columns of their own.
+    /// Writes only the picture, for commands that write a CSV file with their own columns.
     pub(crate) fn draw(&self, chart: &Chart) -> Result<()> {
         match &self.svg {
             Some(file) => write_file(file, &chart.svg()),
@@ -48,7 +49,7 @@ impl PictureArgs {
     }
 }
 
-/// Opens a file for writing and leaves it as it was.
+/// Checks that a file can be opened for writing, without changing the file.
 fn can_be_written(file: &Path) -> Result<()> {
     writable_file(file)?;
     let was_there = file.exists();
@@ -63,7 +64,7 @@ fn can_be_written(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A point of several rounds, in units of `unit`.
+/// Returns the point of several rounds, in units of `unit`.
 pub(crate) fn spread_point(x: f64, spread: Spread, unit: f64) -> Point {
     let range = (spread.min / unit, spread.max / unit);
     Point {
@@ -73,7 +74,7 @@ pub(crate) fn spread_point(x: f64, spread: Spread, unit: f64) -> Point {
     }
 }
 
-/// A knob's setting as a place on an axis.
+/// Returns a knob's setting as a coordinate.
 #[allow(clippy::cast_precision_loss)] // settings are far below 2^52
 pub(crate) fn place(setting: usize) -> f64 {
     setting as f64

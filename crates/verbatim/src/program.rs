@@ -1,4 +1,4 @@
-//! A command that this process waits for, and the folder in which its processes leave what they did.
+//! Commands that this process waits for, and the folder in which their processes leave counters.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -13,11 +13,11 @@ use tempfile::TempDir;
 
 use crate::Outcome;
 
-/// Where such folders are in memory, if the machine has it.
+/// The folder of such counters, if it exists.
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// Runs a command to its end. This process ends when the command has: a signal that ends the command must leave time to
-/// write. Comes to what the command came to.
+/// Runs a command to its end and returns its outcome. Signals do not end this process earlier,
+/// since it still has to write results.
 pub(crate) fn wait_for(command: &mut Command, words: &str) -> Result<Outcome> {
     let mut signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP])?;
     let handle = signals.handle();
@@ -27,7 +27,7 @@ pub(crate) fn wait_for(command: &mut Command, words: &str) -> Result<Outcome> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let forward = std::thread::spawn(move || {
         for signal in &mut signals {
-            // Those of the terminal go to every process of its foreground group.
+            // The terminal sends SIGINT and SIGQUIT to the whole foreground process group.
             let to_all = matches!(signal, SIGINT | SIGQUIT);
             if let (Some(pid), Some(signal), false) = (pid, Signal::from_named_raw(signal), to_all)
             {
@@ -50,7 +50,7 @@ fn hint(command: &Command) -> &'static str {
     }
 }
 
-/// A folder that goes when it is dropped, in memory where there is such.
+/// Creates a temporary folder, in memory if possible, which is removed when dropped.
 pub(crate) fn shared_folder(prefix: &str) -> io::Result<TempDir> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(prefix);
@@ -59,7 +59,7 @@ pub(crate) fn shared_folder(prefix: &str) -> io::Result<TempDir> {
         .or_else(|_| builder.tempdir())
 }
 
-/// What a command came to: its exit status, or 128 and the signal that ended it, as shells say it.
+/// Returns a command's outcome: its exit status, or 128 plus the signal number, as shells do.
 fn outcome(status: ExitStatus) -> Outcome {
     let code = status.code().or(status.signal().map(|signal| 128 + signal));
     match code {

@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Between two lines.
+/// The time between two lines.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// A bar, or lines.
+/// The progress of a command: a bar, or lines.
 pub(crate) struct Progress {
     bar: ProgressBar,
     lines: Option<Lines>,
 }
 
-/// The progress of so many steps.
+/// Starts the display of a command of `steps` steps.
 pub(crate) fn progress(steps: u64) -> Progress {
     let bar = ProgressBar::new(steps);
     let style =
@@ -34,7 +34,7 @@ pub(crate) fn progress(steps: u64) -> Progress {
 }
 
 impl Progress {
-    /// Says what runs.
+    /// Sets the text that names the current step.
     pub(crate) fn set_message(&self, message: impl Into<String>) {
         let message = message.into();
         if let Some(lines) = &self.lines {
@@ -43,7 +43,7 @@ impl Progress {
         self.bar.set_message(message);
     }
 
-    /// Counts steps that are done.
+    /// Adds `steps` completed steps.
     pub(crate) fn inc(&self, steps: u64) {
         if let Some(lines) = &self.lines {
             lines.state().done += steps;
@@ -51,13 +51,13 @@ impl Progress {
         self.bar.inc(steps);
     }
 
-    /// Everything is done.
+    /// Ends the display.
     pub(crate) fn finish_and_clear(self) {
         self.bar.finish_and_clear();
     }
 }
 
-/// A thread that prints lines until this is dropped.
+/// A thread that prints lines until this value is dropped.
 struct Lines {
     shared: Arc<(Mutex<State>, Condvar)>,
     printer: Option<JoinHandle<()>>,
@@ -109,13 +109,13 @@ impl Drop for Lines {
         self.state().is_over = true;
         self.shared.1.notify_all();
         if let Some(printer) = self.printer.take() {
-            // It prints and waits only.
+            // The thread returns no result.
             let _ = printer.join();
         }
     }
 }
 
-/// What is done, what runs and how long the rest takes if it goes on like this.
+/// Formats the steps done, the current step and an estimate of the remaining time.
 fn line(state: &State, elapsed: Duration) -> String {
     let State {
         done, of, message, ..
@@ -149,7 +149,7 @@ mod tests {
     fn lines_come_again_and_again_and_end() {
         let (tell, told) = mpsc::channel();
         let lines = Lines::start(4, Duration::from_millis(1), move |line| {
-            // The test may have seen enough.
+            // The test may have dropped the receiver.
             let _ = tell.send(line.to_owned());
         });
         lines.state().message = "rpc".to_owned();

@@ -1,4 +1,4 @@
-//! `verbatim bench peers --breakdown`: where the time of a message goes.
+//! `verbatim bench peers --breakdown`: the time of each phase of a message.
 
 use anyhow::{Result, bail};
 use bench::breakdown::{Breakdown, Side, TwoCores};
@@ -9,7 +9,6 @@ use crate::Outcome;
 use crate::output::{self, figure, print, print_typed};
 use crate::progress::progress;
 
-/// Runs the command.
 pub(super) fn run(bench: &Bench, json: bool) -> Result<Outcome> {
     if bench.settings.rows.is_empty() {
         bail!("none of these rows has phases to break down; take verbatim bench peers --breakdown");
@@ -99,7 +98,7 @@ fn table(results: &[Breakdown]) -> Table {
     table
 }
 
-/// Instructions and cycles of each phase.
+/// Returns a table of the instructions and cycles of each phase.
 fn counted(results: &[Breakdown]) -> Table {
     let header = [
         "what",

@@ -66,11 +66,11 @@ struct Number<'a> {
     value: f64,
     source: &'a str,
     evidence: String,
-    /// Its value on the simulated NIC that was measured.
+    /// The number's value in the profile of the simulated NIC that was measured.
     simulated: Option<f64>,
 }
 
-/// The profile, as `--json` prints it.
+/// The written profile, as `--json` prints it.
 #[derive(Serialize)]
 struct Written<'a> {
     name: &'a str,

@@ -1,4 +1,4 @@
-//! What all benchmarks have: their cores, their NIC, their worker, and where their lines go.
+//! Arguments and functions that all benchmarks share: cores, NIC, worker process, output lines.
 
 use std::fs::File;
 use std::io::Write;
@@ -41,7 +41,7 @@ fn two_cores(text: &str) -> Result<(usize, usize), String> {
     parsed.ok_or_else(|| "two cores are two numbers with a comma between, such as 0,1".to_owned())
 }
 
-/// How to start the other process.
+/// Returns the command line of a benchmark's second process.
 pub(crate) fn worker() -> Result<Exe> {
     Ok(Exe {
         path: std::env::current_exe().context("cannot find this program's own file")?,
@@ -50,7 +50,8 @@ pub(crate) fn worker() -> Result<Exe> {
     })
 }
 
-/// Says on standard error what makes figures meaningless.
+/// Warns on standard error about circumstances that make figures meaningless, such as a debug
+/// build.
 pub(super) fn warn_of_circumstances<S>(record: &Record<S>) {
     if !record.optimised {
         eprintln!("note: this is a debug build; its figures mean nothing (use --release)");
@@ -63,7 +64,7 @@ pub(super) fn warn_of_circumstances<S>(record: &Record<S>) {
     }
 }
 
-/// The NIC that is measured.
+/// Returns the NIC that is measured.
 pub(super) fn nic_choice(nic: &NicArgs, port: &PortArgs) -> NicChoice {
     NicChoice {
         provider: nic.provider.name().to_owned(),
@@ -73,7 +74,7 @@ pub(super) fn nic_choice(nic: &NicArgs, port: &PortArgs) -> NicChoice {
     }
 }
 
-/// Where the JSON lines of a benchmark go: to standard output, into the run record, to both or to neither.
+/// The destination of a benchmark's JSON lines: standard output, the run record, both or neither.
 pub(super) struct Lines {
     json: bool,
     keep: Option<Keep>,
@@ -96,7 +97,8 @@ impl Lines {
     }
 }
 
-/// The run record on disk, written line by line so that an interrupted run keeps what it had.
+/// The run record on disk. Each line is written at once, so that an interrupted run keeps its
+/// results.
 struct Keep {
     file: File,
     path: PathBuf,
@@ -129,7 +131,7 @@ pub(super) fn with_range(spread: Option<Spread>, unit: &str) -> String {
     )
 }
 
-/// A number of bytes in a unit that fits.
+/// Formats a number of bytes in the largest unit (MiB, KiB, B) that divides it.
 pub(super) fn bytes(count: usize) -> String {
     match count {
         n if n >= 1 << 20 && n.is_multiple_of(1 << 20) => format!("{} MiB", n >> 20),

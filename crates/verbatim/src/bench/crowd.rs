@@ -72,10 +72,11 @@ impl KindArg {
     }
 }
 
-/// What a crowd may take, in multiples of what its pairs take in turn.
+/// The longest time that a crowd may take, as a multiple of the time of its pairs in turn.
 const WANTED: f64 = 2.0;
 
-/// Messages of each process to each peer: about a tenth of a second for all pairs in turn.
+/// Returns the messages of each process to each peer: about a tenth of a second for all pairs in
+/// turn.
 fn messages(kind: Kind) -> u64 {
     match kind {
         Kind::PingPong => 20_000,
@@ -85,21 +86,21 @@ fn messages(kind: Kind) -> u64 {
     }
 }
 
-/// What is measured, for the record.
+/// The settings of the measurement, for the run record.
 #[derive(Serialize)]
 struct Settings {
     rounds: u32,
     scenes: Vec<Scene>,
 }
 
-/// What came of one kind, as `--json` prints it.
+/// The result of one kind of crowd, as `--json` prints it.
 #[derive(Serialize)]
 struct Measured {
     #[serde(flatten)]
     scene: Scene,
     together_ms: Option<Spread>,
     in_turn_ms: Option<Spread>,
-    /// Of the same round.
+    /// `together` divided by `in_turn` of the same round.
     ratio: Option<Spread>,
     verified: u64,
 }

@@ -1,4 +1,4 @@
-//! `verbatim bench depth`: whether more requests in flight bring more requests a second.
+//! `verbatim bench depth`: the rate of requests against the number of requests in flight.
 
 use std::time::Duration;
 
@@ -88,27 +88,27 @@ fn payload(text: &str) -> Result<usize, String> {
     Ok(parsed)
 }
 
-/// What is measured, for the record.
+/// The settings of the measurement, for the run record.
 #[derive(Serialize)]
 struct Settings {
     rounds: u32,
     shapes: Vec<Shape>,
 }
 
-/// What came of one depth, as `--json` prints it.
+/// The result of one depth, as `--json` prints it.
 #[derive(Serialize)]
 struct Measured {
     #[serde(flatten)]
     shape: Shape,
     requests_per_s: Option<Spread>,
-    /// Of the rate at the first depth of the same round.
+    /// The rate divided by the rate at the first depth in the same round.
     ratio_to_first: Option<Spread>,
-    /// Bare copies of such blocks between the cores.
+    /// The rate of plain copies of blocks of this size between the two cores.
     copies_per_s: Option<Spread>,
     verified: u64,
 }
 
-/// The samples of one depth, a round each.
+/// The samples of one depth, one for each round.
 #[derive(Default)]
 struct Samples {
     rates: Vec<f64>,
@@ -226,7 +226,7 @@ fn print_table(measured: &[Measured]) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Median and range in multiples of `unit`.
+/// Formats median and range in multiples of `unit`.
 pub(super) fn spread(spread: Option<Spread>, unit: f64) -> String {
     spread.map_or_else(
         || "-".to_owned(),

@@ -1,4 +1,4 @@
-//! The two sides of a measurement: processes of this host, or of two.
+//! The two sides of a measurement: processes of one host, or of two hosts.
 
 use anyhow::Result;
 use bench::link::Link;
@@ -13,7 +13,7 @@ use super::common::worker;
 use crate::Outcome;
 use crate::args;
 
-/// Where one listens unless somebody says otherwise.
+/// The default address of a listening side.
 const LISTEN: &str = "0.0.0.0:7485";
 
 /// Which side this is, where the two are on two hosts.
@@ -28,24 +28,24 @@ pub(super) struct EndsArgs {
     connect: Option<String>,
 }
 
-/// A host's name or address with a port, or without one.
+/// Parses a host's name or address, with or without a port.
 fn host(text: &str) -> Result<String, String> {
     let port = LISTEN.rsplit_once(':').map_or("", |(_, port)| port);
     args::host_and_port(text).or_else(|_| args::host_and_port(&format!("{text}:{port}")))
 }
 
 impl EndsArgs {
-    /// Whether this process is the other side.
+    /// Returns true if this process listens as the other side.
     pub(super) fn listens(&self) -> bool {
         self.listen.is_some()
     }
 
-    /// Whether the two sides were started apart from each other.
+    /// Returns true if the two sides are started separately, each with its own command.
     pub(super) fn is_elsewhere(&self) -> bool {
         self.listens() || self.connect.is_some()
     }
 
-    /// Is the other side of `what`, with a NIC of its own.
+    /// Serves as the other side of the measurements `what`, with this host's `nic`.
     pub(super) fn listen(&self, what: &impl Serialize, nic: &NicChoice) -> Result<Outcome> {
         nic.device_name()?;
         let mut worker = worker()?;
@@ -60,7 +60,8 @@ impl EndsArgs {
         Ok(Outcome::Done)
     }
 
-    /// What measures `tasks`, with the other side wherever that is.
+    /// Returns a runner that measures `tasks`, with the other side on this host or on the connected
+    /// one.
     pub(super) fn runner(&self, cores: Cores, tasks: &[Task]) -> Result<Runner> {
         let Some(address) = &self.connect else {
             return Ok(Runner::new(cores, worker()?));
@@ -74,7 +75,7 @@ impl EndsArgs {
         Ok(Runner::connecting(cores, peer))
     }
 
-    /// A link to one process of the other side, which does `what`.
+    /// Connects to one process of the other side, which carries out `what`.
     pub(super) fn link(&self, core: usize, what: &impl Serialize) -> Result<Link> {
         let Some(address) = &self.connect else {
             return Link::spawn(&worker()?, core);

@@ -46,7 +46,7 @@ pub(super) struct Args {
     port: PortArgs,
 }
 
-/// What is measured, for the record.
+/// The settings of the measurement, for the run record.
 #[derive(Clone, Serialize)]
 struct Settings {
     rounds: u32,
@@ -58,9 +58,9 @@ struct Settings {
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line<'a> {
-    /// The circumstances; first.
+    /// The circumstances of the run; the first line.
     Record(&'a Record<Settings>),
-    /// One measurement, as it was made.
+    /// One measurement.
     Sample(&'a Sample),
     /// One row of the table.
     Row(&'a Row),
@@ -87,11 +87,11 @@ struct Row {
     cpu_us: Spread,
     /// Voluntary context switches of both processes for each round trip.
     sleeps: Spread,
-    /// The rate of verbs divided by that of this transport in the same round.
+    /// The round-trip rate of verbs divided by that of this transport in the same round.
     verbs_ratio: Spread,
 }
 
-/// Runs the command. The answer is yes if verbs are at least as fast as TCP in each placement.
+/// Runs the command. The outcome is success if verbs are at least as fast as TCP in each placement.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     args.nic.settle()?;
     args::check_real_time(Some(args.duration))?;
@@ -113,7 +113,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     for round in 0..args.rounds {
         for placement in Placement::ALL {
             for turn in 0..Transport::ALL.len() {
-                // Who comes first changes, so that none always meets the warmer machine.
+                // Rotate the order of transports each round, so that none is always measured first.
                 let turn = (turn + round as usize) % Transport::ALL.len();
                 let transport = Transport::ALL[turn];
                 bar.set_message(format!("{}, {}", transport.label(), placement.label()));
@@ -154,7 +154,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
 }
 
 impl Row {
-    /// `None` where nothing was measured.
+    /// Returns the row of a placement and transport, or `None` without samples.
     fn of(samples: &[Sample], placement: Placement, transport: Transport) -> Option<Row> {
         let of = |transport| {
             let wanted = move |s: &&Sample| s.placement == placement && s.transport == transport;

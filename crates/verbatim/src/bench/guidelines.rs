@@ -1,8 +1,9 @@
-//! `verbatim bench guidelines`: for each design guideline a program that breaks it and one that keeps it.
+//! `verbatim bench guidelines`: for each design guideline, a program that breaks it and one that
+//! keeps it.
 //!
-//! Each runs on the software NIC, once under the tap, for what the advice is, and in interleaved rounds without it, for
-//! how long it takes; every run is a process of its own. And each runs on a simulated NIC, for which the advice's gain is
-//! predicted.
+//! Each program runs on the software NIC in processes of its own: once under the tap, for the
+//! advice, and in interleaved rounds without the tap, for its speed. The gain is also predicted by
+//! the model and measured on a simulated NIC.
 
 use std::process::{Command, Stdio};
 
@@ -65,7 +66,7 @@ fn programs(name: &str) -> Result<&'static Programs, String> {
     })
 }
 
-/// What came of a guideline's programs.
+/// The result of a guideline's two programs.
 #[derive(Serialize)]
 struct Tried {
     guideline: &'static str,
@@ -75,24 +76,24 @@ struct Tried {
     keeps: &'static str,
     /// The advice to the program that breaks it.
     advice: Option<Advice>,
-    /// Whether the other one is advised too, which would be wrong.
+    /// True if the program that keeps the guideline is advised, too; that would be wrong.
     advised_though_kept: bool,
-    /// How much faster the other one is: the model's word for the NIC.
+    /// The model's prediction for the NIC: how much faster the keeping program is.
     predicted_gain: Option<f64>,
-    /// The same, measured on that NIC, simulated.
+    /// The same gain, measured on the simulated NIC.
     simulated_gain: Option<f64>,
-    /// Why it was not simulated.
+    /// The reason why the programs were not simulated.
     not_simulated: Option<&'static str>,
-    /// The same, measured on the software NIC: median, least and most of the rounds.
+    /// The same gain, measured on the software NIC: median, minimum and maximum of the rounds.
     measured_gain: Spread,
-    /// Whether the software NIC does not get faster in any round where the NIC does: it has other bottlenecks.
+    /// True if the software NIC gains in no round although the NIC does: the software NIC has other
+    /// bottlenecks.
     software_nic_differs: bool,
 }
 
-/// A gain above this is one; on a busy machine as much comes of nothing.
+/// The smallest gain that counts; smaller ones can be noise of a busy machine.
 const GAIN: f64 = 0.05;
 
-/// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let chosen: Vec<_> = if args.only.is_empty() {
         guidelines::ALL.iter().collect()
@@ -218,7 +219,7 @@ fn try_out(programs: &'static Programs, args: &Args) -> Result<Tried> {
     })
 }
 
-/// What the guideline says of one of its programs.
+/// Returns the guideline's advice to one of its programs.
 fn advice(
     programs: &Programs,
     nic: &Profile,
@@ -239,7 +240,7 @@ fn advice(
         .find(|advice| advice.guideline == programs.guideline))
 }
 
-/// Its work a second on the software NIC.
+/// Returns the program's work a second on the software NIC.
 fn measure(programs: &Programs, keeps: bool, repetitions: u64) -> Result<f64> {
     let mut command = command(programs, keeps, repetitions)?;
     command.env_remove(tap::VARIABLE);
@@ -274,7 +275,7 @@ fn output(mut command: Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// Is one of the programs: runs it and prints its work a second.
+/// Runs one of the programs and prints its work a second.
 pub(crate) fn program(args: &ProgramArgs) -> Result<Outcome> {
     let rate = args
         .guideline

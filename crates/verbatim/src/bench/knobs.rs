@@ -1,4 +1,4 @@
-//! What the measurements of one verb take on the command line.
+//! Command-line arguments of the measurements of one verb.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -78,7 +78,7 @@ impl SimulationArgs {
         !self.names.is_empty() || self.file.is_some()
     }
 
-    /// The profile of the simulated NIC, if one was asked for.
+    /// Returns the profile of the simulated NIC, if one was asked for.
     pub(super) fn profile(&self) -> Result<Option<Profile>> {
         let mut all = self.profiles()?;
         if all.len() > 1 {
@@ -87,7 +87,7 @@ impl SimulationArgs {
         Ok(all.pop())
     }
 
-    /// The profiles of all simulated NICs that were asked for.
+    /// Returns the profiles of all simulated NICs that were asked for.
     pub(super) fn profiles(&self) -> Result<Vec<Profile>> {
         if !self.is_asked_for() {
             return Ok(Vec::new());
@@ -97,7 +97,7 @@ impl SimulationArgs {
 }
 
 impl Common {
-    /// The NIC that is measured.
+    /// Returns the NIC that is measured.
     pub(super) fn nic_choice(&self) -> NicChoice {
         nic_choice(&self.nic, &self.port)
     }
@@ -119,10 +119,10 @@ impl Common {
         }
     }
 
-    /// How long a round with such a payload takes.
+    /// Returns the duration of a round with this payload, in ms.
     ///
     /// # Errors
-    /// When it is too short to measure anything.
+    /// The duration is too short for a measurement.
     pub(super) fn duration_ms(&self, payload_bytes: Option<usize>) -> Result<u64> {
         let simulated = self.simulation.is_asked_for();
         let usual = if simulated {
@@ -143,15 +143,15 @@ impl Common {
     }
 }
 
-/// READs that a NIC can have outstanding without losing their WQEs from its cache.
+/// Returns the READs that a NIC can have outstanding without evicting their WQEs from its cache.
 fn reads_kept(profile: &Profile) -> Option<usize> {
     let window = profile.cache.read_window.as_ref()?.value;
     let threads = profile.cache.read_window_threads.as_ref()?.value;
     usize::try_from(u64::from(window) * u64::from(threads)).ok()
 }
 
-/// Virtual time in which 32 windows pass at 10 GB/s, in ms: with fewer, what is still on its way when the time begins and
-/// ends is a part of the rate. At least 1 ms.
+/// Returns the virtual time in which 32 windows pass at 10 GB/s, in ms; at least 1 ms. In a shorter
+/// run, messages in flight at its start and end would distort the rate.
 fn simulated_ms(payload_bytes: usize) -> u64 {
     let window_bytes = (256 * payload_bytes).min((8 << 20).max(2 * payload_bytes));
     (32 * window_bytes as u64 / 10_000_000).max(1)
@@ -216,8 +216,8 @@ enum PagesArg {
 }
 
 impl StreamArgs {
-    /// What was asked for of the knobs, and how many threads where that depends on the machine. A verb may be one of a
-    /// `direction` only, as RECVs are.
+    /// Returns the knobs as asked for; the default number of threads depends on the machine.
+    /// `direction` is set for verbs that have only one, such as RECVs.
     pub(super) fn knobs(
         &self,
         verb: Verb,
@@ -256,12 +256,13 @@ impl StreamArgs {
         })
     }
 
-    /// Whether the number of threads was asked for.
+    /// Returns true if the number of threads or processes was asked for.
     pub(super) fn asks_for_threads(&self) -> bool {
         self.threads.or(self.processes).is_some()
     }
 
-    /// Requesters for one responder: as many as there are cores for, of which SENDs also take one to receive.
+    /// Returns the default number of requesters for one responder: one for each core. With SENDs,
+    /// each requester takes a second core, to receive.
     fn usual_threads(&self, verb: Verb, simulated: Option<&Profile>) -> Result<usize> {
         if let Some(profile) = simulated {
             return Ok(usize::try_from(profile.host.cores.value)?.min(MAX_THREADS));

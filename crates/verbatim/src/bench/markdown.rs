@@ -1,4 +1,4 @@
-//! The page that `verbatim bench providers --markdown` writes.
+//! The Markdown page that `verbatim bench providers --markdown` writes.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::common::bytes;
 use super::verdict::{goal, unit, verdict};
 use crate::output::figure;
 
-/// The result as a page.
+/// Formats the result as a Markdown page.
 pub(super) fn markdown(record: &Record<Settings>, summary: &Summary) -> String {
     let mut page = String::new();
     write_page(&mut page, record, summary).expect("a string takes everything");
@@ -153,14 +153,14 @@ fn table<'a>(
     Ok(())
 }
 
-/// The command line, with the program as it is found in a checkout.
+/// Returns the command line, with the path that the program has in a checkout.
 fn command(record: &Record<Settings>) -> String {
     let mut words = vec!["target/release/verbatim".to_owned()];
     words.extend(record.command.iter().skip(1).cloned());
     words.join(" ")
 }
 
-/// Soft-RoCE names the network device under it, as no other driver does.
+/// Returns true if the device is Soft-RoCE: only its driver names the network device in sysfs.
 fn is_soft_roce(device: &str) -> bool {
     Path::new("/sys/class/infiniband")
         .join(device)

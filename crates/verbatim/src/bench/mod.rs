@@ -154,7 +154,7 @@ enum What {
 }
 
 impl What {
-    /// Whether it runs in virtual time.
+    /// Returns true if the benchmark runs in virtual time.
     fn is_simulated(&self) -> bool {
         match self {
             Self::UdSend(args)
@@ -186,7 +186,6 @@ impl What {
     }
 }
 
-/// Runs the command.
 pub(crate) fn run(args: Args) -> Result<Outcome> {
     if let Some(outcome) = args.ledger.record_self(args.what.is_simulated())? {
         return Ok(outcome);

@@ -1,5 +1,5 @@
-//! `verbatim bench peers`: every verb beside its peer; `verbatim bench drop-in`: other people's programs;
-//! `verbatim bench wire`: the path by packets.
+//! `verbatim bench peers`, `drop-in` and `wire`: verbs, unmodified programs and the packet path,
+//! each beside its peer.
 
 use std::path::PathBuf;
 
@@ -89,7 +89,7 @@ pub(super) fn run_wire(args: Args) -> Result<Outcome> {
     run(args, &Row::WIRE)
 }
 
-/// Runs the command, with these rows unless others are named.
+/// Runs the command with the rows that the arguments name, or with `all`.
 pub(super) fn run(args: Args, all: &[Row]) -> Result<Outcome> {
     args.nic.settle()?;
     let cores = args.cores.settle()?;
@@ -166,7 +166,7 @@ pub(super) fn run(args: Args, all: &[Row]) -> Result<Outcome> {
     })
 }
 
-/// The rows that are asked for.
+/// Returns the rows that are asked for.
 fn rows(args: &Args, all: &[Row]) -> Vec<Row> {
     if !args.only.is_empty() {
         return args.only.clone();
@@ -180,15 +180,15 @@ fn rows(args: &Args, all: &[Row]) -> Vec<Row> {
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line<'a> {
-    /// The circumstances; first.
+    /// The circumstances of the run; the first line.
     Record(&'a Record),
     /// Cache-line bounce time at the start of a round.
     Bounce { round: u32, bounce_ns: f64 },
-    /// One measurement, as it was made.
+    /// One measurement.
     Sample(&'a Sample),
     /// One row of the table.
     Row(&'a RowResult),
-    /// Last.
+    /// The last line.
     Summary {
         bounce_ns: &'a Spread,
         at_least_reached: bool,
@@ -235,7 +235,8 @@ fn show(record: &Record, summary: &Summary) -> Result<()> {
     Ok(())
 }
 
-/// A line for each row and distance of the cores; columns of limits only where a row has one.
+/// Makes a line for each row and distance of the cores; the columns of limits appear only if a row
+/// has one.
 fn table(rows: &[RowResult]) -> Table {
     let has_limits = rows.iter().any(|row| row.limit_name.is_some());
     let header = [
@@ -280,7 +281,7 @@ fn line(row: &RowResult, cores: &str, figures: &Figures) -> Vec<String> {
             |s| format!("{} {unit}", figure(s.median)),
         )
     };
-    // Columns of somebody who is not there are empty.
+    // Columns of a missing peer are empty.
     let of =
         |name: &Option<String>, text: String| if name.is_some() { text } else { String::new() };
     let wanted_unit = if row.peer_name.is_some() { "x" } else { unit };

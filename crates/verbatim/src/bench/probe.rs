@@ -1,4 +1,5 @@
-//! `verbatim bench write-order` and `write-visible`: how a NIC's WRITEs look to the target's processor.
+//! `verbatim bench write-order` and `write-visible`: what the target's processor sees of a NIC's
+//! WRITEs, and when.
 
 use anyhow::Result;
 use bench::micro::{MAX_PAYLOAD_BYTES, Verb};
@@ -65,13 +66,13 @@ enum WriteVerb {
     UcWrite,
 }
 
-/// What is probed, for the record.
+/// The settings of the probes, for the run record.
 #[derive(Serialize)]
 struct Settings {
     probes: Vec<Probe>,
 }
 
-/// What came of one size, as `--json` prints it.
+/// The result of one size, as `--json` prints it.
 #[derive(Serialize)]
 struct Probed {
     question: Question,

@@ -70,17 +70,16 @@ pub(super) struct Args {
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line<'a> {
-    /// The circumstances; first.
+    /// The circumstances of the run; the first line.
     Record(&'a Record<Settings>),
-    /// One measurement, as it was made.
+    /// One measurement.
     Sample(&'a Sample),
     /// One row of the table.
     Row(&'a RowResult),
-    /// Last.
+    /// The last line.
     Summary { goals_met: bool },
 }
 
-/// Runs the command.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let page = match args.markdown.as_deref() {
         Some(path) if path.as_os_str() == "-" => {
@@ -163,7 +162,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     Ok(if met { Outcome::Done } else { Outcome::No })
 }
 
-/// Where the page goes.
+/// The destination of the Markdown page.
 enum Page {
     None,
     Stdout,
@@ -176,7 +175,7 @@ there is no such RDMA device on this machine to compare the software NIC with; r
 Soft-RoCE, or make a Soft-RoCE device as root (`modprobe rdma_rxe && rdma link add rxe0 type rxe \
 netdev eth0`)";
 
-/// A row in few words.
+/// Returns a short name of a row.
 pub(super) fn label(task: &Task) -> String {
     let latency = match task {
         Task::Stream(_) => "",

@@ -1,4 +1,4 @@
-//! `verbatim bench simulator`: how fast simulated clusters are simulated.
+//! `verbatim bench simulator`: the speed of simulations of clusters.
 
 use anyhow::{Context, Result};
 use bench::simulated::sequencer::{Setup, run as simulate};
@@ -43,22 +43,21 @@ Examples:
 
 Rates are per second of processor time, of one core: a simulation has one thread.";
 
-/// How fast a design is simulated.
+/// The speed at which a design is simulated.
 #[derive(Serialize)]
 struct Row {
     design: Design,
     cores: usize,
     clients: usize,
-    /// Requests of a run, warming up included.
+    /// Simulated requests of a run, including warm-up.
     requests: u64,
     virtual_ms: f64,
-    /// 10^6 simulated requests per second of processor time, everything included.
+    /// 10^6 simulated requests per second of processor time, including all overhead.
     requests_per_cpu_us: Spread,
-    /// Virtual time over processor time.
+    /// Virtual time divided by processor time.
     speed: f64,
 }
 
-/// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let cib = builtin("cib").context("Connect-IB is built in")?;
     let designs = if args.design.is_empty() {

@@ -55,14 +55,14 @@ pub(super) struct Args {
     pub(super) stream: StreamArgs,
 }
 
-/// A verb, and the direction that its name says.
+/// A verb, and the direction that its name implies.
 #[derive(Clone, Copy)]
 struct Swept {
     verb: Verb,
     direction: Option<Direction>,
 }
 
-/// The name for the responder's end of SENDs over UD.
+/// The name for the responder's side of SENDs over UD.
 const UD_RECV: &str = "ud-recv";
 
 fn verb() -> impl TypedValueParser<Value = Swept> {
@@ -71,7 +71,7 @@ fn verb() -> impl TypedValueParser<Value = Swept> {
         let named = Verb::ALL.into_iter().find(|verb| verb.name() == name);
         let inbound = (name == UD_RECV).then_some(Direction::Inbound);
         Swept {
-            // The parser takes no other names.
+            // The parser accepts no other names.
             verb: named.unwrap_or(Verb::UdSend),
             direction: inbound,
         }
@@ -125,7 +125,7 @@ impl Over {
         }
     }
 
-    /// For an axis.
+    /// Returns the label of the axis.
     fn label(self) -> &'static str {
         match self {
             Over::Payload => "payload, bytes",
@@ -152,7 +152,7 @@ impl Over {
         }
     }
 
-    /// The values that it can have, but for payloads.
+    /// Returns the largest value of the knob.
     fn most(self) -> usize {
         match self {
             Over::Payload => MAX_PAYLOAD_BYTES,
@@ -164,11 +164,11 @@ impl Over {
         }
     }
 
-    /// Powers of two, as far as a verb has use for them.
+    /// Returns the default values: powers of two in a range that suits the verb.
     fn usual(self, verb: Verb) -> Vec<usize> {
         let (first, last) = match (self, verb) {
             (Over::Payload, Verb::Atomics) => (8, 8),
-            // One packet, whatever the MTU.
+            // UD messages fit one packet of every MTU.
             (Over::Payload, Verb::UdSend) => (8, 1024),
             (Over::Payload, _) => (8, 64 << 10),
             (Over::Batch | Over::SignalEvery, _) => (1, 128),
@@ -185,7 +185,7 @@ impl Over {
     }
 }
 
-/// What is measured, for the record.
+/// The settings of the measurement, for the run record.
 #[derive(Clone, Serialize)]
 struct Settings {
     over: Over,
@@ -197,9 +197,9 @@ struct Settings {
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line<'a> {
-    /// The circumstances; first, where something is measured.
+    /// The circumstances of the run; the first line of a measured sweep.
     Record(&'a Record<Settings>),
-    /// The profile of the NIC; first, where it is simulated.
+    /// The profile of the NIC; the first line of a simulated sweep.
     Simulated {
         nic: &'a str,
         settings: &'a Settings,
@@ -210,7 +210,7 @@ enum Line<'a> {
         round: u32,
         outcome: &'a Measured,
     },
-    /// A point; last.
+    /// The summary of a point, after its samples.
     Point {
         value: usize,
         #[serde(flatten)]
@@ -218,7 +218,7 @@ enum Line<'a> {
     },
 }
 
-/// The streams of the points.
+/// Returns the knob's values, each with its stream.
 fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<(usize, Stream)>> {
     let Swept { verb, direction } = args.verb;
     let mut knobs = args.stream.knobs(verb, direction, simulated)?;
@@ -258,7 +258,6 @@ fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<(usize, Strea
     values.into_iter().map(stream).collect()
 }
 
-/// Runs the command.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let common = &args.stream.common;
     let picture = &common.picture;
@@ -299,10 +298,10 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
 
 type Point = (usize, RateResult);
 
-/// What was swept on one NIC.
+/// The results of a sweep on one NIC.
 struct SweptOn {
     nic: String,
-    /// NIC and circumstances.
+    /// The NIC and the circumstances of the run.
     title: String,
     points: Vec<Point>,
 }
@@ -314,7 +313,7 @@ fn tasks(streams: &[(usize, Stream)]) -> Vec<Task> {
         .collect()
 }
 
-/// What is swept, in words.
+/// Returns the swept verb in words.
 fn swept(args: &Args) -> String {
     match args.verb.direction {
         Some(_) => format!("{}, inbound", args.verb.verb.label()),
@@ -330,7 +329,7 @@ fn settings(args: &Args, streams: &[(usize, Stream)], rounds: u32) -> Settings {
     }
 }
 
-/// Every point once, on a simulated NIC.
+/// Simulates every point once.
 fn simulate(args: &Args, streams: &[(usize, Stream)], profile: &Profile) -> Result<SweptOn> {
     let common = &args.stream.common;
     let mut lines = Lines::new(common.record.as_deref(), common.json)?;
@@ -363,7 +362,7 @@ fn simulate(args: &Args, streams: &[(usize, Stream)], profile: &Profile) -> Resu
     })
 }
 
-/// Every point in every round.
+/// Measures every point in every round.
 fn measure(args: &Args, streams: &[(usize, Stream)]) -> Result<SweptOn> {
     let common = &args.stream.common;
     common.nic.settle()?;
@@ -381,7 +380,7 @@ fn measure(args: &Args, streams: &[(usize, Stream)]) -> Result<SweptOn> {
     'rounds: for round in 0..common.rounds {
         for (&(value, stream), outcomes) in streams.iter().zip(&mut outcomes) {
             let outcome = runner.measure(&nic, &Task::Stream(stream));
-            // The terminal interrupts the other process, too.
+            // An interrupt by the terminal stops the other process, too.
             if stop::is_interrupted() && outcome.is_err() {
                 break 'rounds;
             }
@@ -417,7 +416,7 @@ fn measure(args: &Args, streams: &[(usize, Stream)]) -> Result<SweptOn> {
     })
 }
 
-/// A line for each point; the NIC comes last.
+/// Formats a CSV line for each point; the NIC is the last column.
 fn csv(over: Over, swept: &[SweptOn]) -> String {
     let mut text = format!(
         "{},rate_mops,rate_mops_min,rate_mops_max,gbytes_per_s,gbytes_per_s_min,gbytes_per_s_max,verified_ops,lost_ops,nic\n",

@@ -1,4 +1,4 @@
-//! `verbatim bench rc-write` and its like: one verb with every knob.
+//! `verbatim bench rc-write` and similar commands: the rate or latency of one verb.
 
 use anyhow::Result;
 use bench::micro::{Direction, Latency, Outcome as Measured, PingPong, Rate, Stream, Task, Verb};
@@ -108,7 +108,7 @@ pub(super) fn latency(args: &LatencyArgs) -> Result<Outcome> {
     )
 }
 
-/// How much is measured, for the record.
+/// The settings of the measurement, for the run record.
 #[derive(Serialize)]
 struct Settings {
     rounds: u32,
@@ -119,15 +119,15 @@ struct Settings {
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line<'a> {
-    /// The circumstances; first.
+    /// The circumstances of the run; the first line.
     Record(&'a Record<Settings>),
-    /// All of a simulated measurement.
+    /// All results of a simulated measurement.
     Simulated(Simulated<'a>),
     /// One round.
     Sample { round: u32, outcome: &'a Measured },
-    /// The summary of a rate; last.
+    /// The summary of a rate; the last line.
     Rate(&'a RateResult),
-    /// The summary of a latency; last.
+    /// The summary of a latency; the last line.
     Latency(&'a LatencyResult),
 }
 
@@ -136,9 +136,9 @@ enum Line<'a> {
 pub(super) struct RateResult {
     pub(super) rate_mops: Option<Spread>,
     pub(super) bandwidth_gbytes_per_s: Option<Spread>,
-    /// Of all rounds.
+    /// The sum over all rounds.
     pub(super) verified_ops: u64,
-    /// Of all rounds.
+    /// The sum over all rounds.
     pub(super) lost_ops: u64,
 }
 
@@ -149,11 +149,11 @@ struct LatencyResult {
     latency_ns_p99: Option<Spread>,
     latency_ns_p999: Option<Spread>,
     latency_ns_mean: Option<Spread>,
-    /// Of all rounds.
+    /// The sum over all rounds.
     verified_ops: u64,
 }
 
-/// What came of a simulated measurement, as `--json` prints it.
+/// The result of a simulated measurement, as `--json` prints it.
 #[derive(Serialize)]
 struct Simulated<'a> {
     nic: &'a str,
@@ -217,7 +217,7 @@ fn measure(task: &Task, args: &Common, profile: Option<&Profile>) -> Result<Outc
     let mut outcomes = Vec::new();
     for round in 0..args.rounds {
         let outcome = runner.measure(&nic, task);
-        // The terminal interrupts the other process, too.
+        // An interrupt by the terminal stops the other process, too.
         if stop::is_interrupted() && outcome.is_err() {
             break;
         }
@@ -258,7 +258,7 @@ fn measure(task: &Task, args: &Common, profile: Option<&Profile>) -> Result<Outc
     Ok(Outcome::Done)
 }
 
-/// The rounds one after the other.
+/// Makes a chart of the rounds in their order.
 fn chart(task: &Task, caption: String, outcomes: &[Measured]) -> Chart {
     let rounds = || (1..).map(place).zip(outcomes);
     let rates = rounds().filter_map(|(round, outcome)| match outcome {
@@ -298,7 +298,7 @@ fn chart(task: &Task, caption: String, outcomes: &[Measured]) -> Chart {
     }
 }
 
-/// Medians of a stream's rounds.
+/// Returns the medians of a stream's rounds.
 pub(super) fn rate_result(outcomes: &[Measured]) -> RateResult {
     let rates: Vec<&Rate> = outcomes
         .iter()
@@ -336,7 +336,7 @@ fn latency_result(outcomes: &[Measured]) -> LatencyResult {
     }
 }
 
-/// Where and how a measurement was made.
+/// Describes the machine, the NIC, the cores and the number of rounds of a measurement.
 pub(super) fn head<S>(record: &Record<S>, rounds: u32) -> String {
     format!(
         "{} {} on {}, {} (commit {}), cores {} and {}; median of {} rounds (min..max)",
@@ -363,7 +363,7 @@ fn payload(verb: Verb, payload_bytes: usize, inline: bool) -> String {
     }
 }
 
-/// What a stream does beside its payload, as far as it is not what everybody expects.
+/// Describes the settings of a stream, apart from its payload, that differ from the defaults.
 fn layout(stream: &Stream) -> String {
     let mut text = String::new();
     if stream.direction == Direction::Inbound {

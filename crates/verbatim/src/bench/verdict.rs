@@ -1,9 +1,9 @@
-//! What is wanted of a row of the comparison of providers, and whether it is reached.
+//! The goals of the comparison of providers, and the verdict on each row.
 
 use bench::micro::Task;
 use bench::micro::compare::RowResult;
 
-/// What is wanted of a row's ratio, in words.
+/// Formats the goal of a row's ratio.
 pub(super) fn goal(row: &RowResult) -> String {
     match (row.goal, row.task) {
         (None, _) => String::new(),
@@ -12,8 +12,8 @@ pub(super) fn goal(row: &RowResult) -> String {
     }
 }
 
-/// A unit for a row, and what its figures are multiplied by: rates of short messages in messages,
-/// of long ones in bytes.
+/// Returns the unit of a row and its factor: rates of short messages are in messages, of long
+/// messages in bytes.
 pub(super) fn unit(row: &RowResult) -> (&'static str, f64) {
     #[allow(clippy::cast_precision_loss)] // far below 2^52
     let bytes = row.task.payload_bytes() as f64;
@@ -24,7 +24,7 @@ pub(super) fn unit(row: &RowResult) -> (&'static str, f64) {
     }
 }
 
-/// Whether it is reached.
+/// Formats the verdict on a row's goal.
 pub(super) fn verdict(row: &RowResult) -> &'static str {
     match row.goal_met {
         _ if row.ratio.is_none() => "FAILED",

@@ -1,6 +1,7 @@
-//! `verbatim bench wqe-cache`: windows of READs and WRITEs, and what the NIC reads over PCIe for them (Figure 13 of the
-//! paper). WQEs that the processor hands over itself need no DMA read, until so many are outstanding that the NIC's cache
-//! loses some and fetches them again.
+//! `verbatim bench wqe-cache`: windows of READs and WRITEs, and the PCIe reads that the NIC makes
+//! for them (Figure 13 of the paper). WQEs that the processor writes to the NIC (BlueFlame) need no
+//! DMA read. With too many outstanding, the NIC's cache evicts some, and the NIC fetches them
+//! again.
 
 use std::fmt::Write;
 
@@ -68,7 +69,7 @@ enum WindowVerb {
     RcWrite,
 }
 
-/// What is measured, for the record.
+/// The settings of the measurement, for the run record.
 #[derive(Clone, Serialize)]
 struct Settings {
     rounds: u32,
@@ -80,16 +81,16 @@ struct Settings {
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line<'a> {
-    /// The circumstances; first, where something is measured.
+    /// The circumstances of the run; the first line of a measurement.
     Record(&'a Record<Settings>),
-    /// The profile of the NIC; first, where it is simulated.
+    /// The profile of the NIC; the first line of a simulation.
     Simulated {
         nic: &'a str,
         settings: &'a Settings,
     },
     /// One round of a point.
     Sample { round: u32, sample: &'a Sample },
-    /// A point; last.
+    /// The summary of a window, after its samples.
     Window(&'a Point),
 }
 
@@ -97,29 +98,29 @@ enum Line<'a> {
 #[derive(Clone, Serialize)]
 struct Sample {
     outcome: Measured,
-    /// Cache lines that were read, if that was counted.
+    /// Cache lines that devices read over PCIe, if counted.
     lines_read: Option<f64>,
     wqe_cache_misses: Option<u64>,
 }
 
-/// What came of one window.
+/// The result of one window.
 #[derive(Serialize)]
 struct Point {
     verb: Verb,
     window: usize,
-    /// Of all threads.
+    /// Outstanding work requests of all threads.
     outstanding: usize,
-    /// Medians, as all that follows; in 10^6 a second.
+    /// The rate in 10^6 a second; this field and those below are medians.
     rate_mops: f64,
     /// Cache lines that the model expects the NIC to read, in 10^6 a second.
     expected_reads_mops: f64,
-    /// Those that were counted.
+    /// Cache lines that were read according to the counters, in 10^6 a second.
     counted_reads_mops: Option<f64>,
-    /// WQEs that were fetched again: counted by a simulated NIC, else the difference of the two before.
+    /// WQEs that were fetched again. A simulated NIC counts them; otherwise counted reads less
+    /// expected reads.
     wqe_cache_misses_mops: Option<f64>,
 }
 
-/// Runs the command.
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let profile = args.common.simulation.profile()?;
     let streams = streams(args, profile.as_ref())?;
@@ -173,7 +174,7 @@ fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<Stream>> {
     Ok(streams)
 }
 
-/// Every window once, on a simulated NIC.
+/// Simulates every window once.
 fn simulate(args: &Args, streams: &[Stream], profile: &Profile) -> Result<(String, Vec<Point>)> {
     let mut lines = Lines::new(args.common.record.as_deref(), args.common.json)?;
     lines.tell(&Line::Simulated {
@@ -211,7 +212,7 @@ fn simulate(args: &Args, streams: &[Stream], profile: &Profile) -> Result<(Strin
     Ok((title, points))
 }
 
-/// Every window in every round.
+/// Measures every window in every round.
 fn measure(args: &Args, streams: &[Stream]) -> Result<(String, Vec<Point>)> {
     let common = &args.common;
     let expect = NicProfileArgs {
@@ -271,7 +272,7 @@ fn measure(args: &Args, streams: &[Stream]) -> Result<(String, Vec<Point>)> {
         let footprint = stream.footprint(&expect)?;
         let mut expected = footprint.requester.lines_read();
         if !common.ends.is_elsewhere() {
-            // The counters see both sides.
+            // The counters include the reads of both sides.
             expected += footprint.responder.lines_read();
         }
         let point = point(stream, samples, expected);
@@ -311,7 +312,7 @@ fn point(stream: &Stream, samples: &[Sample], expected: f64) -> Point {
             .collect();
         median(&all)
     };
-    // Counted over the whole run, as the WRs that were checked.
+    // The count covers the whole run, as the number of verified work requests does.
     #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
     let a_second =
         |count: f64, rate: &Rate| rate.rate_mops * count / rate.verified_ops.max(1) as f64;

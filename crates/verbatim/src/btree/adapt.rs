@@ -1,4 +1,5 @@
-//! `verbatim btree adapt`: a split between host and DPU that follows a hot spot, in virtual time.
+//! `verbatim btree adapt`: a split between host and DPU that follows a moving hot spot, simulated
+//! in virtual time.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -53,20 +54,22 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What came of it.
+/// The result of the simulation, with an adaptive split and with a fixed one.
 #[derive(Debug, Serialize)]
 struct Summary {
-    /// The best split that stays, in 10^6 a second, and the share of requests that the DPU has with it.
+    /// The rate of the best fixed split, in 10^6 a second, and the share of requests that the DPU
+    /// has with that split.
     best_mops: f64,
     best_dpu_share: f64,
-    /// After each jump: how long until the mean rate of the next 5 ms is within 5 % of that, in ms.
+    /// Per jump: the time until the mean rate of the next 5 ms is within 5 % of `best_mops`, in ms.
     convergence_ms: Vec<Option<f64>>,
-    /// The mean rate from 10 ms after the last jump on, adaptive and with the split that stays.
+    /// Mean rates from 10 ms after the last jump on, with the adaptive split and with the fixed
+    /// one.
     settled_mops: f64,
     fixed_mops: f64,
-    /// What was lost of the best rate in the 10 ms after a jump, on average, 0 to 1.
+    /// The mean loss in the 10 ms after a jump, as a share of the best rate, 0 to 1.
     lost_while_moving: f64,
-    /// Bytes of keys and values that were moved.
+    /// Bytes of keys and values that moved between host and DPU.
     moved_bytes: u64,
     redirected: u64,
     verified: bool,
@@ -119,7 +122,7 @@ fn summary((best, share): (f64, f64), follows: &Course, stays: &Course) -> Summa
     let last = follows.jumps_ms.last().copied().unwrap_or(0.0);
     let end = follows.points.last().map_or(0.0, |p| p.ms);
     let settled = |course: &Course| course.rate(last + 10.0, (end - last - 10.0).max(1.0));
-    // At the beginning the split is right.
+    // The first entry is the start, where the split is right.
     let jumps = follows.jumps_ms.iter().skip(1);
     let lost: Vec<f64> = jumps
         .map(|at| (1.0 - follows.rate(*at, 10.0) / best).max(0.0))
@@ -171,9 +174,9 @@ fn show(nic: &str, setup: &Setup, s: &Summary) -> Result<()> {
     ))
 }
 
-/// Rates over time.
+/// Draws the rates over time.
 fn picture(nic: &str, best: f64, follows: &Course, stays: &Course) -> String {
-    // Two steps a point: fewer wiggles.
+    // Average two steps into a point, to smooth the curve.
     let curve = |course: &Course| {
         let pairs = course.points.chunks(2);
         let points = pairs.filter_map(|pair| {

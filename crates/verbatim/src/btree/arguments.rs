@@ -38,7 +38,7 @@ impl SimulationArgs {
         !self.nic.is_empty() || self.nic_file.is_some()
     }
 
-    /// Refuses what has no meaning without a simulation.
+    /// Refuses arguments that have no meaning without a simulation.
     pub(super) fn check_absent(&self) -> Result<()> {
         let given = [
             ("--place", self.place.is_some()),

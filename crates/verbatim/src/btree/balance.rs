@@ -45,11 +45,11 @@ pub(crate) struct Args {
     port: PortArgs,
 }
 
-/// One look, as a line of `--json`.
+/// An observation of all servers, as a line of `--json`.
 #[derive(Serialize)]
 struct Look<'a> {
     seconds: f64,
-    /// Numbers of stable keys.
+    /// The keys, as numbers of stable keys, at which the servers' shares are divided.
     splits: Vec<u64>,
     servers: &'a [Observed],
     moved: Option<Move>,

@@ -1,4 +1,5 @@
-//! `verbatim btree check`: do clients that work at the same time, and are killed and stopped, see one tree?
+//! `verbatim btree check`: checks that concurrent clients see one tree while they are killed and
+//! stopped.
 
 use std::process::Command;
 
@@ -63,7 +64,8 @@ Examples:
 Exit status 1 when a history is not linearizable or a scan was wrong: a piece of it that shows so is printed, as short as was \
 found, and all of it is kept.";
 
-/// Requests under way for each hot key. Without versions, what judging takes grows exponentially with them.
+/// The most requests in flight for each hot key. Values have no versions, so the time of the check
+/// grows exponentially with this number.
 const MOST_UNDER_WAY: u64 = 16;
 
 /// Which access design it is.
@@ -72,7 +74,7 @@ pub(crate) struct Variant {
     access: Option<Access>,
 }
 
-/// An access design, and how it is run.
+/// An access design under test, with the command's arguments.
 struct Tree<'a> {
     args: &'a Args,
     access: Access,
@@ -168,7 +170,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     args.check.check(&trees)
 }
 
-/// A client: asks until its input ends.
+/// Runs a client, which sends requests until its standard input ends.
 pub(crate) fn client(args: &ClientArgs) -> Result<Outcome> {
     let nic = Nic::open(&args.nic, &args.port)?;
     let config = ClientConfig {
@@ -177,7 +179,7 @@ pub(crate) fn client(args: &ClientArgs) -> Result<Outcome> {
         access: args.access,
         window: args.ask.window,
         batch: args.ask.window,
-        // Soon enough for stopped servers to be asked again.
+        // Short enough to ask a stopped server again soon.
         answer_ms: 100,
         deadline_ms: 20_000,
         ..ClientConfig::default()

@@ -1,7 +1,7 @@
-//! Every access design side by side: the main job of `verbatim btree`.
+//! Compares every access design: the main function of `verbatim btree`.
 //!
-//! Rounds are interleaved (everything once, then everything again), with fresh processes each time, so that what
-//! disturbs the machine for a while disturbs everything alike.
+//! Rounds are interleaved and use fresh processes, so that a temporary disturbance of the machine
+//! affects all designs alike.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -76,7 +76,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Turns a setting; says whether there is one.
+    /// Sets a knob; returns false if this command has no such knob.
     pub(super) fn set(&mut self, knob: Knob, value: usize) -> Result<bool> {
         let simulated = self.simulation.is_asked_for();
         let limit = |most| at_most(value, most);
@@ -105,20 +105,20 @@ impl Args {
     }
 }
 
-/// What is measured.
+/// A design, or a peer, that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contender {
-    /// The server walks, with batches of so many.
+    /// The server walks the tree, in batches of `batch` requests.
     Rpc { batch: usize },
-    /// The client walks, and keeps so many inner nodes.
+    /// The client walks the tree by READs and caches `cache` inner nodes.
     Read { cache: usize },
-    /// The client chooses.
+    /// The client chooses between the two for each request.
     Auto,
     /// LMDB behind a TCP server, with pipelining.
     Lmdb,
 }
 
-/// Inner nodes that a client keeps: those of 100 million keys.
+/// Inner nodes that a client caches: all inner nodes of 100 million keys.
 pub(super) const CACHE: usize = 1 << 15;
 
 impl Contender {
@@ -168,18 +168,19 @@ impl Contender {
 struct Round {
     round: u32,
     name: &'static str,
-    /// How long a cache line took between the cores of client and server, one way, just before.
+    /// The time that a cache line takes from the client's core to the server's, measured just
+    /// before the round.
     bounce_ns: Option<f64>,
-    /// How long the bulk load took.
+    /// The duration of the bulk load.
     load_s: f64,
-    /// Bytes of all nodes in use after the load, to those of keys and values.
+    /// Bytes of all nodes in use after the load, divided by the bytes of keys and values.
     memory_ratio: Option<f64>,
-    /// With the whole window.
+    /// Look-ups a second with the full window.
     lookups_per_s: f64,
-    /// Of a peer only the mean is known.
+    /// Median latency; `None` for a peer, which reports only the mean.
     lookup_ns_p50: Option<f64>,
     lookup_ns_p99: Option<f64>,
-    /// With a window of one: the median, of a peer the mean.
+    /// Latency with a window of one: the median, or the mean of a peer.
     alone_ns_p50: f64,
     /// Entries that scans returned.
     scanned_per_s: f64,
@@ -197,14 +198,14 @@ struct Row {
     summary: &'static str,
     kind: &'static str,
     lookups_per_s: Spread,
-    /// To LMDB of the same round.
+    /// The rate divided by LMDB's in the same round.
     lookups_to_lmdb: Option<f64>,
     lookup_ns_p50: Option<f64>,
     lookup_ns_p99: Option<f64>,
     alone_ns_p50: f64,
     scanned_per_s: Spread,
     changes_per_s: Spread,
-    /// To LMDB's inserts of the same round.
+    /// The rate divided by LMDB's inserts in the same round.
     changes_to_lmdb: Option<f64>,
     load_s: f64,
     memory_ratio: Option<f64>,
@@ -264,7 +265,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     Ok(outcome(verified))
 }
 
-/// All rounds of each setting, interleaved.
+/// Measures all rounds of each setting, interleaved.
 fn measure(
     args: &Args,
     settings: &[(Option<usize>, Args)],
@@ -309,7 +310,7 @@ fn point(at: usize, row: &Row) -> Measured {
     }
 }
 
-/// The command's settings and the NIC, for the caption.
+/// Formats the command's settings and the NIC for the caption.
 fn caption(args: &Args, kind: &str, device: &str) -> String {
     format!(
         "{kind} {device}: {} keys, nodes of {} bytes; 1 client with {} outstanding, {} workers; median of {} rounds of {} ms, interleaved",
@@ -322,7 +323,7 @@ fn caption(args: &Args, kind: &str, device: &str) -> String {
     )
 }
 
-/// What runs on a device, and why other things do not.
+/// Returns the contenders that run on a device, and notes why others do not.
 fn choose(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<String>)> {
     let (asked, all) = (&args.access[..], &Access::ALL[..]);
     let (mut contenders, mut notes) = (Vec::new(), Vec::new());
@@ -345,7 +346,7 @@ fn choose(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<Str
     Ok((contenders, notes))
 }
 
-/// Runs an access design once: a server with a loaded tree, and clients one after the other.
+/// Runs an access design once: a server with a loaded tree, then clients one after the other.
 fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> Result<Round> {
     let bounce_ns = placement.bounce_ns()?;
     if contender == Contender::Lmdb {
@@ -386,7 +387,7 @@ fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> 
     let alone = client(4, &["--window=1", "--postlist=1"])?;
     let scans = client(2, &[&window, "--scans=1", &length])?;
     let changes = client(2, &[&window, "--inserts=1"])?;
-    // The end of its input ends the server.
+    // The server ends when its standard input ends.
     drop(server.0.stdin.take());
     said.expect()?;
     let all = [&lookups, &alone, &scans, &changes];
@@ -464,7 +465,7 @@ fn start_server(
     command
         .args(["--listen", "127.0.0.1:0", "--until-eof"])
         .args(["--load", &args.keys.to_string()])
-        // Room for what clients insert.
+        // Twice the keys, as room for the keys that clients insert.
         .args(["--keys", &(2 * args.keys).to_string()])
         .args(["--node-size", &args.node_size().to_string()])
         .args(["--workers", &args.workers.to_string()])
@@ -475,7 +476,7 @@ fn start_server(
     start(command, cores, "server")
 }
 
-/// What a client reports.
+/// Returns the report of a client.
 fn report(mut lines: Lines<Line>) -> Result<LoadReport> {
     while let Some(line) = lines.next()? {
         if let Line::Report(report) = line {

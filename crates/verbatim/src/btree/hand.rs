@@ -1,4 +1,4 @@
-//! `verbatim btree get`, `put` and `scan`: by hand.
+//! `verbatim btree get`, `put` and `scan`: single requests by hand.
 
 use anyhow::{Context, Result};
 use btree::{Access, Client, ClientConfig};
@@ -92,9 +92,9 @@ pub(crate) struct ScanArgs {
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line {
-    /// What a key has.
+    /// The value of a key.
     Entry { key: u64, value: Option<u64> },
-    /// What became of a change: whether the key was there before.
+    /// The result of a change: true if the key existed before.
     Changed { key: u64, was_there: bool },
 }
 
@@ -121,7 +121,7 @@ fn show(json: bool, key: u64, value: Option<u64>) -> Result<()> {
     }
 }
 
-/// Prints values; exit status 1 when a key is not there.
+/// Prints values; exit status 1 if a key does not exist.
 pub(super) fn get(args: &GetArgs) -> Result<Outcome> {
     let mut client = connect(&args.hand)?;
     let mut all = true;
@@ -143,7 +143,8 @@ pub(super) fn scan(args: &ScanArgs) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Sets or removes a value; exit status 1 when the condition does not hold, or there was nothing to remove.
+/// Sets or removes a value; exit status 1 if the condition does not hold or the key to remove does
+/// not exist.
 pub(super) fn put(args: &PutArgs) -> Result<Outcome> {
     let mut client = connect(&args.hand)?;
     let (tree, key) = (args.hand.tree, args.key);

@@ -1,10 +1,10 @@
-//! What `serve` and `load` print with `--json`, one object per line, and the comparison reads.
+//! The lines that `serve` and `load` print with `--json`, one object per line, and that the
+//! comparison reads.
 
 use btree::ServerStats;
 use btree::load::LoadReport;
 use serde::{Deserialize, Serialize};
 
-/// One line.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 pub(super) enum Line {
@@ -12,20 +12,20 @@ pub(super) enum Line {
     Loaded {
         /// Stable keys.
         keys: u64,
-        /// How long it took.
+        /// The duration of the load.
         seconds: f64,
         /// Bytes of nodes in use.
         bytes: u64,
     },
-    /// `serve`: clients can come.
+    /// `serve`: the server accepts clients.
     Listening {
-        /// Where, on TCP.
+        /// The server's TCP address.
         address: String,
     },
-    /// `serve`: what it did, when it ends.
+    /// `serve`: the server's statistics, at its end.
     Stats(ServerStats),
-    /// `load`: how filling went.
+    /// `load`: the report of filling the tree.
     Filled(LoadReport),
-    /// `load`: what one of its threads got.
+    /// `load`: the report of one of the threads.
     Report(LoadReport),
 }

@@ -1,4 +1,4 @@
-//! `verbatim btree serve`: one server, until it is told to stop.
+//! `verbatim btree serve`: runs one server until a signal stops it.
 
 use std::time::{Duration, Instant};
 
@@ -124,7 +124,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     if args.json {
         print_json(&Line::Listening { address })?;
     } else {
-        // Clients of a server that shares the keys need all of them.
+        // Clients of servers that share the keys need the addresses of all servers.
         let all = match &args.parts[..] {
             [] => address.clone(),
             parts => parts.join(","),
@@ -175,7 +175,7 @@ fn load(args: &Args, server: &Server) -> Result<()> {
     ))
 }
 
-/// Says what it did.
+/// Prints the server's statistics.
 fn report(args: &Args, stats: &ServerStats) -> Result<()> {
     if args.json {
         return print_json(&Line::Stats(stats.clone()));

@@ -27,12 +27,12 @@ struct Row {
     outcome: Simulated,
     /// The median latency of one client that has one request outstanding, in ns.
     alone_ns_p50: u64,
-    /// Look-ups by all cores of the server without network, in 10^6 a second.
+    /// Look-ups by all cores of the server on local memory, without network, in 10^6 a second.
     local_mops: f64,
     published: Option<&'static Published>,
-    /// Ours over the published rate, less one.
+    /// The simulated rate divided by the published rate, less one.
     relative_error: Option<f64>,
-    /// The setting that is turned.
+    /// The value of the swept knob.
     #[serde(skip)]
     at: usize,
 }
@@ -70,7 +70,7 @@ pub(super) fn run_all(args: &Args) -> Result<Outcome> {
     Ok(outcome(rows.iter().all(|row| row.outcome.verified)))
 }
 
-/// The rates as series.
+/// Draws the rates as series.
 fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
     let cores = |row: &Row| {
         let is_axis = matches!(args.sweep.over, None | Some(Knob::Cores));
@@ -101,7 +101,8 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
     }
 }
 
-/// What runs at each place: RPCs one at a time and in batches, READs without a cache and with one.
+/// Returns the setups for each place: RPCs singly and in batches, READs without a cache and with
+/// one.
 fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, Setup)>> {
     let simulation = &args.simulation;
     let places = match simulation.place {
@@ -152,7 +153,7 @@ fn setups(profile: &Profile, args: &Args) -> Result<Vec<(&'static str, Setup)>> 
     Ok(setups)
 }
 
-/// The ways of an access design.
+/// Returns the variants of an access design, with their names.
 fn kinds(access: Access, place: Place) -> Vec<(&'static str, Setup)> {
     let rpc = Setup::study(place, 0);
     let batched = Setup {
@@ -200,7 +201,7 @@ fn one(profile: &Profile, name: &'static str, setup: Setup) -> Result<Row> {
     })
 }
 
-/// What the study prints for this point, if it is one of the study's.
+/// Returns the study's published rate for this setup, if the study measured it.
 fn published_rate(profile: &Profile, setup: &Setup) -> Option<&'static Published> {
     let as_in_study = |study: Setup| {
         let study = Setup {
@@ -222,7 +223,7 @@ fn published_rate(profile: &Profile, setup: &Setup) -> Option<&'static Published
         .flatten()
 }
 
-/// The access design, with the NIC and the setting that is turned where there are several.
+/// Formats the access design, with the NIC if several are simulated, and with the swept knob.
 fn shown_name(profiles: &[Profile], args: &Args, row: &Row) -> String {
     let nic = if profiles.len() > 1 {
         format!(", {}", row.nic)

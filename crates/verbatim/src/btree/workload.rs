@@ -1,4 +1,4 @@
-//! `verbatim btree load`: clients of one process that check what they get.
+//! `verbatim btree load`: clients in one process that verify each answer.
 
 use std::sync::Barrier;
 use std::time::Duration;

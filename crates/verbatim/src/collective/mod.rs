@@ -73,9 +73,9 @@ struct SimulationArgs {
     nic_file: Option<PathBuf>,
 }
 
-/// Bytes of a buffer, at most.
+/// The largest size of a buffer in bytes.
 const MOST: usize = 1 << 30;
-/// Ranks on this machine, at most: each is a thread that polls.
+/// The most ranks on this machine, each of which is a polling thread.
 const MOST_THREADS: usize = 8;
 
 const EXAMPLES: &str = "\
@@ -156,7 +156,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     Ok(outcome(rows.iter().all(|row| row.ran.verified)))
 }
 
-/// A row for each size.
+/// Measures a row for each message size.
 fn rows(args: &Args, iterations: usize, one: impl Fn(Setup) -> Result<Row>) -> Result<Vec<Row>> {
     let sizes = std::iter::successors(Some(args.min), |size| size.checked_mul(args.factor));
     let setups = sizes
@@ -164,7 +164,7 @@ fn rows(args: &Args, iterations: usize, one: impl Fn(Setup) -> Result<Row>) -> R
         .map(|bytes| Setup {
             collective: args.collective.into(),
             ranks: args.ranks,
-            // Whole elements.
+            // Round down to whole elements of 4 bytes.
             bytes: bytes / 4 * 4,
             iterations: args.iterations.unwrap_or(iterations),
             lanes: args.lanes,

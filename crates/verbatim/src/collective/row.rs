@@ -1,4 +1,4 @@
-//! What is printed of a size.
+//! The result for one message size.
 
 use bench::collective::{Outcome as Ran, Setup};
 use nicmodel::bounds::Resource;
@@ -13,9 +13,9 @@ pub(super) struct Row {
     pub(super) setup: Setup,
     #[serde(flatten)]
     pub(super) ran: Ran,
-    /// The bus bandwidth that the model allows, in 10^9 bytes a second: of simulated NICs.
+    /// The bus bandwidth that the model allows on simulated NICs, in 10^9 bytes a second.
     pub(super) bound_gb_s: Option<f64>,
     pub(super) bound_by: Option<Resource>,
-    /// What one core copies of so many bytes, in 10^9 bytes a second: of this machine.
+    /// The rate at which one core of this machine copies as many bytes, in 10^9 bytes a second.
     pub(super) memcpy_gb_s: Option<f64>,
 }

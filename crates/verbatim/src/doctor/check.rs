@@ -7,12 +7,12 @@ use serde::Serialize;
 #[serde(rename_all = "lowercase")]
 pub(super) enum State {
     Ok,
-    /// It works, slower or up to a bound.
+    /// The environment works, but slower or with a restriction.
     Limited,
     Fails,
 }
 
-/// One thing that the software NIC asks of its environment.
+/// One requirement of the software NIC on its environment.
 #[derive(Debug, Serialize)]
 pub(super) struct Check {
     /// The purpose, such as `copy private memory of a peer`.
@@ -20,9 +20,9 @@ pub(super) struct Check {
     pub(super) state: State,
     /// The finding: the call that works, or its error.
     pub(super) found: String,
-    /// The consequence for programs; null where all is well.
+    /// The consequence for programs; null if nothing is wrong.
     pub(super) effect: Option<&'static str>,
-    /// The way out; null where all is well.
+    /// The remedy; null if nothing is wrong.
     pub(super) change: Option<&'static str>,
 }
 

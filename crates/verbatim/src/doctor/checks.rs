@@ -1,4 +1,4 @@
-//! The checks, each with what it means and what to change.
+//! The checks, each with its consequence for programs and its remedy.
 
 use std::fs;
 use std::path::Path;
@@ -12,19 +12,20 @@ use softnic::environment;
 use super::check::{Check, State};
 use super::peers::{self, Reached};
 
-/// Bytes that /dev/shm should have free. A process takes some MiB, and 100 queue pairs with full queues tens of MiB.
+/// Bytes that should be free in /dev/shm. A process takes some MiB, and 100 queue pairs with full
+/// queues tens of MiB.
 const ROOM_BYTES: u64 = 256 << 20;
 
-/// Bytes without which hardly any program runs.
+/// Bytes in /dev/shm below which hardly any program runs.
 const LEAST_BYTES: u64 = 16 << 20;
 
-/// Descriptors that a process should be allowed.
+/// The file descriptors that a process should be allowed to open.
 const DESCRIPTORS: u64 = 1024;
 
-/// Makes all checks.
+/// Runs all checks.
 ///
 /// # Errors
-/// When the fabric's folder has no name, or this program cannot be started a second time.
+/// The fabric's folder has no name, or this program cannot be started a second time.
 pub(super) fn all() -> Result<Vec<Check>> {
     let reached = peers::reach()?;
     Ok(vec![
@@ -134,7 +135,7 @@ fn copying(reached: &Reached) -> Check {
     }
 }
 
-/// Yama's setting, if it is there.
+/// Returns Yama's `ptrace_scope` as a message suffix, or an empty string without Yama.
 fn yama() -> String {
     fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").map_or_else(
         |_| String::new(),

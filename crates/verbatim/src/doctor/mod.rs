@@ -1,4 +1,5 @@
-//! `verbatim doctor`: what this environment allows the software NIC, what is limited or fails, and what to change.
+//! `verbatim doctor`: checks the environment for the software NIC, with the remedy for each
+//! problem.
 
 mod check;
 mod checks;

@@ -1,5 +1,5 @@
-//! A trial: one process of this user reads the memory of another. Neither is the other's parent, since parents are allowed
-//! more.
+//! A test in which one process of this user reads the memory of another. Neither process is the
+//! other's parent, since a parent has more rights.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,10 +12,10 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use softnic::environment::{self, Call};
 
-/// The content of the memory that is read.
+/// The content of the memory that the test reads.
 const PATTERN: [u8; 16] = *b"verbatim doctor\n";
 
-/// Where a process has its [`PATTERN`]: in private memory, and in a file.
+/// The place of a process's [`PATTERN`]: an address in private memory, and a file descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     pid: u64,
@@ -38,7 +38,7 @@ impl FromStr for Address {
     }
 }
 
-/// The error of each way to read; `None` where it worked.
+/// The error of each way to read memory; `None` if it worked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Reached {
     /// `process_vm_readv(2)`.
@@ -49,7 +49,7 @@ pub(super) struct Reached {
     pub(super) by_descriptor: Option<String>,
 }
 
-/// Has the pattern in its memory until standard input ends.
+/// Keeps the pattern in memory until standard input ends.
 pub(super) fn hold() -> Result<()> {
     environment::be_reachable();
     let private = Box::new(PATTERN);
@@ -62,12 +62,12 @@ pub(super) fn hold() -> Result<()> {
         file.as_raw_fd()
     );
     std::io::stdin().read_to_end(&mut Vec::new())?;
-    // Not before: the optimiser must not take the memory for unused.
+    // Used here so that the optimiser keeps the memory until the end.
     std::hint::black_box(&private);
     Ok(())
 }
 
-/// Looks at the memory of the process with that address.
+/// Reads the memory of the process at that address, in each way.
 pub(super) fn look(at: Address) -> Reached {
     let read = |call| match environment::read_memory(call, at.pid, at.address) {
         Ok(PATTERN) => None,
@@ -87,10 +87,10 @@ pub(super) fn look(at: Address) -> Reached {
     }
 }
 
-/// Starts two processes, and lets one look at the memory of the other.
+/// Starts two processes, and lets one read the memory of the other.
 ///
 /// # Errors
-/// When one cannot be started.
+/// A process cannot be started.
 pub(super) fn reach() -> Result<Reached> {
     let mut holder = Holder(start(&["--hold"], Stdio::piped())?);
     let mut address = String::new();
@@ -109,13 +109,13 @@ struct Line {
     data: Reached,
 }
 
-/// The first process, which ends with this.
+/// The first process; dropping this value ends it.
 struct Holder(Child);
 
 impl Drop for Holder {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
-        // There is nobody left to tell.
+        // An error cannot be reported from `drop`.
         let _ = self.0.wait();
     }
 }

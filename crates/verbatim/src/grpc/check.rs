@@ -1,4 +1,4 @@
-//! `verbatim grpc check`: the cases of the interoperability suite.
+//! `verbatim grpc check`: the cases of the gRPC interoperability suite.
 
 use std::net::SocketAddr;
 

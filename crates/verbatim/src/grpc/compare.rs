@@ -1,4 +1,4 @@
-//! `verbatim grpc`: the same server over RDMA and over TCP, in turn.
+//! `verbatim grpc`: compares the same server over RDMA and over TCP.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -46,7 +46,7 @@ pub(super) struct Args {
     port: PortArgs,
 }
 
-/// What a transport did in a round.
+/// The result of a transport in a round.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct Figures {
     calls_per_s: f64,
@@ -54,7 +54,7 @@ struct Figures {
     ns_p99: f64,
     /// CPU time of both processes for each call.
     cpu_ns_per_call: f64,
-    /// Responses, each of which was checked.
+    /// The number of responses, all checked.
     verified: u64,
 }
 
@@ -84,14 +84,14 @@ struct Row {
     payload_bytes: usize,
     tcp: Side,
     rdma: Side,
-    /// Of the rates of each round.
+    /// RDMA's rate divided by TCP's in the same round.
     ratio: Spread,
     verified: u64,
-    /// How long a cache line takes between both cores, one way.
+    /// The time that a cache line takes from one core to the other.
     bounce_ns: Option<f64>,
 }
 
-/// What the server prints.
+/// A line that the server prints.
 #[derive(Deserialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line {
@@ -101,7 +101,7 @@ enum Line {
 struct Setup<'a> {
     args: &'a Args,
     runtime: Runtime,
-    /// TCP, then RDMA.
+    /// The channel over TCP, then the one over RDMA.
     channels: [Channel; 2],
     server_pid: u32,
 }
@@ -156,7 +156,7 @@ async fn channels(args: &Args, address: SocketAddr) -> Result<[Channel; 2]> {
 
 impl Setup<'_> {
     fn round(&self, round: u32, outstanding: usize) -> Result<Round> {
-        // Which is first changes, for the sake of what the first leaves behind.
+        // Alternate the order, since the first transport may influence the second.
         let (tcp, rdma);
         if round.is_multiple_of(2) {
             tcp = self.one(0, outstanding)?;

@@ -1,4 +1,4 @@
-//! Unary calls, as many at a time as are asked for, each checked.
+//! Unary calls with a fixed number outstanding; each response is checked.
 
 use std::time::{Duration, Instant};
 
@@ -8,17 +8,17 @@ use grpc_interop::messages::{Payload, SimpleRequest};
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
-/// What a run of calls came to.
+/// The result of a run of calls.
 #[derive(Debug)]
 pub(super) struct Measured {
     pub(super) calls_per_s: f64,
     pub(super) ns_p50: f64,
     pub(super) ns_p99: f64,
-    /// Responses, each of which was checked.
+    /// The number of responses, all checked.
     pub(super) verified: u64,
 }
 
-/// Calls for `duration`, `outstanding` at a time, with `payload` bytes each way.
+/// Calls for `duration` with `outstanding` calls in flight and `payload` bytes each way.
 pub(super) async fn run(
     channel: &Channel,
     outstanding: usize,
@@ -53,7 +53,7 @@ pub(super) async fn run(
     })
 }
 
-/// One call after the other; how long each took, in ns.
+/// Makes calls one after the other; returns the latency of each in ns.
 async fn calls(channel: Channel, payload: usize, until: Instant) -> Result<Vec<u64>> {
     let mut client = client(channel);
     let request = SimpleRequest {

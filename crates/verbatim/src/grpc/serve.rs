@@ -1,4 +1,4 @@
-//! `verbatim grpc serve`: the test service until it is told to stop.
+//! `verbatim grpc serve`: runs the test service until a signal stops it.
 
 use std::net::SocketAddr;
 
@@ -42,7 +42,7 @@ Examples:
   verbatim grpc serve
   verbatim grpc serve --listen 10.0.0.7:50051";
 
-/// What it prints when it listens.
+/// The line that the server prints when it listens.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Listening {
     pub(super) address: SocketAddr,
@@ -60,7 +60,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let runtime = crate::streams::runtime()?;
     let (tell, stopped) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
-        // Both ends of either channel mean that the server is to end.
+        // A message, or the loss of the other side of a channel, ends the server.
         let _ = stop.recv();
         let _ = tell.send(());
     });
@@ -73,7 +73,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         } else {
             print(format_args!("gRPC at {address}, by RDMA and by TCP"))?;
         }
-        // Clients may keep their connections for ever: the server does not wait for them.
+        // The server does not wait for its clients, which may never close their connections.
         tokio::select! {
             served = Server::builder()
                 .add_service(grpc_interop::server())

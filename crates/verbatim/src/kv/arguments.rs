@@ -1,4 +1,4 @@
-//! The arguments of `verbatim kv` without a subcommand: what is compared, and how.
+//! The arguments of `verbatim kv` without a subcommand: the designs to compare, and the settings.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -60,7 +60,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Turns a setting; says whether there is one.
+    /// Sets a knob; returns false if this command has no such knob.
     pub(super) fn set(&mut self, knob: Knob, value: usize) -> Result<bool> {
         let simulated = self.simulation.is_asked_for();
         let limit = |most| at_most(value, most);
@@ -121,7 +121,7 @@ impl SimulationArgs {
         !self.nic.is_empty() || self.nic_file.is_some()
     }
 
-    /// Refuses what has no meaning without a simulation.
+    /// Refuses arguments that have no meaning without a simulation.
     pub(super) fn check_absent(&self) -> Result<()> {
         let given = [
             ("--cores", !self.cores.is_empty()),

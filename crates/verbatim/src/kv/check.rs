@@ -1,4 +1,5 @@
-//! `verbatim kv check`: do clients that work at the same time, and are killed and stopped, see one store?
+//! `verbatim kv check`: checks that concurrent clients see one store while they are killed and
+//! stopped.
 
 use std::process::Command;
 
@@ -48,16 +49,17 @@ pub(crate) struct Args {
     port: PortArgs,
 }
 
-/// What is served: a design, and with [`Design::Reads`] how a GET READs.
+/// The design under test and, for [`Design::Reads`], the size of a GET's READ; as `--json` prints
+/// it.
 #[derive(Clone, Copy, Default, Serialize)]
 pub(crate) struct Variant {
     design: Option<Design>,
-    /// Bytes of the READ of a neighbourhood; 0 where there is none.
+    /// Bytes of the READ of a neighbourhood; 0 if a GET makes none.
     read_size: usize,
 }
 
 impl Variant {
-    /// Those of a design that were asked for.
+    /// Returns the variants of a design that were asked for.
     fn all_of(design: Design, read_size: Option<usize>) -> Vec<Self> {
         let sizes = match (design, read_size) {
             (_, Some(size)) => vec![size],
@@ -72,7 +74,7 @@ impl Variant {
     }
 }
 
-/// A variant, and how it is run.
+/// A variant under test, with the command's arguments.
 struct Store<'a> {
     args: &'a Args,
     design: Design,
@@ -179,7 +181,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     args.check.check(&stores)
 }
 
-/// A client: asks until its input ends.
+/// Runs a client, which sends requests until its standard input ends.
 pub(crate) fn client(args: &ClientArgs) -> Result<Outcome> {
     let nic = Nic::open(&args.nic, &args.port)?;
     let config = ClientConfig {
@@ -188,7 +190,7 @@ pub(crate) fn client(args: &ClientArgs) -> Result<Outcome> {
         window: args.ask.window,
         batch: args.ask.window,
         value_bytes: args.ask.value_size.min(1064),
-        // Soon enough for stopped servers to be asked again.
+        // Short enough to ask a stopped server again soon.
         answer_ms: 100,
         deadline_ms: 20_000,
     };

@@ -1,4 +1,4 @@
-//! `verbatim kv cli`: one command of the Redis protocol, by hand.
+//! `verbatim kv cli`: sends one command of the Redis protocol.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -44,7 +44,7 @@ Examples:
 
 Exit status 1 when the answer is an error.";
 
-/// How long the server may take.
+/// The time that the server may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs the command.
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     Ok(if failed { Outcome::No } else { Outcome::Done })
 }
 
-/// A connection that blocks.
+/// A blocking connection.
 trait Stream: Read + Write {}
 
 impl<T: Read + Write> Stream for T {}
@@ -98,7 +98,7 @@ fn connect(args: &Args) -> Result<Box<dyn Stream>> {
     })
 }
 
-/// A connection over RDMA whose calls wait.
+/// A connection over RDMA whose calls block.
 struct Blocking(Connection);
 
 impl Blocking {

@@ -1,7 +1,7 @@
-//! Every design side by side: the main job of `verbatim kv`.
+//! Compares every design: the main function of `verbatim kv`.
 //!
-//! Rounds are interleaved (everything once, then everything again), with fresh processes each time, so that what
-//! disturbs the machine for a while disturbs everything alike.
+//! Rounds are interleaved and use fresh processes, so that a temporary disturbance of the machine
+//! affects all designs alike.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -28,14 +28,14 @@ use crate::side_by_side::{
 };
 use crate::sweeps::{self, Measured, Turned};
 
-/// What is measured.
+/// A design, or a peer, that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contender {
-    /// A design, with batches of so many.
+    /// A design whose server answers in batches of `batch`.
     Store {
         design: Design,
         batch: usize,
-        /// Bytes of a GET's only READ, with `reads`.
+        /// Bytes of the only READ of a GET, for [`Design::Reads`].
         read_size: usize,
     },
     Peer(Peer),
@@ -82,19 +82,20 @@ impl Contender {
 struct Round {
     round: u32,
     name: String,
-    /// How long a cache line took between the cores of the first client and the server, one way, just before.
+    /// The time that a cache line takes from the first client's core to the server's, measured just
+    /// before the round.
     bounce_ns: Option<f64>,
-    /// With the whole window.
+    /// Requests a second with the full window.
     rate_per_s: f64,
     latency_ns_p50: f64,
     latency_ns_p99: Option<f64>,
-    /// With a window of one.
+    /// Median latency with a window of one.
     alone_ns_p50: f64,
     operations: u64,
     answers_per_doorbell: Option<f64>,
     misses: u64,
     lost: u64,
-    /// Values that were checked, and found wrong; versions that went back.
+    /// Values that were verified; `wrong` counts wrong values and versions that decreased.
     verified: Option<u64>,
     wrong: u64,
 }
@@ -106,17 +107,17 @@ struct Row {
     summary: &'static str,
     kind: &'static str,
     rate_per_s: Spread,
-    /// To Redis of the same round.
+    /// The rate divided by Redis's in the same round.
     ratio_to_redis: Option<Spread>,
     latency_ns_p50: f64,
     latency_ns_p99: Option<f64>,
     alone_ns_p50: f64,
-    /// To Redis of the same round.
+    /// The latency with a window of one, divided by Redis's in the same round.
     alone_ratio_to_redis: Option<f64>,
     answers_per_doorbell: Option<f64>,
     misses: u64,
     lost: u64,
-    /// Of peers only what their tools see.
+    /// True if no wrong value was found; of a peer, as far as its own tool checks.
     verified: bool,
 }
 
@@ -175,7 +176,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     Ok(outcome(verified))
 }
 
-/// All rounds of each setting, interleaved.
+/// Measures all rounds of each setting, interleaved.
 fn measure(
     args: &Args,
     settings: &[(Option<usize>, Args)],
@@ -220,7 +221,7 @@ fn point(at: usize, row: &Row) -> Measured {
     }
 }
 
-/// The command's settings and the NIC, for the caption.
+/// Formats the command's settings and the NIC for the caption.
 fn caption(args: &Args, kind: &str, device: &str) -> String {
     format!(
         "{kind} {device}: {} keys, values of {} bytes; {} clients with {} outstanding each, {} workers; median of {} rounds of {} ms, \
@@ -235,7 +236,7 @@ fn caption(args: &Args, kind: &str, device: &str) -> String {
     )
 }
 
-/// What runs on a device, and why other things do not.
+/// Returns the contenders that run on a device, and notes why others do not.
 fn choose(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<String>)> {
     let (asked, all) = (&args.design[..], &Design::ALL[..]);
     let (mut contenders, mut notes) = (Vec::new(), Vec::new());
@@ -261,7 +262,7 @@ fn choose(args: &Args, device: &Capabilities) -> Result<(Vec<Contender>, Vec<Str
     Ok((contenders, notes))
 }
 
-/// What runs of a design.
+/// Returns the contenders of a design.
 fn variants(args: &Args, design: Design) -> Vec<Contender> {
     let with = |batch, read_size| Contender::Store {
         design,
@@ -297,7 +298,8 @@ fn one(args: &Args, placement: &Placement, round: u32, contender: Contender) -> 
     })
 }
 
-/// Runs a design once: a server, a client that fills it, clients with the whole window, one with a window of one.
+/// Runs a design once: a server, a client that fills the store, clients with the full window, then
+/// one with a window of one.
 fn store(
     args: &Args,
     placement: &Placement,
@@ -336,7 +338,7 @@ fn store(
     let short = format!("--duration={}ms", (args.duration().as_millis() / 4).max(20));
     let (_alone, lines) = begin(&placement.clients[0], 1, &[&short, "--seed=77"])?;
     let alone = reports(lines)?;
-    // The end of its input ends the server.
+    // The server ends when its standard input ends.
     drop(server.0.stdin.take());
     let Line::Stats(stats) = said.expect()? else {
         bail!("the server did not say what it did");
@@ -395,7 +397,7 @@ fn start_server(
     start(command, cores, "server")
 }
 
-/// What a client reports until it ends.
+/// Returns all reports of a client, until its end.
 fn reports(mut lines: Lines<Line>) -> Result<Vec<LoadReport>> {
     let mut all = Vec::new();
     while let Some(line) = lines.next()? {

@@ -1,4 +1,4 @@
-//! `verbatim kv get` and `verbatim kv put`: one key by hand.
+//! `verbatim kv get` and `verbatim kv put`: single requests by hand.
 
 use std::time::Duration;
 
@@ -16,23 +16,23 @@ use crate::output::{print, print_json};
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line<'a> {
-    /// `get`: what a key has.
+    /// `get`: the value of a key.
     Value {
         key: &'a str,
-        /// Counts the key's changes; 0 if it is not there.
+        /// The key's version, which counts its changes; 0 if the key does not exist.
         version: u64,
         /// If the key is there, and this is text.
         value: Option<String>,
-        /// In hexadecimal digits, if it is not text.
+        /// The value in hexadecimal digits, if it is not text.
         #[serde(skip_serializing_if = "Option::is_none")]
         value_hex: Option<String>,
     },
-    /// `put`: what has become of it.
+    /// `put`: the result of the change.
     Put {
         key: &'a str,
-        /// The key's new version, or the one that was removed; 0 if nothing was changed.
+        /// The key's new version, or the removed version; 0 if nothing changed.
         version: u64,
-        /// Why nothing was changed.
+        /// The reason why nothing changed.
         #[serde(skip_serializing_if = "Option::is_none")]
         refused: Option<String>,
     },
@@ -101,7 +101,7 @@ fn connect(server: &str, nic: &NicArgs, port: &PortArgs) -> Result<Client> {
     Client::connect_on(&nic.context, config).context("is the server running?")
 }
 
-/// Prints values; exit status 1 when a key is not there.
+/// Prints values; exit status 1 if a key does not exist.
 pub(super) fn get(args: &GetArgs) -> Result<Outcome> {
     let mut client = connect(&args.server, &args.nic, &args.port)?;
     let keys: Vec<&[u8]> = args.keys.iter().map(String::as_bytes).collect();
@@ -143,7 +143,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Sets or removes a value; exit status 1 when the condition does not hold, or there was nothing to remove.
+/// Sets or removes a value; exit status 1 if the condition does not hold or the key to remove does
+/// not exist.
 pub(super) fn put(args: &PutArgs) -> Result<Outcome> {
     let mut client = connect(&args.server, &args.nic, &args.port)?;
     let key = args.key.as_bytes();

@@ -1,33 +1,33 @@
-//! What `serve` and `load` print with `--json`, one object per line, and the comparison reads.
+//! The lines that `serve` and `load` print with `--json`, one object per line, and that the
+//! comparison reads.
 
 use kv::ServerStats;
 use kv::load::LoadReport;
 use kv_resp::FrontStats;
 use serde::{Deserialize, Serialize};
 
-/// One line.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 pub(super) enum Line {
-    /// `serve`: clients can come.
+    /// `serve`: the server accepts clients.
     Listening {
-        /// Where, on TCP.
+        /// The server's TCP address.
         address: String,
-        /// What is served.
+        /// The design that is served.
         design: kv::Design,
-        /// Where in the Redis protocol.
+        /// The address of the Redis protocol.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         resp: Option<String>,
-        /// Where in the Redis protocol over RDMA.
+        /// The address of the Redis protocol over RDMA.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rdma: Option<String>,
     },
-    /// `serve`: what its Redis-protocol front did, when it ends.
+    /// `serve`: the statistics of the Redis-protocol front end, at its end.
     Resp(FrontStats),
-    /// `serve`: what it did, when it ends.
+    /// `serve`: the server's statistics, at its end.
     Stats(ServerStats),
-    /// `load`: how filling went.
+    /// `load`: the report of filling the store.
     Filled(LoadReport),
-    /// `load`: what one of its threads got.
+    /// `load`: the report of one of the threads.
     Report(LoadReport),
 }

@@ -1,8 +1,9 @@
-//! Redis and memcached beside the stores: over Unix sockets, GETs of the same keys and values. And our own front that
-//! speaks Redis's protocol, which is asked as Redis is.
+//! The peers of the stores: Redis, memcached, and this project's front end for the Redis protocol.
 //!
-//! `redis-benchmark` asks Redis, and only counts answers. memcached has no such client with every distribution, so the
-//! best that its protocol offers is spoken here: meta gets without answers for what is missing, 64 at a time; each
+//! All serve GETs of the same keys and values over Unix sockets. `redis-benchmark` is the client of
+//! Redis and of the front end, and only counts answers. memcached has no client that every
+//! distribution packages, so this module implements one. It sends batches of 64 meta gets that
+//! suppress the answers for missing keys, and checks each value's length and the number of answers.
 //! value's length and the number of answers are checked.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,12 +17,12 @@ use bench::peers::KillOnDrop;
 use bench::pin::{pinned, spawn_on};
 use tempfile::TempDir;
 
-/// A peer.
+/// A server that the stores are compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
     Redis,
     Memcached,
-    /// Our own: `verbatim kv serve --resp`.
+    /// The front end of this project: `verbatim kv serve --resp`.
     Front,
 }
 
@@ -52,7 +53,7 @@ impl Peer {
         }
     }
 
-    /// The program of it that is not installed, if one is not.
+    /// Returns a program of the peer that is not installed, or `None` if all are.
     pub(super) fn lacks(self) -> Option<&'static str> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let there = |name: &str| std::env::split_paths(&path).any(|dir| dir.join(name).is_file());
@@ -60,7 +61,7 @@ impl Peer {
     }
 }
 
-/// What is measured of a peer.
+/// The settings of a peer's measurement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setup {
     pub(super) server_core: usize,
@@ -72,7 +73,7 @@ pub(super) struct Setup {
     pub(super) duration: Duration,
 }
 
-/// What came of it.
+/// The result of a peer's measurement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Measured {
     pub(super) rate_per_s: f64,
@@ -80,10 +81,10 @@ pub(super) struct Measured {
     pub(super) operations: u64,
 }
 
-/// Keys that peers are filled with, at most: what they hold hardly changes how fast they answer.
+/// The most keys that peers are filled with; their number hardly changes how fast a peer answers.
 const MOST_KEYS: u64 = 100_000;
 
-/// Starts a peer, fills it, and asks it.
+/// Starts a peer, fills it and measures GETs.
 pub(super) fn measure(peer: Peer, setup: &Setup) -> Result<Measured> {
     let server = Server::start(peer, setup.server_core)?;
     match peer {
@@ -153,13 +154,14 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// Returns the path of the peer's Unix socket.
     pub(super) fn socket(&self) -> PathBuf {
         self.folder.path().join("socket")
     }
 }
 
-/// Runs `redis-benchmark` on what has been filled. With a window of one there is one connection.
+/// Fills the server by `redis-benchmark`, then measures GETs. With a window of one, the client
+/// opens one connection.
 fn redis(server: &Server, setup: &Setup) -> Result<Measured> {
     let benchmark = Benchmark {
         socket: &server.socket(),
@@ -173,10 +175,10 @@ fn redis(server: &Server, setup: &Setup) -> Result<Measured> {
     benchmark.run_for("get", setup.duration)
 }
 
-/// What `redis-benchmark` opens by default.
+/// The connections that `redis-benchmark` opens by default.
 pub(super) const CONNECTIONS: usize = 50;
 
-/// How `redis-benchmark` asks.
+/// The settings of a run of `redis-benchmark`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Benchmark<'s> {
     pub(super) socket: &'s Path,
@@ -189,7 +191,7 @@ pub(super) struct Benchmark<'s> {
 }
 
 impl Benchmark<'_> {
-    /// For about so long: a short run shows how many commands make that.
+    /// Runs a test for about `duration`; a short run first measures how many commands that takes.
     pub(super) fn run_for(&self, test: &str, duration: Duration) -> Result<Measured> {
         let first = self.run(test, 20_000)?;
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -198,7 +200,7 @@ impl Benchmark<'_> {
         self.run(test, operations)
     }
 
-    /// So many commands.
+    /// Runs a test with `operations` commands.
     pub(super) fn run(&self, test: &str, operations: u64) -> Result<Measured> {
         let mut command = Command::new("redis-benchmark");
         command
@@ -223,7 +225,8 @@ impl Benchmark<'_> {
         let latency_ms = column("p50_latency_ms")?;
         Ok(Measured {
             rate_per_s,
-            // It rounds to a thousandth of a millisecond; with one command outstanding the rate says more.
+            // redis-benchmark rounds to a thousandth of a millisecond. With one command
+            // outstanding, the rate is more exact.
             latency_ns_p50: if self.pipeline * self.connections == 1 {
                 1e9 / rate_per_s
             } else {

@@ -1,7 +1,7 @@
-//! `verbatim kv resp`: the Redis-protocol front beside Redis, over Unix sockets.
+//! `verbatim kv resp`: the Redis-protocol front end beside Redis, over Unix sockets.
 //!
-//! Both servers run on one core, `redis-benchmark` on another; it asks one, then the other, so that what disturbs the
-//! machine for a while disturbs both.
+//! Both servers run on one core and `redis-benchmark` on another. The client alternates between
+//! them, so that a temporary disturbance of the machine affects both.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -92,7 +92,8 @@ struct Round {
     round: u32,
     test: &'static str,
     pipeline: usize,
-    /// Commands a second, and median latency.
+    /// Commands a second of the front end; the next fields are its median latency and the same of
+    /// Redis.
     front_per_s: f64,
     front_ns_p50: f64,
     redis_per_s: f64,
@@ -106,24 +107,24 @@ struct Row {
     pipeline: usize,
     front_per_s: Spread,
     redis_per_s: Spread,
-    /// Of the rates of each round.
+    /// The front end's rate divided by Redis's in the same round.
     ratio: Spread,
     front_ns_p50: f64,
     redis_ns_p50: f64,
 }
 
 impl Args {
-    /// Whether TCP and RDMA are measured, instead of the front and Redis.
+    /// Returns true if TCP and RDMA are compared, instead of the front end and Redis.
     pub(super) fn is_over_rdma(&self) -> bool {
         self.rdma.rdma
     }
 
-    /// Commands outstanding, or what is measured unless something is asked for.
+    /// Returns the counts of outstanding commands that were asked for, or `unless_asked`.
     pub(super) fn pipelines(&self, unless_asked: &[usize]) -> Vec<usize> {
         given(&self.pipeline, unless_asked)
     }
 
-    /// Counts of connections, likewise.
+    /// Returns the counts of connections that were asked for, or `unless_asked`.
     pub(super) fn connections_or(&self, unless_asked: &[usize]) -> Vec<usize> {
         given(&self.connections, unless_asked)
     }
@@ -224,7 +225,8 @@ fn row(test: &'static str, pipeline: usize, rounds: &[Round]) -> Result<Row> {
     })
 }
 
-/// Every key that is there has a value of the right length, and there are as many as the server says.
+/// Checks that every existing key has a value of the right length, and that their number is the
+/// server's.
 fn check(socket: &Path, keys: u64, value_size: usize) -> Result<()> {
     let mut stream = UnixStream::connect(socket).context("cannot reach it")?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;

@@ -1,4 +1,4 @@
-//! `verbatim kv serve`: one server, until it is told to stop.
+//! `verbatim kv serve`: runs one server until a signal stops it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,7 +80,7 @@ pub(crate) struct Args {
     port: PortArgs,
 }
 
-/// What a GET by one READ fetches where nothing else is asked for: what `atomics` READs to find a record.
+/// The default size of a GET's only READ: the bytes that `atomics` READs to find a record.
 pub(super) const ONE_READ_BYTES: usize = 512;
 
 /// How records are laid out that clients reach themselves.
@@ -103,7 +103,7 @@ pub(crate) struct RecordArgs {
 }
 
 impl RecordArgs {
-    /// The same for a server process.
+    /// Returns the same arguments as flags for a server process.
     pub(super) fn flags(&self, read_size: usize) -> [String; 4] {
         [
             format!("--read-size={read_size}"),
@@ -166,7 +166,8 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     side_by_side::served(failure)
 }
 
-/// Listens for clients that speak the Redis protocol: on sockets, and by RDMA at the same port number.
+/// Listens for clients of the Redis protocol, on a socket and, if asked for, by RDMA at the same
+/// port number.
 fn listen(address: &Address, args: &Args, nic: &Nic) -> Result<Vec<Box<dyn Listener>>> {
     let socket = address.listen()?;
     if !args.rdma {
@@ -245,7 +246,7 @@ fn announce(args: &Args, server: &Server, front: Option<&Front>, is_store: bool)
     Ok(())
 }
 
-/// Says what it did.
+/// Prints the server's statistics.
 fn report(args: &Args, stats: &ServerStats, spoken: Option<&FrontStats>) -> Result<()> {
     if args.json {
         if let Some(spoken) = spoken {

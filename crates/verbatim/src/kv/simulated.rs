@@ -27,11 +27,11 @@ struct Row {
     #[serde(flatten)]
     outcome: Simulated,
     published: Option<&'static Published>,
-    /// Ours over the published rate, less one.
+    /// The simulated rate divided by the published rate, less one.
     relative_error: Option<f64>,
-    /// `atomics`: the rate over that of GETs alone.
+    /// `atomics`: the rate divided by the rate of GETs alone.
     to_gets: Option<f64>,
-    /// The setting that is turned.
+    /// The value of the swept knob.
     #[serde(skip)]
     at: usize,
 }
@@ -63,7 +63,7 @@ pub(super) fn run_all(args: &Args) -> Result<Outcome> {
             at,
             ..one(profile, setup)?
         };
-        // To GETs alone of the same setup.
+        // Divide by the rate of GETs alone in the same setup.
         let gets = rows.iter().find(|gets| {
             let same = Setup {
                 puts: 0.0,
@@ -85,7 +85,7 @@ pub(super) fn run_all(args: &Args) -> Result<Outcome> {
     Ok(outcome(rows.iter().all(|row| row.outcome.verified)))
 }
 
-/// What runs: every design on every NIC, over cores or the setting that is turned, with its value.
+/// Returns all runs: every design on every NIC, over cores or over the swept knob, with its value.
 fn runs<'p>(
     args: &Args,
     profiles: &'p [Profile],
@@ -109,7 +109,7 @@ fn runs<'p>(
     Ok(runs)
 }
 
-/// The rates as series.
+/// Draws the rates as series.
 fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
     let cores = |row: &Row| {
         let is_axis = matches!(args.sweep.over, None | Some(Knob::Cores));
@@ -137,8 +137,8 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
     }
 }
 
-/// What runs of a design: with HERD over cores, with and without batches (Figure 9); with the READ-based one both ways to
-/// READ; with the atomics-based one over the share of PUTs (Figure 10).
+/// Returns the setups of a design. HERD: over cores, with and without batches (Figure 9).
+/// READ-based: both ways to READ. Atomics-based: over the share of PUTs (Figure 10).
 fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<Setup> {
     let (w, simulation) = (&args.workload, &args.simulation);
     let all = profile.host.cores.value as usize;
@@ -153,7 +153,7 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<Setup> {
         record_align: args.records.record_align,
         ..paper
     };
-    // Those that were asked for, or as many of these as the profile has.
+    // The cores that were asked for, or those of the default that the profile has.
     let cores_or = |usual: &[usize]| match &simulation.cores[..] {
         [] => usual.iter().copied().filter(|n| *n <= all).collect(),
         some => some.to_vec(),
@@ -206,7 +206,7 @@ fn setups(profile: &Profile, design: Design, args: &Args) -> Vec<Setup> {
     }
 }
 
-/// What a run is called.
+/// Returns the name of a run.
 fn name(setup: &Setup) -> String {
     match setup.design {
         Design::Herd if setup.batch > 1 => "herd".to_owned(),
@@ -251,7 +251,7 @@ fn one(profile: &Profile, setup: Setup) -> Result<Row> {
     })
 }
 
-/// The design, with the NIC and the setting that is turned where there are several.
+/// Formats the design, with the NIC if several are simulated, and with the swept knob.
 fn shown_name(profiles: &[Profile], args: &Args, row: &Row) -> String {
     let nic = if profiles.len() > 1 {
         format!(", {}", row.nic)
@@ -310,7 +310,7 @@ fn show(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     let Some(Row { setup: first, .. }) = rows.first() else {
         return Ok(());
     };
-    // A design's rows differ in what is swept; designs differ in more.
+    // Rows of one design differ only in the swept knob; rows of different designs differ in more.
     let alike = rows.iter().filter(|row| row.setup.design == first.design);
     let of = |setting: fn(&Setup) -> usize| all_of(alike.clone().map(|row| setting(&row.setup)));
     print(format_args!(

@@ -1,7 +1,7 @@
 //! `verbatim kv resp --rdma`: the same server over TCP and over RDMA.
 //!
-//! The server has a core of its own, and the threads of clients share the others. What is asked over TCP and over RDMA runs in
-//! turn, so that what disturbs the machine for a while disturbs both.
+//! The server has its own core, and the clients' threads share the others. TCP and RDMA are
+//! measured alternately, so that a temporary disturbance of the machine affects both.
 
 use std::process::Stdio;
 use std::sync::Barrier;
@@ -26,7 +26,7 @@ use crate::output::{self, figure, print, print_typed, time, write_file};
 use crate::picture::{place, spread_point};
 use crate::side_by_side::{interleaved, rate, spread};
 
-/// What is measured: over both transports in turn.
+/// A setting that is measured over both transports in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Point {
     ask: Ask,
@@ -44,13 +44,13 @@ impl Point {
     }
 }
 
-/// What a transport did in a round.
+/// The result of a transport in a round.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct Figures {
     per_s: f64,
     ns_p50: f64,
     ns_p99: f64,
-    /// Answers, each of which was compared.
+    /// The number of answers, all compared with the expected value.
     verified: u64,
 }
 
@@ -85,17 +85,17 @@ struct Row {
     pipeline: usize,
     tcp: Side,
     rdma: Side,
-    /// Of the rates of each round.
+    /// RDMA's rate divided by TCP's in the same round.
     ratio: Spread,
     verified: u64,
 }
 
-/// What every measurement needs.
+/// The state that all measurements share.
 struct Setup<'a> {
     args: &'a Args,
     cores: Vec<usize>,
     connector: Connector,
-    /// TCP, then RDMA.
+    /// The server over TCP, then the one over RDMA.
     servers: [Address; 2],
 }
 
@@ -159,7 +159,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Everything that is measured; a thread has one connection at least.
+/// Returns all settings to measure; a thread has at least one connection.
 fn points(args: &Args) -> Vec<Point> {
     let threads = match args.rdma.threads.as_slice() {
         [] => &[1, 2, 4],
@@ -225,7 +225,7 @@ impl Setup<'_> {
         })
     }
 
-    /// Asks for the time of a measurement, by all threads at once.
+    /// Sends requests for the time of a measurement, from all threads at once.
     fn ask(&self, round: u32, point: Point, server: &Address) -> Result<Figures> {
         let ready = Barrier::new(point.threads + 1);
         let stop = AtomicBool::new(false);
@@ -235,7 +235,7 @@ impl Setup<'_> {
                 + usize::from(thread < point.connections % point.threads);
             let connected = Loader::connect(server, Some(&self.connector), own);
             let seed = (u64::from(round) << 32) | thread as u64;
-            // All have come here before one fails.
+            // Report an error only after the barrier, so that no thread waits for a failed one.
             ready.wait();
             let mut loader = connected.context("cannot connect")?;
             let core = *core.context("no core to run on")?;
@@ -341,7 +341,7 @@ fn show(args: &Args, bounce_ns: Option<f64>, rows: &[Row]) -> Result<()> {
     print(format_args!("\n{verified} answers, each of them right"))
 }
 
-/// Rates of GETs over the connections, by the fewest threads and the shortest pipeline that were measured.
+/// Draws rates of GETs over the connections, for the fewest threads and the shortest pipeline.
 fn picture(args: &Args, rows: &[Row]) -> String {
     let least = |of: fn(&Row) -> usize| rows.iter().map(of).min();
     let shown = rows.iter().filter(|row| {

@@ -1,4 +1,4 @@
-//! `verbatim kv load`: clients of one process that check what they get.
+//! `verbatim kv load`: clients in one process that verify each answer.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -64,7 +64,7 @@ impl WorkloadArgs {
         }
     }
 
-    /// The same for another process, with a window of its own.
+    /// Returns the same arguments as flags for another process, with its own window.
     pub(super) fn flags(&self, window: usize) -> Vec<String> {
         let mut flags = vec![
             format!("--keys={}", self.keys),

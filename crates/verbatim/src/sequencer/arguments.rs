@@ -1,4 +1,5 @@
-//! The arguments of `verbatim sequencer` without a subcommand: which designs run, and how.
+//! The arguments of `verbatim sequencer` without a subcommand: the designs to run, and the
+//! settings.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -67,7 +68,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Turns a setting; says whether there is one.
+    /// Sets a knob; returns false if this command has no such knob.
     pub(super) fn set(&mut self, knob: Knob, value: usize) -> Result<bool> {
         let simulated = self.simulation.is_asked_for();
         let limit = |most| at_most(value, most);
@@ -147,7 +148,7 @@ impl SimulationArgs {
         !self.nic.is_empty() || self.nic_file.is_some()
     }
 
-    /// Refuses what has no meaning without a simulation.
+    /// Refuses arguments that have no meaning without a simulation.
     pub(super) fn check_absent(&self) -> Result<()> {
         let given = [
             ("--place", self.place.is_some()),

@@ -1,4 +1,4 @@
-//! `verbatim sequencer client`: clients of one process.
+//! `verbatim sequencer client`: clients in one process.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -87,7 +87,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
             show(thread, report)?;
         }
     }
-    // Other clients have the numbers between ours, so only the server knows what was skipped.
+    // Other clients have the numbers between these, so only the server can count skipped numbers.
     let verdict = checker.verdict(None);
     let good = verdict.duplicates == 0 && verdict.not_increasing == 0;
     let some = verified_something(verdict.numbers, verdict.lost);
@@ -120,7 +120,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     })
 }
 
-/// Runs all clients, each in a thread of its own, from the same time on.
+/// Runs all clients, each in its own thread, with a common start.
 fn run_all(clients: &mut [Client], until: Until, server: &str, json: bool) -> Vec<ClientReport> {
     let bar = output::activity(json);
     bar.set_message(format!("{} from {}", clients[0].design(), server));

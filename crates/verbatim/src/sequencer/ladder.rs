@@ -1,8 +1,7 @@
-//! Every design side by side: the main job of `verbatim sequencer`.
+//! Compares every design: the main function of `verbatim sequencer`.
 //!
-//! Rounds are interleaved (every design once, then every design again), with a fresh server
-//! process and fresh client processes each time, so that what disturbs the machine for a while
-//! disturbs every design alike.
+//! Rounds are interleaved and use a fresh server process and fresh client processes, so that a
+//! temporary disturbance of the machine affects all designs alike.
 
 use anyhow::{Context, Result, bail};
 use bench::stats::Spread;
@@ -19,7 +18,7 @@ use crate::output::{print, print_typed};
 use crate::side_by_side::{check_clients, check_postlist, interleaved, outcome, place};
 use crate::sweeps::{self, Measured, Turned};
 
-/// Clients that a server process takes at the most: each costs it a thread.
+/// The most clients of a server process; each costs the server a thread.
 const MAX_CLIENTS: usize = 256;
 
 /// Runs the command.
@@ -74,7 +73,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     Ok(outcome(verified))
 }
 
-/// All rounds of each setting, interleaved.
+/// Measures all rounds of each setting, interleaved.
 fn measure(
     args: &Args,
     settings: &[(Option<usize>, Args)],
@@ -117,7 +116,7 @@ fn point(at: usize, row: &Row) -> Measured {
     }
 }
 
-/// The command's settings and the NIC, for the caption.
+/// Formats the command's settings and the NIC for the caption.
 fn caption(args: &Args, kind: &str, device: &str) -> String {
     format!(
         "{kind} {device}: {} client processes with {} threads, {} outstanding each, {} to a postlist, {} workers; median of {} rounds of \
@@ -164,10 +163,10 @@ fn check(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The designs to run on a device, and those that it cannot run.
+/// Returns the designs to run on a device, and those that it does not support.
 ///
 /// # Errors
-/// A design that was asked for cannot run, or none can.
+/// The device does not support a design that was asked for, or supports none.
 fn choose(asked: &[Design], device: &Capabilities) -> Result<(Vec<Design>, Vec<Unsupported>)> {
     for design in asked {
         design.check(device)?;
@@ -198,7 +197,7 @@ mod tests {
 
     use super::*;
 
-    /// What the software NIC can do, less `lacks`.
+    /// Returns the software NIC's capabilities without `lacks`.
     fn device(lacks: &[Capability]) -> Capabilities {
         let context = verbs::Provider::softnic()
             .device(None)

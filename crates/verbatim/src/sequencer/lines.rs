@@ -1,25 +1,25 @@
-//! What `serve` and `client` print with `--json`, one object per line, and the ladder reads.
+//! The lines that `serve` and `client` print with `--json`, one object per line, and that the
+//! comparison reads.
 
 use sequencer::{ClientReport, Design, ServerStats, Verdict};
 use serde::{Deserialize, Serialize};
 
-/// One line.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 pub(super) enum Line {
-    /// `serve`: clients can come.
+    /// `serve`: the server accepts clients.
     Listening {
-        /// Where, on TCP.
+        /// The server's TCP address.
         address: String,
-        /// What is served.
+        /// The design that is served.
         design: Design,
-        /// The first number that it will give.
+        /// The first number that the server will give.
         next: u64,
     },
-    /// `serve`: what it did, when it ends.
+    /// `serve`: the server's statistics, at its end.
     Stats(ServerStats),
-    /// `client`: what one of its threads got.
+    /// `client`: the report of one of the threads.
     Report(Box<ClientReport>),
-    /// `client`: what the checker says of all its threads.
+    /// `client`: the checker's verdict on the numbers of all threads.
     Verdict(Verdict),
 }

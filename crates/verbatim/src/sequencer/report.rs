@@ -1,4 +1,4 @@
-//! What the rounds of all designs say side by side: the table, and its lessons.
+//! The result of all designs: the table, and the comparison of designs in words.
 
 use anyhow::Result;
 use bench::stats::Spread;
@@ -15,36 +15,36 @@ use crate::side_by_side::{rate, spread, yes_or_no};
 pub(super) struct Row {
     pub(super) design: Design,
     pub(super) summary: &'static str,
-    /// What kind of NIC the figures are of.
+    /// The kind of NIC that was measured.
     pub(super) kind: &'static str,
     pub(super) rate_per_s: Spread,
-    /// To the first design of the table, round by round.
+    /// The rate divided by that of the table's first design, round by round.
     pub(super) ratio_to_first: Spread,
     pub(super) latency_ns_p50: f64,
     pub(super) latency_ns_p99: f64,
-    /// Answers that left with one doorbell of the server; with atomics, where no server answers,
-    /// requests that left with one doorbell of the client.
+    /// Answers per doorbell of the server. With atomics, which no server answers: requests per
+    /// doorbell of the client.
     pub(super) requests_per_doorbell: f64,
-    /// Of both sides.
+    /// Doorbells of both sides, per request.
     pub(super) doorbells_per_request: f64,
-    /// That carry a request and its answer between the two sides.
+    /// Cache lines that carry a request and its answer between the two sides.
     pub(super) cache_lines_per_request: f64,
     pub(super) lost: u64,
     pub(super) verified: bool,
 }
 
-/// Cache lines that carry a request and its answer from one side to the other.
+/// Returns the cache lines that carry a request and its answer from one side to the other.
 ///
-/// The software NIC writes 16 bytes for a message without payload, and 16 more for each 16 bytes
-/// of inline payload; four such pieces share a cache line. An RDMA WRITE puts its bytes into the
-/// target's memory and nothing else.
+/// The software NIC writes 16 bytes for a message without payload, and 16 more for each 16 bytes of
+/// inline payload. Four such pieces share a cache line. An RDMA WRITE writes only its payload into
+/// the target's memory.
 fn cache_lines_per_request(design: Design) -> f64 {
     const LINE: f64 = 64.0;
     const HEADER_ONLY: f64 = 16.0;
     const WITH_8_BYTES: f64 = 32.0;
     const REQUEST_SLOT: f64 = 8.0;
     match design {
-        // The counter's line travels to whoever adds.
+        // The counter's cache line moves to the core that adds.
         Design::Atomics => 1.0,
         Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => (REQUEST_SLOT + WITH_8_BYTES) / LINE,
         Design::SpecS0 => 2.0 * HEADER_ONLY / LINE,
@@ -52,7 +52,7 @@ fn cache_lines_per_request(design: Design) -> f64 {
 }
 
 #[allow(clippy::cast_precision_loss)] // counts far below 2^52
-/// Sums the rounds of `design` up.
+/// Sums up the rounds of `design`.
 pub(super) fn row(
     design: Design,
     first: Design,
@@ -93,7 +93,7 @@ pub(super) fn row(
     })
 }
 
-/// Prints the table, and what it teaches.
+/// Prints the table, and the comparison of designs in words.
 pub(super) fn show(
     args: &Args,
     kind: &str,
@@ -173,8 +173,8 @@ fn show_setup(args: &Args, kind: &str, device: &str, bounce_ns: Option<Spread>) 
     ))
 }
 
-/// What the figures teach, in their own numbers: what pays and, as frankly, what does not. A difference within the noise is
-/// called so and gets no cause.
+/// Compares the designs in words, with their figures: which change gains, and which does not. A
+/// difference within the noise is called noise, without a cause.
 fn lessons(rows: &[Row]) -> Vec<String> {
     let of = |design: Design| rows.iter().find(|row| row.design == design);
     let mut lines = Vec::new();
@@ -219,7 +219,7 @@ fn lessons(rows: &[Row]) -> Vec<String> {
     lines
 }
 
-/// The best of the other designs beside remote atomics.
+/// Compares the best of the other designs with remote atomics.
 fn against_atomics(atomics: &Row, best: &Row) -> String {
     let name = "Remote atomics need no server CPU";
     match difference(atomics, best) {
@@ -238,13 +238,13 @@ fn against_atomics(atomics: &Row, best: &Row) -> String {
     }
 }
 
-/// The difference of two rates in words.
+/// The difference between two rates.
 enum Difference {
-    /// Their ranges overlap.
+    /// The ranges of the two rates overlap.
     Noise(String),
-    /// They do not.
+    /// The ranges of the two rates do not overlap.
     Real {
-        /// Of the medians.
+        /// The ratio of the medians.
         gain: f64,
         words: String,
     },
@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn what_overlaps_is_noise_and_has_no_cause() {
         let mut rows = rows();
-        // rpc and rpc-batch, whose ranges touch; the medians are as they were.
+        // Make the ranges of rpc and rpc-batch touch; the medians stay.
         rows[1].rate_per_s.max = rows[2].rate_per_s.min;
         let lines = lessons(&rows);
         assert!(

@@ -1,4 +1,4 @@
-//! One design, run once: a server process, its client processes, and the check of their numbers.
+//! One run of one design: a server process, its client processes, and the check of their numbers.
 
 use std::process::{Command, Stdio};
 
@@ -16,8 +16,8 @@ use crate::children::{Lines, Placement, part_of, start};
 pub(super) struct Round {
     pub(super) round: u32,
     pub(super) design: Design,
-    /// How long a cache line took between the cores of the first client and the server, one way,
-    /// just before; null when they share their only core.
+    /// The time that a cache line takes from the first client's core to the server's, measured just
+    /// before the round. Null if both share a core.
     pub(super) bounce_ns: Option<f64>,
     pub(super) requests: u64,
     pub(super) rate_per_s: f64,
@@ -51,7 +51,7 @@ pub(super) fn one(args: &Args, placement: &Placement, round: u32, design: Design
             }
         }
     }
-    // The end of its input ends the server.
+    // The server ends when its standard input ends.
     drop(server.0.stdin.take());
     let Line::Stats(stats) = server_lines.expect()? else {
         bail!("the server did not say what it did");

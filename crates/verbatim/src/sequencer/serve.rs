@@ -1,4 +1,4 @@
-//! `verbatim sequencer serve`: one server, until it is told to stop.
+//! `verbatim sequencer serve`: runs one server until a signal stops it.
 
 use std::path::PathBuf;
 

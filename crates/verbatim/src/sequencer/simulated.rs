@@ -20,7 +20,7 @@ use crate::side_by_side::{
 };
 use crate::sweeps::{Knob, all_of, profiles, series};
 
-/// A line of the ladder.
+/// A row of the table of designs.
 #[derive(Serialize)]
 struct Row {
     nic: String,
@@ -31,12 +31,12 @@ struct Row {
     #[serde(flatten)]
     outcome: simulated::Outcome,
     published: Option<&'static Published>,
-    /// Ours over the published rate, less one.
+    /// The simulated rate divided by the published rate, less one.
     relative_error: Option<f64>,
-    /// The setting that is turned.
+    /// The value of the swept knob.
     #[serde(skip)]
     at: usize,
-    /// How long the simulation took: no result, and different in every run.
+    /// The real time of the simulation. It differs in every run, so it is no result.
     #[serde(skip)]
     took: Duration,
 }
@@ -73,7 +73,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     Ok(outcome(rows.iter().all(|row| row.outcome.verified)))
 }
 
-/// What runs: every design on every NIC, over cores or the setting that is turned, with its value.
+/// Returns all runs: every design on every NIC, over cores or over the swept knob, with its value.
 fn runs<'p>(args: &Args, profiles: &'p [Profile]) -> Result<Vec<(&'p Profile, Setup, usize)>> {
     let designs = if args.design.is_empty() {
         &Design::ALL[..]
@@ -107,7 +107,7 @@ fn runs<'p>(args: &Args, profiles: &'p [Profile]) -> Result<Vec<(&'p Profile, Se
     Ok(runs)
 }
 
-/// The rates as series.
+/// Draws the rates as series.
 fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
     let cores = |row: &Row| {
         let is_axis = matches!(args.sweep.over, None | Some(Knob::Cores));
@@ -134,7 +134,7 @@ fn chart(args: &Args, profiles: &[Profile], rows: &[Row]) -> Chart {
     }
 }
 
-/// The counts of cores to run a design on. With atomics no core of the server does anything.
+/// Returns the counts of cores to run a design on. With atomics, the server's cores are idle.
 fn cores(profile: &Profile, asked: &SimulationArgs, design: Design) -> Vec<usize> {
     let there = profile.at(asked.place.unwrap_or_default());
     let all = there.map_or(1, |there| there.host.cores.value as usize);
@@ -192,7 +192,7 @@ fn one(profile: &Profile, setup: Setup) -> Result<Row> {
     })
 }
 
-/// What the paper prints for this point, if it is one of the paper's.
+/// Returns the paper's published rate for this setup, if the paper measured it.
 fn published_rate(profile: &Profile, setup: &Setup) -> Option<&'static Published> {
     let all = profile.host.cores.value as usize;
     let paper = Setup {
@@ -232,7 +232,7 @@ fn published_rate(profile: &Profile, setup: &Setup) -> Option<&'static Published
     })
 }
 
-/// The design, with the NIC and the setting that is turned where there are several.
+/// Formats the design, with the NIC if several are simulated, and with the swept knob.
 fn shown_name(profiles: &[Profile], args: &Args, row: &Row) -> String {
     let nic = if profiles.len() > 1 {
         format!(", {}", row.nic)
@@ -297,7 +297,7 @@ fn show(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     let Some(Row { setup: first, .. }) = rows.first() else {
         return Ok(());
     };
-    // A design's rows differ in what is swept; designs differ in more.
+    // Rows of one design differ only in the swept knob; rows of different designs differ in more.
     let alike = rows.iter().filter(|row| row.setup.design == first.design);
     let of = |setting: fn(&Setup) -> usize| all_of(alike.clone().map(|row| setting(&row.setup)));
     let loops = if first.loops.are_ours() {
