@@ -17,7 +17,7 @@ pub(crate) fn verified_something(answered: u64, lost: u64) -> bool {
 pub(crate) enum Outcome {
     /// Exit status 0.
     Done,
-    /// Exit status 1: it ran, and the answer is no.
+    /// Exit status 1: the command ran, and its answer is negative.
     No,
     /// The exit status of the program that the command ran.
     Exit(u8),

@@ -68,7 +68,7 @@ found, and all of it is kept.";
 /// grows exponentially with this number.
 const MOST_UNDER_WAY: u64 = 16;
 
-/// Which access design it is.
+/// The access design of a check, as `--json` prints it.
 #[derive(Clone, Copy, Default, Serialize)]
 pub(crate) struct Variant {
     access: Option<Access>,

@@ -21,7 +21,7 @@ enum Line<'a> {
         key: &'a str,
         /// The key's version, which counts its changes; 0 if the key does not exist.
         version: u64,
-        /// If the key is there, and this is text.
+        /// The value, if the key exists and its value is text.
         value: Option<String>,
         /// The value in hexadecimal digits, if it is not text.
         #[serde(skip_serializing_if = "Option::is_none")]

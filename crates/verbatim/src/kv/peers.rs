@@ -4,7 +4,6 @@
 //! Redis and of the front end, and only counts answers. memcached has no client that every
 //! distribution packages, so this module implements one. It sends batches of 64 meta gets that
 //! suppress the answers for missing keys, and checks each value's length and the number of answers.
-//! value's length and the number of answers are checked.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;

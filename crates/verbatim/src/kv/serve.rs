@@ -213,7 +213,7 @@ fn config(args: &Args, nic: NicConfig) -> ServerConfig {
     }
 }
 
-/// Says where clients find it.
+/// Prints the server's addresses.
 fn announce(args: &Args, server: &Server, front: Option<&Front>, is_store: bool) -> Result<()> {
     let address = server.address().to_string();
     let mut spoken = front.into_iter().flat_map(Front::addresses);
