@@ -1,4 +1,5 @@
-//! `verbatim completions`, and the man pages and the reference that packages and the book take from the same definitions.
+//! `verbatim completions`, man pages and the command reference, all generated from the argument
+//! definitions.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -36,7 +37,7 @@ pub(crate) struct ManArgs {
 /// Runs `verbatim completions`: prints the completion script of a shell.
 ///
 /// # Errors
-/// When standard output cannot be written.
+/// Standard output cannot be written.
 pub(crate) fn completions(mut cli: Command, args: &CompletionsArgs) -> Result<Outcome> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut cli, "verbatim", &mut script);
@@ -47,7 +48,7 @@ pub(crate) fn completions(mut cli: Command, args: &CompletionsArgs) -> Result<Ou
 /// Runs `verbatim man`: writes a man page of section 1 for each command.
 ///
 /// # Errors
-/// When the folder cannot be made, or a page cannot be written.
+/// The folder cannot be created, or a page cannot be written.
 pub(crate) fn man(cli: Command, args: &ManArgs) -> Result<Outcome> {
     let dir = &args.dir;
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
@@ -59,13 +60,14 @@ pub(crate) fn man(cli: Command, args: &ManArgs) -> Result<Outcome> {
 /// Runs `verbatim reference`: prints `docs/reference/commands.md`.
 ///
 /// # Errors
-/// When standard output cannot be written.
+/// Standard output cannot be written.
 pub(crate) fn reference(cli: Command) -> Result<Outcome> {
     std::io::stdout().write_all(markdown(cli).as_bytes())?;
     Ok(Outcome::Done)
 }
 
-/// The command and all below it that help shows, with their full names, each before its own subcommands.
+/// Returns the command and all visible commands below it with their full names, each before its own
+/// subcommands.
 fn visible(cli: Command) -> Vec<(String, Command)> {
     let mut cli = cli;
     cli.build();
@@ -83,7 +85,7 @@ fn collect(command: &Command, name: String, found: &mut Vec<(String, Command)>) 
     }
 }
 
-/// The reference of all commands.
+/// Formats the reference of all commands as Markdown.
 fn markdown(cli: Command) -> String {
     let mut text = String::from(
         "# Commands\n\n<!-- written by: verbatim reference > docs/reference/commands.md -->\n\n\
@@ -131,7 +133,7 @@ fn section(text: &mut String, name: &str, command: &Command) {
     }
 }
 
-/// Whether it is an option without a value that the command defines itself.
+/// Returns true if the argument is an option without a value that the command itself defines.
 fn is_flag(arg: &Arg) -> bool {
     let is_option = arg.get_long().is_some() || arg.get_short().is_some();
     let is_builtin = matches!(arg.get_id().as_str(), "help" | "version");
@@ -164,7 +166,7 @@ fn table(text: &mut String, title: &str, args: &[&Arg]) {
     }
 }
 
-/// `-n, --name <VALUE>` without colours.
+/// Formats an option as `-n, --name <VALUE>`, without colours.
 fn shown(arg: &Arg) -> String {
     let form = arg.to_string();
     match (arg.get_short(), arg.get_long()) {
@@ -173,7 +175,7 @@ fn shown(arg: &Arg) -> String {
     }
 }
 
-/// Text in a cell of a table.
+/// Escapes a text for a cell of a Markdown table.
 fn escaped(text: &str) -> String {
     let text = text.replace('|', "\\|").replace('<', "\\<");
     text.replace('*', "\\*").replace('[', "\\[")

@@ -1,4 +1,4 @@
-//! What every command shares that runs the designs of a system side by side, and its server until it is told to stop.
+//! Functions that the comparison commands and the servers of all systems share.
 
 use std::fmt::Display;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -17,7 +17,7 @@ use crate::output::{self, figure, print_typed};
 use crate::progress::progress;
 use crate::stop;
 
-/// Cores for a server and its clients. Says so where figures will mean little.
+/// Assigns cores to a server and its clients. Prints a note if the figures will mean little.
 pub(crate) fn place(
     workers: usize,
     clients: usize,
@@ -39,7 +39,7 @@ pub(crate) fn place(
     Ok(placement)
 }
 
-/// Refuses more client processes than there may be.
+/// Refuses more than 64 client processes.
 pub(crate) fn check_clients(clients: usize) -> Result<()> {
     if clients > 64 {
         bail!("--clients {clients} are too many processes; at most 64");
@@ -47,7 +47,7 @@ pub(crate) fn check_clients(clients: usize) -> Result<()> {
     Ok(())
 }
 
-/// Refuses postlists that no window holds.
+/// Refuses postlists that are longer than the window.
 pub(crate) fn check_postlist(postlist: usize, window: usize) -> Result<()> {
     if postlist > window {
         bail!(
@@ -58,7 +58,8 @@ pub(crate) fn check_postlist(postlist: usize, window: usize) -> Result<()> {
     Ok(())
 }
 
-/// Runs everything once, then everything again: what disturbs the machine for a while disturbs all alike. SIGINT ends it early.
+/// Runs all contenders once in each round, so that a temporary disturbance of the machine affects
+/// all alike. SIGINT ends the run early.
 pub(crate) fn interleaved<T: Copy, R: Serialize>(
     rounds: u32,
     contenders: &[T],
@@ -74,7 +75,7 @@ pub(crate) fn interleaved<T: Copy, R: Serialize>(
         for &contender in contenders {
             bar.set_message(name(contender));
             let done = one(round, contender);
-            // The terminal interrupts the other processes, too, and the step fails for it.
+            // The terminal sends SIGINT to the other processes, too, so the step fails.
             if stop::is_interrupted() && done.is_err() {
                 return Ok(all);
             }
@@ -94,11 +95,12 @@ pub(crate) fn interleaved<T: Copy, R: Serialize>(
     Ok(all)
 }
 
-/// Runs setups on simulated NICs, one after the other, with a progress bar. A setup that needs a cost without a number in the
-/// profile, or a verb without support in the NIC, is named on stderr with what is missing.
+/// Runs setups on simulated NICs, one after the other, with a progress bar. Some setups cannot run:
+/// the profile lacks a cost, or the NIC lacks a verb. Such setups are named on stderr with the
+/// missing item.
 ///
 /// # Errors
-/// Any other error of a setup; the first of these if none ran. Notes name those that another reason keeps from running.
+/// Any other error of a setup, or the first "cannot run" error if no setup ran.
 pub(crate) fn simulated<S, R>(
     setups: Vec<S>,
     name: impl Fn(&S) -> String,
@@ -133,7 +135,8 @@ pub(crate) fn simulated<S, R>(
     Ok(rows)
 }
 
-/// Names the setups that did not run on stderr, one line for neighbors with the same reason.
+/// Names the setups that did not run on stderr, with one line for consecutive setups with the same
+/// reason.
 fn tell_not_run(setups: &[(String, anyhow::Error)]) {
     let words: Vec<_> = setups
         .iter()
@@ -150,47 +153,48 @@ fn tell_not_run(setups: &[(String, anyhow::Error)]) {
     }
 }
 
-/// Whether what failed may be possible for another design.
+/// Returns true if the error concerns only this design, so that other designs may still run.
 fn is_not_possible(error: &anyhow::Error) -> bool {
     error.is::<UnknownCosts>()
         || matches!(error.downcast_ref(), Some(ServerError::Unsupported(_)))
         || matches!(error.downcast_ref(), Some(ConnectError::Unsupported(_)))
 }
 
-/// The spread of figures, of which there is one at least.
+/// Returns the spread of the figures; fails without any figure.
 pub(crate) fn spread(figures: impl IntoIterator<Item = f64>) -> Result<Spread> {
     let all: Vec<f64> = figures.into_iter().collect();
     Spread::of(&all).context("nothing was measured")
 }
 
-/// The outcome of a comparison.
+/// Returns the outcome of a comparison.
 pub(crate) fn outcome(verified: bool) -> Outcome {
     if verified { Outcome::Done } else { Outcome::No }
 }
 
-/// A rate in a table: median, least and most, in 10^6 a second.
+/// Formats a rate for a table: median, minimum and maximum, in 10^6 a second.
 pub(crate) fn rate(rate: Spread) -> String {
     let [median, min, max] = [rate.median, rate.min, rate.max].map(|r| figure(r / 1e6));
     format!("{median} M ({min}..{max})")
 }
 
-/// Whether something was verified, in a table.
+/// Formats the result of a verification for a table.
 pub(crate) fn yes_or_no(verified: bool) -> &'static str {
     if verified { "yes" } else { "NO" }
 }
 
-/// What is there, in a table, or nothing.
+/// Formats a value for a table; an absent value is an empty cell.
 pub(crate) fn or_nothing<T, D: Display>(value: Option<T>, shown: impl Fn(T) -> D) -> String {
     value.map_or_else(String::new, |value| shown(value).to_string())
 }
 
-/// A relative error in a table.
+/// Formats a relative error for a table.
 pub(crate) fn relative_error(error: Option<f64>) -> String {
     or_nothing(error, |e| format!("{:+.1} %", 100.0 * e))
 }
 
-/// Waits until the server is to stop, or broke. Every second `check` may end it with an error; what the server has
-/// `done` so far and a `message` about it, with the rate in 10^6 a second, are shown.
+/// Waits until the server should stop, or has failed. Every second, calls `check`, whose error ends
+/// the wait, and shows `message`. `done` is the server's count of requests, from which the rate in
+/// 10^6 a second is computed.
 pub(crate) fn wait<S: Service>(
     (server, stop): (&Server<S>, &Receiver<()>),
     json: bool,
@@ -220,7 +224,7 @@ pub(crate) fn wait<S: Service>(
     Ok(())
 }
 
-/// What a command that served comes to.
+/// Returns the outcome of a serving command.
 pub(crate) fn served(failure: Option<String>) -> Result<Outcome> {
     match failure {
         Some(failure) => bail!("a worker ended: {failure}"),

@@ -1,4 +1,4 @@
-//! What the commands share that use the crate `stream`.
+//! Functions that the commands on the crate `stream` share.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use stream::{Config, Policy};
 
 use crate::args::{self, NicArgs, PortArgs};
 
-/// How streams are made on a NIC.
+/// Returns the configuration of streams on a NIC.
 pub(crate) fn config(nic: &NicArgs, port: &PortArgs, policy: Policy) -> Result<Config> {
     nic.settle()?;
     Ok(Config {
@@ -22,7 +22,8 @@ pub(crate) fn config(nic: &NicArgs, port: &PortArgs, policy: Policy) -> Result<C
     })
 }
 
-/// Lets this process open as many descriptors as it may: a stream needs three, and shells often allow 1,024.
+/// Raises the soft limit of open descriptors to the hard limit: a stream needs three, and shells
+/// often allow 1,024.
 pub(crate) fn raise_descriptor_limit() -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -32,7 +33,7 @@ pub(crate) fn raise_descriptor_limit() -> Result<()> {
     setrlimit(Resource::Nofile, raised).context("cannot raise the limit of open descriptors")
 }
 
-/// A runtime of one thread, as each side of a measurement has it.
+/// Returns a tokio runtime of one thread.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -40,7 +41,7 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
     runtime.context("cannot start tokio")
 }
 
-/// A channel to a server, and whether it goes by RDMA.
+/// Connects a gRPC channel to a server.
 pub(crate) async fn connect(
     address: SocketAddr,
     config: Config,
@@ -52,14 +53,14 @@ pub(crate) async fn connect(
     channel.with_context(|| format!("cannot connect to {address}"))
 }
 
-/// A socket address on the command line.
+/// Parses a socket address on the command line.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         format!("{text:?} is no address: write IP:PORT, such as 127.0.0.1:50051 or [::1]:50051")
     })
 }
 
-/// The number parser of a payload.
+/// Returns a parser of payload sizes.
 pub(crate) fn payload() -> impl Fn(&str) -> Result<usize, String> + Clone + Send + Sync + 'static {
     args::number("a payload in bytes", 0..=1_048_576usize)
 }

@@ -1,4 +1,5 @@
-//! `--over` and `--values`: a command's own settings, one of which is turned; and rows as series of a picture.
+//! `--over` and `--values`: a sweep over one of a command's settings; and rows as series of a
+//! picture.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +40,7 @@ pub(crate) enum Knob {
 }
 
 impl Knob {
-    /// The axis of its values.
+    /// Returns the axis of the knob's values.
     pub(crate) fn axis(self) -> Axis {
         match self {
             Knob::Cores => Axis::linear("cores of the server"),
@@ -54,7 +55,7 @@ impl Knob {
         }
     }
 
-    /// As on the command line.
+    /// Returns the knob's name as on the command line.
     pub(crate) fn name(self) -> String {
         let value = self.to_possible_value();
         value.map_or_else(String::new, |value| value.get_name().to_owned())
@@ -74,10 +75,10 @@ pub(crate) struct SweepArgs {
 }
 
 impl SweepArgs {
-    /// The settings one after the other: `args` once, or once for each value, with the value.
+    /// Returns the settings to run: `args` itself, or a copy for each value, with the value.
     ///
     /// # Errors
-    /// `set` says that the command has no such setting, or refuses the value.
+    /// `set` returns false, since the command has no such knob, or refuses the value.
     pub(crate) fn settings<A: Clone>(
         &self,
         args: &A,
@@ -105,7 +106,7 @@ impl SweepArgs {
         values.into_iter().map(one).collect()
     }
 
-    /// The settings in words, and which of them is turned.
+    /// Describes the settings, and names the swept knob.
     pub(crate) fn told(&self, settings: &str) -> String {
         match self.over {
             Some(knob) => format!("{settings}; {} as listed", knob.name()),
@@ -119,7 +120,7 @@ impl SweepArgs {
     }
 }
 
-/// The profiles of `--nic`, which may be given several times, or of `--nic-file`.
+/// Returns the profiles of `--nic`, which may be given several times, or of `--nic-file`.
 pub(crate) fn profiles(
     nics: &[String],
     nic_file: Option<&std::path::PathBuf>,
@@ -134,7 +135,7 @@ pub(crate) fn profiles(
     }
 }
 
-/// A value of `--values`, if it is not above the limit of its setting.
+/// Returns a value of `--values`, if it is within the limit of its knob.
 pub(crate) fn at_most(value: usize, most: usize) -> Result<usize> {
     if value > most {
         bail!("--values: {value} is more than {most}");
@@ -142,18 +143,18 @@ pub(crate) fn at_most(value: usize, most: usize) -> Result<usize> {
     Ok(value)
 }
 
-/// The values of a setting in all rows, in words: those of a sweep where it is turned, and one number otherwise.
+/// Formats the distinct values of a setting in all rows.
 pub(crate) fn all_of(values: impl Iterator<Item = usize>) -> String {
     let values: BTreeSet<_> = values.collect();
     let words: Vec<_> = values.iter().map(usize::to_string).collect();
     words.join(", ")
 }
 
-/// What a series is called after; `None` where a row has none of it.
+/// A part of a series' name; `None` if the part does not apply to a row.
 type Part<'a, R> = &'a dyn Fn(&R) -> Option<String>;
 
-/// Rows as series, in the order in which they come. The first part always names a series, the others only where rows differ
-/// in them.
+/// Groups rows into series, in the order of the rows. The first part always names a series; the
+/// others are added only if rows differ in them.
 pub(crate) fn series<R>(
     rows: &[R],
     parts: &[Part<'_, R>],
@@ -187,7 +188,7 @@ pub(crate) fn series<R>(
     all
 }
 
-/// Something of one setting, which JSON names where one is turned.
+/// A result of one setting; with a sweep, JSON also has the setting's value.
 #[derive(Serialize)]
 pub(crate) struct Turned<R> {
     #[serde(skip)]
@@ -199,12 +200,12 @@ pub(crate) struct Turned<R> {
 }
 
 impl<R> Turned<R> {
-    /// Of the setting at this place among [`SweepArgs::settings`].
+    /// Makes the result of the setting at `index` among [`SweepArgs::settings`].
     pub(crate) fn new(index: usize, setting: Option<usize>, of: R) -> Self {
         Turned { index, setting, of }
     }
 
-    /// What was of each of so many settings.
+    /// Groups the results by setting, of which there are `settings`.
     pub(crate) fn sorted(all: Vec<Self>, settings: usize) -> Vec<Vec<R>> {
         let mut sorted: Vec<Vec<R>> = (0..settings).map(|_| Vec::new()).collect();
         for turned in all {
@@ -214,10 +215,10 @@ impl<R> Turned<R> {
     }
 }
 
-/// What was measured of a design at one setting.
+/// The result of a design at one setting.
 pub(crate) struct Measured {
     pub(crate) name: String,
-    /// The setting.
+    /// The value of the swept knob.
     pub(crate) at: usize,
     pub(crate) rate_per_s: Spread,
     pub(crate) latency_ns_p50: Option<f64>,
@@ -243,7 +244,7 @@ pub(crate) fn show(sweep: &SweepArgs, rows: &[Measured]) -> Result<()> {
     output::print(table)
 }
 
-/// The rates as a picture.
+/// Draws the rates.
 pub(crate) fn chart(title: &str, caption: String, sweep: &SweepArgs, rows: &[Measured]) -> Chart {
     let series = series(
         rows,

@@ -27,7 +27,7 @@ fn device() -> String {
     variable("VERBATIM_TEST_DEVICE").expect("VERBATIM_TEST_DEVICE names the device, such as rxe0")
 }
 
-/// The arguments that choose the device.
+/// Returns the arguments that choose the device.
 fn nic() -> Vec<String> {
     let mut args = vec![
         "--provider".to_owned(),
@@ -46,7 +46,7 @@ fn with_nic<'a>(args: &[&'a str], nic: &'a [String]) -> Vec<&'a str> {
     args.iter().copied().chain(nic).collect()
 }
 
-/// The device as `verbatim devices` shows it.
+/// Returns the device as `verbatim devices` shows it.
 fn shown() -> Value {
     let lines = lines_of(&["devices", "--json"]);
     let devices = lines.iter().filter(|line| line["type"] == "device");
@@ -64,7 +64,7 @@ fn shown() -> Value {
     found.clone()
 }
 
-/// The designs that the device has no capability lacking for, by the JSON of `verbatim devices`.
+/// Returns the designs that the device supports, according to the JSON of `verbatim devices`.
 fn runnable() -> Vec<&'static str> {
     let shown = shown();
     let has = shown["capabilities"]["has"].as_array().expect("a list");
@@ -77,7 +77,7 @@ fn runnable() -> Vec<&'static str> {
     DESIGNS.into_iter().filter(runs).collect()
 }
 
-/// What `ibv_devinfo -v` prints: `key: value` of the device, and of each of its ports.
+/// The output of `ibv_devinfo -v`: `key: value` of the device, and of each of its ports.
 struct DevInfo {
     device: BTreeMap<String, String>,
     ports: Vec<BTreeMap<String, String>>,
@@ -97,7 +97,7 @@ impl DevInfo {
             ports: Vec::new(),
         };
         for line in text.lines() {
-            // `GID[  0]:` and `max_qp:`; names of flags have no colon.
+            // Lines such as `GID[  0]:` and `max_qp:`; names of flags have no colon.
             let Some((key, value)) = line.trim().split_once(':') else {
                 continue;
             };
@@ -112,7 +112,7 @@ impl DevInfo {
     }
 }
 
-/// The number in front of what `ibv_devinfo` says: `0xfff`, `4096 (5)`, `74a7:5bff:fe8a:b036`.
+/// Parses the first number of a value of `ibv_devinfo`: `0xfff`, `4096 (5)`, `74a7:5bff:fe8a:b036`.
 fn number(text: &str) -> u64 {
     let word = text.split_whitespace().next().unwrap_or("");
     let parsed = if let Some(hex) = word.strip_prefix("0x") {
@@ -125,7 +125,7 @@ fn number(text: &str) -> u64 {
     parsed.unwrap_or_else(|_| panic!("no number: {text:?}"))
 }
 
-/// The number in JSON, which may be hexadecimal in a string.
+/// Returns a JSON number, which may be a string of hexadecimal digits.
 fn of_json(value: &Value) -> u64 {
     match value {
         Value::String(text) => number(text),
@@ -135,7 +135,7 @@ fn of_json(value: &Value) -> u64 {
     }
 }
 
-/// What is in parentheses: the code behind a name.
+/// Parses the number in parentheses: the code of a name.
 fn code(text: &str) -> u64 {
     let inside = text
         .split_once('(')
@@ -157,7 +157,7 @@ fn devices_agree_with_ibv_devinfo() {
     ] {
         assert_eq!(of_json(&shown[ours]), number(device(theirs)), "{ours}");
     }
-    // Soft-RoCE is the driver that says on which network device it sits.
+    // Soft-RoCE is the only driver that names the network device below it.
     let sysfs = Path::new("/sys/class/infiniband").join(shown["name"].as_str().expect("text"));
     let link = std::fs::read_link(sysfs.join("device/driver"));
     let driver = match link.as_deref().map(Path::file_name) {
@@ -338,7 +338,7 @@ fn by_hand_with_threads_and_workers() {
     }
 }
 
-/// Every value is checked, and what clients saw that were killed and stopped.
+/// Every value is verified, and the histories of clients that were killed and stopped.
 #[test]
 #[ignore = "needs an RDMA device: VERBATIM_TEST_DEVICE"]
 fn every_store_that_the_device_can_run_is_right() {
@@ -381,7 +381,7 @@ fn a_killed_server_gives_no_number_twice() {
             let (report, verdict) = ask_with(&server.address, "500", &more);
             assert_eq!(verdict["duplicates"], 0, "{design}, life {life}");
             assert_eq!(report["requests"], 500, "{design}, life {life}");
-            // The only client has numbers from `next` on.
+            // The only client received consecutive numbers from `next` on.
             last = server.next() + 500;
             server.child.kill().expect("killed");
         }
@@ -490,7 +490,7 @@ fn numbers_come_from_every_gid_of_the_port_that_is_set() {
     assert!(out.stdout.is_empty());
 }
 
-/// The ledger of a command that must succeed.
+/// Runs a command that must succeed, and returns its ledger.
 fn ledger_of(before: &[&str], after: &[&str]) -> Ledger {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("l.json");

@@ -1,4 +1,4 @@
-//! Unmodified programs over TCP loopback and over RDMA, in turns.
+//! Compares unmodified programs over TCP loopback and over RDMA.
 
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
@@ -12,15 +12,15 @@ use bench::peers::KillOnDrop;
 use crate::Outcome;
 use crate::output;
 
-/// How long a server may take until it listens, and a client until it ends.
+/// The time that a server may take to listen, and a client to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A program, and what is read of what it prints.
+/// A pair of programs, and the figure to read from the client's output.
 struct Row {
     what: &'static str,
     server: &'static str,
     client: &'static str,
-    /// The figure: of the first line with this word, the number before or behind it.
+    /// Extracts the figure from the client's output.
     read: fn(&str) -> Option<f64>,
     unit: &'static str,
 }
@@ -93,7 +93,7 @@ fn after(line: &str, word: &str) -> Option<f64> {
         .ok()
 }
 
-/// The time of a line of qperf (`latency = 586 ns`), whose unit follows its size, in microseconds.
+/// Returns the time of a line of qperf (`latency = 586 ns`) in microseconds.
 fn microseconds(line: &str) -> Option<f64> {
     let unit = line.split_whitespace().last()?;
     let factor = match unit {
@@ -115,7 +115,7 @@ fn before(line: &str, word: &str) -> Option<f64> {
         .ok()
 }
 
-/// Measures what is installed, and prints the table.
+/// Measures the installed programs and prints the table.
 pub(super) fn run(rounds: u32) -> Result<Outcome> {
     let mut table = output::table(["what", "unit", "TCP", "RDMA", "ratio"], &[2, 3, 4]);
     for row in &ROWS {
@@ -161,7 +161,7 @@ fn is_there(words: &str) -> bool {
         .any(|dir| dir.join(first(words)).exists())
 }
 
-/// One server and one client; the figure.
+/// Runs a server and a client once, and returns the figure.
 fn once(row: &Row, carried: bool) -> Result<f64> {
     let folder = tempfile::tempdir()?;
     let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -170,7 +170,7 @@ fn once(row: &Row, carried: bool) -> Result<f64> {
     write_files(folder.path(), port)?;
     let mut server = KillOnDrop(start(row.server, port, folder.path(), carried)?);
     let end = Instant::now() + PATIENCE;
-    // A server of one connection must not be asked whether it is there.
+    // A server that accepts only one connection must not be probed.
     if row.server.contains(" -1 ") {
         std::thread::sleep(Duration::from_millis(500));
     } else {
@@ -185,7 +185,7 @@ fn once(row: &Row, carried: bool) -> Result<f64> {
     let out = client.wait_with_output()?;
     let text = String::from_utf8_lossy(&out.stdout);
     if row.server.starts_with("nginx") {
-        // Its workers end with it only when it is asked.
+        // nginx ends its workers only if the signal can be handled, unlike SIGKILL.
         rustix::process::kill_process(
             rustix::process::Pid::from_child(&server.0),
             rustix::process::Signal::TERM,
@@ -198,7 +198,7 @@ fn once(row: &Row, carried: bool) -> Result<f64> {
 fn start(words: &str, port: u16, folder: &Path, carried: bool) -> Result<Child> {
     let words = words.replace("PORT", &port.to_string());
     let words = words.replace("FOLDER", &folder.display().to_string());
-    // `--save` is followed by an empty word: no snapshots.
+    // `--save` takes an empty argument, which disables snapshots.
     let words = words.split(' ').flat_map(|word| {
         if word == "--save" {
             vec![word, ""]
@@ -229,7 +229,7 @@ fn start(words: &str, port: u16, folder: &Path, carried: bool) -> Result<Child> 
         .with_context(|| format!("cannot start {}", words.join(" ")))
 }
 
-/// What nginx needs.
+/// Writes nginx's configuration and the file that it serves.
 fn write_files(folder: &Path, port: u16) -> Result<()> {
     let at = folder.display();
     let user = if rustix::process::geteuid().is_root() {

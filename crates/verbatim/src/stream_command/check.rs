@@ -1,4 +1,5 @@
-//! `verbatim stream check`: bytes to an echo server and back, by the blocking interface.
+//! `verbatim stream check`: sends bytes to an echo server and compares the echo, through the
+//! blocking interface.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -15,7 +16,7 @@ use crate::args::{self, NicArgs, PortArgs};
 use crate::output::{print, print_json};
 use crate::streams::{address, config};
 
-/// How long one read or write may take.
+/// The time that one read or write may take.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Arguments of `verbatim stream check`.
@@ -103,7 +104,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     Ok(if same { Outcome::Done } else { Outcome::No })
 }
 
-/// Bytes that no mistake reproduces (xorshift).
+/// Pseudo-random bytes (xorshift), so that misplaced data is noticed.
 pub(super) struct Noise(pub(super) u64);
 
 impl Noise {

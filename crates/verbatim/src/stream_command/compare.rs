@@ -1,4 +1,4 @@
-//! `verbatim stream`: one echo server by RDMA, TCP and a Unix socket, in turn.
+//! `verbatim stream`: compares one echo server over RDMA, TCP and a Unix socket.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -48,7 +48,7 @@ pub(super) struct Args {
     port: PortArgs,
 }
 
-/// What is measured.
+/// A setting that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Point {
     message: usize,
@@ -66,9 +66,9 @@ struct Round {
     messages_per_s: f64,
     ns_p50: f64,
     ns_p99: f64,
-    /// CPU time of both processes for each byte, there and back.
+    /// CPU time of both processes for each byte, counting both directions.
     cpu_ns_per_byte: f64,
-    /// Messages, each of which was compared.
+    /// The number of messages, all compared with what was sent.
     verified: u64,
 }
 
@@ -80,7 +80,7 @@ struct Row {
     message_bytes: usize,
     connections: usize,
     messages_per_s: Spread,
-    /// Of the rates of each round, beside TCP.
+    /// The rate divided by TCP's in the same round.
     ratio: Spread,
     ns_p50: f64,
     ns_p99: f64,
@@ -88,7 +88,7 @@ struct Row {
     verified: u64,
 }
 
-/// What the server prints.
+/// A line that the server prints.
 #[derive(Deserialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line {

@@ -1,4 +1,4 @@
-//! Messages to an echo server on any kind of connection, each compared.
+//! Messages to an echo server over each kind of connection, each compared with its echo.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use super::check::Noise;
 
-/// What carries the bytes.
+/// The transport of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Carrier {
@@ -33,27 +33,27 @@ impl Carrier {
     }
 }
 
-/// Either kind of connection.
+/// A connection of any transport.
 trait Connection: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Connection for T {}
 
-/// Where the server is.
+/// The addresses of the server.
 pub(super) struct Target<'a> {
     pub(super) address: SocketAddr,
     pub(super) unix: &'a Path,
     pub(super) connector: &'a Connector,
 }
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Debug)]
 pub(super) struct Measured {
     pub(super) messages: u64,
     pub(super) seconds: f64,
-    /// Sorted: how long each message took to come back, in ns.
+    /// The round-trip time of each message in ns, sorted.
     pub(super) latencies: Vec<u64>,
 }
 
-/// Sends messages of `len` bytes on each of the connections and waits for each to come back, for `duration`.
+/// For `duration`, sends messages of `len` bytes on each connection, and awaits each echo.
 pub(super) async fn run(
     target: &Target<'_>,
     carrier: Carrier,
@@ -101,7 +101,8 @@ async fn connect(target: &Target<'_>, carrier: Carrier) -> Result<Box<dyn Connec
     })
 }
 
-/// One message after the other. A long one is written and read at once, as it may not fit into the buffers on the way.
+/// Sends messages one after the other. A long message is written and read concurrently, since the
+/// buffers may not hold all of it.
 async fn client(
     stream: Box<dyn Connection>,
     seed: u64,
@@ -114,7 +115,7 @@ async fn client(
     let mut latencies = Vec::new();
     let mut begun = Instant::now();
     while begun < until || latencies.is_empty() {
-        // Each message is another one.
+        // Number the messages, so that no two are equal.
         let count = u64::try_from(latencies.len())?.to_le_bytes();
         let stamp = len.min(count.len());
         sent[..stamp].copy_from_slice(&count[..stamp]);

@@ -1,4 +1,4 @@
-//! `verbatim stream serve`: an echo server until it is told to stop.
+//! `verbatim stream serve`: runs an echo server until a signal stops it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use crate::output::{print, print_typed};
 use crate::stop::stop_signals;
 use crate::streams::{address, config, raise_descriptor_limit, runtime};
 
-/// Bytes that are read at once.
+/// The most bytes of one read.
 const ROOM: usize = 64 << 10;
 
 /// Arguments of `verbatim stream serve`.
@@ -53,7 +53,7 @@ Examples:
   verbatim stream serve
   verbatim stream serve --listen 10.0.0.7:8002";
 
-/// What it prints when it listens.
+/// The line that the server prints when it listens.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Listening {
     pub(super) address: SocketAddr,
@@ -72,7 +72,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let stop = stop_signals(args.until_eof)?;
     let (tell, stopped) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
-        // Both ends of either channel mean that the server is to end.
+        // A message, or the loss of the other side of a channel, ends the server.
         let _ = stop.recv();
         let _ = tell.send(());
     });
@@ -94,7 +94,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
             loop {
                 match listener.accept().await {
                     Ok(stream) => drop(tokio::spawn(echo(stream))),
-                    // Out of descriptors, perhaps: others end meanwhile.
+                    // Descriptors may have run out; wait until other connections end.
                     Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
                 }
             }
@@ -116,7 +116,7 @@ async fn serve_unix(listener: UnixListener) {
     }
 }
 
-/// Sends back what comes, until the client is done.
+/// Sends all received bytes back, until the client closes its side.
 async fn echo(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
     let mut room = vec![0; ROOM];
     loop {

@@ -1,4 +1,4 @@
-//! `verbatim tensor serve`: one store of tensors, until it is told to stop.
+//! `verbatim tensor serve`: runs one store of tensors until a signal stops it.
 
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
@@ -42,13 +42,13 @@ Examples:
   verbatim tensor serve
   verbatim tensor serve --listen 127.0.0.1:0 --capacity 4096M --json";
 
-/// What is printed with `--json`.
+/// A line that `--json` prints.
 #[derive(Serialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 enum Line {
-    /// Others can come.
+    /// The store accepts connections.
     Listening { address: String },
-    /// What it held when it ended.
+    /// The content of the store at its end.
     Stats {
         tensors: u64,
         stored_bytes: u64,
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Says what it held.
+/// Prints the content of the store.
 fn report(json: bool, held: Holdings) -> Result<()> {
     let Holdings {
         tensors,

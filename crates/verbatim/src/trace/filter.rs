@@ -18,7 +18,8 @@ pub(super) struct Filter {
     verb: Option<String>,
 }
 
-/// The numbers of the queue pairs, which completions have, by their names, which posts have.
+/// The number of each queue pair, which completions contain, by its name, which posts contain; and
+/// the reverse.
 #[derive(Debug, Default)]
 pub(super) struct Queues {
     numbers: HashMap<(u32, String), u32>,
@@ -26,7 +27,7 @@ pub(super) struct Queues {
 }
 
 impl Queues {
-    /// Notes the queue pair that a line tells of.
+    /// Records the queue pair that a line creates.
     pub(super) fn note(&mut self, line: &Line) {
         let Event::Call {
             result: Some(result),
@@ -61,7 +62,7 @@ fn parse_number(text: &str) -> Option<u32> {
 }
 
 impl Filter {
-    /// Is the line wanted?
+    /// Returns true if the line passes the filter.
     pub(super) fn admits(&self, line: &Line, queues: &Queues) -> bool {
         self.pid.is_none_or(|pid| pid == line.pid)
             && self.qp.as_ref().is_none_or(|qp| is_of(line, qp, queues))
@@ -87,7 +88,7 @@ fn is_verb(line: &Line, verb: &str) -> bool {
     match &line.event {
         Event::PostSend(post) => verb == "post_send" || post.opcode == verb,
         Event::PostRecv(_) => verb == "post_recv" || verb == "RECV",
-        // What failed does not say what it was.
+        // A failed completion does not name its operation, so it passes.
         Event::Completion(found) => {
             verb == "poll_cq" || found.opcode.as_deref().is_none_or(|opcode| opcode == verb)
         }

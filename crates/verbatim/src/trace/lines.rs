@@ -1,4 +1,4 @@
-//! The lines of a trace that are wanted.
+//! A reader of the lines of a trace that pass a filter.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -9,17 +9,17 @@ use tap::trace::Line;
 
 use super::filter::{Filter, Queues};
 
-/// The lines of a trace that a filter admits.
+/// A reader of the lines of a trace that pass `filter`.
 pub(super) struct Lines<'a> {
     filter: &'a Filter,
-    /// The queue pairs of all lines so far, also of those that are not wanted.
+    /// The queue pairs of all lines so far, whether or not they pass the filter.
     pub(super) queues: Queues,
     file: BufReader<File>,
     path: PathBuf,
     buffer: Vec<u8>,
-    /// Lines of a trace so far.
+    /// Lines of verbs read so far.
     pub(super) read: u64,
-    /// Lines that are neither that nor comments.
+    /// Lines that are neither verbs nor comments.
     pub(super) strange: u64,
 }
 
@@ -37,7 +37,7 @@ impl<'a> Lines<'a> {
         })
     }
 
-    /// The next line that is wanted.
+    /// Returns the next line that passes the filter.
     pub(super) fn next(&mut self) -> Result<Option<Line>> {
         loop {
             self.buffer.clear();

@@ -1,4 +1,4 @@
-//! `verbatim trace`: a trace of `verbatim run --trace` as statistics, or in another form.
+//! `verbatim trace`: converts a trace of `verbatim run --trace` to statistics or to another format.
 
 mod filter;
 mod lines;
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Whoever read the output has enough of it.
+/// Replaces the error of a closed pipe by [`StdoutClosed`], which ends the command quietly.
 fn closed(err: anyhow::Error) -> anyhow::Error {
     let pipe = err.downcast_ref::<std::io::Error>();
     if pipe.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe) {

@@ -1,8 +1,10 @@
-//! A trace in the trace event format of Chrome, which Perfetto opens: each work request is a slice on a track of its
-//! queue pair, as long as it was outstanding, and each other verb an instant on the track of its thread.
+//! Converts a trace to Chrome's trace event format, which Perfetto opens. A work request is a slice
+//! on a track of its queue pair, from post to completion. Each other verb is an instant on the
+//! track of its thread.
 //!
-//! Slices of one track must not overlap unless one lies within the other, and work requests of a queue pair do. So a
-//! queue pair has as many tracks as it had work requests outstanding at once.
+//! Slices of one track must not overlap unless one contains the other, but work requests of a queue
+//! pair do overlap. Therefore a queue pair has as many tracks as it had work requests outstanding
+//! at once.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::Write;
@@ -14,10 +16,10 @@ use tap::trace::{Event, Line};
 use super::lines::Lines;
 use super::work::{Pairing, RECV, Work};
 
-/// Turns the lines into trace events.
+/// Converts the lines to trace events.
 ///
 /// # Errors
-/// When the trace cannot be read, or `out` not be written.
+/// The trace cannot be read, or `out` cannot be written.
 pub(super) fn write(lines: &mut Lines<'_>, out: &mut impl Write) -> Result<()> {
     let mut events = Events::new(out)?;
     let mut pairing = Pairing::default();
@@ -29,7 +31,7 @@ pub(super) fn write(lines: &mut Lines<'_>, out: &mut impl Write) -> Result<()> {
         works.extend(pairing.take(&line, &lines.queues));
     }
     works.extend(pairing.finish());
-    // A RECV waits for its message; only what this side asked for is work under way.
+    // Drop RECVs: they wait for messages, and are no work in progress of this side.
     works.retain(|work| work.verb != RECV);
     works.sort_by_key(|work| work.posted_ns);
     for work in &works {
@@ -38,7 +40,7 @@ pub(super) fn write(lines: &mut Lines<'_>, out: &mut impl Write) -> Result<()> {
     events.end()
 }
 
-/// Track numbers of queue pairs start here, above all thread ids (`PID_MAX_LIMIT` of Linux is 2^22).
+/// The first track number of queue pairs, above all thread ids (`PID_MAX_LIMIT` of Linux is 2^22).
 const FIRST_TRACK: u64 = 1 << 23;
 
 struct Events<'a, W> {
@@ -48,7 +50,7 @@ struct Events<'a, W> {
     next_track: u64,
 }
 
-/// Tracks of a queue pair: the number of each, by when it is free.
+/// The tracks of a queue pair: each track's number, sorted by the time at which it becomes free.
 #[derive(Default)]
 struct Tracks {
     by_end: BTreeSet<(u64, u64)>,
@@ -96,7 +98,8 @@ impl<'a, W: Write> Events<'a, W> {
         }))
     }
 
-    /// A work request; one that is not known to be complete lasts until the end of the trace.
+    /// Writes the slice of a work request; without a known completion, the slice lasts until the
+    /// end of the trace.
     fn slice(&mut self, work: &Work, last_ns: u64) -> Result<()> {
         let end = work.completed_ns.unwrap_or(last_ns).max(work.posted_ns);
         let track = self.track(work, end)?;
@@ -119,7 +122,7 @@ impl<'a, W: Write> Events<'a, W> {
         self.event(&slice)
     }
 
-    /// A track of the queue pair that is free when the work request is posted.
+    /// Returns a track of the queue pair that is free when the work request is posted.
     fn track(&mut self, work: &Work, end: u64) -> Result<u64> {
         let tracks = self
             .tracks

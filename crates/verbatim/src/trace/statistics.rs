@@ -9,14 +9,14 @@ use tap::trace::{Event, Line};
 use super::work::Work;
 use crate::output::{figure, table, time};
 
-/// Counts by process and verb, and by queue pair if that is wanted.
+/// Counts by process and verb and, if wanted, by queue pair.
 pub(super) struct Statistics {
     by_qp: bool,
     rows: BTreeMap<Key, Counted>,
     polls: BTreeMap<(u32, String), Polls>,
 }
 
-/// A process, a queue pair by its number and name, and a verb.
+/// Process, optional queue pair (number and name), and verb.
 type Key = (u32, Option<(u32, String)>, String);
 
 struct Counted {
@@ -25,27 +25,27 @@ struct Counted {
     lists: u64,
     failed: u64,
     unsignaled: u64,
-    /// Not known to be complete at the end of the trace.
+    /// Work requests without a known completion at the end of the trace.
     pending: u64,
     times_ns: Histogram<u64>,
 }
 
-/// A line of the result.
+/// A row of the result.
 #[derive(Serialize)]
 pub(super) struct Row {
     pid: u32,
-    /// Null where the queue pairs of a process are counted together.
+    /// Name of the queue pair; null if all queue pairs of a process are counted together.
     qp: Option<String>,
     qpn: Option<u32>,
     verb: String,
     requests: u64,
     bytes: u64,
-    /// Lists that were posted: doorbells.
+    /// Posted lists, each with one doorbell.
     lists: u64,
     failed: u64,
     unsignaled: u64,
     pending: u64,
-    /// From post to completion; null where nothing completed.
+    /// Times from post to completion; null without any completion.
     time_ns: Option<Times>,
 }
 
@@ -55,7 +55,8 @@ struct Times {
     p90: u64,
     p99: u64,
     max: u64,
-    /// Upper bounds in nanoseconds, powers of two, and how many took at most so long and longer than the bound before.
+    /// Histogram: upper bounds in ns, powers of two, each with the number of times up to it and
+    /// above the previous bound.
     histogram: Vec<(u64, u64)>,
 }
 
@@ -65,9 +66,9 @@ pub(super) struct Polls {
     pid: u32,
     cq: String,
     completions: u64,
-    /// Polls that found some.
+    /// Polls that found completions.
     polls: u64,
-    /// Polls that found none, as far as a completion came after them.
+    /// Polls that found none, counted only if a completion came after them.
     empty: u64,
 }
 
@@ -97,14 +98,14 @@ impl Statistics {
         match work.completed_ns {
             Some(at) => {
                 let took = at.saturating_sub(work.posted_ns);
-                // Beyond an hour all are alike.
+                // Times above an hour are recorded as an hour.
                 counted.times_ns.saturating_record(took);
             }
             None => counted.pending += 1,
         }
     }
 
-    /// Counts what a poll found.
+    /// Counts the completions and polls of a line.
     pub(super) fn take_polls(&mut self, line: &Line) {
         if let Event::Completion(found) = &line.event {
             let key = (line.pid, found.cq.clone());
@@ -140,7 +141,7 @@ impl Statistics {
         self.polls.values().cloned().collect()
     }
 
-    /// For people.
+    /// Formats the result as tables.
     pub(super) fn text(&self) -> String {
         let mut rows = table(
             [
@@ -208,7 +209,7 @@ fn in_units(ns: u64) -> String {
     time(ns as f64)
 }
 
-/// Times up to an hour are told apart.
+/// The longest time that the histogram distinguishes: an hour.
 const MOST_NS: u64 = 3_600_000_000_000;
 
 impl Counted {

@@ -6,28 +6,28 @@ use tap::trace::{Completion, Event, Line};
 
 use super::filter::Queues;
 
-/// A work request, and what came of it.
+/// A work request and its completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Work {
     pub(super) pid: u32,
-    /// The queue pair or the shared receive queue, such as `qp1`.
+    /// The name of the queue pair or the shared receive queue, such as `qp1`.
     pub(super) queue: String,
     pub(super) qpn: Option<u32>,
     pub(super) wr_id: u64,
-    /// Such as `RDMA_WRITE`; of receive queues, `RECV`.
+    /// The operation, such as `RDMA_WRITE`; `RECV` for receive queues.
     pub(super) verb: String,
     pub(super) bytes: u64,
-    /// It began a list: a doorbell.
+    /// True if this work request was the first of its list.
     pub(super) is_first: bool,
     pub(super) signaled: bool,
     pub(super) posted_ns: u64,
-    /// When the program learned of it: by its own completion, or where it has none, by that of a later one.
+    /// The time of its own completion or, without one, of the completion of a later work request.
     pub(super) completed_ns: Option<u64>,
-    /// Of its completion, such as `SUCCESS`.
+    /// The status of its completion, such as `SUCCESS`.
     pub(super) status: Option<String>,
 }
 
-/// The name of an operation on receive queues.
+/// The name of the operation of receive queues.
 pub(super) const RECV: &str = "RECV";
 
 /// Pairs posts with completions.
@@ -38,7 +38,7 @@ pub(super) struct Pairing {
 }
 
 impl Pairing {
-    /// Takes a line, and gives the work requests that are complete by it.
+    /// Processes a line, and returns the work requests that it completes.
     pub(super) fn take(&mut self, line: &Line, queues: &Queues) -> Vec<Work> {
         let key = |queue: &str| (line.pid, queue.to_owned());
         match &line.event {
@@ -95,7 +95,7 @@ impl Pairing {
             && let Some(queue) = self.sends.get_mut(&(line.pid, name.clone()))
             && let Some(at) = queue.iter().position(|work| work.wr_id == found.wr_id)
         {
-            // Those before it have no completion of their own.
+            // Earlier work requests without a completion of their own complete, too.
             return queue
                 .drain(..=at)
                 .enumerate()
@@ -109,7 +109,8 @@ impl Pairing {
         self.received(line, found, name).into_iter().collect()
     }
 
-    /// The RECV that a completion is of: one of the queue pair, or of a shared receive queue of its process.
+    /// Returns the RECV of a completion, from the queue pair or from a shared receive queue of the
+    /// process.
     fn received(&mut self, line: &Line, found: &Completion, qp: Option<String>) -> Option<Work> {
         let is_it = |work: &Work| work.wr_id == found.wr_id;
         let own = qp.clone().map(|name| (line.pid, name));
@@ -133,7 +134,7 @@ impl Pairing {
         })
     }
 
-    /// The work requests that are not known to be complete. RECVs are left out: some always wait.
+    /// Returns the SENDs without a known completion. RECVs are left out, since some always wait.
     pub(super) fn finish(self) -> Vec<Work> {
         self.sends.into_values().flatten().collect()
     }

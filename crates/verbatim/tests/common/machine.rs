@@ -1,16 +1,17 @@
-//! Scripts in namespaces of their own: hosts with networks between them, made without root where users may make namespaces.
+//! Scripts in new namespaces: hosts with networks between them, without root where user namespaces
+//! are allowed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use super::build_libraries;
 
-/// How each script begins.
+/// The bash functions that precede each script.
 const PRELUDE: &str = include_str!("../programs/machine.sh");
-/// Nothing here takes that long: what does hangs.
+/// The time limit of a script in seconds; a script that reaches it hangs.
 const WATCHDOG_S: &str = "300";
 
-/// A machine: it has a loopback network, files of shared memory and processes of its own.
+/// A machine with its own loopback network, shared-memory files and processes.
 pub struct Machine {
     folder: tempfile::TempDir,
 }
@@ -20,18 +21,18 @@ impl Machine {
         use std::os::unix::fs::PermissionsExt;
         build_libraries();
         let folder = tempfile::tempdir().expect("a folder");
-        // For other users.
+        // Other users must be able to read the folder.
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755))
             .expect("it is ours");
         Self { folder }
     }
 
-    /// A file in the folder in which scripts start.
+    /// Returns the path of a file in the folder in which scripts start.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Runs a script of bash behind `machine.sh`. All its processes end with it.
+    /// Runs a bash script after `machine.sh`. All its processes end with it.
     pub fn run(&self, script: &str) -> Output {
         let path = self.file("script");
         std::fs::write(&path, format!("{PRELUDE}{script}")).expect("written");
@@ -53,7 +54,7 @@ impl Machine {
         command.output().expect("coreutils has timeout")
     }
 
-    /// The same; it must succeed. What it printed.
+    /// Runs a script as [`Self::run`] does; the script must succeed. Returns its standard output.
     #[track_caller]
     pub fn succeed(&self, script: &str) -> String {
         let out = self.run(script);
@@ -62,7 +63,7 @@ impl Machine {
         text
     }
 
-    /// What the script's files say that are named `out.`.
+    /// Returns the content of the script's files that are named `out.*`.
     pub fn files(&self) -> String {
         let entries = std::fs::read_dir(self.folder.path()).expect("a folder");
         let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
@@ -80,13 +81,14 @@ impl Machine {
     }
 }
 
-/// Status and words of a script.
+/// Returns the status and the output of a script.
 fn told(out: &Output) -> String {
     let text = [&out.stdout[..], &out.stderr].concat();
     format!("--- {}\n{}", out.status, String::from_utf8_lossy(&text))
 }
 
-/// What unshare(1) is told of users: nothing for root, who may have all namespaces.
+/// Returns unshare(1)'s arguments for a user namespace: none for root, who can create all
+/// namespaces.
 #[track_caller]
 fn users() -> &'static [&'static str] {
     const OWN: &[&str] = &["--user", "--map-root-user"];

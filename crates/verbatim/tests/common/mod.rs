@@ -1,4 +1,4 @@
-//! The program, its JSON lines, and servers that do not outlive a test.
+//! The program, its JSON lines, and servers that a test cannot leave behind.
 
 #![allow(
     dead_code,
@@ -24,12 +24,12 @@ pub fn verbatim(args: &[&str]) -> Command {
     command
 }
 
-/// What comes of the program with these arguments.
+/// Runs the program with these arguments.
 pub fn run(args: &[&str]) -> Output {
     verbatim(args).output().expect("the program starts")
 }
 
-/// The lines of JSON that a program printed.
+/// Parses the JSON lines that a program printed.
 pub fn json_lines(out: &Output) -> Vec<Value> {
     String::from_utf8_lossy(&out.stdout)
         .lines()
@@ -37,14 +37,14 @@ pub fn json_lines(out: &Output) -> Vec<Value> {
         .collect()
 }
 
-/// For tests that keep two cores busy: they run one after the other.
+/// Serialises tests that keep two cores busy.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Builds the libraries that `verbatim run` gives to programs, beside the program, unless `VERBATIM_BUILT` says that
-/// they lie there.
+/// Builds the libraries that `verbatim run` loads into programs, beside the program. Skipped if
+/// `VERBATIM_BUILT` is set, which says that they are built.
 pub fn build_libraries() {
     static BUILD: Once = Once::new();
     let program = Path::new(env!("CARGO_BIN_EXE_verbatim"));
@@ -74,7 +74,7 @@ pub fn build_libraries() {
     });
 }
 
-/// The JSON lines of a command that must succeed.
+/// Runs a command, which must succeed, and returns its JSON lines.
 #[track_caller]
 pub fn lines_of(args: &[&str]) -> Vec<Value> {
     let out = run(args);
@@ -83,13 +83,13 @@ pub fn lines_of(args: &[&str]) -> Vec<Value> {
     json_lines(&out)
 }
 
-/// A TCP port that nobody has now.
+/// Returns a TCP port that is free now.
 pub fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind(ANYWHERE).expect("there are free ports");
     listener.local_addr().expect("it is bound").port()
 }
 
-/// Where servers listen: a free port of this host.
+/// The address at which servers listen: a free port of this host.
 pub const ANYWHERE: &str = "127.0.0.1:0";
 
 /// A server that is killed when the test ends.
@@ -97,17 +97,17 @@ pub struct Server {
     pub child: Child,
     lines: BufReader<ChildStdout>,
     pub address: String,
-    /// What it said when it began to listen.
+    /// The line that the server printed when it began to listen.
     pub said: Value,
 }
 
 impl Server {
-    /// `verbatim SYSTEM serve` at an address.
+    /// Starts `verbatim SYSTEM serve` at an address.
     pub fn start(system: &str, listen: &str, args: &[&str]) -> Server {
         Self::start_with(system, listen, args, |_| {})
     }
 
-    /// The same in another environment.
+    /// Starts a server as [`Self::start`] does, with a prepared command.
     pub fn start_with(
         system: &str,
         listen: &str,
@@ -137,12 +137,12 @@ impl Server {
         }
     }
 
-    /// The first number of a sequencer.
+    /// Returns the first number that a sequencer will give.
     pub fn next(&self) -> u64 {
         self.said["next"].as_u64().expect("a number")
     }
 
-    /// Waits until a client holds its TCP connection, which it does while it asks.
+    /// Waits until a client has connected by TCP; it keeps the connection while it sends requests.
     pub fn wait_for_client(&self) {
         const ESTABLISHED: &str = "01";
         let port = self.address.rsplit(':').next().expect("a port");
@@ -162,12 +162,12 @@ impl Server {
         }
     }
 
-    /// Ends it by the end of its input; its statistics.
+    /// Ends the server by closing its standard input; returns its statistics.
     pub fn stop(self) -> Value {
         self.told("stats")
     }
 
-    /// Ends it by the end of its input; what it tells of this type then.
+    /// Ends the server by closing its standard input; returns its line of this type.
     pub fn told(mut self, kind: &str) -> Value {
         drop(self.child.stdin.take());
         let mut line = read(&mut self.lines);
@@ -192,12 +192,12 @@ fn read(lines: &mut BufReader<ChildStdout>) -> Value {
     serde_json::from_str(&line).unwrap_or_else(|_| panic!("no JSON: {line:?}"))
 }
 
-/// What `count` numbers from the server at `address` look like: the client's report and verdict.
+/// Requests `count` numbers from the server at `address`; returns the client's report and verdict.
 pub fn ask(address: &str, count: &str) -> (Value, Value) {
     ask_with(address, count, &[])
 }
 
-/// The same, with more arguments.
+/// Requests numbers as [`ask`] does, with more arguments.
 pub fn ask_with(address: &str, count: &str, more: &[&str]) -> (Value, Value) {
     let client = ["sequencer", "client", address, "--count", count, "--json"];
     let lines = lines_of(&[&client[..], more].concat());
@@ -206,9 +206,10 @@ pub fn ask_with(address: &str, count: &str, more: &[&str]) -> (Value, Value) {
     (lines[0]["data"].clone(), lines[1]["data"].clone())
 }
 
-/// Runs the commands of the first block of shell commands in a page of `docs`, in a folder; how many there are. A command that
-/// ends in `&` runs in the background until all are done, the next one once it has printed a line. The ports of Redis and gRPC, 6379
-/// and 50051, are another one here, which is free.
+/// Runs the first block of shell commands in a page of `docs`, in a folder; returns the number of
+/// commands. A command that ends in `&` runs in the background until all are done, and the next
+/// command waits for its first line. The ports of Redis and gRPC, 6379 and 50051, are replaced by a
+/// free port.
 #[track_caller]
 pub fn run_the_guide(page: &str, folder: &Path) -> usize {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
@@ -244,7 +245,7 @@ pub fn run_the_guide(page: &str, folder: &Path) -> usize {
     commands.lines().count()
 }
 
-/// A process that ends with its handle.
+/// A process that is killed when dropped.
 pub struct KillOnDrop(pub Child);
 
 impl Drop for KillOnDrop {

@@ -1,9 +1,9 @@
-//! Every number, path and name on the command line: a wrong one ends in exit status 2 and a
-//! message that says what to do, never in a crash or a hang.
+//! Wrong numbers, paths and names on the command line. Each must end in exit status 2 and a message
+//! that says what to do, never in a crash or a hang.
 
 use crate::common::run;
 
-/// `args` must be refused with a message that holds `advice`.
+/// Asserts that `args` is refused with a message that contains `advice`.
 #[track_caller]
 fn refused(args: &[&str], advice: &str) {
     let out = run(args);
@@ -112,7 +112,7 @@ fn bench_one_verb() {
 #[test]
 fn bench_providers() {
     let providers = |args: &[&'static str]| [&["bench", "providers"], args].concat();
-    // Whatever devices a machine has, none has this name.
+    // No device has this name.
     refused(&providers(&["--device", "nosuch0"]), "cargo xtask rxe --");
     refused(&providers(&["--device", "a/b"]), "verbatim devices");
     refused(&providers(&["--payload", "1T"]), "such as 64 or 4K");

@@ -1,4 +1,4 @@
-//! The benchmarks, tiny: two processes for every row, nothing measured.
+//! The benchmarks with little work: two processes for every row, without a check of the rates.
 
 use serde_json::Value;
 
@@ -14,13 +14,13 @@ fn every_row_by_packets_runs_beside_its_peer() {
     runs_beside_peers("wire", 9);
 }
 
-/// Whether a program is installed.
+/// Returns true if a program is installed.
 fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// A row whose peer is not installed says which package is missing.
+/// Returns true for a row whose peer is not installed; the row must name the missing package.
 fn lacks_its_peer(data: &Value) -> bool {
     let is_lacking = data["row"] == "wire-tcp" && !is_installed("iperf3");
     if is_lacking {
@@ -40,7 +40,7 @@ fn runs_beside_peers(command: &str, row_count: usize) {
     let out = verbatim(&smoke).arg(&record).output();
     let out = out.expect("the program starts");
     let messages = String::from_utf8_lossy(&out.stderr);
-    // Whether goals are reached says nothing here: so much for 0 and 1.
+    // Goals are not checked here, so exit status 0 and 1 are both right.
     assert!(matches!(out.status.code(), Some(0 | 1)), "{messages}");
     let text = String::from_utf8(out.stdout).expect("text");
     let lines: Vec<Value> = text
@@ -74,7 +74,7 @@ fn runs_beside_peers(command: &str, row_count: usize) {
             .into_iter()
             .filter(|figures| !figures.is_null())
             .peekable();
-        // Where other tests hold up the bounces, cores seem to move.
+        // Other tests can disturb the bounces, and the cores then seem to move.
         assert!(
             both.peek().is_some() || data["moved"].as_u64() > Some(0),
             "{data}"
@@ -123,20 +123,21 @@ fn the_time_of_a_message_is_broken_down() {
     }
 }
 
-/// The lines of `verbatim bench ARGS --json` in two short rounds, which must succeed.
+/// Runs `verbatim bench ARGS --json` in two short rounds, which must succeed, and returns the
+/// lines.
 #[track_caller]
 fn bench(args: &[&str]) -> Vec<Value> {
     lines(&[args, &["--rounds", "2", "--duration", "10ms"]].concat())
 }
 
-/// The lines of `verbatim bench ARGS --json`, which must succeed.
+/// Runs `verbatim bench ARGS --json`, which must succeed, and returns the lines.
 #[track_caller]
 fn lines(args: &[&str]) -> Vec<Value> {
     let _alone = alone();
     lines_of(&[&["bench"], args, &["--json"]].concat())
 }
 
-/// What the last line of `args` says, after a record and two samples.
+/// Returns the data of the last line of `args`, after a record and two samples.
 #[track_caller]
 fn result(args: &[&str], kind: &str) -> Value {
     let mut lines = bench(args);
@@ -158,7 +159,7 @@ fn processes_that_sleep_answer_each_other() {
         .output()
         .expect("the program starts");
     let messages = String::from_utf8_lossy(&out.stderr);
-    // Whether verbs are faster than TCP says nothing here: so much for 0 and 1.
+    // The comparison with TCP is not checked here, so exit status 0 and 1 are both right.
     assert!(matches!(out.status.code(), Some(0 | 1)), "{messages}");
     let text = String::from_utf8(out.stdout).expect("text");
     let lines: Vec<Value> = text
@@ -262,7 +263,7 @@ fn a_sweep_is_a_table_a_file_and_a_picture() {
         let points = lines.into_iter().filter(|line| line["type"] == "point");
         points.map(|line| line["data"].clone()).collect()
     };
-    // Simulated: long payloads on one queue pair are bound by its port, however long the windows.
+    // Simulated: the port bounds long payloads on one queue pair, whatever the window.
     let simulated = points(&["uc-write", "--nic", "cib", "--values", "8,1K,64K"]);
     let values: Vec<_> = simulated
         .iter()
@@ -360,7 +361,7 @@ fn a_crowd_does_the_work_of_its_pairs() {
     let crowd = ["bench", "crowd", "--processes", "4", "--messages", "100"];
     let out = run(&[&crowd[..], &["--rounds", "2", "--json"]].concat());
     let messages = String::from_utf8_lossy(&out.stderr);
-    // How long it takes says nothing here: so much for 0 and 1.
+    // The time is not checked here, so exit status 0 and 1 are both right.
     assert!(matches!(out.status.code(), Some(0 | 1)), "{messages}");
     let lines = json_lines(&out);
     assert_eq!(lines[0]["type"], "record");
@@ -372,7 +373,7 @@ fn a_crowd_does_the_work_of_its_pairs() {
             (data["kind"].as_str(), data["verified"].as_u64())
         })
         .collect();
-    // Two rounds, together and in turn.
+    // Two rounds, each with all pairs together and in turn.
     let expected = [
         (Some("ping-pong"), Some(4 * 200)),
         (Some("stream"), Some(4 * 200)),

@@ -1,4 +1,4 @@
-//! `verbatim bench calibrate`: its profile is a file that other commands take.
+//! `verbatim bench calibrate` writes a profile that other commands accept.
 
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ fn a_simulated_nic_is_found_again_and_its_file_is_a_nic() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("found.toml");
     let file = file.to_str().expect("text");
-    // By its name, and as the flag that the command may be written as.
+    // The command in its form as a flag.
     let args = ["--nic", "cib", "--like", "cx3", "--out", file, "--json"];
     let found = text(&[&["bench", "--calibrate"][..], &args].concat());
     let mut fitted = 0;
@@ -41,7 +41,7 @@ fn a_simulated_nic_is_found_again_and_its_file_is_a_nic() {
         }
     }
     assert!(fitted >= 20, "{fitted}");
-    // The rate that it was fitted to comes out again, on a NIC that is nothing but the file.
+    // A NIC simulated from the file alone reproduces the rate to which it was fitted.
     let rate = |nic: &str| -> f64 {
         let args = [
             "bench",

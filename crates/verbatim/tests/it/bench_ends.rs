@@ -1,4 +1,4 @@
-//! The two sides of a microbenchmark as two commands, and every knob from the command line.
+//! Microbenchmarks with the two sides as two commands, and every knob on the command line.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
@@ -15,13 +15,13 @@ fn run(args: &[&str]) -> Output {
     bench(args).output().expect("the program starts")
 }
 
-/// The lines of JSON of a command that must succeed.
+/// Runs a command that must succeed, and returns its JSON lines.
 #[track_caller]
 fn lines(args: &[&str]) -> Vec<Value> {
     lines_of(&[&["bench"], args, &["--json"]].concat())
 }
 
-/// The other side; killed at the end if it still runs.
+/// The listening side, killed when dropped.
 struct Listener {
     child: Child,
     address: String,
@@ -52,7 +52,7 @@ impl Listener {
         }
     }
 
-    /// Its exit status, and what it said.
+    /// Waits for the end; returns the exit status and the messages.
     fn end(mut self) -> (Option<i32>, String) {
         let status = self.child.wait().expect("it ends");
         let mut text = String::new();
@@ -137,7 +137,7 @@ fn a_side_that_is_gone_is_an_error_of_the_other() {
     let mut command = bench(&[&long[..], &["--connect", &listener.address]].concat());
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     let connected = command.spawn().expect("the program starts");
-    // The worker that the listener starts: then the two have met.
+    // The listener starts its worker once the two sides are connected.
     let children = format!("/proc/{0}/task/{0}/children", listener.child.id());
     let worker = loop {
         let pids = std::fs::read_to_string(&children).expect("the listener runs");
@@ -201,7 +201,8 @@ fn knobs_reach_simulated_machines() {
             .as_f64()
             .expect("a rate")
     };
-    // Table 5 of the paper: 122 and 82 M/s. With one queue pair a core the senders are a little slower.
+    // Table 5 of the paper: 122 and 82 M/s. With one queue pair per core the senders are a little
+    // slower.
     let header_only = of(&["ud-recv", "--header-only", "--queue-pairs", "4"]);
     let regular = of(&["ud-recv", "--queue-pairs", "4"]);
     assert!((119.0..125.0).contains(&header_only), "{header_only}");
@@ -254,7 +255,7 @@ fn windows_of_reads_miss_the_wqe_cache_and_writes_never() {
             .expect("drawn")
             .contains("WQE cache misses")
     );
-    // On the software NIC there is nothing to count, and that is said.
+    // The software NIC has no counters, and a note says so.
     let _alone = alone();
     let measured = run(&[
         "wqe-cache",

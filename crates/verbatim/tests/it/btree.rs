@@ -1,4 +1,4 @@
-//! `verbatim btree` as its users run it: processes, output, exit status.
+//! `verbatim btree` as users run it: processes, output, exit status.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Output, Stdio};
@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use crate::common::{self, ANYWHERE, Server, json_lines, lines_of};
 
-/// How clients reach a tree.
+/// The access designs of a tree.
 const ACCESSES: [&str; 3] = ["rpc", "read", "auto"];
 
 fn run(args: &[&str]) -> Output {
     common::run(&[&["btree"], args].concat())
 }
 
-/// A server with small nodes, so that few keys make several levels.
+/// Starts a server with small nodes, so that few keys make several levels.
 fn serve(listen: &str, args: &[&str]) -> Server {
     let small = ["--keys", "20000", "--node-size", "256"];
     Server::start("btree", listen, &[&small, args].concat())
@@ -24,7 +24,7 @@ fn code(output: &Output) -> Option<i32> {
     output.status.code()
 }
 
-/// The report of a load, which ends with this status.
+/// Returns the report of a load that must end with this status.
 #[track_caller]
 fn report(output: &Output, status: i32) -> Value {
     let err = String::from_utf8_lossy(&output.stderr);
@@ -106,7 +106,7 @@ fn by_hand_over_processes() {
         said(&["put", "7"], 1);
         said(&["put", "255"], 0);
         assert_eq!(said(&["scan"], 0), "");
-        // The other tree is another one, and longer than an answer.
+        // The second tree has other content, longer than one answer.
         let all = ["scan", address, "--limit", "65535", "--access", access];
         let all = run(&[&all[..], &["--json"]].concat());
         let keys: Vec<u64> = json_lines(&all)
@@ -139,7 +139,7 @@ fn workloads_of_ycsb_find_what_they_must() {
             assert_eq!(count("scans") > 0, letter == "E", "{report}");
         }
     }
-    // Other clients have deleted what they inserted: the tree is as it was loaded.
+    // The other clients have deleted what they inserted, so the tree is as it was loaded.
     let stats = server.stop();
     assert!(stats["tree"]["levels"].as_u64() > Some(2), "{stats}");
 }
@@ -160,13 +160,14 @@ fn a_tree_that_nobody_filled_lacks_its_keys() {
     }
 }
 
-/// What a load reports whose server is killed, and started again at its address with these flags.
+/// Returns the report of a load whose server is killed and restarted at the same address with the
+/// flags `again`.
 fn killed_under_load(access: &str, args: &[&str], again: &[&str], status: i32) -> Value {
     let server = serve(ANYWHERE, &["--load", "1000"]);
     let address = server.address.clone();
     let load = ["btree", "load", &address, "--json", "--access", access];
     let long = ["--keys", "1000", "--duration", "1s", "--reconnect", "60s"];
-    // What it prints once it has filled says that it has begun.
+    // The load prints a line when the tree is filled and the requests begin.
     let mut load = common::verbatim(&[&load[..], &long, &["--fill"], args].concat())
         .stdout(Stdio::piped())
         .spawn()
@@ -188,23 +189,24 @@ fn killed_under_load(access: &str, args: &[&str], again: &[&str], status: i32) -
     report
 }
 
-/// A server that is killed under load takes its tree along. Clients go on at the next one, and tell what it lacks.
+/// A server that is killed under load loses its tree. Clients continue at its successor, and report
+/// missing keys.
 #[test]
 fn a_server_that_is_killed_under_load_may_come_back() {
     for access in ACCESSES {
-        // One that loads the same keys again: nobody misses anything, and scans are whole.
+        // A successor that loads the same keys: no key is missing, and scans are complete.
         let mixed = ["--updates", "0.2", "--scans", "0.1"];
         let report = killed_under_load(access, &mixed, &["--load", "1000"], 0);
         assert!(report["verified"].as_u64() > Some(0), "{report}");
         assert_eq!(report["lost"], 0, "{report}");
-        // An empty one: each lookup there says so.
+        // An empty successor: each lookup finds its key missing.
         let report = killed_under_load(access, &[], &[], 1);
         assert!(report["missing"].as_u64() > Some(0), "{report}");
         assert_eq!(report["ghosts"], 0, "{report}");
     }
 }
 
-/// Clients that insert and delete know which of their keys a new server cannot have.
+/// Clients that insert and delete report the keys that a new server has lost.
 #[test]
 fn what_was_inserted_is_missed_at_a_server_that_came_anew() {
     let inserts = ["--inserts", "0.5"];
@@ -250,7 +252,7 @@ fn mistakes_are_named() {
     }
 }
 
-/// The commands of docs/btree.md that need no second terminal run as they stand there.
+/// Runs the commands of docs/btree.md that need no second terminal.
 #[test]
 fn the_commands_of_the_guide_run() {
     let folder = tempfile::tempdir().expect("a folder");

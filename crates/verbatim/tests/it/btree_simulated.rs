@@ -27,7 +27,7 @@ fn a_simulated_tree_is_on_the_host_and_on_the_dpu() {
     for (host, dpu) in host.iter().zip(&dpu) {
         assert!(*host > 2.0 * dpu && *dpu > 0.5, "{host} {dpu}");
     }
-    // The tree that costs time takes no memory.
+    // Simulated cost of memory accesses takes no real memory.
     assert!(lines.iter().all(|line| line["data"]["levels"] == 5));
 }
 
@@ -37,7 +37,7 @@ fn the_same_seed_simulates_the_same() {
     let lines = simulated(&args);
     assert_eq!(lines, simulated(&args));
     let reads = |line: &Value| line["data"]["reads_per_lookup"].as_f64().expect("a number");
-    // A READ a level, and with a cache one of the leaf.
+    // One READ per level; with a cache, only the READ of the leaf.
     assert!(reads(&lines[0]) >= 4.0, "{lines:?}");
     assert!(reads(&lines[1]) < 0.7 * reads(&lines[0]), "{lines:?}");
 }

@@ -1,4 +1,5 @@
-//! `verbatim kv check` and `verbatim btree check`: every design under kills and stops, and a history that was spoiled.
+//! `verbatim kv check` and `verbatim btree check`: every design under kills and stops, and a
+//! falsified history.
 
 use std::fs;
 use std::path::Path;
@@ -17,19 +18,19 @@ fn checked(output: &Output) -> Vec<Value> {
     lines.map(|mut line| line["data"].take()).collect()
 }
 
-/// One of the designs in two ways.
+/// One more than the designs: one design has two variants.
 #[test]
 fn all_designs_of_the_store_are_linearizable() {
     are_linearizable("kv", kv::Design::ALL.len() + 1, 3);
 }
 
-/// Three hot keys, and sixteen around each.
+/// Three hot keys, each with sixteen keys around it.
 #[test]
 fn all_access_designs_of_the_tree_are_linearizable() {
     are_linearizable("btree", btree::Access::ALL.len(), 3 * 17);
 }
 
-/// Few keys, many clients, kills and stops: two seeds for each design.
+/// Checks each design with two seeds: few keys, many clients, kills and stops.
 fn are_linearizable(system: &str, designs: usize, keys: u64) {
     for seed in ["1", "2"] {
         let times = [
@@ -60,7 +61,7 @@ fn are_linearizable(system: &str, designs: usize, keys: u64) {
     }
 }
 
-/// Sets a word of a record, found by a word of it.
+/// Changes a word of the first record of a kind.
 fn spoil(folder: &Path, kind: u64, word: usize, change: impl Fn(u64) -> u64) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("a file").path();
@@ -100,7 +101,7 @@ fn a_spoiled_history_is_refused() {
         checked(&again)[0]["operations"],
         checked(&output)[0]["operations"]
     );
-    // A version that a GET found becomes the one before: a stale read.
+    // Decrement the version that a GET returned: a stale read.
     spoil(&history, 16, 5, |version| version - 1);
     let output = judge();
     assert_eq!(output.status.code(), Some(1));
@@ -109,7 +110,7 @@ fn a_spoiled_history_is_refused() {
         violations.contains("a value was read") || violations.contains("no order"),
         "{violations}"
     );
-    // What is no history, or none any more.
+    // Folders without a history, and an invalid history.
     spoil(&history, 1, 0, |_| 99);
     let output = judge();
     let err = String::from_utf8_lossy(&output.stderr);
@@ -138,7 +139,7 @@ fn a_spoiled_history_of_a_tree_is_refused() {
         (output.status.code(), violations)
     };
     assert_eq!(judged(), (Some(0), "[]".to_owned()));
-    // A value that a lookup found becomes one that nobody put.
+    // Change the value that a lookup returned to one that no client put.
     spoil(&history, 22, 4, |value| value ^ 1 << 60);
     let (status, violations) = judged();
     assert_eq!(status, Some(1));

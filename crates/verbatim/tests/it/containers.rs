@@ -1,10 +1,11 @@
-//! Two containers on one network, as `docs/run-across-hosts.md` has them, made by unshare(1) instead of an engine.
+//! Two containers on one network, as in `docs/run-across-hosts.md`, made by unshare(1) instead of a
+//! container engine.
 
 use crate::common::machine::Machine;
 
 const CONTAINERS: &str = include_str!("../programs/containers.sh");
 
-/// Runs a program of `verbatim run` in each of two containers.
+/// Runs a program under `verbatim run` in each of two containers.
 #[track_caller]
 fn run(user_namespaces: &str, server: &str, client: &str, expected: &str) {
     let machine = Machine::new();
@@ -14,7 +15,8 @@ fn run(user_namespaces: &str, server: &str, client: &str, expected: &str) {
     ));
     let printed = std::fs::read_to_string(machine.file("out.client")).expect("its output");
     assert!(printed.contains(expected), "{client}: {printed}");
-    // The program has the device's files by a mount, or where that is forbidden, by a library.
+    // The program sees the device's files through a mount or, if mounting is forbidden, through a
+    // preloaded library.
     let has_note = printed.contains("a preloaded library shows them");
     assert_eq!(has_note, user_namespaces == "forbidden", "{printed}");
 }
@@ -53,7 +55,8 @@ fn rping() {
     );
 }
 
-/// Nothing but the interface tells the first GIDs of two containers apart, and link-local GIDs of others are refused.
+/// Only the interface distinguishes the first GIDs of two containers, and link-local GIDs of other
+/// containers are refused.
 #[test]
 fn gid_0_is_no_other_containers() {
     let machine = Machine::new();

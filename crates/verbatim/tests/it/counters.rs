@@ -1,4 +1,4 @@
-//! Counters and the GID table, as programs see them in sysfs and users by `verbatim devices -v`.
+//! Counters and the GID table: in sysfs, as programs see them, and in `verbatim devices -v`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use crate::common;
 
 const PORT: &str = "/sys/class/infiniband/softnic0/ports/1";
 
-/// Two hosts of a test, at addresses that no other test has, with one fabric.
+/// Two hosts of a test, with addresses unique to the test and one fabric.
 struct Hosts {
     folder: tempfile::TempDir,
     addresses: [String; 2],
@@ -29,7 +29,7 @@ impl Hosts {
         self.folder.path().join("fabric")
     }
 
-    /// Starts `verbatim` with these arguments at an address.
+    /// Starts `verbatim` with these arguments at a host's address.
     fn start(&self, args: &[&str], host: usize, rest: &[&str]) -> Child {
         common::build_libraries();
         common::verbatim(args)
@@ -50,13 +50,13 @@ impl Hosts {
         out
     }
 
-    /// What a shell script says that sees the files of the device.
+    /// Runs a shell script that sees the files of the device, and returns its output.
     fn script(&self, host: usize, script: &str) -> String {
         let out = self.run(&["run"], host, &["--", "sh", "-c", script]);
         String::from_utf8_lossy(&out.stdout).into_owned()
     }
 
-    /// The port as `verbatim devices -v` shows it.
+    /// Returns the port as `verbatim devices -v` shows it.
     fn port(&self, host: usize) -> serde_json::Value {
         let out = self.run(
             &["devices", "-v", "--json", "--provider", "softnic"],
@@ -87,7 +87,7 @@ impl PingPong {
             server,
             client: None,
         };
-        // The server listens at its TCP port when it has a queue pair.
+        // The server listens at its TCP port once it has a queue pair.
         let listens = format!(
             ":{:04X} 00000000:0000 0A",
             port.parse::<u16>().expect("a port")
@@ -143,7 +143,7 @@ fn counters_outlive_processes_and_sysfs_has_them() {
         assert_eq!(counters["rdma_recvs"], 200, "{counters}");
         assert!(counters["sent_pkts"].as_u64() >= Some(400), "{counters}");
         assert_eq!(counters["rx_icrc_encapsulated"], 0, "{counters}");
-        // Each file is a number, and the same one.
+        // Each file contains the same number as the JSON.
         let script = format!("cd {PORT}/hw_counters; for f in *; do echo $f $(cat $f); done");
         let files = hosts.script(host, &script);
         let lines: Vec<_> = files
@@ -166,7 +166,7 @@ fn counters_of_processes_that_run_are_published() {
     let mut ping_pong = PingPong::start(&hosts, "18632", "100000000");
     let mut before = 0;
     for _ in 0..2 {
-        // They grow while the processes run.
+        // The counters grow while the processes run.
         loop {
             assert!(ping_pong.is_running(), "nobody has ended it");
             let now = hosts.counter(0, "sent_pkts");
@@ -194,7 +194,7 @@ fn the_gid_table_names_types_and_interfaces() {
     assert_eq!(hosts.script(0, &entry), format!("{gid}\nRoCE v2\nlo\n"));
     let port = hosts.port(0);
     assert_eq!(port["gids"][1]["interface"], "lo", "{port}");
-    // 127.0.0.0/8 has room for jumbo packets.
+    // The MTU of 127.0.0.0/8 allows jumbo packets.
     let address = &port["packets"]["addresses"][0];
     assert_eq!(address["ip"], hosts.addresses[0], "{address}");
     assert_eq!(address["state"], "free", "{address}");
@@ -203,7 +203,7 @@ fn the_gid_table_names_types_and_interfaces() {
         address["receive_buffer_bytes"].as_u64() > Some(0),
         "{address}"
     );
-    // IPv6, where the host has it.
+    // IPv6, if the host has it.
     let has_ipv6 = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
     if has_ipv6.contains("00000000000000000000000000000001") {
         let hosts = Hosts {

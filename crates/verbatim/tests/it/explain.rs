@@ -1,4 +1,4 @@
-//! `verbatim explain`: a ledger in, advice out: as text, as JSON, and as a page in a real browser.
+//! `verbatim explain`: advice from a ledger, as text, as JSON, and as a page in a real browser.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +10,8 @@ use tap::{LEDGER_VERSION, Ledger};
 
 use crate::common;
 
-/// A server that answers 60-byte datagrams one by one, though 14 wait on average; and a process that did nothing.
+/// A server that answers 60-byte datagrams one by one, though 14 wait on average; and an idle
+/// process.
 fn ledger() -> Ledger {
     let send = Operation::new(Verb::Send, Transport::Ud, 60)
         .inlined()
@@ -218,7 +219,7 @@ fn what_the_nic_cannot_do_is_said_and_the_rest_is_explained() {
 
 #[test]
 fn what_was_done_and_the_nic_cannot_do_is_not_called_nothing() {
-    // ConnectX sends no datagrams over 2048 bytes.
+    // ConnectX cannot send datagrams of more than 2048 bytes.
     let mut long = ledger();
     for qp in &mut long.processes[1].queue_pairs {
         for counted in qp.sent.iter_mut().chain(&mut qp.received) {
@@ -252,7 +253,7 @@ fn what_was_done_and_the_nic_cannot_do_is_not_called_nothing() {
 fn where_the_profile_has_no_number_a_change_is_not_called_useless() {
     let (known, _, _) = explained(&ledger(), &["--nic", "cib"]);
     assert!(!known.contains("what is unknown of it"), "{known}");
-    // The costs of the processor of ConnectX-3's cluster and its processing units are not published.
+    // Neither the processor costs of ConnectX-3's cluster nor its processing units are published.
     let (text, _, _) = explained(&ledger(), &["--nic", "cx3"]);
     assert!(!text.contains("something else binds"), "{text}");
     assert!(text.contains("what is unknown of it may bind"), "{text}");
@@ -291,12 +292,12 @@ fn who_waits_for_each_operation_is_told_what_bounds_it() {
         qp.runs = qp.postlists;
     }
     let (text, _, _) = explained(&slow, &[]);
-    // Four datagrams at a time: their local completions allow hardly more than the core does.
+    // Four datagrams outstanding: their round trips allow hardly more than the core does.
     assert!(text.contains("\n round trips "), "{text}");
-    // Neither queue pairs nor lists shorten a round trip, and it needs the completion that it waits for.
+    // Neither more queue pairs nor postlists shorten a round trip, and its completion is necessary.
     assert!(!text.contains("  1. "), "{text}");
     assert!(!text.contains("[multi-queue"), "{text}");
-    // One WRITE at a time takes what the simulator says.
+    // One WRITE outstanding takes the time of the simulator.
     let mut one = one_queue_pair();
     let qp = &mut one.processes[1].queue_pairs[0];
     (qp.max_outstanding, qp.mean_outstanding, qp.runs) = (1, 1.0, qp.postlists);
@@ -337,7 +338,7 @@ fn steps_come_in_the_order_in_which_to_take_them() {
             .find(|line| line.trim_start().starts_with(number))
             .unwrap_or_else(|| panic!("{text}"))
     };
-    // Lists on one queue pair lose: the queue pairs come first.
+    // Postlists on one queue pair lose rate, so more queue pairs come first.
     let (first, second) = (numbered("1. "), numbered("2. "));
     assert!(first.contains("[multi-queue"), "{first}");
     assert!(first.contains(" (10.4 to 18."), "{first}");
@@ -345,12 +346,12 @@ fn steps_come_in_the_order_in_which_to_take_them() {
     for words in ["1 MMIO write instead of 14: +", " (18.", " % in all"] {
         assert!(second.contains(words), "{words}: {second}");
     }
-    // The picture is the same staircase.
+    // The picture shows the same steps.
     let folder = tempfile::tempdir().expect("a folder");
     let page = folder.path().join("report.html");
     explained(&one_queue_pair(), &["--html", page.to_str().expect("text")]);
     let html = std::fs::read_to_string(&page).expect("written");
-    // The advice leads to what the book says of the guideline, on the same page.
+    // The advice links to the book's text on the guideline, on the same page.
     assert!(html.contains("href=\"#guideline-multi-queue\""), "{html}");
     assert!(html.contains("<h3 id=\"guideline-multi-queue\">"), "{html}");
     let at = |label: &str| {
@@ -358,7 +359,7 @@ fn steps_come_in_the_order_in_which_to_take_them() {
             .unwrap_or_else(|| panic!("{label}: {html}"))
     };
     assert!(at(">1. multi-queue<") < at(">2. doorbell-batching<"));
-    // It is the queue pairs that bring what inlining seemed to.
+    // The gain belongs to the queue pairs, not to inlining.
     assert!(!text.contains("together with multi-queue"), "{text}");
     let inlining = text.lines().find(|line| line.contains("[inlining"));
     assert!(
@@ -367,7 +368,7 @@ fn steps_come_in_the_order_in_which_to_take_them() {
     );
 }
 
-/// 64 ranks that do the same are one section with its spread; a rank that does something else is another.
+/// 64 equal ranks are one section with their spread; a different rank is its own section.
 #[test]
 fn ranks_of_one_program_are_one_section() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -426,7 +427,7 @@ fn two_nics_and_two_ledgers_stand_side_by_side() {
     );
     assert_eq!(line(&text, "posted")[..2], ["142000", "142000"]);
     assert_eq!(line(&text, "the model allows, M/s")[0], "10.4");
-    // What the program did, and what it does when it inlines.
+    // The program without and with inlining.
     let folder = tempfile::tempdir().expect("a folder");
     let mut after = one_queue_pair();
     for qp in &mut after.processes[1].queue_pairs {
@@ -511,7 +512,7 @@ fn the_page_has_the_counters_of_pcie_and_idle_processes() {
     assert!(!html.contains('\u{fffd}'), "{html}");
 }
 
-/// Looks at every picture: is all text within it, does none of it lie over another, are there bars?
+/// A script that checks every picture: all text is inside, no texts overlap, and bars exist.
 const LOOK: &str = "<script>
 const svgs = [...document.querySelectorAll('svg')];
 let outside = 0, overlaps = 0, texts = 0, bars = 0;
@@ -535,7 +536,7 @@ result.textContent = JSON.stringify(seen);
 document.body.append(result);
 </script>";
 
-/// What a browser sees of a page in a window of this width.
+/// Returns the script's result for a page in a window of this width.
 fn seen(page: &Path, width: u32) -> Value {
     let profile = tempfile::tempdir().expect("a folder");
     let out = Command::new("chromium")
@@ -571,7 +572,7 @@ fn the_page_is_whole_in_a_browser() {
     let (text, _, status) = explained(&ledger(), &["--html", page.to_str().expect("text")]);
     assert_eq!((status, text.as_str()), (Some(0), ""));
     let html = std::fs::read_to_string(&page).expect("written");
-    // The summary comes first, and links to sections of this page.
+    // The summary comes first, and links only to sections of the page.
     let (before, _) = html.split_once("<h2 id=").expect("a section");
     let summary = before.find("<nav>").expect("a summary");
     for (at, _) in html.match_indices("href=\"") {
@@ -643,7 +644,7 @@ fn every_guideline_is_advised_where_it_is_broken_and_only_there() {
             "{data}"
         );
         assert!(data["measured_gain"]["median"].is_f64(), "{data}");
-        // What the model predicts for a program is what the simulated NIC does with it.
+        // The simulated gain must agree with the gain that the model predicts.
         let (predicted, simulated) = (&data["predicted_gain"], &data["simulated_gain"]);
         match (predicted.as_f64(), simulated.as_f64()) {
             (Some(predicted), Some(simulated)) => {

@@ -1,4 +1,4 @@
-//! `verbatim run --fault`: real processes to which things happen, and what the summary says of them.
+//! `verbatim run --fault`: real processes under fault plans, and the summary of the faults.
 
 use std::path::Path;
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn verbs_are_refused_with_the_errno_of_the_plan() {
         assert_eq!(ran.code, Some(1));
         ran.says(&format!("verb={verb},errno=ENOSPC: struck 1 of 1\n"));
     }
-    // The second change of state.
+    // Fail the second change of state.
     let ran = program.under("verb=ibv_modify_qp,errno=ETIMEDOUT,after=1", &["1", "0"]);
     assert!(ran.out.contains("Connection timed out"), "{}", ran.out);
     let ran = program.under("verb=ibv_post_recv,errno=ENOMEM,after=1", &["2", "0"]);
@@ -86,7 +86,7 @@ fn a_receiver_is_not_ready_for_a_time_or_for_too_long() {
     let ran = program.under("rnr=60ms", &["1", "0"]);
     ran.printed(&DONE);
     assert!(ran.took >= Duration::from_millis(60));
-    // Six retries of 20.48 ms.
+    // Six RNR retries of 20.48 ms.
     let ran = program.under("rnr=1h", &["1", "0"]);
     assert!(
         ran.out.contains("send 0: RNR retry counter exceeded"),
@@ -155,7 +155,8 @@ fn a_process_pauses_and_goes_on() {
     assert!(ran.took >= Duration::from_millis(400));
 }
 
-/// RC delivers each message once and in order, whatever happens to packets: the program sees nothing of it.
+/// RC delivers each message once and in order despite packet faults, so the program sees no
+/// difference.
 #[test]
 fn packets_are_lost_late_twice_damaged_and_marked_and_reliable_connections_do_not_mind() {
     let program = Program::of_the_tests("faulty");
@@ -265,7 +266,7 @@ fn the_same_seed_has_the_same_faults_and_the_trace_shows_them() {
     );
 }
 
-/// The commands of docs/test-error-paths.md say what it says that they do.
+/// The commands of docs/test-error-paths.md print what the page shows.
 #[test]
 fn the_guide_finds_the_leak() {
     let guide =

@@ -1,30 +1,32 @@
-//! The commands of guides that need several programs at once, and of the README's section on hosts, run as they stand
-//! there, and print the lines below them.
+//! Runs the commands of guides that need several programs at once, and of the README's section on
+//! hosts. Their output must be as printed in the document.
 //!
-//! The blocks of a section run one after the other on one [`Machine`]. A line that ends in `&`, or begins with `server$`, is a
-//! server: the next one waits until it listens. All must succeed. In what is expected, each line must come, in this order.
-//! There, a number with a point stands for any such number, a number in hexadecimal too, and `…` for the rest of a line, or
-//! for lines.
-//! tshark's number of a packet, which stands before its time, is not compared.
+//! The blocks of a section run one after the other on one [`Machine`]. A line that ends in `&`, or
+//! begins with `server$`, starts a server, and the next line waits until the server listens. All
+//! commands must succeed.
+//!
+//! The expected lines must appear in the output in this order. In an expected line, a decimal or
+//! hexadecimal number stands for any number of its kind, and `…` for the rest of a line, or for
+//! lines. tshark's packet number, before the time, is not compared.
 
 use std::fmt::Write as _;
 
 use crate::common::machine::Machine;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-/// Stands before a block that is not run, and says why.
+/// The comment before a block that is not run, with the reason.
 const NOT_RUN: &str = "<!-- not run by the tests: ";
 
-/// A command, and the lines that it is to print.
+/// A command, and its expected output lines.
 #[derive(Debug)]
 struct Step {
-    /// The shell's words for it.
+    /// The command in shell syntax.
     command: String,
     is_server: bool,
     expected: Vec<String>,
 }
 
-/// The steps of a section's blocks.
+/// Returns the steps of a section's blocks.
 fn steps(file: &str, section: &str) -> Vec<Step> {
     let text = std::fs::read_to_string(format!("{ROOT}/{file}")).expect("the document");
     let head = format!("\n## {section}\n");
@@ -51,7 +53,7 @@ fn steps(file: &str, section: &str) -> Vec<Step> {
     steps
 }
 
-/// The steps of a block of commands behind prompts, with what they print.
+/// Adds the steps of a block of prompts, commands and output.
 fn console(block: &str, steps: &mut Vec<Step>) {
     for line in block.lines() {
         match line.split_once("$ ") {
@@ -80,7 +82,7 @@ fn step(prompt: &str, line: &str) -> Step {
     }
 }
 
-/// A script that runs them.
+/// Returns a shell script that runs the steps.
 fn script(steps: &[Step]) -> String {
     let mut script = String::from("two_hosts server client\nservers=\n");
     for (at, step) in steps.iter().enumerate() {
@@ -98,7 +100,7 @@ fn script(steps: &[Step]) -> String {
     script + "for server in $servers; do wait $server; done\n"
 }
 
-/// Whether a line is what is expected.
+/// Returns true if a line matches the expected line.
 fn is_like(line: &str, expected: &str) -> bool {
     let is_packet = |line: &str| {
         let mut words = line.split_whitespace();
@@ -121,7 +123,8 @@ fn is_like(line: &str, expected: &str) -> bool {
     words.next().is_none()
 }
 
-/// The words that stand for each other: those before a number, and what kind of number it is.
+/// Returns the class of a word that contains a number: the text before the number, and the number's
+/// base.
 fn kind(word: &str) -> Option<(&str, &'static str)> {
     if let Some((before, digits)) = word.split_once("0x") {
         let is_hexadecimal = digits.chars().all(|digit| digit.is_ascii_hexdigit());
@@ -131,7 +134,7 @@ fn kind(word: &str) -> Option<(&str, &'static str)> {
     is_decimal.then_some(("", "decimal"))
 }
 
-/// Runs a section, which must have so many commands.
+/// Runs a section, which must have this number of commands.
 #[track_caller]
 fn check(file: &str, section: &str, commands: usize) {
     let steps = steps(file, section);

@@ -1,4 +1,5 @@
-//! Memory of the heap that a program registers: its pages become those of a file, so that peers can map them.
+//! Heap memory that a program registers: its pages become pages of a file, so that peers can map
+//! them.
 
 use crate::program::Program;
 

@@ -1,4 +1,4 @@
-//! `verbatim kv` as its users run it: processes, output, exit status.
+//! `verbatim kv` as users run it: processes, output, exit status.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Output, Stdio};
@@ -16,12 +16,12 @@ fn serve(args: &[&str]) -> Server {
     Server::start("kv", ANYWHERE, args)
 }
 
-/// `verbatim kv load` of a server.
+/// Returns the command `verbatim kv load` for a server.
 fn load(server: &Server, args: &[&str]) -> Command {
     common::verbatim(&[&["kv", "load", &server.address, "--json"], args].concat())
 }
 
-/// The report of a load that found nothing wrong.
+/// Returns the report of a load that must succeed.
 #[track_caller]
 fn right(output: &Output) -> Value {
     let err = String::from_utf8_lossy(&output.stderr);
@@ -124,7 +124,7 @@ fn by_hand_on(design: &&[&str]) {
     assert_eq!(gone.status.code(), Some(1));
 
     let short = ["--keys", "2000", "--duration", "50ms", "--ycsb", "A"];
-    // Nothing is there yet: keys are missing, and that is no.
+    // The store is empty, so keys are missing: exit status 1.
     let empty = load(&server, &short).output().expect("it starts");
     assert_eq!(empty.status.code(), Some(1));
     let filled = load(&server, &short).arg("--fill").output();
@@ -133,7 +133,8 @@ fn by_hand_on(design: &&[&str]) {
     assert!(report["verified"].as_u64() > Some(0));
 }
 
-/// A server is killed under load and another comes to its address: clients go on, and see nothing wrong.
+/// A server is killed under load and restarted at its address: clients continue, and every answer
+/// is right.
 #[test]
 fn a_server_that_is_killed_under_load_may_come_back() {
     DESIGNS.iter().for_each(killed_under_load);
@@ -169,7 +170,8 @@ fn killed_under_load(design: &&[&str]) {
     assert!(report["verified"].as_u64() > Some(0), "{report}");
 }
 
-/// Processes that get and put the same few keys at the same time see whole values of those keys alone.
+/// Processes that read and write the same few keys concurrently see only complete values of those
+/// keys.
 #[test]
 fn processes_change_what_others_read() {
     for design in DESIGNS {
@@ -195,14 +197,15 @@ fn processes_change_what_others_read() {
     }
 }
 
-/// Clients of the atomics-based design are killed under load, and stopped for longer than a lease: others go on, and nobody
-/// sees anything wrong. When they die is chance: it goes on until locks were found in the hands of dead ones.
+/// Clients of the atomics-based design are killed under load, and stopped for longer than a lease.
+/// The others continue without errors. The time of a kill is random, so the test repeats until a
+/// dead client's lock was recovered.
 #[test]
 fn clients_that_die_or_stop_with_locks_hurt_nobody() {
     assert!((0..24).any(|_| recovered_from_the_dead() > 0));
 }
 
-/// Locks that a server took from clients that died or stopped.
+/// Returns the locks that the server recovered from killed or stopped clients.
 fn recovered_from_the_dead() -> u64 {
     let server = serve(&["--keys", "3000", "--design", "atomics", "--lease", "50ms"]);
     let few = |args: &[&str]| {
@@ -227,14 +230,14 @@ fn recovered_from_the_dead() -> u64 {
         signal("-STOP", &stopped);
         dying.kill().expect("it runs");
         dying.wait().expect("it ran");
-        // Who comes now finds locks of both. It gets all of them, those of a process that was stopped in the very middle
-        // of a WRITE once that goes on.
+        // A new client finds locks of both. It gets all locks; that of a process stopped in the
+        // middle of a WRITE once that process continues.
         let witness = of("4", "200ms").expect("it starts");
         std::thread::sleep(Duration::from_millis(200));
         signal("-CONT", &stopped);
         let report = right(&witness.wait_with_output().expect("it ends"));
         assert!(report["changes"].as_u64() > Some(0), "{report}");
-        // The time of this one may have been over when it went on.
+        // The stopped client's time may be over when it continues.
         right(&stopped.wait_with_output().expect("it ends"));
     }
     let stats = server.stop();

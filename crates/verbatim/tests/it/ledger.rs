@@ -1,4 +1,4 @@
-//! `--ledger` and `--trace`: what unmodified programs and this project's own did, as a document and as lines.
+//! `--ledger` and `--trace` of unmodified programs and of this project's commands.
 
 use std::process::{Output, Stdio};
 
@@ -7,7 +7,7 @@ use tap::Ledger;
 
 use crate::common;
 
-/// `verbatim` with these arguments, and the libraries for programs built beside it.
+/// Runs `verbatim` with these arguments, with the libraries for programs built beside it.
 fn verbatim(args: &[&str]) -> Output {
     common::build_libraries();
     common::verbatim(args)
@@ -16,7 +16,7 @@ fn verbatim(args: &[&str]) -> Output {
         .expect("the program starts")
 }
 
-/// The ledger of a command that must succeed.
+/// Runs a command that must succeed, and returns its ledger.
 #[track_caller]
 fn ledger(args: &[&str]) -> Ledger {
     let folder = tempfile::tempdir().expect("a folder");
@@ -87,8 +87,8 @@ fn the_projects_own_programs_are_counted_with_all_their_processes() {
     assert_eq!(ledger.provider, "softnic");
 }
 
-/// Shell commands that start `$server` and `$client`, who are at it for ever when they are through; they are killed
-/// when they are not within a minute.
+/// Returns shell commands that start `$server` and `$client` of an endless ping-pong and wait until
+/// both are connected. Both are killed if that takes more than a minute.
 fn endless() -> String {
     let port = common::free_port();
     let within_a_minute = |seen: &str| {
@@ -100,7 +100,7 @@ fn endless() -> String {
     let listens = within_a_minute(&format!(
         "grep -q ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6"
     ));
-    // What they print when they know each other, just before they begin.
+    // Both print the remote address once they are connected, just before the ping-pong.
     let connected = within_a_minute("[ $(grep -l 'remote address' $out/* | wc -l) = 2 ]");
     let program = format!("stdbuf -oL ibv_rc_pingpong -p {port} -n 100000000");
     format!(
@@ -179,7 +179,7 @@ fn without_uncore_counters_it_says_so() {
     ]);
     let message = String::from_utf8_lossy(&out.stderr);
     if has_counters {
-        // Whether perf may read them is the machine's business.
+        // perf may or may not be allowed to read the counters.
         assert!(
             out.status.success() || message.contains("perf"),
             "{message}"
@@ -190,7 +190,7 @@ fn without_uncore_counters_it_says_so() {
     }
 }
 
-/// The lines of a trace of a script: process, thread and what was done. Each must be whole.
+/// Returns the lines of a script's trace, as process, thread and verb. Each line must be complete.
 #[track_caller]
 fn trace(fabric: &str, script: &str) -> Vec<(u32, u32, String)> {
     let folder = tempfile::tempdir().expect("a folder");
@@ -221,7 +221,7 @@ fn trace(fabric: &str, script: &str) -> Vec<(u32, u32, String)> {
     seen
 }
 
-/// How many lines begin so.
+/// Counts the lines that begin with `what`.
 fn count(lines: &[(u32, u32, String)], what: &str) -> usize {
     let of = |(_, _, line): &&(u32, u32, String)| line.starts_with(what);
     lines.iter().filter(of).count()

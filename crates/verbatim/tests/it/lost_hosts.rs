@@ -1,4 +1,5 @@
-//! `ib_write_bw` between two hosts of which one is lost: the other one completes with `IBV_WC_RETRY_EXC_ERR` by itself.
+//! `ib_write_bw` between two hosts, one of which is lost: the other completes with
+//! `IBV_WC_RETRY_EXC_ERR` without outside help.
 //!
 //! A host is a network namespace.
 
@@ -22,7 +23,7 @@ fn a_client_notices_that_the_server_is_killed() {
 
 #[test]
 fn a_server_notices_that_the_client_is_killed() {
-    // With -b it writes, too.
+    // With -b the server writes, too.
     run("perftest \"$ENDLESS -x 1 -b\"; kill -9 $client; notices server $server");
 }
 
@@ -53,7 +54,7 @@ fn a_client_notices_that_the_server_is_stopped_for_longer_than_its_timeouts() {
 
 #[test]
 fn a_link_that_comes_back_in_time_is_not_noticed() {
-    // A timeout of 4.3 s: no machine is so slow that seven of them pass.
+    // A timeout of 4.3 s: even a slow machine cannot let seven of them pass.
     run("perftest '-D 8 -s 4096 -F -x 1 -u 20'
          ip -n left link set eth0 down; sleep 1; ip -n left link set eth0 up
          payload; wait $client; wait $server");

@@ -1,7 +1,7 @@
-//! The program as its users run it: processes, output, exit status.
+//! The program as users run it: processes, output, exit status.
 //!
-//! All in one binary, since each is linked anew. What needs an RDMA device is in `system.rs`, a binary of its own
-//! that runs in a virtual machine.
+//! All tests are in one binary, since each binary is linked separately. Tests that need an RDMA
+//! device are in `device.rs`, a binary of its own that runs in a virtual machine.
 
 #[path = "../common/mod.rs"]
 mod common;

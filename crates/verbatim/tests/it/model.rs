@@ -1,5 +1,5 @@
-//! `verbatim model`: rates beside the published ones, one operation and what changes bring, the
-//! evidence for each number, and profiles and mixes of one's own.
+//! `verbatim model`: rates beside the published ones, single operations and the gain of changes,
+//! the evidence for each number, and the user's own profiles and mixes.
 
 use std::process::Output;
 
@@ -18,7 +18,7 @@ fn text(args: &[&str]) -> String {
     String::from_utf8(out.stdout).expect("text")
 }
 
-/// The data of the lines of this type.
+/// Returns the data of the lines of this type.
 fn json(args: &[&str], kind: &str) -> Vec<Value> {
     let text = text(&[args, &["--json"]].concat());
     let lines = text.lines().map(|line| {
@@ -29,7 +29,7 @@ fn json(args: &[&str], kind: &str) -> Vec<Value> {
     wanted.map(|line| line["data"].clone()).collect()
 }
 
-/// `args` must be refused with a message that holds `advice`.
+/// Asserts that `args` is refused with a message that contains `advice`.
 #[track_caller]
 fn refused(args: &[&str], advice: &str) {
     let out = model(args);
@@ -85,7 +85,7 @@ fn a_window_bounds_the_rate_by_round_trips_and_nics_stand_side_by_side() {
             "{shown}"
         );
     }
-    // One queue pair is on one port, whichever way the bytes go.
+    // One queue pair uses one port, in either direction.
     let large = ["--verb", "write", "--payload", "65536", "--queue-pairs"];
     let rate = |queue_pairs: &str| {
         let bounds = json(&[&large[..], &[queue_pairs]].concat(), "bounds");
@@ -124,7 +124,8 @@ fn an_operation_has_a_cost_bounds_and_changes() {
     );
     assert_eq!(cost["requester"]["transactions"][0]["count"], 2.0);
     assert_eq!(json(&args, "bounds").len(), 2);
-    // Batches want several queue pairs: the best change comes first, batches alone are worse.
+    // Postlists need several queue pairs: the best change combines both, and postlists alone are
+    // worse.
     let ideas = json(&args, "what-if");
     let gain = |idea: &Value| idea["requester"]["gain"].as_f64().expect("a gain");
     assert_eq!(ideas[0]["change"], "postlists of 16 on 4 queue pairs");

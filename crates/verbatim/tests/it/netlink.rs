@@ -1,4 +1,5 @@
-//! `rdma(8)` of iproute2 under `verbatim run`: it asks the kernel by netlink, and a preloaded library answers.
+//! `rdma(8)` of iproute2 under `verbatim run`: its netlink requests to the kernel are answered by a
+//! preloaded library.
 
 use std::process::{Command, Output, Stdio};
 
@@ -6,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::common;
 
-/// `verbatim run` with these arguments in a fabric of its own, behind these words.
+/// Returns a `verbatim run` command with these arguments in its own fabric, after the words
+/// `before`.
 fn command(before: &[&str], fabric: &str, args: &[&str]) -> Command {
     common::build_libraries();
     let program = env!("CARGO_BIN_EXE_verbatim");
@@ -34,14 +36,14 @@ fn stdout(out: &Output) -> String {
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
-/// The output of a command of `rdma`, which must succeed.
+/// Parses the JSON output of a command of `rdma`, which must succeed.
 #[track_caller]
 fn parsed(out: &Output) -> Value {
     let text = stdout(out);
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
 }
 
-/// The device as `rdma dev show -j` shows it.
+/// Returns the device as `rdma dev show -j` shows it.
 fn device(fabric: &str, nic: &[&str]) -> Value {
     let args = [nic, &["rdma", "dev", "show", "-j"]].concat();
     let devices = parsed(&run(fabric, &args));
@@ -72,7 +74,7 @@ fn links_and_devices_are_those_of_sysfs() {
     for (field, value) in expected.as_object().expect("a map") {
         assert_eq!(&device[field], value, "{field} of {device}");
     }
-    // Some releases have no JSON for it.
+    // Some releases of iproute2 have no JSON output for this command.
     let system = stdout(&run("tests_rdma_1", &["rdma", "system", "show"]));
     assert!(system.starts_with("netns shared"), "{system}");
 }
@@ -114,12 +116,12 @@ fn every_way_to_the_program_has_answers() {
         let text = stdout(&run("tests_rdma_3", args));
         assert!(text.contains("softnic0: node_type ca"), "{args:?}: {text}");
     }
-    // Where nobody may make a namespace, files and answers come from the same library.
+    // Without the right to create namespaces, one library provides both files and answers.
     let args = ["rdma", "dev"];
     let out = command(&["unshare", "--user"], "tests_rdma_3", &args).output();
     let text = stdout(&out.expect("it starts"));
     assert!(text.contains("softnic0: node_type ca"), "{text}");
-    // Without the view, the machine's own devices are asked for.
+    // Without the view, `rdma` shows the machine's own devices.
     let out = run("tests_rdma_3", &["--no-view", "rdma", "dev"]);
     let text = String::from_utf8_lossy(&out.stdout);
     assert!(!text.contains("softnic0"), "{text}");
@@ -140,7 +142,7 @@ fn what_cannot_be_done_is_refused() {
     assert!(!out.status.success(), "{out:?}");
 }
 
-/// A program that stays until its standard input ends; it is killed if the test fails before.
+/// A program that runs until its standard input ends; killed when dropped.
 struct Waiting(std::process::Child);
 
 impl Drop for Waiting {
@@ -158,7 +160,7 @@ fn resources_are_counted_over_the_processes_of_the_fabric() {
         ["pd", "qp", "mr"].map(|kind| found[0][kind].as_u64().expect("a number"))
     };
     assert_eq!(summary(), [0; 3]);
-    // A server that waits for its client has made its queue pair.
+    // A server that waits for its client has created its queue pair.
     let server = command(
         &[],
         &fabric,

@@ -1,4 +1,4 @@
-//! `--pcap FILE`: real programs whose packets are captured, as tshark and the crate `roce` read them.
+//! `--pcap FILE`: captures of real programs' packets, as tshark and the crate `roce` read them.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, TcpListener};
@@ -13,7 +13,7 @@ use roce::packet::Packet;
 
 use crate::common;
 
-/// Addresses that no other test of this machine has, each with a fabric of its own: a host.
+/// A host: an address unique on this machine, with its own fabric.
 struct Host {
     folder: tempfile::TempDir,
     address: String,
@@ -34,7 +34,7 @@ impl Host {
         self.folder.path().join("fabric")
     }
 
-    /// A command of `verbatim` here, as a user without a word on paths in the environment.
+    /// Returns a `verbatim` command on this host, without path settings in the environment.
     fn verbatim(&self, args: &[&str]) -> Command {
         let mut command = common::verbatim(args);
         command
@@ -44,7 +44,7 @@ impl Host {
         command
     }
 
-    /// `verbatim run` with these flags.
+    /// Returns a `verbatim run` command with these flags.
     fn run(&self, flags: &[&str], program: &[&str]) -> Command {
         common::build_libraries();
         let flags = [
@@ -58,7 +58,7 @@ impl Host {
         command
     }
 
-    /// Whether a process listens for management datagrams.
+    /// Returns true if a process on this host listens for management datagrams.
     fn listens(&self) -> bool {
         let entries = std::fs::read_dir(self.fabric().join("rdma_cm"));
         entries.is_ok_and(|entries| {
@@ -68,7 +68,7 @@ impl Host {
     }
 }
 
-/// A server that does not outlive its test.
+/// A server that is killed when dropped.
 struct Server(Option<Child>);
 
 impl Server {
@@ -88,7 +88,7 @@ impl Server {
         server
     }
 
-    /// It must end well.
+    /// Waits for the end; the server must succeed.
     #[track_caller]
     fn finish(mut self) {
         let child = self.0.take().expect("it runs");
@@ -111,7 +111,8 @@ fn check(out: &std::process::Output) {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&text));
 }
 
-/// A pingpong of libibverbs with 4 messages of 4 packets in each direction: `hosts` and `flags` of server and client.
+/// Runs a ping-pong of libibverbs with 4 messages of 4 packets in each direction; `hosts` and
+/// `flags` are those of server and client.
 fn pingpong(program: &str, hosts: [&Host; 2], flags: [&[&str]; 2]) {
     let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     let port = port.expect("there are ports").port().to_string();
@@ -124,7 +125,8 @@ fn pingpong(program: &str, hosts: [&Host; 2], flags: [&[&str]; 2]) {
     server.finish();
 }
 
-/// Whether somebody listens on a TCP port, asked without connecting: a pingpong takes one connection.
+/// Returns true if a process listens on a TCP port. Reads /proc instead of connecting, since a
+/// ping-pong accepts only one connection.
 fn tcp_listens(port: &str) -> bool {
     let local = format!(":{:04X}", port.parse::<u16>().expect("a port"));
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
@@ -149,7 +151,7 @@ struct Captured {
     icrc_is_right: bool,
 }
 
-/// The packets of a capture, which must be whole, in the order of their times.
+/// Returns the packets of a capture, which must be complete and in the order of their times.
 fn captured(file: &Path) -> Vec<Captured> {
     let bytes = std::fs::read(file).expect("the capture is there");
     let mut rest = &bytes[24..];
@@ -201,8 +203,8 @@ fn packet_of(frame: &[u8]) -> Captured {
     }
 }
 
-/// Has tshark read each packet as InfiniBand, and find nothing wrong; what it says of the message of a management datagram.
-/// `None`: there is no tshark.
+/// Lets tshark decode each packet as InfiniBand, without errors; returns its names of the
+/// management datagrams' messages. `None` without tshark.
 fn tshark(file: &Path, packets: &[Captured]) -> Option<Vec<String>> {
     let mut tshark = Command::new("tshark");
     tshark.arg("-r").arg(file).args([
@@ -210,7 +212,7 @@ fn tshark(file: &Path, packets: &[Captured]) -> Option<Vec<String>> {
         "udp.check_checksum:TRUE",
         "-o",
         "ip.check_checksum:TRUE",
-        // It takes the empty payload of datagrams for EoIB, which is not whole then.
+        // tshark takes datagrams with empty payload for EoIB, and calls them truncated.
         "--disable-heuristic",
         "mellanox_eoib",
         "-T",
@@ -245,7 +247,7 @@ fn tshark(file: &Path, packets: &[Captured]) -> Option<Vec<String>> {
         let (opcode, psn) = (packet.opcode.to_string(), packet.psn.to_string());
         assert_eq!(line[..2], [opcode, psn], "{line:?}");
         assert_ne!(line[2], "", "{line:?}");
-        // The pingpongs ask for a hop limit of 1.
+        // The ping-pongs use a hop limit of 1.
         let note = if packet.ttl == 1 { TTL_NOTE } else { "" };
         assert_eq!(line[3..5], ["", note], "{packet:?}");
         messages.extend((!line[5].is_empty()).then(|| line[5].to_owned()));
@@ -253,7 +255,7 @@ fn tshark(file: &Path, packets: &[Captured]) -> Option<Vec<String>> {
     Some(messages)
 }
 
-/// What tshark says of packets that no router lets through.
+/// tshark's note on packets that no router forwards.
 const TTL_NOTE: &str = r#""Time To Live" only 1"#;
 
 /// Opcodes of UC SENDs of four packets (IBTA vol. 1, 9.2.1), of RC SENDs, and of RC acknowledgements.
@@ -282,13 +284,13 @@ fn processes_of_one_host_write_each_packet_once() {
     let host = Host::new();
     let file = host.folder.path().join("one.pcap");
     let flags = ["--pcap", file.to_str().expect("text")];
-    // UC sends nothing twice.
+    // UC sends no packet twice.
     pingpong("ibv_uc_pingpong", [&host, &host], [&flags, &flags]);
     let packets = captured(&file);
     check_uc(&packets);
     tshark(&file, &packets);
 
-    // An explicit path leaves them in shared memory, and the capture as it was.
+    // An explicit path keeps the messages in shared memory and the capture empty.
     let flags = [&flags[..], &["--path", "auto"]].concat();
     pingpong("ibv_uc_pingpong", [&host, &host], [&flags, &flags]);
     assert_eq!(captured(&file), packets);
@@ -322,7 +324,7 @@ fn acknowledgements_stand_behind_what_they_acknowledge() {
         let mut asked = before.filter(|p| p.dest_qpn != ack.dest_qpn && p.psn == ack.psn);
         assert!(asked.next().is_some(), "{ack:?} in {packets:?}");
     }
-    // A busy machine may ask twice.
+    // On a busy machine a request may be repeated.
     let requests = packets.iter().filter(|packet| !is_ack(packet));
     let distinct: BTreeSet<_> = requests.map(|p| (p.dest_qpn, p.psn, p.opcode)).collect();
     assert_eq!(distinct.len(), 2 * 4 * RC_SEND.len());
@@ -334,7 +336,7 @@ fn faults_are_captured_as_they_leave() {
     let host = Host::new();
     let file = host.folder.path().join("faults.pcap");
     let pcap = ["--pcap", file.to_str().expect("text")];
-    // The client sends first.
+    // The client sends the first message.
     let plan = "drop,opcode=SEND,count=1; corrupt,opcode=SEND,count=1,after=2";
     let flags = [&pcap[..], &["--fault", plan, "--fault-seed", "3"]].concat();
     pingpong("ibv_rc_pingpong", [&host, &host], [&pcap, &flags]);
@@ -356,7 +358,7 @@ fn connection_management_is_captured() {
     server.finish();
     let packets = captured(&file);
     assert!(packets.iter().all(|packet| packet.icrc_is_right));
-    // SEND, WRITE, READ request and response, acknowledgement, datagrams of QP1.
+    // SEND, WRITE, READ request and response, acknowledgement, and datagrams of QP1.
     for opcode in [0x04, 0x0a, 0x0c, 0x10, RC_ACKNOWLEDGE, 0x64] {
         let is_it = |packet: &Captured| packet.opcode == opcode;
         assert!(packets.iter().any(is_it), "{opcode:#x}: {packets:?}");
@@ -365,7 +367,7 @@ fn connection_management_is_captured() {
         return;
     };
     messages.dedup();
-    // REQ, REP, RTU, then DREQs and DREPs of both.
+    // REQ, REP, RTU, then DREQ and DREP.
     assert_eq!(messages[..4], ["0x0010", "0x0013", "0x0014", "0x0015"]);
 }
 
@@ -378,7 +380,7 @@ fn what_does_not_go_by_packets_shares_memory() {
     assert_eq!(captured(&file), []);
 }
 
-/// An XRC pingpong of libibverbs with one client.
+/// Runs an XRC ping-pong of libibverbs with one client.
 fn pingpong_xrc(host: &Host, flags: &[&str]) {
     let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     let port = port.expect("there are ports").port().to_string();
@@ -417,7 +419,7 @@ fn the_sequencer_is_captured() {
     assert!(designs.iter().all(|line| line["data"]["verified"] == true));
     let packets = captured(&file);
     assert!(packets.iter().all(|packet| packet.icrc_is_right));
-    // Fetch-and-add and its answer, and datagrams with immediates.
+    // Fetch-and-add with its response, and datagrams with immediates.
     for opcode in [0x14, 0x12, 0x65] {
         let is_it = |packet: &Captured| packet.opcode == opcode;
         assert!(packets.iter().any(is_it), "{opcode:#x}");

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::common::{alone, lines_of, run, run_the_guide, verbatim};
 
-/// Fields of the lines of a file without quotes, the header first.
+/// Returns the fields of a CSV file without quotes, the header first.
 fn fields(file: &std::path::Path) -> Vec<Vec<String>> {
     let text = std::fs::read_to_string(file).expect("the file was written");
     text.lines()

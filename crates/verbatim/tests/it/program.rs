@@ -9,18 +9,18 @@ use crate::common;
 
 pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// A compiled C program, in a folder that goes when the test ends.
+/// A compiled C program, in a folder that is removed when dropped.
 pub(crate) struct Program {
     pub(crate) folder: tempfile::TempDir,
     name: &'static str,
 }
 
-/// What came of a run.
+/// The result of a run.
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
-    /// What the program printed.
+    /// The program's standard output.
     pub(crate) out: String,
-    /// What the summary said.
+    /// The summary on standard error.
     pub(crate) summary: String,
     pub(crate) took: Duration,
 }
@@ -44,12 +44,12 @@ impl Program {
         Self { folder, name }
     }
 
-    /// The program of that name in `tests/programs`.
+    /// Compiles the program of that name in `tests/programs`.
     pub(crate) fn of_the_tests(name: &'static str) -> Self {
         Self::of_the_tests_with(name, &[])
     }
 
-    /// The same, compiled with these flags.
+    /// Compiles a program of `tests/programs` with these flags.
     pub(crate) fn of_the_tests_with(name: &'static str, flags: &[&str]) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
         Self::compiled_with(&folder.join(name).with_extension("c"), name, flags)
@@ -59,13 +59,13 @@ impl Program {
         self.folder.path().join(self.name)
     }
 
-    /// The program under these flags of `verbatim run`, in a fabric of its own.
+    /// Runs the program under these flags of `verbatim run`, in its own fabric.
     pub(crate) fn run(&self, flags: &[&str], args: &[&str]) -> Ran {
         let start = common::verbatim(&["run", "--no-view", "--link-layer", "ib"]);
         self.finish(start, flags, args)
     }
 
-    /// The same where queue pairs reach each other by packets, at an address that no other test has.
+    /// Runs the program with the packet path, at an address that no other test uses.
     pub(crate) fn by_packets(&self, plan: &str, args: &[&str]) -> Ran {
         static NEXT: AtomicU8 = AtomicU8::new(1);
         let [.., high, low] = std::process::id().to_be_bytes();

@@ -1,4 +1,4 @@
-//! `verbatim kv serve --resp` as Redis's own programs see it.
+//! `verbatim kv serve --resp` as seen by Redis's own programs.
 
 use std::io::{BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,7 @@ fn run(program: &str, args: &[&str]) -> Output {
         .unwrap_or_else(|e| panic!("{program}: {e} (packages redis-tools and redis-server)"))
 }
 
-/// What a program that succeeds prints.
+/// Returns the output of a program that must succeed.
 fn text(program: &str, args: &[&str]) -> String {
     let output = run(program, args);
     let err = String::from_utf8_lossy(&output.stderr);
@@ -30,7 +30,7 @@ fn verbatim(args: &[&str]) -> Output {
     common::run(&[&["kv"], args].concat())
 }
 
-/// A store with both fronts, which is stopped when the test ends.
+/// A store with both protocols, stopped when the test ends.
 struct Server(common::Server);
 
 impl Server {
@@ -39,12 +39,12 @@ impl Server {
         Server(common::Server::start("kv", ANYWHERE, &flags))
     }
 
-    /// Where Redis clients find it.
+    /// Returns the address for Redis clients.
     fn resp(&self) -> &str {
         self.0.said["resp"].as_str().expect("an address")
     }
 
-    /// Where it is, in the words of Redis's programs.
+    /// Returns the address as arguments of Redis's programs.
     fn flags(&self) -> Vec<&str> {
         match self.resp().rsplit_once(':') {
             Some((host, port)) => vec!["-h", host, "-p", port],
@@ -58,13 +58,13 @@ impl Server {
         text("redis-cli", &args)
     }
 
-    /// Ends it; what its front did.
+    /// Ends the server; returns the statistics of its front end.
     fn stop(self) -> Value {
         self.0.told("resp")
     }
 }
 
-/// redis-cli and redis-benchmark on a server.
+/// Runs redis-cli and redis-benchmark on a server.
 fn look_at(server: &Server) {
     for (args, printed) in [
         (&["ping"][..], "PONG\n"),
@@ -95,7 +95,7 @@ fn look_at(server: &Server) {
         .expect("a number");
     assert!((1..=1000).contains(&left));
 
-    // What one front sets, the other reads.
+    // Values that one protocol sets are visible through the other.
     let get = verbatim(&["get", &server.0.address, "colour"]);
     let printed = String::from_utf8_lossy(&get.stdout);
     assert_eq!(printed, "colour = red (version 2)\n");
@@ -125,7 +125,7 @@ fn look_at(server: &Server) {
             );
         }
     }
-    // A whole number of pipelines of 16: each of 3200 INCRs was carried out once.
+    // 3200 INCRs, a whole number of pipelines of 16, were each carried out once.
     let keys: Vec<String> = (0..100).map(|i| format!("counter:{i:012}")).collect();
     let mget: Vec<&str> = ["mget"]
         .into_iter()
@@ -165,7 +165,7 @@ fn redis_programs_on_a_unix_socket() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("socket");
     let path = path.to_str().expect("text");
-    // One that a killed server left behind is replaced; one that is in use is not.
+    // The socket of a killed server is replaced; one in use is not.
     drop(Server::start(path));
     assert!(Path::new(path).exists());
     let server = Server::start(path);
@@ -178,7 +178,7 @@ fn redis_programs_on_a_unix_socket() {
     assert!(!Path::new(path).exists());
 }
 
-/// Commands whose replies must be Redis's, byte for byte.
+/// Commands whose replies must equal Redis's, byte for byte.
 const AS_REDIS: &str = r#"
 PING
 PING "a \x00b"
@@ -317,10 +317,10 @@ fn clients_that_misbehave_disturb_nobody() {
         "+PONG\r\n-ERR Protocol error: expected '$', got '!'\r\n"
     );
 
-    // Half a command, and gone.
+    // Send half a command and disconnect.
     connect().write_all(b"*2\r\n$3\r\nGE").expect("it reads");
 
-    // Asks for 40 MB in one write, and ends its side before it reads them.
+    // Request 40 MB in one write, and close the sending side before reading.
     let value = "v".repeat(40_000);
     assert_eq!(server.cli(&["set", "long", &value]), "OK\n");
     let mut greedy = connect();

@@ -15,7 +15,7 @@ const REFUSED: [&str; 5] = [
     "membarrier",
 ];
 
-/// The command, where these system calls fail with EPERM.
+/// Returns the command wrapped so that these system calls fail with EPERM.
 fn without(refuse: &Program, calls: &[&str], command: &Command) -> Command {
     let mut restricted = Command::new(refuse.path());
     restricted.args(calls).arg("--");
@@ -31,7 +31,8 @@ fn without(refuse: &Program, calls: &[&str], command: &Command) -> Command {
     restricted
 }
 
-/// Memory that no peer can map is read and written whatever is refused: the program checks each byte of every verb.
+/// Memory that no peer can map is read and written, whichever calls are refused. The program checks
+/// each byte of every verb.
 #[test]
 fn every_verb_works_between_private_memories() {
     common::build_libraries();
@@ -75,7 +76,7 @@ fn doctor(refuse: &Program, calls: &[&str]) -> Output {
     without(refuse, calls, &doctor).output().expect("it runs")
 }
 
-/// `verbatim doctor` says what is refused, and what that costs.
+/// `verbatim doctor` reports the refused system calls and their cost.
 #[test]
 fn the_doctor_finds_what_is_refused() {
     let refuse = Program::of_the_tests("refuse");

@@ -1,4 +1,4 @@
-//! `verbatim run`: the program becomes this process, and finds the software NIC.
+//! `verbatim run` replaces this process by the program, which finds the software NIC.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use crate::common;
 
-/// `verbatim run` with these arguments, with the library built beside the program.
+/// Runs `verbatim run` with these arguments, with the library built beside the program.
 fn run(args: &[&str]) -> Output {
     command(&[], args).output().expect("the program starts")
 }
 
-/// `verbatim run` with these arguments, behind these words.
+/// Returns a `verbatim run` command with these arguments, after the words `before`.
 fn command(before: &[&str], args: &[&str]) -> Command {
     common::build_libraries();
     let program = env!("CARGO_BIN_EXE_verbatim");
@@ -39,7 +39,7 @@ fn stderr(out: &Output) -> String {
     String::from_utf8_lossy(&out.stderr).into_owned()
 }
 
-/// Whether this user may have a mount namespace here, in the way that unshare(1) makes one.
+/// Returns true if this user may create a mount namespace, in the way that unshare(1) does.
 fn namespaces_are_allowed() -> bool {
     let made = Command::new("unshare")
         .args(["--user", "--mount", "--map-root-user", "true"])
@@ -118,7 +118,7 @@ fn signals_reach_the_program_itself() {
 #[test]
 fn the_program_sees_the_files_of_a_device_and_everything_else() {
     if !namespaces_are_allowed() {
-        // What happens then is the next test's.
+        // The next test covers this case.
         return;
     }
     let script = "set -e; cd /sys/class; cat infiniband/softnic0/ports/1/link_layer \
@@ -129,7 +129,7 @@ fn the_program_sees_the_files_of_a_device_and_everything_else() {
     assert!(out.status.success(), "{}", stderr(&out));
     assert_eq!(stdout(&out), "InfiniBand\nsoftnic0\n");
     assert_eq!(stderr(&out), "");
-    // Nobody else does, and a program need not.
+    // Other processes do not see the files, and the program can opt out.
     assert!(!Path::new("/sys/class/infiniband/softnic0").exists());
     let script = "test ! -e /sys/class/infiniband/softnic0";
     assert!(run(&["--no-view", "sh", "-c", script]).status.success());
@@ -140,7 +140,8 @@ fn programs_that_may_not_mount_share_a_user_namespace() {
     if !namespaces_are_allowed() {
         return;
     }
-    // Root may mount and needs none: give that up. Others cannot, and need not.
+    // Root may mount without a user namespace, so drop that capability. Other users lack it
+    // already.
     let is_root = stdout(&Command::new("id").arg("-u").output().expect("id")) == "0\n";
     let drop = [
         "setpriv",
@@ -163,7 +164,7 @@ fn programs_that_may_not_mount_share_a_user_namespace() {
         assert_eq!(line, "started\n");
         child
     };
-    // Both live at the same time.
+    // Both programs run at the same time.
     let programs = [start(), start()];
     let [one, other] = programs.map(|program| {
         let out = program.wait_with_output().expect("it ends");
@@ -178,14 +179,14 @@ fn programs_that_may_not_mount_share_a_user_namespace() {
     assert_ne!(one.lines().next(), own.to_str(), "it is not everybody's");
 }
 
-/// The kernel gives a namespace the number of one that has ended: here the note of the user's says that a namespace which
-/// somebody else has made is the user's.
+/// The kernel reuses namespace inode numbers. Here the user's note names the number of a namespace
+/// that another user created.
 #[test]
 fn a_namespace_of_somebody_else_is_not_taken_for_the_users() {
     if !namespaces_are_allowed() {
         return;
     }
-    // A user of a number that has no fabric, in a namespace of its own, in which it may not mount.
+    // A user id without a fabric, in a user namespace in which mounting is not allowed.
     const USER: &str = "64321";
     let enter = format!(
         "readlink /proc/self/ns/user | tr -d '\\n' > /dev/shm/verbatim-{USER}.userns
@@ -210,8 +211,8 @@ fn a_namespace_of_somebody_else_is_not_taken_for_the_users() {
     assert_eq!(stdout(&out), "softnic0\n", "{out:?}");
 }
 
-/// Who may not write where the program is, and has no home, has the libraries all the same, and no links where they happen
-/// to be.
+/// A user without write access beside the program, and without a home, still gets the libraries,
+/// and no links in the current folder.
 #[test]
 fn a_user_without_a_home_needs_none() {
     common::build_libraries();
@@ -223,7 +224,7 @@ fn a_user_without_a_home_needs_none() {
     for library in ["libverbatim_dropin.so", "libverbatim_dropin_rdmacm.so"] {
         link(library).expect("a library");
     }
-    // Nobody may make a folder where a file is.
+    // A file in the way prevents the creation of the folder.
     std::fs::write(place.path().join("dropin"), "in the way").expect("written");
     let here = tempfile::tempdir().expect("a folder");
     for cache in ["", "relative"] {
@@ -240,10 +241,11 @@ fn a_user_without_a_home_needs_none() {
     }
 }
 
-/// Runs commands of `verbatim run` where nobody may make a namespace: in a user namespace that has nobody in it.
+/// Runs `verbatim run` without the right to create namespaces: in a user namespace without a user
+/// mapping.
 fn without_namespaces(args: &[&str]) -> Output {
     let out = command(&["unshare", "--user"], args).output();
-    // There it takes itself for the user of that number.
+    // In that namespace the process has user id 65534.
     let left = std::fs::read_dir("/dev/shm").expect("a folder").flatten();
     let is_its = |name: OsString| name.to_string_lossy().starts_with("verbatim-65534");
     for left in left.filter(|left| is_its(left.file_name())) {
@@ -301,7 +303,7 @@ fn the_device_is_what_its_profile_says() {
         let text = stdout(&out);
         assert!(out.status.success(), "{}", stderr(&out));
         for shown in shown.iter().chain(&["0x02c9"]) {
-            // The board is in sysfs alone.
+            // Only sysfs contains the board id.
             let seen =
                 text.contains(shown) || shown.starts_with("MT_") && !namespaces_are_allowed();
             assert!(seen, "{nic}: no {shown} in {text}");
@@ -382,7 +384,7 @@ fn fabrics_of_different_names_are_separated() {
             .output()
             .expect("it starts")
     };
-    // Until the server listens, its own fabric refuses as well.
+    // Until the server listens, a client in its own fabric is refused, too.
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut reached = client("tests_5");
     while !stdout(&reached).contains("ping data: ") && Instant::now() < deadline {
@@ -422,7 +424,8 @@ fn on_the_machines_own_nic_a_program_finds_what_it_finds_without_us() {
     let show = "echo \"$LD_LIBRARY_PATH $LD_PRELOAD\"";
     let out = run(&[&system[..], &["--", "sh", "-c", show]].concat());
     assert_eq!(stdout(&out), "/nonexistent/before \n");
-    // Preloaded only where something is to be counted, and then into every program, also one without verbs.
+    // The library is preloaded only if something is counted, and then into every program, with or
+    // without verbs.
     let out = run(&[&system[..], &["--ledger", file, "--", "sh", "-c", show]].concat());
     assert!(out.status.success(), "{}", stderr(&out));
     assert!(stdout(&out).ends_with("/libverbatim_tap.so\n"), "{out:?}");

@@ -143,7 +143,7 @@ fn a_killed_server_gives_no_number_twice() {
         assert_eq!(verdict["duplicates"], 0);
         assert_eq!(report["requests"], 20000);
         assert!(begun.insert(server.next()), "the same first number again");
-        // The client has numbers from `next` on, one after the other.
+        // The client received consecutive numbers from `next` on.
         last = server.next() + 20000;
         server.child.kill().expect("killed");
     }
@@ -197,12 +197,12 @@ fn a_simulated_server_is_on_the_host_or_on_the_dpu() {
         host["verified"] == true && dpu["verified"] == true,
         "{host} {dpu}"
     );
-    // What is published is the rate in the DPU's memory, which was fitted.
+    // The published rate is for the DPU's memory, and the model was fitted to it.
     assert!(host["published"].is_null(), "{host}");
     assert_eq!(dpu["published"]["id"], "dpu_seq_faa_rate");
     let error = dpu["relative_error"].as_f64().expect("an error");
     assert!(error.abs() < 0.03, "{dpu}");
-    // Without a word it is on the host.
+    // The default place is the host.
     let unsaid = simulated(&[]);
     assert!(unsaid["place"].is_null());
     assert_eq!(unsaid["rate_mops"], host["rate_mops"]);
@@ -226,7 +226,8 @@ fn a_place_that_is_not_there_is_refused() {
     }
 }
 
-/// The loops of the paper's authors are settings of the same programs. They refuse what they fix.
+/// The loops of the paper's authors are settings of the same programs, and refuse the knobs that
+/// they fix.
 #[test]
 fn a_published_experiment_runs_with_its_own_loops() {
     let cib = [
@@ -308,7 +309,7 @@ fn a_published_experiment_runs_with_its_own_loops() {
     }
 }
 
-/// A client that gets no number has verified nothing, and says where its server may be.
+/// A client that gets no number has verified nothing; its message says where the server may be.
 #[test]
 fn a_client_in_another_fabric_verifies_nothing() {
     let server = serve(&[]);
@@ -333,8 +334,8 @@ fn a_client_in_another_fabric_verifies_nothing() {
     }
 }
 
-/// The costs of the cores of ConnectX-3's cluster are not published: designs without a server's cores run, and what the others
-/// lack is said.
+/// The core costs of ConnectX-3's cluster are not published. Designs without server cores run, and
+/// a note says what the others lack.
 #[test]
 fn what_a_profile_lacks_is_said_and_the_rest_is_simulated() {
     let args = ["--duration", "1ms", "--clients", "4", "--json"];
@@ -349,7 +350,7 @@ fn what_a_profile_lacks_is_said_and_the_rest_is_simulated() {
     for words in ["note: not run: rpc on 1 cores", "host.post_wqe_ns"] {
         assert!(message.contains(words), "{words}: {message}");
     }
-    // Where nothing runs it is an error.
+    // A command without any runnable design fails.
     let out = crate::common::run(
         &[&["sequencer", "--nic", "cx3", "--design", "rpc"], &args[..]].concat(),
     );

@@ -1,5 +1,6 @@
-//! `verbatim stream` and `verbatim grpc` as their users and their peers see them: our own clients, and both ends in Python that
-//! were written from the description of brpc's protocol and go by `verbatim run` and rdma-core's pyverbs.
+//! `verbatim stream` and `verbatim grpc` with this project's clients, and with a client and a
+//! server in Python. The Python sides were written from the description of brpc's protocol, and use
+//! `verbatim run` and rdma-core's pyverbs.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
@@ -8,7 +9,7 @@ use serde_json::Value;
 
 use crate::common::{self, ANYWHERE, KillOnDrop, Server};
 
-/// The end in Python, with a scenario.
+/// Returns the command of the Python side in a scenario.
 fn python(address: &str, scenario: &str) -> Command {
     common::build_libraries();
     let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/brpc_peer.py");
@@ -18,7 +19,7 @@ fn python(address: &str, scenario: &str) -> Command {
     command
 }
 
-/// The client in Python does what a scenario says; our own is served before and after.
+/// Runs the Python client in a scenario, then this project's client on the same server.
 fn scenario(name: &str) {
     let server = Server::start("stream", ANYWHERE, &[]);
     let out = python(&server.address, name)

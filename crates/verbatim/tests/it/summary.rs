@@ -1,10 +1,11 @@
-//! `verbatim run --summary`, and which programs get the software NIC's libibverbs by `LD_PRELOAD`.
+//! `verbatim run --summary`, and the programs into which the software NIC's libibverbs is preloaded
+//! by `LD_PRELOAD`.
 
 use std::process::Stdio;
 
 use crate::common;
 
-/// What `verbatim run` with these arguments wrote to its standard streams.
+/// Returns what `verbatim run` with these arguments wrote to standard output and standard error.
 #[track_caller]
 fn run(args: &[&str]) -> (String, String) {
     common::build_libraries();
@@ -72,7 +73,7 @@ fn python_and_its_scripts_get_the_library_before_their_own() {
     let (out, _) = run(&["--", script.to_str().expect("text")]);
     assert_eq!(out, "True\n");
 
-    // A shell finds the library by the search path, and so do its children.
+    // A shell and its children find the library by the search path.
     let (out, _) = run(&["--", "sh", "-c", &format!("python3 -c \"{look}\"")]);
     assert_eq!(out, "False\n");
 }

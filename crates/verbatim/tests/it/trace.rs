@@ -1,4 +1,4 @@
-//! `verbatim trace`: a trace as statistics, as JSON lines, and for Perfetto.
+//! `verbatim trace`: converts a trace to statistics, to JSON lines, and for Perfetto.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::common::{lines_of, run};
 use crate::program::Program;
 
-/// The trace of a program whose only work request fails.
+/// Returns the trace of a program whose only work request fails.
 fn traced(what: &str) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("t.txt");
@@ -46,7 +46,8 @@ fn statistics_of_a_program() {
     let text = output(&[&file]);
     assert!(text.contains("RDMA_WRITE"), "{text}");
     assert!(!output(&[&file, "--verb", "SEND"]).contains("RDMA_WRITE"));
-    // The line that names the queue pair is not admitted, and its work requests are paired all the same.
+    // The filter drops the line that names the queue pair, but its work requests are paired
+    // nevertheless.
     for filter in [["--qp", "qp1"], ["--verb", "RDMA_WRITE"]] {
         let rows = lines_of(&["trace", &file, "--json", filter[0], filter[1]]);
         let write = &rows[0]["data"];
@@ -76,7 +77,8 @@ fn json_lines_are_the_lines_of_the_trace() {
     assert_eq!(found.expect("a completion")["status"], "REM_ACCESS_ERR");
 }
 
-/// Work requests that are outstanding at once are on tracks of their own: slices of a track must not overlap.
+/// Work requests that are outstanding at once are on separate tracks, since slices of a track must
+/// not overlap.
 #[test]
 fn slices_of_a_track_do_not_overlap() {
     let folder = tempfile::tempdir().expect("a folder");

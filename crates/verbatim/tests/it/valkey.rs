@@ -1,5 +1,6 @@
-//! `verbatim kv serve --resp --rdma` as clients of Valkey's RDMA transport see it: our own, and one in Python that was written
-//! from the description of the protocol and goes by `verbatim run`, rdma-core's pyverbs and `rdma_cm`.
+//! `verbatim kv serve --resp --rdma` with clients of Valkey's RDMA transport: this project's, and
+//! one in Python. The latter was written from the description of the protocol, and uses
+//! `verbatim run`, rdma-core's pyverbs and `rdma_cm`.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
@@ -9,7 +10,7 @@ use serde_json::Value;
 
 use crate::common::{self, ANYWHERE, KillOnDrop, json_lines};
 
-/// A store with both fronts on one port number.
+/// A store that serves both transports on one port number.
 struct Server(common::Server);
 
 impl Server {
@@ -26,7 +27,7 @@ impl Server {
         self.0.said["rdma"].as_str().expect("an address")
     }
 
-    /// The client in Python, with a scenario.
+    /// Returns the command of the Python client in a scenario.
     fn python(&self, scenario: &str) -> Command {
         common::build_libraries();
         let program = concat!(
@@ -39,7 +40,7 @@ impl Server {
         command
     }
 
-    /// One command by hand, over RDMA.
+    /// Runs one command over RDMA.
     fn cli(&self, words: &[&str]) -> Output {
         common::run(&[&["kv", "cli", "--rdma", self.rdma()], words].concat())
     }
@@ -54,7 +55,7 @@ impl Server {
         );
     }
 
-    /// Ends it; what its front did.
+    /// Ends the server; returns the statistics of its front end.
     fn stop(self) -> Value {
         self.0.told("resp")
     }
@@ -105,7 +106,7 @@ fn what_cannot_be_served_over_rdma_says_so() {
     }
 }
 
-/// The client in Python does what a scenario says.
+/// Runs the Python client in a scenario.
 fn scenario(name: &str, flags: &[&str]) {
     let server = Server::start(flags);
     let out = server.python(name).output().expect("python3 starts");
@@ -147,7 +148,7 @@ fn clients_that_break_the_protocol_lose_their_connection_and_no_other() {
     scenario("bad", &[]);
 }
 
-/// A client that asks until its connection ends, once it has its first answer.
+/// Starts a client that sends requests until its connection ends, and waits for its first answer.
 fn asks_for_ever(server: &Server) -> (KillOnDrop, impl BufRead + use<>) {
     let child = server.python("forever").stdout(Stdio::piped()).spawn();
     let mut client = KillOnDrop(child.expect("python3 starts"));
@@ -164,7 +165,7 @@ fn killed_clients_are_forgotten() {
     for wait_ms in [0, 3, 11] {
         let others = [(); 2].map(|()| asks_for_ever(&server));
         std::thread::sleep(Duration::from_millis(wait_ms));
-        // Whatever they were doing.
+        // Kill the clients in whatever state they are.
         drop(others);
         server.answers(&["ping"], "PONG\n");
     }
@@ -205,7 +206,8 @@ fn tcp_and_rdma_are_measured_side_by_side() {
     assert!(out.status.success(), "{err}");
     let lines = json_lines(&out);
     let rows: Vec<&Value> = lines.iter().filter(|l| l["type"] == "row").collect();
-    // GET and SET, both pipelines, and three pairs of threads and connections that have one at least.
+    // GET and SET, both pipelines, and three pairs of threads and connections with at least one
+    // connection per thread.
     assert_eq!(rows.len(), 2 * 2 * 3);
     for row in rows {
         let row = &row["data"];

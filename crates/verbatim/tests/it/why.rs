@@ -1,4 +1,4 @@
-//! `verbatim run --why`: the check that made a work request fail, and the peer that is in another fabric.
+//! `verbatim run --why`: the check that failed a work request, and a peer in another fabric.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::common::{self, KillOnDrop};
 use crate::program::{Program, ROOT};
 
-/// Runs `refused WHAT` under `--why`; what it printed, and what was said on standard error.
+/// Runs `refused WHAT` under `--why`; returns its standard output and standard error.
 fn refused(program: &Program, what: &str) -> (String, String) {
     let ran = program.run(&["--why"], &[what]);
     assert_eq!(ran.code, Some(0), "{}", ran.summary);
@@ -87,7 +87,7 @@ fn without_why_the_end_of_a_process_says_what_failed() {
     ran.says("they end 64 bytes behind it");
 }
 
-/// Two programs in two fabrics: the one that sends is told so, and where the other may be.
+/// Two programs in two fabrics: the sender is told that, and which fabric the peer may be in.
 #[test]
 fn a_peer_in_another_fabric_is_named() {
     common::build_libraries();
@@ -122,7 +122,8 @@ fn a_peer_in_another_fabric_is_named() {
     }
 }
 
-/// The commands of docs/why.md say what it says that they do, but for addresses, keys and process numbers.
+/// The commands of docs/why.md print what the page shows, except for addresses, keys and process
+/// numbers.
 #[test]
 fn the_guide_shows_what_the_commands_print() {
     let guide = std::fs::read_to_string(format!("{ROOT}/docs/why.md")).expect("the guide");
