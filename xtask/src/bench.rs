@@ -19,7 +19,7 @@ pub(crate) struct Args {
     args: Vec<String>,
 }
 
-/// Runs the benchmark; false when it says so.
+/// Runs the benchmark; returns false if it fails.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     packages::ensure(packages::FOR_BENCH)?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

@@ -1,10 +1,9 @@
-//! Counts tests in what `cargo test` prints.
+//! Counts tests from the output of `cargo test`.
 //!
-//! cargo announces each test program with a `Running` or `Doc-tests` line; libtest prints
-//! `running N tests` and, if the program gets that far, `test result: …`. A program that dies on
-//! the way prints no result, and tests that start themselves as child processes print results of
-//! their own. So results belong to sections, and a section's result must account for exactly the
-//! tests that the section announced.
+//! cargo announces each test program with a `Running` or `Doc-tests` line. libtest prints
+//! `running N tests` and, unless the program dies, `test result: …`. Tests that start themselves as
+//! child processes also print results. Therefore results belong to sections, and a section's result
+//! must account for exactly the tests that the section announced.
 
 use std::collections::HashMap;
 use std::ops::AddAssign;
@@ -37,7 +36,7 @@ impl Counts {
         skipped: 1,
     };
 
-    /// Tests that were executed.
+    /// Returns the number of executed tests.
     pub(crate) fn ran(self) -> u64 {
         self.passed + self.failed
     }
@@ -55,26 +54,26 @@ impl AddAssign for Counts {
     }
 }
 
-/// Reads the output of one `cargo test` line by line.
+/// A parser of the output of `cargo test`, fed line by line.
 #[derive(Debug, Default)]
 pub(crate) struct Parser {
     counts: Counts,
     section: Option<Section>,
     findings: Findings,
-    /// The output of tests, by their names.
+    /// The output of tests, by test name.
     outputs: HashMap<String, Vec<String>>,
     /// The test whose output is being read.
     printing: Option<String>,
 }
 
-/// Tests to tell of, by name.
+/// Tests to report, by name.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Findings {
     /// Tests that failed.
     pub(crate) failed: Vec<Failure>,
-    /// Tests that passed although that is not known of them.
+    /// Tests that passed although they are recorded as failing.
     pub(crate) better: Vec<String>,
-    /// Programs that announced tests and never accounted for them.
+    /// Programs that announced tests without reporting their results.
     pub(crate) crashed: Vec<String>,
 }
 
@@ -82,25 +81,25 @@ pub(crate) struct Findings {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Failure {
     pub(crate) name: String,
-    /// The first lines that it printed.
+    /// The first lines of the test's output.
     pub(crate) output: Vec<String>,
 }
 
-/// The line after the output of a test, where nothing else ends it.
+/// The line that ends a test's output, if no other line does.
 pub(crate) const OUTPUT_ENDS: &str = "----";
 
-/// The line before the output of the test `name`.
+/// Returns the line before the output of the test `name`.
 pub(crate) fn output_begins(name: &str) -> String {
     format!("---- {name} stdout ----")
 }
 
-/// Lines of a failed test's output that are kept.
+/// The most lines that are kept of a failed test's output.
 const KEPT: usize = 40;
 
 #[derive(Debug)]
 struct Section {
     name: String,
-    /// Doctests of one crate run as several programs: every result counts.
+    /// True for doctests. Those of one crate run as several programs, whose results add up.
     doctests: bool,
     announced: Option<u64>,
     result: Option<Counts>,
@@ -109,7 +108,7 @@ struct Section {
 }
 
 impl Parser {
-    /// Takes one line, without its end.
+    /// Parses one line, without its line end.
     pub(crate) fn line(&mut self, line: &str) {
         self.keep(line);
         let text = line.trim_start();
@@ -151,7 +150,8 @@ impl Parser {
         }
     }
 
-    /// Keeps `line` if it is of a test's output. libtest prints it for each test that failed, under its name.
+    /// Keeps `line` if it belongs to a test's output. libtest prints the output of each failed test
+    /// under the test's name.
     fn keep(&mut self, line: &str) {
         if let Some(name) = output_of(line) {
             self.printing = Some(name.to_owned());
@@ -174,7 +174,7 @@ impl Parser {
         let (announced, result) = if section.doctests {
             (section.announced_sum, section.sum)
         } else {
-            // A child that a test started prints its result before its parent does.
+            // A child process of a test prints its result before the parent's.
             (
                 section.announced.unwrap_or(0),
                 section.result.unwrap_or_default(),
@@ -188,8 +188,8 @@ impl Parser {
         }
     }
 
-    /// The counts of the whole, and what there is to tell; a program that did not account for its
-    /// tests counts as one failure.
+    /// Returns the counts and the tests to report. A program that did not report its tests counts
+    /// as one failure.
     pub(crate) fn finish(mut self) -> (Counts, Findings) {
         self.close();
         for failure in &mut self.findings.failed {
@@ -199,17 +199,17 @@ impl Parser {
     }
 }
 
-/// `test a::b ... FAILED` → `a::b`.
+/// Parses `test a::b ... FAILED` → `a::b`.
 fn failed(line: &str) -> Option<&str> {
     line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
 }
 
-/// `---- a::b stdout ----` → `a::b`.
+/// Parses `---- a::b stdout ----` → `a::b`.
 fn output_of(line: &str) -> Option<&str> {
     line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }
 
-/// `test a::b ... ok, better: …` → `a::b`, as `cargo xtask conformance --check` prints it.
+/// Parses `test a::b ... ok, better: …` → `a::b`, as `cargo xtask conformance --check` prints it.
 fn better(line: &str) -> Option<&str> {
     let (name, _) = line
         .strip_prefix("test ")?
@@ -217,7 +217,7 @@ fn better(line: &str) -> Option<&str> {
     Some(name)
 }
 
-/// `running 12 tests` → 12.
+/// Parses `running 12 tests` → 12.
 fn announced(line: &str) -> Option<u64> {
     let rest = line.strip_prefix("running ")?;
     let (number, noun) = rest.split_once(' ')?;
@@ -226,9 +226,9 @@ fn announced(line: &str) -> Option<u64> {
         .flatten()
 }
 
-/// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 9 filtered out; …` → counts.
+/// Parses `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 9 filtered out; …` → counts.
 ///
-/// libtest's own verdict need not start the line: a test's child may have left one unfinished.
+/// The text may follow other text on the line, since a child of a test may leave a line unfinished.
 fn result(line: &str) -> Option<Counts> {
     let (_, rest) = line.split_once("test result: ")?;
     let (_, numbers) = rest.split_once(". ")?;

@@ -1,4 +1,5 @@
-//! `cargo xtask dropin`: the command line and the libraries that it gives to programs, built and laid out.
+//! `cargo xtask dropin`: builds the command line and the libraries for programs, and optionally
+//! installs them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +17,7 @@ pub(crate) struct Args {
     install: Option<PathBuf>,
 }
 
-/// Each library's file name in cargo's folder, and its SONAME.
+/// The libraries: the file name in cargo's folder, and the SONAME.
 const LIBRARIES: [(&str, &str); 5] = [
     ("libverbatim_dropin.so", "libibverbs.so.1"),
     ("libverbatim_dropin_rdmacm.so", "librdmacm.so.1"),
@@ -25,7 +26,7 @@ const LIBRARIES: [(&str, &str); 5] = [
     ("libverbatim_sockets.so", "libverbatim_sockets.so"),
 ];
 
-/// Runs the chore.
+/// Runs `cargo xtask dropin`; returns false if the build fails.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     if !build()? {
         return Ok(false);
@@ -38,13 +39,13 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(true)
 }
 
-/// Builds the command line and the libraries; false when that does not succeed.
+/// Builds the command line and the libraries; returns false if the build fails.
 pub(crate) fn build() -> Result<bool> {
     build_with("release")
 }
 
-/// Builds with the profile dev or release, unless tests have built the former already, and installs below `root`; false when
-/// it cannot be built.
+/// Builds with the profile dev or release and installs below `root`; returns false if the build
+/// fails. A dev build by the tests is reused.
 pub(crate) fn install_built(dev: bool, root: &Path) -> Result<bool> {
     let profile = if dev { "dev" } else { "release" };
     let is_built = dev && std::env::var_os("VERBATIM_BUILT").is_some();
@@ -76,7 +77,7 @@ fn build_with(profile: &str) -> Result<bool> {
     Ok(status.success())
 }
 
-/// The command line that [`build`] builds.
+/// Returns the path of the program that [`build`] builds.
 pub(crate) fn program() -> PathBuf {
     built().join("verbatim")
 }
@@ -85,7 +86,7 @@ fn built() -> PathBuf {
     target_dir().join("release")
 }
 
-/// Copies what was built; the program's place.
+/// Copies the built files; returns the program's path.
 fn install(built: &Path, root: &Path) -> Result<PathBuf> {
     let (bin, lib) = (root.join("bin"), root.join("lib/verbatim"));
     for folder in [&bin, &lib] {
@@ -101,7 +102,7 @@ fn install(built: &Path, root: &Path) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Makes the program known as `rdma` in a folder that `verbatim run` puts in front of `PATH`.
+/// Links `rdma` to the program, in a folder that `verbatim run` puts first into `PATH`.
 fn link_tool(folder: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(folder)?;
     let (link, new) = (folder.join("rdma"), folder.join("rdma.new"));
@@ -113,7 +114,7 @@ fn link_tool(folder: &Path) -> std::io::Result<()> {
     std::fs::rename(new, link)
 }
 
-/// Replaces a file that programs may be using.
+/// Replaces a file atomically, since programs may be using it.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let new = to.with_extension("new");
     std::fs::copy(from, &new)

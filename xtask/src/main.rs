@@ -1,10 +1,11 @@
-//! The repository's own chores.
+//! The repository's development commands.
 //!
-//! `cargo xtask test` is everything that a change must pass, for a developer and for CI alike. `cargo xtask modules`
-//! checks that imports go one way. `cargo xtask book` builds the book of `docs/`, `cargo xtask man` the man pages.
-//! `cargo xtask bench` measures the software NIC beside its peers. `cargo xtask rxe` runs a command in a virtual
-//! machine that has the kernel's Soft-RoCE. `cargo xtask conformance` runs programs and suites of other projects.
-//! `cargo xtask wheel` builds the Python wheel, and `cargo xtask python` tests it.
+//! `cargo xtask test` runs everything that a change must pass, for developers and CI.
+//! `cargo xtask modules` checks the direction of imports. `cargo xtask book` builds the book of
+//! `docs/`, `cargo xtask man` the man pages. `cargo xtask bench` measures the software NIC beside
+//! its peers. `cargo xtask rxe` runs a command in a virtual machine with the kernel's Soft-RoCE.
+//! `cargo xtask conformance` runs programs and suites of other projects. `cargo xtask wheel` builds
+//! the Python wheel, and `cargo xtask python` tests it.
 
 #![forbid(unsafe_code)]
 

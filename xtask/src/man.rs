@@ -15,7 +15,7 @@ pub(crate) struct Args {
     out: PathBuf,
 }
 
-/// Runs `cargo xtask man`; false when `verbatim` cannot be built or fails.
+/// Runs `cargo xtask man`; returns false if `verbatim` cannot be built or fails.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let out = workspace().join(&args.out);
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

@@ -1,14 +1,14 @@
-//! Where the repository and what is built from it lie.
+//! The folders of the repository and of the build.
 
 use std::path::{Path, PathBuf};
 
-/// The folder that cargo builds in.
+/// Returns the folder in which cargo builds.
 pub(crate) fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| workspace().join("target"), |dir| workspace().join(dir))
 }
 
-/// The folder of the workspace: the parent of this crate's.
+/// Returns the folder of the workspace: the parent of this crate's folder.
 pub(crate) fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()

@@ -1,4 +1,4 @@
-//! Runs one step: starts its command, prints what that prints, and counts.
+//! Runs one step: starts its command, prints its output, and counts its tests.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -12,12 +12,12 @@ use crate::rxe;
 use crate::steps::{Kind, Step};
 use crate::summary::Outcome;
 
-/// How the output of a step is printed.
+/// The way in which the output of a step is printed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Printing {
-    /// On standard error: standard output is for JSON.
+    /// True to print to standard error, because standard output is for JSON.
     pub(crate) aside: bool,
-    /// With the step's name before each line: others print beside it.
+    /// True to print the step's name before each line, because other steps print at the same time.
     pub(crate) named: bool,
 }
 
@@ -42,7 +42,7 @@ impl Printing {
 /// Runs `step`.
 ///
 /// # Errors
-/// When it cannot be started.
+/// The command cannot be started.
 pub(crate) fn run_step(step: &Step, printing: Printing) -> Result<Outcome> {
     let mut command = command(step)?;
     let shown = shown(step);
@@ -52,7 +52,7 @@ pub(crate) fn run_step(step: &Step, printing: Printing) -> Result<Outcome> {
         format!("{apart}== {}: {shown}\n", step.name).as_bytes(),
     )?;
     let begin = Instant::now();
-    // One pipe for both streams: the order of cargo's lines and the programs' must hold.
+    // Use one pipe for both streams, to keep the order of cargo's and the programs' lines.
     let (reader, writer) = std::io::pipe()?;
     let mut child = command
         .stdin(Stdio::null())
@@ -60,7 +60,7 @@ pub(crate) fn run_step(step: &Step, printing: Printing) -> Result<Outcome> {
         .stderr(writer)
         .spawn()
         .with_context(|| format!("cannot start {shown}"))?;
-    // The command holds the pipe's writing end; reading would never end with it alive.
+    // Drop the command, which holds the writing end of the pipe; otherwise reading would never end.
     drop(command);
     let mut parser = Parser::default();
     let mut lines = BufReader::new(reader);
@@ -84,7 +84,7 @@ pub(crate) fn run_step(step: &Step, printing: Printing) -> Result<Outcome> {
     })
 }
 
-/// The counts of a finished command, and the words about it.
+/// Returns the counts of a finished command, and a note.
 fn judge(
     kind: Kind,
     success: bool,
@@ -129,7 +129,7 @@ fn command(step: &Step) -> Result<Command> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     if step.rxe {
-        // Cargo starts what it has built by this program, and so in the virtual machine.
+        // Cargo starts the built programs through this runner, in the virtual machine.
         let runner = serde_json::to_string(&rxe::runner()?)?;
         command.args(["--config", &format!("target.'cfg(all())'.runner={runner}")]);
     }
@@ -140,15 +140,15 @@ fn command(step: &Step) -> Result<Command> {
     command
         .args(step.args.iter().map(|arg| arg.replace("{target}", target)))
         .current_dir(workspace())
-        // The parser reads plain text.
+        // The parser needs text without colours.
         .env("CARGO_TERM_COLOR", "never")
         .env("CARGO_TERM_PROGRESS_WHEN", "never");
     if step.kind == Kind::Tests {
-        // Tests need not build the libraries that they load.
+        // Tests then do not build the libraries that they load.
         command.env("VERBATIM_BUILT", "1");
     }
     if std::env::var_os("CI").is_some() && std::env::var_os("CARGO_INCREMENTAL").is_none() {
-        // Nothing will be built a second time there.
+        // CI builds everything only once.
         command.env("CARGO_INCREMENTAL", "0");
     }
     for (name, value) in step.env {

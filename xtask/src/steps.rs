@@ -3,50 +3,52 @@
 /// How a step is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// By its exit status: one check.
+    /// By its exit status, as one check.
     Lint,
-    /// By the tests that it ran: none is a failure.
+    /// By the tests that ran; without any test the step fails.
     Tests,
 }
 
-/// When a step runs.
+/// The phase and group in which a step runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
-    /// Before all others, one after the other: it keeps every processor busy, or makes what the others need.
+    /// Before all others and sequentially: steps that use every processor, or that build what
+    /// others need.
     First,
-    /// After those, in order, beside the other lanes: programs that run here.
+    /// After those, in order and beside the other lanes: programs on this machine.
     Here,
-    /// In the virtual machine, which computes on one processor and waits for itself on the other.
+    /// Steps in the virtual machine, which keeps one processor busy.
     Machine,
-    /// Steps that build in a folder of their own.
+    /// Steps that build in their own folder.
     Apart,
 }
 
 impl Lane {
-    /// Those that run beside each other.
+    /// The lanes that run beside each other.
     pub(crate) const BESIDE: [Lane; 3] = [Lane::Here, Lane::Machine, Lane::Apart];
 }
 
-/// One command of the chore.
+/// A command of `cargo xtask test` or `cargo xtask check`.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// For `--only`.
+    /// The name for `--only`.
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
     pub(crate) kind: Kind,
     pub(crate) lane: Lane,
     /// Arguments of cargo; `{target}` is the build folder.
     pub(crate) args: &'static [&'static str],
-    /// Added to the environment; added behind what the caller has set for the `…FLAGS`.
+    /// Environment variables; values of `…FLAGS` are appended to the caller's.
     pub(crate) env: &'static [(&'static str, &'static str)],
-    /// Whether the programs run in the virtual machine with the kernel's Soft-RoCE.
+    /// True if the programs run in the virtual machine with the kernel's Soft-RoCE.
     pub(crate) rxe: bool,
-    /// A build folder of its own below `target/`, for flags that would rebuild everything else.
+    /// A separate build folder below `target/`, for flags that would rebuild everything else.
     pub(crate) target: Option<&'static str>,
 }
 
-/// The step that builds what all test steps run. Cargo chooses the features of a dependency for the packages that are
-/// selected. So each step that runs tests selects the workspace: for one package, half of it would be built again.
+/// The step that builds what all test steps run. Cargo chooses the features of a dependency for the
+/// selected packages. Therefore each test step selects the workspace; selecting one package would
+/// rebuild half of it.
 pub(crate) const BUILD: &str = "build";
 
 /// Every step of `cargo xtask test`, in the order of its table.
@@ -172,7 +174,7 @@ pub(crate) const STEPS: &[Step] = &[
         kind: Kind::Tests,
         lane: Lane::Apart,
         args: &["test", "-p", "verbatim-shm", "--release", "--lib", "loom"],
-        // Everything is built for this step alone: as quickly as it can be.
+        // The step builds everything for itself, with settings for fast builds.
         env: &[
             ("RUSTFLAGS", "--cfg loom"),
             ("CARGO_PROFILE_RELEASE_LTO", "off"),
@@ -241,7 +243,7 @@ pub(crate) const STEPS: &[Step] = &[
         what: "programs and suites of other projects on the kernel's Soft-RoCE, as recorded",
         kind: Kind::Tests,
         lane: Lane::Machine,
-        // Boots the machine itself.
+        // The command boots the machine itself.
         args: &["xtask", "conformance", "--on", "rxe", "--check"],
         env: &[],
         rxe: false,
@@ -252,7 +254,7 @@ pub(crate) const STEPS: &[Step] = &[
         what: "the drop-in and the state machines of RC to the kernel's Soft-RoCE over a cable, whole and with loss, as recorded",
         kind: Kind::Tests,
         lane: Lane::Machine,
-        // Boots the machines itself.
+        // The command boots the machines itself.
         args: &[
             "xtask",
             "conformance",
@@ -276,7 +278,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
 ];
 
-/// The steps of `cargo xtask check` that `cargo xtask test` has as well.
+/// The steps of `cargo xtask test` that `cargo xtask check` also runs.
 pub(crate) const OF_CHECK: &[&str] = &["fmt", "clippy"];
 
 /// The tests that `cargo xtask check` runs.
@@ -303,7 +305,7 @@ pub(crate) const CHECK_STEPS: &[Step] = &[
     },
 ];
 
-/// As [`RXE_DEVICE`], without verbs whose deviations on Soft-RoCE are not recorded yet.
+/// [`RXE_DEVICE`], without verbs whose deviations on Soft-RoCE are not recorded yet.
 const RXE_SUITE: &[(&str, &str)] = &[
     ("VERBATIM_TEST_DEVICE", "rxe0"),
     ("VERBATIM_TEST_GID_INDEX", "1"),
@@ -313,7 +315,7 @@ const RXE_SUITE: &[(&str, &str)] = &[
     ),
 ];
 
-/// Tells tests of the provider `system` which device to use.
+/// Environment variables that select the device for tests of the provider `system`.
 const RXE_DEVICE: &[(&str, &str)] = &[
     ("VERBATIM_TEST_DEVICE", "rxe0"),
     ("VERBATIM_TEST_GID_INDEX", "1"),
@@ -339,7 +341,7 @@ mod tests {
         assert!(build < beside);
         let first = |step: &Step| step.lane == Lane::First;
         assert!(STEPS.is_sorted_by_key(|step| !first(step)));
-        // cargo locks its folder: two lanes that build in the same one would wait for each other.
+        // cargo locks its build folder, so lanes with a common folder would wait for each other.
         for step in STEPS {
             assert_eq!(
                 step.lane == Lane::Apart,

@@ -18,9 +18,9 @@ pub(crate) struct Outcome {
     #[serde(flatten)]
     pub(crate) counts: Counts,
     pub(crate) elapsed_s: f64,
-    /// Why it failed, when the tests' own output does not say, and other things to know.
+    /// The reason of a failure, if the tests' output lacks it, or other remarks.
     pub(crate) note: Option<String>,
-    /// The tests that failed, with what they printed.
+    /// The failed tests, with their output.
     pub(crate) failures: Vec<Failure>,
 }
 
@@ -32,12 +32,13 @@ enum Line<'a> {
     Total(Counts),
 }
 
-/// Prints one step as a line of JSON.
+/// Prints a step's outcome as a line of JSON.
 pub(crate) fn print_step(outcome: &Outcome) -> Result<()> {
     print_json(&Line::Step(outcome))
 }
 
-/// Prints all steps, which took so long together, and `N passed, N failed, N skipped`; false when a step failed.
+/// Prints all outcomes, the elapsed time, and `N passed, N failed, N skipped`; returns false if a
+/// step failed.
 pub(crate) fn conclude(outcomes: &[Outcome], elapsed: Duration, json: bool) -> Result<bool> {
     let mut total = Counts::default();
     for outcome in outcomes {

@@ -1,4 +1,4 @@
-//! `cargo xtask test` and `cargo xtask check`: run steps, count, and say what came of them.
+//! `cargo xtask test` and `cargo xtask check`: run steps, count tests and print a summary.
 
 use std::thread;
 use std::time::Instant;
@@ -29,7 +29,7 @@ fn step_names() -> Vec<&'static str> {
     std::iter::once(PACKAGES).chain(steps).collect()
 }
 
-/// The step before the others: what they need is installed.
+/// The name of the step that installs packages, before all others.
 const PACKAGES: &str = "packages";
 
 /// Arguments of `cargo xtask check`.
@@ -40,12 +40,12 @@ pub(crate) struct CheckArgs {
     json: bool,
 }
 
-/// Runs `cargo xtask test`; false when something failed.
+/// Runs `cargo xtask test`; returns false if a step failed.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
     let runs_tests = |step: &Step| step.kind == Kind::Tests && wanted(step.name);
     let needs_packages = STEPS.iter().any(runs_tests);
-    // What builds in a folder of its own needs nothing of the others.
+    // Steps with their own build folder do not need the common build.
     let needs_build = |step: &Step| runs_tests(step) && step.lane != Lane::Apart;
     let needs_build = STEPS.iter().any(needs_build);
     let steps = STEPS.iter();
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     run_all(packages, &steps, args.json)
 }
 
-/// Runs `cargo xtask check`; false when something failed.
+/// Runs `cargo xtask check`; returns false if a step failed.
 pub(crate) fn check(args: &CheckArgs) -> Result<bool> {
     let of_test = STEPS.iter().filter(|step| OF_CHECK.contains(&step.name));
     let steps: Vec<&Step> = of_test.chain(CHECK_STEPS).collect();
@@ -67,7 +67,7 @@ pub(crate) fn check(args: &CheckArgs) -> Result<bool> {
     run_all(Some(packages), &steps, args.json)
 }
 
-/// Installs `packages`, runs `steps`, and prints what came of all.
+/// Installs `packages`, runs `steps`, and prints the outcomes.
 fn run_all(packages: Option<Vec<&Package>>, steps: &[&Step], json: bool) -> Result<bool> {
     let begin = Instant::now();
     let mut outcomes = Vec::new();
@@ -81,8 +81,8 @@ fn run_all(packages: Option<Vec<&Package>>, steps: &[&Step], json: bool) -> Resu
     summary::conclude(&outcomes, begin.elapsed(), json)
 }
 
-/// Runs `steps`: those of [`Lane::First`] one after the other, and then the other lanes beside each other. The outcomes
-/// are in the steps' order.
+/// Runs `steps`: those of [`Lane::First`] sequentially, then the other lanes beside each other.
+/// Returns the outcomes in the order of the steps.
 fn run_steps(steps: &[&Step], packages_ok: bool, json: bool) -> Result<Vec<Outcome>> {
     let of_lane = |lane: Lane| {
         let steps = steps.iter().filter(move |step| step.lane == lane);

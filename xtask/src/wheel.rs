@@ -1,4 +1,5 @@
-//! `cargo xtask wheel` builds the Python wheel; `cargo xtask python` tests it in a virtual environment of its own.
+//! `cargo xtask wheel` builds the Python wheel; `cargo xtask python` tests it in a separate virtual
+//! environment.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -30,7 +31,7 @@ pub(crate) struct TestArgs {
     pytest: Vec<String>,
 }
 
-/// Packages of PyPI that tests and builds need.
+/// The PyPI packages that tests and builds need.
 const PYPI: &[&str] = &["maturin", "ml_dtypes", "numpy", "pytest"];
 
 /// Runs `cargo xtask wheel`.
@@ -41,12 +42,12 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(true)
 }
 
-/// Runs `cargo xtask python`; false when a test failed.
+/// Runs `cargo xtask python`; returns false if a test failed.
 pub(crate) fn test(args: &TestArgs) -> Result<bool> {
     let environment = Environment::at("build")?;
     let out = target_dir().join("python/wheels");
     let wheel = build(&environment, true, &out)?;
-    // What was installed before must not help.
+    // An earlier installation must not affect the test.
     let fresh = Environment::fresh("test", &environment)?;
     fresh.pip(&["install", "-q", "--no-index", "--no-deps"], &[&wheel])?;
     println!("     Running python/tests ({})", wheel.display());
@@ -55,13 +56,13 @@ pub(crate) fn test(args: &TestArgs) -> Result<bool> {
         .args(["-m", "pytest", "-p", "no:cacheprovider", "-q", "-rf"])
         .args(&args.pytest)
         .current_dir(workspace().join("python"))
-        // The script `verbatim` of the environment comes first.
+        // The environment's script `verbatim` comes first.
         .env("PATH", fresh.path()?);
     let counts = pytest(&mut command)?;
     Ok(counts.failed == 0 && counts.passed > 0)
 }
 
-/// Runs pytest, and prints what came of it as libtest would.
+/// Runs pytest, and prints its results in libtest's format.
 fn pytest(command: &mut Command) -> Result<Counts> {
     let mut child = command
         .stdin(Stdio::null())
@@ -98,7 +99,7 @@ fn pytest(command: &mut Command) -> Result<Counts> {
     Ok(counts)
 }
 
-/// `1 failed, 12 passed, 1 skipped in 3.21s` → counts.
+/// Parses `1 failed, 12 passed, 1 skipped in 3.21s` → counts.
 fn summary(line: &str) -> Option<Counts> {
     let line = line.trim_matches(['=', ' ']);
     let (parts, time) = line.rsplit_once(" in ")?;
@@ -117,7 +118,7 @@ fn summary(line: &str) -> Option<Counts> {
     (counts.total() > 0).then_some(counts)
 }
 
-/// Builds the command, its libraries and the wheel; the wheel's path.
+/// Builds the command, its libraries and the wheel; returns the wheel's path.
 fn build(environment: &Environment, dev: bool, out: &Path) -> Result<PathBuf> {
     let installed = workspace().join("python/package/verbatim/_installed");
     if installed.exists() {
@@ -162,11 +163,11 @@ fn remove_wheels(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A virtual environment of Python.
+/// A virtual environment of Python, in this folder.
 struct Environment(PathBuf);
 
 impl Environment {
-    /// One with what is needed of PyPI, made once.
+    /// Returns the environment of this name with the packages of [`PYPI`], created once.
     fn at(name: &str) -> Result<Self> {
         let environment = Self(target_dir().join("python").join(name));
         let marker = environment.0.join("complete");
@@ -180,7 +181,7 @@ impl Environment {
         Ok(environment)
     }
 
-    /// A new one, which also finds what was installed in `base`.
+    /// Creates a new environment, which also finds the packages of `base`.
     fn fresh(name: &str, base: &Self) -> Result<Self> {
         let environment = Self(target_dir().join("python").join(name));
         if environment.0.exists() {
@@ -197,7 +198,7 @@ impl Environment {
     }
 
     fn make(&self) -> Result<()> {
-        // The system's own, with the Debian package for environments; else whatever is called so.
+        // Prefer the system's Python, for which Debian packages venv.
         let system = Path::new("/usr/bin/python3");
         let python = if system.exists() {
             system
@@ -207,7 +208,7 @@ impl Environment {
         succeed(Command::new(python).args(["-m", "venv"]).arg(&self.0))
     }
 
-    /// Where its packages are.
+    /// Returns the folder of the environment's packages.
     fn packages(&self) -> Result<PathBuf> {
         let lib = self.0.join("lib");
         let folders =
@@ -229,7 +230,7 @@ impl Environment {
         Command::new(self.program(name))
     }
 
-    /// The search path of programs with its own in front.
+    /// Returns the search path of programs, with the environment's own first.
     fn path(&self) -> Result<std::ffi::OsString> {
         let before = std::env::var_os("PATH").unwrap_or_default();
         let own = std::iter::once(self.0.join("bin"));

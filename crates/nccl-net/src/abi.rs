@@ -9,13 +9,13 @@ use std::ffi::{c_char, c_int, c_ulong, c_void};
 pub(crate) type NcclResult = c_int;
 /// `ncclSuccess`.
 pub(crate) const SUCCESS: NcclResult = 0;
-/// `ncclSystemError`: the machine refused something.
+/// `ncclSystemError`: the machine refused a request.
 pub(crate) const SYSTEM_ERROR: NcclResult = 2;
 /// `ncclInternalError`: a defect of the plugin.
 pub(crate) const INTERNAL_ERROR: NcclResult = 3;
 /// `ncclInvalidArgument`.
 pub(crate) const INVALID_ARGUMENT: NcclResult = 4;
-/// `ncclRemoteError`: the peer failed, or the network.
+/// `ncclRemoteError`: the peer or the network failed.
 pub(crate) const REMOTE_ERROR: NcclResult = 6;
 
 /// `NCCL_NET_HANDLE_MAXSIZE`.
@@ -34,16 +34,16 @@ pub(crate) type Logger =
     Option<unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...)>;
 /// `ncclProfilerCallback_t`; never called.
 pub(crate) type Profiler = *const c_void;
-/// `ncclNetDeviceHandle_v*_t**`: where a plugin that offloads to the GPU would put its handle.
+/// `ncclNetDeviceHandle_v*_t**`: the place for the handle of a plugin that offloads to the GPU.
 pub(crate) type DeviceHandle = *mut *mut c_void;
 
 /// `ncclNetVDeviceProps_t` with room for `N` devices: 4 up to version 11, then 8.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct VDevice<const N: usize> {
-    /// Physical devices of this one.
+    /// The number of physical devices of this virtual device.
     pub(crate) ndevs: c_int,
-    /// Their numbers.
+    /// The numbers of the physical devices.
     pub(crate) devs: [c_int; N],
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct VDevice<const N: usize> {
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct CommConfig {
-    /// The traffic class; -1 for the plugin's own choice.
+    /// The traffic class; -1 lets the plugin choose.
     pub(crate) traffic_class: c_int,
 }
 
@@ -81,7 +81,7 @@ properties! {
         speed: c_int, port: c_int, latency: f32, max_comms: c_int, max_recvs: c_int, net_device_type: c_int,
         net_device_version: c_int,
     }
-    /// `ncclNetProperties_v9_t`, and that of version 10.
+    /// `ncclNetProperties_v9_t`, also used by version 10.
     PropertiesV9 {
         name: *const c_char, pci_path: *const c_char, guid: u64, ptr_support: c_int, reg_is_global: c_int,
         force_flush: c_int, speed: c_int, port: c_int, latency: f32, max_comms: c_int, max_recvs: c_int,
@@ -195,7 +195,7 @@ functions! {
     }
 }
 
-// The layouts of the documents, on machines whose pointers have 8 bytes.
+// The layouts of NCCL's headers, on machines with 8-byte pointers.
 const _: () = {
     use std::mem::{offset_of, size_of};
     assert!(size_of::<PropertiesV6>() == 48 && offset_of!(PropertiesV6, max_recvs) == 44);

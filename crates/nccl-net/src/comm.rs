@@ -1,4 +1,4 @@
-//! The objects behind NCCL's opaque pointers.
+//! The objects that NCCL's opaque pointers point to.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -10,7 +10,7 @@ use verbs::{Access, MemoryRegion};
 use crate::abi::{self, NcclResult};
 use crate::device::Device;
 
-/// Why a call failed: the code that NCCL gets, and the reason that its log gets.
+/// The failure of a call: the code for NCCL, and the reason for its log.
 pub(crate) struct Failure {
     pub(crate) code: NcclResult,
     pub(crate) reason: String,
@@ -33,7 +33,7 @@ impl From<collective::Error> for Failure {
     }
 }
 
-/// An argument that cannot be right.
+/// Returns the failure of an invalid argument.
 pub(crate) fn invalid(reason: impl Into<String>) -> Failure {
     Failure {
         code: abi::INVALID_ARGUMENT,
@@ -49,7 +49,8 @@ pub(crate) struct Listening {
 
 /// `sendComm` and `recvComm`.
 pub(crate) struct Comm {
-    /// Locked for a call, so that two threads that use one connection in spite of the rules do no harm.
+    /// Locked for each call, so that two threads on one connection do no harm, although NCCL
+    /// forbids that.
     end: Mutex<End>,
     device: &'static Device,
 }
@@ -68,7 +69,8 @@ pub(crate) struct Pending {
     request: Request,
 }
 
-/// Connections that are being made, by the handle that they lead to: NCCL calls until one is there.
+/// Connections in progress, by the handle of the listener: NCCL calls `connect` again until the
+/// connection exists.
 static CONNECTING: Mutex<Option<HashMap<[u8; Handle::BYTES], Connecting>>> = Mutex::new(None);
 
 fn lock<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, Failure> {
@@ -89,14 +91,14 @@ impl Listening {
         Ok((listening, handle))
     }
 
-    /// The next connection, once it is there.
+    /// Returns the next connection, or `None` if none is complete.
     pub(crate) fn accept(&self) -> Result<Option<Arc<Comm>>, Failure> {
         let receiver = lock(&self.listener)?.poll()?;
         Ok(receiver.map(|receiver| Comm::new(End::Recv(Box::new(receiver)), self.device)))
     }
 }
 
-/// Connects to a handle; the connection, once it is there.
+/// Connects to a handle; returns `None` until the connection is complete.
 pub(crate) fn connect(
     device: &'static Device,
     bytes: &[u8; Handle::BYTES],
@@ -123,7 +125,7 @@ pub(crate) fn connect(
     }
 }
 
-/// Gives up connections that are being made.
+/// Abandons all connections in progress.
 pub(crate) fn forget_connecting() {
     if let Ok(mut connecting) = CONNECTING.lock() {
         *connecting = None;
@@ -138,7 +140,7 @@ impl Comm {
         })
     }
 
-    /// Registers memory of NCCL's.
+    /// Registers memory that NCCL owns.
     ///
     /// # Safety
     /// As for [`verbs::raw::register`].
@@ -213,7 +215,7 @@ impl Comm {
         }
     }
 
-    /// Where these bytes are in the region that NCCL says they are in.
+    /// Returns the region and the range in it of `size` bytes at `data`.
     fn part<'m>(
         &'m self,
         data: *mut c_void,
@@ -242,7 +244,7 @@ impl Comm {
 }
 
 impl Pending {
-    /// The sizes, once it is done: at most 8.
+    /// Returns true once the request is complete, and then appends the sizes, at most 8.
     pub(crate) fn test(&self, sizes: &mut Vec<u32>) -> Result<bool, Failure> {
         match &mut *lock(&self.comm.end)? {
             End::Send(sender) => {

@@ -1,4 +1,4 @@
-//! The devices that NCCL is told of: each active port of the provider.
+//! The devices that the plugin shows to NCCL: each active port of the provider.
 
 use std::ffi::CString;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
@@ -7,11 +7,12 @@ use std::sync::Mutex;
 use collective::Config;
 use verbs::{Access, Context, Gid, MemoryRegion, PortAttr, PortState, ProtectionDomain, Provider};
 
-/// Which NIC: `softnic` (the default) or `system`.
+/// Environment variable: the provider, `softnic` (the default) or `system`.
 const PROVIDER: &str = "VERBATIM_PROVIDER";
-/// Queue pairs of a connection, 1 to 16.
+/// Environment variable: the queue pairs of a connection, 1 to 16.
 const LANES: &str = "VERBATIM_COLLECTIVE_LANES";
-/// The IP address that receivers listen at, if not that of the port's GID.
+/// Environment variable: the IP address at which receivers listen, if not the address of the port's
+/// GID.
 const ADDRESS: &str = "VERBATIM_COLLECTIVE_ADDRESS";
 
 /// An active port.
@@ -25,19 +26,20 @@ pub(crate) struct Device {
     pub(crate) max_comms: i32,
     pub(crate) pd: ProtectionDomain,
     pub(crate) config: Config,
-    /// Where receivers listen.
+    /// The address at which receivers listen.
     pub(crate) addr: IpAddr,
-    /// The buffer of a receive of no bytes, for which NCCL names none.
+    /// The buffer of an empty receive, for which NCCL names no memory.
     pub(crate) nothing: MemoryRegion,
 }
 
-/// The devices, once they were found. They stay open: NCCL unloads and loads the plugin as communicators come and go.
+/// The devices, once found. They stay open, since NCCL unloads and reloads the plugin with its
+/// communicators.
 static DEVICES: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
 
-/// Finds the devices, unless they are known.
+/// Finds the devices, unless already known; returns their number.
 ///
 /// # Errors
-/// Why there are none.
+/// The reason why no device can be used.
 pub(crate) fn find() -> Result<usize, String> {
     let mut devices = DEVICES.lock().map_err(|e| e.to_string())?;
     if devices.is_empty() {
@@ -46,10 +48,10 @@ pub(crate) fn find() -> Result<usize, String> {
     Ok(devices.len())
 }
 
-/// A device that was found.
+/// Returns the device of a number.
 ///
 /// # Errors
-/// There is none of this number.
+/// No device has this number.
 pub(crate) fn get(number: i32) -> Result<&'static Device, String> {
     let devices = DEVICES.lock().map_err(|e| e.to_string())?;
     let device = usize::try_from(number).ok().and_then(|n| devices.get(n));
@@ -144,7 +146,8 @@ fn open(
     })))
 }
 
-/// Where receivers listen: where they were told to, or at the port's own address, or else on this host alone.
+/// Returns the address at which receivers listen: the configured one, the port's own, or else
+/// loopback.
 fn address(gid: Gid) -> Result<IpAddr, String> {
     if let Ok(text) = std::env::var(ADDRESS) {
         return text.parse().map_err(|e| format!("{ADDRESS}={text}: {e}"));

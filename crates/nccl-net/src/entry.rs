@@ -1,7 +1,8 @@
-//! The functions that NCCL calls.
+//! The functions of the plugin, which NCCL calls.
 //!
-//! Pointers are checked for NULL. Beyond that the functions rely on NCCL's documentation. A comm, mhandle or request
-//! was made here and not given back, and arrays have the lengths that are passed with them.
+//! Pointers are checked for NULL. Beyond that the functions rely on NCCL's documentation: a comm,
+//! mhandle or request was made by this plugin and is still live, and arrays have the lengths that
+//! are passed with them.
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,10 +17,11 @@ use crate::comm::{self, Comm, Failure, Listening, Pending, Registered, invalid};
 use crate::properties::FromDevice;
 use crate::{device, log};
 
-/// Communicators of NCCL that have called `init` and not `finalize` (version 11 and later).
+/// The number of NCCL contexts: calls of `init` without a `finalize` yet (version 11 and later).
 static CONTEXTS: AtomicUsize = AtomicUsize::new(0);
 
-/// Runs the body of a function: no panic crosses into NCCL, and the reason of a failure is logged.
+/// Runs the body of a plugin function. Panics do not unwind into NCCL, and the reason of a failure
+/// is logged.
 fn guard(name: &str, body: impl FnOnce() -> Result<(), Failure>) -> NcclResult {
     let failure = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return SUCCESS,
@@ -33,10 +35,10 @@ fn guard(name: &str, body: impl FnOnce() -> Result<(), Failure>) -> NcclResult {
     failure.code
 }
 
-/// The object that a pointer argument points to.
+/// Returns a reference to the object behind a pointer argument.
 ///
 /// # Safety
-/// It is NULL or points to a live `T` that nobody changes.
+/// `pointer` is NULL, or points to a live `T` that is not modified during `'a`.
 unsafe fn read<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, Failure> {
     // SAFETY: contract of this function.
     unsafe { pointer.as_ref() }.ok_or_else(|| invalid(format!("{what} is NULL")))
@@ -45,7 +47,7 @@ unsafe fn read<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, Failure> {
 /// Writes a result.
 ///
 /// # Safety
-/// `to` is NULL or may be written.
+/// `to` is NULL or valid for a write.
 unsafe fn write<T>(to: *mut T, value: T, what: &str) -> Result<(), Failure> {
     if to.is_null() {
         return Err(invalid(format!("{what} is NULL")));
@@ -55,10 +57,10 @@ unsafe fn write<T>(to: *mut T, value: T, what: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A comm as an owned reference.
+/// Returns an owned reference to a comm.
 ///
 /// # Safety
-/// It is NULL or a live `sendComm` or `recvComm`.
+/// `pointer` is NULL or a live `sendComm` or `recvComm`.
 unsafe fn comm(pointer: *mut c_void) -> Result<Arc<Comm>, Failure> {
     // SAFETY: contract of this function.
     unsafe { read(pointer.cast::<Arc<Comm>>(), "comm") }.cloned()
@@ -104,7 +106,7 @@ pub(crate) unsafe extern "C" fn init_v11(
         return initialised;
     }
     guard("init", || {
-        // SAFETY: NCCL's place for a result.
+        // SAFETY: `ctx` is NCCL's place for a result.
         unsafe { write(ctx, give(comm_id), "ctx") }?;
         CONTEXTS.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -116,11 +118,11 @@ pub(crate) unsafe extern "C" fn finalize(ctx: *mut c_void) -> NcclResult {
         if ctx.is_null() {
             return Err(invalid("ctx is NULL"));
         }
-        // SAFETY: made by `init_v11`, given back once.
+        // SAFETY: made by `init_v11`, and passed to `finalize` once.
         drop(unsafe { Box::from_raw(ctx.cast::<u64>()) });
         if CONTEXTS.fetch_sub(1, Ordering::Relaxed) == 1 {
             comm::forget_connecting();
-            // NCCL may be unloaded next.
+            // NCCL may be unloaded next, and its logger with it.
             log::set(None);
         }
         Ok(())
@@ -128,14 +130,14 @@ pub(crate) unsafe extern "C" fn finalize(ctx: *mut c_void) -> NcclResult {
 }
 
 pub(crate) unsafe extern "C" fn set_net_attr(_: *mut c_void, _: *mut c_void) -> NcclResult {
-    // How many peers NCCL will have: nothing depends on it here.
+    // The attributes are NCCL's expected numbers of peers, which do not affect this plugin.
     SUCCESS
 }
 
 pub(crate) unsafe extern "C" fn devices(ndev: *mut c_int) -> NcclResult {
     guard("devices", || {
         let found = device::find().map_err(invalid)?;
-        // SAFETY: NCCL's place for a result.
+        // SAFETY: `ndev` is NCCL's place for a result.
         unsafe { write(ndev, c_int::try_from(found).unwrap_or(0), "ndev") }
     })
 }
@@ -146,7 +148,7 @@ pub(crate) unsafe extern "C" fn get_properties<T: FromDevice>(
 ) -> NcclResult {
     guard("getProperties", || {
         let device = device::get(dev).map_err(invalid)?;
-        // SAFETY: NCCL's place for a result of this version.
+        // SAFETY: `properties` is NCCL's place for a result of this version.
         unsafe { write(properties, T::of(device, dev), "props") }
     })
 }
@@ -161,7 +163,7 @@ pub(crate) unsafe extern "C" fn listen(
         let (listening, bytes) = Listening::new(device)?;
         let mut padded = [0u8; HANDLE_BYTES];
         padded[..bytes.len()].copy_from_slice(&bytes);
-        // SAFETY: NCCL's places for results; a handle has 128 bytes.
+        // SAFETY: both are NCCL's places for results; a handle has 128 bytes.
         unsafe {
             write(handle.cast(), padded, "handle")?;
             write(listen_comm, give(listening), "listenComm")
@@ -185,7 +187,7 @@ pub(crate) unsafe extern "C" fn connect_v6(
     send_comm: *mut *mut c_void,
 ) -> NcclResult {
     guard("connect", || {
-        // SAFETY: NCCL's place for a result.
+        // SAFETY: `send_comm` is NCCL's place for a result.
         unsafe { write(send_comm, null_mut(), "sendComm") }?;
         let device = device::get(dev).map_err(invalid)?;
         // SAFETY: a handle has 128 bytes.
@@ -235,7 +237,7 @@ pub(crate) unsafe extern "C" fn accept_v6(
     recv_comm: *mut *mut c_void,
 ) -> NcclResult {
     guard("accept", || {
-        // SAFETY: NCCL's place for a result, and a comm made by `listen`.
+        // SAFETY: `recv_comm` is NCCL's place for a result, and `listen_comm` was made by `listen`.
         let listening = unsafe {
             write(recv_comm, null_mut(), "recvComm")?;
             read(listen_comm.cast::<Listening>(), "listenComm")
@@ -270,9 +272,10 @@ pub(crate) unsafe extern "C" fn reg_mr(
                 "memory of type {kind}: this plugin takes host memory (1) alone, as its properties say"
             )));
         }
-        // SAFETY: a comm of this plugin; NCCL keeps the memory until `deregMr`, and it is no Rust object.
+        // SAFETY: `pointer` is a comm of this plugin. NCCL keeps the memory until `deregMr`, and
+        // the memory is no Rust object.
         let registered = unsafe { comm(pointer)?.register(data, size) }?;
-        // SAFETY: NCCL's place for a result.
+        // SAFETY: `mhandle` is NCCL's place for a result.
         unsafe { write(mhandle, give(registered), "mhandle") }
     })
 }
@@ -294,7 +297,7 @@ pub(crate) unsafe extern "C" fn reg_mr_v6(
 pub(crate) unsafe extern "C" fn dereg_mr(_: *mut c_void, mhandle: *mut c_void) -> NcclResult {
     guard("deregMr", || {
         if !mhandle.is_null() {
-            // SAFETY: made by `reg_mr`, given back once.
+            // SAFETY: made by `reg_mr`, and passed to `dereg_mr` once.
             drop(unsafe { Box::from_raw(mhandle.cast::<Registered>()) });
         }
         Ok(())
@@ -311,7 +314,7 @@ pub(crate) unsafe extern "C" fn isend_v10(
     request: *mut *mut c_void,
 ) -> NcclResult {
     guard("isend", || {
-        // SAFETY: NCCL's place for a result, a comm and an mhandle of this plugin.
+        // SAFETY: `request` is NCCL's place for a result; comm and mhandle are of this plugin.
         unsafe {
             write(request, null_mut(), "request")?;
             let memory = mhandle.cast::<Registered>().as_ref();
@@ -350,7 +353,8 @@ pub(crate) unsafe extern "C" fn isend(
     }
 }
 
-/// The arrays that describe a group of receives. An element of `sizes` is an `int` up to version 8, then a `size_t`.
+/// The arrays that describe a group of receives. An element of `sizes` is an `int` up to version 8,
+/// then a `size_t`.
 struct Arrays<S> {
     n: c_int,
     data: *mut *mut c_void,
@@ -359,6 +363,8 @@ struct Arrays<S> {
     mhandles: *mut *mut c_void,
 }
 
+/// Posts a group of receives.
+///
 /// # Safety
 /// The arrays have `n` elements; comm and mhandles are of this plugin.
 unsafe fn receive<S: Copy + TryInto<usize>>(
@@ -367,7 +373,7 @@ unsafe fn receive<S: Copy + TryInto<usize>>(
     request: *mut *mut c_void,
 ) -> NcclResult {
     guard("irecv", || {
-        // SAFETY: NCCL's place for a result.
+        // SAFETY: `request` is NCCL's place for a result.
         unsafe { write(request, null_mut(), "request") }?;
         let n = usize::try_from(arrays.n).unwrap_or(0);
         if !(1..=MAX_PARTS).contains(&n) {
@@ -461,13 +467,13 @@ pub(crate) unsafe extern "C" fn iflush(
     request: *mut *mut c_void,
 ) -> NcclResult {
     guard("iflush", || {
-        // SAFETY: NCCL's place for a result.
+        // SAFETY: `request` is NCCL's place for a result.
         unsafe { write(request, null_mut(), "request") }?;
         if data.is_null() || sizes.is_null() || mhandles.is_null() {
             return Err(invalid("an array is NULL"));
         }
         let n = usize::try_from(n).unwrap_or(0).min(MAX_PARTS);
-        // One READ is behind all that came before: that of the last receive with bytes.
+        // One READ from the last receive with bytes flushes all earlier data, too.
         // SAFETY: the arrays have `n` elements.
         let last = (0..n).rev().find(|at| unsafe { *sizes.add(*at) } > 0);
         let Some(at) = last else { return Ok(()) };
@@ -476,7 +482,7 @@ pub(crate) unsafe extern "C" fn iflush(
             let memory = read((*mhandles.add(at)).cast::<Registered>(), "mhandle")?;
             comm(pointer)?.iflush(*data.add(at), memory)?
         };
-        // NULL would mean that nothing is left to be flushed.
+        // NULL would tell NCCL that nothing needs a flush.
         let pending = pending.ok_or_else(|| invalid("too many requests are under way"))?;
         // SAFETY: as above.
         unsafe { write(request, give(pending), "request") }
@@ -489,7 +495,8 @@ pub(crate) unsafe extern "C" fn test(
     sizes: *mut c_int,
 ) -> NcclResult {
     guard("test", || {
-        // SAFETY: NCCL's place for a result, and a request of this plugin that was not done yet.
+        // SAFETY: `done` is NCCL's place for a result; `request` is of this plugin and was not
+        // complete yet.
         let pending = unsafe {
             write(done, 0, "done")?;
             read(request.cast::<Pending>(), "request")
@@ -504,7 +511,7 @@ pub(crate) unsafe extern "C" fn test(
                 unsafe { sizes.add(at).write(size.cast_signed()) };
             }
         }
-        // SAFETY: made by `give`, done now; `done` as above.
+        // SAFETY: `request` was made by `give` and is complete now; `done` as above.
         unsafe {
             drop(Box::from_raw(request.cast::<Pending>()));
             write(done, 1, "done")
@@ -515,7 +522,7 @@ pub(crate) unsafe extern "C" fn test(
 pub(crate) unsafe extern "C" fn close_comm(pointer: *mut c_void) -> NcclResult {
     guard("close", || {
         if !pointer.is_null() {
-            // SAFETY: made by `connect` or `accept`, given back once.
+            // SAFETY: made by `connect` or `accept`, and closed once.
             drop(unsafe { Box::from_raw(pointer.cast::<Arc<Comm>>()) });
         }
         Ok(())
@@ -525,7 +532,7 @@ pub(crate) unsafe extern "C" fn close_comm(pointer: *mut c_void) -> NcclResult {
 pub(crate) unsafe extern "C" fn close_listen(pointer: *mut c_void) -> NcclResult {
     guard("closeListen", || {
         if !pointer.is_null() {
-            // SAFETY: made by `listen`, given back once.
+            // SAFETY: made by `listen`, and closed once.
             drop(unsafe { Box::from_raw(pointer.cast::<Listening>()) });
         }
         Ok(())

@@ -1,11 +1,12 @@
 //! NCCL's network plugin over the verbs: `libnccl-net-verbatim.so`.
 //!
-//! NCCL looks for a symbol `ncclNetPlugin_v12`, then for older ones, and finds a table of functions. All tables here lead
-//! to one implementation: the receiver-driven transport of crate `collective`. Memory is the host's; NCCL stages through
-//! it.
+//! NCCL looks for the symbol `ncclNetPlugin_v12`, then for older versions; each symbol is a table
+//! of functions. All tables here use one implementation: the receiver-driven transport of the crate
+//! `collective`. Buffers are in host memory; NCCL stages GPU data through them.
 //!
-//! - `abi`: tables and properties as the headers of the plugin interface have them.
-//! - `entry`: the functions; `comm`: what their opaque pointers point to; `device`: the ports; `log`: NCCL's logger.
+//! - `abi`: tables and properties as in the headers of the plugin interface.
+//! - `entry`: the functions; `comm`: the objects behind their opaque pointers; `device`: the ports;
+//!   `log`: NCCL's logger.
 
 mod abi;
 mod comm;

@@ -1,14 +1,14 @@
-//! Messages by NCCL's own logger.
+//! Messages through NCCL's logger.
 
 use std::ffi::{CString, c_int};
 use std::sync::Mutex;
 
 use crate::abi::{LOG_INFO, LOG_WARN, Logger, SUBSYS};
 
-/// The logger that NCCL gave last.
+/// The logger of NCCL's latest `init`.
 static LOGGER: Mutex<Logger> = Mutex::new(None);
 
-/// Logs by this from now on; by nothing with `None`.
+/// Sets the logger; `None` disables logging.
 pub(crate) fn set(logger: Logger) {
     if let Ok(mut current) = LOGGER.lock() {
         *current = logger;
@@ -20,7 +20,7 @@ pub(crate) fn warn(text: &str) {
     log(LOG_WARN, text);
 }
 
-/// What is worth knowing.
+/// Logs a piece of information.
 pub(crate) fn info(text: &str) {
     log(LOG_INFO, text);
 }
@@ -32,7 +32,8 @@ fn log(level: c_int, text: &str) {
     let Ok(text) = CString::new(format!("NET/Verbatim : {text}")) else {
         return;
     };
-    // SAFETY: NCCL's logger takes these arguments; the format has one string, which lives until the call returns.
+    // SAFETY: NCCL's logger takes these arguments. The format has one string, which lives until the
+    // call returns.
     unsafe {
         logger(
             level,

@@ -1,4 +1,4 @@
-//! Properties of a device, as each version has them.
+//! Properties of a device, in each version of NCCL's structure.
 
 use std::ffi::c_int;
 use std::ptr::null;
@@ -6,25 +6,25 @@ use std::ptr::null;
 use crate::abi::*;
 use crate::device::Device;
 
-/// Payload of a message, at most.
+/// The largest payload of a message.
 const MAX_BYTES: usize = 1 << 30;
-/// Receives of a group, at most: `collective::MAX_PARTS`.
+/// The most receives of a group: `collective::MAX_PARTS`.
 pub(crate) const MAX_RECVS: c_int = 8;
 
-/// Properties of one version.
+/// A version of NCCL's properties.
 pub(crate) trait FromDevice {
-    /// Those of the device with this number.
+    /// Returns the properties of the device with this number.
     fn of(device: &'static Device, number: c_int) -> Self;
 }
 
-/// A device that is one port alone.
+/// Returns a virtual device of one physical port.
 fn alone<const N: usize>(number: c_int) -> VDevice<N> {
     let mut devs = [0; N];
     devs[0] = number;
     VDevice { ndevs: 1, devs }
 }
 
-/// Fills what all versions have, and what is given beyond.
+/// Implements [`FromDevice`] with the fields of all versions, and the given fields of this version.
 macro_rules! from_device {
     ($($name:ident |$number:ident| { $($field:ident: $value:expr,)* })*) => {
         $(impl FromDevice for $name {
@@ -37,7 +37,7 @@ macro_rules! from_device {
                     ptr_support: PTR_HOST,
                     speed: device.speed_mbps,
                     port: device.port_num.into(),
-                    // Unknown: NCCL then takes its own guess.
+                    // Unknown: NCCL then uses its own estimate.
                     latency: 0.0,
                     max_comms: device.max_comms,
                     max_recvs: MAX_RECVS,
@@ -48,7 +48,8 @@ macro_rules! from_device {
     };
 }
 
-// Registrations belong to the device's protection domain, so they are good for all of its comms: `reg_is_global`.
+// Registrations belong to the device's protection domain, so they are valid for all of its comms:
+// `reg_is_global`.
 from_device! {
     PropertiesV6 |number| {}
     PropertiesV7 |number| { net_device_type: 0, net_device_version: 0, }

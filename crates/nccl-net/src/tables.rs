@@ -1,4 +1,5 @@
-//! The tables that NCCL finds by their symbols. Only names, arguments and properties differ among versions.
+//! The function tables that NCCL finds by their symbols. Versions differ only in names, arguments
+//! and properties.
 
 use std::ffi::c_char;
 
@@ -8,11 +9,12 @@ use crate::entry::*;
 /// The name by which `NCCL_NET` and `ncclConfig_t.netName` choose this network.
 const NAME: *const c_char = c"Verbatim".as_ptr();
 
-/// A table: what all versions have, and what is given beyond.
+/// Defines a table: the functions of all versions, and the given functions of this version.
 macro_rules! table {
     ($(#[$doc:meta])* $symbol:ident: $net:ident, $properties:ident { $($field:ident: $function:expr,)* }) => {
         $(#[$doc])*
-        // SAFETY: NCCL's symbols; no other library of the process is asked for them by this one's handle.
+        // SAFETY: these are NCCL's symbol names, which are looked up by the handle of this library
+        // only.
         #[unsafe(no_mangle)]
         #[allow(non_upper_case_globals, reason = "NCCL's name")]
         pub(crate) static $symbol: $net = $net {

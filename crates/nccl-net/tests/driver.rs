@@ -1,14 +1,16 @@
-//! A C program calls the plugin as NCCL does (`tests/driver`): what it checks is in its scenarios.
+//! Runs a C program that calls the plugin as NCCL does (`tests/driver`); its scenarios contain the
+//! checks.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-/// The plugin, as cargo built it for this test.
+/// Returns the plugin that cargo built for this test.
 fn plugin() -> PathBuf {
     let test = std::env::current_exe().expect("this test has a path");
     let folder = test.parent().and_then(Path::parent).expect("target folder");
-    // Cargo puts libraries of the package under test beside the folder of its tests.
+    // Cargo puts libraries of the package under test into the folder above its tests, or into
+    // `deps`.
     let names = ["libnccl_net_verbatim.so", "deps/libnccl_net_verbatim.so"];
     let found = names.map(|name| folder.join(name));
     let newest = found
@@ -18,7 +20,7 @@ fn plugin() -> PathBuf {
     newest.expect("cargo builds the library for its tests").1
 }
 
-/// The compiled driver.
+/// Compiles the driver once, and returns its path.
 fn driver() -> &'static Path {
     static DRIVER: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = DRIVER.get_or_init(|| {
@@ -55,7 +57,8 @@ fn drive(arguments: &str, environment: &[(&str, &str)]) -> Output {
     out.expect("the driver starts")
 }
 
-/// Runs a scenario: VERSION SCENARIO RANKS BYTES processes|threads. The driver ends itself after 100 s.
+/// Runs a scenario, which must pass: VERSION SCENARIO RANKS BYTES processes|threads. The driver
+/// ends itself after 100 s.
 fn passes(arguments: &str, environment: &[(&str, &str)]) -> String {
     let out = drive(arguments, environment);
     let told = String::from_utf8_lossy(&out.stderr).into_owned();

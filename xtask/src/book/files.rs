@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// The files below `folder` whose names end in `.extension`, in order; paths are relative to `root`.
+/// Returns the files below `folder` whose names end in `.extension`, sorted; paths are relative to
+/// `root`.
 pub(super) fn files(root: &Path, folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_path_buf()];

@@ -1,12 +1,12 @@
-//! A place in a document that breaks a rule.
+//! A place in a document that breaks a rule, as `cargo xtask book` reports it.
 
 use std::path::PathBuf;
 
-/// A rule that a document breaks.
+/// A violation of a rule by a document.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     pub(super) path: PathBuf,
-    /// From 1.
+    /// The line number, from 1.
     pub(super) line: usize,
     pub(super) what: String,
 }

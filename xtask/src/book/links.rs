@@ -1,4 +1,4 @@
-//! Links between documents lead somewhere, in the repository and in the book.
+//! Checks the links between documents, in the repository and in the book.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -11,7 +11,7 @@ pub(super) const BOOK: &str = "docs";
 /// The table of contents: its links decide which pages are in the book.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// Links of `pages` that lead nowhere, have no text, or leave the book.
+/// Returns the links of `pages` that have no target or no text, or leave the book.
 pub(super) fn check(root: &Path, pages: &[Page]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for page in pages {
@@ -28,7 +28,7 @@ pub(super) fn check(root: &Path, pages: &[Page]) -> Vec<Finding> {
     findings
 }
 
-/// Pages of the book that its table of contents does not name.
+/// Returns the pages of the book that are missing from its table of contents.
 pub(super) fn orphans(pages: &[Page]) -> Vec<Finding> {
     let summary = pages.iter().find(|page| page.path == Path::new(SUMMARY));
     let named: Vec<PathBuf> = summary.map_or_else(Vec::new, |summary| {
@@ -83,7 +83,7 @@ fn check_link(root: &Path, pages: &[Page], page: &Page, link: &Link) -> Result<(
     }
 }
 
-/// Where `target` leads from the document `from`; nothing if out of the repository.
+/// Returns the path of a link's `target` in the document `from`; `None` outside the repository.
 fn resolve(from: &Path, target: &str) -> Option<PathBuf> {
     let mut path = from.parent()?.to_path_buf();
     for component in Path::new(target).components() {

@@ -39,7 +39,7 @@ const OTHER_DOCUMENTS: &[&str] = &[
     "conformance/README.md",
 ];
 
-/// Runs `cargo xtask book`; false when a document breaks a rule.
+/// Runs `cargo xtask book`; returns false if a document breaks a rule.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let root = workspace();
     let findings = findings(&root)?;
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(true)
 }
 
-/// Every place that breaks a rule.
+/// Returns all violations of the rules.
 fn findings(root: &Path) -> Result<Vec<Finding>> {
     let pages = pages(root)?;
     let mut findings = links::check(root, &pages);
@@ -68,7 +68,7 @@ fn findings(root: &Path) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// All documents that are checked, by path.
+/// Returns all documents to check, sorted by path.
 fn pages(root: &Path) -> Result<Vec<Page>> {
     let mut paths: Vec<PathBuf> = OTHER_DOCUMENTS.iter().map(PathBuf::from).collect();
     paths.extend(files(root, Path::new(BOOK), "md")?);
@@ -80,7 +80,7 @@ fn pages(root: &Path) -> Result<Vec<Page>> {
     paths.into_iter().map(read).collect()
 }
 
-/// Builds the book; the folder that it is in.
+/// Builds the book; returns its folder.
 fn build(root: &Path) -> Result<PathBuf> {
     let mut book = MDBook::load(root.join(BOOK)).context("cannot read docs/book.toml")?;
     let out = target_dir().join("book");

@@ -1,4 +1,4 @@
-//! A Markdown document, read as far as the checks need it.
+//! A parsed Markdown document, with the parts that the checks need.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -7,12 +7,12 @@ use pulldown_cmark::{Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 
 /// A document.
 pub(super) struct Page {
-    /// From the root of the repository.
+    /// The path from the root of the repository.
     pub(super) path: PathBuf,
     /// Number of lines.
     pub(super) lines: usize,
     pub(super) links: Vec<Link>,
-    /// Names of headings, which links have behind `#`.
+    /// Anchors of the headings, as used in links after `#`.
     pub(super) anchors: HashSet<String>,
     /// Paragraphs, list items and headings, without code blocks and tables.
     pub(super) passages: Vec<Passage>,
@@ -25,12 +25,12 @@ pub(super) struct Link {
     pub(super) text: String,
 }
 
-/// Text that belongs together.
+/// A piece of text without a break, such as a paragraph.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Passage {
     pub(super) line: usize,
     pub(super) is_heading: bool,
-    /// Each piece of inline code is one word.
+    /// The text, in which each piece of inline code is one word.
     pub(super) text: String,
 }
 
@@ -62,7 +62,7 @@ struct Reader<'t> {
     passages: Vec<Passage>,
     text: String,
     line: usize,
-    /// How many code blocks, tables and blocks of HTML are open.
+    /// The number of open code blocks, tables and HTML blocks, whose text is ignored.
     ignored: usize,
 }
 
@@ -167,13 +167,13 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// Inline code as one word, whatever it contains.
+/// Joins inline code into one word.
 fn one_word(code: &str) -> String {
     let words: Vec<_> = code.split_whitespace().collect();
     format!("`{}`", words.join("_"))
 }
 
-/// The anchor of a heading, as code forges and mdBook make it.
+/// Returns the anchor of a heading, as code forges and mdBook generate it.
 fn anchor(heading: &str) -> String {
     let letter = |c: char| match c {
         c if c.is_alphanumeric() || c == '_' || c == '-' => Some(c),

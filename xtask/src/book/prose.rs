@@ -1,4 +1,4 @@
-//! The rules of docs/writing.md that a program can check: long sentences, riddles, documents that grow.
+//! The checkable rules of docs/writing.md: sentence length, forbidden phrases, document length.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -8,20 +8,20 @@ use regex::Regex;
 use super::finding::Finding;
 use super::page::{Page, Passage};
 
-/// Words of a sentence at most. The rule says 25; this leaves room for names and numbers.
+/// The most words of a sentence. The rule says 25; the rest is tolerance for names and numbers.
 const MOST_WORDS: usize = 30;
 
-/// Lines of a document at most.
+/// The most lines of a document.
 const MOST_LINES: &[(&str, usize)] = &[("README.md", 150), ("ARCHITECTURE.md", 220)];
 
-/// Pages that a program writes, and the description of suites, whose prose is not checked.
+/// Pages whose prose is not checked: generated ones, and the description of suites.
 const UNCHECKED: &[&str] = &[
     "conformance/README.md",
     "docs/reference/commands.md",
     "docs/soft-roce-bench.md",
 ];
 
-/// Turns of phrase that this project had and must not have again, with what to write instead.
+/// Phrases that this project must not use, each with the wording to use instead.
 const FORBIDDEN: &[(&str, &str)] = &[
     (
         r"for long rests|rests? longer|has waited long",
@@ -70,7 +70,7 @@ static PATTERNS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     FORBIDDEN.iter().map(pattern).collect()
 });
 
-/// Places in the documents that break a rule.
+/// Returns all violations of the rules in the documents.
 pub(super) fn check_documents(pages: &[Page]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let is_unchecked = |page: &&Page| UNCHECKED.iter().any(|name| Path::new(name) == page.path);
@@ -92,7 +92,7 @@ pub(super) fn check_documents(pages: &[Page]) -> Vec<Finding> {
     findings
 }
 
-/// Adds the places that break a rule in a passage that stands `lines_above` lines further down than it says.
+/// Adds the violations in a passage; `lines_above` is added to the passage's line number.
 pub(super) fn check_passage(
     path: &Path,
     lines_above: usize,
@@ -123,7 +123,7 @@ pub(super) fn check_passage(
     }
 }
 
-/// Whether a sentence has a clause where its subject should be, and is no question.
+/// Returns true if a clause is the subject of the sentence, and the sentence is no question.
 fn is_riddle(sentence: &[&str]) -> bool {
     let is_question = sentence.last().is_some_and(|word| word.ends_with('?'));
     let first = sentence
@@ -133,12 +133,12 @@ fn is_riddle(sentence: &[&str]) -> bool {
     opens && !is_question && sentence.len() > 4
 }
 
-/// Whether it counts: punctuation alone does not.
+/// Returns true if a word counts; punctuation alone does not.
 fn is_word(word: &str) -> bool {
     word.contains(char::is_alphanumeric)
 }
 
-/// The words of each sentence of a text.
+/// Splits a text into sentences, each a list of words.
 fn sentences(text: &str) -> Vec<Vec<&str>> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let mut sentences = vec![Vec::new()];

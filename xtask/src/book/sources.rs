@@ -1,4 +1,4 @@
-//! The same rules of prose for the doc comments of crates that keep them.
+//! Checks the prose rules in doc comments of the listed crates.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use super::finding::Finding;
 use super::page::Page;
 use super::prose;
 
-/// Folders whose doc comments are checked. Further ones are added as their comments are rewritten.
+/// Folders whose doc comments are checked. A folder is added when its comments have been rewritten.
 const FOLDERS: &[&str] = &[
     "crates/c-edge",
     "crates/cancellation",
@@ -36,10 +36,10 @@ const FOLDERS: &[&str] = &[
     "xtask/src",
 ];
 
-/// Places in doc comments that break a rule.
+/// Returns all violations of the rules in doc comments.
 ///
 /// # Errors
-/// When a file cannot be read.
+/// A file cannot be read.
 pub(super) fn check(root: &Path) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for folder in FOLDERS {
@@ -61,7 +61,7 @@ fn check_file(path: &Path, text: &str, findings: &mut Vec<Finding>) {
     }
 }
 
-/// The doc comments of a Rust file, each with the number of lines above it.
+/// Returns the doc comments of a Rust file, each with the number of lines above it.
 fn comments(text: &str) -> Vec<(usize, String)> {
     let mut comments: Vec<(usize, String)> = Vec::new();
     let mut is_open = false;

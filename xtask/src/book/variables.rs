@@ -1,4 +1,4 @@
-//! The reference of environment variables names every variable of the code, and no other.
+//! Checks that the reference of environment variables lists exactly the variables in the code.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::finding::Finding;
 
 const REFERENCE: &str = "docs/reference/environment.md";
 
-/// Where code names environment variables, and how its files end.
+/// The folders with code that names environment variables, and the extensions of its files.
 const CODE: &[(&str, &str)] = &[
     ("crates", "rs"),
     ("crates", "c"),
@@ -19,7 +19,7 @@ const CODE: &[(&str, &str)] = &[
     ("xtask/src", "rs"),
 ];
 
-/// Variables of single test programs, which their own comments describe.
+/// Variables of single test programs, described in comments there.
 const OF_ONE_TEST: &[&str] = &[
     "VERBATIM_KILLS",
     "VERBATIM_SEED",
@@ -27,10 +27,10 @@ const OF_ONE_TEST: &[&str] = &[
     "VERBATIM_TEST_SENDER",
 ];
 
-/// Variables that the reference lacks, and variables that only the reference has.
+/// Returns the variables that the reference lacks, and those that only the reference has.
 ///
 /// # Errors
-/// When a file cannot be read.
+/// A file cannot be read.
 pub(super) fn check(root: &Path) -> Result<Vec<Finding>> {
     let mut used: BTreeMap<String, (PathBuf, usize)> = BTreeMap::new();
     for (folder, extension) in CODE {
@@ -74,7 +74,7 @@ fn read(root: &Path, path: &Path) -> Result<String> {
     std::fs::read_to_string(root.join(path)).with_context(|| format!("cannot read {name}"))
 }
 
-/// The variables that a text names, with their lines.
+/// Returns the variables that a text names, with their line numbers.
 fn named(text: &str) -> Result<Vec<(usize, String)>> {
     let name = Regex::new(r"\bVERBATIM_[A-Z][A-Z_]*[A-Z]\b")?;
     let mut found = Vec::new();

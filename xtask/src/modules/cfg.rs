@@ -1,9 +1,9 @@
-//! Which items are for tests alone.
+//! Recognises items that exist only in test builds.
 
 use syn::punctuated::Punctuated;
 use syn::{Attribute, Meta, Token};
 
-/// Whether an item with these attributes exists in test builds only.
+/// Returns true if an item with these attributes exists only in test builds.
 pub(super) fn is_for_tests(attributes: &[Attribute]) -> bool {
     let conditions = attributes.iter().filter(|a| a.path().is_ident("cfg"));
     let mut parsed = conditions.filter_map(|a| a.parse_args::<Meta>().ok());
@@ -11,7 +11,8 @@ pub(super) fn is_for_tests(attributes: &[Attribute]) -> bool {
         || parsed.any(|condition| holds(&condition) == Some(false))
 }
 
-/// Whether a condition of `#[cfg]` holds in a build that is not for tests; none if that depends on the machine.
+/// Returns whether a `#[cfg]` condition holds outside test builds; `None` if that depends on the
+/// machine.
 fn holds(condition: &Meta) -> Option<bool> {
     let Meta::List(list) = condition else {
         let tests = ["test", "loom", "fuzzing"];
@@ -23,7 +24,7 @@ fn holds(condition: &Meta) -> Option<bool> {
     if list.path.is_ident("not") {
         return parts.first().copied().flatten().map(|part| !part);
     }
-    // One part of this value decides; the other value needs all of them.
+    // A part with this value decides the result; the other value needs all parts.
     let decides = list.path.is_ident("any");
     if parts.contains(&Some(decides)) {
         Some(decides)

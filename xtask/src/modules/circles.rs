@@ -1,4 +1,4 @@
-//! Files that import from each other, directly or by way of others.
+//! Finds files that import from each other, directly or through other files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::imports::Imports;
 
-/// Files each of which reaches every other, and what ties them.
+/// A cycle: files that all reach each other by imports, and the imports between them.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Circle {
     pub(super) files: BTreeSet<PathBuf>,
@@ -22,7 +22,7 @@ pub(super) struct Import {
     pub(super) names: BTreeSet<String>,
 }
 
-/// The circles of `imports`, ordered by their first files.
+/// Returns the cycles of `imports`, ordered by their first files.
 pub(super) fn find(imports: &Imports) -> Vec<Circle> {
     let mut next: BTreeMap<&Path, Vec<&Path>> = BTreeMap::new();
     for (from, to) in imports.keys() {
@@ -58,7 +58,7 @@ pub(super) fn find(imports: &Imports) -> Vec<Circle> {
     circles
 }
 
-/// The files that `file` imports from, directly or by way of others.
+/// Returns the files that `file` imports from, directly or through other files.
 fn reached_from<'a>(
     file: &'a Path,
     next: &BTreeMap<&'a Path, Vec<&'a Path>>,

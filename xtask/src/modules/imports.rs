@@ -1,4 +1,4 @@
-//! Which file of a crate imports from which.
+//! Determines the imports between the files of a crate.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use super::tree::{Definition, Module, Tree};
 
-/// From a file to the files that it imports from, and the names that it takes there.
+/// For each pair of an importing and a defining file, the imported names.
 pub(super) type Imports = BTreeMap<(PathBuf, PathBuf), BTreeSet<String>>;
 
-/// The imports between the files of `tree`. A re-export is none, and what is imported by way of one comes from the
-/// file that defines it.
+/// Returns the imports between the files of `tree`. A re-export is no import; a name imported
+/// through one counts as from the file that defines it.
 pub(super) fn between_files(tree: &Tree) -> Imports {
     let mut imports = Imports::new();
     let resolver = Resolver {
@@ -46,7 +46,7 @@ pub(super) fn between_files(tree: &Tree) -> Imports {
     imports
 }
 
-/// The definition that a path leads to.
+/// The definition to which a path resolves.
 #[derive(Debug, Clone)]
 enum Found {
     Item { file: usize, name: String },
@@ -55,8 +55,8 @@ enum Found {
 
 struct Resolver<'a> {
     tree: &'a Tree,
-    /// Definitions of names that were looked up. A name in the middle of its look-up has none, so that circular imports
-    /// come to an end.
+    /// Definitions by name. During its look-up a name has no definition here, so that circular
+    /// imports terminate.
     known: RefCell<HashMap<(usize, String, bool), Option<Found>>>,
 }
 
@@ -65,7 +65,7 @@ impl Resolver<'_> {
         &self.tree.modules[index]
     }
 
-    /// Follows `path` from the module `from`; none when it leads out of the crate.
+    /// Resolves `path` from the module `from`; `None` if it leads out of the crate.
     fn path(&self, from: usize, path: &[String]) -> Option<Found> {
         let (first, rest) = path.split_first()?;
         match first.as_str() {
@@ -79,7 +79,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Follows `path`, of which each name is of the module that is reached so far.
+    /// Resolves `path`, each name in the module that the names before it lead to.
     fn below(&self, module: usize, path: &[String]) -> Option<Found> {
         let Some((first, rest)) = path.split_first() else {
             return Some(Found::Module(module));
@@ -89,7 +89,8 @@ impl Resolver<'_> {
         }
         match self.name(module, first, !rest.is_empty()) {
             Some(found) => self.rest(found, rest),
-            // Made by a macro, or a re-export from another crate: the module's own choice.
+            // Defined by a macro, or re-exported from another crate: counts as an item of this
+            // module.
             None => Some(Found::Item {
                 file: self.module(module).file,
                 name: first.clone(),
@@ -100,7 +101,7 @@ impl Resolver<'_> {
     fn rest(&self, found: Found, rest: &[String]) -> Option<Found> {
         match found {
             Found::Module(module) => self.below(module, rest),
-            // Behind it stand variants and associated items.
+            // The rest of the path names variants or associated items.
             item @ Found::Item { .. } => Some(item),
         }
     }
@@ -109,7 +110,8 @@ impl Resolver<'_> {
         self.module(module).parent.unwrap_or(0)
     }
 
-    /// The definition of `name` in `module`. A module is preferred where a path goes on behind the name.
+    /// Returns the definition of `name` in `module`. With `goes_on`, as the path continues, a
+    /// module is preferred.
     fn name(&self, module: usize, name: &str, goes_on: bool) -> Option<Found> {
         let key = (module, name.to_owned(), goes_on);
         if let Some(known) = self.known.borrow().get(&key) {
@@ -154,7 +156,7 @@ mod tests {
     use super::super::circles;
     use super::*;
 
-    /// The tree of a crate of these files and texts, the first of which is its root.
+    /// Parses a crate of these files and texts; the first file is its root.
     fn tree(files: &[(&str, &str)]) -> Tree {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -169,7 +171,7 @@ mod tests {
         tree
     }
 
-    /// The imports between the files of a crate, as `from to: names`.
+    /// Returns the imports between the files of a crate, as `from to: names`.
     fn imports(files: &[(&str, &str)]) -> Vec<String> {
         let imports = between_files(&tree(files));
         let shown = imports.iter().map(|((from, to), names)| {
@@ -237,10 +239,10 @@ mod tests {
         let a = "use crate::{B, F}; fn g() { crate::c::F; }";
         let found = imports(&[("lib.rs", root), ("a.rs", a), B, c]);
         assert_eq!(found, ["a.rs b.rs: B E"]);
-        // One that the file itself uses is an import, too.
+        // A re-export that the file itself uses is an import, too.
         let found = imports(&[("lib.rs", "mod b; pub use b::B; fn g(_: B) {}"), B]);
         assert_eq!(found, ["lib.rs b.rs: B"]);
-        // What comes from another crate, or from a macro, is of the file that one names.
+        // A name from another crate or from a macro belongs to the file that the path names.
         let c = ("c.rs", "pub use loom::Atomic; make! { G }");
         let a = ("a.rs", "use crate::c::{Atomic, G};");
         let found = imports(&[("lib.rs", "mod a; mod c;"), a, c]);
@@ -253,7 +255,7 @@ mod tests {
         let a = ("a.rs", "use super::c::*; fn g() { f(); }");
         let found = imports(&[("lib.rs", "mod a; mod b; mod c;"), a, B, c]);
         assert_eq!(found, ["a.rs b.rs: f", "a.rs c.rs: *"]);
-        // Those of modules that import everything of each other end.
+        // Two modules with glob imports of each other terminate.
         let a = ("a.rs", "pub use super::b::*; fn g() { nowhere(); }");
         let b = ("b.rs", "pub use super::a::*; use b;");
         assert!(imports(&[("lib.rs", "mod a; mod b;"), a, b]).is_empty());
@@ -302,10 +304,10 @@ mod tests {
         let c = ("c.rs", "pub struct C; use crate::d::D;");
         let d = ("d.rs", "pub struct D;");
         assert!(circles(&[root, a, b, c, d]).is_empty());
-        // By way of a re-export of the root, which is not part of it.
+        // Through a re-export of the root, which is not part of the cycle.
         let c = ("c.rs", "pub struct C; use crate::A; use crate::d::D;");
         assert_eq!(circles(&[root, a, b, c, d]), ["a.rs b.rs c.rs"]);
-        // A parent that uses its children, and they it.
+        // A parent and its child import from each other.
         let root = ("lib.rs", "mod a; fn g() { a::f(); } const N: u8 = 0;");
         let a = ("a.rs", "pub fn f() { super::N; }");
         assert_eq!(circles(&[root, a]), ["a.rs lib.rs"]);

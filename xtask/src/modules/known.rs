@@ -1,4 +1,4 @@
-//! The circles that are still known, which may only become fewer and smaller.
+//! The list of accepted import cycles, which may only shrink.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::circles::Circle;
 
-/// The list, relative to the workspace.
+/// The path of the list, relative to the workspace.
 pub(super) const FILE: &str = "xtask/known-circles.toml";
 
 const HEAD: &str = "\
@@ -16,7 +16,7 @@ const HEAD: &str = "\
 # whose files are in no circle any more, and `cargo xtask modules --prune` removes those.
 ";
 
-/// The known circles, each by its files.
+/// The accepted cycles, each given by its files.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Known {
@@ -31,10 +31,10 @@ struct Entry {
 }
 
 impl Known {
-    /// Reads the list of `workspace`; without the file no circle is known.
+    /// Reads the list of `workspace`; a missing file is an empty list.
     ///
     /// # Errors
-    /// When it cannot be read, or is not of its form.
+    /// The file cannot be read or parsed.
     pub(super) fn load(workspace: &Path) -> Result<Known> {
         let path = workspace.join(FILE);
         if !path.exists() {
@@ -44,10 +44,10 @@ impl Known {
         toml::from_str(&text).with_context(|| format!("{FILE} is not valid"))
     }
 
-    /// Writes the list of `workspace`; an empty one is no file.
+    /// Writes the list of `workspace`; an empty list removes the file.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// The file cannot be written.
     pub(super) fn store(&self, workspace: &Path) -> Result<()> {
         let path = workspace.join(FILE);
         let written = if self.circles.is_empty() {
@@ -61,20 +61,21 @@ impl Known {
         written.with_context(|| format!("cannot write {FILE}"))
     }
 
-    /// Whether all files of `circle` are in one known circle.
+    /// Returns true if all files of `circle` are in one accepted cycle.
     pub(super) fn has(&self, circle: &Circle) -> bool {
         let mut circles = self.circles.iter();
         circles.any(|known| circle.files.is_subset(&known.files))
     }
 
-    /// Listed files that are in none of the circles that were found.
+    /// Returns the listed files that are in no found cycle.
     pub(super) fn stale(&self, found: &[Circle]) -> Vec<PathBuf> {
         let listed = self.circles.iter().flat_map(|known| &known.files);
         let gone = |file: &&PathBuf| !found.iter().any(|circle| circle.files.contains(*file));
         listed.filter(gone).cloned().collect()
     }
 
-    /// The list without what is gone: of each entry its files that are in a circle still, an entry for each circle.
+    /// Returns the list reduced to the found cycles: each entry keeps the files that are still in a
+    /// cycle.
     pub(super) fn pruned(&self, found: &[Circle]) -> Known {
         let mut circles = Vec::new();
         for known in &self.circles {
@@ -82,7 +83,7 @@ impl Known {
                 .iter()
                 .filter(|circle| !circle.files.is_disjoint(&known.files));
             for circle in left {
-                // A circle that has gained a file is a new one; what it was is still listed.
+                // A file that joined a cycle is not added, so the cycle is reported as new.
                 let files = circle.files.intersection(&known.files).cloned().collect();
                 circles.push(Entry { files });
             }

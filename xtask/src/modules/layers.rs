@@ -1,9 +1,9 @@
-//! Whether dependencies between crates point downwards.
+//! Checks that dependencies between crates point downwards.
 
 use std::collections::BTreeMap;
 
-/// Dependencies in `needs` (a crate, and the crates that it needs) that break the order of `layers`, the lowest last. A
-/// crate may only need those of lower layers.
+/// Returns the dependencies that break the order of `layers`, the lowest last. `needs` maps each
+/// crate to its dependencies, which must be in lower layers.
 pub(super) fn faults(layers: &[Vec<String>], needs: &BTreeMap<&str, Vec<&str>>) -> Vec<String> {
     const LIST: &str = "workspace.metadata.layers in Cargo.toml";
     let mut faults = Vec::new();
@@ -23,7 +23,7 @@ pub(super) fn faults(layers: &[Vec<String>], needs: &BTreeMap<&str, Vec<&str>>) 
             continue;
         };
         for other in needed {
-            // One that is in no layer is reported for itself.
+            // A crate without a layer has its own report.
             if place.get(other).is_some_and(|to| to <= from) {
                 faults.push(format!("{name} -> {other}: not in a lower layer"));
             }

@@ -1,9 +1,10 @@
-//! `cargo xtask modules`: whether imports go one way, within each crate and between the crates.
+//! `cargo xtask modules`: checks that imports have no cycles, within each crate and between the
+//! crates.
 //!
 //! - [`packages`]: the crates, from cargo;
-//! - [`tree`], [`names`], [`mod@cfg`]: the modules of a crate, and what the code of each names;
-//! - [`imports`], [`circles`]: which file imports from which, and the circles of that;
-//! - [`known`]: the circles that are still accepted;
+//! - [`tree`], [`names`], [`mod@cfg`]: the modules of a crate, and the names in their code;
+//! - [`imports`], [`circles`]: the imports between files, and their cycles;
+//! - [`known`]: the accepted cycles;
 //! - [`layers`]: the order of the crates;
 //! - [`sizes`]: functions and files that are too long.
 
@@ -62,11 +63,11 @@ enum Line<'a> {
         #[serde(flatten)]
         circle: &'a Circle,
     },
-    /// A file of the list that is in no circle any more.
+    /// A listed file that is in no cycle any more.
     Stale {
         file: &'a Path,
     },
-    /// A crate that does not lie above what it needs.
+    /// A crate with a dependency that is not in a lower layer.
     Layer {
         fault: &'a str,
     },
@@ -82,14 +83,14 @@ enum Line<'a> {
 /// Findings of the check.
 #[derive(Debug, Default)]
 struct Findings {
-    /// How many files were read.
+    /// The number of parsed files.
     files: usize,
     circles: Vec<Circle>,
     layers: Vec<String>,
     sizes: Vec<Size>,
 }
 
-/// Runs the chore; false when something is not as it should be.
+/// Runs the check; returns false if it fails.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     let folder = workspace();
     let found = examine(&folder)?;
@@ -108,7 +109,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(all_known && stale.is_empty() && found.layers.is_empty())
 }
 
-/// Reads all crates of the workspace in `folder`.
+/// Checks all crates of the workspace in `folder`.
 fn examine(folder: &Path) -> Result<Findings> {
     let workspace = Workspace::load(folder)?;
     let mut found = Findings::default();
@@ -134,7 +135,7 @@ fn examine(folder: &Path) -> Result<Findings> {
     Ok(found)
 }
 
-/// The tree with its files relative to `folder`.
+/// Returns the tree with its files relative to `folder`.
 fn relative(mut tree: Tree, folder: &Path) -> Tree {
     for file in &mut tree.files {
         if let Ok(rest) = file.strip_prefix(folder) {
@@ -205,9 +206,9 @@ fn print_text(args: &Args, found: &Findings, known: &Known, stale: &[PathBuf]) -
     Ok(())
 }
 
-/// Prints a circle and what ties it, each import on a line.
+/// Prints a cycle and its imports, one per line.
 fn print_circle(out: &mut impl Write, circle: &Circle, known: bool) -> Result<()> {
-    /// Names that a line shows.
+    /// The most names on a line.
     const SHOWN: usize = 6;
     let number = circle.files.len();
     let note = if known { " (known)" } else { "" };
@@ -224,7 +225,7 @@ fn print_circle(out: &mut impl Write, circle: &Circle, known: bool) -> Result<()
     Ok(())
 }
 
-/// Items that are too large, the largest first.
+/// Makes a table of items that are too large, the largest first.
 fn table(sizes: &[Size]) -> Table {
     let mut sizes: Vec<&Size> = sizes.iter().collect();
     sizes.sort_by_key(|size| (size.function.is_some(), size.what, usize::MAX - size.count));

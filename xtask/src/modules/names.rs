@@ -1,4 +1,4 @@
-//! The names that the code of a module contains.
+//! Collects the names in the code of a module.
 
 use std::collections::BTreeSet;
 
@@ -9,15 +9,15 @@ use syn::{Attribute, Item, Meta, Stmt, UseTree, Visibility};
 
 use super::cfg::is_for_tests;
 
-/// The names in the code of some items.
+/// The names in the code of a set of items.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     pub(super) imports: Vec<Import>,
-    /// Every path, also in arguments of macros and attributes.
+    /// Every path, including paths in arguments of macros and attributes.
     pub(super) paths: BTreeSet<Vec<String>>,
     /// Macros that are called by a single name.
     pub(super) calls: BTreeSet<String>,
-    /// How many blocks are around the code.
+    /// The number of blocks around the visited code.
     depth: usize,
 }
 
@@ -25,16 +25,16 @@ pub(super) struct Names {
 #[derive(Debug)]
 pub(super) struct Import {
     pub(super) path: Vec<String>,
-    /// The item's name here; none for an import of all names (`*`).
+    /// The item's name after the import; `None` for a glob import (`*`).
     pub(super) name: Option<String>,
-    /// Others may import it from here.
+    /// True if other modules may import the name from here.
     pub(super) reexport: bool,
-    /// The declaration does not lie within a function.
+    /// True if the declaration is outside of functions.
     pub(super) of_module: bool,
 }
 
 impl Names {
-    /// Takes in `item` and what is within it.
+    /// Adds the names in `item` and within it.
     pub(super) fn item(&mut self, item: &Item) {
         self.visit_item(item);
     }
@@ -78,7 +78,7 @@ impl Names {
         }
     }
 
-    /// Takes in the paths of tokens that are not parsed; with `in_text` also those of string literals.
+    /// Adds the paths in unparsed tokens; with `in_text` also those in string literals.
     fn tokens(&mut self, tokens: TokenStream, in_text: bool) {
         let mut path = Path::default();
         for token in tokens {
@@ -92,7 +92,7 @@ impl Names {
                 TokenTree::Punct(punct) if punct.as_char() == ':' => path.colon(),
                 TokenTree::Punct(punct) => {
                     self.end(&mut path, punct.as_char() == '!');
-                    // A field, a variable of a macro, a lifetime.
+                    // A field, a macro variable or a lifetime follows.
                     path.is_other = matches!(punct.as_char(), '.' | '$' | '\'');
                     path.is_variable = punct.as_char() == '$';
                 }
@@ -194,19 +194,19 @@ impl<'ast> Visit<'ast> for Names {
         self.attributes(attribute);
     }
 
-    // Its path says who may see the item, and imports nothing.
+    // A visibility such as `pub(in path)` imports nothing.
     fn visit_visibility(&mut self, _: &'ast Visibility) {}
 }
 
-/// A path in tokens, as far as it is read.
+/// A partly read path in tokens.
 #[derive(Default)]
 struct Path {
     segments: Vec<String>,
-    /// Colons behind the last segment.
+    /// Colons after the last segment.
     colons: usize,
-    /// The next name belongs to it.
+    /// True if the next name belongs to this path.
     goes_on: bool,
-    /// It begins with something that no module defines.
+    /// True if the path begins with a name that no module defines.
     is_other: bool,
     is_variable: bool,
 }
@@ -225,28 +225,29 @@ impl Path {
     fn colon(&mut self) {
         self.colons += 1;
         self.goes_on = self.colons == 2;
-        // `::name` is of another crate.
+        // `::name` is in another crate.
         self.is_other |= self.segments.is_empty() && self.goes_on;
     }
 }
 
-/// The name of an identifier, without the `r#` of a raw one.
+/// Returns the name of an identifier, without the `r#` of a raw one.
 pub(super) fn plain(ident: &Ident) -> String {
     ident.unraw().to_string()
 }
 
-/// A path with its last name, and what it is called then; `self` is the path itself.
+/// Appends the last name to a path, and returns the imported name; `self` stands for the path
+/// itself.
 fn with_last(before: &[String], ident: &Ident) -> (Vec<String>, Option<String>) {
     let mut path = before.to_vec();
     if ident != "self" || path.is_empty() {
         path.push(plain(ident));
     }
-    // `use x as _` gives no name; nor can one be called so.
+    // For `use x as _`, the caller adds the name `_`, which no path can contain.
     let name = path.last().cloned();
     (path, name)
 }
 
-/// The name that an item defines.
+/// Returns the name that an item defines.
 pub(super) fn defined(item: &Item) -> Option<String> {
     let ident = match item {
         Item::Const(item) => &item.ident,
@@ -264,7 +265,7 @@ pub(super) fn defined(item: &Item) -> Option<String> {
     Some(plain(ident))
 }
 
-/// The attributes of an item.
+/// Returns the attributes of an item.
 pub(super) fn attributes(item: &Item) -> &[Attribute] {
     match item {
         Item::Const(item) => &item.attrs,

@@ -1,4 +1,4 @@
-//! Functions and files that are longer than a reader likes.
+//! Finds functions and files that exceed the size limits.
 
 use std::path::{Path, PathBuf};
 
@@ -10,25 +10,26 @@ use syn::{Attribute, FnArg, Item, Signature};
 use super::cfg::is_for_tests;
 use super::names;
 
-/// Lines of a function that fit a screen.
+/// The most lines of a function, so that it fits a screen.
 const FUNCTION_LINES: usize = 60;
-/// Parameters of a function, apart from its receiver.
+/// The most parameters of a function, without its receiver.
 const PARAMETERS: usize = 6;
-/// Lines of a file.
+/// The most lines of a file.
 const FILE_LINES: usize = 600;
 
-/// One thing that is too large.
+/// A size that exceeds its limit.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Size {
     pub(super) file: PathBuf,
-    /// The function, if it is not the file.
+    /// The function; `None` for a whole file.
     pub(super) function: Option<String>,
     pub(super) what: &'static str,
     pub(super) count: usize,
     pub(super) limit: usize,
 }
 
-/// Items that are too large in `syntax`, the text of the file `path`. Functions of tests do not count.
+/// Returns the excessive sizes in `syntax`, the content of the file `path`. Test functions are not
+/// checked.
 pub(super) fn too_large(path: &Path, syntax: &syn::File) -> Vec<Size> {
     let mut sizes = Sizes {
         path,
@@ -69,7 +70,7 @@ impl Sizes<'_> {
         let name = || Some(names::plain(&signature.ident));
         let begin = signature.span().start().line;
         self.add(name(), "lines", end - begin + 1, FUNCTION_LINES);
-        // C's functions are as C declares them.
+        // C's interface dictates the parameters of `extern` functions.
         if signature.abi.is_none() {
             let typed = signature.inputs.iter();
             let typed = typed.filter(|input| matches!(input, FnArg::Typed(_)));

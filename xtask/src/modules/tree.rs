@@ -1,4 +1,4 @@
-//! The modules of a crate: what each defines, imports and names.
+//! The modules of a crate: the definitions, imports and names of each.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -9,27 +9,28 @@ use syn::{Attribute, Item, ItemMod, Meta};
 use super::cfg::is_for_tests;
 use super::names::{self, Names};
 
-/// The modules of one target of a package, its root first.
+/// The modules of one target of a package, the root module first.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
     pub(super) modules: Vec<Module>,
-    /// The files that the modules are read from.
+    /// The files that contain the modules.
     pub(super) files: Vec<PathBuf>,
-    /// The files of macros by name: they may be called wherever the text stands behind them.
+    /// The file of each macro by name: a macro can be called anywhere after its definition in the
+    /// text.
     pub(super) macros: HashMap<String, usize>,
 }
 
-/// One module, of a file of its own or within one.
+/// A module, in its own file or inline.
 #[derive(Debug)]
 pub(super) struct Module {
     pub(super) parent: Option<usize>,
     /// Index into [`Tree::files`].
     pub(super) file: usize,
-    /// A name may stand for a module, a type and a function at once.
+    /// The definitions of each name, which may be a module, a type and a function at once.
     pub(super) definitions: HashMap<String, Vec<Definition>>,
-    /// The paths behind which `::*` stands in an import.
+    /// Glob imports (`path::*`).
     pub(super) globs: Vec<Glob>,
-    /// Imports that are no re-exports.
+    /// Imports other than re-exports.
     pub(super) imports: Vec<Vec<String>>,
     /// Every path in the code.
     pub(super) paths: BTreeSet<Vec<String>>,
@@ -40,11 +41,11 @@ pub(super) struct Module {
 /// The definition of a name in a module.
 #[derive(Debug)]
 pub(super) enum Definition {
-    /// An item that is defined in this file.
+    /// An item defined in the file with this index.
     Item(usize),
     /// A child module.
     Module(usize),
-    /// An item or a module that is imported from this path.
+    /// An item or a module imported from this path.
     Import(Vec<String>),
 }
 
@@ -56,10 +57,11 @@ pub(super) struct Glob {
 }
 
 impl Tree {
-    /// Parses the target whose root is the file `root`, and all files that belong to it. Items for tests are left out.
+    /// Parses the target whose root is the file `root`, with all its files. Test items are left
+    /// out.
     ///
     /// # Errors
-    /// When a file cannot be read, or is no Rust.
+    /// A file cannot be read, or is not valid Rust.
     pub(super) fn parse(root: &Path) -> Result<Tree> {
         let mut tree = Tree::default();
         let below = root.parent().unwrap_or(Path::new("")).to_path_buf();
@@ -67,7 +69,8 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Reads the module of the file `path`; the files of its child modules lie in the folder `below`.
+    /// Reads the module in the file `path`; the files of its child modules are in the folder
+    /// `below`.
     fn read(&mut self, parent: Option<usize>, path: &Path, below: &Path) -> Result<usize> {
         let syntax = parse_file(path)?;
         let file = self.files.len();
@@ -108,7 +111,7 @@ impl Tree {
         for import in names.imports {
             if let Some(name) = import.name {
                 let definitions = found.definitions.entry(name).or_default();
-                // What a function imports for itself does not hide what its module has.
+                // An import within a function does not hide a definition of its module.
                 if import.of_module || definitions.is_empty() {
                     definitions.push(Definition::Import(import.path.clone()));
                 }
@@ -181,14 +184,14 @@ impl Tree {
 /// Parses the file at `path`.
 ///
 /// # Errors
-/// When it cannot be read, or is no Rust.
+/// The file cannot be read, or is not valid Rust.
 pub(super) fn parse_file(path: &Path) -> Result<syn::File> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
     syn::parse_file(&text).with_context(|| format!("cannot parse {shown}"))
 }
 
-/// The value of `#[path = "…"]`.
+/// Returns the value of `#[path = "…"]`.
 fn path_attribute(attributes: &[Attribute]) -> Option<String> {
     let attribute = attributes.iter().find(|a| a.path().is_ident("path"))?;
     let Meta::NameValue(pair) = &attribute.meta else {

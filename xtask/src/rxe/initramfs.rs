@@ -1,4 +1,5 @@
-//! The initramfs of the virtual machine: busybox, the modules, a script and the job.
+//! Builds the initramfs of the virtual machine: busybox, the kernel modules, an init script and the
+//! job.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -10,11 +11,11 @@ use anyhow::{Context, Result, bail};
 
 use super::kernel::Kernel;
 
-/// The first process.
+/// The script of process 1.
 const INIT: &str = include_str!("init.sh");
-/// Where Debian's package has it.
+/// The path of busybox in Debian's package.
 const BUSYBOX: &str = "/bin/busybox";
-/// Variables that point to folders of the host which the machine has not.
+/// Variables for folders of the host that do not exist in the machine.
 const LEFT_OUT: &[&str] = &["TMPDIR", "XDG_RUNTIME_DIR"];
 
 /// A command to run in the machine.
@@ -22,14 +23,14 @@ const LEFT_OUT: &[&str] = &["TMPDIR", "XDG_RUNTIME_DIR"];
 pub(crate) struct Job {
     /// The program and its arguments.
     pub(crate) command: Vec<OsString>,
-    /// The folder that it runs in.
+    /// The working folder of the command.
     pub(crate) folder: PathBuf,
-    /// Its environment.
+    /// The environment of the command.
     pub(crate) env: Vec<(OsString, OsString)>,
 }
 
 impl Job {
-    /// `command` in this process's folder and environment.
+    /// Makes a job of `command` in this process's folder and environment.
     pub(crate) fn here(command: Vec<OsString>) -> Result<Job> {
         Ok(Job {
             command,
@@ -40,7 +41,7 @@ impl Job {
         })
     }
 
-    /// The job as a script of the shell.
+    /// Returns the job as a shell script.
     fn script(&self) -> Vec<u8> {
         let mut script = b"cd ".to_vec();
         quote(&mut script, self.folder.as_os_str());
@@ -61,7 +62,7 @@ impl Job {
     }
 }
 
-/// Appends `word` so that the shell reads it as it is.
+/// Appends `word`, quoted for the shell.
 fn quote(script: &mut Vec<u8>, word: &OsStr) {
     script.push(b'\'');
     for byte in word.as_bytes() {
@@ -73,7 +74,7 @@ fn quote(script: &mut Vec<u8>, word: &OsStr) {
     script.push(b'\'');
 }
 
-/// Writes the initramfs for `job` to `file`; `scratch` is an empty folder for its parts.
+/// Writes the initramfs for `job` to `file`; `scratch` is an empty folder for its content.
 pub(super) fn build(kernel: &Kernel, job: &Job, scratch: &Path, file: &Path) -> Result<()> {
     for folder in [
         "bin", "dev", "host", "layer", "modules", "proc", "root", "sys",
@@ -102,7 +103,7 @@ fn make_executable(file: &Path) -> Result<()> {
     )?)
 }
 
-/// Packs the folder in the only format that the kernel takes.
+/// Packs the folder as a newc cpio archive, the only format that the kernel accepts.
 fn pack(folder: &Path, file: &Path) -> Result<()> {
     let names = walk(folder)?;
     let mut cpio = Command::new("cpio")
@@ -131,7 +132,7 @@ fn pack(folder: &Path, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Everything below `folder`, relative to it, folders before what is in them.
+/// Returns everything below `folder` with relative paths, folders before their content.
 fn walk(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut names = Vec::new();
     let mut folders = vec![PathBuf::new()];

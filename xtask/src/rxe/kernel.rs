@@ -1,4 +1,4 @@
-//! The kernel of the virtual machine: the distribution's package, downloaded and unpacked, not
+//! The kernel of the virtual machine: the distribution's package, downloaded and unpacked, but not
 //! installed.
 
 use std::collections::{HashMap, HashSet};
@@ -12,10 +12,10 @@ use crate::paths::target_dir;
 /// The package that depends on the newest kernel.
 const META_PACKAGE: &str = "linux-image-amd64";
 
-/// Modules that the machine loads, in this order, each behind those that it depends on.
+/// Kernel modules that the machine loads, in this order, each after its dependencies.
 ///
-/// `rdma_rxe` asks the crypto interface for `crc32` without depending on `crc32_generic`, so that
-/// one must be there first.
+/// `rdma_rxe` uses the crypto algorithm `crc32` without a dependency on `crc32_generic`, so
+/// `crc32_generic` comes first.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_console",
@@ -35,18 +35,18 @@ const MODULES: &[&str] = &[
 /// A kernel that is ready to boot.
 #[derive(Debug)]
 pub(crate) struct Kernel {
-    /// Its release, such as `6.1.0-56-amd64`.
+    /// The kernel release, such as `6.1.0-56-amd64`.
     pub(crate) release: String,
-    /// Its image.
+    /// The path of the kernel image.
     pub(crate) image: PathBuf,
-    /// The modules in the order in which to load them.
+    /// The modules in the order of loading.
     pub(crate) modules: Vec<PathBuf>,
 }
 
-/// The kernel below the build folder; downloaded when it is not there yet.
+/// Returns the kernel below the build folder, and downloads it first if necessary.
 ///
 /// # Errors
-/// When the package cannot be had or is not what it should be; the message says what to do.
+/// The package is unavailable or incomplete; the message says what to do.
 pub(crate) fn get() -> Result<Kernel> {
     let folder = target_dir().join("rxe");
     let kernel = folder.join("kernel");
@@ -67,12 +67,12 @@ pub(crate) fn get() -> Result<Kernel> {
     })
 }
 
-/// Downloads and unpacks the package to `folder/kernel`, whole or not at all.
+/// Downloads and unpacks the package to `folder/kernel`, atomically.
 fn download(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder)?;
     let mut list = depends(META_PACKAGE);
     if list.is_err() {
-        // A fresh system has no lists yet.
+        // A fresh system has no package lists yet.
         crate::packages::update_lists()?;
         list = depends(META_PACKAGE);
     }
@@ -83,7 +83,7 @@ fn download(folder: &Path) -> Result<()> {
     std::fs::create_dir_all(&scratch)?;
     let done = fetch(&package, &scratch).and_then(|()| {
         match std::fs::rename(scratch.join("kernel"), folder.join("kernel")) {
-            // Another run was faster.
+            // Another run has finished first.
             Err(_) if folder.join("kernel").is_dir() => Ok(()),
             renamed => Ok(renamed?),
         }
@@ -110,7 +110,7 @@ fn fetch(package: &str, scratch: &Path) -> Result<()> {
     run(Command::new("dpkg-deb").arg("-x").arg(file).arg(&kernel))
 }
 
-/// The kernel's own package, on which the meta package depends.
+/// Returns the name of the kernel package on which the meta package depends.
 fn depends(package: &str) -> Result<String> {
     let out = Command::new("apt-cache")
         .args(["depends", package])
@@ -137,7 +137,7 @@ fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Looks at an unpacked package.
+/// Returns the kernel in an unpacked package.
 fn unpacked(folder: &Path) -> Result<Kernel> {
     let boot = folder.join("boot");
     let release = std::fs::read_dir(&boot)
@@ -166,10 +166,10 @@ fn unpacked(folder: &Path) -> Result<Kernel> {
     })
 }
 
-/// The files to load for `wanted`, dependencies first, from the text of `modules.dep`.
+/// Returns the files to load for `wanted`, dependencies first, from the text of `modules.dep`.
 ///
 /// # Errors
-/// When a module is neither there nor, by `modules.builtin`, part of the kernel itself.
+/// A module is neither available nor, by `modules.builtin`, part of the kernel image.
 fn load_order<'a>(dep: &'a str, builtin: &str, wanted: &[&str]) -> Result<Vec<&'a str>> {
     let lines = dep.lines().filter_map(|line| line.split_once(':'));
     let depends: HashMap<&str, Vec<&str>> = lines
@@ -180,7 +180,7 @@ fn load_order<'a>(dep: &'a str, builtin: &str, wanted: &[&str]) -> Result<Vec<&'
     let mut order = Vec::new();
     for module in wanted {
         match by_name.get(*module) {
-            // modules.dep lists all that a module needs, the nearest first.
+            // modules.dep lists all dependencies of a module, direct ones first.
             Some(path) => {
                 for path in depends[path].iter().rev().chain([path]) {
                     if !order.contains(path) {
@@ -195,7 +195,7 @@ fn load_order<'a>(dep: &'a str, builtin: &str, wanted: &[&str]) -> Result<Vec<&'
     Ok(order)
 }
 
-/// The name of the module in the file at `path`.
+/// Returns the name of the module in the file at `path`.
 fn name(path: &str) -> String {
     let file = path.rsplit('/').next().unwrap_or(path);
     let stem = file.split(".ko").next().unwrap_or(file);

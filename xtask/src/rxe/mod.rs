@@ -1,13 +1,13 @@
-//! `cargo xtask rxe`: a command in a virtual machine that has the kernel's Soft-RoCE.
+//! `cargo xtask rxe`: runs a command in a virtual machine with the kernel's Soft-RoCE.
 //!
-//! The machine is Debian's stock kernel under QEMU with software emulation, and an initramfs of busybox and the
-//! modules. Its files are the host's, with a writable layer over them that is gone with the machine. The command finds
-//! there an RDMA device `rxe0` on an Ethernet device with the address 192.0.2.1 (of the range for documentation, RFC
-//! 5737).
+//! The machine runs Debian's stock kernel under QEMU with software emulation, and an initramfs of
+//! busybox and kernel modules. Its files are the host's, below a writable layer that is discarded
+//! at the end. The machine has an RDMA device `rxe0` on an Ethernet device with the address
+//! 192.0.2.1 (from the documentation range, RFC 5737).
 //!
 //! - [`kernel`]: the kernel and its modules, from the distribution's package;
-//! - [`initramfs`]: what the kernel starts;
-//! - [`vm`]: the machine while it runs.
+//! - [`initramfs`]: the content of the initramfs;
+//! - [`vm`]: the running machine.
 
 mod initramfs;
 mod kernel;
@@ -69,20 +69,19 @@ pub(crate) const PACKAGES: &[Package] = &[
     packages::IBVERBS_UTILS,
 ];
 
-/// Seconds after which a test program is taken for hung.
+/// Seconds after which a test program is considered hung.
 const TEST_LIMIT: u32 = 1200;
 
-/// The words before a test program that run it in the machine.
+/// Returns the words that, before a test program, run it in the machine.
 pub(crate) fn runner() -> Result<Vec<String>> {
     let this = std::env::current_exe().context("cannot find this program's own file")?;
     let this = this.to_str().context("this program's path is not UTF-8")?;
-    // A step may have built this program again, and put the new one into its place.
+    // A step may have rebuilt this program; the new one has the same path.
     let this = this.strip_suffix(" (deleted)").unwrap_or(this);
     let words = [this, "rxe", "--limit", &TEST_LIMIT.to_string(), "--"];
     Ok(words.map(str::to_owned).into())
 }
 
-/// Runs the chore.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
     packages::ensure(PACKAGES)?;
     let mut command = args.command;
@@ -105,11 +104,10 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::from(status))
 }
 
-/// Runs `command` in a machine of the usual size, in the current folder; gives back its exit
-/// status.
+/// Runs `command` in a machine of the default size, in the current folder; returns its exit status.
 ///
 /// # Errors
-/// As [`Machine::run`], and when packages are missing or there is no kernel to be had.
+/// As [`Machine::run`]; also if packages are missing or no kernel is available.
 pub(crate) fn run_command(
     command: Vec<OsString>,
     stdout: impl Write + Send + 'static,

@@ -1,4 +1,4 @@
-//! The virtual machine while it runs.
+//! The running virtual machine.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -14,19 +14,19 @@ use anyhow::{Context, Result, anyhow, bail};
 use super::initramfs::{self, Job};
 use super::kernel::Kernel;
 
-/// How long the machine may take until it runs the command. A free machine needs 3 seconds.
+/// The time limit for booting to the command. An idle host needs 3 seconds.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
-/// How long the machine may take to power off.
+/// The time limit for powering off.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
-/// How many of the kernel's lines a failure shows.
+/// The kernel's last lines that a failure message contains.
 const LAST_LINES: usize = 30;
 
-/// A machine to be.
+/// The size of a machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
-    /// Its processors.
+    /// Number of processors.
     pub(crate) cpus: u32,
-    /// Its memory in units of 2^20 bytes.
+    /// Memory in MiB.
     pub(crate) memory_mib: u32,
 }
 
@@ -39,7 +39,7 @@ impl Default for Machine {
     }
 }
 
-/// Ends QEMU with its value, whatever happens.
+/// QEMU's process, killed when dropped.
 struct Qemu(Child);
 
 impl Drop for Qemu {
@@ -49,15 +49,15 @@ impl Drop for Qemu {
     }
 }
 
-/// The file with what the kernel prints.
+/// The file with the kernel's console output.
 const CONSOLE: &str = "console";
-/// The file with what QEMU complains about.
+/// The file with QEMU's error messages.
 const QEMU_WORDS: &str = "qemu";
 
-/// The ports of the machine, in the order of their connections.
+/// The serial ports of the machine, in the order of their connections.
 const PORTS: [&str; 3] = ["control", "stdout", "stderr"];
 
-/// A message of the machine on its control port.
+/// A message from the machine on its control port.
 #[derive(Debug, PartialEq, Eq)]
 enum Said {
     Ready,
@@ -66,11 +66,11 @@ enum Said {
 }
 
 impl Machine {
-    /// Boots `kernel`, runs `job`, copies its output, and gives back its exit status (128 and the
-    /// signal's number for one that a signal ended, as a shell does).
+    /// Boots `kernel`, runs `job`, copies its output, and returns its exit status. That is 128 plus
+    /// the signal number if a signal ended the job, as in a shell.
     ///
     /// # Errors
-    /// When the machine does not start, stops early, or `limit` passes: the message carries the
+    /// The machine does not start, stops early, or `limit` passes; the message contains the
     /// kernel's last lines.
     pub(crate) fn run(
         &self,
@@ -120,16 +120,16 @@ impl Machine {
     }
 
     fn start(&self, kernel: &Kernel, initramfs: &Path, scratch: &Path) -> Result<Child> {
-        // QEMU must not outlive this process, however it ends.
+        // QEMU must not outlive this process, however this process ends.
         let mut command = Command::new("setpriv");
         command
             .args(["--pdeathsig", "KILL", "qemu-system-x86_64", "-nodefaults"])
             .args(["-no-reboot", "-display", "none", "-monitor", "none"])
-            // Not /dev/kvm: within a virtual machine it may be there and hang.
+            // Avoid /dev/kvm: within a virtual machine it may exist and hang.
             .args(["-accel", "tcg,thread=multi"])
-            // TCG executes `rep movsb` byte by byte. Without ERMS neither the kernel's memcpy nor
-            // glibc's takes it: a software NIC's WRITE of 64 KiB is then 50 times faster, Soft-RoCE's
-            // as fast as before or faster.
+            // TCG executes `rep movsb` byte by byte. Without ERMS, the memcpy of the kernel and of
+            // glibc do not use it. Then the software NIC's WRITE of 64 KiB is 50 times faster, and
+            // Soft-RoCE's is no slower.
             .args(["-cpu", "max,-erms,-fsrm"])
             .args(["-smp", &self.cpus.to_string()])
             .args(["-m", &format!("{}M", self.memory_mib)])
@@ -137,9 +137,9 @@ impl Machine {
             .arg(&kernel.image)
             .arg("-initrd")
             .arg(initramfs)
-            // An oops of a driver would leave the command waiting for it.
-            // The clock is the TSC, which TCG keeps the same on all processors: reading it takes 55 ns,
-            // and 830 ns from the HPET that the kernel would choose.
+            // Panic at an oops of a driver, or the command would wait forever. The clock source is the
+            // TSC, which TCG keeps equal on all processors: a read takes 55 ns. The kernel would
+            // choose the HPET, with 830 ns.
             .args([
                 "-append",
                 "console=ttyS0 panic=-1 oops=panic clocksource=tsc tsc=reliable",
@@ -171,7 +171,7 @@ impl Machine {
     }
 }
 
-/// QEMU's connection to `listener`; it makes all of them before the machine starts.
+/// Returns QEMU's connection to `listener`; QEMU makes all connections before the machine starts.
 fn accept(listener: &UnixListener, qemu: &mut Child) -> Result<UnixStream> {
     listener.set_nonblocking(true)?;
     let begin = Instant::now();
@@ -194,7 +194,7 @@ fn accept(listener: &UnixListener, qemu: &mut Child) -> Result<UnixStream> {
     }
 }
 
-/// Copies until the end of `from`, a piece as soon as it is there.
+/// Copies until the end of `from`, and writes each piece at once.
 fn copy(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
     let mut buffer = vec![0; 64 << 10];
     loop {
@@ -205,14 +205,14 @@ fn copy(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
                 to.flush()?;
             }
             Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-            // QEMU was ended.
+            // QEMU has ended.
             Err(err) if err.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
             Err(err) => return Err(err),
         }
     }
 }
 
-/// Messages of the control port; the channel ends with the machine.
+/// Returns the messages of the control port; the channel closes when the machine ends.
 fn listen(control: UnixStream) -> Receiver<Said> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
@@ -270,7 +270,7 @@ fn wait(said: &Receiver<Said>, limit: Option<Duration>) -> Result<u8> {
     }
 }
 
-/// The last lines of the kernel and of QEMU, for a message.
+/// Returns the last lines of the kernel and of QEMU, for an error message.
 fn last_words(scratch: &Path, qemu: &mut Child) -> String {
     let _ = qemu.kill();
     let _ = qemu.wait();
@@ -291,7 +291,7 @@ fn last_words(scratch: &Path, qemu: &mut Child) -> String {
     words
 }
 
-/// Waits until the machine has powered off by itself, so that all of its output has come.
+/// Waits until the machine has powered off by itself, so that all output has arrived.
 fn stop(qemu: &mut Child) {
     let begin = Instant::now();
     while matches!(qemu.try_wait(), Ok(None)) && begin.elapsed() < STOP_LIMIT {

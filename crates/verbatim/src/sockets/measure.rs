@@ -185,7 +185,7 @@ fn once(row: &Row, carried: bool) -> Result<f64> {
     let out = client.wait_with_output()?;
     let text = String::from_utf8_lossy(&out.stdout);
     if row.server.starts_with("nginx") {
-        // nginx ends its workers only if the signal can be handled, unlike SIGKILL.
+        // The master of nginx ends its workers at SIGTERM, but cannot at SIGKILL.
         rustix::process::kill_process(
             rustix::process::Pid::from_child(&server.0),
             rustix::process::Signal::TERM,
