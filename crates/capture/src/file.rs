@@ -1,4 +1,4 @@
-//! Files in the format of pcap that several processes write.
+//! Files in the pcap format that several processes write at the same time.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -12,30 +12,31 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::frame::{Datagram, FrameError};
 
-/// The header of a file: magic number of time stamps in nanoseconds, version 2.4, time zone and accuracy 0, the longest
-/// frame, and the link type Ethernet. Numbers are little-endian.
+/// The header of a file: the magic number for time stamps in nanoseconds, version 2.4, time zone
+/// and accuracy 0, the largest frame length, and the link type Ethernet. Numbers are little-endian.
 const HEADER: [u8; 24] = [
     0x4d, 0x3c, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0,
 ];
-/// Bytes in front of each frame.
+/// Bytes of the pcap record header before each frame.
 const RECORD_HEADER: usize = 16;
 /// Bytes of Ethernet, IPv6 and UDP headers.
 const HEADROOM: usize = 14 + 40 + 8;
-/// How long a process waits for its turn: longer than a busy machine keeps the process from running that has it.
+/// The time that a process waits for its turn. A busy machine delays the current holder of the turn
+/// for less than this.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Why a capture cannot be opened.
+/// The reason why a capture cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The operating system refuses.
+    /// The operating system refuses access to the file.
     #[error("{}: cannot open the capture: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The file exists and is something else.
+    /// The file exists and is no capture of this kind.
     #[error(
         "{}: not a capture of Ethernet frames with time stamps in nanoseconds; name another file, or remove this one",
         path.display()
@@ -46,20 +47,22 @@ pub enum OpenError {
     },
 }
 
-/// A pcap file that is open to be written. Other processes may write it, too.
+/// A pcap file that is open for writing, also by other processes.
 #[derive(Debug)]
 pub struct Capture {
     file: File,
-    /// The turn among the threads of this process, whose locks of one open file do not exclude each other.
+    /// The turn among the threads of this process, since file locks do not exclude threads that
+    /// share an open file.
     threads: Mutex<()>,
-    /// The process that has the turn kept it for longer than [`PATIENCE`]: it may be stopped.
+    /// True once a process has kept its turn for longer than [`PATIENCE`], for example because it
+    /// was stopped.
     is_stuck: AtomicBool,
 }
 
-/// The right to write next, which ends when this is dropped.
+/// The exclusive right to write, until this value is dropped.
 #[derive(Debug)]
 pub struct Turn<'a> {
-    /// The file, if it is locked.
+    /// The file, if locked.
     locked: Option<&'a File>,
     _threads: MutexGuard<'a, ()>,
 }
@@ -67,20 +70,20 @@ pub struct Turn<'a> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         if let Some(file) = self.locked {
-            // What can fail is the lock, not its end.
+            // Only locking can fail, not unlocking.
             let _ = file.unlock();
         }
     }
 }
 
-/// Packets that are written by one system call.
+/// Packets to be written by one system call.
 #[derive(Debug, Default)]
 pub struct Records {
     bytes: Vec<u8>,
 }
 
 impl Records {
-    /// Whether there is none.
+    /// Returns true if no packets were added.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
@@ -89,7 +92,7 @@ impl Records {
     /// Appends a packet that was sent or received at `time`.
     ///
     /// # Errors
-    /// The datagram has no frame. The records are as before.
+    /// The datagram has no frame; the records are unchanged.
     pub fn push(&mut self, time: SystemTime, datagram: &Datagram<'_>) -> Result<(), FrameError> {
         let start = self.bytes.len();
         let frame = start + RECORD_HEADER;
@@ -100,7 +103,7 @@ impl Records {
             .emit(&mut self.bytes)
             .inspect_err(|_| self.bytes.truncate(start))?;
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        // Seconds are 32 bits, until 2106.
+        // Seconds have 32 bits, which suffice until 2106.
         let seconds = u32::try_from(since.as_secs()).unwrap_or(u32::MAX);
         // A frame has at most 65,535 bytes and an Ethernet header.
         let len = u32::try_from(self.bytes.len() - frame).unwrap_or(u32::MAX);
@@ -114,10 +117,10 @@ impl Records {
 }
 
 impl Capture {
-    /// A new file in place of one that may be there.
+    /// Creates a file, and replaces an existing one.
     ///
     /// # Errors
-    /// The file cannot be made.
+    /// The file cannot be created.
     pub fn create(path: &Path) -> Result<Self, OpenError> {
         let write = || {
             let (file, temporary) = new_file(path)?;
@@ -127,10 +130,10 @@ impl Capture {
         write().map_err(|source| at(path, source))
     }
 
-    /// The file that is there, to be continued; a new one, if there is none.
+    /// Opens an existing file for appending, or creates the file.
     ///
     /// # Errors
-    /// The file cannot be opened or made, or is no capture of this kind.
+    /// The file cannot be opened or created, or is no capture of this kind.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         loop {
             match OpenOptions::new().read(true).append(true).open(path) {
@@ -140,14 +143,14 @@ impl Capture {
             }
             match linked(path) {
                 Ok(file) => return Ok(Self::of(file)),
-                // Another process was faster.
+                // Another process has created the file first.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(source) => return Err(at(path, source)),
             }
         }
     }
 
-    /// A file with a header of ours.
+    /// Checks the header of an existing file.
     fn continued(mut file: File, path: &Path) -> Result<Self, OpenError> {
         let mut header = [0; HEADER.len()];
         match file.read_exact(&mut header) {
@@ -165,11 +168,12 @@ impl Capture {
         }
     }
 
-    /// Waits for the right to write next, among all processes that take turns.
+    /// Waits for the exclusive right to write, among all threads and processes that write the file.
     ///
-    /// A process that sends packets and writes them in one turn has them in front of the answers of a process that does the
-    /// same. Where a process keeps its turn for longer than a second, since it was stopped, the others go on without it. So
-    /// they do where the file system has no locks.
+    /// A process can send packets and write them in one turn. Then they precede the answers of a
+    /// process that does the same. If a process keeps its turn for longer than a second because it
+    /// was stopped, the others continue without turns. The same holds if the file system has no
+    /// locks.
     pub fn turn(&self) -> Turn<'_> {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
@@ -214,7 +218,7 @@ impl Capture {
     /// The file cannot be written. If only a part could be written (`WriteZero`), e.g. because the disk is full, the file
     /// is of no use from there on.
     pub fn append(&self, records: &Records) -> io::Result<()> {
-        // One system call: with O_APPEND, records of processes do not mix.
+        // Use one system call: with O_APPEND, records of several processes do not mix.
         let written = loop {
             match (&self.file).write(&records.bytes) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -236,7 +240,7 @@ fn at(path: &Path, source: io::Error) -> OpenError {
     }
 }
 
-/// A file with nothing but a header, beside `path`.
+/// Creates a hidden file beside `path` that contains only the header.
 fn new_file(path: &Path) -> io::Result<(File, PathBuf)> {
     static FILES: AtomicU64 = AtomicU64::new(0);
     let name = path.file_name().ok_or(ErrorKind::InvalidInput)?;
@@ -256,7 +260,7 @@ fn new_file(path: &Path) -> io::Result<(File, PathBuf)> {
     Ok((file, temporary))
 }
 
-/// A new file that gets its name only if nobody has it, with the header in it already.
+/// Creates a file at `path`, header included, unless the path already exists.
 fn linked(path: &Path) -> io::Result<File> {
     let (file, temporary) = new_file(path)?;
     keep_or_remove(&temporary, || fs::hard_link(&temporary, path))?;
@@ -264,10 +268,10 @@ fn linked(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Does `step`; if it fails, `temporary` goes.
+/// Runs `step`, and removes `temporary` if the step fails.
 fn keep_or_remove(temporary: &Path, step: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
     step().inspect_err(|_| {
-        // The error that is reported is that of the step.
+        // Report only the error of the step.
         let _ = fs::remove_file(temporary);
     })
 }

@@ -4,27 +4,27 @@ use std::net::{IpAddr, SocketAddr};
 
 use etherparse::{IpDscp, IpEcn, IpHeaders, IpNumber, Ipv4Header, Ipv6Header, PacketBuilder};
 
-/// A UDP datagram on its way.
+/// A UDP datagram, as sent or received.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
     /// Source address and UDP port.
     pub src: SocketAddr,
     /// Destination address and UDP port.
     pub dst: SocketAddr,
-    /// Identification of the IPv4 header, which the ICRC covers; IPv6 has none.
+    /// Identification of the IPv4 header, which the ICRC covers; unused for IPv6.
     pub identification: u16,
     /// TOS of IPv4 or traffic class of IPv6, with the ECN bits.
     pub traffic_class: u8,
     /// TTL of IPv4 or hop limit of IPv6.
     pub hop_limit: u8,
-    /// The bytes behind the UDP header: BTH to ICRC.
+    /// The UDP payload: BTH to ICRC.
     pub payload: &'a [u8],
 }
 
-/// Why a datagram has no frame.
+/// The reason why a datagram has no frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// One address is of IPv4 and the other of IPv6.
+    /// One address is IPv4 and the other IPv6.
     #[error("source {src} and destination {dst} are addresses of two families")]
     Families {
         /// Source.
@@ -32,12 +32,13 @@ pub enum FrameError {
         /// Destination.
         dst: IpAddr,
     },
-    /// A datagram has at most 65,507 bytes.
+    /// The payload exceeds 65,507 bytes, the maximum of a UDP datagram.
     #[error("{0} bytes do not fit in a UDP datagram")]
     TooLong(usize),
 }
 
-/// The Ethernet address that a frame has for an IP address: locally administered, with the last four bytes of the address.
+/// Returns an Ethernet address for an IP address: locally administered, with the last four bytes of
+/// the IP address.
 fn ethernet_address(ip: IpAddr) -> [u8; 6] {
     let [a, b, c, d] = match ip {
         IpAddr::V4(ip) => ip.octets(),
@@ -60,7 +61,7 @@ impl Datagram<'_> {
                 let (ttl, protocol) = (self.hop_limit, IpNumber::UDP);
                 let header = Ipv4Header::new(udp_len, ttl, protocol, src.octets(), dst.octets());
                 let mut header = header.map_err(|_| too_long)?;
-                // Six and two bits: they always fit.
+                // Values of six and two bits always fit.
                 header.dscp = IpDscp::try_new(self.traffic_class >> 2).unwrap_or_default();
                 header.ecn = IpEcn::try_new(self.traffic_class & 3).unwrap_or_default();
                 header.identification = self.identification;

@@ -1,4 +1,4 @@
-//! Captures by their bytes.
+//! Checks captures byte by byte.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 
 const MAGIC: [u8; 4] = [0x4d, 0x3c, 0xb2, 0xa1];
 
-/// The records of a file: seconds, nanoseconds, frame.
+/// Returns the records of a file: seconds, nanoseconds, frame.
 fn records(path: &Path) -> Vec<(u32, u32, Vec<u8>)> {
     let bytes = fs::read(path).expect("the file is there");
     let (header, mut rest) = bytes.split_at(24);
@@ -168,7 +168,7 @@ fn many_writers_open_one_file_and_their_records_stay_whole() {
         next[writer] += 1;
     }
     assert_eq!(next, vec![each; usize::from(writers)]);
-    // Nothing else lies in the folder.
+    // The temporary files are gone.
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
 }
 
@@ -240,7 +240,7 @@ fn a_turn_ends_before_the_next_begins_unless_it_is_kept() {
             let _turn = second.turn();
             write(&second, b"2");
         });
-        // Long enough for the other to write, if it did not wait.
+        // Long enough for the other thread to write, if it did not wait for its turn.
         thread::sleep(Duration::from_millis(100));
         write(&first, b"1");
         drop(turn);
@@ -249,7 +249,7 @@ fn a_turn_ends_before_the_next_begins_unless_it_is_kept() {
     let written: Vec<u8> = records(&path).iter().map(payloads).collect();
     assert_eq!(written, b"12");
 
-    // The others go on without one that keeps its turn.
+    // The others continue without a process that keeps its turn.
     let kept = first.turn();
     (0..3).for_each(|_| drop(second.turn()));
     drop(kept);

@@ -1,5 +1,5 @@
-//! tshark takes captures for InfiniBand over UDP, and reads the fields that were written. The tests need tshark; the
-//! same bytes are checked without it in `file.rs` and in the crate `roce`.
+//! tshark decodes captures as InfiniBand over UDP and reads the written field values. The tests
+//! need tshark; `file.rs` and the crate `roce` check the same bytes without tshark.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -15,7 +15,7 @@ use roce::opcode::Opcode;
 use roce::packet::{Aeth, AtomicEth, Bth, Deth, Extended, Feth, Packet, Reth, Syndrome};
 use roce::psn::Psn;
 
-/// A capture to which packets are sent.
+/// A capture into which packets are written.
 struct Wire {
     capture: Capture,
     addresses: Addresses,
@@ -57,7 +57,7 @@ impl Wire {
     }
 }
 
-/// The fields of each packet as tshark prints them, one column each. `None`: there is no tshark.
+/// Returns the fields of each packet as tshark prints them; `None` without tshark.
 fn decoded(path: &Path, fields: &[&str]) -> Option<Vec<Vec<String>>> {
     let mut tshark = Command::new("tshark");
     tshark.arg("-r").arg(path).args([
@@ -85,10 +85,10 @@ fn decoded(path: &Path, fields: &[&str]) -> Option<Vec<Vec<String>>> {
     Some(lines.lines().map(columns).collect())
 }
 
-/// Fields by which tshark complains.
+/// Fields that contain tshark's warnings.
 const COMPLAINTS: [&str; 2] = ["_ws.malformed", "_ws.expert.message"];
 
-/// A packet with all extended headers: `emit` writes those that its opcode has.
+/// Returns a packet with all extended headers; `emit` writes only those of its opcode.
 fn packet(opcode: Opcode, number: u32, payload: &[u8]) -> Packet<'_> {
     use roce::opcode::{Operation as O, TailKind};
     let imm = (opcode.tail == TailKind::Imm).then_some([1, 2, 3, 4]);
@@ -327,7 +327,7 @@ fn tshark_reads_messages_of_communication_management() {
         .collect();
     assert_eq!(lines, expected);
 
-    // Each field of a line: its name, what tshark says of it.
+    // Each field of a line: its name, and the value that tshark prints.
     let check = |line: usize, prefix: &str, fields: &[(&str, &str)]| {
         let names: Vec<String> = fields
             .iter()
@@ -352,8 +352,8 @@ fn tshark_reads_messages_of_communication_management() {
     check(6, "infiniband.cm.drsp", &ids);
 }
 
-/// The fields of the REQ in tshark. tshark 4.0 reads flow label and packet rate at other bits than the specification
-/// has.
+/// The fields of the REQ in tshark. tshark 4.0 reads flow label and packet rate at other bit
+/// positions than the specification's.
 const REQ_FIELDS: &[(&str, &str)] = &[
     ("serviceid", "0x0000000001061d2f"),
     ("serviceid.dport", "0x1d2f"),

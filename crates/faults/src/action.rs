@@ -1,42 +1,45 @@
-//! What a rule does.
+//! The actions of rules.
 
 use std::net::IpAddr;
 
-/// The action of a rule that applies.
+/// The action of a rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Action {
-    /// Something happens to a packet.
+    /// An action on a packet.
     Packet(PacketAction),
-    /// A verb is refused with this errno.
+    /// The verb fails with this errno.
     Errno(i32),
     /// A work request completes with this `ibv_wc_status` and is not executed.
     Status(u32),
-    /// The receiver of a work request is not ready for so many nanoseconds.
+    /// The receiver of a work request is not ready for this time in nanoseconds.
     ReceiverNotReady(u64),
-    /// A completion is delayed by so many nanoseconds, from and to.
+    /// A completion is delayed by a random time between these two, in nanoseconds.
     Late(u64, u64),
-    /// Something happens to the device or the process.
+    /// An incident of the device or the process.
     Incident(Incident),
 }
 
 /// An action on a packet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PacketAction {
-    /// It is lost.
+    /// The packet is lost.
     Drop,
-    /// It comes twice.
+    /// The packet arrives twice.
     Duplicate,
-    /// One bit of it is inverted.
+    /// One bit of the packet is inverted.
     Corrupt,
-    /// It is marked as having experienced congestion.
+    /// The packet is marked as having experienced congestion (ECN).
     Ecn,
-    /// It is late by so many nanoseconds, from and to; those behind it wait.
+    /// The packet is delayed by a random time between these two, in nanoseconds; later packets
+    /// wait.
     Delay(u64, u64),
-    /// The same, but those behind it overtake it.
+    /// The packet is delayed by a random time between these two, in nanoseconds; later packets
+    /// overtake the packet.
     Reorder(u64, u64),
-    /// All packets share so many bits per second; what would wait longer than 100 ms is lost.
+    /// All packets share this rate in bits per second; a packet that would wait longer than 100 ms
+    /// is lost.
     Rate(u64),
-    /// It is lost if it goes from the one to the other, or back.
+    /// The packet is lost if it goes from one address to the other, in either direction.
     Partition(Partition),
 }
 
@@ -49,7 +52,7 @@ pub struct Partition {
     pub other: IpAddr,
 }
 
-/// How long a packet waits for a limited rate at most.
+/// The longest time in nanoseconds that a packet waits at a limited rate.
 pub(crate) const QUEUE_NS: u64 = 100_000_000;
 
 /// An action on the device or the process.
@@ -57,16 +60,17 @@ pub(crate) const QUEUE_NS: u64 = 100_000_000;
 pub enum Incident {
     /// This `ibv_event_type` is raised.
     Event(u32),
-    /// The process stops for so many nanoseconds.
+    /// The process stops for this time in nanoseconds.
     Pause(u64),
-    /// The cable is pulled for so many nanoseconds, or for good.
+    /// The link is down for this time in nanoseconds, or permanently.
     LinkDown(Option<u64>),
-    /// The cable is back, which no rule says: the time of [`LinkDown`](Self::LinkDown) is over.
+    /// The link is up again. No rule has this action; it follows at the end of
+    /// [`LinkDown`](Self::LinkDown).
     LinkUp,
 }
 
 impl PacketAction {
-    /// Whether this is done to packets of both directions where the rule does not say which.
+    /// Returns true if the action applies to both directions unless the rule names one.
     pub(crate) fn is_symmetric(self) -> bool {
         matches!(self, Self::Partition(_))
     }

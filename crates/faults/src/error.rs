@@ -2,7 +2,7 @@
 
 use crate::verdict::MAX_RULES;
 
-/// Why a text is not a fault plan.
+/// The reason why a text is no fault plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
@@ -15,14 +15,14 @@ pub enum PlanError {
     /// A rule is wrong.
     #[error("rule {number} ({text}): {reason}")]
     Rule {
-        /// Its number, from 1 on.
+        /// The rule's number, from 1.
         number: usize,
         /// The rule as it was given.
         text: String,
-        /// The error, and the possible values.
+        /// The error, and the allowed values.
         reason: String,
     },
-    /// The text is not TOML of the form of a plan.
+    /// The text is no TOML, or has another form than a plan.
     #[error("the plan is not TOML with [[rule]] tables of keys and values: {0}")]
     Toml(String),
 }

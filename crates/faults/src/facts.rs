@@ -1,56 +1,56 @@
-//! The facts of an occurrence, which an injector decides about.
+//! Occurrences about which an injector decides, with their attributes.
 
 use std::net::IpAddr;
 
 /// A queue pair of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueuePair {
-    /// Its number in the order in which the process has created its queue pairs, from 1 on; 0: unknown.
+    /// The place in the order of creation among the process's queue pairs, from 1; 0 if unknown.
     pub number: u32,
-    /// Its queue pair number.
+    /// The queue pair number.
     pub qpn: u32,
 }
 
-/// The other end.
+/// The peer of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peer {
-    /// Its address.
+    /// The peer's address.
     pub address: Option<IpAddr>,
-    /// Its queue pair number.
+    /// The peer's queue pair number.
     pub qpn: Option<u32>,
 }
 
-/// Whether a packet leaves this process or reaches it.
+/// The direction of a packet, as seen from this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Direction {
-    /// It leaves.
+    /// The packet leaves this process.
     #[default]
     Send,
-    /// It arrives.
+    /// The packet arrives at this process.
     Receive,
 }
 
-/// A packet.
+/// A packet that is sent or received.
 #[derive(Clone, Copy, Debug)]
 pub struct PacketFacts {
-    /// Whether it leaves or arrives.
+    /// The direction of the packet.
     pub direction: Direction,
-    /// Where it comes from.
+    /// The source address.
     pub source: IpAddr,
-    /// Where it goes.
+    /// The destination address.
     pub destination: IpAddr,
-    /// The queue pair of this process that sends it or that it is for.
+    /// The queue pair of this process that sends or receives the packet.
     pub queue_pair: QueuePair,
-    /// The queue pair at the other end, where it is known.
+    /// The queue pair number of the peer, if known.
     pub peer_qpn: Option<u32>,
-    /// One of [`OPERATIONS`](crate::OPERATIONS).
+    /// The operation, one of [`OPERATIONS`](crate::OPERATIONS).
     pub operation: &'static str,
-    /// Its length without the link's header.
+    /// The length without the link-layer header.
     pub bytes: u32,
 }
 
 impl PacketFacts {
-    /// The address at the other end.
+    /// Returns the peer of this process.
     pub(crate) fn peer(&self) -> Peer {
         let address = match self.direction {
             Direction::Send => self.destination,
@@ -66,14 +66,14 @@ impl PacketFacts {
 /// A call of a verb.
 #[derive(Clone, Copy, Debug)]
 pub struct VerbFacts {
-    /// Its name, such as `ibv_reg_mr`.
+    /// The verb's name, such as `ibv_reg_mr`.
     pub name: &'static str,
-    /// The queue pair that it is called for, if it is.
+    /// The queue pair for which the verb is called, if any.
     pub queue_pair: QueuePair,
 }
 
 impl VerbFacts {
-    /// A verb that is not called for a queue pair.
+    /// Returns a call that concerns no queue pair.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self {
@@ -83,22 +83,22 @@ impl VerbFacts {
     }
 }
 
-/// A work request that is posted.
+/// A work request at its post.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkFacts {
-    /// One of [`OPERATIONS`](crate::OPERATIONS).
+    /// The operation, one of [`OPERATIONS`](crate::OPERATIONS).
     pub operation: &'static str,
-    /// Where it is posted; of a shared receive queue the number 0.
+    /// The queue pair; the number is 0 for a shared receive queue.
     pub queue_pair: QueuePair,
-    /// The queue pair's peer, or the destination of a datagram, where it is known.
+    /// The queue pair's peer, or the destination of a datagram, if known.
     pub peer: Peer,
 }
 
-/// A completion that is about to be delivered.
+/// A completion before its delivery.
 #[derive(Clone, Copy, Debug)]
 pub struct CompletionFacts {
-    /// One of [`OPERATIONS`](crate::OPERATIONS).
+    /// The operation, one of [`OPERATIONS`](crate::OPERATIONS).
     pub operation: &'static str,
-    /// The queue pair of its work request.
+    /// The queue pair of the work request.
     pub queue_pair: QueuePair,
 }

@@ -6,10 +6,11 @@ use crate::{
     CompletionFacts, Direction, Injector, PacketFacts, Peer, Plan, QueuePair, VerbFacts, WorkFacts,
 };
 
-/// A plan of any bytes: refused with words, or written as a line that is the same plan, and obeyed.
+/// Parses any bytes as a plan. A plan must print as a line that parses to the same plan; an
+/// injector then runs it.
 ///
 /// # Panics
-/// If a plan is not itself again, or a rule strikes more often than it saw or may.
+/// The printed plan differs, or a rule strikes more often than it matched or its count allows.
 pub fn fault_plan(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;

@@ -1,4 +1,4 @@
-//! The injector: it decides which rule applies to an occurrence.
+//! The injector, which decides which rules strike an occurrence.
 
 use crate::action::{Action, Incident};
 use crate::facts::{CompletionFacts, PacketFacts, QueuePair, VerbFacts, WorkFacts};
@@ -9,22 +9,23 @@ use crate::rule::{Occasion, Rule};
 use crate::select::State;
 use crate::verdict::{Counts, Fate, Happening, Struck, VerbVerdict, WorkFault, WorkVerdict};
 
-/// Decides by plan and seed what goes wrong. Times are nanoseconds since the process opened its device.
+/// An injector of faults by plan and seed. Times are nanoseconds since the process opened its
+/// device.
 #[derive(Clone, Debug)]
 pub struct Injector {
     states: Vec<State>,
-    /// The cable is out until then.
+    /// The time until which the link is down.
     link_down_until: Option<u64>,
 }
 
 impl Injector {
-    /// An injector that nothing has happened to.
+    /// Makes an injector without past occurrences.
     #[must_use]
     pub fn new(plan: Plan, seed: u64) -> Self {
         let mut states: Vec<State> = Vec::new();
         for rule in plan.into_rules() {
             let text = rule.to_string();
-            // Rules of the same words draw differently.
+            // Give equal rules different random streams.
             let twins = states.iter().filter(|state| state.rule.to_string() == text);
             let twins = twins.count() as u64;
             let draws = Draws::new(seed, of_text(&text).wrapping_add(twins));
@@ -36,12 +37,12 @@ impl Injector {
         }
     }
 
-    /// The rules, in the order of the plan.
+    /// Returns the rules, in the order of the plan.
     pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
         self.states.iter().map(|state| &state.rule)
     }
 
-    /// Counts of each rule, in the order of the plan.
+    /// Returns the counts of each rule, in the order of the plan.
     pub fn counts(&self) -> impl ExactSizeIterator<Item = Counts> + '_ {
         self.states.iter().map(|state| Counts {
             matched: state.matched,
@@ -49,7 +50,7 @@ impl Injector {
         })
     }
 
-    /// Decides about a packet that leaves or arrives.
+    /// Decides about a packet that is sent or received.
     pub fn packet(&mut self, now_ns: u64, facts: &PacketFacts) -> Fate {
         let mut fate = Fate::default();
         for (index, state) in self.states.iter_mut().enumerate() {
@@ -85,7 +86,7 @@ impl Injector {
         verdict
     }
 
-    /// Decides about a work request that is posted.
+    /// Decides about a work request at its post.
     pub fn work_request(&mut self, now_ns: u64, facts: &WorkFacts) -> WorkVerdict {
         let mut verdict = WorkVerdict::default();
         for (index, state) in self.states.iter_mut().enumerate() {
@@ -115,7 +116,7 @@ impl Injector {
         verdict
     }
 
-    /// By how many nanoseconds a completion is late.
+    /// Returns the delay of a completion in nanoseconds, and the rules that struck.
     pub fn completion(&mut self, now_ns: u64, facts: &CompletionFacts) -> (u64, Struck) {
         let mut delay = 0u64;
         let mut struck = Struck::default();
@@ -135,7 +136,7 @@ impl Injector {
         (delay, struck)
     }
 
-    /// When [`due`](Self::due) has something next.
+    /// Returns the time of the next incident for [`due`](Self::due).
     #[must_use]
     pub fn next_due(&self) -> Option<u64> {
         let timers = self.states.iter().filter(|state| is_waiting(state));
@@ -144,7 +145,7 @@ impl Injector {
         first.into_iter().chain(up).min()
     }
 
-    /// Incidents that are due by now, each once.
+    /// Returns the incidents that are due now, each once, and the rules that struck.
     pub fn due(&mut self, now_ns: u64) -> (Vec<Happening>, Struck) {
         let mut happenings = Vec::new();
         let mut struck = Struck::default();
@@ -167,7 +168,7 @@ impl Injector {
         (happenings, struck)
     }
 
-    /// Whether the cable is out.
+    /// Returns true if the link is down.
     #[must_use]
     pub fn is_link_down(&self, now_ns: u64) -> bool {
         self.link_down_until.is_some_and(|until| now_ns < until)
@@ -183,12 +184,13 @@ impl Injector {
     }
 }
 
-/// Whether it is a rule whose time has not come.
+/// Returns true for a rule with a time, before it has struck.
 fn is_waiting(state: &State) -> bool {
     state.rule.occasion == Occasion::Time && state.matched == 0
 }
 
-/// The queue pair that an incident is for: that of the occurrence, or all that the rule is for.
+/// Returns the queue pair of an incident: that of the occurrence, or else that of the rule's
+/// filter.
 fn target(rule: &Rule, occurred: QueuePair) -> QueuePair {
     match occurred.number {
         0 => rule.queue_pair(),

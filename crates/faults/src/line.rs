@@ -1,9 +1,10 @@
-//! A queue of late items, until each is due.
+//! A queue of late items, sorted by due time.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
-/// Things that are late, in the order in which they are due; of those due at once, in the order in which they came.
+/// A queue of late items in the order of their due times; items with equal times keep their
+/// insertion order.
 ///
 /// ```
 /// let mut line = faults::Line::default();
@@ -62,7 +63,7 @@ impl<T> Default for Line<T> {
 }
 
 impl<T> Line<T> {
-    /// Adds something that is due at `due_ns`.
+    /// Adds an item that is due at `due_ns`.
     pub fn push(&mut self, due_ns: u64, what: T) {
         let number = self.pushed;
         self.pushed += 1;
@@ -73,7 +74,7 @@ impl<T> Line<T> {
         }));
     }
 
-    /// Takes the first that is due by `now_ns`.
+    /// Removes the first item, if due by `now_ns`.
     pub fn pop_due(&mut self, now_ns: u64) -> Option<T> {
         let Reverse(first) = self.late.peek()?;
         if first.due_ns > now_ns {
@@ -82,7 +83,7 @@ impl<T> Line<T> {
         self.late.pop().map(|Reverse(entry)| entry.what)
     }
 
-    /// Whether nothing is late.
+    /// Returns true if the queue has no items.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.late.is_empty()

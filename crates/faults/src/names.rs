@@ -2,14 +2,14 @@
 
 use verbs_abi::*;
 
-/// Names and their numbers.
+/// A table of names and their numbers.
 pub(crate) type Names<T> = &'static [(&'static str, T)];
 
 macro_rules! errnos {
     ($($name:ident)*) => { &[$((stringify!($name), libc::$name)),*] };
 }
 
-/// Errnos with which a verb can be refused.
+/// Errno values with which a verb can fail.
 pub(crate) const ERRNOS: Names<i32> = errnos! {
     EPERM ENOENT EINTR EIO ENXIO E2BIG EBADF EAGAIN ENOMEM EACCES EFAULT EBUSY EEXIST ENODEV EINVAL ENFILE EMFILE ENOSPC
     ERANGE ENOSYS EOPNOTSUPP EADDRINUSE EADDRNOTAVAIL ENETDOWN ENETUNREACH ECONNRESET ENOBUFS ETIMEDOUT ECONNREFUSED
@@ -22,7 +22,7 @@ macro_rules! prefixed {
     };
 }
 
-/// `name` without its first bytes.
+/// Returns `name` without the length of `prefix`.
 const fn strip(name: &'static str, prefix: &str) -> &'static str {
     name.split_at(prefix.len()).1
 }
@@ -62,7 +62,7 @@ pub const OPERATIONS: &[&str] = &[
     "CNP",
 ];
 
-/// The operation of a work request's `opcode` (`ibv_post_send(3)`).
+/// Returns the operation of a work request's `opcode` (`ibv_post_send(3)`).
 #[must_use]
 pub const fn operation_of_opcode(opcode: ibv_wr_opcode) -> &'static str {
     match opcode {
@@ -77,7 +77,7 @@ pub const fn operation_of_opcode(opcode: ibv_wr_opcode) -> &'static str {
     }
 }
 
-/// The verbs that a plan can refuse, as C programs call them.
+/// The verbs that a plan can make fail, as C programs call them.
 pub(crate) const VERBS: &[&str] = &[
     "ibv_get_device_list",
     "ibv_open_device",
@@ -161,7 +161,7 @@ pub(crate) const VERBS: &[&str] = &[
     "ibv_destroy_rwq_ind_table",
 ];
 
-/// The number that a name has, with or without `prefix`, in any case.
+/// Returns the number of a name, given with or without `prefix`, in any case.
 pub(crate) fn number<T: Copy>(
     names: Names<T>,
     prefix: &str,
@@ -177,7 +177,7 @@ pub(crate) fn number<T: Copy>(
     })
 }
 
-/// The one of `all` that `text` names in any case.
+/// Returns the element of `all` that `text` names, in any case.
 pub(crate) fn one_of(
     all: &'static [&'static str],
     what: &str,
@@ -189,8 +189,9 @@ pub(crate) fn one_of(
         .ok_or_else(|| format!("{text:?} is no {what}; possible are {}", all.join(", ")))
 }
 
-/// Whether a rule for the verb `rule` is one for `called`. `verbs.h` makes of `ibv_reg_mr` what the access flags need, and
-/// a program's `ibv_create_qp` may be the extended one: a verb stands for its variants.
+/// Returns true if a rule for the verb `rule` covers the call `called`: a verb stands for its
+/// variants. `verbs.h` turns `ibv_reg_mr` into a variant by the access flags, and a program's
+/// `ibv_create_qp` may be the extended one.
 pub(crate) fn verb_stands_for(rule: &str, called: &str) -> bool {
     match called.strip_prefix(rule) {
         Some("") => true,

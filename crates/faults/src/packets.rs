@@ -1,4 +1,4 @@
-//! What becomes of packets.
+//! Applies rules to packets.
 
 use crate::action::{Action, PacketAction, QUEUE_NS};
 use crate::facts::{Direction, PacketFacts};
@@ -6,7 +6,7 @@ use crate::random::between;
 use crate::select::State;
 use crate::verdict::Fate;
 
-/// The draws of a queue pair's packets in one direction are a stream.
+/// Returns the random stream of a packet: one for each queue pair and direction.
 fn stream_of(facts: &PacketFacts) -> u64 {
     let queue_pair = match facts.queue_pair.number {
         0 => facts.queue_pair.qpn,
@@ -15,7 +15,7 @@ fn stream_of(facts: &PacketFacts) -> u64 {
     u64::from(queue_pair) << 1 | u64::from(facts.direction == Direction::Receive)
 }
 
-/// Lets the rule `index` do to the packet what it does.
+/// Applies the rule `index` to a packet.
 pub(crate) fn apply(
     state: &mut State,
     index: usize,
@@ -32,7 +32,7 @@ pub(crate) fn apply(
     let stream = stream_of(facts);
     let strike = state.strikes(stream);
     if let PacketAction::Delay(low, high) = action {
-        // What is behind a delayed packet waits, struck or not.
+        // Packets after a delayed one wait, whether or not the rule strikes them.
         let own = strike.map_or(0, |strike| between(state.draw(strike), low, high));
         let before = state.releases.get(&stream).copied().unwrap_or(0);
         let release = now_ns.saturating_add(own).max(before);
@@ -81,7 +81,7 @@ fn is_for(state: &State, action: PacketAction, now_ns: u64, facts: &PacketFacts)
         && filter.includes_peer(facts.peer())
 }
 
-/// How long a packet waits until those before it are gone; `None`: too long.
+/// Returns the time that a packet waits for the limited rate; `None` if that is too long.
 fn wait_for_rate(state: &mut State, rate: u64, now_ns: u64, bytes: u32) -> Option<u64> {
     let start = state.next_free_ns.max(now_ns);
     let wait = start - now_ns;

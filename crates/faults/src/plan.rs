@@ -1,4 +1,4 @@
-//! Plans: lists of rules, as a line or as TOML.
+//! Fault plans: lists of rules, written as a line or as TOML.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,18 +9,18 @@ use crate::verdict::MAX_RULES;
 
 /// A fault plan: a list of rules.
 ///
-/// As a line, rules are separated by semicolons, and the words of a rule by commas:
-/// `verb=ibv_reg_mr,errno=ENOMEM,count=1; drop,p=0.01`. `Display` writes that line.
+/// In a line, semicolons separate the rules, and commas the words of a rule:
+/// `verb=ibv_reg_mr,errno=ENOMEM,count=1; drop,p=0.01`. `Display` writes such a line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     rules: Vec<Rule>,
 }
 
-/// The words of a rule.
+/// The words of a rule, each with its optional value.
 type Words = Vec<(String, Option<String>)>;
 
 impl Plan {
-    /// The plan in a TOML document of `[[rule]]` tables, whose keys are the words of a line:
+    /// Parses a TOML document of `[[rule]]` tables, whose keys are the words of a line:
     ///
     /// ```
     /// let plan = faults::Plan::from_toml("[[rule]]\nverb = 'ibv_reg_mr'\nerrno = 'ENOMEM'\n[[rule]]\ndrop = true\np = 0.01")?;
@@ -29,7 +29,7 @@ impl Plan {
     /// ```
     ///
     /// # Errors
-    /// The error, and the rule that has it.
+    /// The text is no plan; the error names the rule.
     pub fn from_toml(text: &str) -> Result<Self, PlanError> {
         let wrong = |reason: &str| PlanError::Toml(reason.to_owned());
         let document: toml::Table = text
@@ -80,7 +80,7 @@ impl Plan {
         })
     }
 
-    /// Its rules, in order.
+    /// Returns the rules, in order.
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
         &self.rules
@@ -91,7 +91,7 @@ impl Plan {
     }
 }
 
-/// A key and a value of a rule in TOML, as words.
+/// Converts a key and a value of TOML to a word of a rule.
 fn toml_word(key: &str, value: &toml::Value) -> Result<(String, Option<String>), String> {
     let value = match value {
         toml::Value::Boolean(true) => None,
@@ -103,7 +103,7 @@ fn toml_word(key: &str, value: &toml::Value) -> Result<(String, Option<String>),
     Ok((key.trim().to_owned(), value))
 }
 
-/// A rule as a line, for messages.
+/// Formats the words of a rule as a line, for messages.
 fn shown(words: &Words) -> String {
     let words = words.iter().map(|(word, value)| match value {
         Some(value) => format!("{word}={value}"),
@@ -115,7 +115,7 @@ fn shown(words: &Words) -> String {
 impl FromStr for Plan {
     type Err = PlanError;
 
-    /// The plan in a line.
+    /// Parses a plan in a line.
     fn from_str(text: &str) -> Result<Self, PlanError> {
         let rules = text.split([';', '\n']).map(str::trim);
         let all: Vec<Words> = rules

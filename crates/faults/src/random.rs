@@ -1,4 +1,4 @@
-//! Random draws that depend on nothing but their place: seed, rule, stream, number.
+//! Random numbers that depend only on seed, rule, stream and occurrence number.
 
 /// Mixes 64 bits (the finalizer of SplitMix64; Steele, Lea and Flood, 2014).
 const fn mix(value: u64) -> u64 {
@@ -8,7 +8,7 @@ const fn mix(value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// A number for a text: FNV-1a, mixed.
+/// Returns a hash of a text: FNV-1a, mixed.
 pub(crate) fn of_text(text: &str) -> u64 {
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -16,7 +16,7 @@ pub(crate) fn of_text(text: &str) -> u64 {
     mix(hash)
 }
 
-/// The draws of one rule.
+/// The random numbers of one rule.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Draws {
     key: u64,
@@ -29,13 +29,14 @@ impl Draws {
         }
     }
 
-    /// The draw for occurrence `number` of `stream`; `purpose` tells several draws for one occurrence apart.
+    /// Returns the random number for occurrence `number` of `stream`; `purpose` distinguishes
+    /// several numbers of one occurrence.
     pub(crate) fn draw(self, stream: u64, number: u64, purpose: u64) -> u64 {
         mix(mix(mix(self.key ^ mix(stream)) ^ number) ^ mix(purpose))
     }
 }
 
-/// Whether a draw is among the share `probability` of all.
+/// Returns true for a share `probability` of all draws.
 pub(crate) fn is_within(draw: u64, probability: f64) -> bool {
     // 53 bits are exact in an f64.
     #[allow(clippy::cast_precision_loss)]
@@ -43,7 +44,7 @@ pub(crate) fn is_within(draw: u64, probability: f64) -> bool {
     unit < probability
 }
 
-/// A number from `low` to `high`, both included.
+/// Returns a number from `low` to `high`, both included.
 pub(crate) fn between(draw: u64, low: u64, high: u64) -> u64 {
     match high.saturating_sub(low).checked_add(1) {
         Some(width) => low + draw % width,

@@ -1,4 +1,4 @@
-//! One rule: what it does, where, and how often.
+//! A rule of a plan: its action, its filter, and its frequency.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,19 +21,19 @@ pub struct Rule {
     pub(crate) selection: Selection,
 }
 
-/// The kind of occurrences that a rule is for.
+/// The kind of occurrences to which a rule applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Occasion {
     Packet,
-    /// This verb, or any.
+    /// Calls of this verb, or of any verb.
     Verb(Option<&'static str>),
     Work,
     Completion,
-    /// It strikes once, at the time of its filter.
+    /// The time of the filter, at which the rule strikes once.
     Time,
 }
 
-/// Which occurrences a rule is for.
+/// The occurrences that a rule matches.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Filter {
     pub(crate) operation: Option<&'static str>,
@@ -46,7 +46,7 @@ pub(crate) struct Filter {
     until_ns: Option<u64>,
 }
 
-/// Which of these it strikes.
+/// The share of the matched occurrences that a rule strikes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Selection {
     pub(crate) probability: f64,
@@ -55,19 +55,19 @@ pub(crate) struct Selection {
     pub(crate) count: u64,
 }
 
-/// The words that are actions.
+/// The words for actions.
 const ACTIONS: &str = "drop, duplicate, corrupt, ecn, delay=TIME, reorder=TIME, rate=RATE, partition=ADDRESS/ADDRESS, \
                        errno=NAME, status=NAME, rnr=TIME, late=TIME, event=NAME, link-down=TIME, pause=TIME";
 
-/// Words that need a value each, except `link-down`, and at most once in a rule.
+/// Words with a value each, except `link-down`; each at most once in a rule.
 const FILTERS: &str =
     "verb, opcode, qp, qpn, peer, peer-qpn, direction, from, until, for, p, after, every, count";
 
 impl Rule {
-    /// Makes a rule of words and their values.
+    /// Makes a rule from words and their values.
     ///
     /// # Errors
-    /// The error, and the possible values.
+    /// The error message, with the allowed values.
     pub(crate) fn from_words(words: &[(String, Option<String>)]) -> Result<Self, String> {
         let mut action = None;
         let mut rest = BTreeMap::new();
@@ -91,19 +91,19 @@ impl Rule {
         Words(rest).into_rule(texts.join(","), action)
     }
 
-    /// What it does.
+    /// Returns the action of the rule.
     #[must_use]
     pub fn action(&self) -> Action {
         self.action
     }
 
-    /// Whether it is about packets, which there are none of where queue pairs share memory.
+    /// Returns true if the rule is for packets. Queue pairs that share memory send none.
     #[must_use]
     pub fn is_for_packets(&self) -> bool {
         self.occasion == Occasion::Packet
     }
 
-    /// The queue pairs that it is for: 0 is any.
+    /// Returns the queue pair of the rule's filter; 0 stands for any.
     pub(crate) fn queue_pair(&self) -> QueuePair {
         QueuePair {
             number: self.filter.qp.unwrap_or(0),
@@ -118,7 +118,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// A word and its value as they stand in a line.
+/// Formats a word and its value as in a line.
 fn word_text(word: &str, value: Option<&str>) -> Result<String, String> {
     let parts = [Some(word), value];
     if parts
@@ -136,7 +136,7 @@ fn word_text(word: &str, value: Option<&str>) -> Result<String, String> {
     })
 }
 
-/// The action that a word is, if it is one.
+/// Parses a word that may be an action.
 fn parse_action(word: &str, value: Option<&str>) -> Result<Option<Action>, String> {
     let bare = |action| match value {
         None => Ok(Some(Action::Packet(action))),
@@ -196,7 +196,7 @@ fn partition(text: &str) -> Result<Partition, String> {
     Ok(Partition { one, other })
 }
 
-/// The words of a rule beside its action.
+/// The words of a rule apart from its action.
 struct Words<'a>(BTreeMap<&'a str, &'a str>);
 
 impl Words<'_> {
@@ -350,7 +350,7 @@ fn queue_pair_number(text: &str) -> Option<u32> {
 }
 
 impl Rule {
-    /// Checks that need the whole rule.
+    /// Checks combinations of words in the whole rule.
     fn check(&self) -> Result<(), String> {
         let receives = self.filter.operation == Some("RECV");
         match self.action {
@@ -387,7 +387,8 @@ impl Filter {
             && self.peer_qpn.is_none_or(|qpn| peer.qpn == Some(qpn))
     }
 
-    /// A rule that names no operation is for all but RECVs.
+    /// Returns true if the filter matches the operation. Without an operation, the filter matches
+    /// all but RECVs.
     pub(crate) fn includes_operation(&self, operation: &str) -> bool {
         match self.operation {
             Some(name) => name == operation,

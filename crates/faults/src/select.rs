@@ -1,37 +1,37 @@
-//! Which of the occurrences that a rule is for it strikes.
+//! Selects which matched occurrences a rule strikes.
 
 use std::collections::HashMap;
 
 use crate::random::{Draws, is_within};
 use crate::rule::Rule;
 
-/// Streams that are told apart; what comes later shares one.
+/// The most streams with their own counters; later streams share one.
 const MAX_STREAMS: usize = 1 << 16;
 
-/// A rule and what it has seen.
+/// A rule and its past occurrences.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
     pub(crate) rule: Rule,
     pub(crate) draws: Draws,
-    /// Occurrences that it is for.
+    /// Occurrences that matched the rule.
     pub(crate) matched: u64,
     pub(crate) struck: u64,
-    /// Occurrences by stream.
+    /// The number of matched occurrences of each stream.
     numbers: HashMap<u64, u64>,
-    /// When the last packet of each stream leaves that it delays.
+    /// For each stream, the time at which the last delayed packet leaves.
     pub(crate) releases: HashMap<u64, u64>,
-    /// When the limited rate lets the next packet go.
+    /// The time at which the limited rate lets the next packet leave.
     pub(crate) next_free_ns: u64,
 }
 
-/// An occurrence that a rule strikes.
+/// An occurrence that a rule struck.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Strike {
     stream: u64,
     number: u64,
 }
 
-/// A purpose of draws.
+/// The purpose of the random number that decides about a strike; `HOW` is for its details.
 const WHETHER: u64 = 0;
 const HOW: u64 = 1;
 
@@ -48,7 +48,7 @@ impl State {
         }
     }
 
-    /// An occurrence in `stream` that the rule is for: does it strike?
+    /// Counts a matched occurrence in `stream`; returns a strike if the rule strikes.
     pub(crate) fn strikes(&mut self, stream: u64) -> Option<Strike> {
         let stream = if self.numbers.len() < MAX_STREAMS || self.numbers.contains_key(&stream) {
             stream
@@ -75,7 +75,7 @@ impl State {
         Some(Strike { stream, number })
     }
 
-    /// A draw for something about a strike.
+    /// Returns a random number for a detail of a strike.
     pub(crate) fn draw(&self, strike: Strike) -> u64 {
         self.draws.draw(strike.stream, strike.number, HOW)
     }

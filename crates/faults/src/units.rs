@@ -1,6 +1,6 @@
-//! Times and rates, as people write them.
+//! Parses times and rates with units.
 
-/// Units of time and their nanoseconds.
+/// Units of time, each with its nanoseconds.
 const TIMES: [(&str, f64); 6] = [
     ("ns", 1.0),
     ("us", 1e3),
@@ -10,20 +10,20 @@ const TIMES: [(&str, f64); 6] = [
     ("h", 3600e9),
 ];
 
-/// Units of rates and their bits per second.
+/// Units of rates, each with its bits per second.
 const RATES: [(&str, f64); 4] = [("Gbit", 1e9), ("Mbit", 1e6), ("kbit", 1e3), ("bit", 1.0)];
 
-/// The longest time of a plan: a year.
+/// The longest time in a plan: a year.
 const MAX_NS: f64 = 365.0 * 24.0 * 3600e9;
 
-/// A time in nanoseconds, such as 10us, 2.5ms or 3s.
+/// Parses a time, such as 10us, 2.5ms or 3s; returns nanoseconds.
 pub(crate) fn time_ns(text: &str) -> Result<u64, String> {
     let allowed = "a time, such as 500ns, 10us, 2.5ms, 3s or 1min";
     number_with_unit(text, &TIMES, MAX_NS)
         .ok_or_else(|| format!("{text:?} is not {allowed} (at most a year)"))
 }
 
-/// One time, or a range of them such as 1ms..5ms.
+/// Parses a time, or a range of times such as 1ms..5ms; returns nanoseconds.
 pub(crate) fn time_range_ns(text: &str) -> Result<(u64, u64), String> {
     let Some((low, high)) = text.split_once("..") else {
         return time_ns(text).map(|time| (time, time));
@@ -35,7 +35,7 @@ pub(crate) fn time_range_ns(text: &str) -> Result<(u64, u64), String> {
     Ok((low, high))
 }
 
-/// A rate in bits per second, such as 10Mbit.
+/// Parses a rate, such as 10Mbit; returns bits per second.
 pub(crate) fn bits_per_second(text: &str) -> Result<u64, String> {
     let allowed = "a rate in bits per second, such as 500kbit, 10Mbit or 1Gbit";
     match number_with_unit(text, &RATES, 1e15) {
@@ -56,7 +56,7 @@ fn number_with_unit(text: &str, units: &[(&str, f64)], max: f64) -> Option<u64> 
         .all(plain)
         .then(|| number.parse::<f64>().ok())??;
     let scaled = (value * factor).round();
-    // Neither negative (no sign is read) nor above 2^63 (`max`).
+    // The value is not negative, since no sign is parsed, and not above 2^63 (`max`).
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     (scaled <= max).then_some(scaled as u64)
 }

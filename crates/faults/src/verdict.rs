@@ -1,12 +1,12 @@
-//! What an injector answers.
+//! The decisions of an injector.
 
 use crate::action::Incident;
 use crate::facts::QueuePair;
 
-/// The most rules that a plan has: as many as [`Struck`] tells apart.
+/// The most rules of a plan, since [`Struck`] has a bit for each.
 pub const MAX_RULES: usize = 64;
 
-/// The rules of a plan that struck, by their places in it.
+/// The set of rules that struck, by index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Struck(u64);
 
@@ -15,38 +15,38 @@ impl Struck {
         self.0 |= 1 << index;
     }
 
-    /// Whether none struck.
+    /// Returns true if no rule struck.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// The places of the rules, from 0 on.
+    /// Returns the indices of the rules, from 0.
     pub fn rules(self) -> impl Iterator<Item = usize> {
         (0..MAX_RULES).filter(move |index| self.0 >> index & 1 == 1)
     }
 }
 
-/// Something that happens to the device or the process, and to which queue pairs: 0 is any.
+/// An incident and its queue pair; the number 0 stands for any.
 pub type Happening = (Incident, QueuePair);
 
 /// The decision about a call of a verb.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerbVerdict {
-    /// It is refused.
+    /// The errno with which the verb fails.
     pub errno: Option<i32>,
-    /// Incidents before it is executed.
+    /// Incidents before the verb is executed.
     pub incidents: Vec<Happening>,
-    /// The rules that did this.
+    /// The rules that struck.
     pub struck: Struck,
 }
 
 /// The fault of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkFault {
-    /// It is not executed and completes with this `ibv_wc_status`.
+    /// The work request is not executed and completes with this `ibv_wc_status`.
     Status(u32),
-    /// The receiver is not ready for so many nanoseconds.
+    /// The receiver is not ready for this time in nanoseconds.
     ReceiverNotReady(u64),
 }
 
@@ -55,34 +55,34 @@ pub enum WorkFault {
 pub struct WorkVerdict {
     /// The fault of the work request.
     pub fault: Option<WorkFault>,
-    /// Incidents before it is executed.
+    /// Incidents before the work request is executed.
     pub incidents: Vec<Happening>,
-    /// The rules that did this.
+    /// The rules that struck.
     pub struck: Struck,
 }
 
 /// Counts of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Occurrences that it is for.
+    /// Occurrences that matched the rule.
     pub matched: u64,
-    /// Those that it struck.
+    /// Occurrences that the rule struck.
     pub struck: u64,
 }
 
 /// The decision about a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fate {
-    /// It is lost; nothing else matters then.
+    /// The packet is lost; the other fields then have no effect.
     pub drop: bool,
-    /// It comes twice.
+    /// The packet arrives twice.
     pub duplicate: bool,
-    /// It is late by so many nanoseconds.
+    /// The delay of the packet in nanoseconds.
     pub delay_ns: u64,
-    /// This bit of it is inverted.
+    /// The bit of the packet that is inverted.
     pub corrupt_bit: Option<u32>,
-    /// It is marked as having experienced congestion.
+    /// The packet is marked as having experienced congestion (ECN).
     pub ecn: bool,
-    /// The rules that did this.
+    /// The rules that struck.
     pub struck: Struck,
 }

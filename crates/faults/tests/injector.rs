@@ -1,4 +1,4 @@
-//! What an injector promises.
+//! Tests the guarantees of an injector.
 
 use std::net::IpAddr;
 
@@ -154,7 +154,8 @@ fn incidents_have_a_time_or_an_occasion() {
 }
 
 proptest! {
-    /// A rule draws the same beside any other rules, and a queue pair the same beside any others.
+    /// The draws of a rule are independent of other rules, and those of a queue pair of other queue
+    /// pairs.
     #[test]
     fn draws_depend_on_rule_and_stream_alone(seed: u64, others in proptest::collection::vec(1u32..5, 0..60)) {
         let rule = "drop,p=0.3";
@@ -183,7 +184,7 @@ proptest! {
         }
     }
 
-    /// Late items come in the order of time, and those due at once in the order in which they were added.
+    /// Late items leave in the order of their due times, and in insertion order for equal times.
     #[test]
     fn a_line_is_a_stable_sort(dues in proptest::collection::vec(0u64..20, 0..60)) {
         let mut line = Line::default();
@@ -203,7 +204,7 @@ proptest! {
         prop_assert_eq!(came, expected);
     }
 
-    /// Another seed gives other faults, the same one the same.
+    /// Other seeds give other faults; equal seeds give equal faults.
     #[test]
     fn the_seed_decides(seed: u64) {
         let run = |seed| {
@@ -214,7 +215,7 @@ proptest! {
         prop_assert_ne!(run(seed), run(seed ^ 1));
     }
 
-    /// Any text is a plan or refused with words; see the fuzz target.
+    /// Any text is a plan or is refused with a message; see the fuzz target.
     #[test]
     fn any_words_are_a_plan_or_refused(words in proptest::collection::vec("(drop|delay=1ms|p=0\\.5|p|verb=ibv_reg_mr|errno=EIO|;|,|count=[0-9]{1,30}|qp=[0-9a-fx]{1,9}|from=[0-9.]{1,9}(s|ms))", 0..12)) {
         match words.join(",").parse::<Plan>() {

@@ -1,4 +1,5 @@
-//! An id of `rdma_cm`, with an event channel of its own: what is not memory-safe of connection management ends here.
+//! A connection identifier of `rdma_cm` with its own event channel: a safe interface over its raw
+//! handles.
 
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -14,17 +15,18 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use verbs::{PreparedQp, QueuePair, Rc, VerbError};
 use verbs_abi::*;
 
-/// How often a WRITE is tried again that a peer does not acknowledge: 7, the most. Valkey's server says 5.
+/// The number of retries of an unacknowledged WRITE: 7, the maximum. Valkey's server uses 5.
 const RETRY_COUNT: u8 = 7;
-/// A peer without a receive is waited for as long as it takes: it is slow, and no message is lost. The number is for the
-/// other side's queue pair. Valkey's server says 0 there, so a client that overruns it loses its connection; here it waits.
+/// The RNR retry count 7: wait without limit for a receive of a slow peer, so that no message is
+/// lost. The count is for the other side's queue pair. Valkey's server uses 0, and so drops clients
+/// that overrun it; this server lets them wait.
 const RNR_RETRY_FOR_EVER: u8 = 7;
-/// How long a peer waits that found no receive, coded: 0.01 ms.
+/// The RNR timer code, for 0.01 ms: the time that a peer waits after finding no receive.
 const MIN_RNR_TIMER: u8 = 1;
-/// READs and atomics outstanding, of which the protocol has none: as Valkey's server accepts.
+/// Outstanding READs and atomics. The protocol uses none; the value is that of Valkey's server.
 const DEPTH: u8 = 1;
 
-/// Says where connection management finds the verbs. Once a process.
+/// Registers the verbs provider with connection management; effective once a process.
 pub(crate) fn provide() {
     rdmacm::provide(|| {
         Ok(Provider {
@@ -38,7 +40,7 @@ pub(crate) fn provide() {
 
 const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();
 
-/// What an event says.
+/// The kind of a connection management event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum News {
     Resolved,
@@ -47,25 +49,26 @@ pub(crate) enum News {
     Established,
     Refused,
     Unreachable,
-    /// The peer has gone, or the path to it.
+    /// The peer has disconnected, or the path to the peer failed.
     Over,
     Other,
 }
 
-/// An id with its channel.
+/// A connection identifier with its channel.
 pub(crate) struct Id {
     handle: *mut rdma_cm_id,
     channel_handle: *mut rdma_event_channel,
     channel: Arc<Channel<Event>>,
 }
 
-// SAFETY: ids may be used from any thread (`rdmacm` locks what it keeps of one); this one is used by whoever has the value.
+// SAFETY: ids may be used from any thread, since `rdmacm` locks its state of an id; this id is used
+// only by the owner of the value.
 unsafe impl Send for Id {}
 
-/// A channel that does not block.
+/// Creates a non-blocking event channel.
 fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel<Event>>)> {
     let handle = ChannelHandle::create()?;
-    // SAFETY: just made; its descriptor is open as long as the channel.
+    // SAFETY: the handle was just made; its descriptor is open as long as the channel.
     unsafe {
         let fd = BorrowedFd::borrow_raw((*handle).fd);
         let made = fcntl_getfl(fd)
@@ -80,7 +83,7 @@ fn own_channel() -> Result<(*mut rdma_event_channel, Arc<Channel<Event>>)> {
 }
 
 impl Id {
-    /// An id that is not bound.
+    /// Creates an unbound id.
     pub(crate) fn new() -> Result<Self> {
         provide();
         rdmacm::device()?;
@@ -95,7 +98,7 @@ impl Id {
                 channel,
             }),
             Err(e) => {
-                // SAFETY: made above, and nobody else's.
+                // SAFETY: the channel was made above, and nothing else uses it.
                 unsafe { ChannelHandle::destroy(channel_handle) };
                 Err(e)
             }
@@ -110,7 +113,7 @@ impl Id {
     /// Listens at an address; port 0 takes a free one.
     pub(crate) fn listen(&self, address: SocketAddr) -> Result {
         let id = self.id()?;
-        // As Valkey: IPv6's wildcard is not IPv4's.
+        // As Valkey does: a listener at IPv6's wildcard address accepts no IPv4.
         id.set_bind_options(false, address.is_ipv6());
         resolve::bind(id, address.into())?;
         connect::listen(id, 0)
@@ -132,14 +135,14 @@ impl Id {
         resolve::resolve_route(self.id()?)
     }
 
-    /// Asks for a connection of the queue pair with this number.
+    /// Requests a connection for the queue pair with this number.
     pub(crate) fn connect(&self, qpn: u32) -> Result {
         let param = param(qpn);
         // SAFETY: the parameters are valid, and have no private data.
         unsafe { connect::connect(self.id()?, &raw const param) }
     }
 
-    /// Grants a connection to the queue pair with this number.
+    /// Accepts a connection for the queue pair with this number.
     pub(crate) fn accept(&self, qpn: u32) -> Result {
         let param = param(qpn);
         // SAFETY: as above.
@@ -157,7 +160,7 @@ impl Id {
         }
     }
 
-    /// Connects a queue pair as the connection says.
+    /// Takes a queue pair to RTR and RTS with the attributes of the connection.
     pub(crate) fn connect_qp(
         &self,
         qp: PreparedQp<Rc>,
@@ -172,18 +175,19 @@ impl Id {
         let (mut rtr, rtr_mask) = step(IBV_QPS_RTR)?;
         rtr.min_rnr_timer = MIN_RNR_TIMER;
         let (mut rts, rts_mask) = step(IBV_QPS_RTS)?;
-        // Whatever the peer says of its receives: this end waits for them.
+        // Ignore the RNR retry count from the peer: this end waits for the peer's receives.
         rts.rnr_retry = RNR_RETRY_FOR_EVER;
         verbs::raw::connect(qp, &mut [(rtr, rtr_mask), (rts, rts_mask)])
     }
 
-    /// The next event, and the id of a request. `None` where there is none.
+    /// Returns the next event, with the new id of a connection request; `None` without a pending
+    /// event.
     pub(crate) fn next(&self) -> Option<(News, Option<Self>)> {
         if self.channel.is_empty() {
             return None;
         }
         let event = cm_event::next_event(&self.channel).ok()?;
-        // SAFETY: live until it is acknowledged here.
+        // SAFETY: the event is live until it is acknowledged here.
         let (kind, handle) = unsafe {
             let about = ((*event).event, (*event).id);
             cm_event::acknowledge(event);
@@ -208,16 +212,16 @@ impl Id {
         if news != News::Request {
             return Some((news, None));
         }
-        // SAFETY: the id of a request, which nobody else knows.
+        // SAFETY: the id of a request, which no other code knows.
         let requested = unsafe { Self::of_request(handle) };
         Some((news, requested))
     }
 
-    /// A requested id, moved to a channel of its own. `None` where the system has no descriptor for one: the request is
-    /// refused.
+    /// Moves the id of a request to its own channel. Rejects the request and returns `None` if the
+    /// system has no descriptor left.
     ///
     /// # Safety
-    /// Nobody else uses the id.
+    /// No other code uses the id.
     unsafe fn of_request(handle: *mut rdma_cm_id) -> Option<Self> {
         // SAFETY: contract of this function; the channel was just made.
         unsafe {
@@ -248,7 +252,7 @@ impl Id {
         unsafe { BorrowedFd::borrow_raw(self.fd()) }
     }
 
-    /// The descriptor that is readable while there are events.
+    /// Returns the descriptor that is readable while events are pending.
     pub(crate) fn fd(&self) -> RawFd {
         self.channel.raw_fd()
     }
@@ -256,7 +260,8 @@ impl Id {
 
 impl Drop for Id {
     fn drop(&mut self) {
-        // SAFETY: the id and its channel are this value's own; its events were acknowledged when they were taken.
+        // SAFETY: this value owns the id and its channel; its events were acknowledged when they
+        // were taken.
         unsafe {
             let _ = connect::destroy(self.handle);
             ChannelHandle::destroy(self.channel_handle);
@@ -264,7 +269,7 @@ impl Drop for Id {
     }
 }
 
-/// The parameters of a connection. The protocol has no private data.
+/// Returns the parameters of a connection. The protocol has no private data.
 fn param(qpn: u32) -> rdma_conn_param {
     let mut param = rdma_conn_param::zeroed();
     param.responder_resources = DEPTH;

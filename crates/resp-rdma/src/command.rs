@@ -1,48 +1,48 @@
-//! Control messages.
+//! Encodes and decodes control messages.
 
 use crate::error::ProtocolError;
 
-/// Bytes of every control message.
+/// The length of every control message in bytes.
 pub const COMMAND_BYTES: usize = 32;
 
-/// A receive buffer, as its owner tells the peer of it.
+/// A receive buffer, as its owner announces it to the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffer {
     /// Address of the first byte.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
     /// The R_Key.
     pub rkey: u32,
 }
 
-/// A control message: what the ends tell each other by SENDs. Numbers are big-endian.
+/// A control message, which the ends exchange by SENDs. Numbers are big-endian.
 ///
 /// Source: `ValkeyRdmaCmd` in `valkey:src/rdma.c`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// Asks for the features of the server, or is its answer: the same opcode both ways.
+    /// Requests the features of the server, or answers the request; both have the same opcode.
     GetServerFeature {
-        /// Which word of features; the answer repeats it.
+        /// The index of the word of features; the answer repeats the index.
         select: u16,
-        /// The features; 0 in the question.
+        /// The features; 0 in the request.
         features: u64,
     },
-    /// Tells the features that the client wants. It has no answer.
+    /// Announces the features that the client wants; no answer follows.
     SetClientFeature {
-        /// Which word of features.
+        /// The index of the word of features.
         select: u16,
         /// The features.
         features: u64,
     },
-    /// Says that the sender is there. It has no answer.
+    /// Shows that the sender is alive; no answer follows.
     Keepalive,
-    /// The sender's receive buffer is here and empty.
+    /// Announces the sender's receive buffer, which is empty.
     RegisterXferMemory(Buffer),
 }
 
 impl Command {
-    /// The message.
+    /// Encodes the message.
     pub fn encode(&self) -> [u8; COMMAND_BYTES] {
         let mut bytes = [0; COMMAND_BYTES];
         let opcode: u16 = match self {
@@ -68,7 +68,7 @@ impl Command {
         bytes
     }
 
-    /// Reads a message. Reserved bytes may be anything.
+    /// Decodes a message, and ignores reserved bytes.
     ///
     /// # Errors
     /// [`ProtocolError::CommandLength`], [`ProtocolError::Opcode`].
@@ -100,7 +100,7 @@ impl Command {
 mod tests {
     use super::*;
 
-    /// Bytes written down by hand from the description of the messages.
+    /// Bytes written by hand from the description of the messages.
     #[test]
     fn messages_are_those_of_the_description() {
         let mut get = [0; 32];

@@ -13,45 +13,45 @@ use crate::error::ProtocolError;
 use crate::queue::{Arrival, Queue};
 use crate::stream::Stream;
 
-/// How long [`Connection::wait`] polls before it sleeps: waking takes about as long.
+/// The time that [`Connection::wait`] polls before sleeping; waking takes about as long.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// How far a connection is.
+/// The state of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Granted; the peer is not ready.
+    /// Accepted by this end; the peer is not ready yet.
     Accepting,
     Open,
-    /// The peer has gone. Bytes that came before can still be read.
+    /// The peer has disconnected. Bytes that arrived before can still be read.
     Ended,
-    /// The peer broke the protocol, or a WR failed.
+    /// The peer violated the protocol, or a WR failed.
     Failed(ErrorKind),
 }
 
 /// A connection to a peer: a byte stream. [`Read`] and [`Write`] do not block.
 ///
-/// There are two ways to wait for bytes, and for room to write:
+/// A program can wait for bytes, and for room to write, in two ways:
 ///
-/// - Call [`poll`](Self::poll) again and again. It makes no system call.
-/// - Call [`arm`](Self::arm), and sleep until one of the two [descriptors](Self::fds) is readable, or becomes readable anew
-///   (edge-triggered). Then read or write again.
+/// - Call [`poll`](Self::poll) repeatedly. It makes no system call.
+/// - Call [`arm`](Self::arm), and sleep until one of the two [descriptors](Self::fds) becomes
+///   readable (edge-triggered). Then read or write again.
 ///
-/// Call [`keep_alive`](Self::keep_alive) every [`KEEP_ALIVE`](Self::KEEP_ALIVE) on the server.
+/// A server calls [`keep_alive`](Self::keep_alive) every [`KEEP_ALIVE`](Self::KEEP_ALIVE).
 ///
 /// Dropping a connection ends it at once, as `rdma_disconnect(3)` does.
 pub struct Connection {
-    // Dropped in this order: the queue pair before the id.
+    // Fields are dropped in this order: the queue pair must be destroyed before the id.
     queue: Queue,
     id: Id,
     stream: Stream,
     phase: Phase,
     failure: Option<String>,
-    /// Something has come of which [`poll`](Self::poll) has not told.
+    /// True if an arrival has not been reported by [`poll`](Self::poll) yet.
     news: bool,
 }
 
 impl Connection {
-    /// How often Valkey's server says that it is there.
+    /// The interval of the keepalive messages of Valkey's server.
     pub const KEEP_ALIVE: Duration = Duration::from_millis(3000);
 
     pub(crate) fn new(id: Id, queue: Queue, established: bool) -> Self {
@@ -68,29 +68,30 @@ impl Connection {
             failure: None,
             news: false,
         };
-        // An error shows at the first read.
+        // An error is reported at the first read.
         let _ = connection.send_commands();
         connection
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.id.destination()
     }
 
-    /// The descriptors that become readable once something comes, after [`arm`](Self::arm): of the completion channel, and of
-    /// the channel of connection management.
+    /// Returns the descriptors that become readable at the next arrival after [`arm`](Self::arm):
+    /// those of the completion channel and of the event channel.
     pub fn fds(&self) -> [RawFd; 2] {
         [self.queue.fd(), self.id.fd()]
     }
 
-    /// Whether something has come since this was asked last, so that a read or a write may be worth while.
+    /// Returns true if anything arrived since the last call, so that a read or a write may succeed.
     #[inline]
     pub fn poll(&mut self) -> bool {
         self.take().is_err() | std::mem::take(&mut self.news)
     }
 
-    /// Has the descriptors tell of what comes from now on. False if something has come already: then read or write first.
+    /// Arms the descriptors for the next arrival. Returns false if something has already arrived;
+    /// then read or write first.
     pub fn arm(&mut self) -> bool {
         if self.queue.post_receives().is_err() || self.queue.arm().is_err() {
             return false;
@@ -99,10 +100,11 @@ impl Connection {
         !self.poll() && before == self.phase
     }
 
-    /// Waits until something comes, at most so long: polls for some microseconds, then sleeps. Whether something came.
+    /// Waits for an arrival, at most `timeout`: polls for some microseconds, then sleeps. Returns
+    /// true if something arrived.
     ///
     /// # Errors
-    /// Those of `poll(2)`.
+    /// The errors of `poll(2)`.
     pub fn wait(&mut self, timeout: Duration) -> io::Result<bool> {
         let begun = Instant::now();
         while begun.elapsed() < timeout.min(SPIN) {
@@ -115,7 +117,7 @@ impl Connection {
             return Ok(true);
         }
         let left = timeout.saturating_sub(begun.elapsed());
-        // Beyond what the system takes, for ever.
+        // A timeout that exceeds the system's range is unlimited.
         let left = Timespec::try_from(left).ok();
         let (queue, id) = (self.queue.borrowed_fd(), self.id.borrowed_fd());
         let mut fds = [&queue, &id].map(|fd| PollFd::new(fd, PollFlags::IN));
@@ -126,10 +128,10 @@ impl Connection {
         }
     }
 
-    /// Tells the peer that this end is there.
+    /// Tells the peer that this end is alive.
     ///
     /// # Errors
-    /// Those of writing.
+    /// The errors of writing.
     pub fn keep_alive(&mut self) -> io::Result<()> {
         if self.phase == Phase::Open {
             self.stream.keep_alive();
@@ -138,7 +140,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes completions; whether there were some.
+    /// Processes completions; returns true if any were found.
     #[inline]
     fn take(&mut self) -> io::Result<bool> {
         if matches!(self.phase, Phase::Failed(_)) {
@@ -160,14 +162,14 @@ impl Connection {
         }
         self.news = true;
         if self.phase == Phase::Accepting {
-            // Whoever sends is ready; the event that says so may come later.
+            // A peer that sends is ready, even if its ESTABLISHED event comes later.
             self.phase = Phase::Open;
         }
         self.send_commands()?;
         Ok(true)
     }
 
-    /// Takes events of connection management.
+    /// Processes connection management events.
     fn take_events(&mut self) {
         while let Some((news, _)) = self.id.next() {
             match (news, self.phase) {
@@ -179,7 +181,8 @@ impl Connection {
                     News::Over | News::Refused | News::Unreachable,
                     Phase::Accepting | Phase::Open,
                 ) => {
-                    // What came before the end is still to be read. WRs that fail belong to the end.
+                    // Bytes that arrived before the end can still be read. WRs fail because of the
+                    // end.
                     let _ = self.take();
                     self.phase = Phase::Ended;
                 }
@@ -188,7 +191,7 @@ impl Connection {
         }
     }
 
-    /// Sends control messages that are due.
+    /// Sends the pending control messages.
     fn send_commands(&mut self) -> io::Result<()> {
         if self.phase != Phase::Open {
             return Ok(());
@@ -204,7 +207,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The connection is of no use any more: the reason, for the caller.
+    /// Marks the connection as failed; returns the error for the caller.
     fn fail(&mut self, error: io::Error) -> io::Error {
         if self.phase != Phase::Ended {
             self.phase = Phase::Failed(error.kind());
@@ -214,7 +217,7 @@ impl Connection {
         error
     }
 
-    /// The error with which it failed.
+    /// Returns the error with which the connection failed.
     fn failure(&self, kind: ErrorKind) -> io::Error {
         let reason = self.failure.clone().unwrap_or_default();
         io::Error::new(kind, reason)
@@ -222,11 +225,12 @@ impl Connection {
 }
 
 impl Read for Connection {
-    /// Reads what has come; 0 when the peer has gone and everything was read.
+    /// Reads the bytes that have arrived; returns 0 when the peer has disconnected and everything
+    /// was read.
     ///
     /// # Errors
-    /// [`ErrorKind::WouldBlock`] when nothing has come; [`ErrorKind::InvalidData`] when the peer broke the protocol
-    /// ([`ProtocolError`]); [`ErrorKind::ConnectionReset`] when a WR failed.
+    /// [`ErrorKind::WouldBlock`] if nothing has arrived; [`ErrorKind::InvalidData`] if the peer
+    /// violated the protocol ([`ProtocolError`]); [`ErrorKind::ConnectionReset`] if a WR failed.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if self.stream.readable().1 == 0 && self.phase != Phase::Ended {
             self.take()?;
@@ -243,7 +247,7 @@ impl Read for Connection {
         self.take_events();
         match self.phase {
             Phase::Failed(kind) => Err(self.failure(kind)),
-            // An event may have come after the last bytes.
+            // More bytes may have arrived before the disconnect event.
             _ if self.stream.readable().1 > 0 && !into.is_empty() => self.read(into),
             Phase::Ended => Ok(0),
             Phase::Accepting | Phase::Open => Err(ErrorKind::WouldBlock.into()),
@@ -252,10 +256,11 @@ impl Read for Connection {
 }
 
 impl Write for Connection {
-    /// Sends as much as the peer's buffer has room for now.
+    /// Sends as many bytes as the peer's buffer has room for now.
     ///
     /// # Errors
-    /// [`ErrorKind::WouldBlock`] when it has none; [`ErrorKind::BrokenPipe`] when the peer has gone; else as reading.
+    /// [`ErrorKind::WouldBlock`] if the buffer has no room; [`ErrorKind::BrokenPipe`] if the peer
+    /// has disconnected; otherwise the errors of reading.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut done = 0;
         while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
@@ -269,7 +274,8 @@ impl Write for Connection {
                 Phase::Ended => return Err(ErrorKind::BrokenPipe.into()),
                 Phase::Accepting | Phase::Open => {}
             }
-            // A part that the peer has room for may fit where the whole does not.
+            // A shorter piece may be inline, or fit the staging memory, although the whole does
+            // not.
             let most = room.min(self.stream.writable());
             let Some(piece) = self.stream.write(most) else {
                 break;
@@ -291,7 +297,7 @@ impl Write for Connection {
         }
     }
 
-    /// Nothing is held back.
+    /// Does nothing, since no bytes are held back.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

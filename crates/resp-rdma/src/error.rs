@@ -1,37 +1,37 @@
-//! Errors: of a peer, and of setting a connection up.
+//! Errors of the protocol, and of connection setup.
 
 use std::io;
 use std::net::SocketAddr;
 
 use verbs::VerbError;
 
-/// A violation of the protocol by the peer. It ends the connection to this peer.
+/// A violation of the protocol by the peer, which ends the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// A control message of another length.
+    /// A control message has a wrong length.
     #[error("a control message of {0} bytes: they have 32")]
     CommandLength(usize),
-    /// A control message with an opcode that there is not.
+    /// A control message has an unknown opcode.
     #[error("a control message with the opcode {0}: the opcodes are 0 to 3")]
     Opcode(u16),
-    /// The peer registers a buffer without bytes, or one that passes the end of the addresses.
+    /// The peer registers an empty buffer, or one that exceeds the address space.
     #[error("the peer registers {len} bytes at {addr:#x} as its receive buffer")]
     Buffer {
-        /// Where the buffer begins.
+        /// The address of the buffer.
         addr: u64,
-        /// Its bytes.
+        /// The length of the buffer in bytes.
         len: u32,
     },
-    /// An immediate that counts more bytes than the receive buffer has left.
+    /// An immediate counts more bytes than the receive buffer has left.
     #[error("the immediate counts {imm} bytes, and the receive buffer has {left} left")]
     Overrun {
         /// The immediate.
         imm: u32,
-        /// Bytes that the buffer had left.
+        /// Bytes left in the buffer.
         left: u32,
     },
-    /// An immediate that counts fewer bytes than the message has that carries it.
+    /// An immediate counts fewer bytes than its own message has.
     #[error("the immediate counts {imm} bytes of a message of {len}")]
     Immediate {
         /// The immediate.
@@ -39,7 +39,7 @@ pub enum ProtocolError {
         /// Bytes of the message.
         len: u32,
     },
-    /// More control messages to be answered than the peer takes answers.
+    /// The peer requests answers without receiving any.
     #[error("the peer asks for {0} answers, and takes none of them")]
     Flood(usize),
 }
@@ -50,16 +50,16 @@ impl From<ProtocolError> for io::Error {
     }
 }
 
-/// Why there is no connection, or no listener.
+/// The reason why a connection or a listener could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {
-    /// `rdma_cm` works on the software NIC.
+    /// The device is no software NIC, which `rdma_cm` needs.
     #[error(
         "connections by rdma_cm are made on the software NIC only, and this is a device of the provider {0}"
     )]
     Provider(String),
-    /// A receive buffer of this length is not allowed.
+    /// The length of the receive buffer is out of range.
     #[error("a receive buffer of {0} bytes: it has 64 KiB to 16 MiB")]
     BufferBytes(u32),
     /// A step of connection management failed.
@@ -67,7 +67,7 @@ pub enum SetupError {
     Cm {
         /// The step, as `rdma_cma.h` spells it.
         step: &'static str,
-        /// Why.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -77,13 +77,13 @@ pub enum SetupError {
     /// Receives could not be posted.
     #[error(transparent)]
     Post(#[from] verbs::PostError),
-    /// Nobody listens there, or who listens refused.
+    /// No server listens at the address, or the server refused the connection.
     #[error("{0} refuses the connection: does a server listen there by rdma_cm?")]
     Refused(SocketAddr),
     /// The peer's address cannot be reached from the device.
     #[error("{0} cannot be reached from the software NIC")]
     Unreachable(SocketAddr),
-    /// The server has not answered in time.
+    /// The server did not answer in time.
     #[error("{0} has not answered in time")]
     TimedOut(SocketAddr),
 }

@@ -1,12 +1,12 @@
-//! The fuzz target of this crate, the replay of its corpus, and two streams that speak to each other.
+//! The fuzz target of this crate, the replay of its corpus, and tests of two connected streams.
 
 use crate::{Buffer, Command, Stream};
 
-/// One stream against any peer: the first bytes say what happens, the rest are messages and numbers. For any peer,
-/// bytes are read inside of the own buffer and written inside of the peer's.
+/// Runs a stream against an arbitrary peer. The bytes are actions, each with a message or numbers.
+/// Reads must stay inside the own buffer, and writes inside the peer's, whatever the peer sends.
 ///
 /// # Panics
-/// If that is not so.
+/// A read or a write leaves its buffer.
 pub fn stream(mut bytes: &[u8]) {
     let own = Buffer {
         addr: 0x10_0000,
@@ -64,13 +64,13 @@ pub fn stream(mut bytes: &[u8]) {
         let (offset, there) = stream.readable();
         assert!(offset + there <= own.len && (there == 0 || told > 0));
         if fine.is_err() {
-            // The connection is over.
+            // The connection ends with an error.
             return;
         }
     }
 }
 
-/// The next bytes; zeroes when there are no more.
+/// Takes the next bytes; missing bytes are zeroes.
 fn take<const N: usize>(bytes: &mut &[u8]) -> [u8; N] {
     let mut taken = [0; N];
     let len = bytes.len().min(N);
@@ -99,19 +99,19 @@ mod tests {
         Write { at: usize, bytes: Vec<u8> },
     }
 
-    /// One end with its memory, and what the other end sees of it.
+    /// One end with its memory, and the messages on the way to it.
     struct End {
         stream: Stream,
         own: Buffer,
         memory: Vec<u8>,
-        /// To this end.
+        /// Messages on the way to this end.
         coming: VecDeque<Message>,
         sent: u64,
         received: u64,
         to_send: u64,
     }
 
-    /// The byte at a place of the stream that an end sends.
+    /// Returns the byte at a position of the stream that an end sends.
     fn byte(place: u64, salt: u64) -> u8 {
         let mixed = (place ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         mixed.to_be_bytes()[0]
@@ -131,7 +131,7 @@ mod tests {
             }
         }
 
-        /// Sends at most so many bytes to `other`, and the control messages that are due.
+        /// Sends at most `most` bytes to `other`, and the pending control messages.
         fn send(&mut self, other: &mut Self, most: u32) {
             while let Some(command) = self.stream.next_command() {
                 other.coming.push_back(Message::Command(command.encode()));
@@ -149,7 +149,7 @@ mod tests {
             }
         }
 
-        /// Takes so many messages, and reads at most so many bytes.
+        /// Receives at most `messages` messages, and reads at most `most` bytes.
         fn receive(&mut self, messages: usize, most: u32, salt: u64) {
             for _ in 0..messages {
                 match self.coming.pop_front() {
@@ -171,14 +171,15 @@ mod tests {
                 assert_eq!(self.memory[(offset + i) as usize], expected);
                 self.received += 1;
             }
-            // Whoever writes now writes over what was read.
+            // Overwrite the bytes that were read, since the peer may now do so.
             self.memory[offset as usize..(offset + len) as usize].fill(!0);
             self.stream.consume(len);
         }
     }
 
     proptest! {
-        /// Random writes in both directions, in buffers of any size, arrive as they were sent, whatever is taken when.
+        /// Random writes in both directions, through buffers of any size, arrive unchanged in any
+        /// interleaving.
         #[test]
         fn what_is_written_is_read(
             sizes in (1u32..300, 1u32..300),
@@ -188,7 +189,8 @@ mod tests {
             let mut a = End::new(0x1000, sizes.0, totals.0);
             let mut b = End::new(0x9000, sizes.1, totals.1);
             let mut turn = 0;
-            // Every turn that is given comes again until all has arrived: none of them may be the last to help.
+            // Repeat the given turns until everything has arrived, with fair turns between, so that
+            // progress is possible.
             let fair = [(true, 8, 400, 400), (false, 8, 400, 400)];
             let mut turns = turns.iter().chain(&fair).cycle();
             while (a.received, b.received) != (totals.1, totals.0) {
@@ -207,7 +209,7 @@ mod tests {
             super::stream(&bytes);
         }
 
-        /// The same with messages that are mostly good.
+        /// As above, with mostly valid messages.
         #[test]
         fn a_good_peer_that_goes_wrong_is_endured(
             len in any::<u8>(),

@@ -1,14 +1,18 @@
-//! Valkey's RDMA transport: a byte stream that carries the Redis protocol between a client and a server.
+//! Valkey's RDMA transport: a byte stream that carries the Redis protocol between a client and a
+//! server.
 //!
-//! - [`Command`]: the control messages, 32 bytes each; pure.
-//! - [`Stream`]: the state of a connection: where bytes go, and what the peer is told; pure.
-//! - [`Connection`], [`Listener`]: a stream over a queue pair of the crate `verbs`, set up by `rdma_cm`.
+//! - [`Command`]: the control messages, 32 bytes each, without I/O.
+//! - [`Stream`]: the state of a connection, without I/O: the places of bytes, and the messages to
+//!   the peer.
+//! - [`Connection`], [`Listener`]: a stream over a queue pair of the crate `verbs`, set up by
+//!   `rdma_cm`.
 //!
-//! Each end registers a receive buffer and tells its address. The peer fills that buffer from its first byte to its last by
-//! RDMA WRITEs, the last of each group with the number of bytes as its immediate. Once the buffer is full and read, its owner
-//! registers it again, and the peer starts anew at its first byte.
+//! Each end registers a receive buffer and announces its address. The peer fills that buffer from
+//! the first byte to the last by RDMA WRITEs. The last WRITE of each group has the number of bytes
+//! as its immediate. Once the buffer is full and read, its owner registers it again, and the peer
+//! starts again at the first byte.
 //!
-//! Nothing here waits, except [`Connector::connect`]. A program polls a [`Connection`] without system calls, or
+//! Only [`Connector::connect`] blocks. A program polls a [`Connection`] without system calls, or
 //! [arms](Connection::arm) it and sleeps on its two descriptors.
 //!
 //! Source: `valkey:src/rdma.c`, `valkey-doc:topics/RDMA.md`.

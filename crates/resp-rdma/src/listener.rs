@@ -1,4 +1,4 @@
-//! Making connections: by asking for them, and by granting them.
+//! Connection setup: the connecting and the listening side.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use crate::connection::Connection;
 use crate::error::SetupError;
 use crate::queue::{BUFFER_BYTES, Config, Prepared};
 
-/// Makes connections from a device.
+/// A maker of connections and listeners on a device.
 #[derive(Debug, Clone)]
 pub struct Connector {
     pd: ProtectionDomain,
@@ -21,10 +21,11 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Of an open device, which is a software NIC.
+    /// Makes a connector on an open device, which must be a software NIC.
     ///
     /// # Errors
-    /// [`SetupError::Provider`], [`SetupError::BufferBytes`], or no protection domain can be had.
+    /// [`SetupError::Provider`], [`SetupError::BufferBytes`], or no protection domain can be
+    /// allocated.
     pub fn new(context: &Context, config: Config) -> Result<Self, SetupError> {
         let provider = context.provider().name();
         if provider != verbs::Provider::softnic().name() {
@@ -37,10 +38,10 @@ impl Connector {
         Ok(Self { pd, config })
     }
 
-    /// Connects to a server, and waits at most so long for its answer.
+    /// Connects to a server, and waits at most `timeout` for its answer.
     ///
     /// # Errors
-    /// Why there is no connection.
+    /// The reason why the connection failed.
     pub fn connect(&self, to: SocketAddr, timeout: Duration) -> Result<Connection, SetupError> {
         let deadline = Instant::now().checked_add(timeout);
         let id = Id::new().map_err(SetupError::cm("rdma_create_id"))?;
@@ -67,10 +68,10 @@ impl Connector {
         Ok(Connection::new(id, queue, true))
     }
 
-    /// Listens at an address; port 0 takes a free one. The same number may be in use for TCP.
+    /// Listens at an address; port 0 chooses a free port. TCP may use the same port number.
     ///
     /// # Errors
-    /// Those of `rdma_bind_addr(3)`.
+    /// The errors of `rdma_bind_addr(3)`.
     pub fn listen(&self, at: SocketAddr) -> Result<Listener, SetupError> {
         let id = Id::new().map_err(SetupError::cm("rdma_create_id"))?;
         id.listen(at).map_err(SetupError::cm("rdma_bind_addr"))?;
@@ -81,7 +82,7 @@ impl Connector {
     }
 }
 
-/// The next event; `None` at the deadline.
+/// Waits for the next event; returns `None` at the deadline.
 fn wait(id: &Id, deadline: Option<Instant>) -> Result<Option<News>, SetupError> {
     loop {
         if let Some((news, _)) = id.next() {
@@ -105,17 +106,18 @@ fn wait(id: &Id, deadline: Option<Instant>) -> Result<Option<News>, SetupError> 
     }
 }
 
-/// Grants connections.
+/// A listener, which accepts connections.
 pub struct Listener {
     id: Id,
     connector: Connector,
 }
 
 impl Listener {
-    /// The next connection that waits. Bytes come once the peer is ready, which the connection says as of bytes.
+    /// Accepts the next pending connection. The connection reports bytes once the peer is ready.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when none waits; other errors are of this connection or of the system.
+    /// [`io::ErrorKind::WouldBlock`] if no connection is pending; other errors concern this
+    /// connection or the system.
     pub fn accept(&mut self) -> io::Result<Connection> {
         loop {
             let Some((news, requested)) = self.id.next() else {
@@ -137,12 +139,12 @@ impl Listener {
         Ok(Connection::new(id, queue, false))
     }
 
-    /// Where it listens.
+    /// Returns the address at which the listener listens.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.source()
     }
 
-    /// The descriptor that is readable while connections wait.
+    /// Returns the descriptor that is readable while connections are pending.
     pub fn fd(&self) -> RawFd {
         self.id.fd()
     }

@@ -1,4 +1,4 @@
-//! The queue pair of a connection, with its memory: what is posted, and what has completed.
+//! The queue pair of a connection with its memory: posts and completions.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
@@ -12,29 +12,31 @@ use crate::command::{Buffer, COMMAND_BYTES};
 use crate::error::SetupError;
 use crate::stream::Piece;
 
-/// Receives that are kept posted: what clients reckon with (`VALKEY_RDMA_MAX_WQE` of `valkey:src/rdma.c`).
+/// Receives that are kept posted; clients rely on this number (`VALKEY_RDMA_MAX_WQE` of
+/// `valkey:src/rdma.c`).
 pub const RECEIVES: usize = 1024;
-/// Room for send WRs.
+/// The capacity of the send queue in WRs.
 const SENDS: u32 = 1024;
-/// Send WRs that are kept for control messages.
+/// Send WRs that are reserved for control messages.
 const CONTROL_SENDS: u32 = 64;
-/// Receives that were used are posted again at once when there are so many, and else before the thread does something else.
+/// The number of used receives that are reposted at once; fewer are reposted before the thread
+/// waits.
 const RECV_BATCH: usize = 64;
-/// Completions taken at once.
+/// The most completions of one poll.
 const POLL: usize = 16;
-/// Payload up to here is carried by the WR itself.
+/// The largest inline payload of a WR in bytes.
 const INLINE_BYTES: usize = 256;
 
-/// The receive buffer's least and most bytes, as Valkey's `rx-size`.
+/// The allowed lengths of the receive buffer in bytes, as Valkey's `rx-size`.
 pub const BUFFER_BYTES: std::ops::RangeInclusive<u32> = 64 << 10..=16 << 20;
 
-/// How connections are made.
+/// The settings of connections.
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
-    /// Bytes of the receive buffer, one of [`BUFFER_BYTES`]; 256 KiB unless set. Memory of each connection: the buffer, as much
-    /// as [`staging_bytes`](Self::staging_bytes), and about 256 KiB of queues.
+    /// Bytes of the receive buffer, within [`BUFFER_BYTES`]; default 256 KiB. A connection needs
+    /// this buffer, [`staging_bytes`](Self::staging_bytes), and about 256 KiB of queues.
     pub buffer_bytes: u32,
-    /// Bytes from which WRITEs leave that the WR does not carry; a power of two, 64 KiB unless set.
+    /// Bytes of the staging memory for WRITEs that are not inline; a power of two, default 64 KiB.
     pub staging_bytes: u32,
 }
 
@@ -47,47 +49,47 @@ impl Default for Config {
     }
 }
 
-/// A queue pair before it is connected. Its receives are posted.
+/// A queue pair before its connection, with posted receives.
 pub(crate) struct Prepared {
     pub(crate) qp: PreparedQp<Rc>,
     parts: Parts,
 }
 
-/// The objects that a queue pair works with.
+/// The objects that a queue pair uses.
 struct Parts {
     cq: CompletionQueue,
     channel: CompletionChannel,
-    /// Where the peer writes.
+    /// The receive buffer, into which the peer writes.
     inbox: MemoryRegion,
-    /// A place for a control message for each receive, then the staging memory.
+    /// A slot for a control message for each receive, then the staging memory.
     private: MemoryRegion,
     staging_bytes: u32,
     recvs: RecvList,
 }
 
-/// What has come.
+/// An arrival from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arrival {
     /// A control message.
     Command([u8; COMMAND_BYTES]),
-    /// A control message of a wrong length.
+    /// A control message of a wrong length, with its bytes.
     Odd(usize),
-    /// So many bytes in the receive buffer, announced by a message of `len`.
+    /// `imm` bytes in the receive buffer, announced by a message of `len` bytes.
     Data { imm: u32, len: u32 },
 }
 
-/// A queue pair that is connected.
+/// A connected queue pair.
 pub(crate) struct Queue {
     qp: QueuePair<Rc>,
     parts: Parts,
     list: Postlist<Rc>,
     completions: WcBuffer<POLL>,
-    /// Send WRs that were ever posted, that were signaled by the last signaled one, and that are known to be complete. They
-    /// wrap around.
+    /// Counters of send WRs, which wrap around: posted, covered by the last signaled WR, and known
+    /// to be complete.
     posted: u32,
     signaled: u32,
     completed: u32,
-    /// The same of bytes of the staging memory, which is a ring.
+    /// The same counters in bytes of the staging memory, which is a ring.
     staged: u32,
     staged_signaled: u32,
     staged_free: u32,
@@ -150,7 +152,7 @@ impl Prepared {
         self.qp.endpoint().qpn.0
     }
 
-    /// The same once it is connected.
+    /// Connects the queue pair.
     pub(crate) fn connected(
         self,
         connect: impl FnOnce(PreparedQp<Rc>) -> Result<QueuePair<Rc>, SetupError>,
@@ -173,7 +175,7 @@ impl Prepared {
     }
 }
 
-/// The place for the control message that a receive takes.
+/// Returns the slot for the control message of a receive.
 fn slot_of(private: &MemoryRegion, slot: usize) -> verbs::MrSlice {
     let start = slot * COMMAND_BYTES;
     private
@@ -182,7 +184,7 @@ fn slot_of(private: &MemoryRegion, slot: usize) -> verbs::MrSlice {
 }
 
 impl Queue {
-    /// The receive buffer, as the peer is told of it.
+    /// Returns the receive buffer, as announced to the peer.
     pub(crate) fn own_buffer(&self) -> Buffer {
         let remote = self.parts.inbox.remote();
         Buffer {
@@ -192,7 +194,7 @@ impl Queue {
         }
     }
 
-    /// Copies bytes out of the receive buffer, which has them.
+    /// Copies bytes from the receive buffer; they must be inside it.
     pub(crate) fn read(&self, offset: u32, into: &mut [u8]) {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         self.parts
@@ -201,7 +203,8 @@ impl Queue {
             .expect("bytes of the receive buffer");
     }
 
-    /// How many bytes of a payload of `len` one WRITE takes now; 0 when the send queue or the staging memory is full.
+    /// Returns the bytes of a payload of `len` that one WRITE can carry now; 0 if the send queue or
+    /// the staging memory is full.
     pub(crate) fn room(&self, len: usize) -> u32 {
         if SENDS - CONTROL_SENDS <= self.posted.wrapping_sub(self.completed) {
             return 0;
@@ -221,7 +224,7 @@ impl Queue {
         usize::try_from(len).is_ok_and(|len| len <= most)
     }
 
-    /// WRITEs `bytes`, for which there is [room](Self::room), with their number as immediate.
+    /// WRITEs `bytes`, for which [room](Self::room) must exist, with their number as the immediate.
     pub(crate) fn write(&mut self, bytes: &[u8], to: Piece) -> Result<(), verbs::PostError> {
         let remote = RemoteMemory {
             addr: to.addr,
@@ -256,7 +259,8 @@ impl Queue {
         self.qp.post_send(&mut self.list)
     }
 
-    /// Sends a control message; false when the send queue is full.
+    /// Sends a control message; the send queue must have room, see
+    /// [`takes_command`](Self::takes_command).
     pub(crate) fn send(&mut self, command: &[u8; COMMAND_BYTES]) -> Result<(), verbs::PostError> {
         self.posted = self.posted.wrapping_add(1);
         (self.signaled, self.staged_signaled) = (self.posted, self.staged);
@@ -266,12 +270,13 @@ impl Queue {
         self.qp.post_send(&mut self.list)
     }
 
-    /// Whether the send queue takes a control message.
+    /// Returns true if the send queue has room for a control message.
     pub(crate) fn takes_command(&self) -> bool {
         self.posted.wrapping_sub(self.completed) < SENDS
     }
 
-    /// Whether the WR that was just counted is to be signaled: the last of a quarter of the send queue or of the ring.
+    /// Returns true if the WR that was just counted must be signaled: after each quarter of the
+    /// send queue or of the staging ring.
     fn is_signal_due(&mut self) -> bool {
         let quarter = self.parts.staging_bytes / 4;
         let due = self.posted.wrapping_sub(self.signaled) >= SENDS / 4
@@ -282,10 +287,11 @@ impl Queue {
         due
     }
 
-    /// Takes what has completed, and tells `arrived` what has come, in order. Returns how many completions there were.
+    /// Polls completions, and passes each arrival to `arrived`, in order. Returns the number of
+    /// completions.
     ///
     /// # Errors
-    /// A WR that failed, with which the connection is over, or what `arrived` says.
+    /// A failed WR, which ends the connection, or an error of `arrived`.
     pub(crate) fn poll<E: From<QueueError>>(
         &mut self,
         mut arrived: impl FnMut(Arrival) -> Result<(), E>,
@@ -332,7 +338,7 @@ impl Queue {
         }
     }
 
-    /// Posts again the receives that were used.
+    /// Reposts the used receives.
     pub(crate) fn post_receives(&mut self) -> Result<(), verbs::PostError> {
         let recvs = &mut self.parts.recvs;
         if recvs.is_empty() {
@@ -343,17 +349,18 @@ impl Queue {
         posted
     }
 
-    /// Has the descriptor become readable at the next completion. Completions that came before make no event: poll once more.
+    /// Arms the descriptor for the next completion. Earlier completions raise no event, so poll
+    /// once more afterwards.
     pub(crate) fn arm(&mut self) -> Result<(), verbs::VerbError> {
         if self.armed {
-            // An event that came is taken, or the channel would keep it.
+            // Take a pending event, or the channel would keep it.
             let _ = self.parts.channel.wait();
         }
         self.armed = true;
         self.parts.cq.req_notify(false)
     }
 
-    /// Takes the queue pair to ERR: the peer can do nothing any more.
+    /// Takes the queue pair to ERR, so that the peer cannot access memory any more.
     pub(crate) fn stop(&self) {
         let _ = self.qp.to_error();
     }
@@ -362,7 +369,7 @@ impl Queue {
         self.parts.channel.as_fd()
     }
 
-    /// The descriptor of the completion channel.
+    /// Returns the descriptor of the completion channel.
     pub(crate) fn fd(&self) -> RawFd {
         self.parts.channel.as_fd().as_raw_fd()
     }
@@ -378,7 +385,7 @@ impl Queue {
         self.qp.post_send(&mut self.list)
     }
 
-    /// WRITEs with any immediate, which is the length of the piece.
+    /// WRITEs with an arbitrary immediate, the length of the piece.
     pub(crate) fn write_raw(&mut self, bytes: &[u8], to: Piece) -> Result<(), verbs::PostError> {
         self.posted = self.posted.wrapping_add(1);
         let remote = RemoteMemory {
@@ -392,7 +399,7 @@ impl Queue {
     }
 }
 
-/// The control message that a receive has taken.
+/// Returns the control message in the slot of a completed receive.
 fn command(private: &MemoryRegion, wc: &verbs::WorkCompletion<'_>) -> Arrival {
     let len = usize::try_from(wc.byte_len()).unwrap_or(usize::MAX);
     if len != COMMAND_BYTES {
@@ -406,7 +413,7 @@ fn command(private: &MemoryRegion, wc: &verbs::WorkCompletion<'_>) -> Arrival {
     Arrival::Command(bytes)
 }
 
-/// Why a queue is of no use any more.
+/// The reason why a queue cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
     #[error("a work request failed: {0}")]

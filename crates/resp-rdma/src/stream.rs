@@ -1,43 +1,45 @@
-//! The state of a connection, without the verbs: what may be written where, what has come, and what the peer is told.
+//! The state of a connection, without verbs: places for writes, arrivals, and messages to the peer.
 
 use std::collections::VecDeque;
 
 use crate::command::{Buffer, Command};
 use crate::error::ProtocolError;
 
-/// Control messages that wait to be sent, at most. This end sends few of its own accord; more are answers to a peer that
-/// asks and takes none.
+/// The most pending control messages. This end sends few on its own; the rest are answers to a peer
+/// that requests answers but receives none.
 const MAX_DUE: usize = 64;
 
-/// Where a WRITE goes in the peer's memory. Its immediate is `len`.
+/// The destination of a WRITE in the peer's memory. The WRITE's immediate is `len`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
     /// Address of the first byte.
     pub addr: u64,
-    /// Bytes, at least 1.
+    /// Length in bytes, at least 1.
     pub len: u32,
     /// The R_Key.
     pub rkey: u32,
 }
 
-/// One end of a byte stream. It holds no bytes: the caller moves them where this says.
+/// One end of a byte stream. It holds no bytes: the caller moves them to and from the returned
+/// places.
 #[derive(Debug)]
 pub struct Stream {
     own: Buffer,
-    /// Bytes of the own buffer that have come, and that were read; `read <= filled <= own.len`.
+    /// Bytes of the own buffer that have arrived, and that were read; `read <= filled <= own.len`.
     filled: u32,
     read: u32,
-    /// The peer was told that the own buffer is empty, and may fill it.
+    /// True if the peer knows that the own buffer is empty and may be filled.
     told: bool,
-    /// The peer's buffer, once it told of one.
+    /// The peer's buffer, once announced.
     peer: Option<Buffer>,
-    /// Bytes of the peer's buffer that were written; at most its length.
+    /// Bytes written to the peer's buffer; at most its length.
     written: u32,
     due: VecDeque<Command>,
 }
 
 impl Stream {
-    /// A stream whose receive buffer is `own`, which has at least one byte. The peer is told of it first of all.
+    /// Makes a stream whose receive buffer is `own`, of at least one byte. The first message to the
+    /// peer announces the buffer.
     pub fn new(own: Buffer) -> Self {
         Self {
             own,
@@ -50,17 +52,17 @@ impl Stream {
         }
     }
 
-    /// A control message came.
+    /// Processes a control message from the peer.
     ///
     /// # Errors
-    /// Those of [`Command::decode`]; [`ProtocolError::Buffer`], [`ProtocolError::Flood`].
+    /// The errors of [`Command::decode`]; [`ProtocolError::Buffer`], [`ProtocolError::Flood`].
     pub fn on_command(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
         match Command::decode(bytes)? {
             Command::GetServerFeature { select, .. } => self.tell(Command::GetServerFeature {
                 select,
                 features: 0,
             }),
-            // Valkey's server accepts no features and says nothing.
+            // Valkey's server accepts no features and does not answer.
             Command::SetClientFeature { .. } | Command::Keepalive => Ok(()),
             Command::RegisterXferMemory(buffer) => {
                 let end = buffer.addr.checked_add(buffer.len.into());
@@ -75,8 +77,8 @@ impl Stream {
         }
     }
 
-    /// A message with the immediate `imm` came: so many bytes of the own buffer are there. `len` is the length of the message
-    /// itself, which may be the last of a group.
+    /// Processes a message with the immediate `imm`: `imm` more bytes of the own buffer have
+    /// arrived. `len` is the length of the message itself, which may be the last of a group.
     ///
     /// # Errors
     /// [`ProtocolError::Overrun`], [`ProtocolError::Immediate`].
@@ -96,15 +98,16 @@ impl Stream {
         Ok(())
     }
 
-    /// Where the bytes are that came and were not read: offset in the own buffer, and how many.
+    /// Returns the bytes that have arrived and were not read: their offset in the own buffer, and
+    /// their number.
     pub fn readable(&self) -> (u32, u32) {
         (self.read, self.filled - self.read)
     }
 
-    /// So many of them were read. The peer is told once the last byte of the buffer was.
+    /// Marks `bytes` as read. After the last byte of the buffer, the buffer is announced again.
     ///
     /// # Panics
-    /// If there were not so many.
+    /// `bytes` exceeds the number of readable bytes.
     pub fn consume(&mut self, bytes: u32) {
         assert!(
             bytes <= self.filled - self.read,
@@ -114,18 +117,19 @@ impl Stream {
         self.read += bytes;
         if self.read == self.own.len {
             (self.filled, self.read) = (0, 0);
-            // One at most is due: no byte comes before it is sent.
+            // Only one announcement is pending at a time: no byte arrives before it is sent.
             self.told = false;
             self.due.push_back(Command::RegisterXferMemory(self.own));
         }
     }
 
-    /// How many bytes may be written now.
+    /// Returns the number of bytes that may be written now.
     pub fn writable(&self) -> u32 {
         self.peer.map_or(0, |peer| peer.len - self.written)
     }
 
-    /// Writes at most so many bytes: where they go. `None` when the peer's buffer is full or not known.
+    /// Returns the place for at most `most` bytes to write; `None` if the peer's buffer is full or
+    /// unknown.
     pub fn write(&mut self, most: u32) -> Option<Piece> {
         let peer = self.peer?;
         let len = most.min(peer.len - self.written);
@@ -138,21 +142,21 @@ impl Stream {
         })
     }
 
-    /// Has the peer told that this end is there, unless something else is said anyhow.
+    /// Queues a keepalive message, unless another message is pending.
     pub fn keep_alive(&mut self) {
         if self.due.is_empty() {
             self.due.push_back(Command::Keepalive);
         }
     }
 
-    /// The next control message to be sent, in order.
+    /// Takes the next control message to send.
     pub fn next_command(&mut self) -> Option<Command> {
         let next = self.due.pop_front();
         self.told |= matches!(next, Some(Command::RegisterXferMemory(_)));
         next
     }
 
-    /// Whether a control message waits to be sent.
+    /// Returns true if a control message is pending.
     pub fn has_command(&self) -> bool {
         !self.due.is_empty()
     }
@@ -180,7 +184,7 @@ mod tests {
         Command::RegisterXferMemory(Buffer { addr, len, rkey: 9 }).encode()
     }
 
-    /// A stream that has said where its buffer is.
+    /// Returns a stream that has announced its buffer.
     fn open() -> Stream {
         let mut stream = Stream::new(OWN);
         let first = stream.next_command();

@@ -1,15 +1,16 @@
-//! The kernel's part for the software NIC: `verbatim run` puts this library into `LD_PRELOAD` of programs that ask the kernel
-//! for RDMA devices.
+//! The kernel's interfaces for the software NIC. `verbatim run` puts this library into `LD_PRELOAD`
+//! of programs that ask the kernel for RDMA devices.
 //!
 //! - [`mod@netlink`]: the RDMA netlink family, for `rdma(8)` of iproute2;
-//! - this file: the files of the device, for a process without CAP_SYS_ADMIN that gets no mounts.
+//! - this file: the files of the device, for a process that cannot mount without CAP_SYS_ADMIN.
 //!
-//! For the files it has a function under each name by which the C library takes the path of a file that is to be read or looked at.
-//! Paths below `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and `/dev/infiniband` go to the same place below the folder
-//! that `VERBATIM_VIEW` names; all others go on as they are.
-//! Paths relative to a folder that was opened so need nothing.
+//! The library exports each function of the C library that takes the path of a file to read or
+//! examine. Paths below `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and
+//! `/dev/infiniband` are redirected below the folder in `VERBATIM_VIEW`; other paths are unchanged.
+//! Paths relative to a redirected folder need no change.
 //!
-//! Limits: programs that make system calls themselves, and calls within the C library (`glob`, `ftw`).
+//! Limits: programs that make system calls themselves, and calls within the C library (`glob`,
+//! `ftw`).
 #![allow(unsafe_code)]
 
 pub mod netlink;
@@ -18,20 +19,20 @@ mod source;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Names the folder of the files.
+/// The environment variable that names the folder of the files.
 const VARIABLE: &CStr = c"VERBATIM_VIEW";
 
-/// The folders that are redirected there.
+/// The folders that are redirected.
 const FOLDERS: [&[u8]; 3] = [
     b"/sys/class/infiniband",
     b"/sys/class/infiniband_verbs",
     b"/dev/infiniband",
 ];
 
-/// Room for a path and its end.
+/// A buffer for a path and its terminating zero.
 type Room = [u8; libc::PATH_MAX as usize];
 
-/// Is it one of the folders, or below one?
+/// Returns true if the path is one of the redirected folders, or below one.
 fn is_elsewhere(path: &[u8]) -> bool {
     FOLDERS.iter().any(|folder| {
         path.strip_prefix(*folder)
@@ -39,7 +40,7 @@ fn is_elsewhere(path: &[u8]) -> bool {
     })
 }
 
-/// The path that is meant by `path`: itself, or another one in `room`.
+/// Returns the path to use for `path`: `path` itself, or the redirected path in `room`.
 ///
 /// # Safety
 /// `path` is NULL or a string.
@@ -52,15 +53,16 @@ unsafe fn meant(path: *const c_char, room: &mut Room) -> *const c_char {
     if !is_elsewhere(asked) {
         return path;
     }
-    // SAFETY: a string as its argument.
+    // SAFETY: the argument is a string.
     let folder = unsafe { libc::getenv(VARIABLE.as_ptr()) };
     if folder.is_null() {
         return path;
     }
-    // SAFETY: the environment consists of strings; a program that changes it meanwhile is as wrong elsewhere.
+    // SAFETY: the environment consists of strings. A program that changes the environment
+    // concurrently is wrong anyway.
     let folder = unsafe { CStr::from_ptr(folder) }.to_bytes();
     let end = folder.len() + asked.len();
-    // What is longer than a path may be is refused by the system as it is.
+    // A path that is too long is passed on unchanged, and the system refuses it.
     let (Some(first), true) = (room.get_mut(..folder.len()), end < size_of::<Room>()) else {
         return path;
     };
@@ -74,18 +76,18 @@ unsafe fn meant(path: *const c_char, room: &mut Room) -> *const c_char {
     room.as_ptr().cast()
 }
 
-/// Finds the next library's function of a name, which is remembered in `known`.
+/// Finds the next library's function of a name, and caches the address in `known`.
 fn next(known: &AtomicPtr<c_void>, name: &CStr) -> Option<*mut c_void> {
     let mut found = known.load(Ordering::Relaxed);
     if found.is_null() {
-        // SAFETY: a string as its argument.
+        // SAFETY: the argument is a string.
         found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
         known.store(found, Ordering::Relaxed);
     }
     (!found.is_null()).then_some(found)
 }
 
-/// The error value of a function that the C library does not have.
+/// The error value of a function that is missing in the C library.
 trait Failure {
     const FAILED: Self;
 }
@@ -102,16 +104,16 @@ impl Failure for *mut c_void {
     const FAILED: Self = std::ptr::null_mut();
 }
 
-/// Exports functions of the C library; the path is the argument behind the semicolon.
+/// Exports functions of the C library; the path is the argument after the semicolon.
 macro_rules! export {
     ($( fn $name:ident($( $before:ident: $before_type:ty ),*; path $(, $arg:ident: $type:ty )*) -> $ret:ty; )*) => {
         $(
             /// The C library's function of this name.
             ///
             /// # Safety
-            /// That of the C library's function of this name.
-            // SAFETY: the name is the C library's own, and so are the arguments and the behaviour. An argument that is
-            // there for some flags only is passed on as what lies in its register.
+            /// As for the C library's function of this name.
+            // SAFETY: the name, the arguments and the behaviour are those of the C library. An
+            // argument that only some flags need is passed on as found in its register.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name(
                 $( $before: $before_type, )* path: *const c_char $(, $arg: $type )*
@@ -122,13 +124,14 @@ macro_rules! export {
                 let name = concat!(stringify!($name), "\0");
                 let name = CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or_default();
                 let Some(function) = next(&NEXT, name) else {
-                    // SAFETY: the errno of this thread.
+                    // SAFETY: the pointer is to this thread's errno.
                     unsafe { *libc::__errno_location() = libc::ENOSYS };
                     return Failure::FAILED;
                 };
                 let mut room: Room = [0; size_of::<Room>()];
-                // SAFETY: the C library's function of this name is of this type; the arguments are those that its caller
-                // promises to be good, the path among them, or one in `room`, which ends with a zero byte.
+                // SAFETY: the C library's function of this name has this type. The caller
+                // guarantees the arguments, including the path. A redirected path in `room` ends
+                // with a zero byte.
                 unsafe {
                     let function = std::mem::transmute::<*mut c_void, Function>(function);
                     function($( $before, )* meant(path, &mut room) $(, $arg )*)
@@ -158,7 +161,7 @@ export! {
     fn lstat64(; path, to: *mut c_void) -> c_int;
     fn fstatat(folder: c_int; path, to: *mut c_void, flags: c_int) -> c_int;
     fn fstatat64(folder: c_int; path, to: *mut c_void, flags: c_int) -> c_int;
-    // By these names programs ask that were built with glibc before 2.33.
+    // Names that programs built with glibc before 2.33 use.
     fn __xstat(version: c_int; path, to: *mut c_void) -> c_int;
     fn __xstat64(version: c_int; path, to: *mut c_void) -> c_int;
     fn __lxstat(version: c_int; path, to: *mut c_void) -> c_int;

@@ -1,11 +1,12 @@
-//! The C library's socket functions, for sockets of `NETLINK_RDMA`: the kernel does not know the software NIC, so this library
-//! answers for it.
+//! The C library's socket functions for sockets of `NETLINK_RDMA`. The kernel does not know the
+//! software NIC, so this library answers for the kernel.
 //!
-//! Such a socket is a Unix datagram socket that is connected to itself. A program's requests stay
-//! outside, and the answers are put in. So waiting, descriptors and their inheritance are the kernel's. Functions that deal with addresses show those of netlink.
+//! Such a socket is a Unix datagram socket that is connected to itself. Requests of the program are
+//! not sent; answers are sent into the socket. Therefore waiting, descriptors and their inheritance
+//! work as in the kernel. Functions that return addresses return netlink addresses.
 //!
-//! Limits: by a copy of the descriptor (`dup(2)`) a program receives answers and sends nothing. `read(2)` and `write(2)` are the
-//! C library's, and so are `readv(2)` and `writev(2)`.
+//! Limits: a copy of the descriptor (`dup(2)`) receives answers but cannot send. `read(2)`,
+//! `write(2)`, `readv(2)` and `writev(2)` are the C library's.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_int, c_void};
@@ -22,21 +23,22 @@ use crate::source::SoftwareNic;
 const NETLINK_RDMA: c_int = 20;
 /// Bytes of a `sockaddr_nl`.
 const ADDRESS_BYTES: usize = size_of::<sockaddr_nl>();
-/// Bytes of a request at most; the kernel takes as much as the send buffer has room for.
+/// The largest request in bytes; the kernel's limit is the send buffer's size.
 const MAX_REQUEST_BYTES: usize = 1 << 16;
 
-/// A socket of this library.
+/// A netlink socket of this library.
 struct Socket {
     fd: c_int,
-    /// Device and inode: the number of a descriptor is used again.
+    /// Device and inode, since descriptor numbers are reused.
     file: (u64, u64),
-    /// `nl_pid` of its address.
+    /// The `nl_pid` of the socket's address.
     port_id: u32,
-    /// Answers for which its buffer had no room.
+    /// Answers for which the socket's buffer had no room.
     waiting: VecDeque<Vec<u8>>,
 }
 
-/// Sockets in the list: as long as there is none, all functions are the C library's after one load.
+/// The length of the list. While it is 0, every function only loads this value and calls the C
+/// library.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static SOCKETS: Mutex<Vec<Socket>> = Mutex::new(Vec::new());
 
@@ -44,7 +46,8 @@ fn sockets() -> MutexGuard<'static, Vec<Socket>> {
     SOCKETS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does something with the socket of this library behind a descriptor; `None` where there is none.
+/// Calls `act` with this library's socket of a descriptor; `None` if the descriptor is none of this
+/// library's.
 fn with<T>(fd: c_int, act: impl FnOnce(&mut Socket) -> T) -> Option<T> {
     if COUNT.load(Ordering::Relaxed) == 0 {
         return None;
@@ -54,25 +57,25 @@ fn with<T>(fd: c_int, act: impl FnOnce(&mut Socket) -> T) -> Option<T> {
     if file_of(fd) == Some(sockets.get(at)?.file) {
         return sockets.get_mut(at).map(act);
     }
-    // It was closed, and its number is something else's.
+    // The socket was closed, and its number is reused.
     sockets.swap_remove(at);
     COUNT.store(sockets.len(), Ordering::Relaxed);
     None
 }
 
-/// Device and inode of a descriptor's file.
+/// Returns device and inode of a descriptor's file.
 fn file_of(fd: c_int) -> Option<(u64, u64)> {
     let mut stat = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: room for the result; any descriptor may be asked about.
+    // SAFETY: `stat` has room for the result, and `fstat` accepts any descriptor.
     if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
         return None;
     }
-    // SAFETY: it is written where `fstat` succeeds.
+    // SAFETY: a successful `fstat` has written it.
     let stat = unsafe { stat.assume_init() };
     Some((stat.st_dev, stat.st_ino))
 }
 
-/// Declares the C library's function of a name: the type of the arguments and of the result.
+/// Calls the C library's function of a name, with the given types of arguments and result.
 macro_rules! real {
     ($name:ident($( $arg:ident: $type:ty ),*) -> $ret:ty) => {{
         type Function = unsafe extern "C" fn($( $type ),*) -> $ret;
@@ -80,8 +83,8 @@ macro_rules! real {
         let name = concat!(stringify!($name), "\0");
         let name = CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or_default();
         match next(&NEXT, name) {
-            // SAFETY: the C library's function of this name is of this type; the arguments are those that the caller of the
-            // function of the same name promises to be good.
+            // SAFETY: the C library's function of this name has this type; the caller of the
+            // function of the same name guarantees the arguments.
             Some(function) => unsafe {
                 std::mem::transmute::<*mut c_void, Function>(function)($( $arg ),*)
             },
@@ -91,13 +94,14 @@ macro_rules! real {
 }
 
 fn fail(errno: c_int) -> i8 {
-    // SAFETY: the errno of this thread.
+    // SAFETY: the pointer is to this thread's errno.
     unsafe { *libc::__errno_location() = errno };
     -1
 }
 
 /// `socket(2)`.
-// SAFETY: the name is the C library's own, and so are the arguments and the behaviour; as for all functions here.
+// SAFETY: the name, the arguments and the behaviour are those of the C library; as for all
+// functions here.
 #[unsafe(no_mangle)]
 pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if domain != libc::AF_NETLINK || protocol != NETLINK_RDMA {
@@ -112,14 +116,14 @@ pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let file = if fd >= 0 { file_of(fd) } else { None };
     let Some(file) = file.filter(|_| connect_to_itself(fd)) else {
         if fd >= 0 {
-            // SAFETY: a descriptor of this function.
+            // SAFETY: this function has created the descriptor.
             unsafe { libc::close(fd) };
         }
         return fail(libc::ENOBUFS).into();
     };
     let mut sockets = sockets();
     sockets.retain(|socket| socket.fd != fd && file_of(socket.fd) == Some(socket.file));
-    // The first socket of a process has its pid as its address (netlink(7)).
+    // The first socket of a process has the process id as its address (netlink(7)).
     let own = std::process::id();
     let is_free = |id: &u32| sockets.iter().all(|socket| socket.port_id != *id);
     let port_id = std::iter::once(own)
@@ -135,7 +139,7 @@ pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     fd
 }
 
-/// Connects a Unix datagram socket to itself: nobody else may send to it then (`unix(7)`).
+/// Connects a Unix datagram socket to itself, so that no other socket can send to it (`unix(7)`).
 fn connect_to_itself(fd: c_int) -> bool {
     // SAFETY: zeroes are an address.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
@@ -153,14 +157,14 @@ fn connect_to_itself(fd: c_int) -> bool {
     if real!(getsockname(fd: c_int, start: *mut sockaddr, len_at: *mut socklen_t) -> c_int) != 0 {
         return false;
     }
-    // SAFETY: the address and its length are of this function, and as the kernel wrote them.
+    // SAFETY: the address and its length belong to this function, and the kernel has written them.
     unsafe { libc::connect(fd, bound, len) == 0 }
 }
 
-/// `bind(2)`. An `nl_pid` of 0 leaves the choice to the kernel, which has been made.
+/// `bind(2)`. An `nl_pid` of 0 leaves the choice to the kernel; the port id is already chosen.
 ///
 /// # Safety
-/// That of the C library's function of this name.
+/// As for the C library's function of this name.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
@@ -168,7 +172,7 @@ pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_
         if address.is_null() || (len as usize) < ADDRESS_BYTES {
             return libc::EINVAL;
         }
-        // SAFETY: as long as an address of netlink, by the contract of `bind`.
+        // SAFETY: the address has the length of a netlink address, by the contract of `bind`.
         let address = unsafe { address.cast::<sockaddr_nl>().read_unaligned() };
         if c_int::from(address.nl_family) != libc::AF_NETLINK {
             return libc::EINVAL;
@@ -185,7 +189,8 @@ pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_
     }
 }
 
-/// Writes an address of netlink where a program has `room` bytes for it: the bytes that an address has.
+/// Writes as much of a netlink address as fits into `room` bytes; returns the address's full
+/// length.
 ///
 /// # Safety
 /// `to` has `room` bytes.
@@ -198,7 +203,7 @@ unsafe fn write_address(to: *mut c_void, room: socklen_t, port_id: u32) -> sockl
         .unwrap_or_default();
     address.nl_pid = port_id;
     let len = ADDRESS_BYTES.min(room as usize);
-    // SAFETY: no more than there is room for, and no more than an address has.
+    // SAFETY: `len` is at most `room`, and at most the length of the address.
     unsafe {
         to.cast::<u8>()
             .copy_from_nonoverlapping((&raw const address).cast(), len)
@@ -209,7 +214,7 @@ unsafe fn write_address(to: *mut c_void, room: socklen_t, port_id: u32) -> sockl
 /// `getsockname(2)`.
 ///
 /// # Safety
-/// That of the C library's function of this name.
+/// As for the C library's function of this name.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int {
@@ -224,10 +229,11 @@ pub unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut soc
     }
 }
 
-/// `setsockopt(2)`. Options of netlink are accepted: groups get no messages, and errors have no more to say.
+/// `setsockopt(2)`. Netlink options are accepted without effect: groups get no messages, and errors
+/// no details.
 ///
 /// # Safety
-/// That of the C library's function of this name.
+/// As for the C library's function of this name.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setsockopt(
@@ -243,7 +249,7 @@ pub unsafe extern "C" fn setsockopt(
     real!(setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int)
 }
 
-/// Takes a request: the answers wait in the socket from now on. What `send` returns.
+/// Answers a request; the answers become readable from the socket. Returns the value for `send`.
 fn take(socket: &mut Socket, request: &[u8]) -> ssize_t {
     let answers = rdma_netlink::answer(request, socket.port_id, &SoftwareNic);
     socket.waiting.extend(answers);
@@ -251,7 +257,7 @@ fn take(socket: &mut Socket, request: &[u8]) -> ssize_t {
     ssize_t::try_from(request.len()).unwrap_or(ssize_t::MAX)
 }
 
-/// Puts answers into the socket's buffer while it has room.
+/// Sends pending answers into the socket while its buffer has room.
 fn fill(socket: &mut Socket) {
     while let Some(answer) = socket.waiting.front() {
         let (fd, bytes, len) = (socket.fd, answer.as_ptr().cast::<c_void>(), answer.len());
@@ -268,7 +274,7 @@ fn fill(socket: &mut Socket) {
 /// `send(2)`.
 ///
 /// # Safety
-/// That of the C library's function of this name.
+/// As for the C library's function of this name.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn send(
@@ -286,7 +292,7 @@ pub unsafe extern "C" fn send(
     }
 }
 
-/// Takes a request in the memory of the program.
+/// Answers a request in the program's memory.
 ///
 /// # Safety
 /// `bytes` has `len` bytes, or is NULL.
@@ -306,10 +312,10 @@ unsafe fn take_at(socket: &mut Socket, bytes: *const c_void, len: size_t) -> ssi
     })
 }
 
-/// `sendto(2)`. The address is ignored: all requests are to the kernel.
+/// `sendto(2)`. The address is ignored: all requests go to the kernel.
 ///
 /// # Safety
-/// That of the C library's function of this name.
+/// As for the C library's function of this name.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendto(
@@ -332,7 +338,7 @@ pub unsafe extern "C" fn sendto(
 /// `sendmsg(2)`.
 ///
 /// # Safety
-/// That of the C library's function of this name.
+/// As for the C library's function of this name.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
@@ -349,10 +355,10 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     }
 }
 
-/// The bytes of a message.
+/// Collects the bytes of a message.
 ///
 /// # Safety
-/// `message` is one that may be sent, or NULL.
+/// `message` is valid for `sendmsg`, or NULL.
 unsafe fn gather(message: *const msghdr) -> Result<Vec<u8>, c_int> {
     if message.is_null() {
         return Err(libc::EFAULT);
@@ -364,7 +370,7 @@ unsafe fn gather(message: *const msghdr) -> Result<Vec<u8>, c_int> {
     }
     let mut bytes = Vec::new();
     for index in 0..count {
-        // SAFETY: `count` parts, and each has the bytes that it says.
+        // SAFETY: the array has `count` parts, and each part has the bytes that it names.
         let part = unsafe { *parts.add(index) };
         if bytes.len() + part.iov_len > MAX_REQUEST_BYTES {
             return Err(libc::EMSGSIZE);
@@ -379,7 +385,7 @@ unsafe fn gather(message: *const msghdr) -> Result<Vec<u8>, c_int> {
     Ok(bytes)
 }
 
-/// Puts more answers into the buffer after some have been received.
+/// Sends more answers into the buffer after some have been received.
 fn received(fd: c_int, bytes: ssize_t) -> ssize_t {
     if bytes >= 0 {
         with(fd, fill);
@@ -390,7 +396,7 @@ fn received(fd: c_int, bytes: ssize_t) -> ssize_t {
 /// `recv(2)`.
 ///
 /// # Safety
-/// That of the C library's function of this name.
+/// As for the C library's function of this name.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
@@ -401,7 +407,7 @@ pub unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_
 /// `recvfrom(2)`.
 ///
 /// # Safety
-/// That of the C library's function of this name.
+/// As for the C library's function of this name.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvfrom(
@@ -430,7 +436,7 @@ pub unsafe extern "C" fn recvfrom(
 /// `recvmsg(2)`.
 ///
 /// # Safety
-/// That of the C library's function of this name.
+/// As for the C library's function of this name.
 // SAFETY: as for `socket`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {

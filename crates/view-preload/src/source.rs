@@ -1,4 +1,4 @@
-//! The answers' sources: the files of its device, and the processes of its fabric.
+//! The sources of the answers: the files of the device, and the processes of the fabric.
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -15,12 +15,12 @@ pub(crate) struct SoftwareNic;
 impl Source for SoftwareNic {
     fn devices(&self) -> Vec<Device> {
         let mut room: Room = [0; size_of::<Room>()];
-        // SAFETY: a string; so is the result, which lives as long as `room`.
+        // SAFETY: the argument is a string, and so is the result, which lives as long as `room`.
         let folder = unsafe { CStr::from_ptr(meant(c"/sys/class/infiniband".as_ptr(), &mut room)) };
         sysfs::devices(Path::new(OsStr::from_bytes(folder.to_bytes())))
     }
 
-    /// The processes of the fabric that this process would join. A fabric has one device.
+    /// Returns the processes of the fabric that this process would join. A fabric has one device.
     fn processes(&self, _device: &Device) -> Option<Vec<Process>> {
         let found = census(&Fabric::default_dir().ok()?).ok()?;
         Some(found.into_iter().filter_map(process).collect())

@@ -1,4 +1,4 @@
-//! Connections between two threads, and peers that break the protocol.
+//! Tests connections between two threads, and peers that violate the protocol.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -34,7 +34,7 @@ fn listener(buffer_bytes: u32) -> (Listener, SocketAddr) {
 /// Sleeps until a descriptor is readable.
 fn sleep(fds: &[RawFd]) {
     #[allow(unsafe_code)]
-    // SAFETY: of a connection or listener that the caller has.
+    // SAFETY: the descriptors belong to a connection or listener that the caller owns.
     let fds = fds
         .iter()
         .map(|&fd| unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) })
@@ -58,7 +58,7 @@ fn accept(listener: &mut Listener) -> Connection {
     }
 }
 
-/// Both ends of a connection.
+/// Returns both ends of a connection.
 fn pair(client_buffer: u32, server_buffer: u32) -> (Connection, Connection) {
     let (mut listener, address) = listener(server_buffer);
     let server = thread::spawn(move || accept(&mut listener));
@@ -67,7 +67,7 @@ fn pair(client_buffer: u32, server_buffer: u32) -> (Connection, Connection) {
     (client, server.join().expect("accepts"))
 }
 
-/// Does what would block until it does not, polling or asleep.
+/// Repeats an operation until it no longer would block, either polling or sleeping.
 fn until<T>(
     connection: &mut Connection,
     asleep: bool,
@@ -95,7 +95,7 @@ fn byte(place: usize) -> u8 {
     place.wrapping_mul(2_654_435_761).to_be_bytes()[7 - 3]
 }
 
-/// Sends a stream of `total` bytes in pieces of `piece`, and reads back as much, both at once.
+/// Sends a stream of `total` bytes in pieces of `piece`, and reads as many at the same time.
 fn talk(connection: &mut Connection, total: usize, piece: usize, asleep: bool) {
     let (mut sent, mut got) = (0, 0);
     let mut buffer = vec![0; 10_007];
@@ -161,7 +161,7 @@ fn more_small_writes_than_receives_all_arrive() {
         }
         client
     });
-    // The server takes nothing while the client fills its send queue.
+    // The server reads nothing while the client fills its send queue.
     thread::sleep(Duration::from_millis(100));
     let mut got = 0;
     let mut buffer = [0; 4096];
@@ -175,7 +175,7 @@ fn more_small_writes_than_receives_all_arrive() {
     drop(writer.join().expect("the writer"));
 }
 
-/// Has the server take the event that the client is there, and the client hear where the server's buffer is.
+/// Lets the server process its ESTABLISHED event, and the client learn the server's buffer.
 fn meet(client: &mut Connection, server: &mut Connection) {
     let met = until(client, false, |c| {
         let nothing = server.read(&mut [0; 1]).expect_err("nothing was sent");
@@ -188,7 +188,8 @@ fn meet(client: &mut Connection, server: &mut Connection) {
     met.expect("told");
 }
 
-/// Lets a client break the protocol, and checks the error with which the server's connection ends.
+/// Lets a client violate the protocol, and checks the error with which the server's connection
+/// ends.
 fn wrong(what: impl FnOnce(&mut Connection), kind: ErrorKind) {
     let (mut listener, address) = listener(64 << 10);
     let clients = thread::spawn(move || {
@@ -212,7 +213,7 @@ fn wrong(what: impl FnOnce(&mut Connection), kind: ErrorKind) {
     assert_eq!(error.kind(), kind, "{error}");
     let again = bad_server.read(&mut [0; 64]);
     assert_eq!(again.expect_err("it stays").to_string(), error.to_string());
-    // The peer hears of it, and others do not.
+    // The violating peer is disconnected; other connections continue.
     drop(bad_server);
     assert!(until(&mut bad, true, |c| c.read(&mut [0; 64])).map_or(true, |n| n == 0));
     meet(&mut good, &mut good_server);
@@ -241,7 +242,7 @@ fn a_buffer_without_bytes_ends_its_connection_only() {
     wrong(command(none.encode()), ErrorKind::InvalidData);
 }
 
-/// A WRITE of `bytes` to `offset` of the server's buffer, with this immediate and this change of its R_Key.
+/// WRITEs `bytes` to `offset` of the server's buffer, with this immediate and a changed R_Key.
 fn write(bytes: &'static [u8], offset: u64, imm: u32, key: u32) -> impl FnOnce(&mut Connection) {
     move |c| {
         let Piece { addr, rkey, .. } = c.stream.write(1).expect("it knows where");
@@ -272,7 +273,7 @@ fn control_messages_of_other_lengths_end_their_connection_only() {
         let short = |c: &mut Connection| c.queue.send_raw(&[0; 40][..len]).expect("posts");
         wrong(short, ErrorKind::InvalidData);
     }
-    // No receive takes it.
+    // The message exceeds the receive buffer.
     let long = |c: &mut Connection| c.queue.send_raw(&[0; 40]).expect("posts");
     wrong(long, ErrorKind::ConnectionReset);
 }
