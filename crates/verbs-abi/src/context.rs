@@ -18,7 +18,7 @@ use crate::wq::{ibv_rwq_ind_table, ibv_rwq_ind_table_init_attr, ibv_wq, ibv_wq_a
 use crate::wr::{ibv_recv_wr, ibv_send_wr, ibv_sge};
 
 c_consts! {
-    /// What `ibv_is_fork_initialized` returns.
+    /// The result of `ibv_is_fork_initialized`.
     enum ibv_fork_status: u32 {
         IBV_FORK_DISABLED = 0,
         IBV_FORK_ENABLED = 1,
@@ -45,10 +45,10 @@ c_types! {
         _dummy2: Option<unsafe extern "C" fn(context: *mut ibv_context)>,
     }
 
-    /// The fast-path operations of a context: what `ibv_post_send` and its kin call. `poll_cq`,
-    /// `req_notify_cq`, `post_srq_recv`, `post_send` and `post_recv` are called without a check
-    /// for NULL. The `_compat_` slots hold the places of operations that are exported functions
-    /// today.
+    /// The fast-path operations of a context, which `ibv_post_send` and other inline functions
+    /// call. `poll_cq`, `req_notify_cq`, `post_srq_recv`, `post_send` and `post_recv` are called
+    /// without a check for NULL. The `_compat_` slots hold the places of operations that are
+    /// exported functions today.
     #[derive(Clone, Copy, Debug)]
     struct ibv_context_ops {
         _compat_query_device: Option<
@@ -131,8 +131,8 @@ c_types! {
         _compat_async_event: Option<unsafe extern "C" fn() -> *mut c_void>,
     }
 
-    /// An open device: what `ibv_open_device` returns. When `abi_compat` is
-    /// [`__VERBS_ABI_IS_EXTENDED`] it is the last field of a [`verbs_context`], see
+    /// An open device, as `ibv_open_device` returns it. If `abi_compat` is
+    /// [`__VERBS_ABI_IS_EXTENDED`], the context is the last field of a [`verbs_context`], see
     /// [`verbs_get_ctx`](crate::verbs_get_ctx).
     struct ibv_context {
         device: *mut ibv_device,
@@ -152,8 +152,8 @@ c_types! {
     }
 
     /// The extended operations of a context, which lie *before* the [`ibv_context`] that programs
-    /// hold; `sz` is the size of the whole. A NULL slot makes the inline function of the header
-    /// answer `EOPNOTSUPP`.
+    /// hold. `sz` is the size of the whole structure. For a NULL slot, the inline function of the
+    /// header returns `EOPNOTSUPP`.
     struct verbs_context {
         query_port: Option<
             unsafe extern "C" fn(
@@ -342,17 +342,17 @@ c_types! {
     }
 }
 
-/// Value of [`ibv_context::abi_compat`] that says: a [`verbs_context`] surrounds this context.
+/// Value of [`ibv_context::abi_compat`] of a context inside a [`verbs_context`].
 pub const __VERBS_ABI_IS_EXTENDED: *mut c_void = std::ptr::without_provenance_mut(usize::MAX);
 
-/// Private part of libibverbs behind [`verbs_context::priv`](verbs_context); opaque.
+/// The private part of libibverbs behind [`verbs_context::priv`](verbs_context); opaque.
 #[repr(C)]
 #[derive(Debug)]
 pub struct verbs_ex_private {
     _opaque: [u8; 0],
 }
 
-/// The first 48 bytes of [`ibv_port_attr`], all that the first ABI had; opaque.
+/// The first 48 bytes of [`ibv_port_attr`], the whole structure of the first ABI; opaque.
 #[repr(C)]
 #[derive(Debug)]
 pub struct _compat_ibv_port_attr {

@@ -16,7 +16,7 @@ c_consts! {
 }
 
 c_types! {
-    /// How counters are created: `ibv_create_counters(3)`.
+    /// Attributes for the creation of counters: `ibv_create_counters(3)`.
     #[derive(Clone, Copy, Debug)]
     struct ibv_counters_init_attr {
         comp_mask: u32,
@@ -28,7 +28,7 @@ c_types! {
         context: *mut ibv_context,
     }
 
-    /// Which counter of a set a flow feeds: `ibv_attach_counters_point_flow(3)`.
+    /// The counter of a set that a flow feeds: `ibv_attach_counters_point_flow(3)`.
     #[derive(Clone, Copy, Debug)]
     struct ibv_counter_attach_attr {
         counter_desc: ibv_counter_description,

@@ -28,7 +28,7 @@ c_consts! {
 }
 
 c_types! {
-    /// A completion channel; `fd` becomes readable when a CQ event is waiting:
+    /// A completion channel; `fd` is readable while a CQ event is pending:
     /// `ibv_create_comp_channel(3)`.
     #[derive(Clone, Copy, Debug)]
     struct ibv_comp_channel {
@@ -38,7 +38,7 @@ c_types! {
     }
 
     /// A completion queue; `cqe` is its capacity. The mutex guards the two counts of acknowledged
-    /// events, which destroying waits for.
+    /// events. Destruction waits until all events are acknowledged.
     struct ibv_cq {
         context: *mut ibv_context,
         channel: *mut ibv_comp_channel,
@@ -109,14 +109,14 @@ c_types! {
         cq_period: u16,
     }
 
-    /// What `ibv_modify_cq(3)` changes.
+    /// The attributes that `ibv_modify_cq(3)` changes.
     #[derive(Clone, Copy, Debug)]
     struct ibv_modify_cq_attr {
         attr_mask: u32,
         moderate: ibv_moderate_cq,
     }
 
-    /// How a CQ is created by `ibv_create_cq_ex(3)`.
+    /// Attributes for the creation of a CQ by `ibv_create_cq_ex(3)`.
     #[derive(Clone, Copy, Debug)]
     struct ibv_cq_init_attr_ex {
         cqe: u32,

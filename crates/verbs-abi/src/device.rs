@@ -17,7 +17,7 @@ c_consts! {
         IBV_NODE_UNSPECIFIED = 7,
     }
 
-    /// Transport of a device: [`ibv_device::transport_type`]. RoCE devices say
+    /// Transport of a device: [`ibv_device::transport_type`]. RoCE devices report
     /// `IBV_TRANSPORT_IB`.
     enum ibv_transport_type: i32 {
         IBV_TRANSPORT_UNKNOWN = -1,
@@ -56,7 +56,7 @@ c_consts! {
         IBV_DEVICE_MANAGED_FLOW_STEERING = 1 << 29,
     }
 
-    /// How far atomics are atomic: among QPs of the device (`HCA`), or with the CPU too (`GLOB`).
+    /// The scope of atomicity: among the QPs of the device (`HCA`), or including the CPU (`GLOB`).
     enum ibv_atomic_cap: u32 {
         IBV_ATOMIC_NONE = 0,
         IBV_ATOMIC_HCA = 1,
@@ -186,7 +186,7 @@ c_types! {
         comp_mask: u32,
     }
 
-    /// Operations that work on on-demand memory, per transport: [`ibv_odp_transport_cap_bits`].
+    /// The operations that support on-demand paging, per transport: [`ibv_odp_transport_cap_bits`].
     #[derive(Clone, Copy, Debug)]
     struct ibv_odp_caps_per_transport_caps as "typeof(((struct ibv_odp_caps *)0)->per_transport_caps)" {
         rc_odp_caps: u32,
@@ -273,7 +273,7 @@ c_types! {
         phys_port_cnt_ex: u32,
     }
 
-    /// A device as `ibv_get_device_list` lists it. Provider libraries read fields right behind
+    /// A device in the list of `ibv_get_device_list`. Provider libraries read fields directly after
     /// it: see [`verbs_device`].
     struct ibv_device {
         _ops: _ibv_device_ops,
@@ -287,14 +287,15 @@ c_types! {
 }
 
 
-/// An [`ibv_device`] with the room behind it that libibverbs and its provider libraries expect.
+/// An [`ibv_device`] followed by the room that libibverbs and its provider libraries expect.
 ///
-/// They keep their own fields there: `struct verbs_device` of rdma-core's `libibverbs/driver.h` has the provider's
-/// operations, a reference count, a list link and sysfs data. Libraries such as libmlx5 read `ops` of any device they
-/// are shown, to see whether it is theirs. A device of another provider must therefore have readable zeroes there.
+/// They keep their own fields there: `struct verbs_device` of rdma-core's `libibverbs/driver.h` has
+/// the provider's operations, a reference count, a list link and sysfs data. Libraries such as
+/// libmlx5 read `ops` of any device passed to them, to recognise their own. Therefore a device of
+/// another provider must have readable zeroes there.
 #[repr(C)]
 pub struct verbs_device {
-    /// What programs see.
+    /// The part that programs see.
     pub device: ibv_device,
     /// `struct verbs_device_ops` of the provider library; NULL for devices that are not libibverbs' own.
     pub ops: *const c_void,
@@ -303,7 +304,7 @@ pub struct verbs_device {
 }
 
 impl verbs_device {
-    /// All bytes zero.
+    /// Returns a device whose bytes are all zero.
     #[must_use]
     pub const fn zeroed() -> Self {
         Self { device: ibv_device::zeroed(), ops: std::ptr::null(), reserved: [0; 31] }

@@ -275,7 +275,7 @@ c_types! {
         flags: u32,
     }
 
-    /// A steering rule in force.
+    /// An installed steering rule.
     #[derive(Clone, Copy, Debug)]
     struct ibv_flow {
         comp_mask: u32,
@@ -283,13 +283,13 @@ c_types! {
         handle: u32,
     }
 
-    /// An action that flows can name.
+    /// An action that flows can refer to.
     #[derive(Clone, Copy, Debug)]
     struct ibv_flow_action {
         context: *mut ibv_context,
     }
 
-    /// How an ESP action is created: `ibv_flow_action_esp(3)`.
+    /// Attributes of an ESP action: `ibv_flow_action_esp(3)`.
     #[derive(Clone, Copy, Debug)]
     struct ibv_flow_action_esp_attr {
         esp_attr: *mut c_void,

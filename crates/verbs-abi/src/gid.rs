@@ -13,7 +13,7 @@ c_consts! {
 }
 
 c_types! {
-    /// A GID as its two halves.
+    /// A GID as its two halves: subnet prefix and interface id.
     #[derive(Clone, Copy, Debug)]
     struct ibv_gid_global as "typeof(((union ibv_gid *)0)->global)" {
         /// Big-endian.
@@ -22,8 +22,8 @@ c_types! {
         interface_id: u64,
     }
 
-    /// A global identifier: 16 bytes as on the wire. For RoCEv2 an IPv6 address, or an IPv4
-    /// address mapped into one.
+    /// A global identifier: 16 bytes in network order. For RoCEv2, an IPv6 address or an
+    /// IPv4-mapped IPv6 address.
     #[derive(Clone, Copy)]
     union ibv_gid {
         raw: [u8; 16],
@@ -40,7 +40,7 @@ c_types! {
         ndev_ifindex: u32,
     }
 
-    /// Fields of the global route header of outgoing packets; for RoCEv2 of the IP header.
+    /// Fields of the global route header of outgoing packets; for RoCEv2, of the IP header.
     #[derive(Clone, Copy)]
     struct ibv_global_route {
         dgid: ibv_gid,
@@ -50,8 +50,8 @@ c_types! {
         traffic_class: u8,
     }
 
-    /// The 40 bytes in front of the payload of a UD receive: a global route header as on the
-    /// wire, or an IP header.
+    /// The 40 bytes before the payload of a UD receive: a global route header in network order, or
+    /// an IP header.
     #[derive(Clone, Copy)]
     struct ibv_grh {
         /// Big-endian.
@@ -86,7 +86,7 @@ c_types! {
 }
 
 impl ibv_gid {
-    /// The 16 bytes, as on the wire.
+    /// Returns the 16 bytes in network order.
     #[must_use]
     pub const fn bytes(&self) -> [u8; 16] {
         // SAFETY: both members are 16 bytes of integers without padding, so either can be read whichever was written.

@@ -1,4 +1,5 @@
-//! The functions that are inline in `<infiniband/verbs.h>`: they call through the object's context.
+//! The functions that are inline in `<infiniband/verbs.h>`: they call an operation of the object's
+//! context.
 
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -15,18 +16,18 @@ fn missing(op: &str) -> ! {
     panic!("the provider's ibv_context.ops.{op} is NULL, which the libibverbs ABI forbids");
 }
 
-/// Finds the extended operations around a context; NULL when it has none.
+/// Returns the extended operations around a context; NULL if the context has none.
 ///
 /// # Safety
 /// `ctx` points at a context that a provider returned from `ibv_open_device` and that is still open.
 #[inline]
 #[must_use]
 pub unsafe fn verbs_get_ctx(ctx: *mut ibv_context) -> *mut verbs_context {
-    // SAFETY: the caller's context is live.
+    // SAFETY: the caller guarantees a live context.
     if unsafe { (*ctx).abi_compat } != __VERBS_ABI_IS_EXTENDED {
         return std::ptr::null_mut();
     }
-    // SAFETY: the value of `abi_compat` is the provider's word that the context is the last field of a
+    // SAFETY: by `abi_compat`, the provider guarantees that the context is the last field of a
     // `verbs_context`, so the result stays inside that allocation.
     unsafe { ctx.byte_sub(offset_of!(verbs_context, context)).cast() }
 }
@@ -44,8 +45,8 @@ pub unsafe fn ibv_post_send(
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: a live QP has a live context; its `ops` were filled by the provider that made both, and
-    // the rest of what the operation needs is the caller's promise.
+    // SAFETY: a live QP has a live context, whose `ops` were filled by the provider that made both.
+    // The caller guarantees everything else that the operation needs.
     unsafe {
         match (*(*qp).context).ops.post_send {
             Some(post_send) => post_send(qp, wr, bad_wr),

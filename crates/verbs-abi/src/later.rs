@@ -1,7 +1,8 @@
 //! Additions to `<infiniband/verbs.h>` since rdma-core 45: FLUSH (IBTA vol. 1, annex A19).
 //!
-//! The headers that the test `layout` compares with do not know it, so nothing here is in its tables. The values are
-//! the kernel's, of `linux:include/uapi/rdma/ib_user_verbs.h` and `ib_user_ioctl_verbs.h`, which cannot change.
+//! The headers that the test `layout` compares with lack these additions, so the tables of this
+//! crate do not contain them. The values are the kernel's, of
+//! `linux:include/uapi/rdma/ib_user_verbs.h` and `ib_user_ioctl_verbs.h`, which cannot change.
 
 use crate::mr::ibv_access_flags;
 use crate::qp::ibv_qp_ex;
@@ -22,27 +23,29 @@ pub const IBV_WR_FLUSH: ibv_wr_opcode = 14;
 pub const IBV_WC_FLUSH: ibv_wc_opcode = 8;
 /// Bit of `send_ops_flags`: [`ibv_qp_ex_with_flush::wr_flush`].
 pub const IBV_QP_EX_WITH_FLUSH: u64 = 1 << 11;
-/// Bit of `enum ibv_placement_type`: what was written is visible to whoever reads the memory.
+/// Bit of `enum ibv_placement_type`: flushed data is globally visible, to every reader of the
+/// memory.
 pub const IBV_FLUSH_GLOBAL: u8 = 1 << 0;
-/// Bit of `enum ibv_placement_type`: what was written survives a loss of power.
+/// Bit of `enum ibv_placement_type`: flushed data survives a loss of power.
 pub const IBV_FLUSH_PERSISTENT: u8 = 1 << 1;
-/// `enum ibv_selectivity_level`: the range that the work request names.
+/// `enum ibv_selectivity_level`: flush the range in the work request.
 pub const IBV_FLUSH_RANGE: u8 = 0;
-/// `enum ibv_selectivity_level`: the whole memory region of the R_Key.
+/// `enum ibv_selectivity_level`: flush the whole memory region of the R_Key.
 pub const IBV_FLUSH_MR: u8 = 1;
 
-/// A queue pair with the extended post API as it is since rdma-core 45: [`ibv_qp_ex`] with one operation more. That is
-/// there in what was made with [`IBV_QP_EX_WITH_FLUSH`]; elsewhere the structure may end before it.
+/// A queue pair with the extended post API since rdma-core 45: [`ibv_qp_ex`] with one more
+/// operation. The last field exists only if the queue pair was created with
+/// [`IBV_QP_EX_WITH_FLUSH`]; otherwise the structure may end before it.
 #[repr(C)]
 #[allow(
     missing_debug_implementations,
     reason = "as the queue pair that it begins with"
 )]
 pub struct ibv_qp_ex_with_flush {
-    /// What it was before.
+    /// The structure before rdma-core 45.
     pub ex: ibv_qp_ex,
-    /// `ibv_wr_flush(3)`: placement is `IBV_FLUSH_GLOBAL` or `IBV_FLUSH_PERSISTENT` or both, selectivity
-    /// `IBV_FLUSH_RANGE` or `IBV_FLUSH_MR`.
+    /// `ibv_wr_flush(3)`: `placement` is `IBV_FLUSH_GLOBAL`, `IBV_FLUSH_PERSISTENT` or both,
+    /// `selectivity` is `IBV_FLUSH_RANGE` or `IBV_FLUSH_MR`.
     pub wr_flush: Option<
         unsafe extern "C" fn(
             qp: *mut ibv_qp_ex,

@@ -1,32 +1,32 @@
-//! This crate's claims about the C layout, for comparison with the installed headers.
+//! This crate's C layouts as tables, for comparison with the installed headers.
 //!
-//! The tables are filled by the same macros that declare the types and constants.
+//! The macros that declare the types and constants also fill the tables.
 
 pub use crate::tables::{consts, types};
 
 /// A struct or union.
 #[derive(Clone, Copy, Debug)]
 pub struct Type {
-    /// Its name in Rust.
+    /// The Rust name.
     pub name: &'static str,
-    /// A C type-name for it; for an anonymous union, of the struct around it.
+    /// The C type name; for an anonymous union, that of the surrounding struct.
     pub c_type: &'static str,
-    /// For an anonymous union: the first of its members.
+    /// For an anonymous union: its first member.
     pub anonymous: Option<&'static str>,
     /// Size in bytes.
     pub size: usize,
     /// Alignment in bytes.
     pub align: usize,
-    /// Its fields, in order.
+    /// The fields, in order.
     pub fields: &'static [Field],
 }
 
 /// A field of a [`Type`].
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
-    /// Its name in C, or with `r#` in front where Rust needs that.
+    /// The C name, with `r#` in front if Rust needs that.
     pub c_name: &'static str,
-    /// Whether it is an anonymous union in C, so that `c_name` only says where it lies.
+    /// True for an anonymous union in C; `c_name` then names its first member, for the offset.
     pub anonymous: bool,
     /// Offset in bytes from the start of the type.
     pub offset: usize,
@@ -37,8 +37,8 @@ pub struct Field {
 /// A constant.
 #[derive(Clone, Copy, Debug)]
 pub struct Const {
-    /// Its name.
+    /// The constant's name.
     pub name: &'static str,
-    /// Its value.
+    /// The constant's value.
     pub value: i128,
 }

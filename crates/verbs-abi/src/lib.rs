@@ -1,16 +1,18 @@
 //! The C ABI of libibverbs and librdmacm as Rust types.
 //!
-//! Names are C's, so that `man 3 ibv_post_send`, the specification and any RDMA program read the same as this crate.
-//! There is no behaviour here, and nothing is linked. A *provider* is a filled [`Symbols`] table: the software NIC, or
-//! the machine's own libibverbs opened at run time. Every object that it hands out (`ibv_context`, `ibv_qp` …) has the
-//! layout of `<infiniband/verbs.h>` of rdma-core 44. The one exception are the functions that are inline in that header
-//! ([`ibv_post_send`], [`ibv_poll_cq`] …). They go through the object's own table of operations, here as there.
+//! Names are those of C, so that `man 3 ibv_post_send`, the specification and any RDMA program use
+//! the same words as this crate. The crate has almost no behaviour, and links nothing. A *provider*
+//! is a filled [`Symbols`] table: the software NIC, or the machine's own libibverbs opened at run
+//! time. Every object of a provider (`ibv_context`, `ibv_qp` …) has the layout of
+//! `<infiniband/verbs.h>` of rdma-core 44. The only behaviour is that of the inline functions in
+//! that header ([`ibv_post_send`], [`ibv_poll_cq`] …). They call the object's own table of
+//! operations, as in C.
 //!
-//! C enums are aliases of integers with constants: a value that is not named here is carried, never
-//! undefined behaviour. Every type has `zeroed()`. The test `layout` compiles a C program against the
+//! C enums are integer aliases with constants, so that an unknown value is never undefined
+//! behaviour. Every type has `zeroed()`. The test `layout` compiles a C program against the
 //! installed headers and compares each size, offset and constant.
 //!
-//! Big-endian fields are plain integers and say so; everything else is in host order.
+//! Big-endian fields are plain integers with a comment; everything else is in host order.
 
 #![allow(non_camel_case_types, non_snake_case, reason = "C spelling")]
 

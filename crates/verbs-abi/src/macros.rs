@@ -1,14 +1,17 @@
-//! The two macros that every type and constant of the ABI is declared with.
+//! The two macros that declare every type and constant of the ABI.
 //!
-//! Each declaration also enters a table of its module ([`crate::layout`]). So no declared type, field or constant can
-//! be missing from the comparison with the C headers.
+//! Each declaration also enters a table of its module ([`crate::layout`]). Therefore no declared
+//! type, field or constant can be missing from the comparison with the C headers.
 
 /// Declares structs and unions with C layout, in C spelling.
 ///
 /// - `struct a { f: T, }` is `struct a` of the header.
-/// - `struct a_b as "typeof(((struct a *)0)->b)" { .. }` has no name in C, only a place.
-/// - `union a_x as "struct a", anonymous "f" { .. }` is the anonymous union in `struct a` whose first member is `f`.
-/// - `f as "g": T` is a field named `g` in C: an anonymous member goes by the first name inside it.
+/// - `struct a_b as "typeof(((struct a *)0)->b)" { .. }` has no name in C; the literal is an
+///   expression for its type.
+/// - `union a_x as "struct a", anonymous "f" { .. }` is the anonymous union in `struct a` whose
+///   first member is `f`.
+/// - `f as "g": T` is a field named `g` in C; for an anonymous member, `g` is the first name
+///   inside.
 macro_rules! c_types {
     ($(
         $(#[$meta:meta])*
@@ -25,12 +28,14 @@ macro_rules! c_types {
             }
 
             impl $name {
-                /// All bytes zero: null pointers, empty slots, zero numbers.
+                /// Returns a value whose bytes are all zero: null pointers, empty slots, zero
+                /// numbers.
                 #[must_use]
                 pub const fn zeroed() -> Self {
-                    // SAFETY: integers, raw pointers, `Option`s of function pointers, pthread objects
-                    // (zero is their static initializer on Linux) and arrays, structs and unions of
-                    // these are all that `c_types!` declares; all zeroes is a value of each.
+                    // SAFETY: `c_types!` declares only integers, raw pointers, `Option`s of
+                    // function pointers, pthread objects (zero is their static initializer on
+                    // Linux), and arrays, structs and unions of these. All zeroes is a valid value
+                    // of each.
                     unsafe { std::mem::zeroed() }
                 }
             }
@@ -65,7 +70,8 @@ macro_rules! c_types {
     (@c_field $field:ident $c:literal) => { $c };
 }
 
-/// Declares constants: `enum name: T { .. }` with the type alias `name`, `consts name: T { .. }` without.
+/// Declares constants: `enum name: T { .. }` also declares the type alias `name`,
+/// `consts name: T { .. }` does not.
 macro_rules! c_consts {
     ($(
         $(#[$meta:meta])*
@@ -87,7 +93,8 @@ macro_rules! c_consts {
     (@alias enum $(#[$meta:meta])* $name:ident $type:ty) => {
         $(#[$meta])*
         ///
-        /// A plain integer, not a Rust `enum`: a newer library may hand out values that are not named here.
+        /// A plain integer, not a Rust `enum`, since a newer library may return values without a
+        /// name here.
         pub type $name = $type;
     };
     (@alias consts $(#[$meta:meta])* $name:ident $type:ty) => {};

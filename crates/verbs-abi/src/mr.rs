@@ -32,8 +32,9 @@ c_consts! {
         IBV_REREG_MR_FLAGS_SUPPORTED = (IBV_REREG_MR_CHANGE_ACCESS << 1) - 1,
     }
 
-    /// Errors of `ibv_rereg_mr(3)`. Up to [`IBV_REREG_MR_ERR_DONT_FORK_NEW`] the old region stands, with
-    /// [`IBV_REREG_MR_ERR_DO_FORK_OLD`] the new one; after the others neither may be used.
+    /// Errors of `ibv_rereg_mr(3)`. Up to [`IBV_REREG_MR_ERR_DONT_FORK_NEW`], the old region is
+    /// still valid; with [`IBV_REREG_MR_ERR_DO_FORK_OLD`], the new one. After the other errors,
+    /// neither may be used.
     enum ibv_rereg_mr_err_code: c_int {
         IBV_REREG_MR_ERR_INPUT = -1,
         IBV_REREG_MR_ERR_DONT_FORK_NEW = -2,
@@ -62,7 +63,7 @@ c_consts! {
 }
 
 c_types! {
-    /// How device memory is allocated: `ibv_alloc_dm(3)`.
+    /// Attributes for the allocation of device memory: `ibv_alloc_dm(3)`.
     #[derive(Clone, Copy, Debug)]
     struct ibv_alloc_dm_attr {
         length: usize,

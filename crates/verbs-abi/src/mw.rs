@@ -15,7 +15,7 @@ c_consts! {
 }
 
 c_types! {
-    /// The range that a memory window is bound to.
+    /// The range to which a memory window is bound.
     #[derive(Clone, Copy, Debug)]
     struct ibv_mw_bind_info {
         mr: *mut ibv_mr,

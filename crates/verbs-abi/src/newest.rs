@@ -1,8 +1,9 @@
 //! Additions to `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>` in rdma-core 57 to 65: DMA handles, `ibv_reg_mr_ex`, buffers,
 //! completion counters, and address resolution by events.
 //!
-//! The headers that the test `layout` compares with do not know it, so nothing here is in its tables. Layouts and values
-//! are those of the man pages of rdma-core 65. Two things its public pages do not show are inferred, and say so.
+//! The headers that the test `layout` compares with lack these additions, so the tables of this
+//! crate do not contain them. Layouts and values are those of the man pages of rdma-core 65. Two
+//! details that its public pages lack are inferred, and are marked so.
 
 use std::ffi::{c_int, c_void};
 
@@ -21,7 +22,7 @@ pub const IBV_TPH_MEM_TYPE_PM: u8 = 1;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_dmah_init_attr {
-    /// Which fields are set.
+    /// The fields that are set, as `IBV_DMAH_INIT_ATTR_MASK_*` bits.
     pub comp_mask: u32,
     /// The core that will read the data.
     pub cpu_id: u32,
@@ -35,7 +36,7 @@ pub struct ibv_dmah_init_attr {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_dmah {
-    /// The device that it was made with.
+    /// The device on which the handle was allocated.
     pub context: *mut ibv_context,
 }
 
@@ -49,43 +50,44 @@ pub const IBV_REG_MR_MASK_FD: u64 = 1 << 2;
 pub const IBV_REG_MR_MASK_FD_OFFSET: u64 = 1 << 3;
 /// Bit of [`ibv_mr_init_attr::comp_mask`]: `dmah` is set.
 pub const IBV_REG_MR_MASK_DMAH: u64 = 1 << 4;
-/// Bit of [`ibv_mr_init_attr::comp_mask`]: [`ibv_mr_init_attr_with_buf::buf`] is set. Inferred: the man page names it
-/// without its value.
+/// Bit of [`ibv_mr_init_attr::comp_mask`]: [`ibv_mr_init_attr_with_buf::buf`] is set. Inferred: the
+/// man page does not give the value.
 pub const IBV_REG_MR_MASK_BUF: u64 = 1 << 5;
 
-/// The parts of a memory region: `ibv_reg_mr_ex(3)`, as it was before buffers.
+/// Attributes of a memory region for `ibv_reg_mr_ex(3)`, before the addition of buffers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_mr_init_attr {
-    /// Bytes.
+    /// The length in bytes.
     pub length: usize,
-    /// `ibv_access_flags`.
+    /// The access rights, as `ibv_access_flags`.
     pub access: c_int,
-    /// Which fields behind it are set.
+    /// The later fields that are set, as `IBV_REG_MR_MASK_*` bits.
     pub comp_mask: u64,
-    /// The address by which work requests name the first byte.
+    /// The address of the first byte in work requests.
     pub iova: u64,
-    /// The first byte.
+    /// The address of the first byte in memory.
     pub addr: *mut c_void,
-    /// A dma-buf.
+    /// The file descriptor of a dma-buf.
     pub fd: c_int,
-    /// Where the region begins in the dma-buf.
+    /// The offset of the region in the dma-buf.
     pub fd_offset: u64,
-    /// Hints.
+    /// The handle with the hints for PCIe transactions.
     pub dmah: *mut ibv_dmah,
 }
 
-/// The same since buffers came. Inferred: that the member stands at the end.
+/// Attributes of a memory region, since the addition of buffers. Inferred: the new member is the
+/// last one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_mr_init_attr_with_buf {
-    /// Its value before.
+    /// The attributes before the addition.
     pub attr: ibv_mr_init_attr,
-    /// The buffer that `addr` lies in.
+    /// The buffer that contains `addr`.
     pub buf: *mut ibv_buf,
 }
 
-/// A buffer: `ibv_alloc_buf(3)`. Programs do not look inside.
+/// A buffer: `ibv_alloc_buf(3)`; opaque to programs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_buf {
@@ -97,15 +99,15 @@ pub const IBV_COMP_CNTR_TYPE_WRS: u32 = 0;
 /// [`ibv_comp_cntr_init_attr::kind`]: count bytes.
 pub const IBV_COMP_CNTR_TYPE_BYTES: u32 = 1;
 
-/// How to make a completion counter: `ibv_create_comp_cntr(3)`.
+/// Attributes for the creation of a completion counter: `ibv_create_comp_cntr(3)`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_comp_cntr_init_attr {
-    /// No bit is defined.
+    /// Reserved; no bit is defined.
     pub comp_mask: u32,
     /// `type`: one of `enum ibv_comp_cntr_type`.
     pub kind: u32,
-    /// 0.
+    /// Flags; must be 0.
     pub flags: u32,
 }
 
@@ -113,25 +115,25 @@ pub struct ibv_comp_cntr_init_attr {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_comp_cntr {
-    /// The device that it was made with.
+    /// The device on which the counter was created.
     pub context: *mut ibv_context,
-    /// The kernel's name of it.
+    /// The kernel's handle of the counter.
     pub handle: u32,
-    /// The largest count of successes; the next one is 0.
+    /// The largest count of successes, after which the count wraps to 0.
     pub comp_count_max_value: u64,
-    /// The largest count of errors; the next one is 0.
+    /// The largest count of errors, after which the count wraps to 0.
     pub err_count_max_value: u64,
 }
 
-/// Abilities of the completion counters of a device: `ibv_query_comp_cntr_caps(3)`.
+/// Capabilities of the completion counters of a device: `ibv_query_comp_cntr_caps(3)`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_comp_cntr_caps {
     /// The largest count.
     pub max_value: u64,
-    /// How many there can be.
+    /// The maximum number of counters.
     pub max_counters: u32,
-    /// `enum ibv_qp_attach_comp_cntr_op`.
+    /// The supported operations, as `enum ibv_qp_attach_comp_cntr_op` bits.
     pub supported_qp_attach_ops: u32,
 }
 
@@ -144,13 +146,13 @@ pub const IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ: u32 = 1 << 2;
 /// Bit of [`ibv_qp_attach_comp_cntr_attr::op_mask`]: WRITEs.
 pub const IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE: u32 = 1 << 4;
 
-/// The work requests that a counter of a queue pair counts: `ibv_qp_attach_comp_cntr(3)`.
+/// The operations that a counter of a queue pair counts: `ibv_qp_attach_comp_cntr(3)`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ibv_qp_attach_comp_cntr_attr {
-    /// No bit is defined.
+    /// Reserved; no bit is defined.
     pub comp_mask: u32,
-    /// Which operations.
+    /// The operations, as `IBV_QP_ATTACH_COMP_CNTR_OP_*` bits.
     pub op_mask: u32,
 }
 
@@ -162,5 +164,5 @@ pub const RDMA_CM_EVENT_ADDRINFO_ERROR: u32 = 17;
 pub const RDMA_CM_EVENT_USER: u32 = 18;
 /// Bit of `ai_flags`: ask the subnet administrator.
 pub const RAI_SA: c_int = 0x10;
-/// Bit of `ai_flags`: ask the name service, as without any bit.
+/// Bit of `ai_flags`: ask the name service, which is also the default without any bit.
 pub const RAI_DNS: c_int = 0x20;

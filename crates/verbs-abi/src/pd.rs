@@ -39,7 +39,7 @@ c_types! {
         context: *mut ibv_context,
     }
 
-    /// How an XRC domain is opened: `ibv_open_xrcd(3)`.
+    /// Attributes for opening an XRC domain: `ibv_open_xrcd(3)`.
     #[derive(Clone, Copy, Debug)]
     struct ibv_xrcd_init_attr {
         comp_mask: u32,
@@ -53,7 +53,7 @@ c_types! {
         context: *mut ibv_context,
     }
 
-    /// How a parent domain is created: `ibv_alloc_parent_domain(3)`.
+    /// Attributes for the creation of a parent domain: `ibv_alloc_parent_domain(3)`.
     #[derive(Clone, Copy, Debug)]
     struct ibv_parent_domain_init_attr {
         pd: *mut ibv_pd,

@@ -103,7 +103,7 @@ c_consts! {
 }
 
 c_types! {
-    /// Properties of a port: `ibv_query_port(3)`. The exported symbol knows only the first 48
+    /// Properties of a port: `ibv_query_port(3)`. The exported symbol writes only the first 48
     /// bytes, see [`Symbols::ibv_query_port`](crate::Symbols::ibv_query_port).
     #[derive(Clone, Copy, Debug)]
     struct ibv_port_attr {

@@ -70,7 +70,7 @@ c_consts! {
         IBV_QP_OPEN_ATTR_RESERVED = 1 << 4,
     }
 
-    /// Which fields of [`ibv_qp_attr`] count. An `int` as in the parameters of `ibv_modify_qp`.
+    /// The valid fields of an [`ibv_qp_attr`]. An `int` as in the parameters of `ibv_modify_qp`.
     enum ibv_qp_attr_mask: c_int {
         IBV_QP_STATE = 1 << 0,
         IBV_QP_CUR_STATE = 1 << 1,
@@ -117,7 +117,7 @@ c_consts! {
 }
 
 c_types! {
-    /// Sizes of a queue pair; creating raises them to what it really got.
+    /// Sizes of a queue pair; the creation raises them to the actual values.
     #[derive(Clone, Copy, Debug)]
     struct ibv_qp_cap {
         max_send_wr: u32,
@@ -127,7 +127,7 @@ c_types! {
         max_inline_data: u32,
     }
 
-    /// How a queue pair is created: `ibv_create_qp(3)`.
+    /// Attributes for the creation of a queue pair: `ibv_create_qp(3)`.
     #[derive(Clone, Copy, Debug)]
     struct ibv_qp_init_attr {
         qp_context: *mut c_void,
@@ -148,8 +148,8 @@ c_types! {
         rx_hash_fields_mask: u64,
     }
 
-    /// How a queue pair is created by `ibv_create_qp_ex(3)`; starts with the fields of
-    /// [`ibv_qp_init_attr`].
+    /// Attributes for the creation of a queue pair by `ibv_create_qp_ex(3)`; the first fields are
+    /// those of [`ibv_qp_init_attr`].
     #[derive(Clone, Copy, Debug)]
     struct ibv_qp_init_attr_ex {
         qp_context: *mut c_void,
@@ -170,7 +170,7 @@ c_types! {
         send_ops_flags: u64,
     }
 
-    /// Which shared XRC receive QP to open: `ibv_open_qp(3)`.
+    /// The shared XRC receive QP to open: `ibv_open_qp(3)`.
     #[derive(Clone, Copy, Debug)]
     struct ibv_qp_open_attr {
         comp_mask: u32,
@@ -220,8 +220,8 @@ c_types! {
         comp_mask: u32,
     }
 
-    /// A queue pair. `state` is what the library believes; the mutex guards `events_completed`,
-    /// which destroying waits for.
+    /// A queue pair. `state` is the last state that the library set. The mutex guards
+    /// `events_completed`; destruction waits until all events are acknowledged.
     struct ibv_qp {
         context: *mut ibv_context,
         qp_context: *mut c_void,
@@ -238,8 +238,8 @@ c_types! {
         events_completed: u32,
     }
 
-    /// A queue pair with the extended post API: `ibv_wr_post(3)`. Slots for operations that were
-    /// not asked for at creation may be NULL.
+    /// A queue pair with the extended post API: `ibv_wr_post(3)`. Slots of operations that were not
+    /// requested at creation may be NULL.
     struct ibv_qp_ex {
         qp_base: ibv_qp,
         comp_mask: u64,

@@ -40,12 +40,12 @@ c_consts! {
         RDMA_PS_IB = 0x013F,
     }
 
-    /// The Q_Key of datagram QPs and multicast groups that the connection manager made.
+    /// The Q_Key of datagram QPs and multicast groups of the connection manager.
     consts qkey: u32 {
         RDMA_UDP_QKEY = 0x0123_4567,
     }
 
-    /// "As many as the device has", in [`rdma_conn_param`].
+    /// Values of [`rdma_conn_param`] that stand for the device's maximum.
     consts resources: u8 {
         RDMA_MAX_RESP_RES = 0xFF,
         RDMA_MAX_INIT_DEPTH = 0xFF,
@@ -96,7 +96,7 @@ c_consts! {
 }
 
 c_types! {
-    /// A path record as `rdma_cm_id.route.path_rec` has it.
+    /// A path record, as in `rdma_cm_id.route.path_rec`.
     #[derive(Clone, Copy)]
     struct ibv_sa_path_rec {
         dgid: ibv_gid,
@@ -162,7 +162,7 @@ c_types! {
         data64: [u64; 2],
     }
 
-    /// A path record as on the wire: IBTA vol. 1, 15.2.5.16.
+    /// A path record in its wire format: IBTA vol. 1, 15.2.5.16.
     #[derive(Clone, Copy)]
     struct ibv_path_record {
         /// Big-endian.
@@ -245,13 +245,13 @@ c_types! {
         num_paths: c_int,
     }
 
-    /// Where events are reported: `rdma_create_event_channel(3)`.
+    /// An event channel, on which events of ids are reported: `rdma_create_event_channel(3)`.
     #[derive(Clone, Copy, Debug)]
     struct rdma_event_channel {
         fd: c_int,
     }
 
-    /// A communication identifier: what a socket is to TCP. `rdma_create_id(3)`.
+    /// A communication identifier, the counterpart of a TCP socket: `rdma_create_id(3)`.
     struct rdma_cm_id {
         verbs: *mut ibv_context,
         channel: *mut rdma_event_channel,
@@ -284,7 +284,7 @@ c_types! {
         qp_num: u32,
     }
 
-    /// How to reach a datagram service: `rdma_get_cm_event(3)`.
+    /// Parameters for reaching a datagram service: `rdma_get_cm_event(3)`.
     #[derive(Clone, Copy)]
     struct rdma_ud_param {
         private_data: *const c_void,
@@ -294,7 +294,7 @@ c_types! {
         qkey: u32,
     }
 
-    /// The union `param` in [`rdma_cm_event`]: which member counts follows from the id's type.
+    /// The union `param` in [`rdma_cm_event`]: the id's type determines the valid member.
     #[derive(Clone, Copy)]
     union rdma_cm_event_param as "typeof(((struct rdma_cm_event *)0)->param)" {
         conn: rdma_conn_param,
@@ -311,7 +311,7 @@ c_types! {
         param: rdma_cm_event_param,
     }
 
-    /// What `rdma_getaddrinfo(3)` returns.
+    /// The result of `rdma_getaddrinfo(3)`.
     #[derive(Clone, Copy, Debug)]
     struct rdma_addrinfo {
         ai_flags: c_int,
@@ -331,7 +331,7 @@ c_types! {
         ai_next: *mut rdma_addrinfo,
     }
 
-    /// How to join a multicast group: `rdma_join_multicast_ex(3)`.
+    /// Attributes for joining a multicast group: `rdma_join_multicast_ex(3)`.
     #[derive(Clone, Copy, Debug)]
     struct rdma_cm_join_mc_attr_ex {
         comp_mask: u32,

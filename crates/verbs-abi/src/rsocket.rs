@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 c_consts! {
-    /// The level of an rsocket's own options.
+    /// The level of options specific to rsockets.
     consts level: c_int {
         SOL_RDMA = 0x10000,
     }

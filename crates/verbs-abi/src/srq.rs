@@ -9,7 +9,7 @@ use crate::pd::{ibv_pd, ibv_xrcd};
 use crate::wr::ibv_sge;
 
 c_consts! {
-    /// Which fields of [`ibv_srq_attr`] count. An `int` as in the parameters of `ibv_modify_srq`.
+    /// The valid fields of an [`ibv_srq_attr`]. An `int` as in the parameters of `ibv_modify_srq`.
     enum ibv_srq_attr_mask: c_int {
         IBV_SRQ_MAX_WR = 1 << 0,
         IBV_SRQ_LIMIT = 1 << 1,
@@ -55,7 +55,7 @@ c_types! {
         srq_limit: u32,
     }
 
-    /// How an SRQ is created: `ibv_create_srq(3)`.
+    /// Attributes for the creation of an SRQ: `ibv_create_srq(3)`.
     #[derive(Clone, Copy, Debug)]
     struct ibv_srq_init_attr {
         srq_context: *mut c_void,
@@ -69,7 +69,7 @@ c_types! {
         max_ops: u32,
     }
 
-    /// How an SRQ is created by `ibv_create_srq_ex(3)`.
+    /// Attributes for the creation of an SRQ by `ibv_create_srq_ex(3)`.
     #[derive(Clone, Copy, Debug)]
     struct ibv_srq_init_attr_ex {
         srq_context: *mut c_void,
@@ -110,7 +110,8 @@ c_types! {
         tm: ibv_ops_wr_tm,
     }
 
-    /// A shared receive queue. The mutex guards `events_completed`, which destroying waits for.
+    /// A shared receive queue. The mutex guards `events_completed`; destruction waits until all
+    /// events are acknowledged.
     struct ibv_srq {
         context: *mut ibv_context,
         srq_context: *mut c_void,

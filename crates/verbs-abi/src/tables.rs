@@ -1,14 +1,14 @@
-//! The tables of all modules of the ABI, one after the other.
+//! The tables of all modules of the ABI, concatenated.
 
 use crate::layout::{Const, Type};
 use crate::{CONSTS, TYPES};
 
-/// Every struct and union of the crate that a public C header declares.
+/// Returns every struct and union of the crate that a public C header declares.
 pub fn types() -> impl Iterator<Item = &'static Type> {
     TYPES.iter().copied().flatten()
 }
 
-/// Every integer constant of the crate.
+/// Returns every integer constant of the crate.
 pub fn consts() -> impl Iterator<Item = &'static Const> {
     CONSTS.iter().copied().flatten()
 }

@@ -31,7 +31,7 @@ c_consts! {
         IBV_WC_TM_RNDV_INCOMPLETE = 23,
     }
 
-    /// Operation that completed: [`ibv_wc::opcode`]. Receives have the bit [`IBV_WC_RECV`].
+    /// The operation of a completion: [`ibv_wc::opcode`]. Receives have the bit [`IBV_WC_RECV`].
     enum ibv_wc_opcode: u32 {
         IBV_WC_SEND = 0,
         IBV_WC_RDMA_WRITE = 1,
@@ -76,7 +76,7 @@ c_consts! {
         IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK = 1 << 11,
     }
 
-    /// The [`ibv_create_cq_wc_flags`] that every provider knows.
+    /// The [`ibv_create_cq_wc_flags`] that every provider supports.
     consts ibv_wc_standard_flags: u64 {
         IBV_WC_STANDARD_FLAGS = (((((IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_IMM) | IBV_WC_EX_WITH_QP_NUM) | IBV_WC_EX_WITH_SRC_QP) | IBV_WC_EX_WITH_SLID) | IBV_WC_EX_WITH_SL) | IBV_WC_EX_WITH_DLID_PATH_BITS,
     }

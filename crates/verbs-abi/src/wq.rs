@@ -52,7 +52,7 @@ c_consts! {
 }
 
 c_types! {
-    /// How a work queue is created: `ibv_create_wq(3)`.
+    /// Attributes for the creation of a work queue: `ibv_create_wq(3)`.
     #[derive(Clone, Copy, Debug)]
     struct ibv_wq_init_attr {
         wq_context: *mut c_void,
@@ -65,7 +65,7 @@ c_types! {
         create_flags: u32,
     }
 
-    /// What `ibv_modify_wq(3)` changes.
+    /// The attributes that `ibv_modify_wq(3)` changes.
     #[derive(Clone, Copy, Debug)]
     struct ibv_wq_attr {
         attr_mask: u32,
@@ -75,7 +75,7 @@ c_types! {
         flags_mask: u32,
     }
 
-    /// A table of receive work queues that packets are spread over.
+    /// A table of receive work queues over which packets are spread.
     #[derive(Clone, Copy, Debug)]
     struct ibv_rwq_ind_table {
         context: *mut ibv_context,
@@ -84,7 +84,7 @@ c_types! {
         comp_mask: u32,
     }
 
-    /// How an indirection table is created: `ibv_create_rwq_ind_table(3)`.
+    /// Attributes for the creation of an indirection table: `ibv_create_rwq_ind_table(3)`.
     #[derive(Clone, Copy, Debug)]
     struct ibv_rwq_ind_table_init_attr {
         log_ind_tbl_size: u32,

@@ -82,7 +82,7 @@ c_types! {
         remote_qkey: u32,
     }
 
-    /// The union `wr` in [`ibv_send_wr`]: which member counts follows from opcode and transport.
+    /// The union `wr` in [`ibv_send_wr`]: opcode and transport determine the valid member.
     #[derive(Clone, Copy)]
     union ibv_send_wr_wr as "typeof(((struct ibv_send_wr *)0)->wr)" {
         rdma: ibv_send_wr_wr_rdma,

@@ -7,15 +7,15 @@ use std::process::{Command, Output};
 
 use verbs_abi::layout;
 
-/// Said whenever the compiler does not do as asked: the likely reason, and what to do about it.
+/// The hint for a failure of the compiler: the likely reason, and the remedy.
 const NEEDED: &str = "this test needs a C compiler (cc), <infiniband/verbs.h> and <rdma/rdma_cma.h> of rdma-core 44 \
                       or later: install the packages libibverbs-dev and librdmacm-dev";
 
-/// The headers that this crate is compared with.
+/// The headers to compare with.
 const HEADERS: &str = "#include <infiniband/verbs.h>\n#include <infiniband/ib.h>\n\
                        #include <rdma/rdma_cma.h>\n#include <rdma/rsocket.h>\n";
 
-/// A directory of this test process, removed when it is done.
+/// A directory of this test process, removed when dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -44,10 +44,10 @@ fn run(command: &mut Command) -> Output {
     output
 }
 
-/// One line of the C program's output: what is compared, and the value.
+/// The output of the C program: compared items, each with its value.
 type Facts = BTreeMap<String, i128>;
 
-/// Rust's layout, and the C program that prints the layout of the headers.
+/// Returns Rust's layout, and the C program that prints the layout of the headers.
 fn claims() -> (Facts, String) {
     let mut rust = Facts::new();
     let mut c = String::from(HEADERS);
@@ -67,8 +67,9 @@ fn claims() -> (Facts, String) {
     let number = |n: usize| i128::try_from(n).unwrap();
     for ty in layout::types() {
         let c_type = ty.c_type;
-        // Members of an anonymous union are members of the struct around it, so their offsets count
-        // from there. Its size has no name in C: the fields behind it would be off if it were wrong.
+        // Members of an anonymous union are members of the surrounding struct, so their offsets
+        // count from there. Its size has no name in C, but a wrong size would shift the fields
+        // after it.
         let base = match ty.anonymous {
             Some(first) => format!("offsetof({c_type}, {first})"),
             None => {
@@ -189,7 +190,7 @@ fn nothing_of_the_header_is_missing() {
         words
             .iter()
             .filter(|word| word.starts_with("IBV_") || word.starts_with("RDMA_"))
-            // Numbers of the kernel's drivers, which user-space headers only drag in.
+            // Numbers of the kernel's drivers, which user-space headers only include.
             .filter(|word| !word.starts_with("RDMA_DRIVER_")),
     );
     assert!(
@@ -204,7 +205,8 @@ fn nothing_of_the_header_is_missing() {
     );
 }
 
-/// The numbers that the drop-in rests on: programs and other libraries have them compiled in.
+/// The numbers on which the drop-in relies, since programs and other libraries have them compiled
+/// in.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn the_numbers_that_programs_have_compiled_in() {
