@@ -1,4 +1,4 @@
-//! A server that sleeps until a message comes, by a completion channel, and does not poll.
+//! A server that sleeps on a completion channel until a message arrives, instead of polling.
 //!
 //! ```sh
 //! cargo run --example events                       # prints: listening at 127.0.0.1:PORT
@@ -35,7 +35,7 @@ fn main() -> Result<()> {
     if server.is_some() {
         for number in 0..MESSAGES as u64 {
             std::thread::sleep(std::time::Duration::from_millis(20));
-            // A solicited SEND is what `req_notify(true)` waits for.
+            // `req_notify(true)` waits for solicited SENDs.
             qp.post_one(|list| {
                 list.send(Inline(&number.to_ne_bytes()))
                     .solicited()
@@ -50,7 +50,8 @@ fn main() -> Result<()> {
     let mut taken = 0;
     let mut buffer = WcBuffer::<16>::new();
     while taken < MESSAGES {
-        // Arm first, then poll: a completion between the poll and the arming would be slept over.
+        // Arm first, then poll: a completion after the poll but before the arming would raise no
+        // event.
         recv_cq.req_notify(true)?;
         let before = taken;
         for wc in recv_cq.poll(&mut buffer)? {

@@ -1,4 +1,4 @@
-//! Two processes send a message to and fro over an RC queue pair.
+//! Two processes send a message back and forth over an RC queue pair.
 //!
 //! ```sh
 //! cargo run --example pingpong                       # prints: listening at 127.0.0.1:PORT
@@ -13,7 +13,7 @@ use common::{Peer, Result, completion};
 use verbs::{Access, Inline, Provider, QueuePair, Rc};
 
 const MESSAGES: u64 = 10_000;
-/// `wr_id` of RECVs.
+/// The `wr_id` of RECVs.
 const RECV: u64 = 1;
 
 fn main() -> Result<()> {
@@ -26,7 +26,7 @@ fn main() -> Result<()> {
     let qp = pd.qp::<Rc>(&send_cq, &recv_cq).build()?;
     let region = pd.alloc(8, Access::LOCAL_WRITE)?;
 
-    // The RECV is posted before the peer knows of this queue pair: no SEND comes too early.
+    // The RECV is posted before the peer knows of this queue pair, so no SEND arrives too early.
     let mut recv = qp.recv_list(1);
     recv.recv(region.slice(..)?, RECV);
     qp.post_recv(&mut recv)?;
@@ -51,12 +51,13 @@ fn main() -> Result<()> {
     }
     let each = begin.elapsed() / u32::try_from(MESSAGES)?;
     println!("{MESSAGES} messages each way, {each:?} a round trip");
-    // A process that ends takes its queue pair with it: wait until the peer has everything.
+    // The queue pair ends with its process, so wait until the peer has received everything.
     peer.exchange(&())?;
     Ok(())
 }
 
-/// SENDs a number inline. A signaled work request frees the room of all before it in the send queue, so every 64th is one.
+/// SENDs a number inline. Every 64th work request is signaled: its completion frees the send queue
+/// slots of all before it.
 fn send(qp: &QueuePair<Rc>, number: u64) -> Result<()> {
     let signaled = number % 64 == 63;
     qp.post_one(|list| {

@@ -1,11 +1,11 @@
-//! The same WRITEs with a doorbell each, and sixteen to a doorbell.
+//! The same WRITEs with one doorbell each, and with one doorbell for sixteen.
 //!
 //! ```sh
 //! cargo run --release --example postlist
 //! ```
 //!
-//! On the software NIC a doorbell costs no PCIe transaction, so the gain is smaller than on a real one: see
-//! `verbatim model write --nic cib`.
+//! On the software NIC a doorbell costs no PCIe transaction, so the gain is smaller than on a
+//! hardware NIC: see `verbatim model write --nic cib`.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -29,7 +29,8 @@ fn main() -> Result<()> {
     let remote = region.remote();
 
     for length in [1, 16] {
-        // Built once, posted again and again. The last WRITE of every 64 is signaled, which frees the send queue.
+        // The list is built once and posted repeatedly. The last WRITE of every 64 is signaled,
+        // which frees the send queue.
         let mut list = qp.postlist(length);
         for _ in 0..length {
             list.rdma_write(Inline(&7u64.to_ne_bytes()), remote);

@@ -1,5 +1,5 @@
-//! Two simulated machines with a Connect-IB run the same code as on any NIC, in virtual time.
-//! The NIC serves a queue pair with one of its processing units, so more queue pairs bring a higher rate.
+//! Two simulated machines with a Connect-IB run verbs code in virtual time. The NIC processes each
+//! queue pair in one of its processing units, so more queue pairs give a higher rate.
 //!
 //! ```sh
 //! cargo run --release --example simulate
@@ -18,7 +18,7 @@ use verbs::{
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// WRITEs that are measured.
+/// The number of WRITEs that are measured.
 const WRITES: usize = 1 << 14;
 
 fn main() -> Result<()> {
@@ -31,10 +31,10 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The rate of one core over so many queue pairs, in 10^6 WRITEs a second.
+/// Returns the rate of one core with `count` queue pairs, in 10^6 WRITEs a second.
 fn simulate(count: usize) -> Result<f64> {
     let cib = profile::builtin("cib").ok_or("this NIC is built in")?;
-    // Runs depend on the seed alone: the same one gives the same times.
+    // A run depends only on the seed: the same seed gives the same times.
     let cluster = Cluster::new(cib, 2, 1)?;
     let devices = Provider::simnic().devices()?;
     let (client, server) = (devices[0].open()?, devices[1].open()?);
@@ -52,7 +52,7 @@ fn simulate(count: usize) -> Result<f64> {
         passive.push(b.connect(&to_a)?);
     }
 
-    // The client's thread, whose verbs take virtual time.
+    // Start the client's thread, whose verbs take virtual time.
     let outcome = Shared::new(Cell::new(None));
     let tell = Shared::clone(&outcome);
     cluster.spawn(cluster.machine(0), "client", move || {
@@ -65,8 +65,8 @@ fn simulate(count: usize) -> Result<f64> {
     Ok(WRITES as f64 / taken.as_secs_f64() / 1e6)
 }
 
-/// WRITEs 8 bytes again and again, to one queue pair after the other. The last of every 64 is signaled, and at most 128 are
-/// outstanding.
+/// WRITEs 8 bytes repeatedly, to the queue pairs in turn. The last of every 64 is signaled, and at
+/// most 128 are outstanding.
 fn write(qps: &[QueuePair<Rc>], cq: &CompletionQueue, remote: RemoteMemory) -> Result<()> {
     let mut qps = qps.iter().cycle();
     for posted in (64..=WRITES).step_by(64) {

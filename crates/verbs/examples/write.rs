@@ -1,5 +1,5 @@
-//! A client writes into a server's memory by RDMA WRITE, and reads it back by RDMA READ. The server's processor does nothing but
-//! look at its memory.
+//! A client writes into a server's memory by RDMA WRITE, and reads it back by RDMA READ. The
+//! server's processor only looks at its memory.
 //!
 //! ```sh
 //! cargo run --example write                       # prints: listening at 127.0.0.1:PORT
@@ -11,7 +11,8 @@ mod common;
 use common::{PATIENCE, Peer, Result, completion};
 use verbs::{Access, Inline, Provider, Rc, RemoteMemory};
 
-/// Bytes of the server's memory: a text, and a word behind it that says how long the text is.
+/// The layout of the server's memory: a text of at most `TEXT` bytes, then a word with the text's
+/// length.
 const TEXT: usize = 1024;
 const LENGTH: u64 = TEXT as u64;
 
@@ -25,7 +26,8 @@ fn main() -> Result<()> {
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
     let region = pd.alloc(TEXT + 8, access)?;
 
-    // What a peer needs: the queue pair's number and address, and the region's address and R_Key.
+    // The data that a peer needs: the queue pair's number and address, and the region's address and
+    // R_Key.
     let (endpoint, memory): (_, RemoteMemory) = peer.exchange(&(qp.endpoint(), region.remote()))?;
     let qp = qp.connect(&endpoint)?;
     peer.exchange(&())?;

@@ -14,7 +14,8 @@ use crate::pd::{PdInner, ProtectionDomain};
 use crate::route::Route;
 use crate::types::{QKey, Qpn};
 
-/// The way to a port: what a datagram needs besides the queue pair number. Clones are the same handle.
+/// An address handle: the address vector of a peer's port, for datagrams. Clones are the same
+/// handle.
 #[derive(Clone)]
 pub struct AddressHandle {
     pub(crate) inner: Arc<AhInner>,
@@ -32,7 +33,7 @@ unsafe impl Sync for AhInner {}
 
 impl Drop for AhInner {
     fn drop(&mut self) {
-        // SAFETY: made by ibv_create_ah of this table; lists that name it hold an Arc of this.
+        // SAFETY: made by ibv_create_ah of this table; lists that point at it hold an Arc of this.
         unsafe { (self.pd.context.symbols.ibv_destroy_ah)(self.raw) };
     }
 }
@@ -40,16 +41,17 @@ impl Drop for AhInner {
 /// Destination of a datagram: a port, a queue pair there, and its Q_Key.
 #[derive(Clone, Debug)]
 pub struct UdDestination {
-    /// The way to the port.
+    /// The address handle of the port.
     pub ah: AddressHandle,
-    /// The queue pair.
+    /// The number of the queue pair.
     pub qpn: Qpn,
-    /// Its Q_Key.
+    /// The Q_Key of the queue pair.
     pub qkey: QKey,
 }
 
 impl ProtectionDomain {
-    /// The destination of datagrams for the UD queue pair `peer`, through port `port_num` of this device.
+    /// Returns the destination of datagrams for the UD queue pair `peer`, through port `port_num`
+    /// of this device.
     ///
     /// # Errors
     /// The peer is not a UD queue pair (it has no Q_Key), or the port cannot reach it.
@@ -66,10 +68,12 @@ impl ProtectionDomain {
         self.ud_destination_from(port, peer)
     }
 
-    /// The same, from an entry of the GID table that the caller chose.
+    /// Returns the destination of datagrams as [`ud_destination`](Self::ud_destination) does, from
+    /// a GID index that the caller chose.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the address handle, as for a peer that the port cannot address.
+    /// [`VerbError`] if the provider refuses the address handle, for example because the port
+    /// cannot address the peer.
     pub fn ud_destination_from(
         &self,
         port: PortGid,

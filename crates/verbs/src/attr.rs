@@ -16,13 +16,13 @@ c_enum! {
         Router = abi::IBV_NODE_ROUTER, "InfiniBand router";
         /// An iWARP NIC.
         Rnic = abi::IBV_NODE_RNIC, "iWARP NIC";
-        /// A device with a protocol of the vendor's own, such as EFA.
+        /// A device with a vendor-specific protocol, such as EFA.
         Unspecified = abi::IBV_NODE_UNSPECIFIED, "unspecified node";
     }
 }
 
 c_enum! {
-    /// The family of protocols of a device.
+    /// The protocol family of a device.
     TransportType {
         /// InfiniBand or RoCE.
         Ib = abi::IBV_TRANSPORT_IB, "InfiniBand";
@@ -32,7 +32,7 @@ c_enum! {
         Usnic = abi::IBV_TRANSPORT_USNIC, "usNIC";
         /// usNIC over UDP.
         UsnicUdp = abi::IBV_TRANSPORT_USNIC_UDP, "usNIC UDP";
-        /// A protocol of the vendor's own, such as EFA.
+        /// A vendor-specific protocol, such as EFA.
         Unspecified = abi::IBV_TRANSPORT_UNSPECIFIED, "unspecified";
     }
 }
@@ -94,14 +94,15 @@ pub struct PortAttr {
     pub lmc: u8,
     pub sm_lid: Lid,
     pub link_layer: LinkLayer,
-    /// Lanes of the link, coded: [`lanes`](PortAttr::lanes).
+    /// Coded number of lanes of the link: [`lanes`](PortAttr::lanes).
     pub active_width: u8,
-    /// Speed of a lane, coded: [`lane_gbps`](PortAttr::lane_gbps).
+    /// Coded speed of a lane: [`lane_gbps`](PortAttr::lane_gbps).
     pub active_speed: u8,
 }
 
 impl PortAttr {
-    /// Lanes of the link, if the code is one of `ibv_query_port(3)`'s.
+    /// Returns the number of lanes of the link; `None` for a code that `ibv_query_port(3)` does not
+    /// list.
     pub fn lanes(&self) -> Option<u8> {
         Some(match self.active_width {
             1 => 1,
@@ -113,7 +114,8 @@ impl PortAttr {
         })
     }
 
-    /// The signalling rate of a lane in Gbit/s (SDR is 2.5); `None` for a code that `ibv_query_port(3)` does not list.
+    /// Returns the signalling rate of a lane in Gbit/s (SDR is 2.5); `None` for a code that
+    /// `ibv_query_port(3)` does not list.
     pub fn lane_gbps(&self) -> Option<f32> {
         Some(match self.active_speed {
             1 => 2.5,
@@ -128,7 +130,8 @@ impl PortAttr {
     }
 }
 
-/// A port and an entry of its GID table: through what a queue pair or address handle reaches its peers.
+/// A port and an entry of its GID table, through which a queue pair or address handle reaches its
+/// peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct PortGid {
     /// The port, from 1.

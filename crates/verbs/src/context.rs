@@ -13,57 +13,58 @@ use crate::error::VerbError;
 use crate::provider::Provider;
 use crate::types::{AtomicCap, Gid, GidType, Lid, LinkLayer, Mtu, PKey, PortState};
 
-/// An open device of a provider, which every object of the API keeps open.
+/// An open device of a provider. Every object of the API holds a reference, which keeps the device
+/// open.
 pub(crate) struct ContextInner {
     pub(crate) provider: Provider,
     pub(crate) symbols: &'static abi::Symbols,
     pub(crate) raw: *mut abi::ibv_context,
     pub(crate) name: String,
-    /// Found out when somebody asks.
+    /// The capabilities, once determined.
     pub(crate) capabilities: OnceLock<Capabilities>,
 }
 
-// SAFETY: libibverbs contexts may be used from any thread at once (the verbs are thread-safe: IBTA vol. 1
-// and `Documentation/libibverbs.md` of rdma-core); softnic promises the same.
+// SAFETY: libibverbs contexts may be used from any thread at once (the verbs are thread-safe: IBTA
+// vol. 1 and `Documentation/libibverbs.md` of rdma-core); softnic guarantees the same.
 unsafe impl Send for ContextInner {}
 // SAFETY: as for Send.
 unsafe impl Sync for ContextInner {}
 
 impl Drop for ContextInner {
     fn drop(&mut self) {
-        // SAFETY: `raw` came from ibv_open_device of the same table, every object made in it holds an Arc
-        // of this, so all are gone, and this is the only close.
+        // SAFETY: `raw` came from ibv_open_device of the same table. Every object made in it holds
+        // an Arc of this, so all are gone, and this is the only close.
         unsafe { (self.symbols.ibv_close_device)(self.raw) };
     }
 }
 
 pub(crate) type ContextRef = Arc<ContextInner>;
 
-/// An open device. Clones are the same context; it is closed when the last object made in it is gone.
+/// An open device. Clones are the same context, which is closed with the last object made in it.
 #[derive(Clone)]
 pub struct Context {
     pub(crate) inner: ContextRef,
 }
 
 impl Context {
-    /// The provider.
+    /// Returns the provider.
     pub fn provider(&self) -> Provider {
         self.inner.provider
     }
 
-    /// The name of the device.
+    /// Returns the name of the device.
     pub fn device_name(&self) -> &str {
         &self.inner.name
     }
 
-    /// What carries its messages.
+    /// Returns the transport that carries the device's messages.
     pub fn transport_type(&self) -> TransportType {
-        // SAFETY: a live context names its live device.
+        // SAFETY: a live context points at its live device.
         let raw = unsafe { (*(*self.inner.raw).device).transport_type };
         TransportType::from_raw(raw.cast_unsigned())
     }
 
-    /// The limits of the device.
+    /// Queries the limits of the device.
     ///
     /// # Errors
     /// [`VerbError`] where the provider refuses the verb.
@@ -116,14 +117,14 @@ impl Context {
         })
     }
 
-    /// The state of a port; ports count from 1.
+    /// Queries the state of a port; ports count from 1.
     ///
     /// # Errors
     /// [`VerbError`] where the provider refuses the verb, as for a port that the device does not have.
     pub fn query_port(&self, port_num: u8) -> Result<PortAttr, VerbError> {
         let mut a = abi::ibv_port_attr::zeroed();
-        // SAFETY: live context, writable attributes of the size that is passed; the extended operation is
-        // preferred as `___ibv_query_port` of the header does.
+        // SAFETY: live context, writable attributes of the given size. The extended operation is
+        // preferred, as `___ibv_query_port` of the header does.
         let ret = unsafe {
             let extended = abi::verbs_get_ctx(self.inner.raw);
             match if extended.is_null() {
@@ -152,7 +153,7 @@ impl Context {
         })
     }
 
-    /// An entry of the GID table of a port.
+    /// Reads an entry of the GID table of a port.
     ///
     /// # Errors
     /// [`VerbError`] where the provider refuses the verb, as for a port or an index that the device does not have.
@@ -166,11 +167,11 @@ impl Context {
         };
         // The function returns -1 with or without errno.
         VerbError::check("ibv_query_gid", ret)?;
-        // SAFETY: all bytes of the union are initialised, each value is a valid array.
+        // SAFETY: all bytes of the union are initialised, and every value is a valid array.
         Ok(Gid(unsafe { gid.raw }))
     }
 
-    /// An entry of the P_Key table of a port.
+    /// Reads an entry of the P_Key table of a port.
     ///
     /// # Errors
     /// [`VerbError`] where the provider refuses the verb, as for a port or an index that the device does not have.
@@ -186,12 +187,13 @@ impl Context {
         Ok(PKey(u16::from_be(pkey)))
     }
 
-    /// The GID index to use on a port when nobody chose one.
+    /// Returns the default GID index of a port.
     ///
-    /// On Ethernet the order among the entries that are set is: RoCE v2 before v1, then IPv4 before IPv6, then routable
-    /// before link-local addresses, then the lowest index. So a network whose switches know ECN and routes is used as
-    /// its operator set it up. UCX chooses by the same order. On InfiniBand the index is 0, which every subnet manager
-    /// fills, and LIDs do the addressing.
+    /// On Ethernet, the entries that are set are ranked by these criteria in turn: RoCE v2 before
+    /// v1, IPv4 before IPv6, routable before link-local addresses, and the lowest index. So the
+    /// default works with routers and ECN as the operator has configured them. UCX uses the same
+    /// order. On InfiniBand the index is 0, which every subnet manager fills; peers are addressed
+    /// by LID there.
     ///
     /// # Errors
     /// [`VerbError`] where the provider refuses the verb, as for a port that the device does not have.
@@ -201,7 +203,7 @@ impl Context {
             return Ok(0);
         }
         let mut best = (0u8, 0u8);
-        // `sgid_index` of an address vector has eight bits.
+        // The `sgid_index` of an address vector has eight bits.
         for index in 0..=u8::try_from(port.gid_tbl_len.saturating_sub(1)).unwrap_or(u8::MAX) {
             let Ok(gid) = self.gid(port_num, index.into()) else {
                 continue;
@@ -214,8 +216,9 @@ impl Context {
         Ok(best.1)
     }
 
-    /// The type of an entry of the GID table; `None` where it is not known. The software NIC knows its own. For the
-    /// system's devices the kernel has it in sysfs, from Linux 4.5 on.
+    /// Returns the type of an entry of the GID table; `None` if unknown. The software NIC knows the
+    /// types of its entries. For system devices, the kernel reports the type in sysfs since Linux
+    /// 4.5.
     pub fn gid_type(&self, port_num: u8, index: u32) -> Option<GidType> {
         let ethernet = || {
             let port = self.query_port(port_num);
@@ -228,7 +231,7 @@ impl Context {
                 let text = self.sysfs(&format!("ports/{port_num}/gid_attrs/types/{index}"))?;
                 match text.trim() {
                     "RoCE v2" => Some(GidType::RoceV2),
-                    // One text for both, as both have the same header on the wire.
+                    // The text is the same for both, which have the same header on the wire.
                     "IB/RoCE v1" if ethernet() => Some(GidType::RoceV1),
                     "IB/RoCE v1" => Some(GidType::Ib),
                     _ => None,
@@ -238,12 +241,12 @@ impl Context {
         }
     }
 
-    /// A file of the device in sysfs; only the system's devices are there.
+    /// Reads a file of the device in sysfs, which contains only system devices.
     pub(crate) fn sysfs(&self, file: &str) -> Option<String> {
         std::fs::read_to_string(self.sysfs_path(file)?).ok()
     }
 
-    /// Path of a file of the device in sysfs; `None` for other providers.
+    /// Returns the path of a file of the device in sysfs; `None` for other providers.
     pub(crate) fn sysfs_path(&self, file: &str) -> Option<std::path::PathBuf> {
         let folder = std::path::Path::new("/sys/class/infiniband").join(&self.inner.name);
         (self.inner.provider.name() == "system").then(|| folder.join(file))
@@ -261,7 +264,8 @@ impl fmt::Debug for Context {
     }
 }
 
-/// Rank of an entry of the GID table, for systems that have no configured index; 0 if the entry is not set.
+/// Returns the rank of an entry of the GID table, for the default GID index; 0 if the entry is not
+/// set.
 fn gid_rank(gid: Gid, gid_type: Option<GidType>) -> u8 {
     if gid.is_zero() {
         return 0;
@@ -297,7 +301,7 @@ mod tests {
         let ranks = worst_first.map(|(text, gid_type)| gid_rank(gid(text), gid_type));
         assert!(ranks.is_sorted_by(|a, b| a < b), "{ranks:?}");
         assert_eq!(ranks[0], 0);
-        // A provider that does not say the type: the address decides.
+        // Without a type from the provider, the address decides.
         assert!(gid_rank(gid("::ffff:10.0.0.7"), None) > gid_rank(gid("fe80::1"), None));
     }
 }

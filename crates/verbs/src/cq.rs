@@ -36,7 +36,8 @@ unsafe impl Sync for ChannelInner {}
 
 impl Drop for ChannelInner {
     fn drop(&mut self) {
-        // SAFETY: made by ibv_create_comp_channel of this table; every CQ on it holds an Arc and is gone.
+        // SAFETY: made by ibv_create_comp_channel of this table; every CQ on it held an Arc and is
+        // gone.
         unsafe { (self.context.symbols.ibv_destroy_comp_channel)(self.raw) };
     }
 }
@@ -44,12 +45,12 @@ impl Drop for ChannelInner {
 /// A completion queue. Clones are the same queue.
 #[derive(Clone)]
 pub struct CompletionQueue {
-    /// That of `inner`, for polling.
+    /// The pointer of `inner`, for polling without another indirection.
     raw: *mut abi::ibv_cq,
     pub(crate) inner: Arc<CqInner>,
 }
 
-// SAFETY: verbs on a CQ are thread-safe, see `ContextInner`; `inner` keeps it.
+// SAFETY: verbs on a CQ are thread-safe, see `ContextInner`; `inner` keeps the CQ alive.
 unsafe impl Send for CompletionQueue {}
 // SAFETY: as for Send.
 unsafe impl Sync for CompletionQueue {}
@@ -68,8 +69,9 @@ unsafe impl Sync for CqInner {}
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        // SAFETY: made by ibv_create_cq of this table; every QP on it holds an Arc of this and is gone.
-        // Events were acknowledged when they were taken (`CompletionChannel::wait`), so this cannot hang.
+        // SAFETY: made by ibv_create_cq of this table; every QP on it held an Arc of this and is
+        // gone. Events were acknowledged when they were taken (`CompletionChannel::wait`), so this
+        // cannot hang.
         unsafe { (self.context.symbols.ibv_destroy_cq)(self.raw) };
     }
 }
@@ -101,7 +103,7 @@ impl Context {
         self.cq(cqe, None)
     }
 
-    /// Creates a CQ for at least `cqe` completions, whose events come on `channel`.
+    /// Creates a CQ for at least `cqe` completions, whose events are reported on `channel`.
     ///
     /// # Errors
     /// As [`create_cq`](Self::create_cq).
@@ -129,7 +131,7 @@ impl Context {
         let raw_channel = channel
             .as_ref()
             .map_or(std::ptr::null_mut(), |c| c.inner.raw);
-        // SAFETY: live context and channel of the same table; the CQ keeps both.
+        // SAFETY: live context and channel of the same table; the CQ keeps both alive.
         let raw = unsafe {
             (self.inner.symbols.ibv_create_cq)(self.inner.raw, cqe, id_context(id), raw_channel, 0)
         };
@@ -150,18 +152,19 @@ impl Context {
 }
 
 impl CompletionQueue {
-    /// A number that names this CQ in events; never reused in this process.
+    /// Returns a number that identifies this CQ in events; never reused in this process.
     pub fn id(&self) -> u64 {
         self.inner.id
     }
 
-    /// Number of completions that the queue holds at most.
+    /// Returns the number of completions that the queue can hold.
     pub fn capacity(&self) -> u32 {
-        // SAFETY: live CQ; `cqe` only changes by ibv_resize_cq, which this API does not call.
+        // SAFETY: live CQ; only ibv_resize_cq changes `cqe`, and this API does not call it.
         u32::try_from(unsafe { (*self.inner.raw).cqe }).unwrap_or(0)
     }
 
-    /// Takes up to `N` completions into `buffer`. Nothing there is not an error: the iterator is empty.
+    /// Takes up to `N` completions into `buffer`. An empty queue is no error: the iterator is
+    /// empty.
     ///
     /// ```
     /// # let cq = verbs::Provider::softnic().device(None)?.open()?.create_cq(16)?;
@@ -176,7 +179,7 @@ impl CompletionQueue {
     /// ```
     ///
     /// # Errors
-    /// The CQ is broken (it overran).
+    /// The CQ is in error because it overran.
     #[inline]
     pub fn poll<'b, const N: usize>(
         &self,
@@ -185,10 +188,10 @@ impl CompletionQueue {
         self.poll_up_to(N, buffer)
     }
 
-    /// The same for at most `most` completions.
+    /// Takes completions as [`poll`](Self::poll) does, at most `most`.
     ///
     /// # Errors
-    /// The CQ is broken (it overran).
+    /// The CQ is in error because it overran.
     #[inline]
     pub fn poll_up_to<'b, const N: usize>(
         &self,
@@ -206,15 +209,16 @@ impl CompletionQueue {
         let Ok(n) = usize::try_from(n) else {
             return Err(VerbError::new("ibv_poll_cq", crate::error::errno_of(n)));
         };
-        // SAFETY: the provider has filled the first n of N.
+        // SAFETY: the provider has initialised the first n of N completions.
         let filled = unsafe {
             std::slice::from_raw_parts(buffer.wc.as_ptr().cast::<abi::ibv_wc>(), n.min(N))
         };
         Ok(Completions { wcs: filled })
     }
 
-    /// Arms the CQ: the next completion (with `solicited_only` the next solicited or failed one) makes its
-    /// channel readable. Poll once more after arming, before waiting: completions that came before do not count.
+    /// Arms the CQ: the next completion makes its channel readable; with `solicited_only`, the next
+    /// solicited or failed one. Poll once more after arming and before waiting, since earlier
+    /// completions raise no event.
     ///
     /// # Errors
     /// [`VerbError`] where the provider refuses the verb.
@@ -224,7 +228,7 @@ impl CompletionQueue {
         VerbError::check("ibv_req_notify_cq", ret)
     }
 
-    /// The channel that its events come on.
+    /// Returns the channel on which the CQ's events are reported.
     pub fn channel(&self) -> Option<&CompletionChannel> {
         self.inner.channel.as_ref()
     }
@@ -266,13 +270,13 @@ impl CompletionChannel {
         if ret != 0 {
             return Err(VerbError::last("ibv_get_cq_event"));
         }
-        // SAFETY: ibv_destroy_cq waits for the acknowledgement of every event that was taken, so the CQ is
-        // still there, even if another thread is dropping it.
+        // SAFETY: ibv_destroy_cq waits until every event that was taken is acknowledged. So the CQ
+        // still exists, even if another thread is dropping it.
         unsafe { (symbols.ibv_ack_cq_events)(cq, 1) };
         Ok(id_of(context))
     }
 
-    /// Waits for an event at most as long as `timeout`.
+    /// Waits for an event for at most `timeout`; returns `None` after that time.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -308,13 +312,13 @@ impl fmt::Debug for CompletionChannel {
     }
 }
 
-/// Room for `N` completions, used again for every poll.
+/// A buffer for `N` completions, reused for every poll.
 pub struct WcBuffer<const N: usize> {
     wc: [MaybeUninit<abi::ibv_wc>; N],
 }
 
 impl<const N: usize> WcBuffer<N> {
-    /// A buffer; `N` is 1 to 65,536.
+    /// Makes a buffer; `N` is 1 to 65,536.
     pub const fn new() -> Self {
         const { assert!(N > 0 && N <= 65_536, "1 to 65,536 completions") };
         Self {
@@ -345,13 +349,13 @@ pub struct Completions<'b> {
 }
 
 impl<'b> Completions<'b> {
-    /// Number of completions that are left.
+    /// Returns the number of remaining completions.
     #[inline]
     pub fn len(&self) -> usize {
         self.wcs.len()
     }
 
-    /// Whether no completion is left.
+    /// Returns true if no completion remains.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.wcs.is_empty()
@@ -385,38 +389,39 @@ impl fmt::Debug for Completions<'_> {
     }
 }
 
-/// A work request that succeeded: a view of its completion.
+/// A view of the completion of a work request that succeeded.
 #[derive(Clone, Copy)]
 pub struct WorkCompletion<'b> {
     wc: &'b abi::ibv_wc,
 }
 
 impl WorkCompletion<'_> {
-    /// The id of the WR.
+    /// Returns the id of the WR.
     #[inline]
     pub fn wr_id(&self) -> u64 {
         self.wc.wr_id
     }
 
-    /// What completed.
+    /// Returns the operation that completed.
     #[inline]
     pub fn opcode(&self) -> WcOpcode {
         WcOpcode::from_raw(self.wc.opcode)
     }
 
-    /// Whether this is the completion of a receive.
+    /// Returns true if this is the completion of a receive.
     #[inline]
     pub fn is_recv(&self) -> bool {
         self.wc.opcode & abi::IBV_WC_RECV != 0
     }
 
-    /// The bytes that came (receives, READs, atomics); in UD receives with the 40 of the GRH.
+    /// Returns the number of bytes received (receives, READs, atomics); UD receives include the 40
+    /// bytes of the GRH.
     #[inline]
     pub fn byte_len(&self) -> u32 {
         self.wc.byte_len
     }
 
-    /// The immediate, in host order, if one came.
+    /// Returns the immediate in host order, if the message had one.
     #[inline]
     pub fn imm(&self) -> Option<u32> {
         // SAFETY: with this flag the union holds the immediate; both members are u32 anyway.
@@ -424,24 +429,24 @@ impl WorkCompletion<'_> {
             .then(|| u32::from_be(unsafe { self.wc.imm.imm_data }))
     }
 
-    /// The queue pair of this side.
+    /// Returns the number of the local queue pair.
     #[inline]
     pub fn qp_num(&self) -> Qpn {
         Qpn(self.wc.qp_num)
     }
 
-    /// The queue pair that sent a datagram (UD receives).
+    /// Returns the number of the queue pair that sent a datagram (UD receives).
     #[inline]
     pub fn src_qp(&self) -> Qpn {
         Qpn(self.wc.src_qp)
     }
 
-    /// The port that sent a datagram, by LID (UD receives on InfiniBand).
+    /// Returns the LID of the port that sent a datagram (UD receives on InfiniBand).
     pub fn slid(&self) -> Lid {
         Lid(self.wc.slid)
     }
 
-    /// Whether the first 40 bytes of the buffer hold a GRH (UD receives).
+    /// Returns true if the first 40 bytes of the buffer contain a GRH (UD receives).
     #[inline]
     pub fn has_grh(&self) -> bool {
         self.wc.wc_flags & abi::IBV_WC_GRH != 0
@@ -460,29 +465,30 @@ impl fmt::Debug for WorkCompletion<'_> {
     }
 }
 
-/// A work request that failed. Only what `ibv_poll_cq(3)` says is valid can be read.
+/// A view of the completion of a work request that failed, limited to the fields that are valid by
+/// `ibv_poll_cq(3)`.
 #[derive(Clone, Copy)]
 pub struct FailedCompletion<'b> {
     wc: &'b abi::ibv_wc,
 }
 
 impl FailedCompletion<'_> {
-    /// The id of the WR.
+    /// Returns the id of the WR.
     pub fn wr_id(&self) -> u64 {
         self.wc.wr_id
     }
 
-    /// Why it failed.
+    /// Returns the status: the reason of the failure.
     pub fn status(&self) -> WcStatus {
         WcStatus::from_raw(self.wc.status)
     }
 
-    /// The queue pair of this side.
+    /// Returns the number of the local queue pair.
     pub fn qp_num(&self) -> Qpn {
         Qpn(self.wc.qp_num)
     }
 
-    /// The vendor's error code.
+    /// Returns the vendor's error code.
     pub fn vendor_err(&self) -> u32 {
         self.wc.vendor_err
     }
@@ -514,7 +520,7 @@ impl fmt::Display for FailedCompletion<'_> {
 impl std::error::Error for FailedCompletion<'_> {}
 
 c_enum! {
-    /// The operation that a successful completion completes.
+    /// The operation of a successful completion.
     WcOpcode {
         /// A SEND.
         Send = abi::IBV_WC_SEND, "SEND";
@@ -538,9 +544,9 @@ c_enum! {
 }
 
 c_enum! {
-    /// The status of a completion, printed as `ibv_wc_status_str` prints it.
+    /// The status of a completion, displayed with the text of `ibv_wc_status_str`.
     WcStatus {
-        /// It succeeded.
+        /// The work request succeeded.
         Success = abi::IBV_WC_SUCCESS, "success";
         /// A message was longer than the buffer, or longer than allowed.
         LocLenErr = abi::IBV_WC_LOC_LEN_ERR, "local length error";
@@ -548,9 +554,9 @@ c_enum! {
         LocQpOpErr = abi::IBV_WC_LOC_QP_OP_ERR, "local QP operation error";
         /// Deprecated.
         LocEecOpErr = abi::IBV_WC_LOC_EEC_OP_ERR, "local EE context operation error";
-        /// An SGE names memory that is not registered for this use.
+        /// An SGE refers to memory that is not registered for this use.
         LocProtErr = abi::IBV_WC_LOC_PROT_ERR, "local protection error";
-        /// The QP was in error when its turn came.
+        /// The QP was in error before the work request was executed.
         WrFlushErr = abi::IBV_WC_WR_FLUSH_ERR, "Work Request Flushed Error";
         /// A memory window could not be bound.
         MwBindErr = abi::IBV_WC_MW_BIND_ERR, "memory management operation error";
@@ -560,13 +566,13 @@ c_enum! {
         LocAccessErr = abi::IBV_WC_LOC_ACCESS_ERR, "local access error";
         /// The responder found the request invalid.
         RemInvReqErr = abi::IBV_WC_REM_INV_REQ_ERR, "remote invalid request error";
-        /// The responder's memory may not be used so.
+        /// The responder's memory does not permit the access.
         RemAccessErr = abi::IBV_WC_REM_ACCESS_ERR, "remote access error";
         /// The responder could not finish the operation.
         RemOpErr = abi::IBV_WC_REM_OP_ERR, "remote operation error";
         /// The peer did not answer within timeout and retries.
         RetryExcErr = abi::IBV_WC_RETRY_EXC_ERR, "transport retry counter exceeded";
-        /// The peer had no RECV posted for too long.
+        /// The peer had no RECV posted within the RNR retries.
         RnrRetryExcErr = abi::IBV_WC_RNR_RETRY_EXC_ERR, "RNR retry counter exceeded";
         /// Deprecated.
         LocRddViolErr = abi::IBV_WC_LOC_RDD_VIOL_ERR, "local RDD violation error";
@@ -578,9 +584,9 @@ c_enum! {
         InvEecnErr = abi::IBV_WC_INV_EECN_ERR, "invalid EE context number";
         /// Deprecated.
         InvEecStateErr = abi::IBV_WC_INV_EEC_STATE_ERR, "invalid EE context state";
-        /// The device broke.
+        /// A fatal error of the device.
         FatalErr = abi::IBV_WC_FATAL_ERR, "fatal error";
-        /// The peer's answer came too late.
+        /// The peer's response was too late.
         RespTimeoutErr = abi::IBV_WC_RESP_TIMEOUT_ERR, "response timeout error";
         /// Anything else.
         GeneralErr = abi::IBV_WC_GENERAL_ERR, "general error";
@@ -592,14 +598,14 @@ c_enum! {
 }
 
 impl WcStatus {
-    /// The text of a provider for a status number.
+    /// Returns the provider's text for a status number.
     pub fn provider_text(context: &Context, status: u32) -> String {
         // SAFETY: the function takes any number and returns a static string.
         let text = unsafe { (context.inner.symbols.ibv_wc_status_str)(status) };
         if text.is_null() {
             return String::new();
         }
-        // SAFETY: not NULL, so a C string that lives for ever.
+        // SAFETY: not NULL, so a C string with static lifetime.
         unsafe { CStr::from_ptr(text) }
             .to_string_lossy()
             .into_owned()

@@ -1,4 +1,4 @@
-//! The devices that a provider has.
+//! The devices of a provider.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ use crate::context::{Context, ContextInner};
 use crate::error::VerbError;
 use crate::provider::Provider;
 
-/// A device that a provider has.
+/// A device of a provider.
 #[derive(Clone)]
 pub struct Device {
     list: Arc<DeviceList>,
@@ -24,7 +24,7 @@ pub struct Device {
     transport_type: TransportType,
 }
 
-/// The list that `ibv_get_device_list` made; its devices live as long as it does.
+/// The list that `ibv_get_device_list` returned, which keeps its devices alive.
 struct DeviceList {
     provider: Provider,
     raw: *mut *mut abi::ibv_device,
@@ -34,7 +34,7 @@ struct DeviceList {
 unsafe impl Send for DeviceList {}
 // SAFETY: as for Send.
 unsafe impl Sync for DeviceList {}
-// SAFETY: `raw` points at a device of the list that `list` keeps; devices are read only.
+// SAFETY: `raw` points at a device of the list that `list` keeps alive; devices are read only.
 unsafe impl Send for Device {}
 // SAFETY: as for Send.
 unsafe impl Sync for Device {}
@@ -54,7 +54,7 @@ impl Device {
         let raw = unsafe { (symbols.ibv_get_device_list)(&mut num) };
         if raw.is_null() {
             let error = VerbError::last("ibv_get_device_list");
-            // The system has no RDMA subsystem loaded: no devices.
+            // The system has no RDMA subsystem loaded, so no devices.
             return if error.errno() == libc::ENOSYS {
                 Ok(Vec::new())
             } else {
@@ -64,7 +64,7 @@ impl Device {
         let list = Arc::new(DeviceList { provider, raw });
         let num = usize::try_from(num).unwrap_or(0);
         let device = |i| {
-            // SAFETY: the list has `num` entries; each stays valid while `list` lives.
+            // SAFETY: the list has `num` entries, each of which is valid while `list` lives.
             unsafe {
                 let raw = *list.raw.add(i);
                 let name = CStr::from_ptr((symbols.ibv_get_device_name)(raw))
@@ -86,27 +86,27 @@ impl Device {
         Ok((0..num).map(device).collect())
     }
 
-    /// Its name, such as `softnic0` or `mlx5_0`.
+    /// Returns the device's name, such as `softnic0` or `mlx5_0`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its globally unique identifier, in host order.
+    /// Returns the device's globally unique identifier, in host order.
     pub fn guid(&self) -> u64 {
         self.guid
     }
 
-    /// The kind of node.
+    /// Returns the kind of node.
     pub fn node_type(&self) -> NodeType {
         self.node_type
     }
 
-    /// The transport that carries its messages, as `ibv_devinfo` calls it.
+    /// Returns the transport that carries the device's messages, as `ibv_devinfo` names it.
     pub fn transport_type(&self) -> TransportType {
         self.transport_type
     }
 
-    /// The provider that has it.
+    /// Returns the provider of the device.
     pub fn provider(&self) -> Provider {
         self.list.provider
     }
@@ -118,7 +118,7 @@ impl Device {
     pub fn open(&self) -> Result<Context, VerbError> {
         let provider = self.list.provider;
         let symbols = provider.symbols();
-        // SAFETY: the device is on a list that is still held.
+        // SAFETY: the device is on a list that is still alive.
         let raw = unsafe { (symbols.ibv_open_device)(self.raw) };
         if raw.is_null() {
             return Err(VerbError::last("ibv_open_device"));
@@ -148,7 +148,7 @@ impl fmt::Debug for Device {
 }
 
 impl Provider {
-    /// Its devices. An empty list is no error.
+    /// Returns the provider's devices. An empty list is no error.
     ///
     /// # Errors
     /// [`VerbError`] where the provider refuses the verb, as for the software NIC where its fabric cannot be joined.
@@ -156,10 +156,10 @@ impl Provider {
         Device::list(*self)
     }
 
-    /// The device called `name`, or the first one.
+    /// Returns the device called `name`, or the first one.
     ///
     /// # Errors
-    /// Names what there is when there is no such device.
+    /// No such device exists; the message lists the existing devices.
     pub fn device(&self, name: Option<&str>) -> Result<Device, VerbError> {
         let devices = self.devices()?;
         let there: Vec<String> = devices.iter().map(|d| d.name().to_owned()).collect();

@@ -1,15 +1,15 @@
-//! The data that peers exchange about their queue pairs.
+//! The data of queue pairs that peers exchange.
 
 use serde::{Deserialize, Serialize};
 
 use crate::types::{Gid, Lid, Mtu, Psn, QKey, Qpn};
 
-/// The data of a queue pair that its peer needs. Exchange it by any means.
+/// The data of a queue pair that its peer needs. Any channel serves for the exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpEndpoint {
     /// The queue pair number.
     pub qpn: Qpn,
-    /// The PSN that its first packet will have.
+    /// The PSN of the queue pair's first packet.
     pub psn: Psn,
     /// The port's LID; 0 on Ethernet.
     pub lid: Lid,

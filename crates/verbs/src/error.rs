@@ -2,11 +2,11 @@
 
 use std::io;
 
-/// A verb that failed: its name as `verbs.h` spells it, and the errno it gave.
+/// The error of a verb: its name as in `verbs.h`, and its errno.
 #[derive(Debug, thiserror::Error)]
 #[error("{verb} failed: {source}{hint}", hint = hint(self))]
 pub struct VerbError {
-    /// The verb, as `verbs.h` spells it (`ibv_create_qp`).
+    /// The verb's name, as in `verbs.h` (`ibv_create_qp`).
     pub verb: &'static str,
     /// The reason; `raw_os_error()` is the errno.
     #[source]
@@ -21,7 +21,7 @@ impl VerbError {
         }
     }
 
-    /// The error of a call that set `errno` just now.
+    /// Returns the error of a call that has just set `errno`.
     pub(crate) fn last(verb: &'static str) -> Self {
         let source = io::Error::last_os_error();
         // A provider that fails without setting errno must not read as "Success".
@@ -39,8 +39,8 @@ impl VerbError {
         }
     }
 
-    /// Success, or the error for the return value of a verb that returns an errno (some providers
-    /// return it negated, or -1 with `errno` set).
+    /// Converts the return value of a verb that returns an errno. Some providers return it negated,
+    /// or -1 with `errno` set.
     pub(crate) fn check(verb: &'static str, ret: i32) -> Result<(), Self> {
         match ret {
             0 => Ok(()),
@@ -51,7 +51,7 @@ impl VerbError {
         }
     }
 
-    /// The errno, 0 when the call was refused before it reached the provider.
+    /// Returns the errno; 0 if the call was refused before it reached the provider.
     pub fn errno(&self) -> i32 {
         self.source.raw_os_error().unwrap_or(0)
     }
@@ -72,7 +72,7 @@ fn hint(e: &VerbError) -> &'static str {
     }
 }
 
-/// The errno that a verb's return value stands for.
+/// Returns the errno for a verb's return value.
 pub(crate) fn errno_of(ret: i32) -> i32 {
     match ret {
         -1 => io::Error::last_os_error()
@@ -83,14 +83,14 @@ pub(crate) fn errno_of(ret: i32) -> i32 {
     }
 }
 
-/// Why a post was refused, from the errno of `ibv_post_send(3)`, `ibv_post_recv(3)`.
+/// The reason of a refused post, from the errno of `ibv_post_send(3)` or `ibv_post_recv(3)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostErrorKind {
     /// `ENOMEM`: the queue is full. Poll the CQ, then post again from `bad_wr`.
     #[error("the queue is full (ENOMEM): poll the CQ, then post again from bad_wr")]
     QueueFull,
-    /// `EINVAL`: a value in the WR is invalid, or the QP is in a state that takes no such WR.
+    /// `EINVAL`: a value in the WR is invalid, or the QP's state does not allow the WR.
     #[error("invalid WR, or the QP's state takes none (EINVAL)")]
     InvalidWr,
     /// `EFAULT`: the QP is invalid.
@@ -104,13 +104,13 @@ pub enum PostErrorKind {
     Other(i32),
 }
 
-/// A refused post. The WRs before `bad_wr` are in the queue, none from `bad_wr` on.
+/// A refused post. The WRs before `bad_wr` were posted, those from `bad_wr` on were not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{verb}: WR {bad_wr}: {kind}")]
 pub struct PostError {
-    /// `ibv_post_send`, `ibv_post_recv` or `ibv_post_srq_recv`.
+    /// The verb: `ibv_post_send`, `ibv_post_recv` or `ibv_post_srq_recv`.
     pub verb: &'static str,
-    /// Why.
+    /// The reason.
     pub kind: PostErrorKind,
     /// The index in the list of the first WR that was not posted.
     pub bad_wr: usize,
@@ -127,7 +127,7 @@ impl PostError {
         Self { verb, kind, bad_wr }
     }
 
-    /// Whether polling the CQ and posting the rest again can help.
+    /// Returns true if the queue is full: poll the CQ, then post the rest again.
     pub fn is_queue_full(&self) -> bool {
         self.kind == PostErrorKind::QueueFull
     }

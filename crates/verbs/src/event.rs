@@ -13,7 +13,7 @@ use crate::types::{Qpn, c_enum};
 use crate::wait::wait_readable;
 
 impl Context {
-    /// The file descriptor that becomes readable when there is an async event.
+    /// Returns the file descriptor that is readable while an async event is pending.
     pub fn async_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the provider keeps the descriptor open as long as the context.
         unsafe { BorrowedFd::borrow_raw((*self.inner.raw).async_fd) }
@@ -33,15 +33,16 @@ impl Context {
         if ret != 0 {
             return Err(VerbError::last("ibv_get_async_event"));
         }
-        // SAFETY: the member follows from the type as ibv_get_async_event(3) lists it. An object that an
-        // event names cannot be destroyed before the event is acknowledged, which happens below.
+        // SAFETY: the type determines the valid member, as ibv_get_async_event(3) lists it. An
+        // object of an event cannot be destroyed before the event is acknowledged, which happens
+        // below.
         let typed = unsafe { AsyncEvent::from_raw(&event) };
-        // SAFETY: got just now, acknowledged once.
+        // SAFETY: the event was just received and is acknowledged once.
         unsafe { (self.inner.symbols.ibv_ack_async_event)(&mut event) };
         Ok(typed)
     }
 
-    /// Waits for an async event at most as long as `timeout`.
+    /// Waits for an async event for at most `timeout`; returns `None` after that time.
     ///
     /// # Errors
     /// As [`next_async_event`](Self::next_async_event).
@@ -69,23 +70,23 @@ impl AsRawFd for Context {
     }
 }
 
-/// An event of an object or port outside of any completion (`ibv_get_async_event(3)`).
+/// An asynchronous event of an object or a port (`ibv_get_async_event(3)`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AsyncEvent {
-    /// A CQ overran or broke; holds the CQ's [id](crate::CompletionQueue::id).
+    /// A CQ overran or failed; holds the CQ's [id](crate::CompletionQueue::id).
     CqErr(u64),
-    /// Something happened to a queue pair.
+    /// An event of a queue pair.
     Qp(QpEvent, Qpn),
     /// A shared receive queue fell below its limit; holds its [id](crate::SharedReceiveQueue::id).
     SrqLimitReached(u64),
-    /// A shared receive queue broke; holds its [id](crate::SharedReceiveQueue::id).
+    /// A shared receive queue failed; holds its [id](crate::SharedReceiveQueue::id).
     SrqErr(u64),
-    /// Something happened to a port.
+    /// An event of a port, with the port's number.
     Port(PortEvent, u8),
-    /// The device broke.
+    /// A fatal error of the device.
     DeviceFatal,
-    /// An event this version does not know.
+    /// An event that this version does not know.
     Other(u32),
 }
 
@@ -94,15 +95,15 @@ c_enum! {
     QpEvent {
         /// A fatal error.
         Fatal = abi::IBV_EVENT_QP_FATAL, "local work queue catastrophic error";
-        /// An invalid request came.
+        /// An invalid request arrived.
         ReqErr = abi::IBV_EVENT_QP_REQ_ERR, "invalid request local work queue error";
-        /// A request came that the QP's access flags forbid.
+        /// A request arrived that the QP's access flags forbid.
         AccessErr = abi::IBV_EVENT_QP_ACCESS_ERR, "local access violation work queue error";
-        /// The first message came while in RTR.
+        /// The first message arrived in RTR.
         CommEst = abi::IBV_EVENT_COMM_EST, "communication established";
         /// The send queue is drained (SQD).
         SqDrained = abi::IBV_EVENT_SQ_DRAINED, "send queue drained";
-        /// The last WQE of the SRQ was taken by a QP in error.
+        /// A QP in error took the last WQE of the SRQ.
         LastWqeReached = abi::IBV_EVENT_QP_LAST_WQE_REACHED, "last WQE reached";
         /// The path has migrated.
         PathMig = abi::IBV_EVENT_PATH_MIG, "path migration";
@@ -114,28 +115,30 @@ c_enum! {
 c_enum! {
     /// The kind of an event of a port.
     PortEvent {
-        /// It is active.
+        /// The port became active.
         Active = abi::IBV_EVENT_PORT_ACTIVE, "port active";
-        /// It is down.
+        /// The port went down.
         Err = abi::IBV_EVENT_PORT_ERR, "port error";
-        /// Its LID changed.
+        /// The port's LID changed.
         LidChange = abi::IBV_EVENT_LID_CHANGE, "LID change";
-        /// Its P_Key table changed.
+        /// The port's P_Key table changed.
         PkeyChange = abi::IBV_EVENT_PKEY_CHANGE, "P_Key change";
-        /// Its subnet manager changed.
+        /// The port's subnet manager changed.
         SmChange = abi::IBV_EVENT_SM_CHANGE, "SM change";
         /// Clients must register again with the subnet administrator.
         ClientReregister = abi::IBV_EVENT_CLIENT_REREGISTER, "client reregistration";
-        /// Its GID table changed.
+        /// The port's GID table changed.
         GidChange = abi::IBV_EVENT_GID_CHANGE, "GID table change";
     }
 }
 
 impl AsyncEvent {
+    /// Converts an event of the provider.
+    ///
     /// # Safety
-    /// `event` is one that ibv_get_async_event returned and that is not yet acknowledged.
+    /// `event` was returned by ibv_get_async_event and is not acknowledged yet.
     unsafe fn from_raw(event: &abi::ibv_async_event) -> Self {
-        // SAFETY: see the function's contract; which member counts is decided by the type.
+        // SAFETY: see the function's contract; the type determines the valid member.
         unsafe {
             match event.event_type {
                 abi::IBV_EVENT_CQ_ERR => Self::CqErr(id_of((*event.element.cq).cq_context)),

@@ -1,15 +1,15 @@
-//! The numbers of CQs and SRQs, which a provider carries as their contexts.
+//! The ids of CQs and SRQs, which a provider carries as their context pointers.
 
 use std::ffi::c_void;
 
-/// Numbers that name CQs and SRQs to their users: never reused, unlike addresses.
+/// Returns an id for a CQ or SRQ. Unlike addresses, ids are never reused.
 pub(crate) fn next_id() -> u64 {
     use std::sync::atomic::{AtomicU64, Ordering};
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The context pointer that carries an id through the provider.
+/// Returns the context pointer that carries an id through the provider.
 pub(crate) fn id_context(id: u64) -> *mut c_void {
     std::ptr::without_provenance_mut(usize::try_from(id).unwrap_or(usize::MAX))
 }

@@ -1,19 +1,22 @@
-//! The verbs, safely.
+//! A safe interface to the verbs.
 //!
-//! Devices, protection domains, memory regions, typed queue pairs, postlists and completions over the
-//! libibverbs ABI. Which NIC does the work is chosen at run time by a [`Provider`]; nothing above this
-//! crate knows which one it is.
+//! Devices, protection domains, memory regions, typed queue pairs, postlists and completions over
+//! the libibverbs ABI. A [`Provider`], chosen at run time, determines the NIC; code above this
+//! crate is the same for every NIC.
 //!
-//! - [`Provider`], [`Device`], [`Context`]: what there is, and its limits.
-//! - [`Capabilities`]: what a device can do, and why not what it cannot.
+//! - [`Provider`], [`Device`], [`Context`]: the devices, and their limits.
+//! - [`Capabilities`]: the capabilities of a device, and the reasons for those that it lacks.
 //! - [`ProtectionDomain`], [`MemoryRegion`]: memory; contents are copied or atomic, never borrowed.
-//! - [`QueuePair`]`<`[`Rc`]`>`, `<`[`Uc`]`>`, `<`[`Ud`]`>`: what a transport cannot do does not compile.
-//! - [`Postlist`], [`RecvList`]: many WRs, one doorbell.
-//! - [`CompletionQueue`], [`WorkCompletion`], [`FailedCompletion`]: successes and failures are different types.
+//! - [`QueuePair`]`<`[`Rc`]`>`, `<`[`Uc`]`>`, `<`[`Ud`]`>`: operations that a transport lacks do
+//!   not compile.
+//! - [`Postlist`], [`RecvList`]: several WRs, one doorbell.
+//! - [`CompletionQueue`], [`WorkCompletion`], [`FailedCompletion`]: successes and failures are
+//!   different types.
 //! - [`Waiter`], [`MemoryRegion::wait_u64`]: waiting for memory that a peer writes.
 //! - [`time`]: the clock, and work beside the verbs; both are virtual on a simulated NIC.
 //!
-//! Objects keep alive what they depend on, may be dropped in any order and used from any thread.
+//! Objects keep the objects on which they depend alive. They may be dropped in any order and used
+//! from any thread.
 //!
 //! ```
 //! use verbs::{Access, Inline, Provider, Rc, WcBuffer};
@@ -104,5 +107,5 @@ pub use types::{
 };
 pub use wait::{Waiter, poll_until};
 
-/// Bytes in front of the payload of every UD receive: the GRH, or room for it (IBTA vol. 1, 11.4.1.2).
+/// Bytes before the payload of every UD receive: the GRH, or room for it (IBTA vol. 1, 11.4.1.2).
 pub const GRH_BYTES: usize = 40;

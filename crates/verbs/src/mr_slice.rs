@@ -1,11 +1,12 @@
-//! Parts of memory as work requests name them, here and at a peer.
+//! Ranges of local and remote memory in work requests.
 
 use serde::{Deserialize, Serialize};
 
 use crate::types::{LKey, RKey};
 
-/// A part of a memory region as a WR names it: a scatter/gather element. Made by [`MemoryRegion::slice`](crate::MemoryRegion::slice),
-/// which checks it; the NIC checks it again.
+/// A range of a memory region in a WR: a scatter/gather element.
+/// [`MemoryRegion::slice`](crate::MemoryRegion::slice) makes and checks it; the NIC checks it
+/// again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MrSlice {
     pub(crate) addr: u64,
@@ -14,12 +15,12 @@ pub struct MrSlice {
 }
 
 impl MrSlice {
-    /// The address.
+    /// Returns the address.
     pub fn addr(&self) -> u64 {
         self.addr
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     #[expect(
         clippy::len_without_is_empty,
         reason = "a scatter/gather element; empty ones are valid"
@@ -28,12 +29,12 @@ impl MrSlice {
         self.len
     }
 
-    /// The L_Key.
+    /// Returns the L_Key.
     pub fn lkey(&self) -> LKey {
         LKey(self.lkey)
     }
 
-    /// A part of it, or nothing if that is not inside.
+    /// Returns a part of the range, or `None` if the part is not inside.
     #[must_use]
     pub fn part(&self, range: std::ops::Range<u32>) -> Option<Self> {
         let len = range.end.checked_sub(range.start)?;
@@ -45,7 +46,8 @@ impl MrSlice {
     }
 }
 
-/// Memory of a peer: what one side sends to the other so that it may READ, WRITE or use atomics there.
+/// Memory of a peer. One side sends this value to the other, which may then READ, WRITE or use
+/// atomics there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteMemory {
     /// The address in the peer's process.
@@ -57,7 +59,7 @@ pub struct RemoteMemory {
 }
 
 impl RemoteMemory {
-    /// The part that starts at `offset`, or nothing if that is past the end.
+    /// Returns the part that starts at `offset`, or `None` if the offset is past the end.
     #[must_use]
     pub fn at(&self, offset: u64) -> Option<Self> {
         Some(Self {

@@ -1,34 +1,35 @@
-//! Payload of work requests, and the buffers that they fill.
+//! Payload of work requests, and the buffers into which they receive.
 
 use verbs_abi as abi;
 
 use crate::mr_slice::MrSlice;
 
-/// No payload at all: the message is its header (and immediate).
+/// No payload: the message is only a header, with or without an immediate.
 #[derive(Debug, Clone, Copy)]
 pub struct HeaderOnly;
 
-/// Payload that travels in the work request: copied into the list at once, so the bytes may change afterwards.
+/// Payload inside the work request. The bytes are copied into the list at once, so they may change
+/// afterwards.
 #[derive(Debug, Clone, Copy)]
 pub struct Inline<'a>(pub &'a [u8]);
 
 /// The payload of a SEND or RDMA WRITE: [`HeaderOnly`], [`Inline`] bytes, an [`MrSlice`] or several of them.
 pub trait Payload: sealed::Payload {}
 
-/// Parts of memory regions: what a READ or RECV fills.
+/// Ranges of memory regions, into which a READ or RECV writes.
 pub trait Gather: Payload {}
 
 pub(crate) mod sealed {
     use verbs_abi as abi;
 
-    /// The SGEs and inline bytes of one WR.
+    /// The space for the SGEs and inline bytes of one WR.
     pub struct Room<'l> {
         pub(crate) sges: &'l mut [abi::ibv_sge],
         pub(crate) inline: &'l mut [u8],
     }
 
     pub trait Payload {
-        /// Fills the room; returns the number of SGEs and the send flags.
+        /// Fills the space; returns the number of SGEs and the send flags.
         fn put(self, room: Room<'_>) -> (i32, u32);
     }
 }

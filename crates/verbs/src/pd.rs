@@ -30,7 +30,7 @@ impl Context {
     }
 }
 
-/// A protection domain: what may be used together. Clones are the same domain.
+/// A protection domain, whose objects may be used together. Clones are the same domain.
 #[derive(Clone)]
 pub struct ProtectionDomain {
     pub(crate) inner: Arc<PdInner>,
@@ -48,13 +48,14 @@ unsafe impl Sync for PdInner {}
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        // SAFETY: made by ibv_alloc_pd of this table; everything in it holds an Arc of this and is gone.
+        // SAFETY: made by ibv_alloc_pd of this table; everything in it held an Arc of this and is
+        // gone.
         unsafe { (self.context.symbols.ibv_dealloc_pd)(self.raw) };
     }
 }
 
 impl ProtectionDomain {
-    /// The context it belongs to.
+    /// Returns the context of the domain.
     pub fn context(&self) -> Context {
         Context {
             inner: Arc::clone(&self.inner.context),

@@ -1,9 +1,10 @@
 //! Postlists: work requests that are built once, linked once, and posted with one doorbell.
 //!
-//! A list owns an array of `ibv_send_wr` that is linked when the list is made, room for the SGEs and for
-//! inline payload of each WR. Building writes into that array; posting hands its head to
-//! `ibv_post_send`. Nothing is copied in between, and a list can be posted again and again: what did not
-//! change is not written. Everything a header-only or one-SGE WR needs lies in one 64-byte cache line.
+//! A list owns an array of `ibv_send_wr`, linked when the list is made, and room for the SGEs and
+//! the inline payload of each WR. Building writes into that array; posting passes its head to
+//! `ibv_post_send`. Nothing is copied in between. A list can be posted repeatedly, without
+//! rewriting unchanged fields. Everything that a header-only or one-SGE WR needs lies in one
+//! 64-byte cache line.
 
 #![allow(unsafe_code)]
 
@@ -23,14 +24,14 @@ use crate::payload::{Gather, Payload};
 use crate::transport::{Connected, Rc, Transport, Ud};
 use crate::wr_array::{Array, bounds, failed};
 
-/// A send WR with the start of a cache line under it: what a SEND or WRITE needs is in the first 64 bytes.
+/// A send WR, aligned to a cache line: the fields of a SEND or WRITE are in the first 64 bytes.
 #[repr(C, align(64))]
 struct SendSlot(abi::ibv_send_wr);
 
 /// A list of send WRs for queue pairs of transport `T`, posted with one doorbell.
 ///
-/// Make it with [`QueuePair::postlist`](crate::QueuePair::postlist), fill it, post it, then fill it again
-/// or post it as it is.
+/// Make it with [`QueuePair::postlist`](crate::QueuePair::postlist), fill it and post it. Then fill
+/// it again, or post it unchanged.
 ///
 /// ```
 /// # fn go(qp: &verbs::QueuePair<verbs::Rc>) -> Result<(), Box<dyn std::error::Error>> {
@@ -71,29 +72,32 @@ struct SendSlot(abi::ibv_send_wr);
 /// ```
 ///
 /// # Panics
-/// Building panics when the list is full, or when a WR has more SGEs or inline bytes than the list was made for.
+/// Building panics if the list is full, or if a WR exceeds the SGEs or inline bytes for which the
+/// list was made.
 pub struct Postlist<T: Transport> {
     wrs: Array<SendSlot>,
     sges: Array<abi::ibv_sge>,
     inline: Array<u8>,
-    /// The address handle that each WR points at, so that it lives as long as the WR can be posted.
+    /// The address handle of each WR, kept alive while the WR can be posted.
     held: Vec<Option<Arc<AhInner>>>,
     context: ContextRef,
     len: usize,
-    /// WRs that have been filled since the list was made; never goes down.
+    /// The number of WRs ever filled; never decreases.
     filled: usize,
-    /// The WR whose `next` is NULL (besides the last slot's).
+    /// The index of the WR whose `next` is NULL (besides the last slot).
     end: usize,
     max_sge: usize,
     max_inline: usize,
     transport: PhantomData<T>,
 }
 
-// SAFETY: the pointers lead into arrays that the list owns and to address handles that it holds.
+// SAFETY: the pointers lead into arrays that the list owns, and to address handles that it keeps
+// alive.
 unsafe impl<T: Transport> Send for Postlist<T> {}
 
 impl<T: Transport> Postlist<T> {
-    /// A list for up to `capacity` WRs of at most `max_sge` SGEs or `max_inline` bytes of inline payload each.
+    /// Makes a list for up to `capacity` WRs of at most `max_sge` SGEs or `max_inline` bytes of
+    /// inline payload each.
     pub(crate) fn new(
         context: &ContextRef,
         capacity: usize,
@@ -134,41 +138,41 @@ impl<T: Transport> Postlist<T> {
         }
     }
 
-    /// Number of WRs that the list has room for.
+    /// Returns the number of WRs for which the list has room.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.wrs.len
     }
 
-    /// Number of WRs in the list.
+    /// Returns the number of WRs in the list.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the list is empty.
+    /// Returns true if the list is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the list has no room for another WR.
+    /// Returns true if the list has no room for another WR.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.len == self.wrs.len
     }
 
-    /// Empties the list; costs nothing.
+    /// Empties the list in constant time.
     #[inline]
     pub fn clear(&mut self) {
         self.len = 0;
     }
 
-    /// Makes the list the first `len` WRs that were ever built in it, as they are: with
-    /// [`set_imm`](Self::set_imm) the cheapest way to post the same kind of WR again.
+    /// Sets the list to the first `len` WRs ever built in it, unchanged. With
+    /// [`set_imm`](Self::set_imm), this is the cheapest way to post the same kind of WR again.
     ///
     /// # Panics
-    /// When fewer WRs than `len` have been built.
+    /// Fewer WRs than `len` have been built.
     #[inline]
     pub fn set_len(&mut self, len: usize) {
         assert!(
@@ -179,7 +183,7 @@ impl<T: Transport> Postlist<T> {
         self.len = len;
     }
 
-    /// Changes the immediate of a WR (host order); it must be one with an immediate.
+    /// Changes the immediate of a WR, which must have one; `imm` is in host order.
     #[inline]
     pub fn set_imm(&mut self, index: usize, imm: u32) {
         self.wr(index).imm.imm_data = imm.to_be();
@@ -205,11 +209,11 @@ impl<T: Transport> Postlist<T> {
     #[inline]
     fn wr(&mut self, index: usize) -> &mut abi::ibv_send_wr {
         assert!(index < self.filled, "WR {index} of {}", self.filled);
-        // SAFETY: in bounds (`filled` is at most the capacity); `&mut self`.
+        // SAFETY: in bounds (`filled` is at most the capacity); `&mut self` is exclusive.
         unsafe { &mut self.wrs.at(index).0 }
     }
 
-    /// The room of a WR.
+    /// Returns the space for the SGEs and inline bytes of a WR.
     #[inline]
     fn room(&mut self, i: usize) -> Room<'_> {
         // SAFETY: `i` is below the capacity; the arrays hold `max_sge` and `max_inline` for each WR.
@@ -221,7 +225,7 @@ impl<T: Transport> Postlist<T> {
         }
     }
 
-    /// Writes the next WR except for its remote side.
+    /// Writes the next WR except for its remote address.
     #[inline]
     fn push(&mut self, opcode: u32, payload: impl Payload, imm: u32) -> &mut abi::ibv_send_wr {
         let i = self.len;
@@ -253,7 +257,7 @@ impl<T: Transport> Postlist<T> {
     ) -> Result<(), PostError> {
         let verb = "ibv_post_send";
         let (start, stop) = bounds(&range, self.len);
-        // Objects of one table must not be handed to another: a list may hold address handles.
+        // Objects of one table must not be passed to another, and a list may hold address handles.
         if !Arc::ptr_eq(&self.context, context) {
             return Err(PostError {
                 verb,
@@ -266,7 +270,8 @@ impl<T: Transport> Postlist<T> {
         }
         let last = stop - 1;
         if self.end != last {
-            // SAFETY: both are below the capacity; the successor of `end` exists unless it is the last slot.
+            // SAFETY: both indices are below the capacity; the successor of `end` exists unless
+            // `end` is the last slot.
             unsafe {
                 if self.end + 1 < self.wrs.len {
                     self.wrs.at(self.end).0.next = self.wrs.ptr.add(self.end + 1).cast();
@@ -294,7 +299,7 @@ impl<T: Transport> Postlist<T> {
     }
 }
 
-/// A WR that was just built: for what is seldom set.
+/// A WR that was just built, for setting optional flags and the id.
 #[derive(Debug)]
 pub struct Wr<'l> {
     flags: &'l mut u32,
@@ -310,28 +315,28 @@ impl<'l> Wr<'l> {
         }
     }
 
-    /// A successful completion is reported too.
+    /// Requests a completion also if the WR succeeds.
     #[inline]
     pub fn signaled(self) -> Self {
         *self.flags |= abi::IBV_SEND_SIGNALED;
         self
     }
 
-    /// The receiver's completion is solicited.
+    /// Makes the receiver's completion solicited.
     #[inline]
     pub fn solicited(self) -> Self {
         *self.flags |= abi::IBV_SEND_SOLICITED;
         self
     }
 
-    /// Waits for the READs and atomics before it (RC).
+    /// Makes the WR wait for earlier READs and atomics (RC).
     #[inline]
     pub fn fence(self) -> Self {
         *self.flags |= abi::IBV_SEND_FENCE;
         self
     }
 
-    /// The id that its completion carries; 0 unless set.
+    /// Sets the id in the WR's completion; default 0.
     #[inline]
     pub fn wr_id(self, wr_id: u64) -> Self {
         *self.id = wr_id;
@@ -392,8 +397,8 @@ impl Postlist<Rc> {
         Wr::of(wr)
     }
 
-    /// Adds a compare-and-swap of the aligned 8-byte word at the start of `remote`; the 8 bytes of `into`
-    /// get what was there.
+    /// Adds a compare-and-swap of the aligned 8-byte word at the start of `remote`; the 8 bytes of
+    /// `into` receive the old value.
     #[inline]
     pub fn atomic_cmp_and_swp(
         &mut self,
@@ -412,8 +417,8 @@ impl Postlist<Rc> {
         Wr::of(wr)
     }
 
-    /// Adds a fetch-and-add to the aligned 8-byte word at the start of `remote`; the 8 bytes of `into` get
-    /// what was there. The word is in the host order of the machine that holds it.
+    /// Adds a fetch-and-add to the aligned 8-byte word at the start of `remote`; the 8 bytes of
+    /// `into` receive the old value. The word is in the host order of the machine that holds it.
     #[inline]
     pub fn atomic_fetch_and_add(
         &mut self,
@@ -450,7 +455,7 @@ impl Postlist<Ud> {
     /// Changes the destination of a WR.
     ///
     /// # Panics
-    /// When the WR was never built, or the destination belongs to another device context.
+    /// The WR was never built, or the destination belongs to another device context.
     #[inline]
     pub fn set_destination(&mut self, index: usize, to: &UdDestination) {
         assert!(index < self.filled, "WR {index} of {}", self.filled);
@@ -460,11 +465,11 @@ impl Postlist<Ud> {
     #[inline]
     fn aim(&mut self, index: usize, to: &UdDestination) -> Wr<'_> {
         let held = &mut self.held[index];
-        // Most lists go where they went before: then the handle is held already.
+        // Most lists keep their destinations, and then hold the handle already.
         if !held.as_ref().is_some_and(|h| Arc::ptr_eq(h, &to.ah.inner)) {
             hold(held, &self.context, &to.ah.inner);
         }
-        // SAFETY: below the capacity, `&mut self`.
+        // SAFETY: below the capacity; `&mut self` is exclusive.
         let wr = unsafe { &mut self.wrs.at(index).0 };
         wr.wr.ud = abi::ibv_send_wr_wr_ud {
             ah: to.ah.inner.raw,

@@ -1,6 +1,6 @@
 //! Providers: each NIC is a table of libibverbs entry points and a name.
 //!
-//! Every provider is the same kind of thing, so there is one code path above this module.
+//! All providers have the same type, so code above this module has one path.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -24,32 +24,33 @@ pub struct Provider {
     symbols: &'static Symbols,
 }
 
-/// The name of [`Provider::simnic`], which [`Provider::by_name`] does not know: a cluster has to be made first.
+/// The name of [`Provider::simnic`]. [`Provider::by_name`] does not accept it, since a cluster must
+/// exist first.
 const SIMNIC: &str = "simnic";
 
-/// Why a provider cannot be used.
+/// The reason why a provider cannot be used.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProviderError {
     /// The machine's libibverbs cannot be used.
     #[error(transparent)]
     System(#[from] libibverbs::LoadError),
-    /// There is no provider of that name.
+    /// No provider has this name.
     #[error("no provider is called {0:?}: the providers are {names}", names = Provider::NAMES.join(", "))]
     UnknownName(String),
 }
 
 impl Provider {
-    /// The names that [`by_name`](Self::by_name) knows.
+    /// The names that [`by_name`](Self::by_name) accepts.
     pub const NAMES: &[&str] = &["softnic", "system"];
 
     pub(crate) fn new(name: &'static str, symbols: &'static Symbols) -> Self {
         Self { name, symbols }
     }
 
-    /// The software NIC inside this process: always there, the default.
+    /// Returns the software NIC in this process, the default provider, which is always available.
     ///
-    /// Its verbs are counted if the [tap](tap::is_on) is on, as with every provider.
+    /// If the [tap](tap::is_on) is on, it counts the verbs, as with every provider.
     pub fn softnic() -> Self {
         static TAPPED: OnceLock<Symbols> = OnceLock::new();
         Self {
@@ -58,10 +59,11 @@ impl Provider {
         }
     }
 
-    /// The machine's own libibverbs: real NICs and the kernel's Soft-RoCE. Opened on first use, for good.
+    /// Returns the machine's own libibverbs: hardware NICs and the kernel's Soft-RoCE. The library
+    /// is loaded on first use and never unloaded.
     ///
     /// # Errors
-    /// [`ProviderError::System`] where there is no libibverbs, or one without the verbs that this crate needs.
+    /// [`ProviderError::System`] if libibverbs is missing, or lacks verbs that this crate needs.
     pub fn system() -> Result<Self, ProviderError> {
         static TAPPED: OnceLock<Symbols> = OnceLock::new();
         libibverbs::symbols()?;
@@ -71,7 +73,8 @@ impl Provider {
         })
     }
 
-    /// The machines of this thread's simulated cluster (`simnic::Cluster`), a device each, in their order.
+    /// Returns the provider of this thread's simulated cluster (`simnic::Cluster`), with one device
+    /// for each machine, in their order.
     pub fn simnic() -> Self {
         static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
         Self {
@@ -80,12 +83,13 @@ impl Provider {
         }
     }
 
-    /// Whether the provider's machines are simulated. Other processes never see their memory.
+    /// Returns true if the provider's machines are simulated. Other processes cannot access their
+    /// memory.
     pub(crate) fn is_simulated(&self) -> bool {
         self.name == SIMNIC
     }
 
-    /// The provider of that name.
+    /// Returns the provider of that name.
     ///
     /// # Errors
     /// [`ProviderError::UnknownName`] for another name, and as [`system`](Self::system).
@@ -97,18 +101,18 @@ impl Provider {
         }
     }
 
-    /// Its name.
+    /// Returns the provider's name.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The entry points.
+    /// Returns the provider's entry points.
     pub(crate) fn symbols(&self) -> &'static Symbols {
         self.symbols
     }
 }
 
-/// The software NIC, for the tap.
+/// The software NIC as a provider of the tap.
 struct SoftNic;
 
 impl tap::Provider for SoftNic {
@@ -124,7 +128,7 @@ impl tap::Provider for SoftNic {
     }
 }
 
-/// A provider's table, or the tap's over it.
+/// Returns a provider's table, or the tap's table over it.
 fn tapped_if_on<P: tap::Provider>(tapped: &'static OnceLock<Symbols>) -> &'static Symbols {
     if tap::is_on() {
         tapped.get_or_init(|| {

@@ -21,8 +21,8 @@ use crate::srq::SharedReceiveQueue;
 use crate::transport::Transport;
 use crate::types::{LinkLayer, Mtu, QpState, Qpn};
 
-/// Only the fields that posting needs. So objects that hold hundreds of queue pairs stay small, and take little room in
-/// a processor's caches.
+/// The fields of a queue pair that posting needs. The rest is boxed, so that objects with hundreds
+/// of queue pairs stay small and need little cache.
 pub(crate) struct QpInner {
     pub(crate) raw: *mut abi::ibv_qp,
     pub(crate) context: ContextRef,
@@ -55,7 +55,8 @@ impl std::ops::Deref for QpInner {
 
 impl Drop for QpInner {
     fn drop(&mut self) {
-        // SAFETY: made by ibv_create_qp of this table, destroyed once; CQs, SRQ and PD are held until after.
+        // SAFETY: made by ibv_create_qp of this table, and destroyed once; CQs, SRQ and PD stay
+        // alive until afterwards.
         unsafe { (self.context.symbols.ibv_destroy_qp)(self.raw) };
     }
 }
@@ -95,8 +96,9 @@ impl QpInner {
         range: impl RangeBounds<usize>,
     ) -> Result<(), PostError> {
         list.post(range, &self.context, "ibv_post_recv", |wr, bad| {
-            // SAFETY: live QP; the list is linked, ends in NULL, and its SGE arrays are live (`RecvList`).
-            // Buffers are named by key: see the module `mr` for why they need no borrow.
+            // SAFETY: live QP; the list is linked, ends in NULL, and its SGE arrays are live
+            // (`RecvList`). Buffers are referred to by key: see the module `mr` for why they need
+            // no borrow.
             unsafe { abi::ibv_post_recv(self.raw, wr, bad) }
         })
     }
@@ -130,7 +132,7 @@ pub struct QueuePair<T: Transport> {
 }
 
 impl<T: Transport> QueuePair<T> {
-    /// One that is ready.
+    /// Makes a queue pair that is ready to send and receive.
     pub(crate) fn of(qp: QpInner) -> Self {
         Self {
             qp,
@@ -138,38 +140,38 @@ impl<T: Transport> QueuePair<T> {
         }
     }
 
-    /// The queue pair number.
+    /// Returns the queue pair number.
     pub fn qpn(&self) -> Qpn {
         self.qp.endpoint.qpn
     }
 
-    /// The data that peers need, with the current P_Key and Q_Key.
+    /// Returns the data that peers need.
     pub fn endpoint(&self) -> QpEndpoint {
         self.qp.endpoint
     }
 
-    /// The port and GID it uses.
+    /// Returns the port and the GID index of the queue pair.
     pub fn port(&self) -> PortGid {
         self.qp.port
     }
 
-    /// Room for send WRs, as the device granted it.
+    /// Returns the capacity of the send queue in WRs, as the device granted it.
     pub fn max_send_wr(&self) -> usize {
         self.qp.caps.max_send_wr as usize
     }
 
-    /// Room for receive WRs, as the device granted it.
+    /// Returns the capacity of the receive queue in WRs, as the device granted it.
     pub fn max_recv_wr(&self) -> usize {
         self.qp.caps.max_recv_wr as usize
     }
 
-    /// Bytes of inline payload, as the device granted it.
+    /// Returns the largest inline payload in bytes, as the device granted it.
     pub fn max_inline_data(&self) -> usize {
         self.qp.caps.max_inline_data as usize
     }
 
-    /// A postlist of up to `capacity` WRs for queue pairs of this kind on this device, with room for what
-    /// this queue pair takes.
+    /// Makes a postlist of up to `capacity` WRs for queue pairs of this transport on this device,
+    /// with the SGEs and inline payload of this queue pair.
     pub fn postlist(&self, capacity: usize) -> Postlist<T> {
         let caps = &self.qp.caps;
         Postlist::new(
@@ -180,20 +182,21 @@ impl<T: Transport> QueuePair<T> {
         )
     }
 
-    /// A list of up to `capacity` RECVs for queue pairs like this one.
+    /// Makes a list of up to `capacity` RECVs for queue pairs like this one.
     pub fn recv_list(&self, capacity: usize) -> RecvList {
         self.qp.recv_list(capacity)
     }
 
-    /// Posts a postlist: every WR in it, in order, announced by one doorbell. The list stays as it is and
-    /// can be posted again.
+    /// Posts all WRs of a postlist, in order, with one doorbell. The list is unchanged and can be
+    /// posted again.
     ///
-    /// - Bytes: inline payload was copied when the WR was built; any other buffer belongs to the NIC until
-    ///   its WR completes.
-    /// - Completes: signaled WRs, and every WR that fails, signaled or not (IBTA vol. 1, 10.7.3.1).
+    /// - Buffers: inline payload was copied when the WR was built. Any other buffer belongs to the
+    ///   NIC until its WR completes.
+    /// - Completions: of signaled WRs, and of every WR that fails, signaled or not (IBTA vol. 1,
+    ///   10.7.3.1).
     ///
     /// # Errors
-    /// WRs before `bad_wr` are posted; none from `bad_wr` on.
+    /// The WRs before `bad_wr` were posted, those from `bad_wr` on were not.
     ///
     /// Source: `ibv_post_send(3)`.
     #[inline]
@@ -201,10 +204,11 @@ impl<T: Transport> QueuePair<T> {
         self.post_send_range(list, ..)
     }
 
-    /// Posts a part of a postlist, with one doorbell: for the rest after a full queue.
+    /// Posts a part of a postlist with one doorbell, for example the rest after a full queue.
     ///
     /// # Errors
-    /// [`PostError`] with the place of the first work request that was not posted, as where the send queue is full.
+    /// [`PostError`] with the index of the first work request that was not posted, for example
+    /// because the send queue is full.
     #[inline]
     pub fn post_send_range(
         &self,
@@ -212,14 +216,15 @@ impl<T: Transport> QueuePair<T> {
         range: impl RangeBounds<usize>,
     ) -> Result<(), PostError> {
         list.post(range, &self.qp.context, |wr, bad| {
-            // SAFETY: live QP; the list is linked, ends in NULL, its SGE and inline arrays are live, and it
-            // holds the address handles that it names (`Postlist`). Inline payload points into the list;
-            // other buffers are named by key: see the module `mr` for why they need no borrow.
+            // SAFETY: live QP; the list is linked, ends in NULL, its SGE and inline arrays are
+            // live, and it keeps its address handles alive (`Postlist`). Inline payload points into
+            // the list; other buffers are referred to by key: see the module `mr` for why they need
+            // no borrow.
             unsafe { abi::ibv_post_send(self.qp.raw, wr, bad) }
         })
     }
 
-    /// Builds and posts one WR. Allocates: for setup and tests, not for loops.
+    /// Builds and posts one WR. Allocates memory, so it suits setup and tests rather than loops.
     ///
     /// ```
     /// # fn go(qp: &verbs::QueuePair<verbs::Rc>) -> Result<(), verbs::PostError> {
@@ -230,17 +235,17 @@ impl<T: Transport> QueuePair<T> {
     /// ```
     ///
     /// # Errors
-    /// [`PostError`] where the work request is not posted, as where the send queue is full.
+    /// [`PostError`] if the work request is not posted, for example because the send queue is full.
     pub fn post_one(&self, build: impl FnOnce(&mut Postlist<T>)) -> Result<(), PostError> {
         let mut list = self.postlist(1);
         build(&mut list);
         self.post_send(&mut list)
     }
 
-    /// Posts RECVs. The list stays as it is and can be posted again.
+    /// Posts RECVs. The list is unchanged and can be posted again.
     ///
     /// # Errors
-    /// WRs before `bad_wr` are posted; none from `bad_wr` on.
+    /// The WRs before `bad_wr` were posted, those from `bad_wr` on were not.
     #[inline]
     pub fn post_recv(&self, list: &mut RecvList) -> Result<(), PostError> {
         self.qp.post_recv(list, ..)
@@ -249,7 +254,8 @@ impl<T: Transport> QueuePair<T> {
     /// Posts a part of a list of RECVs.
     ///
     /// # Errors
-    /// [`PostError`] with the place of the first RECV that was not posted, as where the receive queue is full.
+    /// [`PostError`] with the index of the first RECV that was not posted, for example because the
+    /// receive queue is full.
     #[inline]
     pub fn post_recv_range(
         &self,
@@ -259,7 +265,7 @@ impl<T: Transport> QueuePair<T> {
         self.qp.post_recv(list, range)
     }
 
-    /// Takes the queue pair to ERR: what is posted is flushed.
+    /// Takes the queue pair to ERR, which flushes all posted WRs.
     ///
     /// # Errors
     /// [`VerbError`] where the provider refuses the verb.
@@ -269,7 +275,7 @@ impl<T: Transport> QueuePair<T> {
         self.qp.modify(&mut attr, abi::IBV_QP_STATE)
     }
 
-    /// The state.
+    /// Queries the state.
     ///
     /// # Errors
     /// [`VerbError`] where the provider refuses the verb.
@@ -277,7 +283,7 @@ impl<T: Transport> QueuePair<T> {
         self.qp.query().map(|a| a.state)
     }
 
-    /// The queue pair's current attributes.
+    /// Queries the current attributes.
     ///
     /// # Errors
     /// [`VerbError`] where the provider refuses the verb.
@@ -285,17 +291,17 @@ impl<T: Transport> QueuePair<T> {
         self.qp.query()
     }
 
-    /// The CQ of its send queue.
+    /// Returns the CQ of the send queue.
     pub fn send_cq(&self) -> &CompletionQueue {
         &self.qp.send_cq
     }
 
-    /// The CQ of its receive queue.
+    /// Returns the CQ of the receive queue.
     pub fn recv_cq(&self) -> &CompletionQueue {
         &self.qp.recv_cq
     }
 
-    /// The shared receive queue it takes RECVs from.
+    /// Returns the shared receive queue from which the queue pair takes RECVs, if any.
     pub fn srq(&self) -> Option<&SharedReceiveQueue> {
         self.qp.srq.as_ref()
     }

@@ -1,4 +1,4 @@
-//! Making queue pairs, and connecting them.
+//! Creation and connection of queue pairs.
 
 #![allow(unsafe_code)]
 
@@ -20,7 +20,8 @@ use crate::srq::SharedReceiveQueue;
 use crate::transport::{Connected, Transport, Ud};
 use crate::types::{Access, Mtu, Psn, QKey, Qpn};
 
-/// Attributes of a new queue pair; [`build`](QpBuilder::build) makes it.
+/// A builder with the attributes of a new queue pair; [`build`](QpBuilder::build) creates the queue
+/// pair.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct QpBuilder<T> {
@@ -51,7 +52,7 @@ pub struct QpBuilder<T> {
 }
 
 impl ProtectionDomain {
-    /// Starts making a queue pair with these CQs.
+    /// Returns a builder of a queue pair with these CQs.
     pub fn qp<T: Transport>(
         &self,
         send_cq: &CompletionQueue,
@@ -98,61 +99,64 @@ macro_rules! setters {
 
 impl<T: Transport> QpBuilder<T> {
     setters! {
-        /// Room for send WRs; 128 unless set.
+        /// Capacity of the send queue in WRs; default 128.
         max_send_wr: u32;
-        /// Room for receive WRs; 128 unless set.
+        /// Capacity of the receive queue in WRs; default 128.
         max_recv_wr: u32;
-        /// SGEs of a send WR; 1 unless set.
+        /// SGEs of a send WR; default 1.
         max_send_sge: u32;
-        /// SGEs of a receive WR; 1 unless set.
+        /// SGEs of a receive WR; default 1.
         max_recv_sge: u32;
-        /// Whether every send WR is signaled; no unless set.
+        /// True to signal every send WR; default false.
         sq_sig_all: bool;
-        /// The port, from 1; 1 unless set.
+        /// The port, from 1; default 1.
         port_num: u8;
-        /// The entry of the GID table that it sends from;
-        /// [`default_gid_index`](crate::Context::default_gid_index) unless set.
+        /// The GID index of outgoing packets; default
+        /// [`default_gid_index`](crate::Context::default_gid_index).
         gid_index: u8;
-        /// The entry of the P_Key table; 0 unless set.
+        /// The P_Key index; default 0.
         pkey_index: u16;
-        /// The peer's access to this side's memory; all kinds unless set. Regions have flags of their own.
+        /// The peer's access to this side's memory; default all rights. Regions have their own
+        /// flags.
         access: Access;
-        /// The first PSN; random unless set.
+        /// The first PSN; default random.
         psn: Psn;
-        /// The path MTU; the smaller of both ports' unless set.
+        /// The path MTU; default the smaller one of both ports.
         path_mtu: Mtu;
-        /// ACK timeout, coded: 4.096 µs × 2^code, 0 to 31, 0 means for ever; 14 (67 ms) unless set. RC.
+        /// ACK timeout, coded: 4.096 µs × 2^code, 0 to 31, 0 for no timeout; default 14 (67 ms).
+        /// RC.
         timeout: u8;
-        /// Retries after a timeout, 0 to 7; 7 unless set. RC.
+        /// Retries after a timeout, 0 to 7; default 7. RC.
         retry_cnt: u8;
-        /// Retries when the peer has no RECV, 0 to 7, 7 means for ever; 7 unless set. RC.
+        /// Retries if the peer has no RECV, 0 to 7, 7 without limit; default 7. RC.
         rnr_retry: u8;
-        /// How long a peer waits before it retries for want of a RECV, coded 0 to 31; 12 (0.64 ms) unless set. RC.
+        /// The time that a peer waits before an RNR retry, coded 0 to 31; default 12 (0.64 ms). RC.
         min_rnr_timer: u8;
-        /// Outstanding READs and atomics in each direction; 16 or what the device can unless set. RC.
+        /// Outstanding READs and atomics in each direction; default 16, or fewer if the device
+        /// supports fewer. RC.
         max_rd_atomic: u8;
-        /// The Q_Key that a datagram must carry; random unless set. UD.
+        /// The Q_Key that a datagram must carry; default random. UD.
         qkey: QKey;
-        /// The service level; 0 unless set.
+        /// The service level; default 0.
         sl: u8;
     }
 
-    /// Bytes of inline payload that it must take: [`build`](QpBuilder::build) fails where the device grants
-    /// less.
+    /// Sets the required inline payload in bytes: [`build`](QpBuilder::build) fails if the device
+    /// grants less.
     pub fn max_inline_data(mut self, bytes: u32) -> Self {
         self.inline = InlineWish::AtLeast(bytes);
         self
     }
 
-    /// Bytes of inline payload that would be good to have, 64 unless set. A device that refuses them is
-    /// asked for none: look at [`QueuePair::max_inline_data`], and send longer payload from registered
-    /// memory.
+    /// Sets the desired inline payload in bytes, default 64. If the device refuses that, the queue
+    /// pair is created without inline payload. Check [`QueuePair::max_inline_data`], and send
+    /// longer payload from registered memory.
     pub fn inline_up_to(mut self, bytes: u32) -> Self {
         self.inline = InlineWish::UpTo(bytes);
         self
     }
 
-    /// Takes RECVs from a shared receive queue.
+    /// Sets a shared receive queue from which the queue pair takes RECVs.
     pub fn srq(mut self, srq: &SharedReceiveQueue) -> Self {
         self.srq = Some(srq.clone());
         self
@@ -203,7 +207,7 @@ impl<T: Transport> QpBuilder<T> {
         Ok((qp, self))
     }
 
-    /// Refuses objects that no one queue pair can have.
+    /// Refuses objects of different contexts, which one queue pair cannot use.
     fn check_contexts(&self) -> Result<(), VerbError> {
         let context = &self.pd.inner.context;
         let foreign = |other: &ContextRef| !Arc::ptr_eq(other, context);
@@ -220,7 +224,8 @@ impl<T: Transport> QpBuilder<T> {
         Ok(())
     }
 
-    /// Creates the queue pair, without inline payload if that is why it is refused; what the device granted.
+    /// Creates the queue pair, if necessary without desired inline payload; returns the granted
+    /// capabilities.
     fn create_raw(&self) -> Result<(*mut abi::ibv_qp, abi::ibv_qp_cap), VerbError> {
         let mut init = abi::ibv_qp_init_attr::zeroed();
         init.send_cq = self.send_cq.inner.raw;
@@ -243,7 +248,8 @@ impl<T: Transport> QpBuilder<T> {
         let created = create_raw(&self.pd, &mut init);
         let raw = match (created, self.inline) {
             (Err(refused), InlineWish::UpTo(1..)) => {
-                // A refusal leaves `init` as it likes. If inline was not the reason, the first error says more.
+                // A refusal may have changed `init`. If the inline payload was not the reason, the
+                // first error says more.
                 init.cap = cap;
                 init.cap.max_inline_data = 0;
                 create_raw(&self.pd, &mut init).map_err(|_| refused)?
@@ -253,7 +259,7 @@ impl<T: Transport> QpBuilder<T> {
         Ok((raw, init.cap))
     }
 
-    /// Refuses less inline payload than is needed.
+    /// Refuses a device that grants less than the required inline payload.
     fn check_inline(&self, granted: u32) -> Result<(), VerbError> {
         match self.inline {
             InlineWish::AtLeast(bytes) if granted < bytes => Err(VerbError::invalid(
@@ -287,7 +293,7 @@ impl<T: Transport> QpBuilder<T> {
     }
 }
 
-/// Inline payload that a queue pair is to take.
+/// The inline payload that a queue pair should support.
 #[derive(Debug, Clone, Copy)]
 enum InlineWish {
     AtLeast(u32),
@@ -307,7 +313,8 @@ fn create_raw(
     pd: &ProtectionDomain,
     init: &mut abi::ibv_qp_init_attr,
 ) -> Result<*mut abi::ibv_qp, VerbError> {
-    // SAFETY: live PD; CQs and SRQ as the function's comment says, both callers in this module hold them.
+    // SAFETY: live PD; the CQs and the SRQ are as the function's comment requires, since both
+    // callers in this module hold them.
     let raw = unsafe { (pd.inner.context.symbols.ibv_create_qp)(pd.inner.raw, init) };
     if raw.is_null() {
         return Err(VerbError::last("ibv_create_qp"));
@@ -315,8 +322,8 @@ fn create_raw(
     Ok(raw)
 }
 
-/// Creates the smallest queue pair of transport `T` with so much inline payload, and destroys it: the inline
-/// payload that was granted, or why there is no such queue pair.
+/// Creates and destroys the smallest queue pair of transport `T` with this inline payload. Returns
+/// the granted inline payload, or the reason of the refusal.
 pub(crate) fn probe<T: Transport>(
     pd: &ProtectionDomain,
     cq: &CompletionQueue,
@@ -333,7 +340,7 @@ pub(crate) fn probe<T: Transport>(
         max_inline_data,
     };
     let raw = create_raw(pd, &mut init)?;
-    // SAFETY: created just now, in RESET, nothing uses it.
+    // SAFETY: the queue pair was just created, is in RESET and unused.
     let ret = unsafe { (pd.inner.context.symbols.ibv_destroy_qp)(raw) };
     VerbError::check("ibv_destroy_qp", ret)?;
     Ok(init.cap.max_inline_data)
@@ -367,7 +374,8 @@ impl QpBuilder<Ud> {
     }
 }
 
-/// A connected queue pair before it is connected: it has a number, and takes RECVs.
+/// A queue pair of a connected transport before its connection, in state INIT: it has a number, and
+/// accepts RECVs.
 #[derive(Debug)]
 pub struct PreparedQp<T: Connected> {
     qp: QpInner,
@@ -375,20 +383,21 @@ pub struct PreparedQp<T: Connected> {
 }
 
 impl<T: Connected> PreparedQp<T> {
-    /// The data of this queue pair that the peer needs.
+    /// Returns the data of this queue pair that the peer needs.
     pub fn endpoint(&self) -> QpEndpoint {
         self.qp.endpoint
     }
 
-    /// A list of up to `capacity` RECVs for this queue pair.
+    /// Makes a list of up to `capacity` RECVs for this queue pair.
     pub fn recv_list(&self, capacity: usize) -> RecvList {
         self.qp.recv_list(capacity)
     }
 
-    /// Posts RECVs, so that they are there before the peer sends.
+    /// Posts RECVs before the peer can send.
     ///
     /// # Errors
-    /// [`PostError`] with the place of the first RECV that was not posted, as where the receive queue is full.
+    /// [`PostError`] with the index of the first RECV that was not posted, for example because the
+    /// receive queue is full.
     pub fn post_recv(&self, list: &mut RecvList) -> Result<(), PostError> {
         self.qp.post_recv(list, ..)
     }
@@ -460,7 +469,7 @@ impl<T: Connected> PreparedQp<T> {
 }
 
 impl<T: Connected> PreparedQp<T> {
-    /// Goes through steps that a connection manager made.
+    /// Connects the queue pair by the attributes of a connection manager.
     pub(crate) fn connect_by(
         self,
         steps: &mut [(abi::ibv_qp_attr, i32)],

@@ -30,7 +30,7 @@ use crate::wr_array::{Array, bounds, failed};
 /// ```
 pub struct RecvList {
     wrs: Array<RecvSlot>,
-    /// Of lists whose WRs have more than one.
+    /// The SGEs, for lists whose WRs have more than one.
     sges: Array<abi::ibv_sge>,
     context: ContextRef,
     len: usize,
@@ -39,7 +39,7 @@ pub struct RecvList {
     max_sge: usize,
 }
 
-/// A receive WR, and its SGE if it has one at most: who reads one reads the other.
+/// A receive WR, and its SGE if WRs have at most one: a reader of the one also reads the other.
 #[repr(C)]
 struct RecvSlot {
     wr: abi::ibv_recv_wr,
@@ -92,7 +92,7 @@ impl RecvList {
     /// Adds a RECV into `buffer`. For UD, the buffer starts with 40 bytes for the GRH.
     ///
     /// # Panics
-    /// When the list is full, or was made for fewer SGEs.
+    /// The list is full, or was made for fewer SGEs.
     #[inline]
     pub fn recv(&mut self, buffer: impl Gather, wr_id: u64) {
         let i = self.len;
@@ -101,7 +101,8 @@ impl RecvList {
             "the list is full: it was made for {} WRs",
             self.wrs.len
         );
-        // SAFETY: `i` is below the capacity, `&mut self`; there are `max_sge` SGEs for each WR in one place or the other.
+        // SAFETY: `i` is below the capacity; `&mut self` is exclusive; `max_sge` SGEs exist for
+        // each WR, in the slot or in `sges`.
         let RecvSlot { wr, sge } = unsafe { self.wrs.at(i) };
         let sges = if self.max_sge > 1 {
             // SAFETY: as above.
@@ -119,34 +120,34 @@ impl RecvList {
         self.filled = self.filled.max(self.len);
     }
 
-    /// Number of WRs that the list has room for.
+    /// Returns the number of WRs for which the list has room.
     #[inline]
     pub fn capacity(&self) -> usize {
         self.wrs.len
     }
 
-    /// Number of WRs in the list.
+    /// Returns the number of WRs in the list.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the list is empty.
+    /// Returns true if the list is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Empties the list; costs nothing.
+    /// Empties the list in constant time.
     #[inline]
     pub fn clear(&mut self) {
         self.len = 0;
     }
 
-    /// Makes the list the first `len` WRs that were ever built in it, as they are.
+    /// Sets the list to the first `len` WRs ever built in it, unchanged.
     ///
     /// # Panics
-    /// When fewer WRs than `len` have been built.
+    /// Fewer WRs than `len` have been built.
     #[inline]
     pub fn set_len(&mut self, len: usize) {
         assert!(

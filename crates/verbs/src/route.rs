@@ -4,7 +4,7 @@ use verbs_abi as abi;
 
 use crate::types::{Gid, Lid, LinkLayer};
 
-/// An address vector in plain values.
+/// The values of an address vector.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Route {
     pub(crate) port_num: u8,
@@ -16,7 +16,7 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// RoCE addresses by GID and needs a GRH; InfiniBand by LID.
+    /// Returns the C structure. RoCE addresses by GID and needs a GRH; InfiniBand addresses by LID.
     pub(crate) fn to_raw(self) -> abi::ibv_ah_attr {
         let mut a = abi::ibv_ah_attr::zeroed();
         a.port_num = self.port_num;

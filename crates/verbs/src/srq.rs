@@ -12,7 +12,7 @@ use crate::id::{id_context, next_id};
 use crate::pd::{PdInner, ProtectionDomain};
 use crate::recv_list::RecvList;
 
-/// A receive queue that several queue pairs take their RECVs from. Clones are the same queue.
+/// A receive queue from which several queue pairs take RECVs. Clones are the same queue.
 #[derive(Clone)]
 pub struct SharedReceiveQueue {
     pub(crate) inner: Arc<SrqInner>,
@@ -33,7 +33,8 @@ unsafe impl Sync for SrqInner {}
 
 impl Drop for SrqInner {
     fn drop(&mut self) {
-        // SAFETY: made by ibv_create_srq of this table; every QP on it holds an Arc of this and is gone.
+        // SAFETY: made by ibv_create_srq of this table; every QP on it held an Arc of this and is
+        // gone.
         unsafe { (self.pd.context.symbols.ibv_destroy_srq)(self.raw) };
     }
 }
@@ -72,17 +73,17 @@ impl ProtectionDomain {
 }
 
 impl SharedReceiveQueue {
-    /// A number that names this SRQ in async events; never reused in this process.
+    /// Returns a number that identifies this SRQ in async events; never reused in this process.
     pub fn id(&self) -> u64 {
         self.inner.id
     }
 
-    /// Number of RECVs that the shared receive queue holds at most.
+    /// Returns the number of RECVs that the queue can hold.
     pub fn max_wr(&self) -> u32 {
         self.inner.max_wr
     }
 
-    /// A list of up to `capacity` RECVs for this queue.
+    /// Makes a list of up to `capacity` RECVs for this queue.
     pub fn recv_list(&self, capacity: usize) -> RecvList {
         RecvList::new(
             &self.inner.pd.context,
@@ -94,7 +95,8 @@ impl SharedReceiveQueue {
     /// Posts a list of RECVs.
     ///
     /// # Errors
-    /// [`PostError`] with the place of the first RECV that was not posted, as where the queue is full.
+    /// [`PostError`] with the index of the first RECV that was not posted, for example because the
+    /// queue is full.
     pub fn post_recv(&self, list: &mut RecvList) -> Result<(), PostError> {
         list.post(
             ..,
@@ -107,7 +109,7 @@ impl SharedReceiveQueue {
         )
     }
 
-    /// Asks for an async event when fewer than `limit` RECVs are left.
+    /// Requests an async event for the time when fewer than `limit` RECVs are left.
     ///
     /// # Errors
     /// [`VerbError`] where the provider refuses the verb, as for a limit beyond the size of the queue.

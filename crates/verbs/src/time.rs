@@ -1,13 +1,13 @@
-//! The clock, and what a program does beside its verbs: on a simulated NIC both are virtual.
+//! The clock, and a program's work beside its verbs; both are virtual on a simulated NIC.
 //!
-//! Code that reads its time here and says what its cores do runs on simulated cores too. Everywhere else
-//! [`now`] is [`Instant::now`], and saying costs nothing.
+//! Code that reads the time here and reports the work of its cores also runs on simulated cores. On
+//! other NICs, [`now`] is [`Instant::now`], and reports cost nothing.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-/// The time: [`Instant::now`], or that of the simulated thread which calls.
+/// Returns [`Instant::now`], or the virtual time of the calling simulated thread.
 #[must_use]
 pub fn now() -> Instant {
     match simnic::now() {
@@ -16,17 +16,18 @@ pub fn now() -> Instant {
     }
 }
 
-/// The origin of virtual time.
+/// Returns the origin of virtual time.
 fn origin() -> Instant {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
     *ORIGIN.get_or_init(Instant::now)
 }
 
-/// The same time in nanoseconds, from a time on that is the same in all of this process: for loops that look at it often.
+/// Returns the time in nanoseconds since an origin that is fixed for this process; for loops that
+/// read it often.
 #[inline]
 #[must_use]
 pub fn now_ns() -> u64 {
-    /// Since the origin.
+    /// Returns real time since the origin.
     #[inline(never)]
     fn real() -> u64 {
         let since = Instant::now().saturating_duration_since(origin());
@@ -35,7 +36,7 @@ pub fn now_ns() -> u64 {
     simnic::now_ns().unwrap_or_else(real)
 }
 
-/// The calling core handles so many small requests, as a server does.
+/// Reports that the calling core handles `requests` small requests, as a server does.
 #[inline]
 pub fn serve(requests: usize) {
     if simnic::is_simulated() {
@@ -43,7 +44,8 @@ pub fn serve(requests: usize) {
     }
 }
 
-/// The calling core works for so long on a simulated NIC, where its own work takes no time.
+/// Reports that the calling core works for `time`; on a simulated NIC, other work of the program
+/// takes no virtual time.
 #[inline]
 pub fn work(time: Duration) {
     if simnic::is_simulated() {
@@ -51,7 +53,8 @@ pub fn work(time: Duration) {
     }
 }
 
-/// The calling core looked at so many places that peers WRITE to, each in a cache line of its own, and found nothing new.
+/// Reports that the calling core has read `places` that peers WRITE to, each in its own cache line,
+/// and found nothing new.
 #[inline]
 pub fn look_in_vain(places: usize) {
     if simnic::is_simulated() {
@@ -59,7 +62,7 @@ pub fn look_in_vain(places: usize) {
     }
 }
 
-/// The calling core adds to this word, which other cores may add to as well.
+/// Reports that the calling core adds to this word, to which other cores may add as well.
 #[inline]
 pub fn add_to_shared(word: &AtomicU64) {
     if simnic::is_simulated() {
@@ -67,15 +70,18 @@ pub fn add_to_shared(word: &AtomicU64) {
     }
 }
 
-/// The calling core walks data structures: `overlapped` chains at a time, each of `lines` cache lines touched one after the
-/// other at random places of a working set of `working_set_bytes`.
+/// Reports that the calling core walks data structures: `overlapped` chains at a time. Each chain
+/// touches `lines` cache lines one after the other, at random places of a working set of
+/// `working_set_bytes`.
 ///
-/// - `working_set_bytes`: all lines that are touched as often as these or more often, since they compete for the cache.
-///   For level k of a tree these are the levels from the root to k. A binary search has hot lines of its own. Its step
-///   j touches one of 2^j lines of a node, so a step at a time is more exact than a node at a time.
-/// - `overlapped`: chains that the program interleaves with prefetches, so that their misses overlap; 0 counts as 1.
-///   The call accounts for all of them.
-/// - Cost: virtual time on a simulated NIC, by the caches and the memory latency of the core; nothing elsewhere.
+/// - `working_set_bytes`: all lines that are touched at least as often as these, since they compete
+///   for the cache. For level k of a tree these are the levels from the root to k. A binary search
+///   has its own hot lines: step j touches one of 2^j lines of a node. Therefore one call per step
+///   is more exact than one per node.
+/// - `overlapped`: chains that the program interleaves with prefetches, so that their misses
+///   overlap; 0 counts as 1. The call accounts for all of them.
+/// - Cost: virtual time on a simulated NIC, by the caches and the memory latency of the core; no
+///   effect elsewhere.
 #[inline]
 pub fn touch_lines(working_set_bytes: u64, lines: u64, overlapped: u64) {
     if simnic::is_simulated() {

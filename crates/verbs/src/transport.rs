@@ -14,7 +14,7 @@ pub enum Ud {}
 
 /// A transport service: [`Rc`], [`Uc`] or [`Ud`].
 pub trait Transport: sealed::Transport {
-    /// Its short name.
+    /// The short name of the transport.
     const NAME: &'static str;
 }
 

@@ -1,4 +1,4 @@
-//! Small values of the verbs, as newtypes: numbers that differ in meaning differ in type.
+//! Numbers of the verbs as newtypes, so that numbers of different meaning have different types.
 
 use std::fmt;
 use std::ops::{BitOr, BitOrAssign};
@@ -28,36 +28,37 @@ number!(
     /// A packet sequence number, 24 bits.
     Psn(u32), "{:#08x}");
 number!(
-    /// An L_Key: names a memory region in this process's own WRs.
+    /// An L_Key, which identifies a memory region in this process's own WRs.
     LKey(u32), "{:#010x}");
 number!(
-    /// An R_Key: names a memory region in a peer's WRs.
+    /// An R_Key, which identifies a memory region in a peer's WRs.
     RKey(u32), "{:#010x}");
 number!(
-    /// A Q_Key: what a datagram must carry for a UD queue pair to take it.
+    /// A Q_Key, which a datagram must carry to be accepted by a UD queue pair.
     QKey(u32), "{:#010x}");
 number!(
-    /// A P_Key: the partition.
+    /// A P_Key, which identifies a partition.
     PKey(u16), "{:#06x}");
 number!(
     /// A local identifier, the address of a port in an InfiniBand subnet; 0 on Ethernet.
     Lid(u16), "{}");
 
 impl Psn {
-    /// A random PSN to start a connection with.
+    /// Returns a random PSN for the start of a connection.
     pub fn random() -> Self {
         Self(random_u32() & 0xff_ffff)
     }
 }
 
 impl QKey {
-    /// A random Q_Key. The top bit stays 0: a set one selects the QP's own Q_Key (IBTA vol. 1, 10.2.5).
+    /// Returns a random Q_Key. The top bit is 0, since a set one selects the QP's own Q_Key (IBTA
+    /// vol. 1, 10.2.5).
     pub fn random() -> Self {
         Self(random_u32() & 0x7fff_ffff)
     }
 }
 
-/// 32 bits nobody can plan a collision with (not for secrets).
+/// Returns 32 random bits that another process cannot predict; not for secrets.
 fn random_u32() -> u32 {
     use std::hash::{BuildHasher, Hasher};
     let seed = std::collections::hash_map::RandomState::new()
@@ -77,17 +78,17 @@ fn random_u32() -> u32 {
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// Whether this is the empty entry of a GID table.
+    /// Returns true for the empty entry of a GID table.
     pub fn is_zero(&self) -> bool {
         self.0 == [0; 16]
     }
 
-    /// Whether this maps an IPv4 address, as RoCE v2 over IPv4 has it.
+    /// Returns true for an IPv4-mapped address, as in RoCE v2 over IPv4.
     pub fn is_ipv4_mapped(&self) -> bool {
         self.0[..10] == [0; 10] && self.0[10..12] == [0xff, 0xff]
     }
 
-    /// Whether this is an address of one link (fe80::/10, or 169.254.0.0/16 mapped), which no router
+    /// Returns true for a link-local address (fe80::/10, or mapped 169.254.0.0/16), which no router
     /// forwards.
     pub fn is_link_local(&self) -> bool {
         let mapped = self.is_ipv4_mapped() && self.0[12..14] == [169, 254];
@@ -95,17 +96,17 @@ impl Gid {
     }
 }
 
-/// Wire format of the packets for a GID.
+/// The packet format of a GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[non_exhaustive]
 pub enum GidType {
-    /// InfiniBand's own.
+    /// InfiniBand.
     #[serde(rename = "IB")]
     Ib,
-    /// RoCE v1: a GRH in an Ethernet frame, not routed.
+    /// RoCE v1: a GRH in an Ethernet frame, not routable.
     #[serde(rename = "RoCE v1")]
     RoceV1,
-    /// RoCE v2: an address of UDP over IP.
+    /// RoCE v2: UDP over IP.
     #[serde(rename = "RoCE v2")]
     RoceV2,
 }
@@ -151,20 +152,20 @@ impl<'de> Deserialize<'de> for Gid {
 pub struct Access(pub(crate) i32);
 
 impl Access {
-    /// The NIC may only read it, for this process's own WRs.
+    /// The NIC may only read the memory, for this process's own WRs.
     pub const LOCAL_READ: Self = Self(0);
-    /// The NIC may write it: RECV buffers, results of READs and atomics.
+    /// The NIC may write the memory: RECV buffers, results of READs and atomics.
     pub const LOCAL_WRITE: Self = Self(1);
-    /// Peers may RDMA WRITE it. Needs [`LOCAL_WRITE`](Self::LOCAL_WRITE).
+    /// Peers may RDMA WRITE to the memory. Needs [`LOCAL_WRITE`](Self::LOCAL_WRITE).
     pub const REMOTE_WRITE: Self = Self(1 << 1);
-    /// Peers may RDMA READ it.
+    /// Peers may RDMA READ the memory.
     pub const REMOTE_READ: Self = Self(1 << 2);
-    /// Peers may use atomics on it. Needs [`LOCAL_WRITE`](Self::LOCAL_WRITE).
+    /// Peers may use atomics on the memory. Needs [`LOCAL_WRITE`](Self::LOCAL_WRITE).
     pub const REMOTE_ATOMIC: Self = Self(1 << 3);
-    /// Everything above.
+    /// All rights above.
     pub const ALL: Self = Self(0b1111);
 
-    /// The `IBV_ACCESS_*` bits.
+    /// Returns the `IBV_ACCESS_*` bits.
     pub fn bits(self) -> i32 {
         self.0
     }
@@ -190,12 +191,12 @@ macro_rules! c_enum {
         #[non_exhaustive]
         pub enum $name {
             $($(#[$vdoc])* $variant,)*
-            /// A value this version does not know, as the provider gave it.
+            /// A value that this version does not know, as the provider returned it.
             Other(u32),
         }
 
         impl $name {
-            /// From the value of `verbs.h`; unknown ones are carried.
+            /// Converts a value of `verbs.h`; unknown ones become `Other`.
             #[inline]
             pub fn from_raw(raw: u32) -> Self {
                 $(if raw == $value as u32 { return Self::$variant; })*
@@ -218,7 +219,7 @@ pub(crate) use c_enum;
 c_enum! {
     /// The state of a queue pair.
     QpState {
-        /// Just made.
+        /// Newly created, or reset.
         Reset = abi::IBV_QPS_RESET, "RESET";
         /// RECVs may be posted.
         Init = abi::IBV_QPS_INIT, "INIT";
@@ -230,19 +231,19 @@ c_enum! {
         Sqd = abi::IBV_QPS_SQD, "SQD";
         /// Send queue error (UC, UD).
         Sqe = abi::IBV_QPS_SQE, "SQE";
-        /// Error: everything is flushed.
+        /// Error: all WRs are flushed.
         Err = abi::IBV_QPS_ERR, "ERR";
     }
 }
 
 c_enum! {
-    /// The link layer of a port: decides how peers are addressed.
+    /// The link layer of a port, which determines the addressing of peers.
     LinkLayer {
-        /// Not said; InfiniBand in old providers.
+        /// Unspecified; old providers mean InfiniBand.
         Unspecified = abi::IBV_LINK_LAYER_UNSPECIFIED, "unspecified";
-        /// Addressed by LID.
+        /// Peers are addressed by LID.
         InfiniBand = abi::IBV_LINK_LAYER_INFINIBAND, "InfiniBand";
-        /// RoCE: addressed by GID.
+        /// RoCE: peers are addressed by GID.
         Ethernet = abi::IBV_LINK_LAYER_ETHERNET, "Ethernet";
     }
 }
@@ -254,19 +255,19 @@ c_enum! {
         Nop = abi::IBV_PORT_NOP, "NOP";
         /// No link.
         Down = abi::IBV_PORT_DOWN, "DOWN";
-        /// Link, not configured.
+        /// Link up, not configured.
         Init = abi::IBV_PORT_INIT, "INIT";
-        /// Configured, not used.
+        /// Configured, not active.
         Armed = abi::IBV_PORT_ARMED, "ARMED";
-        /// In use.
+        /// Active.
         Active = abi::IBV_PORT_ACTIVE, "ACTIVE";
-        /// In use, with link trouble.
+        /// Active, with link errors.
         ActiveDefer = abi::IBV_PORT_ACTIVE_DEFER, "ACTIVE_DEFER";
     }
 }
 
 c_enum! {
-    /// Scope in which atomics are atomic.
+    /// The scope of atomicity of atomics.
     AtomicCap {
         /// There are no atomics.
         None = abi::IBV_ATOMIC_NONE, "none";
@@ -294,12 +295,12 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    /// The payload in bytes.
+    /// Returns the payload in bytes.
     pub fn bytes(self) -> u32 {
         128 << (self as u32)
     }
 
-    /// From the value of `enum ibv_mtu`; an unknown one counts as the smallest.
+    /// Converts a value of `enum ibv_mtu`; an unknown one becomes the smallest MTU.
     pub(crate) fn from_raw(raw: u32) -> Self {
         match raw {
             2 => Self::Mtu512,

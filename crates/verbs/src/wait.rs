@@ -1,9 +1,9 @@
-//! The one way to wait: for memory that a peer writes, and for descriptors.
+//! Waiting for memory that a peer writes, and for descriptors.
 //!
-//! One-sided verbs leave no completion at the target, so a program that wants to see them has to look at
-//! the memory again and again. Every such loop of the project goes through [`Waiter::idle`], so that a
-//! simulated NIC can let virtual time pass there. There a wait ends when something may have come, and counts
-//! as many misses as a core would have had.
+//! One-sided verbs leave no completion at the target, so a program must read the memory repeatedly.
+//! Every such loop of the project calls [`Waiter::idle`], so that a simulated NIC can let virtual
+//! time pass. In a simulation, a wait ends when something may have arrived, and counts as many
+//! misses as a core would have had.
 
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
@@ -18,16 +18,18 @@ thread_local! {
     static YIELDING: Cell<Yielding> = const { Cell::new(Yielding::new()) };
 }
 
-/// Spins before the first yield where others were found to want the core time and again.
+/// Spins before the first yield if other threads were often found to need the core.
 const CROWDED_SPINS: u32 = 8;
 
-/// Yields to others between two short sleeps.
+/// Yields to other threads between two short sleeps.
 const YIELDS_PER_SLEEP: u32 = 512;
 
-/// Paces a polling loop: spins at first, then yields the core now and then, then sleeps for growing times.
+/// Paces a polling loop: first spins, then sometimes yields the core, then sleeps for growing
+/// times.
 ///
-/// Earlier yields of the thread decide how often it yields. They met no other thread, or others that wait and give the
-/// core back soon, or a thread that computes for a time slice.
+/// The outcome of the thread's earlier yields determines how often it yields. A yield may have
+/// found no other thread, threads that wait and return the core soon, or a thread that computes for
+/// a whole time slice.
 ///
 /// ```
 /// let mut waiter = verbs::Waiter::new();
@@ -41,11 +43,11 @@ const YIELDS_PER_SLEEP: u32 = 512;
 #[derive(Debug, Clone)]
 pub struct Waiter {
     misses: u32,
-    /// When it was first asked to yield, or has yielded last; 0 while it spins.
+    /// The time of the first wish to yield, or of the last yield; 0 while spinning.
     waits_since_ns: u64,
-    /// Yields in a crowd.
+    /// Yields while other threads need the core.
     crowded: u32,
-    /// Spins before it may yield: `spins`, or fewer in a crowd.
+    /// Spins before a yield: `spins`, or fewer while other threads need the core.
     limit: u32,
     spins: u32,
     yields: u32,
@@ -53,7 +55,8 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    /// A waiter that spins 256 times, may yield 2,000 times, then sleeps for 50 µs growing to 10 ms.
+    /// Makes a waiter that spins 256 times, may yield 2,000 times, then sleeps for 50 µs growing to
+    /// 10 ms.
     pub const fn new() -> Self {
         Self {
             misses: 0,
@@ -66,7 +69,7 @@ impl Waiter {
         }
     }
 
-    /// A waiter that never sleeps: for loops that block on something else once they have waited long.
+    /// Makes a waiter that never sleeps, for loops that block on something else after a long wait.
     pub const fn never_sleeping() -> Self {
         Self {
             misses: 0,
@@ -79,7 +82,7 @@ impl Waiter {
         }
     }
 
-    /// The same with another number of spins before the first yield and of yields before the first sleep.
+    /// Sets the number of spins before the first yield, and of yields before the first sleep.
     pub const fn with_patience(mut self, spins: u32, yields: u32) -> Self {
         self.limit = spins;
         self.spins = spins;
@@ -87,33 +90,35 @@ impl Waiter {
         self
     }
 
-    /// The same with another longest sleep: what a first request after a long pause may have to wait.
+    /// Sets the longest sleep, which is also the longest delay of a first request after a long
+    /// pause.
     pub const fn with_sleep_max(mut self, sleep_max: Duration) -> Self {
         self.sleep_max = sleep_max;
         self
     }
 
-    /// There was something: the next wait starts with spinning again.
+    /// Reports that a poll was successful: the next wait starts with spinning again.
     #[inline]
     pub fn reset(&mut self) {
         self.misses = 0;
         self.waits_since_ns = 0;
     }
 
-    /// Number of consecutive looks that found nothing.
+    /// Returns the number of consecutive polls without success.
     #[inline]
     pub fn misses(&self) -> u32 {
         self.misses
     }
 
-    /// Whether waits cost no more than some cycles until now. A yield takes milliseconds on a busy machine: a loop that
-    /// reads the clock once in many waits while it spins reads it after each one that follows.
+    /// Returns true while waits cost only some cycles. A yield takes milliseconds on a busy
+    /// machine. Therefore a loop can read the clock rarely while spinning, but should read it after
+    /// each later wait.
     #[inline]
     pub fn is_spinning(&self) -> bool {
         simnic::is_simulated() || self.misses <= self.limit
     }
 
-    /// There was nothing: lets a little time pass, more each time.
+    /// Reports that a poll found nothing, and lets some time pass, more each time.
     #[inline]
     pub fn idle(&mut self) {
         self.misses = self.misses.saturating_add(1);
@@ -126,8 +131,9 @@ impl Waiter {
         }
     }
 
-    /// The same as [`idle`](Self::idle) for a loop that only polls one completion queue, until there is a completion or
-    /// until a time of [`now_ns`](crate::time::now_ns). A simulated NIC polls in the loop's place while there is none.
+    /// Waits as [`idle`](Self::idle) does, for a loop that polls only one completion queue until a
+    /// completion or until a time of [`now_ns`](crate::time::now_ns). A simulated NIC polls in the
+    /// loop's place meanwhile.
     #[inline]
     pub fn idle_polling(&mut self, until_ns: u64) {
         if simnic::is_simulated() {
@@ -137,7 +143,7 @@ impl Waiter {
         }
     }
 
-    /// The same for a loop that looks at the region with this R_Key.
+    /// Waits as [`idle`](Self::idle) does, for a loop that reads the region with this R_Key.
     #[inline]
     pub(crate) fn idle_looking(&mut self, rkey: u32) {
         if simnic::is_simulated() {
@@ -154,8 +160,8 @@ impl Waiter {
         self.misses = simnic::idle_looking(self.misses, memory);
     }
 
-    /// The sleep that the next [`idle`](Self::idle) takes; zero while it spins or yields. For a loop that
-    /// would rather block on a file descriptor for that long.
+    /// Returns the sleep of the next [`idle`](Self::idle); zero while it spins or yields. For a
+    /// loop that prefers to block on a file descriptor for that long.
     pub fn next_sleep(&self) -> Duration {
         // Virtual time costs no core.
         if simnic::is_simulated() {
@@ -169,17 +175,18 @@ impl Waiter {
         (Duration::from_micros(50) * (1 << doublings)).min(self.sleep_max)
     }
 
-    /// Counts a wait that the caller spent blocked elsewhere.
+    /// Counts a wait in which the caller blocked elsewhere.
     pub fn slept(&mut self) {
         self.misses = self.misses.saturating_add(1);
     }
 
-    /// Yields the core if it is time to; else lets as long pass as a yield to nobody takes.
+    /// Yields the core if due; otherwise spins for as long as a yield without other threads takes.
     ///
-    /// Threads that poll and yield are always "cache-hot" to the Linux scheduler. Two that wait for each other on one
-    /// core stay there together though other cores are idle. They run at a tenth of the speed (3 instead of 12 million
-    /// requests a second). A thread that sleeps, however shortly, is placed on an idle core when it wakes. So a thread
-    /// that finds its core shared sleeps now and then.
+    /// The Linux scheduler considers threads that poll and yield as always "cache-hot". Two that
+    /// wait for each other on one core stay there together although other cores are idle. They run
+    /// at 3 instead of 12 million requests a second. A thread that sleeps,
+    /// however shortly, is placed on an idle core when it wakes. Therefore a thread that finds its
+    /// core shared sleeps sometimes.
     fn yield_in_time(&mut self) {
         let now = now_ns();
         let mut yielding = YIELDING.get();
@@ -224,7 +231,7 @@ impl Default for Waiter {
     }
 }
 
-/// Calls `ready` until it gives a value or `timeout` has passed.
+/// Calls `ready` until it returns a value or `timeout` has passed.
 ///
 /// ```
 /// use std::time::Duration;
@@ -238,7 +245,7 @@ pub fn poll_until<T>(timeout: Duration, mut ready: impl FnMut() -> Option<T>) ->
         if let Some(value) = ready() {
             return Some(value);
         }
-        // The clock is read only once the spinning has not helped.
+        // Read the clock only after spinning without success.
         if waiter.misses() >= waiter.spins {
             let now = now();
             let end = *deadline.get_or_insert_with(|| now.checked_add(timeout));
@@ -250,12 +257,12 @@ pub fn poll_until<T>(timeout: Duration, mut ready: impl FnMut() -> Option<T>) ->
     }
 }
 
-/// Waits until a descriptor can be read; false after the timeout.
+/// Waits until a descriptor is readable; returns false after the timeout.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>, timeout: Duration) -> bool {
     use rustix::event::{PollFd, PollFlags, poll};
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     let timeout = rustix::event::Timespec::try_from(timeout).ok();
-    // An interruption by a signal counts as nothing readable: callers poll again.
+    // An interruption by a signal counts as not readable; callers poll again.
     poll(&mut fds, timeout.as_ref()).is_ok_and(|n| n > 0)
 }
 
@@ -300,7 +307,7 @@ mod tests {
         while w.limit == 256 && YIELDING.get() == crowded {
             w.idle();
         }
-        // Whom the one yield met decides whether the spin is as short as before or twice as long.
+        // The experience of the one yield decides whether spinning is short or as long as before.
         assert_eq!(w.limit == CROWDED_SPINS, YIELDING.get().is_crowded());
     }
 }

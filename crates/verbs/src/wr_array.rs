@@ -1,4 +1,4 @@
-//! The arrays that work requests lie in, and how a part of one is posted.
+//! The arrays that contain work requests, and functions for posting a part of one.
 
 #![allow(unsafe_code)]
 
@@ -6,8 +6,8 @@ use std::ops::{Bound, RangeBounds};
 
 use crate::error::PostError;
 
-/// A heap array that is reached by pointers only, so that the NIC's pointers into it stay good while the
-/// owner moves.
+/// A heap array that is accessed only through pointers, so that the NIC's pointers into it stay
+/// valid when the owner moves.
 pub(crate) struct Array<T> {
     pub(crate) ptr: *mut T,
     pub(crate) len: usize,
@@ -22,16 +22,20 @@ impl<T> Array<T> {
         }
     }
 
+    /// Returns an element.
+    ///
     /// # Safety
     /// `i < len`, and nothing else borrows the element.
     #[inline]
     #[expect(clippy::mut_from_ref, reason = "the callers hold the list exclusively")]
     pub(crate) unsafe fn at(&self, i: usize) -> &mut T {
         debug_assert!(i < self.len);
-        // SAFETY: the caller's promise; allocated in `new`, freed in `drop`.
+        // SAFETY: the caller's guarantee; allocated in `new`, freed in `drop`.
         unsafe { &mut *self.ptr.add(i) }
     }
 
+    /// Returns the elements of a range.
+    ///
     /// # Safety
     /// `start + len` is at most the array's length, and nothing else borrows the elements.
     #[inline]
@@ -45,13 +49,14 @@ impl<T> Array<T> {
 
 impl<T> Drop for Array<T> {
     fn drop(&mut self) {
-        // SAFETY: from Box::into_raw of a boxed slice of this length; the NIC has no pointer into it after
-        // ibv_post_send has returned (the WRs are copied into its queue: ibv_post_send(3)).
+        // SAFETY: from Box::into_raw of a boxed slice of this length. After ibv_post_send has
+        // returned, the NIC has no pointer into it (the WRs are copied into its queue:
+        // ibv_post_send(3)).
         drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.ptr, self.len)) });
     }
 }
 
-/// The bounds of a range over a list of `len`, clipped to it.
+/// Returns the bounds of a range, clipped to a list of length `len`.
 #[inline]
 pub(crate) fn bounds(range: &impl RangeBounds<usize>, len: usize) -> (usize, usize) {
     let start = match range.start_bound() {
@@ -71,7 +76,7 @@ pub(crate) fn bounds(range: &impl RangeBounds<usize>, len: usize) -> (usize, usi
     (start, stop)
 }
 
-/// The error of a refused post; `bad` is the address that the provider gave, which may be anything.
+/// Returns the error of a refused post; `bad` is the address from the provider, which may be wrong.
 #[cold]
 pub(crate) fn failed(
     verb: &'static str,

@@ -1,4 +1,4 @@
-//! Capabilities of devices that lack some, and queue pairs on devices without inline payload.
+//! Tests devices that lack capabilities, and queue pairs on devices without inline payload.
 
 mod limited;
 
@@ -56,7 +56,7 @@ fn atomics_are_what_the_device_says_they_are() {
 fn what_stands_on_rc_falls_with_it() {
     let context = open(limited::only_datagrams());
     let all_but = [Capability::Ud, Capability::Immediates];
-    // The last four are found out by no question to a device.
+    // No probe determines the last four.
     let expected: Vec<_> = Capability::ALL[..8]
         .iter()
         .copied()

@@ -1,7 +1,7 @@
-//! Completion events between processes: none is lost, none is given without a completion.
+//! Completion events between processes: no event is lost, and none occurs without a completion.
 //!
-//! The senders are this program again. They send bursts with pauses by chance, so that messages meet the receiver while
-//! it arms, polls, goes to sleep and wakes.
+//! The senders are child processes of this program. They send bursts with random pauses, so that
+//! messages arrive while the receiver arms, polls, falls asleep or wakes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
@@ -17,19 +17,19 @@ use verbs::{
     QpEndpoint, QueuePair, Rc, RecvList, WcBuffer, poll_until,
 };
 
-/// Set in a process that sends: its kind.
+/// Environment variable that makes a process a sender, and names its kind.
 const ROLE: &str = "VERBATIM_TEST_SENDER";
 
-/// Messages that the receiver has room for, of each sender.
+/// The receiver's capacity for messages of each sender.
 const ROOM: usize = 32;
 
-/// Messages of each sender.
+/// The number of messages of each sender.
 const MESSAGES: u64 = 20_000;
 
-/// Longer than anything takes that works.
+/// Longer than any working step takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Ends the test when nothing has been counted for [`PATIENCE`].
+/// A watchdog that ends the test if the count has not changed for [`PATIENCE`].
 struct Watchdog {
     over: Arc<AtomicBool>,
 }
@@ -67,7 +67,7 @@ fn open() -> Context {
     device.open().expect("it opens")
 }
 
-/// Numbers that look random.
+/// A pseudo-random number generator.
 struct Chance(u64);
 
 impl Chance {
@@ -79,7 +79,7 @@ impl Chance {
     }
 }
 
-/// A process that sends to one of ours.
+/// A process that sends to a receiver in this process.
 struct Sender {
     child: Child,
     input: ChildStdin,
@@ -104,7 +104,7 @@ impl Sender {
         }
     }
 
-    /// Its endpoint, between what the test harness prints.
+    /// Returns the sender's endpoint, found among the output of the test harness.
     fn endpoint(&mut self) -> QpEndpoint {
         for line in self.output.by_ref().lines() {
             if let Some(endpoint) = line.expect("text").strip_prefix("endpoint ") {
@@ -127,7 +127,7 @@ impl Drop for Sender {
     }
 }
 
-/// The other process; nothing in this one.
+/// Runs the sender in a child process; does nothing in the test process itself.
 #[test]
 fn sender() {
     let Ok(kind) = std::env::var(ROLE) else {
@@ -143,7 +143,7 @@ fn sender() {
         credits.recv(memory.slice(..8).expect("in range"), 0);
     }
     qp.post_recv(&mut credits).expect("posted");
-    // On a line of its own, whatever the harness has printed.
+    // Print on a separate line, after the harness's output.
     let endpoint = serde_json::to_string(&qp.endpoint()).expect("JSON");
     println!("\nendpoint {endpoint}");
     let mut line = String::new();
@@ -171,7 +171,7 @@ fn sender() {
             sent += 1;
         }
         if kind == "killed" && sent > MESSAGES / 2 {
-            // In the middle of something, as far as anybody can tell.
+            // Abort at an arbitrary point.
             std::process::abort();
         }
         match chance.below(8) {
@@ -233,7 +233,7 @@ impl Receiver {
         }
     }
 
-    /// Takes what has come and answers it; how many.
+    /// Polls all messages and answers them; returns their number.
     fn take(&mut self) -> u64 {
         let mut wcs = WcBuffer::<8>::new();
         let mut taken = 0;
@@ -258,7 +258,7 @@ impl Receiver {
         taken
     }
 
-    /// Takes all that has come, arms the queue and takes what has come meanwhile, as every program that sleeps does.
+    /// Polls all messages, arms the queue and polls again, as every program that sleeps does.
     fn settle(&mut self) -> u64 {
         let mut taken = 0;
         self.cq.req_notify(false).expect("armed");
@@ -271,7 +271,7 @@ impl Receiver {
     }
 }
 
-/// Whether an event comes in time.
+/// Returns true if an event arrives in time.
 fn is_readable(channel: &CompletionChannel, patience: Duration) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(channel.as_fd(), PollFlags::IN)];
     let patience = Timespec {
@@ -281,7 +281,8 @@ fn is_readable(channel: &CompletionChannel, patience: Duration) -> bool {
     poll(&mut fds, Some(&patience)).expect("polled") > 0
 }
 
-/// One thread, two queues on one channel, a descriptor that does not block: when it is readable there is an event.
+/// One thread, two queues on one channel, and a non-blocking descriptor: while it is readable, an
+/// event is pending.
 #[test]
 fn a_readable_channel_has_an_event_and_none_is_lost() {
     let context = open();
@@ -311,7 +312,7 @@ fn a_readable_channel_has_an_event_and_none_is_lost() {
     }
 }
 
-/// Three threads that block in `ibv_get_cq_event` for the events of one queue.
+/// Three threads block in `ibv_get_cq_event` for events of one queue.
 #[test]
 fn threads_that_wait_for_one_channel_lose_no_event() {
     let context = open();
@@ -326,7 +327,7 @@ fn threads_that_wait_for_one_channel_lose_no_event() {
     counted.fetch_add(first, Ordering::Relaxed);
     for _ in 0..3 {
         let (state, counted) = (Arc::clone(&state), Arc::clone(&counted));
-        // Those that are not needed any more wait until the program ends.
+        // Threads that are no longer needed wait until the program ends.
         std::thread::spawn(move || {
             while state.0.wait().is_ok() {
                 let taken = state.1.lock().expect("free").settle();
@@ -339,7 +340,8 @@ fn threads_that_wait_for_one_channel_lose_no_event() {
     }
 }
 
-/// A sender dies at some instruction, and others go on: their events come, and that of the dead one's end.
+/// A sender dies at an arbitrary instruction. The others continue: their events arrive, and the
+/// event of the sender's death.
 #[test]
 fn the_death_of_a_sender_takes_no_event_along() {
     for _ in 0..10 {

@@ -1,11 +1,11 @@
-//! The examples, run as their comments say: two processes, or one.
+//! Runs the examples as their comments say, with one or two processes.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Once;
 
-/// Builds the examples beside the tests, unless `VERBATIM_BUILT` says that they are.
+/// Builds the examples beside the tests, unless `VERBATIM_BUILT` says that they are built.
 fn build(profile: &Path) {
     static BUILD: Once = Once::new();
     BUILD.call_once(|| {
@@ -30,7 +30,7 @@ fn build(profile: &Path) {
     });
 }
 
-/// An example's program.
+/// Returns the command of an example.
 fn example(name: &str) -> Command {
     let tests = std::env::current_exe().expect("this program's file");
     let built = tests.ancestors().nth(2).expect("the folder of the build");
@@ -48,7 +48,8 @@ fn text(out: &Output) -> String {
     printed
 }
 
-/// Runs a server and its client. Comes to the output of each, without the line of the server's address.
+/// Runs a server and its client; returns the output of each, without the line with the server's
+/// address.
 #[track_caller]
 fn pair(name: &str) -> (String, String) {
     let mut server: Child = example(name).spawn().expect("the server starts");

@@ -1,4 +1,4 @@
-//! Two processes that find each other by TCP, and polling: for all examples.
+//! Functions that the examples share: rendezvous of two processes by TCP, and polling.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -10,14 +10,15 @@ use verbs::{CompletionQueue, WcBuffer, poll_until};
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// How long a peer or a completion may take.
+/// The time limit for a peer or a completion.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The TCP connection by which two processes tell each other about their queue pairs.
+/// The TCP connection by which two processes exchange the data of their queue pairs.
 pub(crate) struct Peer(BufReader<TcpStream>);
 
 impl Peer {
-    /// With an address, the client: it connects there. Without, the server: it prints its address and waits for one client.
+    /// With an address, connects to the server there. Without one, is the server: prints its
+    /// address and waits for a client.
     pub(crate) fn find(server: Option<&str>) -> Result<Self> {
         let stream = match server {
             Some(address) => TcpStream::connect(address)?,
@@ -31,7 +32,7 @@ impl Peer {
         Ok(Self(BufReader::new(stream)))
     }
 
-    /// Sends a value, and takes the one that the peer sends.
+    /// Sends a value, and returns the value that the peer sends.
     pub(crate) fn exchange<T: Serialize + DeserializeOwned>(&mut self, own: &T) -> Result<T> {
         let mut line = serde_json::to_string(own)?;
         line.push('\n');
@@ -42,7 +43,7 @@ impl Peer {
     }
 }
 
-/// Polls until one work request completes. Comes to its `wr_id`.
+/// Polls until one work request completes; returns its `wr_id`.
 pub(crate) fn completion(cq: &CompletionQueue) -> Result<u64> {
     let mut buffer = WcBuffer::<1>::new();
     let found = poll_until(PATIENCE, || match cq.poll(&mut buffer) {

@@ -1,4 +1,4 @@
-//! Asking a device, by what it says of itself and by small objects.
+//! Determines the capabilities of a device from its attributes and by creating small objects.
 
 use super::kinds::{Capabilities, Capability, InlineBytes, Lack};
 use super::known;
@@ -12,8 +12,9 @@ use crate::transport::{Rc, Transport, Uc, Ud};
 use crate::types::AtomicCap;
 
 impl Context {
-    /// The capabilities of the device. They are determined once, by creating and destroying small objects: some dozens
-    /// of queue pairs, most of which the driver refuses at once. Later calls return the same result.
+    /// Returns the capabilities of the device. The first call determines them by creating and
+    /// destroying small objects: some dozens of queue pairs, most of which the driver refuses at
+    /// once. Later calls return the same result.
     ///
     /// ```
     /// use verbs::{Capability, Provider};
@@ -25,7 +26,7 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// A verb failed for a reason that says nothing about the device, such as want of memory.
+    /// A verb failed for a reason unrelated to the device's capabilities, such as lack of memory.
     pub fn capabilities(&self) -> Result<&Capabilities, VerbError> {
         if let Some(known) = self.inner.capabilities.get() {
             return Ok(known);
@@ -34,15 +35,15 @@ impl Context {
         Ok(self.inner.capabilities.get_or_init(|| found))
     }
 
-    /// The kernel's driver behind the device.
+    /// Returns the name of the device's kernel driver.
     fn driver(&self, attr: &DeviceAttr) -> Option<String> {
         if let Some(link) = self.sysfs_path("device/driver")
             && let Ok(driver) = std::fs::read_link(link)
         {
             return Some(driver.file_name()?.to_string_lossy().into_owned());
         }
-        // Soft-RoCE has no device under it; it is the driver that names its network device in `parent`, and
-        // its vendor ID is one that nobody has (RXE_VENDOR_ID in the kernel's rxe_param.h).
+        // Soft-RoCE has no device below it. Only this driver names its network device in `parent`,
+        // and its vendor ID belongs to no vendor (RXE_VENDOR_ID in the kernel's rxe_param.h).
         (attr.vendor_id == 0xff_ffff && self.sysfs("parent").is_some())
             .then(|| "rdma_rxe".to_owned())
     }
@@ -75,7 +76,7 @@ fn find_out(context: &Context) -> Result<Capabilities, VerbError> {
     })
 }
 
-/// The device's attributes, and its answers to probes.
+/// The device's attributes, and the results of probes.
 struct Answers {
     attr: DeviceAttr,
     transport_type: TransportType,
@@ -121,7 +122,7 @@ impl Answers {
     }
 }
 
-/// Why there is no such transport, or how much payload it takes inline.
+/// Returns the reason why the device lacks the transport, if any, and the largest inline payload.
 fn transport<T: Transport>(
     pd: &ProtectionDomain,
     cq: &CompletionQueue,
@@ -134,10 +135,10 @@ fn transport<T: Transport>(
     Ok((None, most))
 }
 
-/// The most inline payload that `ask` grants, where 0 bytes were granted as `granted`; `ask` says what a
-/// request for so many bytes comes to.
+/// Returns the largest inline payload, by binary search. `granted` was granted for a request of 0
+/// bytes; `ask` returns the payload granted for a request, or `None` for a refusal.
 fn most_inline(granted: u32, ask: impl Fn(u32) -> Option<u32>) -> u32 {
-    /// No NIC has work queue entries that hold more.
+    /// No NIC has work queue entries with more inline payload.
     const MOST: u32 = 4096;
     let (mut has, mut lacks) = (granted.min(MOST), MOST + 1);
     while has + 1 < lacks {
@@ -150,14 +151,15 @@ fn most_inline(granted: u32, ask: impl Fn(u32) -> Option<u32>) -> u32 {
     has
 }
 
-/// Whether completions can be waited for.
+/// Checks that the device supports completion events.
 fn events(context: &Context) -> Result<(), VerbError> {
     let channel = context.create_comp_channel()?;
     let cq = context.create_cq_with_channel(1, &channel)?;
     cq.req_notify(false)
 }
 
-/// The reason of a refusal that is the device's; an error if the refusal has another reason.
+/// Returns the reason of a refusal by the device; returns an error if the refusal has another
+/// reason.
 fn refusal(result: Result<(), VerbError>) -> Result<Option<String>, VerbError> {
     const SHORTAGES: [i32; 8] = [
         libc::ENOMEM,
@@ -186,14 +188,15 @@ mod tests {
         for limit in [0, 1, 28, 60, 220, 828, 4095, 4096, 5000] {
             let exactly = |bytes| (bytes <= limit).then_some(bytes);
             assert_eq!(most_inline(0, exactly), limit.min(4096), "{limit} exactly");
-            // As mlx5 does: what the WQE has room for anyway.
+            // As mlx5 does: grant all that fits into the WQE.
             let rounded = |bytes: u32| (bytes <= limit).then_some(bytes.max(limit & !15));
             assert_eq!(
                 most_inline(limit & !15, rounded),
                 limit.min(4096),
                 "{limit}"
             );
-            // Against ibv_create_qp(3), but seen: less than was asked for, without an error.
+            // Contrary to ibv_create_qp(3), but observed: less than requested is granted, without
+            // an error.
             let less = |bytes: u32| Some(bytes.min(limit));
             assert_eq!(most_inline(0, less), limit.min(4096), "{limit} silently");
         }
@@ -220,7 +223,7 @@ mod tests {
         assert_eq!((found.provider, found.driver.as_deref()), ("softnic", None));
         let InlineBytes { rc, uc, ud } = found.inline_bytes;
         assert!(rc > 0 && rc == uc && uc == ud);
-        // What it says is what it takes, to the byte.
+        // The reported size is exact to the byte.
         let (pd, cq) = (
             context.alloc_pd().expect("a PD"),
             context.create_cq(1).expect("a CQ"),

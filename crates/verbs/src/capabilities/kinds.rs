@@ -1,10 +1,10 @@
-//! Capabilities of a device, and the ones that it lacks.
+//! Capabilities of a device, and those that it lacks.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// Something that a system may need and not every device has.
+/// A capability that a system may need and that some devices lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -19,26 +19,27 @@ pub enum Capability {
     RdmaRead,
     /// Fetch-and-add and compare-and-swap on remote words.
     Atomics,
-    /// 32 bits beside the payload of a SEND or RDMA WRITE.
+    /// Immediates: 32 bits beside the payload of a SEND or RDMA WRITE.
     Immediates,
     /// Receive queues that several queue pairs share.
     SharedReceiveQueues,
-    /// Sleeping until a completion comes, by a completion channel.
+    /// Completion channels, on which a thread can sleep until a completion.
     CompletionEvents,
-    /// Each failure has the status that is specified for it. Had, unless the driver is known to lack it.
+    /// Each failure has its specified status. Assumed, unless the driver is known to lack it.
     ErrorStatuses,
-    /// An async event when a queue pair goes to ERR for what its peer asked. Had, unless the driver is known
-    /// to lack it.
+    /// An async event when a queue pair goes to ERR because of a request of its peer. Assumed,
+    /// unless the driver is known to lack it.
     ErrorEvents,
-    /// SQE: a failed SEND or WRITE of UC and UD stops the send queue, and receiving goes on. Had, unless the
-    /// driver is known to lack it.
+    /// SQE: a failed SEND or WRITE of UC and UD stops the send queue, and receiving continues.
+    /// Assumed, unless the driver is known to lack it.
     SendQueueErrors,
-    /// SQD: the send queue can be held and resumed. Had, unless the driver is known to lack it.
+    /// SQD: the send queue can be drained and resumed. Assumed, unless the driver is known to lack
+    /// it.
     SendQueueDrain,
 }
 
 impl Capability {
-    /// All of them.
+    /// All capabilities.
     pub const ALL: [Self; 12] = [
         Self::Rc,
         Self::Uc,
@@ -54,7 +55,7 @@ impl Capability {
         Self::SendQueueDrain,
     ];
 
-    /// Name of the capability, as the specification has it.
+    /// Returns the name of the capability, as in the specification.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rc => "RC",
@@ -79,59 +80,60 @@ impl fmt::Display for Capability {
     }
 }
 
-/// A capability that a device does not have, and why.
+/// A capability that a device lacks, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Lack {
     /// The capability that the device lacks.
     pub capability: Capability,
-    /// The question to the device and its answer, in words.
+    /// The probe or query and its result, in words.
     pub why: String,
 }
 
-/// Inline payload of a queue pair with one SGE and a short send queue, in bytes; 0 where there is no such
-/// transport. Longer queues and SGE lists may leave less.
+/// Inline payload of a queue pair with one SGE and a short send queue, in bytes; 0 if the transport
+/// is missing. Longer queues and SGE lists may leave less.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct InlineBytes {
-    /// On RC.
+    /// Inline payload of RC.
     pub rc: u32,
-    /// On UC.
+    /// Inline payload of UC.
     pub uc: u32,
-    /// On UD.
+    /// Inline payload of UD.
     pub ud: u32,
 }
 
 /// Capabilities of an open device: [`Context::capabilities`](crate::Context::capabilities).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Capabilities {
-    /// The provider.
+    /// The name of the provider.
     pub provider: &'static str,
-    /// The device.
+    /// The name of the device.
     pub device: String,
-    /// The kernel's driver (`mlx5_core`, `rdma_rxe`), where sysfs tells it; none for the software NIC.
+    /// The kernel's driver (`mlx5_core`, `rdma_rxe`), if sysfs names it; `None` for the software
+    /// NIC.
     pub driver: Option<String>,
     /// Capabilities that the device lacks.
     pub lacks: Vec<Lack>,
     /// Largest inline payload of a work request.
     pub inline_bytes: InlineBytes,
-    /// READs and atomics outstanding that a queue pair may have as requester.
+    /// READs and atomics that a queue pair can have outstanding as requester.
     pub max_rd_atomic: u32,
-    /// The same as responder.
+    /// READs and atomics that a queue pair can have outstanding as responder.
     pub max_dest_rd_atomic: u32,
 }
 
 impl Capabilities {
-    /// Whether the device has a capability.
+    /// Returns true if the device has a capability.
     pub fn has(&self, capability: Capability) -> bool {
         self.why_not(capability).is_none()
     }
 
-    /// Why it does not have that; `None` if it has.
+    /// Returns the reason why the device lacks a capability; `None` if the device has it.
     pub fn why_not(&self, capability: Capability) -> Option<&str> {
         let lack = self.lacks.iter().find(|lack| lack.capability == capability);
         lack.map(|lack| lack.why.as_str())
     }
 
-    /// Those of `needs` that it does not have.
+    /// Returns the capabilities in `needs` that the device lacks.
     pub fn lacks_of(&self, needs: &[Capability]) -> Vec<Lack> {
         let needed = |lack: &&Lack| needs.contains(&lack.capability);
         self.lacks.iter().filter(needed).cloned().collect()

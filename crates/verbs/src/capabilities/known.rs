@@ -1,12 +1,12 @@
-//! Drivers that are known to do something otherwise than specified, where asking the device does not show it.
+//! Drivers with known deviations from the specification that queries and probes do not show.
 
 use super::kinds::{Capability, Lack};
 
-/// What a driver lacks.
+/// A capability that a driver is known to lack.
 struct Known {
     driver: &'static str,
     capability: Capability,
-    /// What it does instead.
+    /// The driver's behaviour instead.
     what: &'static str,
     /// The test of `verbs-conformance` that shows it.
     shown_by: &'static str,
@@ -48,7 +48,7 @@ const KNOWN: [Known; 4] = [
     },
 ];
 
-/// Capabilities that a driver is known to lack.
+/// Returns the capabilities that a driver is known to lack.
 pub(super) fn lacks(driver: Option<&str>) -> Vec<Lack> {
     KNOWN
         .iter()

@@ -1,4 +1,4 @@
-//! Devices that lack something: the software NIC behind tables of which some functions refuse.
+//! Devices that lack capabilities: the software NIC behind tables in which some functions refuse.
 
 #![allow(
     dead_code,
@@ -18,7 +18,7 @@ fn softnic() -> &'static Symbols {
     raw::symbols(&Provider::softnic())
 }
 
-/// The software NIC, changed by `change`; `made` keeps the table.
+/// Returns the software NIC, changed by `change`; `made` keeps the table.
 fn provider(
     name: &'static str,
     made: &'static OnceLock<Symbols>,
@@ -34,18 +34,18 @@ fn provider(
 }
 
 fn refuse<T>(errno: c_int) -> *mut T {
-    // SAFETY: the address of this thread's errno.
+    // SAFETY: the pointer is to this thread's errno.
     unsafe { *libc::__errno_location() = errno };
     null_mut()
 }
 
-/// No UC, as `irdma` and `bnxt_re`.
+/// A device without UC, like those of `irdma` and `bnxt_re`.
 pub fn without_uc() -> Provider {
     unsafe extern "C" fn create_qp(
         pd: *mut abi::ibv_pd,
         init: *mut abi::ibv_qp_init_attr,
     ) -> *mut abi::ibv_qp {
-        // SAFETY: the caller keeps the rules of ibv_create_qp(3).
+        // SAFETY: the caller obeys the rules of ibv_create_qp(3).
         unsafe {
             if (*init).qp_type == abi::IBV_QPT_UC {
                 return refuse(libc::EOPNOTSUPP);
@@ -57,16 +57,16 @@ pub fn without_uc() -> Provider {
     provider("without-uc", &MADE, |s| s.ibv_create_qp = create_qp)
 }
 
-/// No inline payload: a queue pair that asks for some is refused.
+/// A device without inline payload, which refuses queue pairs that request some.
 pub fn without_inline() -> Provider {
     unsafe extern "C" fn create_qp(
         pd: *mut abi::ibv_pd,
         init: *mut abi::ibv_qp_init_attr,
     ) -> *mut abi::ibv_qp {
-        // SAFETY: the caller keeps the rules of ibv_create_qp(3).
+        // SAFETY: the caller obeys the rules of ibv_create_qp(3).
         unsafe {
             if (*init).cap.max_inline_data > 0 {
-                // What a driver leaves here after a refusal is its affair.
+                // After a refusal, the content is unspecified.
                 (*init).cap.max_send_wr = u32::MAX;
                 return refuse(libc::EINVAL);
             }
@@ -79,13 +79,13 @@ pub fn without_inline() -> Provider {
     provider("without-inline", &MADE, |s| s.ibv_create_qp = create_qp)
 }
 
-/// Takes eight bytes inline, and says so instead of refusing more.
+/// A device that grants eight bytes of inline payload instead of refusing more.
 pub fn grants_8_inline() -> Provider {
     unsafe extern "C" fn create_qp(
         pd: *mut abi::ibv_pd,
         init: *mut abi::ibv_qp_init_attr,
     ) -> *mut abi::ibv_qp {
-        // SAFETY: the caller keeps the rules of ibv_create_qp(3).
+        // SAFETY: the caller obeys the rules of ibv_create_qp(3).
         unsafe {
             let qp = (softnic().ibv_create_qp)(pd, init);
             (*init).cap.max_inline_data = (*init).cap.max_inline_data.min(8);
@@ -96,13 +96,13 @@ pub fn grants_8_inline() -> Provider {
     provider("grants-8-inline", &MADE, |s| s.ibv_create_qp = create_qp)
 }
 
-/// No atomics.
+/// A device without atomics.
 pub fn without_atomics() -> Provider {
     unsafe extern "C" fn query_device(
         context: *mut abi::ibv_context,
         attr: *mut abi::ibv_device_attr,
     ) -> c_int {
-        // SAFETY: the caller keeps the rules of ibv_query_device(3).
+        // SAFETY: the caller obeys the rules of ibv_query_device(3).
         unsafe {
             let ret = (softnic().ibv_query_device)(context, attr);
             (*attr).atomic_cap = abi::IBV_ATOMIC_NONE;
@@ -115,13 +115,13 @@ pub fn without_atomics() -> Provider {
     })
 }
 
-/// Nothing but UD without events, as EFA once was.
+/// A device that has only UD without events, as EFA once had.
 pub fn only_datagrams() -> Provider {
     unsafe extern "C" fn create_qp(
         pd: *mut abi::ibv_pd,
         init: *mut abi::ibv_qp_init_attr,
     ) -> *mut abi::ibv_qp {
-        // SAFETY: the caller keeps the rules of ibv_create_qp(3).
+        // SAFETY: the caller obeys the rules of ibv_create_qp(3).
         unsafe {
             if (*init).qp_type != abi::IBV_QPT_UD {
                 return refuse(libc::EOPNOTSUPP);
@@ -133,7 +133,7 @@ pub fn only_datagrams() -> Provider {
         context: *mut abi::ibv_context,
         attr: *mut abi::ibv_device_attr,
     ) -> c_int {
-        // SAFETY: the caller keeps the rules of ibv_query_device(3).
+        // SAFETY: the caller obeys the rules of ibv_query_device(3).
         unsafe {
             let ret = (softnic().ibv_query_device)(context, attr);
             ((*attr).max_qp_rd_atom, (*attr).max_srq) = (0, 0);
@@ -153,7 +153,7 @@ pub fn only_datagrams() -> Provider {
     })
 }
 
-/// Out of memory whenever a queue pair is created.
+/// A device that runs out of memory whenever a queue pair is created.
 pub fn out_of_memory() -> Provider {
     unsafe extern "C" fn create_qp(
         _: *mut abi::ibv_pd,
