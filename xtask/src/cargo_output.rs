@@ -10,7 +10,7 @@ use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
 
-/// How many tests passed, failed and were ignored.
+/// The numbers of tests that passed, failed and were skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counts {
     pub(crate) passed: u64,

@@ -1,11 +1,11 @@
 //! The steps of `cargo xtask test` and `cargo xtask check`.
 
-/// How a step is judged.
+/// The criterion by which a step passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// By its exit status, as one check.
+    /// The exit status; the step counts as one check.
     Lint,
-    /// By the tests that ran; without any test the step fails.
+    /// The tests that ran; the step fails without any test.
     Tests,
 }
 

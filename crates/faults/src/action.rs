@@ -46,9 +46,9 @@ pub enum PacketAction {
 /// Two addresses between which no packet passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partition {
-    /// One end.
+    /// The first address.
     pub one: IpAddr,
-    /// The other end.
+    /// The second address.
     pub other: IpAddr,
 }
 

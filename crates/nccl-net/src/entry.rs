@@ -1,8 +1,7 @@
 //! The functions of the plugin, which NCCL calls.
 //!
-//! Pointers are checked for NULL. Beyond that the functions rely on NCCL's documentation: a comm,
-//! mhandle or request was made by this plugin and is still live, and arrays have the lengths that
-//! are passed with them.
+//! Pointers are checked for NULL. Beyond that the functions rely on NCCL's documentation. A comm, mhandle or request
+//! was made by this plugin and is still live. Arrays have the lengths that are passed with them.
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -209,7 +209,7 @@ mod tests {
             super::stream(&bytes);
         }
 
-        /// As above, with mostly valid messages.
+        /// A peer that sends mostly valid messages before a violation does no harm.
         #[test]
         fn a_good_peer_that_goes_wrong_is_endured(
             len in any::<u8>(),

@@ -89,7 +89,7 @@ pub(crate) struct Queue {
     posted: u32,
     signaled: u32,
     completed: u32,
-    /// The same counters in bytes of the staging memory, which is a ring.
+    /// Counters of the staging ring in bytes, in the same order: written, covered by a signaled WR, and free again.
     staged: u32,
     staged_signaled: u32,
     staged_free: u32,

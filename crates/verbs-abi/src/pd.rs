@@ -27,7 +27,7 @@ c_types! {
         handle: u32,
     }
 
-    /// How a thread domain is created: `ibv_alloc_td(3)`.
+    /// Attributes for the creation of a thread domain: `ibv_alloc_td(3)`.
     #[derive(Clone, Copy, Debug)]
     struct ibv_td_init_attr {
         comp_mask: u32,

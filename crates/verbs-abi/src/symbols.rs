@@ -4,9 +4,9 @@
 ///
 /// The macro receives
 /// `$( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*` with
-/// absolute paths to all types. From the list, a loader makes a `dlsym` call for each entry, a
-/// static provider a table of its own functions, and a layer over another provider a wrapper for
-/// each.
+/// absolute paths to all types. From the list, a loader makes a `dlsym` call for each entry, and a
+/// static provider a table of its own functions. A layer over another provider makes a wrapper for
+/// each entry.
 ///
 /// ```
 /// macro_rules! names {

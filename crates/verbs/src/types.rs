@@ -162,7 +162,7 @@ impl Access {
     pub const REMOTE_READ: Self = Self(1 << 2);
     /// Peers may use atomics on the memory. Needs [`LOCAL_WRITE`](Self::LOCAL_WRITE).
     pub const REMOTE_ATOMIC: Self = Self(1 << 3);
-    /// All rights above.
+    /// All access rights.
     pub const ALL: Self = Self(0b1111);
 
     /// Returns the `IBV_ACCESS_*` bits.
@@ -269,7 +269,7 @@ c_enum! {
 c_enum! {
     /// The scope of atomicity of atomics.
     AtomicCap {
-        /// There are no atomics.
+        /// The device has no atomics.
         None = abi::IBV_ATOMIC_NONE, "none";
         /// Among the queue pairs of one device; CPU atomics on the same word are not covered.
         Hca = abi::IBV_ATOMIC_HCA, "HCA";

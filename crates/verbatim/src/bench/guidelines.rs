@@ -80,11 +80,11 @@ struct Tried {
     advised_though_kept: bool,
     /// The model's prediction for the NIC: how much faster the keeping program is.
     predicted_gain: Option<f64>,
-    /// The same gain, measured on the simulated NIC.
+    /// The gain measured on the simulated NIC.
     simulated_gain: Option<f64>,
     /// The reason why the programs were not simulated.
     not_simulated: Option<&'static str>,
-    /// The same gain, measured on the software NIC: median, minimum and maximum of the rounds.
+    /// The gain measured on the software NIC: median, minimum and maximum of the rounds.
     measured_gain: Spread,
     /// True if the software NIC gains in no round although the NIC does: the software NIC has other
     /// bottlenecks.

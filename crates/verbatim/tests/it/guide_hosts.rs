@@ -5,9 +5,9 @@
 //! begins with `server$`, starts a server, and the next line waits until the server listens. All
 //! commands must succeed.
 //!
-//! The expected lines must appear in the output in this order. In an expected line, a decimal or
-//! hexadecimal number stands for any number of its kind, and `…` for the rest of a line, or for
-//! lines. tshark's packet number, before the time, is not compared.
+//! The expected lines must appear in the output in this order. In an expected line, a decimal or hexadecimal number
+//! stands for any number of its kind. `…` stands for the rest of a line, or for lines. The packet number of tshark,
+//! before the time, is not compared.
 
 use std::fmt::Write as _;
 
