@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::Outcome;
 
-/// The folder of such counters, if it exists.
+/// The preferred parent of the folder for the processes' counters, which is in memory.
 const SHARED_MEMORY: &str = "/dev/shm";
 
 /// Runs a command to its end and returns its outcome. Signals do not end this process earlier,

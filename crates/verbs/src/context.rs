@@ -67,7 +67,7 @@ impl Context {
     /// Queries the limits of the device.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb.
+    /// [`VerbError`] if the provider refuses the verb.
     pub fn query_device(&self) -> Result<DeviceAttr, VerbError> {
         let mut a = abi::ibv_device_attr::zeroed();
         // SAFETY: live context, writable attributes.
@@ -120,7 +120,7 @@ impl Context {
     /// Queries the state of a port; ports count from 1.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as for a port that the device does not have.
+    /// [`VerbError`] if the provider refuses the verb, for example because of a port that the device does not have.
     pub fn query_port(&self, port_num: u8) -> Result<PortAttr, VerbError> {
         let mut a = abi::ibv_port_attr::zeroed();
         // SAFETY: live context, writable attributes of the given size. The extended operation is
@@ -156,7 +156,7 @@ impl Context {
     /// Reads an entry of the GID table of a port.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as for a port or an index that the device does not have.
+    /// [`VerbError`] if the provider refuses the verb, for example because of a port or an index that the device does not have.
     pub fn gid(&self, port_num: u8, index: u32) -> Result<Gid, VerbError> {
         let mut gid = abi::ibv_gid::zeroed();
         let index =
@@ -174,7 +174,7 @@ impl Context {
     /// Reads an entry of the P_Key table of a port.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as for a port or an index that the device does not have.
+    /// [`VerbError`] if the provider refuses the verb, for example because of a port or an index that the device does not have.
     pub fn pkey(&self, port_num: u8, index: u32) -> Result<PKey, VerbError> {
         let mut pkey = 0u16;
         let index =
@@ -196,7 +196,7 @@ impl Context {
     /// by LID there.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as for a port that the device does not have.
+    /// [`VerbError`] if the provider refuses the verb, for example because of a port that the device does not have.
     pub fn default_gid_index(&self, port_num: u8) -> Result<u8, VerbError> {
         let port = self.query_port(port_num)?;
         if port.link_layer != LinkLayer::Ethernet {

@@ -80,7 +80,7 @@ impl Context {
     /// Creates a completion channel.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as when the process has no descriptors left.
+    /// [`VerbError`] if the provider refuses the verb, for example because the process has no descriptors left.
     pub fn create_comp_channel(&self) -> Result<CompletionChannel, VerbError> {
         // SAFETY: live context.
         let raw = unsafe { (self.inner.symbols.ibv_create_comp_channel)(self.inner.raw) };
@@ -98,7 +98,7 @@ impl Context {
     /// Creates a CQ for at least `cqe` completions.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as for 0 completions or more than `max_cqe` of the device.
+    /// [`VerbError`] if the provider refuses the verb, for example because of 0 completions or more than `max_cqe` of the device.
     pub fn create_cq(&self, cqe: u32) -> Result<CompletionQueue, VerbError> {
         self.cq(cqe, None)
     }
@@ -221,7 +221,7 @@ impl CompletionQueue {
     /// completions raise no event.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb.
+    /// [`VerbError`] if the provider refuses the verb.
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), VerbError> {
         // SAFETY: live CQ.
         let ret = unsafe { abi::ibv_req_notify_cq(self.inner.raw, solicited_only.into()) };
@@ -261,7 +261,7 @@ impl CompletionChannel {
     /// ```
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as when a signal comes.
+    /// [`VerbError`] if the provider refuses the verb, for example because a signal arrives.
     pub fn wait(&self) -> Result<u64, VerbError> {
         let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
         let symbols = self.inner.context.symbols;

@@ -114,7 +114,7 @@ impl Device {
     /// Opens the device.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as where the process may not use the device.
+    /// [`VerbError`] if the provider refuses the verb, for example because the process may not use the device.
     pub fn open(&self) -> Result<Context, VerbError> {
         let provider = self.list.provider;
         let symbols = provider.symbols();
@@ -151,7 +151,7 @@ impl Provider {
     /// Returns the provider's devices. An empty list is no error.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as for the software NIC where its fabric cannot be joined.
+    /// [`VerbError`] if the provider refuses the verb, for example because the software NIC's fabric cannot be joined.
     pub fn devices(&self) -> Result<Vec<Device>, VerbError> {
         Device::list(*self)
     }

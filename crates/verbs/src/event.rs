@@ -22,7 +22,7 @@ impl Context {
     /// Waits for the next async event and acknowledges it.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as when a signal comes.
+    /// [`VerbError`] if the provider refuses the verb, for example because a signal arrives.
     pub fn next_async_event(&self) -> Result<AsyncEvent, VerbError> {
         let mut event = abi::ibv_async_event {
             element: abi::ibv_async_event_element { port_num: 0 },

@@ -14,7 +14,7 @@ impl Context {
     /// Allocates a protection domain.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as where the device has no more domains.
+    /// [`VerbError`] if the provider refuses the verb, for example because the device has no more domains.
     pub fn alloc_pd(&self) -> Result<ProtectionDomain, VerbError> {
         // SAFETY: live context.
         let raw = unsafe { (self.inner.symbols.ibv_alloc_pd)(self.inner.raw) };

@@ -268,7 +268,7 @@ impl<T: Transport> QueuePair<T> {
     /// Takes the queue pair to ERR, which flushes all posted WRs.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb.
+    /// [`VerbError`] if the provider refuses the verb.
     pub fn to_error(&self) -> Result<(), VerbError> {
         let mut attr = abi::ibv_qp_attr::zeroed();
         attr.qp_state = abi::IBV_QPS_ERR;
@@ -278,7 +278,7 @@ impl<T: Transport> QueuePair<T> {
     /// Queries the state.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb.
+    /// [`VerbError`] if the provider refuses the verb.
     pub fn state(&self) -> Result<QpState, VerbError> {
         self.qp.query().map(|a| a.state)
     }
@@ -286,7 +286,7 @@ impl<T: Transport> QueuePair<T> {
     /// Queries the current attributes.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb.
+    /// [`VerbError`] if the provider refuses the verb.
     pub fn query(&self) -> Result<QpAttr, VerbError> {
         self.qp.query()
     }

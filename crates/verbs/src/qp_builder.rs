@@ -350,7 +350,7 @@ impl<T: Connected> QpBuilder<T> {
     /// Creates the queue pair, ready to be connected.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as for capabilities beyond the limits of the device.
+    /// [`VerbError`] if the provider refuses the verb, for example because of capabilities beyond the limits of the device.
     pub fn build(self) -> Result<PreparedQp<T>, VerbError> {
         let (qp, config) = self.create()?;
         Ok(PreparedQp { qp, config })
@@ -361,7 +361,7 @@ impl QpBuilder<Ud> {
     /// Creates the queue pair, ready to send and receive.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as for capabilities beyond the limits of the device.
+    /// [`VerbError`] if the provider refuses the verb, for example because of capabilities beyond the limits of the device.
     pub fn build(self) -> Result<QueuePair<Ud>, VerbError> {
         let (qp, _) = self.create()?;
         let mut attr = abi::ibv_qp_attr::zeroed();
@@ -415,8 +415,8 @@ impl<T: Connected> PreparedQp<T> {
     /// ```
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as for a peer that the port cannot address, and attributes
-    /// beyond the limits of the device.
+    /// [`VerbError`] if the provider refuses the verb, for example because of a peer that the port cannot address, or
+    /// attributes beyond the limits of the device.
     pub fn connect(self, peer: &QpEndpoint) -> Result<QueuePair<T>, VerbError> {
         let Self { qp, config } = self;
         let mut attr = abi::ibv_qp_attr::zeroed();

@@ -43,7 +43,7 @@ impl ProtectionDomain {
     /// Creates a shared receive queue for at least `max_wr` RECVs of at most `max_sge` SGEs.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as for sizes beyond the limits of the device.
+    /// [`VerbError`] if the provider refuses the verb, for example because of sizes beyond the limits of the device.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, VerbError> {
         let id = next_id();
         let mut init = abi::ibv_srq_init_attr {
@@ -112,7 +112,7 @@ impl SharedReceiveQueue {
     /// Requests an async event for the time when fewer than `limit` RECVs are left.
     ///
     /// # Errors
-    /// [`VerbError`] where the provider refuses the verb, as for a limit beyond the size of the queue.
+    /// [`VerbError`] if the provider refuses the verb, for example because of a limit beyond the size of the queue.
     pub fn set_limit(&self, limit: u32) -> Result<(), VerbError> {
         let mut attr = abi::ibv_srq_attr {
             max_wr: 0,

@@ -21,7 +21,7 @@ pub(super) struct Work {
     pub(super) is_first: bool,
     pub(super) signaled: bool,
     pub(super) posted_ns: u64,
-    /// The time of its own completion or, without one, of the completion of a later work request.
+    /// The completion time: of this work request or, if unsignaled, of a later one.
     pub(super) completed_ns: Option<u64>,
     /// The status of its completion, such as `SUCCESS`.
     pub(super) status: Option<String>,
