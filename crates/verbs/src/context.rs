@@ -156,7 +156,8 @@ impl Context {
     /// Reads an entry of the GID table of a port.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because of a port or an index that the device does not have.
+    /// [`VerbError`] if the provider refuses the verb, for example because of a port or an index
+    /// that the device does not have.
     pub fn gid(&self, port_num: u8, index: u32) -> Result<Gid, VerbError> {
         let mut gid = abi::ibv_gid::zeroed();
         let index =
@@ -174,7 +175,8 @@ impl Context {
     /// Reads an entry of the P_Key table of a port.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because of a port or an index that the device does not have.
+    /// [`VerbError`] if the provider refuses the verb, for example because of a port or an index
+    /// that the device does not have.
     pub fn pkey(&self, port_num: u8, index: u32) -> Result<PKey, VerbError> {
         let mut pkey = 0u16;
         let index =

@@ -98,7 +98,8 @@ impl Context {
     /// Creates a CQ for at least `cqe` completions.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because of 0 completions or more than `max_cqe` of the device.
+    /// [`VerbError`] if the provider refuses the verb, for example because of 0 completions or more
+    /// than `max_cqe` of the device.
     pub fn create_cq(&self, cqe: u32) -> Result<CompletionQueue, VerbError> {
         self.cq(cqe, None)
     }

@@ -350,7 +350,8 @@ impl<T: Connected> QpBuilder<T> {
     /// Creates the queue pair, ready to be connected.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because of capabilities beyond the limits of the device.
+    /// [`VerbError`] if the provider refuses the verb, for example because of capabilities beyond
+    /// the limits of the device.
     pub fn build(self) -> Result<PreparedQp<T>, VerbError> {
         let (qp, config) = self.create()?;
         Ok(PreparedQp { qp, config })
@@ -361,7 +362,8 @@ impl QpBuilder<Ud> {
     /// Creates the queue pair, ready to send and receive.
     ///
     /// # Errors
-    /// [`VerbError`] if the provider refuses the verb, for example because of capabilities beyond the limits of the device.
+    /// [`VerbError`] if the provider refuses the verb, for example because of capabilities beyond
+    /// the limits of the device.
     pub fn build(self) -> Result<QueuePair<Ud>, VerbError> {
         let (qp, _) = self.create()?;
         let mut attr = abi::ibv_qp_attr::zeroed();
