@@ -492,12 +492,7 @@ impl Cq {
     /// Puts the event of an armed queue into its channel, if a completion for which it is armed has been added. Returns
     /// true if moderation holds the event back.
     fn report(&self, state: &mut CqState) -> bool {
-        let wanted = match state.armed {
-            ARMED_ANY => state.unreported > 0,
-            ARMED_SOLICITED => state.solicited,
-            _ => false,
-        };
-        if !wanted {
+        if !state.has_reason_for_event() {
             return false;
         }
         if self.holds_back(state) {
@@ -614,7 +609,7 @@ impl Cq {
             } else {
                 ARMED_ANY
             };
-            let direct = !solicited_only && self.lets_peers_signal(&state);
+            let direct = self.lets_peers_signal(&state);
             if armed.arm(state.armed, direct) {
                 // SYNC POINT A: from here on a peer that publishes sees the queue armed, or its message is found below.
                 barrier::everywhere();
@@ -891,7 +886,7 @@ impl Signaled for Cq {
         if waiting {
             self.nic.call_engine();
         }
-        if state.armed == ARMED_ANY && state.unreported > 0 && !self.holds_back(&mut state) {
+        if state.has_reason_for_event() && !self.holds_back(&mut state) {
             self.disarm(&mut state);
             return Some(true);
         }
@@ -909,6 +904,15 @@ impl CqState {
     fn forget(&mut self, qpn: u32) {
         self.buffer.retain(|wc| wc.qp_num != qpn);
         self.late.forget(qpn);
+    }
+
+    /// Returns true if the queue is armed, and a completion for which it is armed has been added.
+    fn has_reason_for_event(&self) -> bool {
+        match self.armed {
+            ARMED_ANY => self.unreported > 0,
+            ARMED_SOLICITED => self.solicited,
+            _ => false,
+        }
     }
 
     /// Counts completions that have been added.

@@ -21,7 +21,7 @@ pub const ARMED_SOLICITED: u32 = 2;
 pub const ARMED_CALLED: u32 = 4;
 /// Peers execute a barrier between publishing and reading the word.
 pub const ARMED_FENCED: u32 = 8;
-/// A peer whose message certainly causes a completion may wake the program itself.
+/// A peer whose message certainly causes a completion that the owner waits for may wake the program itself.
 pub const ARMED_DIRECT: u32 = 16;
 /// Added by the peer that writes the token, together with its slot in the upper bits.
 pub const ARMED_SIGNALED: u32 = 32;
@@ -66,9 +66,10 @@ impl Armed<'_> {
     /// not.
     ///
     /// `whom` returns `Program` if the message certainly causes a completion that the owner has not found yet.
-    /// `whom` returns `Nobody` if the owner has found all messages.
+    /// `whom` returns `Nobody` if the owner has found all messages. Its argument is true if the owner waits for a
+    /// solicited completion, so that earlier messages may have caused completions without an event.
     #[cold]
-    pub fn call(self, solicited: bool, slot: usize, whom: impl Fn() -> Call) -> Call {
+    pub fn call(self, solicited: bool, slot: usize, whom: impl Fn(bool) -> Call) -> Call {
         // SYNC POINT F: pairs with the fence in `settle`. Either this thread sees the word armed, or the
         // owner sees what this thread has published.
         fence(Ordering::SeqCst);
@@ -81,7 +82,7 @@ impl Armed<'_> {
                 return Call::Nobody;
             }
             let call = if value & ARMED_DIRECT != 0 {
-                whom()
+                whom(value & ARMED_SOLICITED != 0)
             } else {
                 Call::Engine
             };
@@ -211,7 +212,7 @@ mod tests {
                         let (word, published) = (word.clone(), published.clone());
                         loom::thread::spawn(move || {
                             published.fetch_add(1, Ordering::Release);
-                            Armed(&word).call(false, slot, || whom)
+                            Armed(&word).call(false, slot, |_| whom)
                         })
                     })
                     .collect();
@@ -241,7 +242,7 @@ mod tests {
                 let (word, published) = (word.clone(), published.clone());
                 move || {
                     published.store(1, Ordering::Release);
-                    Armed(&word).call(false, 3, || Call::Program)
+                    Armed(&word).call(false, 3, |_| Call::Program)
                 }
             });
             let armed = Armed(&word);
@@ -264,14 +265,14 @@ mod tests {
         let word = AtomicU32::new(ARMED_NO);
         let armed = Armed(&word);
         assert!(armed.is_never());
-        assert_eq!(armed.call(true, 1, || Call::Program), Call::Nobody);
+        assert_eq!(armed.call(true, 1, |_| Call::Program), Call::Nobody);
 
         assert!(armed.arm(ARMED_SOLICITED, false), "the first time");
         assert!(!armed.is_never() && armed.is_armed());
-        assert_eq!(armed.call(false, 1, || Call::Program), Call::Nobody);
-        assert_eq!(armed.call(true, 1, || Call::Program), Call::Engine);
+        assert_eq!(armed.call(false, 1, |_| Call::Program), Call::Nobody);
+        assert_eq!(armed.call(true, 1, |_| Call::Program), Call::Engine);
         assert_eq!(
-            armed.call(true, 2, || Call::Program),
+            armed.call(true, 2, |_| Call::Program),
             Call::Nobody,
             "called already"
         );
@@ -279,19 +280,34 @@ mod tests {
         assert_eq!(armed.disarm(), None);
 
         assert!(!armed.arm(ARMED_ANY, true), "not the first time");
-        assert_eq!(armed.call(false, 5, || Call::Engine), Call::Engine);
+        assert_eq!(armed.call(false, 5, |_| Call::Engine), Call::Engine);
         assert_eq!(armed.disarm(), None);
         armed.arm(ARMED_ANY, true);
-        assert_eq!(armed.call(false, 5, || Call::Program), Call::Program);
-        assert_eq!(armed.call(false, 6, || Call::Program), Call::Nobody);
+        assert_eq!(armed.call(false, 5, |_| Call::Program), Call::Program);
+        assert_eq!(armed.call(false, 6, |_| Call::Program), Call::Nobody);
         assert_eq!(armed.signaled_by(), Some(5));
         armed.arm(ARMED_ANY, false);
         assert_eq!(armed.disarm(), Some(5), "arming anew keeps the token");
 
         armed.arm(ARMED_ANY, true);
-        assert_eq!(armed.call(false, 5, || Call::Program), Call::Program);
+        assert_eq!(armed.call(false, 5, |_| Call::Program), Call::Program);
         assert!(armed.forget_signal() && !armed.forget_signal());
-        assert_eq!(armed.call(false, 5, || Call::Program), Call::Engine);
+        assert_eq!(armed.call(false, 5, |_| Call::Program), Call::Engine);
+        armed.disarm();
+
+        armed.arm(ARMED_SOLICITED, true);
+        let by_kind = |solicited| {
+            if solicited {
+                Call::Program
+            } else {
+                Call::Engine
+            }
+        };
+        assert_eq!(armed.call(false, 5, by_kind), Call::Nobody);
+        assert_eq!(armed.call(true, 5, by_kind), Call::Program);
+        assert_eq!(armed.disarm(), Some(5));
+        armed.arm(ARMED_ANY, true);
+        assert_eq!(armed.call(true, 5, by_kind), Call::Engine);
         armed.end_fences();
         assert!(armed.is_armed(), "fences stay while it is armed");
         armed.disarm();
@@ -311,7 +327,7 @@ mod tests {
                 let (word, published, found) = (word.clone(), published.clone(), found.clone());
                 move || {
                     published.store(1, Ordering::Release);
-                    Armed(&word).call(false, 3, || match found.load(Ordering::Relaxed) {
+                    Armed(&word).call(false, 3, |_| match found.load(Ordering::Relaxed) {
                         0 => Call::Program,
                         _ => Call::Nobody,
                     })
@@ -346,7 +362,7 @@ mod tests {
     fn garbage_wakes_at_most_the_engine() {
         for value in [u32::MAX, ARMED_ANY | ARMINGS, ARMED_SIGNALED, 1 << 31] {
             let word = AtomicU32::new(value);
-            let _ = Armed(&word).call(true, 7, || Call::Program);
+            let _ = Armed(&word).call(true, 7, |_| Call::Program);
             Armed(&word).arm(ARMED_ANY, true);
             Armed(&word).disarm();
             let left = word.load(Ordering::Relaxed) & !ARMINGS;

@@ -14,7 +14,7 @@ pub use super::armed::{ARMED_ANY, ARMED_NO, ARMED_SOLICITED};
 /// First word of the directory file and of each segment.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"VERBATIM");
 /// Version of everything in this file and of the ring's records.
-pub const LAYOUT_VERSION: u64 = 9;
+pub const LAYOUT_VERSION: u64 = 10;
 
 /// Slots for processes in a fabric; slot 0 is never used, so that no queue pair has number 0 or 1.
 pub const MAX_PROCS: usize = 1024;
@@ -139,7 +139,10 @@ pub struct QpShared {
     /// Not zero: the next message causes a completion, whatever its type. Written when the receive CQ is
     /// armed.
     pub takes: AtomicU32,
-    pad0: [AtomicU32; 3],
+    pad0: AtomicU32,
+    /// Position in the only ring to this queue pair, in slots. Every message that ends at or before it causes
+    /// a completion. Written and valid together with `takes`.
+    pub takes_until: AtomicU64,
     /// Written by requesters: 1 + `ibv_event_type` of the event that their request caused on this queue pair.
     pub remote_error: AtomicU32,
     pad1: [AtomicU32; 15],
@@ -341,7 +344,9 @@ pub struct RingHeader {
     pub closed: AtomicU32,
     /// Incarnation of the receiving process.
     pub dest_incarnation: AtomicU64,
-    pad0: [AtomicU64; 3],
+    /// Not zero: the sender has deferred work requests, which may wait for room in the ring.
+    pub has_deferred: AtomicU32,
+    pad0: [AtomicU32; 5],
     /// GRH of every message of this ring (UD).
     pub grh: [AtomicU64; 5],
     /// Source LID (low 16 bits), SL (next 8 bits), source path bits (next 8), GRH present (bit 32).

@@ -124,14 +124,23 @@ impl Inbound {
                 .nak
                 .store(Cause::refusal(status, cause), Ordering::Release);
         }
-        self.call_sender();
+        self.call_sender(true);
     }
 
-    /// Wakes the sender's engine if its send CQ is armed.
-    pub(super) fn call_sender(&self) {
-        if let Some(cq) = self.peer.segment.cq(self.src_cq) {
+    /// Wakes the sender's engine if its send CQ is armed. If the CQ is armed for solicited completions, only a
+    /// refusal is a reason, or room for work requests that the sender has deferred.
+    pub(super) fn call_sender(&self, refused: bool) {
+        if let Some(cq) = self.peer.segment.cq(self.src_cq)
+            && !Armed(&cq.armed).is_never()
+        {
+            let is_urgent = refused
+                || self
+                    .header()
+                    .is_some_and(|header| header.has_deferred.load(Ordering::Relaxed) != 0);
             // Many sends complete unsignaled; only the sender's engine knows which.
-            call_if_armed(cq, self.src_cq, &self.peer, (true, 0), || Call::Engine);
+            call_if_armed(cq, self.src_cq, &self.peer, (is_urgent, 0), |_| {
+                Call::Engine
+            });
         }
     }
 
@@ -144,7 +153,7 @@ impl Inbound {
         }
         if acknowledge {
             self.consumer.release();
-            self.call_sender();
+            self.call_sender(false);
         } else if unreleased >= self.consumer.slots() / 8 {
             self.consumer.release();
         }
@@ -160,7 +169,7 @@ pub(crate) fn call_if_armed(
     cq_index: usize,
     peer: &Peer,
     by: (bool, usize),
-    whom: impl Fn() -> Call,
+    whom: impl Fn(bool) -> Call,
 ) {
     let armed = Armed(&cq.armed);
     if !armed.is_never() {

@@ -104,9 +104,19 @@ impl RecvSide {
             && self.rendezvous.is_none()
             && qp.srq.as_ref().is_none_or(|srq| srq.has_one_cq())
             && qp.recv_queue().lock().takes_any();
-        let said = &qp.shared().takes;
-        if said.load(Ordering::Relaxed) != u32::from(takes) {
-            said.store(takes.into(), Ordering::Relaxed);
+        let shared = qp.shared();
+        if takes {
+            let until = match &self.rings[..] {
+                // Each message takes at least one slot. Other queue pairs may take the WRs of an SRQ.
+                [ring] if qp.srq.is_none() => ring.consumer.pos() + qp.recv_queue().lock().len(),
+                _ => 0,
+            };
+            if shared.takes_until.load(Ordering::Relaxed) != until {
+                shared.takes_until.store(until, Ordering::Relaxed);
+            }
+        }
+        if shared.takes.load(Ordering::Relaxed) != u32::from(takes) {
+            shared.takes.store(takes.into(), Ordering::Relaxed);
         }
     }
 

@@ -842,6 +842,9 @@ unsafe fn defer(
         bind: view.bind,
         fault,
     });
+    if let Some(out) = &sq.out {
+        out.set_deferred(qp.nic, true);
+    }
 }
 
 /// Reads the payload of a deferred WR if it has to be read now.

@@ -28,6 +28,14 @@ impl OutRing {
         nic.me().segment.ring_header(self.offset)
     }
 
+    /// Tells the receiver whether the sender has deferred work requests.
+    #[cold]
+    pub(super) fn set_deferred(&self, nic: &Nic, any: bool) {
+        if let Some(header) = self.header(nic) {
+            header.has_deferred.store(any.into(), Ordering::Relaxed);
+        }
+    }
+
     /// Returns the receiving queue pair.
     #[inline(always)]
     pub(super) fn target(&self) -> Target<'_> {
@@ -56,9 +64,9 @@ impl OutRing {
         }
         if let Some(cq) = self.peer.segment.cq(self.dest_cq) {
             let by = (solicited, nic.me().slot);
-            call_if_armed(cq, self.dest_cq, &self.peer, by, || {
+            call_if_armed(cq, self.dest_cq, &self.peer, by, |for_solicited| {
                 if was_announced {
-                    self.whom_to_wake(nic)
+                    self.whom_to_wake(nic, for_solicited)
                 } else {
                     Call::Engine
                 }
@@ -67,10 +75,16 @@ impl OutRing {
     }
 
     /// Decides which thread a message that has just been published wakes, if its receiver lets peers wake programs.
+    /// `for_solicited` is true if the receiver's CQ is armed for solicited completions only.
     #[cold]
-    fn whom_to_wake(&self, nic: &Nic) -> Call {
-        let dest = self.peer.segment.qp(self.dest_index);
-        if dest.is_none_or(|dest| dest.takes.load(Ordering::Relaxed) == 0) {
+    fn whom_to_wake(&self, nic: &Nic, for_solicited: bool) -> Call {
+        let is_certain = self.peer.segment.qp(self.dest_index).is_some_and(|dest| {
+            // Unsolicited messages since the arming may have used up the receive WRs.
+            dest.takes.load(Ordering::Relaxed) != 0
+                && (!for_solicited
+                    || self.producer.pos() <= dest.takes_until.load(Ordering::Relaxed))
+        });
+        if !is_certain {
             return Call::Engine;
         }
         match self.header(nic) {

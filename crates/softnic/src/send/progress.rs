@@ -256,6 +256,9 @@ pub(super) fn retry_deferred(qp: &Qp, sq: &mut SendQueue) -> bool {
         }
     }
     publish(qp, sq);
+    if let Some(out) = &sq.out {
+        out.set_deferred(qp.nic, false);
+    }
     false
 }
 

@@ -91,6 +91,12 @@ impl Consumer {
         self.pos = pos;
     }
 
+    /// Returns the position of the next record, in slots since the start of the ring's first lap.
+    #[inline]
+    pub fn pos(&self) -> u64 {
+        self.pos
+    }
+
     /// Returns the number of consumed slots that have not been released to the producer.
     #[inline]
     pub fn unreleased(&self) -> u64 {
