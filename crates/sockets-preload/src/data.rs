@@ -215,15 +215,21 @@ unsafe fn sent(fd: c_int, msg: *const msghdr, flags: c_int) -> Outcome {
     calls::send(fd, from, flags)
 }
 
-/// Copies a file into a connection that is on RDMA.
+/// Copies a file into a connection that is on RDMA. Before that, the kernel sends the file.
 ///
 /// # Safety
 /// That of `sendfile(2)`.
 unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> Outcome {
-    if !calls::is_carried(out) {
-        // A call that moves bytes, of which the count must be kept: the kernel's goes past it.
-        calls::demote(out);
+    if !calls::is_connection(out) {
         return None;
+    }
+    let by_kernel = || {
+        // SAFETY: contract of this function.
+        let sent = unsafe { real::sendfile(out, from, offset, count) };
+        usize::try_from(sent).map_err(|_| std::io::Error::last_os_error())
+    };
+    if let Some(sent) = calls::send_by_kernel(out, by_kernel) {
+        return Some(sent);
     }
     let mut bytes = [0u8; 32 * 1024];
     let mut done = 0;

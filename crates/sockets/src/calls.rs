@@ -52,10 +52,21 @@ pub fn send(fd: c_int, from: Buffers<'_>, flags: c_int) -> Option<io::Result<usi
     Some(table::conn(fd)?.send(fd, from, flags))
 }
 
-/// Returns true if the descriptor is a connection of which the kernel does not see all data.
+/// Handles a call that sends by the kernel's own means, such as `sendfile(2)`.
+///
+/// `by_kernel` is that call. It is executed, and its bytes are counted, if the connection has not come to RDMA. On RDMA
+/// the result is `None`, and the caller sends the bytes by [`send`].
+pub fn send_by_kernel(
+    fd: c_int,
+    by_kernel: impl FnOnce() -> io::Result<usize>,
+) -> Option<io::Result<usize>> {
+    table::conn(fd)?.send_before_rdma(fd, by_kernel)
+}
+
+/// Returns true if the descriptor is a connection of this library.
 #[must_use]
-pub fn is_carried(fd: c_int) -> bool {
-    table::conn(fd).is_some_and(|conn| !conn.is_plain())
+pub fn is_connection(fd: c_int) -> bool {
+    table::conn(fd).is_some()
 }
 
 /// Demotes a connection to TCP, for a call that only the kernel can execute.

@@ -108,6 +108,26 @@ impl Conn {
         }
     }
 
+    /// Sends by the kernel's call `by_kernel` while the connection has not come to RDMA; `None` if it has.
+    pub(crate) fn send_before_rdma(
+        &self,
+        fd: c_int,
+        by_kernel: impl FnOnce() -> io::Result<usize>,
+    ) -> Option<io::Result<usize>> {
+        if self.begin_call(fd) == Phase::Ready {
+            return None;
+        }
+        self.plain_writers.fetch_add(1, Ordering::SeqCst);
+        let _call = PlainCall::counted(&self.plain_writers);
+        // The call is counted first, so that the direction cannot change to RDMA from here on.
+        if self.phase() == Phase::Ready {
+            return None;
+        }
+        Some(by_kernel().inspect(|sent| {
+            self.bytes_out.fetch_add(*sent as u64, Ordering::SeqCst);
+        }))
+    }
+
     fn send_plain(
         &self,
         fd: c_int,
