@@ -19,7 +19,7 @@ use crate::nic::{self, Nic, Prepared, Sender, lock};
 use crate::page::{Page, stage, state};
 use crate::reason::Reason;
 use crate::ring::{Arena, Ring};
-use crate::{address, real};
+use crate::{address, real, totals};
 
 /// Number of data calls before a connection looks for its page: short connections stay on TCP.
 const CALLS_BEFORE: u32 = 3;
@@ -223,7 +223,7 @@ impl Conn {
                 .stage
                 .store(stage::GONE, Ordering::Release);
             if crate::stale::has_ended(&page) {
-                let _ = std::fs::remove_file(&page.path);
+                totals::end(&page);
             }
         }
         if let (Some(ring), Some(nic)) = (setup.ring.take(), nic::existing()) {
@@ -266,7 +266,7 @@ impl Conn {
                     return Ok(());
                 }
                 Claim::Stale => {
-                    let _ = std::fs::remove_file(&path);
+                    totals::end(&page);
                 }
             }
         }
@@ -477,7 +477,7 @@ impl Conn {
         let own = link.page.side(link.side);
         own.stage.store(stage::GONE, Ordering::Release);
         if crate::stale::has_ended(&link.page) {
-            let _ = std::fs::remove_file(&link.page.path);
+            totals::end(&link.page);
         }
         // The ring is freed only if it is empty: another process may still have to read from it.
         let is_read = ring

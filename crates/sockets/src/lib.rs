@@ -11,7 +11,6 @@ mod conn;
 mod epoll;
 #[allow(unsafe_code)]
 mod nic;
-#[allow(unsafe_code)]
 mod page;
 #[allow(unsafe_code)]
 mod poll;
@@ -27,3 +26,6 @@ pub mod stat;
 #[allow(unsafe_code)]
 mod stream;
 mod table;
+mod totals;
+#[allow(unsafe_code)]
+mod words;

@@ -3,17 +3,14 @@
 //! The page is a file in the fabric's folder, named by the two addresses. All words are atomics; cursors count bytes
 //! from the start of the connection. The data and its tail go by RDMA WRITE instead ([`crate::ring`]).
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use memmap2::{MmapOptions, MmapRaw};
-
-const WORDS: usize = 512;
-const BYTES: usize = WORDS * 8;
+use crate::words::Words;
 
 /// The stages of a side.
 pub(crate) mod stage {
@@ -41,8 +38,7 @@ pub(crate) mod state {
 
 /// A mapped page.
 pub(crate) struct Page {
-    map: MmapRaw,
-    inode: u64,
+    words: Words,
     pub(crate) path: PathBuf,
 }
 
@@ -84,37 +80,20 @@ pub(crate) struct Dir<'p> {
 impl Page {
     /// Maps the page at `path`; creates the file if it is missing and `make` is true.
     pub(crate) fn open(path: &Path, make: bool) -> io::Result<Self> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(make).mode(0o600);
-        let file = options.open(path)?;
-        if make && file.metadata()?.len() < BYTES as u64 {
-            // Both ends may do this at the same time: the file grows with zeroes, or stays as it is.
-            file.set_len(BYTES as u64)?;
-        }
-        let found = file.metadata()?;
-        if found.len() != BYTES as u64 {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
         Ok(Self {
-            map: MmapOptions::new().len(BYTES).map_raw(&file)?,
-            inode: found.ino(),
+            words: Words::open(path, make)?,
             path: path.to_owned(),
         })
     }
 
     /// Returns true if `path` still names this page.
     pub(crate) fn is_current(&self) -> bool {
-        fs::metadata(&self.path).is_ok_and(|named| named.ino() == self.inode)
-    }
-
-    fn words(&self) -> &[AtomicU64] {
-        // SAFETY: mapped as long as `self`, aligned to a page, and only ever accessed as atomics.
-        unsafe { std::slice::from_raw_parts(self.map.as_mut_ptr().cast::<AtomicU64>(), WORDS) }
+        fs::metadata(&self.path).is_ok_and(|named| named.ino() == self.words.inode())
     }
 
     /// Returns the words of side 0 or 1.
     pub(crate) fn side(&self, side: usize) -> Side<'_> {
-        let words = &self.words()[8 + (side & 1) * 80..];
+        let words = &self.words[8 + (side & 1) * 80..];
         Side {
             pid: &words[0],
             start: &words[1],
@@ -128,7 +107,7 @@ impl Page {
 
     /// Returns the words of the direction in which side 0 or 1 sends.
     pub(crate) fn dir(&self, sender: usize) -> Dir<'_> {
-        let words = &self.words()[168 + (sender & 1) * 64..];
+        let words = &self.words[168 + (sender & 1) * 64..];
         Dir {
             lock: &words[0],
             state: &words[1],
@@ -146,7 +125,7 @@ impl Page {
 
     /// Returns the word for the reason why the connection is not on RDMA: a number of [`crate::reason`].
     pub(crate) fn reason(&self) -> &AtomicU64 {
-        &self.words()[1]
+        &self.words[1]
     }
 }
 

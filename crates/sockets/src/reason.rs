@@ -23,6 +23,9 @@ pub(crate) enum Reason {
 }
 
 impl Reason {
+    /// The numbers of all reasons.
+    pub(crate) const NUMBERS: std::ops::Range<u64> = 0..Self::ALL.len() as u64;
+
     const ALL: [(Self, &'static str); 8] = [
         (Self::None, "-"),
         (

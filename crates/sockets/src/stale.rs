@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::page::{Page, stage};
+use crate::totals;
 
 /// Removes the files of connections whose processes have all ended.
 pub(crate) fn remove(dir: &Path) {
@@ -13,10 +14,13 @@ pub(crate) fn remove(dir: &Path) {
     for entry in entries.flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        let is_stale = name.starts_with("c-")
-            && Page::open(&entry.path(), false).is_ok_and(|page| has_ended(&page));
-        if is_stale {
-            let _ = fs::remove_file(entry.path());
+        if !name.starts_with("c-") {
+            continue;
+        }
+        if let Ok(page) = Page::open(&entry.path(), false)
+            && has_ended(&page)
+        {
+            totals::end(&page);
         }
     }
 }

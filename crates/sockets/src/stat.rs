@@ -6,9 +6,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::page::{Page, state};
 use crate::reason::Reason;
+use crate::totals;
+pub use crate::totals::Ended;
 use crate::{nic, stale};
 
 /// The state of a connection.
+#[derive(serde::Serialize)]
 pub struct Connection {
     /// Both directions of the connection.
     pub ways: [Way; 2],
@@ -17,6 +20,7 @@ pub struct Connection {
 }
 
 /// The state of one direction of a connection.
+#[derive(serde::Serialize)]
 pub struct Way {
     /// The address of the sender.
     pub from: String,
@@ -39,11 +43,7 @@ pub struct Way {
 /// # Errors
 /// If the folder cannot be read. A missing folder means that there are no connections.
 pub fn connections(fabric: Option<&str>) -> io::Result<Vec<Connection>> {
-    let mut folder = nic::folder()?;
-    if let Some(name) = fabric {
-        folder = named(folder, name);
-    }
-    let entries = match std::fs::read_dir(folder) {
+    let entries = match std::fs::read_dir(folder(fabric)?) {
         Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
@@ -63,6 +63,27 @@ pub fn connections(fabric: Option<&str>) -> io::Result<Vec<Connection>> {
         }
     }
     Ok(found)
+}
+
+/// Returns the totals of this user's connections in a fabric that have ended, since the fabric's folder was created.
+///
+/// Connections whose processes were killed are counted, and their pages are removed.
+///
+/// # Errors
+/// If the totals cannot be read, or another version of Verbatim wrote them.
+pub fn ended(fabric: Option<&str>) -> io::Result<Ended> {
+    let folder = folder(fabric)?;
+    stale::remove(&folder);
+    totals::read(&folder)
+}
+
+/// Returns the folder of the pages of a fabric, by default of the one that this process would join.
+fn folder(fabric: Option<&str>) -> io::Result<PathBuf> {
+    let folder = nic::folder()?;
+    Ok(match fabric {
+        Some(name) => named(folder, name),
+        None => folder,
+    })
 }
 
 /// Returns the folder of the fabric with this name, given the folder of another fabric.

@@ -20,9 +20,13 @@ pub(crate) struct Args {
     /// Only programs that were run with this name carry each other's connections [default: all of this user's]
     #[arg(long, value_name = "NAME", value_parser = fabric_name)]
     fabric: Option<String>,
-    /// Print the connections of this user's processes: which are on RDMA, how much they carried, and why others are not
+    /// Print the connections of this user's processes: which are on RDMA, how much they carried, and why others are not.
+    /// Connections that have ended follow as totals
     #[arg(long)]
     stat: bool,
+    /// Print the connections as JSON lines
+    #[arg(long, requires = "stat")]
+    json: bool,
     /// Measure programs of this machine over TCP loopback and over RDMA, in turns: redis, qperf, iperf3 and nginx, as far as
     /// they are installed
     #[arg(long, conflicts_with = "stat")]
@@ -63,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         return measure::run(args.rounds);
     }
     if args.stat {
-        return stat::print(args.fabric.as_deref());
+        return stat::print(args.fabric.as_deref(), args.json);
     }
     let [program, rest @ ..] = &args.command[..] else {
         bail!("name the program to run, such as: verbatim sockets -- redis-server");

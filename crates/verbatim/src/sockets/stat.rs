@@ -1,13 +1,29 @@
 //! The connections of this user's processes.
 
 use anyhow::{Context, Result};
+use sockets::stat::{Connection, Ended};
 
 use crate::Outcome;
 use crate::output;
 
-/// Prints a line for each direction of a connection.
-pub(super) fn print(fabric: Option<&str>) -> Result<Outcome> {
+/// Prints the connections that exist, and the totals of those that have ended.
+pub(super) fn print(fabric: Option<&str>, json: bool) -> Result<Outcome> {
     let found = sockets::stat::connections(fabric).context("cannot read the fabric's folder")?;
+    let ended = sockets::stat::ended(fabric)
+        .context("cannot read the totals of the connections that have ended")?;
+    if json {
+        for connection in &found {
+            output::print_typed("connection", connection)?;
+        }
+        output::print_typed("ended", &ended)?;
+    } else {
+        output::print(format!("{}\n\n{}", table(found), sentence(&ended)))?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// A line for each direction of a connection.
+fn table(found: Vec<Connection>) -> comfy_table::Table {
     let header = ["from", "to", "processes", "path", "bytes", "wakes", "why"];
     let mut table = output::table(header, &[4, 5]);
     for connection in found {
@@ -23,6 +39,36 @@ pub(super) fn print(fabric: Option<&str>) -> Result<Outcome> {
             ]);
         }
     }
-    output::print(format!("{table}\n"))?;
-    Ok(Outcome::Done)
+    table
+}
+
+/// The totals as a line for RDMA, and one for each reason to stay on TCP.
+fn sentence(ended: &Ended) -> String {
+    let mut text = format!(
+        "Ended: {} connections that RDMA carried, with {} bytes and {} wakes",
+        ended.carried, ended.bytes, ended.wakes
+    );
+    for (reason, count) in &ended.on_tcp {
+        text += &format!("\n       {count} on TCP: {reason}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_has_its_line() {
+        let ended = Ended {
+            carried: 2,
+            bytes: 300,
+            wakes: 4,
+            on_tcp: vec![("shut down or closed", 5)],
+        };
+        assert_eq!(
+            sentence(&ended),
+            "Ended: 2 connections that RDMA carried, with 300 bytes and 4 wakes\n       5 on TCP: shut down or closed"
+        );
+    }
 }

@@ -1,0 +1,147 @@
+//! Totals of the connections of a fabric that have ended, in a file beside their pages.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::page::Page;
+use crate::reason::Reason;
+use crate::words::Words;
+
+/// The file's name in the folder of the pages.
+const FILE: &str = "totals";
+/// Word 0, which says what the other words mean.
+const VERSION: u64 = 1;
+
+/// The mapped totals.
+pub(crate) struct Totals(Words);
+
+/// What the connections of a fabric did that have ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Ended {
+    /// Connections that carried bytes by RDMA.
+    pub carried: u64,
+    /// Bytes that they carried by RDMA, in both directions.
+    pub bytes: u64,
+    /// Wake bytes that they sent.
+    pub wakes: u64,
+    /// Connections that looked for their peer and stayed on TCP, with the reason of each group.
+    pub on_tcp: Vec<(&'static str, u64)>,
+}
+
+impl Totals {
+    /// Maps the totals of the folder `dir`, and creates them if `make` says so.
+    fn open(dir: &Path, make: bool) -> io::Result<Self> {
+        let words = Words::open(&dir.join(FILE), make)?;
+        if make {
+            let _ = words[0].compare_exchange(0, VERSION, Relaxed, Relaxed);
+        }
+        if words[0].load(Relaxed) != VERSION {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(Self(words))
+    }
+
+    fn carried(&self) -> &AtomicU64 {
+        &self.0[1]
+    }
+
+    fn bytes(&self) -> &AtomicU64 {
+        &self.0[2]
+    }
+
+    fn wakes(&self) -> &AtomicU64 {
+        &self.0[3]
+    }
+
+    fn on_tcp(&self, reason: u64) -> &AtomicU64 {
+        let last = Reason::NUMBERS.end - 1;
+        &self.0[8 + usize::try_from(reason.min(last)).unwrap_or_default()]
+    }
+
+    fn add(&self, page: &Page) {
+        let ways = [page.dir(0), page.dir(1)];
+        let bytes: u64 = ways.iter().map(|way| way.sent.load(Relaxed)).sum();
+        if bytes == 0 {
+            self.on_tcp(page.reason().load(Relaxed))
+                .fetch_add(1, Relaxed);
+            return;
+        }
+        let wakes = ways.iter().map(|way| way.wakes.load(Relaxed)).sum();
+        self.carried().fetch_add(1, Relaxed);
+        self.bytes().fetch_add(bytes, Relaxed);
+        self.wakes().fetch_add(wakes, Relaxed);
+    }
+}
+
+/// Removes the page of a connection that has ended, and adds it to the totals.
+///
+/// Several processes may find the same page. Only the one whose removal succeeds adds it.
+pub(crate) fn end(page: &Page) {
+    if std::fs::remove_file(&page.path).is_err() {
+        return;
+    }
+    let dir = page.path.parent();
+    if let Some(Ok(totals)) = dir.map(|dir| Totals::open(dir, true)) {
+        totals.add(page);
+    }
+}
+
+/// Reads the totals of the folder `dir`.
+///
+/// # Errors
+/// If the file cannot be read, or another version wrote it. A missing file is a total of nothing.
+pub(crate) fn read(dir: &Path) -> io::Result<Ended> {
+    let totals = match Totals::open(dir, false) {
+        Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(Ended::default()),
+        totals => totals?,
+    };
+    let on_tcp = Reason::NUMBERS
+        .map(|reason| (Reason::text(reason), totals.on_tcp(reason).load(Relaxed)))
+        .filter(|(_, count)| *count > 0);
+    Ok(Ended {
+        carried: totals.carried().load(Relaxed),
+        bytes: totals.bytes().load(Relaxed),
+        wakes: totals.wakes().load(Relaxed),
+        on_tcp: on_tcp.collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_added_once_and_by_its_reason() {
+        let dir = tempfile::tempdir().expect("a folder");
+        assert_eq!(read(dir.path()).expect("no file"), Ended::default());
+        let page = |name: &str| Page::open(&dir.path().join(name), true).expect("a page");
+        let carried = page("c-1");
+        carried.dir(0).sent.store(700, Relaxed);
+        carried.dir(1).sent.store(30, Relaxed);
+        carried.dir(1).wakes.store(2, Relaxed);
+        end(&carried);
+        end(&carried);
+        let alone = page("c-2");
+        alone.reason().store(Reason::PeerSilent as u64, Relaxed);
+        end(&alone);
+        let unknown = page("c-3");
+        unknown.reason().store(u64::MAX, Relaxed);
+        end(&unknown);
+        let ended = read(dir.path()).expect("a file");
+        assert_eq!((ended.carried, ended.bytes, ended.wakes), (1, 730, 2));
+        assert_eq!(ended.on_tcp.len(), 2);
+        assert_eq!(
+            ended.on_tcp[0],
+            (Reason::text(Reason::PeerSilent as u64), 1)
+        );
+    }
+
+    #[test]
+    fn totals_of_another_version_are_refused() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let words = Words::open(&dir.path().join(FILE), true).expect("a file");
+        words[0].store(VERSION + 1, Relaxed);
+        assert!(read(dir.path()).is_err());
+    }
+}
