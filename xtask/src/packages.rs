@@ -152,6 +152,41 @@ pub(crate) const LIBMPICH_DEV: Package = Package {
     why: "programs of conformance/ are compiled with it",
     present: Present::File("/usr/share/doc/libmpich-dev/copyright"),
 };
+pub(crate) const MEMCACHED: Package = Package {
+    name: "memcached",
+    why: "its connections are carried by `verbatim sockets`",
+    present: Present::Program("memcached"),
+};
+pub(crate) const LIBMEMCACHED_TOOLS: Package = Package {
+    name: "libmemcached-tools",
+    why: "its clients ask memcached",
+    present: Present::Program("memccapable"),
+};
+pub(crate) const NGINX: Package = Package {
+    name: "nginx-light",
+    why: "its connections are carried by `verbatim sockets`",
+    present: Present::Program("nginx"),
+};
+pub(crate) const APACHE2_UTILS: Package = Package {
+    name: "apache2-utils",
+    why: "ab asks nginx",
+    present: Present::Program("ab"),
+};
+pub(crate) const WRK: Package = Package {
+    name: "wrk",
+    why: "it asks nginx",
+    present: Present::Program("wrk"),
+};
+pub(crate) const POSTGRESQL: Package = Package {
+    name: "postgresql",
+    why: "its connections are carried by `verbatim sockets`",
+    present: Present::Program("pg_ctlcluster"),
+};
+pub(crate) const PYTHON3_REQUESTS: Package = Package {
+    name: "python3-requests",
+    why: "it asks Python's HTTP server",
+    present: Present::File("/usr/lib/python3/dist-packages/requests/__init__.py"),
+};
 pub(crate) const PYTHON3_MINIMAL: Package = Package {
     name: "python3-minimal",
     why: "scripts of conformance/ are run by it",
@@ -235,6 +270,16 @@ pub(crate) const FOR_CONFORMANCE: &[Package] = &[
     LIBIBVERBS_DEV,
     GXX,
     LIBRPMA_DEV,
+    REDIS_SERVER,
+    REDIS_TOOLS,
+    MEMCACHED,
+    LIBMEMCACHED_TOOLS,
+    NGINX,
+    APACHE2_UTILS,
+    WRK,
+    POSTGRESQL,
+    PYTHON3_REQUESTS,
+    IPERF3,
 ];
 
 /// The package that a data file names.

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use regex::Regex;
 
 use super::judge::{Outcome, first_match, rows, unmatched};
@@ -332,18 +332,11 @@ impl Runner<'_> {
 
     fn start(&self, side: Side, command: &str) -> Result<Program> {
         let command = self.fill(side, command);
-        let verbatim = dropin::program();
-        let verbatim = verbatim
-            .to_str()
-            .context("the build folder's name is not UTF-8")?;
         let wrap = match (side, &self.target.client) {
             (Side::Client, Some(client)) => &client.wrap,
             _ => &self.target.wrap,
         };
-        let wrap: Vec<String> = wrap
-            .iter()
-            .map(|word| self.fill(side, word).replace(VERBATIM, verbatim))
-            .collect();
+        let wrap: Vec<String> = wrap.iter().map(|word| self.fill(side, word)).collect();
         let wrap = wrap.iter().map(String::as_str);
         let words: Vec<&str> = wrap.chain(command.split_whitespace()).collect();
         Program::start(&words, self.folder)
@@ -362,6 +355,7 @@ impl Runner<'_> {
             .replace(suite::FOLDER, &suite::folder().to_string_lossy())
             .replace("{target}", &target_dir().to_string_lossy())
             .replace("{folder}", &self.folder.to_string_lossy())
+            .replace(VERBATIM, &dropin::program().to_string_lossy())
     }
 }
 

@@ -351,6 +351,14 @@ impl Conformance {
                 *word = word.replace(VERBATIM, program);
             }
         }
+        for suite in &mut self.suites {
+            let Kind::Programs(cases) = &mut suite.kind else {
+                continue;
+            };
+            for check in cases.iter_mut().filter_map(|case| case.check.as_mut()) {
+                *check = check.replace(VERBATIM, program);
+            }
+        }
     }
 
     /// Leaves only the cases whose names `pattern` matches; suites of `unittest` stay whole.
@@ -513,7 +521,7 @@ impl Entry {
     }
 }
 
-/// In the words before a command: the command line of this repository.
+/// In the words before a command and in checks: the command line of this repository.
 pub(crate) const VERBATIM: &str = "{verbatim}";
 
 /// In commands: [`folder`].
