@@ -19,12 +19,12 @@ pub fn devices(class: &Path) -> Vec<Device> {
 
 fn device(folder: &Path, name: String) -> Device {
     let ports = folder.join("ports");
-    let interface = interface(&folder.join("device/net"));
+    let interfaces = interfaces(&folder.join("device/net"));
     // Ports have numbers from 1 on, without gaps.
     let ports = (1..=u8::MAX)
         .map(|number| ports.join(number.to_string()))
         .take_while(|folder| folder.is_dir())
-        .map(|folder| port(&folder, interface.clone()));
+        .map(|folder| port(&folder, &interfaces));
     Device {
         firmware: text(&folder.join("fw_ver")),
         node_type: leading_number(&folder.join("node_type")),
@@ -35,7 +35,13 @@ fn device(folder: &Path, name: String) -> Device {
     }
 }
 
-fn port(folder: &Path, interface: Option<(String, u32)>) -> Port {
+fn port(folder: &Path, interfaces: &[(String, u32)]) -> Port {
+    // Where a device has several interfaces, the port's own is that of its first GID with one.
+    let own = (0..=1).find_map(|index| {
+        let name = text(&folder.join(format!("gid_attrs/ndevs/{index}")))?;
+        interfaces.iter().find(|(other, _)| *other == name)
+    });
+    let interface = own.or(interfaces.first()).cloned();
     let is_infiniband = text(&folder.join("link_layer")).as_deref() == Some("InfiniBand");
     Port {
         state: leading_number(&folder.join("state")),
@@ -58,14 +64,15 @@ fn subnet(folder: &Path) -> Subnet {
     }
 }
 
-/// The first interface of a folder of interfaces that says its index.
-fn interface(folder: &Path) -> Option<(String, u32)> {
+/// The interfaces of a folder of interfaces that say their index.
+fn interfaces(folder: &Path) -> Vec<(String, u32)> {
     let mut names = names(folder);
     names.sort();
-    names.into_iter().find_map(|name| {
+    let known = names.into_iter().filter_map(|name| {
         let index = decimal(&folder.join(&name).join("ifindex"))?;
         Some((name, u32::try_from(index).ok()?))
-    })
+    });
+    known.collect()
 }
 
 /// The numbers in the files of a folder of counters. `lifespan` is an age, no counter.
@@ -170,6 +177,26 @@ mod tests {
             ports: vec![port],
         };
         assert_eq!(devices(class.path()), [device]);
+    }
+
+    #[test]
+    fn each_port_has_the_interface_of_its_gids() {
+        let class = tempfile::tempdir().expect("a folder");
+        write(
+            &class.path().join("a0"),
+            &[
+                ("device/net/eth0/ifindex", "7"),
+                ("device/net/lo/ifindex", "1"),
+                ("ports/1/link_layer", "Ethernet"),
+                ("ports/1/gid_attrs/ndevs/1", "eth0"),
+                ("ports/2/link_layer", "Ethernet"),
+                ("ports/2/gid_attrs/ndevs/1", "lo"),
+            ],
+        );
+        let devices = devices(class.path());
+        let names = devices[0].ports.iter().map(|port| port.interface.clone());
+        let expected = [("eth0".to_owned(), 7), ("lo".to_owned(), 1)].map(Some);
+        assert_eq!(names.collect::<Vec<_>>(), expected);
     }
 
     #[test]

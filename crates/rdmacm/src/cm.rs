@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use verbs_abi::{Gsi, Symbols};
 
-use crate::addr::gid_of;
+use crate::addr::{Addr, gid_of};
 use crate::device::Device;
 use crate::errno::{Errno, Result};
 use crate::fork;
@@ -49,17 +49,18 @@ pub fn provide(find: Find) {
     let _ = PROVIDER.set(find);
 }
 
-/// Returns the device on which connections of this process are made.
+/// The first port of the first device: that of connections from addresses that no other port has.
 ///
 /// # Errors
 /// `ENODEV` if no device exists; otherwise the error of opening it.
 pub fn device() -> Result<&'static Device> {
-    Ok(&Cm::get()?.device)
+    Ok(Cm::get()?.first())
 }
 
 /// The connection manager of this process.
 pub(crate) struct Cm {
-    pub(crate) device: Device,
+    /// The ports of all devices; at least one.
+    pub(crate) devices: Vec<Device>,
     pub(crate) ports: &'static Ports,
     pub(crate) service: &'static Service,
     pub(crate) answer_timeout: Duration,
@@ -100,9 +101,9 @@ impl Cm {
         }
         let find = PROVIDER.get().ok_or(Errno(libc::ENODEV))?;
         let provider = find().map_err(Errno)?;
-        let device = Device::open(provider.verbs)?;
+        let devices = Device::open_all(provider.verbs)?;
         let new: &'static Self = Box::leak(Box::new(Self {
-            device,
+            devices,
             ports: Box::leak(Box::new(Ports::open(&provider.fabric_dir)?)),
             service: Service::start()?,
             answer_timeout: provider.answer_timeout,
@@ -114,19 +115,31 @@ impl Cm {
         Ok(new)
     }
 
-    /// Returns the GID of a peer's address if packets lead to it; `None` for peers on this host and for unreachable
-    /// ones.
+    /// The first port of the first device.
+    pub(crate) fn first(&self) -> &Device {
+        // `open_all` fails where there is none.
+        &self.devices[0]
+    }
+
+    /// The port that has an own address; the first port for addresses that none has, such as 127.0.0.1.
+    pub(crate) fn device_of(&self, own: Addr) -> &Device {
+        let mut devices = self.devices.iter();
+        let found = devices.find(|device| device.has_address(own));
+        found.unwrap_or_else(|| self.first())
+    }
+
+    /// The GID of a peer's address, where packets lead to it; `None` where a socket of this host does, or nothing.
     pub(crate) fn gid_by_packets(&self, to: IpAddr) -> Option<[u8; 16]> {
-        // On InfiniBand, an IP address does not identify a port.
-        let gsi = self.gsi.filter(|_| !self.device.is_infiniband())?;
+        // Addresses of IP say nothing of ports of InfiniBand.
+        let gsi = self.gsi.filter(|_| !self.first().is_infiniband())?;
         let (gid, is_by_packets) = gsi::route(gsi, gid_of(to));
         is_by_packets.then_some(gid)
     }
 
     /// Returns true if requests to the local address `own` may arrive by packets.
     pub(crate) fn may_be_asked_by_packets(&self, own: IpAddr) -> bool {
-        // Loopback addresses are local to the host, so packets lead there only if the provider says so.
-        !self.device.is_infiniband()
+        // Loopback addresses are this host's own, so only packets that are asked for lead there.
+        !self.first().is_infiniband()
             && self.gsi.is_some()
             && (!own.is_loopback() || self.gid_by_packets(own).is_some())
     }
@@ -143,7 +156,7 @@ impl Cm {
                 gsi,
                 service: self.service,
                 ports: self.ports,
-                ca_guid: self.device.node_guid,
+                ca_guid: self.first().node_guid,
                 answer_timeout: self.answer_timeout,
                 time_wait: TIMEWAIT,
             })?;

@@ -173,8 +173,9 @@ pub unsafe fn connect(id: &CmId, param: *const rdma_conn_param) -> Result {
     let device = id.device();
     for end in [&mut src, &mut dst] {
         if let Addr::Ib(addr) = end {
-            // The loopback address means the port itself, whose GID the messages contain.
-            addr.gid = device.gid(Addr::Ib(*addr));
+            // The loopback address stands for the port itself, and messages name its GID.
+            let of_port = id.endpoint.cm.device_of(Addr::Ib(*addr));
+            addr.gid = of_port.gid(Addr::Ib(*addr));
         }
     }
     let (ece, private_data) = {

@@ -1,4 +1,4 @@
-//! The device to which ids are bound, and the attributes of queue pairs of a connection.
+//! The ports of devices that ids are bound to, and the attributes of queue pairs that follow from a connection.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,8 +13,6 @@ use crate::errno::{Errno, INVALID, Result};
 use crate::lock::lock;
 use crate::wire::{Params, QpAddress};
 
-/// Number of the only port (`ibv_query_port(3)` counts from 1).
-pub(crate) const PORT_NUM: u8 = 1;
 /// The default P_Key, which is the same in both byte orders.
 pub const DEFAULT_PKEY: u16 = u16::MAX;
 
@@ -23,7 +21,7 @@ pub(crate) const ACK_TIMEOUT: u8 = 19;
 /// Hop limit of every connection, as Linux uses it for RoCE (`IPV6_DEFAULT_HOPLIMIT`).
 pub(crate) const HOP_LIMIT: u8 = 64;
 
-/// The open device and its attributes.
+/// A port of an open device. All ports of a device have the same context and protection domain.
 pub struct Device {
     /// Functions of libibverbs.
     pub verbs: &'static Symbols,
@@ -31,6 +29,10 @@ pub struct Device {
     pub context: *mut ibv_context,
     /// Protection domain of ids for which the program has given none.
     pub pd: *mut ibv_pd,
+    /// It closes them.
+    is_owner: bool,
+    /// Number of the port, from 1 (`ibv_query_port(3)`).
+    pub(crate) port_num: u8,
     /// XRC domain of ids for which the program has given none; made when first needed.
     xrcd: Mutex<XrcDomain>,
     pub(crate) link_layer: u8,
@@ -55,7 +57,10 @@ unsafe impl Sync for Device {}
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: made by `of`, and used by no other code.
+        if !self.is_owner {
+            return;
+        }
+        // SAFETY: made by `of_context`, and closed once.
         unsafe {
             (self.verbs.ibv_dealloc_pd)(self.pd);
             (self.verbs.ibv_close_device)(self.context);
@@ -64,8 +69,11 @@ impl Drop for Device {
 }
 
 impl Device {
-    /// Opens the first device.
-    pub(crate) fn open(verbs: &'static Symbols) -> Result<Self> {
+    /// Opens all devices: their ports, those of the first device first. At least one.
+    ///
+    /// # Errors
+    /// `ENODEV` where there is no device, and what opening one says.
+    pub(crate) fn open_all(verbs: &'static Symbols) -> Result<Vec<Self>> {
         // SAFETY: libibverbs' functions, each called as its man page requires.
         unsafe {
             let mut count = 0;
@@ -75,37 +83,78 @@ impl Device {
                 let short = failure.is_shortage();
                 return Err(if short { failure } else { Errno(libc::ENODEV) });
             }
-            if count < 1 {
-                (verbs.ibv_free_device_list)(list);
-                return Err(Errno(libc::ENODEV));
+            let mut ports = Vec::new();
+            let mut opened = Ok(());
+            for index in 0..usize::try_from(count).unwrap_or(0) {
+                let context = (verbs.ibv_open_device)(*list.add(index));
+                opened = match context.is_null() {
+                    true => Err(last_errno()),
+                    false => Self::add_ports(verbs, context, &mut ports),
+                };
+                if opened.is_err() {
+                    break;
+                }
             }
-            let context = (verbs.ibv_open_device)(*list);
-            let failure = last_errno();
             (verbs.ibv_free_device_list)(list);
-            if context.is_null() {
-                return Err(failure);
+            opened?;
+            match ports.is_empty() {
+                true => Err(Errno(libc::ENODEV)),
+                false => Ok(ports),
             }
-            let opened = Self::of(verbs, context);
-            if opened.is_err() {
-                (verbs.ibv_close_device)(context);
-            }
-            opened
         }
     }
 
+    /// Adds the ports of a device that was just opened.
+    ///
     /// # Safety
-    /// `context` is an open device of `verbs`.
-    unsafe fn of(verbs: &'static Symbols, context: *mut ibv_context) -> Result<Self> {
-        let mut device = ibv_device_attr::zeroed();
+    /// `context` is an open device of `verbs`, and nobody else's.
+    unsafe fn add_ports(
+        verbs: &'static Symbols,
+        context: *mut ibv_context,
+        ports: &mut Vec<Self>,
+    ) -> Result {
+        let mut attr = ibv_device_attr::zeroed();
+        // SAFETY: contract of this function; a place for what is asked.
+        unsafe {
+            let asked = check((verbs.ibv_query_device)(context, &raw mut attr));
+            let pd = match asked {
+                Ok(()) => (verbs.ibv_alloc_pd)(context),
+                Err(_) => ptr::null_mut(),
+            };
+            if pd.is_null() {
+                let failure = asked.err().unwrap_or_else(last_errno);
+                (verbs.ibv_close_device)(context);
+                return Err(failure);
+            }
+            for port_num in 1..=attr.phys_port_cnt.max(1) {
+                let port = Self::of_port(verbs, (context, pd), &attr, port_num);
+                if port.is_err() && port_num == 1 {
+                    // The first port closes the device, and there is none.
+                    (verbs.ibv_dealloc_pd)(pd);
+                    (verbs.ibv_close_device)(context);
+                }
+                ports.push(port?);
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// `context` is an open device of `verbs`, with the attributes `device`, and `pd` a protection domain of it.
+    unsafe fn of_port(
+        verbs: &'static Symbols,
+        (context, pd): (*mut ibv_context, *mut ibv_pd),
+        device: &ibv_device_attr,
+        port_num: u8,
+    ) -> Result<Self> {
         let mut port = ibv_port_attr::zeroed();
         // SAFETY: contract of this function; the pointers lead to places for the results.
         unsafe {
-            check((verbs.ibv_query_device)(context, &raw mut device))?;
-            check((verbs.ibv_query_port)(context, PORT_NUM, &raw mut port))?;
+            check((verbs.ibv_query_port)(context, port_num, &raw mut port))?;
             let mut gids = Vec::new();
             for index in 0..port.gid_tbl_len {
                 let mut gid = ibv_gid::zeroed();
-                let failed = (verbs.ibv_query_gid)(context, PORT_NUM, index, &raw mut gid) != 0;
+                let failed = (verbs.ibv_query_gid)(context, port_num, index, &raw mut gid) != 0;
                 // Filled entries come first. All bytes of a GID are initialized, whichever union member they were
                 // written through.
                 if failed || gid.raw == [0; 16] {
@@ -118,20 +167,18 @@ impl Device {
                 let mut pkey = 0;
                 check((verbs.ibv_query_pkey)(
                     context,
-                    PORT_NUM,
+                    port_num,
                     index,
                     &raw mut pkey,
                 ))?;
                 pkeys.push(u16::from_be(pkey));
             }
-            let pd = (verbs.ibv_alloc_pd)(context);
-            if pd.is_null() {
-                return Err(last_errno());
-            }
             Ok(Self {
                 verbs,
                 context,
                 pd,
+                is_owner: port_num == 1,
+                port_num,
                 xrcd: Mutex::new(XrcDomain(ptr::null_mut())),
                 link_layer: port.link_layer,
                 active_mtu: port.active_mtu,
@@ -191,6 +238,19 @@ impl Device {
             .unwrap_or_default()
     }
 
+    /// Whether an own address is one of the port's.
+    pub(crate) fn has_address(&self, own: Addr) -> bool {
+        self.has_gid(&match own {
+            Addr::Ip(addr) => gid_of(addr.ip()),
+            Addr::Ib(addr) => addr.gid,
+        })
+    }
+
+    /// LID of the port; 0 on Ethernet.
+    pub(crate) fn lid(&self) -> u16 {
+        self.lid
+    }
+
     /// Returns true if the port has this GID.
     pub(crate) fn has_gid(&self, gid: &[u8; 16]) -> bool {
         self.gids.contains(gid)
@@ -240,7 +300,7 @@ impl Device {
     #[must_use]
     pub fn address_vector(&self, from: Addr, to: &QpAddress) -> ibv_ah_attr {
         let mut av = ibv_ah_attr::zeroed();
-        av.port_num = PORT_NUM;
+        av.port_num = self.port_num;
         av.dlid = to.lid;
         av.grh.dgid = ibv_gid { raw: to.gid };
         av.grh.sgid_index = u8::try_from(self.gid_index(from)).unwrap_or(0);
@@ -258,15 +318,15 @@ impl Device {
         mapped.find(Ipv4Addr::is_loopback).map(IpAddr::from)
     }
 
-    /// Returns the path record from the local address `from` to a port with the GID `dgid`.
-    pub(crate) fn path(&self, from: Addr, dgid: [u8; 16]) -> ibv_sa_path_rec {
+    /// The path record from one of the own addresses to a port with the GID `dgid` and the LID `dlid`.
+    pub(crate) fn path(&self, from: Addr, dgid: [u8; 16], dlid: u16) -> ibv_sa_path_rec {
         let mut path = ibv_sa_path_rec::zeroed();
         path.sgid = ibv_gid {
             raw: self.gid(from),
         };
         path.dgid = ibv_gid { raw: dgid };
         path.slid = self.lid.to_be();
-        path.dlid = self.lid.to_be();
+        path.dlid = dlid.to_be();
         path.hop_limit = HOP_LIMIT;
         path.reversible = 1;
         path.numb_path = 1;
@@ -324,7 +384,7 @@ impl Device {
         let mask = match state {
             IBV_QPS_INIT => {
                 attr.pkey_index = self.pkey_index(from)?;
-                attr.port_num = PORT_NUM;
+                attr.port_num = self.port_num;
                 attr.qkey = RDMA_UDP_QKEY;
                 IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY
             }
@@ -339,7 +399,7 @@ impl Device {
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = IBV_QPS_INIT;
         attr.pkey_index = self.pkey_index(from)?;
-        attr.port_num = PORT_NUM;
+        attr.port_num = self.port_num;
         attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE.cast_unsigned();
         if params.responder_resources > 0 {
             attr.qp_access_flags |=

@@ -15,7 +15,7 @@ use verbs_abi::*;
 
 use crate::addr::{self, Addr};
 use crate::channel::Channel;
-use crate::device::{DEFAULT_PKEY, Device, PORT_NUM};
+use crate::device::{DEFAULT_PKEY, Device};
 use crate::endpoint::{Endpoint, Event};
 use crate::errno::{Errno, INVALID, Result};
 use crate::found::Found;
@@ -290,9 +290,9 @@ impl CmId {
         lock(&self.extra)
     }
 
-    /// Returns the device to which the id is bound, or will be.
+    /// The port that it is on, or will be: that of its own address.
     pub fn device(&self) -> &'static Device {
-        &self.endpoint.cm.device
+        self.endpoint.cm.device_of(self.source_or_none())
     }
 
     pub(crate) fn is_datagram(&self) -> bool {
@@ -340,7 +340,7 @@ impl CmId {
         let device = self.device();
         let source = self.source_or_none();
         self.set_verbs(device.context);
-        self.set_port_num(PORT_NUM);
+        self.set_port_num(device.port_num);
         if self.pd().is_null() {
             self.set_pd(device.pd);
         }
@@ -363,8 +363,10 @@ impl CmId {
             Addr::Ip(to) => self.endpoint.cm.gid_by_packets(to.ip()),
             Addr::Ib(_) => None,
         };
-        let dgid = by_packets.unwrap_or_else(|| self.device().gid(to));
-        let path = Box::new(UnsafeCell::new(self.device().path(from, dgid)));
+        let peer = self.endpoint.cm.device_of(to);
+        let dgid = by_packets.unwrap_or_else(|| peer.gid(to));
+        let path = self.device().path(from, dgid, peer.lid());
+        let path = Box::new(UnsafeCell::new(path));
         self.change_route(|route| {
             // SAFETY: the path record lives until it is replaced, and every byte pattern is valid for each member of
             // the union.

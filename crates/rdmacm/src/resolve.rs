@@ -45,8 +45,10 @@ pub fn bind(id: &CmId, addr: Addr) -> Result {
     Ok(())
 }
 
+/// Whether a port of this host has the GID.
 fn has_gid(id: &CmId, addr: &IbAddr) -> bool {
-    id.device().has_gid(&addr.gid)
+    let mut devices = id.endpoint.cm.devices.iter();
+    devices.any(|device| device.has_gid(&addr.gid))
 }
 
 /// Resolves the peer's address: `rdma_resolve_addr(3)`.
@@ -172,7 +174,7 @@ fn source_gid(id: &CmId, dst: IbAddr) -> Result<[u8; 16]> {
     if device.pkey_index(Addr::Ib(dst)).is_err() {
         return Err(Errno(libc::ENODEV));
     }
-    if device.has_gid(&dst.gid) {
+    if has_gid(id, &dst) {
         return Ok(dst.gid);
     }
     let mut gids = device.gids().iter();

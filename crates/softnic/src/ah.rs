@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use verbs_abi::{ibv_ah, ibv_ah_attr, ibv_send_wr};
 
 use crate::abi_cell::AbiCell;
+use crate::device::{Place, Port};
 use crate::live;
 use crate::multicast::Group;
 use crate::path::note_use;
@@ -19,8 +20,8 @@ pub(crate) struct Ah {
     /// Identifies the address handle: unlike an address, an id is never used twice.
     pub(crate) id: u64,
     pub(crate) pd: u32,
-    /// True if the destination is a port of this host.
-    pub(crate) reachable: bool,
+    /// The port of this host that is the destination, if it is one.
+    pub(crate) destination: Option<Place>,
     /// The GID of the destination, if there is one.
     pub(crate) gid: Option<[u8; 16]>,
     /// True if packets reach the destination.
@@ -42,20 +43,20 @@ live::object!(Ah, ibv_ah);
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Ah {
-    pub(crate) fn new(domain: Arc<Pd>, attr: &ibv_ah_attr) -> Self {
+    pub(crate) fn new(domain: Arc<Pd>, port: &Port, attr: &ibv_ah_attr) -> Self {
         let nic = domain.context.nic;
         let mut abi = ibv_ah::zeroed();
         abi.context = domain.context.handle();
         abi.pd = domain.handle();
         domain.enter();
-        let grh = nic.port.grh(attr);
-        let reachable = nic.port.reaches(attr);
+        let grh = port.grh(attr);
+        let destination = port.destination(attr);
         let group = if attr.is_global == 0 {
             None
         } else {
             Group::of(attr.grh.dgid.bytes())
         };
-        let by_packets = group.is_none() && nic.takes_packets(reachable, true);
+        let by_packets = group.is_none() && nic.takes_packets(destination.is_some(), true);
         if by_packets {
             note_use();
         }
@@ -65,12 +66,12 @@ impl Ah {
             pd: domain.number,
             domain,
             gid: (attr.is_global != 0).then(|| attr.grh.dgid.bytes()),
-            reachable,
+            destination,
             by_packets,
-            flow: nic.port.flow(attr),
+            flow: port.flow(attr),
             group,
-            path: u64::from(nic.port.lid)
-                | u64::from(nic.port.completion_sl(attr, grh.as_ref())) << 16
+            path: u64::from(port.lid)
+                | u64::from(port.completion_sl(attr, grh.as_ref())) << 16
                 | u64::from(attr.src_path_bits) << 24
                 | u64::from(grh.is_some()) << 32,
             grh,

@@ -10,8 +10,10 @@ use verbs_abi::{
 };
 
 use crate::abi_cell::AbiCell;
+use crate::device::Device;
 use crate::event::EventQueue;
 use crate::nic::Nic;
+use crate::why;
 use shm::fabric::Peer;
 
 /// An open device.
@@ -24,6 +26,8 @@ pub(crate) struct Context {
     /// The descriptor by which other processes identify the context.
     pub(crate) cmd_fd: i32,
     pub(crate) nic: &'static Nic,
+    /// Which of its devices.
+    pub(crate) device: &'static Device,
     /// The process whose objects the context imports, if the context itself was imported (`ibv_import_device(3)`).
     pub(crate) home: Option<Arc<Peer>>,
     events: EventQueue<AsyncEvent>,
@@ -37,7 +41,7 @@ unsafe impl Send for AsyncEvent {}
 
 impl Context {
     pub(crate) fn new(
-        nic: &'static Nic,
+        (nic, device): (&'static Nic, &'static Device),
         mut abi: verbs_context,
         home: Option<Arc<Peer>>,
     ) -> io::Result<Self> {
@@ -47,6 +51,7 @@ impl Context {
             cmd_fd: abi.context.cmd_fd,
             abi: AbiCell::new(abi),
             nic,
+            device,
             home,
             events,
         })
@@ -107,14 +112,33 @@ impl Context {
         self.raise_port(IBV_EVENT_DEVICE_FATAL);
     }
 
-    /// Raises an event of the port, or of the whole device.
+    /// Raises an event of all ports, or of the whole device.
     pub(crate) fn raise_port(&self, event: ibv_event_type) {
         let mut e = ibv_async_event::zeroed();
         e.event_type = event;
-        if event != IBV_EVENT_DEVICE_FATAL {
-            e.element.port_num = i32::from(crate::device::PORT_NUM);
+        if event == IBV_EVENT_DEVICE_FATAL {
+            return self.events.push(AsyncEvent(e));
         }
-        self.events.push(AsyncEvent(e));
+        for port in self.device.ports() {
+            e.element.port_num = i32::from(port.place.port_num);
+            self.events.push(AsyncEvent(e));
+        }
+    }
+
+    /// Whether objects of the other context can be used with this one's: they are of the same device.
+    ///
+    /// # Errors
+    /// `EINVAL`: they are not. The kernel looks for an object among those of the context.
+    pub(crate) fn require_same_device(&self, other: &Self) -> Result<(), i32> {
+        if self.device.number == other.device.number {
+            return Ok(());
+        }
+        Err(why::invalid(|| {
+            format!(
+                "objects of {} and of {} are mixed: a protection domain, its queues and its queue pairs are of one device",
+                self.device.name, other.device.name
+            )
+        }))
     }
 
     /// Drops the events of an object that is being destroyed.

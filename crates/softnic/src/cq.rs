@@ -245,7 +245,7 @@ pub(crate) struct Cq {
     pub(crate) unacknowledged: Unacknowledged,
     /// The same count for asynchronous events.
     pub(crate) unacknowledged_errors: Unacknowledged,
-    context: &'static Context,
+    pub(crate) context: &'static Context,
     overrun: Overrun,
 }
 

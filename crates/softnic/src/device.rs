@@ -1,4 +1,4 @@
-//! The device as programs see it: its identity, its limits, its one port with the GID table, and the
+//! The device as programs see it: its identity, its limits, its ports with their GID tables, and the
 //! 40 bytes in front of a UD payload.
 //!
 //! Nothing here knows queue pairs or memory. Read `ibv_query_device(3)`, `ibv_query_port(3)`,
@@ -6,21 +6,26 @@
 //! (RoCEv2).
 
 mod attr;
+mod counts;
 mod grh;
 mod guid;
 mod interfaces;
 mod limits;
 mod link_layer;
 mod port;
+mod ports;
 mod route;
 
 pub(crate) use attr::{device_attr, device_attr_ex};
+pub(crate) use counts::Place;
+pub use counts::{BadCount, DEVICE_COUNT_VAR, MAX_DEVICES, MAX_PORTS, PORT_COUNT_VAR, PortCounts};
 pub(crate) use grh::{set_grh_length, ud_packet_bytes};
-pub(crate) use guid::node_guid;
 pub(crate) use interfaces::{address_list, network_interface};
 pub(crate) use limits::*;
+pub(crate) use link_layer::LINK_LAYER_VAR;
 pub(crate) use link_layer::{LinkLayer, PortError};
 pub(crate) use port::{Port, init_ah_from_wc};
+pub(crate) use ports::{Device, devices};
 pub(crate) use route::gids_of;
 
 #[cfg(test)]

@@ -140,6 +140,17 @@ impl Identity {
         &self.name
     }
 
+    /// The name of device `number`, from 0: the number at the end of the name counts up.
+    #[must_use]
+    pub fn name_of(&self, number: u8) -> String {
+        let letters = self.name.trim_end_matches(|c: char| c.is_ascii_digit());
+        match self.name[letters.len()..].parse::<u64>() {
+            _ if number == 0 => self.name.clone(),
+            Ok(first) => format!("{letters}{}", first.saturating_add(number.into())),
+            Err(_) => format!("{}{number}", self.name),
+        }
+    }
+
     /// Returns the `vendor_id` of `ibv_query_device(3)`: an OUI of the IEEE.
     #[must_use]
     pub fn vendor_id(&self) -> u32 {
@@ -203,6 +214,17 @@ mod tests {
         );
         let own = Identity::default();
         assert_eq!(own.to_string().parse(), Ok(own));
+    }
+
+    #[test]
+    fn names_of_further_devices_count_up() {
+        let names = |name: &str| {
+            let first = Identity::new(name, 0, 0).expect("an identity");
+            [0, 1, 7].map(|number| first.name_of(number))
+        };
+        assert_eq!(names("softnic0"), ["softnic0", "softnic1", "softnic7"]);
+        assert_eq!(names("mlx5_9"), ["mlx5_9", "mlx5_10", "mlx5_16"]);
+        assert_eq!(names("siw"), ["siw", "siw1", "siw7"]);
     }
 
     #[test]

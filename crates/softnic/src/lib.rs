@@ -102,6 +102,7 @@ pub use abi::{later_symbols, symbols};
 pub use capabilities::{
     BadCapabilities, CAPABILITIES_VAR, Capabilities, InvalidCapabilities, Transport,
 };
+pub use device::{BadCount, DEVICE_COUNT_VAR, MAX_DEVICES, MAX_PORTS, PORT_COUNT_VAR, PortCounts};
 pub use faults::{
     BadFaults, FAULT_COUNTS_VAR, FAULT_SEED_VAR, FAULT_VAR, FaultCounts, observe_faults,
     read_counts,
@@ -117,6 +118,6 @@ pub use report::{
     AddressReport, PacketReport, RECEIVE_BUFFER_BYTES, ROCE_UDP_PORT, UdpPort, packet_report,
 };
 pub use shm::mem::{PageSize, SharedMemory, alloc_shared, alloc_shared_in};
-pub use sysfs::{SysfsContent, SysfsFile, UVERBS_NAME, sysfs_files};
+pub use sysfs::{SysfsContent, SysfsFile, sysfs_files, uverbs_names};
 pub use sysfs_text::read_sysfs_text;
 pub use why::WHY_VAR;

@@ -1,13 +1,15 @@
 //! The state that all objects of a process's NIC share: its place in the fabric, its port, its keys and mappings.
 
 use std::any::Any;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::capabilities::{Capabilities, InvalidCapabilities};
-use crate::device::{Port, PortError};
+use crate::device::{BadCount, Device, Port, PortError};
 use crate::identity::{BadDevice, Identity};
 use crate::imports::Imports;
 use crate::lock::lock;
@@ -37,6 +39,14 @@ pub enum NicError {
         /// The errno for C callers.
         errno: i32,
     },
+    /// A port was asked for that is not there.
+    #[error("device {device} has no port {port_num}")]
+    NoPort {
+        /// The device, from 0.
+        device: usize,
+        /// The port, from 1.
+        port_num: u8,
+    },
     /// The configuration of the device's identity is not valid.
     #[error(transparent)]
     Device(#[from] BadDevice),
@@ -52,6 +62,12 @@ pub enum NicError {
     /// The engine's thread cannot be started.
     #[error("cannot start the engine: {0}")]
     Engine(std::io::Error),
+}
+
+impl From<BadCount> for NicError {
+    fn from(e: BadCount) -> Self {
+        PortError::from(e).into()
+    }
 }
 
 impl From<PortError> for NicError {
@@ -102,6 +118,7 @@ pub(crate) enum Looker {
 /// The parts of a NIC.
 pub(crate) struct NicParts {
     pub(crate) fabric: Fabric,
+    pub(crate) devices: Vec<Device>,
     pub(crate) port: Port,
     pub(crate) identity: Identity,
     pub(crate) capabilities: Capabilities,
@@ -112,6 +129,9 @@ pub(crate) struct NicParts {
 /// The state that the objects of this process's software NIC share.
 pub(crate) struct Nic {
     pub(crate) fabric: Fabric,
+    /// At least one.
+    pub(crate) devices: Vec<Device>,
+    /// Port 1 of the first device. Where the ports of the host are meant, it speaks for all of them.
     pub(crate) port: Port,
     pub(crate) identity: Identity,
     pub(crate) capabilities: Capabilities,
@@ -122,8 +142,8 @@ pub(crate) struct Nic {
     /// The queue pairs and completion queues.
     pub(crate) objects: &'static dyn Objects,
     pub(crate) imports: Imports,
-    /// The descriptor that the contexts have as `cmd_fd`.
-    cmd_fd: Mutex<Option<OwnedFd>>,
+    /// What the contexts of each device have for `cmd_fd`.
+    cmd_fds: Mutex<HashMap<u8, OwnedFd>>,
     /// The next slot of the connection notices, as the last reader left it.
     notices_at: AtomicUsize,
     retired: Mutex<Vec<RetiredRing>>,
@@ -161,6 +181,7 @@ impl Nic {
     pub(crate) fn new(parts: NicParts) -> Self {
         Self {
             fabric: parts.fabric,
+            devices: parts.devices,
             port: parts.port,
             identity: parts.identity,
             capabilities: parts.capabilities,
@@ -169,7 +190,7 @@ impl Nic {
             network: parts.network,
             objects: parts.objects,
             imports: Imports::default(),
-            cmd_fd: Mutex::new(None),
+            cmd_fds: Mutex::new(HashMap::new()),
             notices_at: AtomicUsize::new(0),
             retired: Mutex::new(Vec::new()),
             engine_ticks: AtomicBool::new(false),
@@ -185,17 +206,20 @@ impl Nic {
         &self.fabric.me
     }
 
-    /// Returns the descriptor that identifies the contexts of this process to others, by its [`Name`].
+    /// The descriptor that stands for the contexts of a device of this process, as [`Name`] tells others.
     ///
     /// # Errors
     /// The system's errno if there are no descriptors left.
     ///
     /// [`Name`]: shm::fabric::Name
-    pub(crate) fn cmd_fd(&self) -> Result<RawFd, i32> {
-        let mut made = lock(&self.cmd_fd);
-        let file = match &mut *made {
-            Some(file) => file,
-            none => none.insert(self.me().name().as_file().map_err(|e| errno_of(&e))?),
+    pub(crate) fn cmd_fd(&self, device: &Device) -> Result<RawFd, i32> {
+        let mut made = lock(&self.cmd_fds);
+        let file = match made.entry(device.number) {
+            Entry::Occupied(file) => file.into_mut(),
+            Entry::Vacant(none) => {
+                let name = self.me().name().with_device(device.number);
+                none.insert(name.as_file().map_err(|e| errno_of(&e))?)
+            }
         };
         Ok(file.as_raw_fd())
     }

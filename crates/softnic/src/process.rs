@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::at_exit::at_exit;
 use crate::capabilities::Capabilities;
-use crate::device::Port;
+use crate::device::{self, LINK_LAYER_VAR, PortCounts};
 use crate::engine;
 use crate::identity::Identity;
 use crate::lock::lock;
@@ -62,8 +62,10 @@ extern "C" fn leave() {
 const LAST_NOTICES: Duration = Duration::from_secs(2);
 
 fn new_nic() -> Result<&'static Nic, NicError> {
-    let port = Port::from_env()?;
     let identity = Identity::from_env()?;
+    let counts = PortCounts::from_env()?;
+    let link_layer = std::env::var_os(LINK_LAYER_VAR);
+    let (devices, port) = device::devices(link_layer.as_deref(), &identity, counts)?;
     let capabilities = Capabilities::from_env()?;
     crate::faults::check()?;
     let network = Network::from_env()?;
@@ -75,6 +77,7 @@ fn new_nic() -> Result<&'static Nic, NicError> {
     // The NIC lives as long as the process, so handles that a program forgot to destroy stay valid.
     let nic: &'static Nic = Box::leak(Box::new(Nic::new(NicParts {
         fabric,
+        devices,
         port,
         identity,
         capabilities,

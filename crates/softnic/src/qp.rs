@@ -13,6 +13,7 @@ use verbs_abi::*;
 use crate::biased_lock::BiasedLock;
 use crate::context::Context;
 use crate::cq::{Cq, WcSink};
+use crate::device::Place;
 use crate::event::Unacknowledged;
 use crate::faults;
 use crate::live;
@@ -208,6 +209,7 @@ impl Qp {
             Xrc::No | Xrc::Send => 0,
         };
         shared.xrc_domain.store(domain, Ordering::Relaxed);
+        shared.port.store(0, Ordering::Relaxed);
         shared
             .qp_type
             .store(new.init_attr.qp_type, Ordering::Relaxed);
@@ -472,7 +474,7 @@ impl Qp {
         let from = self.state();
         let own = &self.nic.capabilities.limits;
         let limits = Limits {
-            phys_port_cnt: 1,
+            phys_port_cnt: self.context.device.port_count(),
             pkey_tbl_len: 1,
             gid_tbl_len: u16::try_from(crate::device::GID_TBL_LEN).unwrap_or(u16::MAX),
             max_mtu: IBV_MTU_4096,
@@ -487,8 +489,14 @@ impl Qp {
             },
         )?;
         if mask & IBV_QP_AV != 0 {
-            self.nic.port.check_ah(&new.ah_attr)?;
-            self.nic.port.resolve(&new.ah_attr)?;
+            // The port of the queue pair: the kernel's `modify_qp` compares the two.
+            let port_num = match mask & IBV_QP_PORT {
+                0 => control.attr.port_num,
+                _ => new.port_num,
+            };
+            let port = self.context.device.port(port_num)?;
+            port.check_ah(&new.ah_attr)?;
+            port.resolve(&new.ah_attr)?;
         }
         if to == QpState::Reset {
             self.reset(&mut control);
@@ -599,6 +607,17 @@ impl Qp {
         let shared = self.shared();
         let attr = &control.attr;
         shared.access.store(attr.qp_access_flags, Ordering::Relaxed);
+        let place = Place {
+            device: self.context.device.number,
+            port_num: attr.port_num,
+        };
+        // 0 until the program has chosen a port.
+        let port = if attr.port_num == 0 {
+            0
+        } else {
+            place.number()
+        };
+        shared.port.store(port.into(), Ordering::Relaxed);
         shared.dest_qpn.store(attr.dest_qp_num, Ordering::Relaxed);
         shared
             .min_rnr_timer

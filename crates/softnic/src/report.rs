@@ -7,14 +7,13 @@ use std::path::Path;
 use link::probe::{SocketFeatures, probe};
 use link::{Config, Fabric, PortState};
 
-use crate::device::PORT_NUM;
 use crate::nic::NicError;
 use crate::path;
 use crate::path::hw_counters::PortFiles;
 use crate::process;
 use crate::sysfs::{INTERFACES, interface_name};
 
-/// The path by packets of this process's port.
+/// The way by packets of a port of this process.
 #[derive(Clone, Debug)]
 pub struct PacketReport {
     /// Number of the port.
@@ -65,12 +64,17 @@ pub const ROCE_UDP_PORT: u16 = roce::UDP_PORT;
 /// Bytes of the receive buffer that a socket asks for.
 pub const RECEIVE_BUFFER_BYTES: usize = link::DEFAULT_BUFFER_BYTES;
 
-/// Reports on the path by packets of this process's port. The process joins the fabric.
+/// Looks at the way by packets of a port of this process: that of `device` (from 0) with the number `port_num` (from 1).
+/// The process joins the fabric. The counters are those of all ports.
 ///
 /// # Errors
-/// This process has no software NIC, or the fabric's folder cannot be used.
-pub fn packet_report() -> Result<PacketReport, NicError> {
+/// There is no software NIC in this process or no such port, or the fabric's folder cannot be used.
+pub fn packet_report(device: usize, port_num: u8) -> Result<PacketReport, NicError> {
     let nic = process::get()?;
+    let of_device = nic.devices.get(device).map(|device| device.port(port_num));
+    let port = of_device
+        .and_then(Result::ok)
+        .ok_or(NicError::NoPort { device, port_num })?;
     let failed = |what| {
         let path = nic.fabric.dir().to_owned();
         move |source| shm::fabric::FabricError::Io { path, what, source }
@@ -85,7 +89,7 @@ pub fn packet_report() -> Result<PacketReport, NicError> {
     let slot = nic.me().slot as u16;
     let probes = probe(&Config {
         fabric: Some(Fabric { folder, slot }),
-        ..Config::new(nic.port.addresses())
+        ..Config::new(port.own_addresses())
     });
     let probes = probes.map_err(std::io::Error::other);
     let probes = probes.map_err(failed("look at the sockets of other processes"))?;
@@ -106,14 +110,9 @@ pub fn packet_report() -> Result<PacketReport, NicError> {
         }
     });
     Ok(PacketReport {
-        port_num: PORT_NUM,
+        port_num,
         path: nic.network.mode().name(),
-        gid_interfaces: nic
-            .port
-            .gid_interfaces
-            .iter()
-            .map(|n| name_of(*n))
-            .collect(),
+        gid_interfaces: port.gid_interfaces.iter().map(|n| name_of(*n)).collect(),
         addresses: addresses.collect(),
         counters: files.values(path::NAMES),
     })

@@ -10,15 +10,25 @@ use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 
 use crate::capabilities::{Capabilities, Transport};
-use crate::device::{self, LinkLayer, PORT_NUM, Port};
+use crate::device::{self, Device, LINK_LAYER_VAR, LinkLayer, Port, PortCounts};
 use crate::identity::Identity;
 use crate::nic::NicError;
 use crate::path::{self, hw_counters::PortFiles};
 use shm::fabric::{Fabric, FabricError};
 
-/// Name of the device's character device below `/dev/infiniband`, and of its folder in
+/// Name of the character device of device `number` below `/dev/infiniband`, and of its folder in
 /// `/sys/class/infiniband_verbs`.
-pub const UVERBS_NAME: &str = "uverbs0";
+pub(crate) fn uverbs_name(number: u8) -> String {
+    format!("uverbs{number}")
+}
+
+/// The names that the devices have below `/dev/infiniband`, by the files in their folders.
+pub fn uverbs_names(files: &[SysfsFile]) -> impl Iterator<Item = &str> {
+    files.iter().filter_map(|file| {
+        let folder = file.path.strip_prefix("infiniband_verbs/")?;
+        folder.strip_suffix("/ibdev")
+    })
+}
 
 /// One file of sysfs, or a link to a folder elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -38,38 +48,38 @@ pub enum SysfsContent {
     Folder(PathBuf),
 }
 
-/// Returns the files of the device below `/sys/class`, in the form that
-/// `linux:Documentation/ABI/stable/sysfs-class-infiniband` describes. `link_layer` is a value of `VERBATIM_LINK_LAYER`.
-/// An argument that is `None` is read from the environment.
+/// The files of the devices below `/sys/class`, in the form that `linux:Documentation/ABI/stable/sysfs-class-infiniband`
+/// describes. `link_layer` is a value of `VERBATIM_LINK_LAYER`; for none, and for no identity,
+/// capabilities or counts, the environment is asked.
 ///
-/// GIDs that the port does not have are left out (the kernel has files of zeroes for them). `hw_counters` of an
-/// Ethernet port is a link to the folder of its counters in the fabric's folder. The counters' folder is made if it
-/// does not exist; the link is left out if that fails.
+/// GIDs that a port does not have are left out (the kernel has files of zeroes for them). `hw_counters` of the first
+/// port, if it is an Ethernet port, is a link to the folder of its counters in the fabric's, which is made if it is not there, and is left out where it
+/// cannot be made.
 ///
 /// # Errors
-/// `link_layer` is not a link layer, the identity or capabilities in the environment are not valid, or the host's
-/// addresses cannot be read.
+/// Where `link_layer` is no link layer, or the environment's identity, capabilities or counts none, and where the host's addresses cannot be read.
 pub fn sysfs_files(
     link_layer: Option<&OsStr>,
     identity: Option<&Identity>,
     capabilities: Option<&Capabilities>,
+    counts: Option<PortCounts>,
 ) -> Result<Vec<SysfsFile>, NicError> {
-    let port = match link_layer {
-        Some(value) => Port::with_link_layer(value),
-        None => Port::from_env(),
-    }?;
+    let link_layer = link_layer.map(OsStr::to_owned);
+    let link_layer = link_layer.or_else(|| std::env::var_os(LINK_LAYER_VAR));
     let identity = identity.cloned().map_or_else(Identity::from_env, Ok)?;
     let capabilities = capabilities
         .copied()
         .map_or_else(Capabilities::from_env, Ok)?;
+    let counts = counts.map_or_else(PortCounts::from_env, Ok)?;
+    let (devices, port) = device::devices(link_layer.as_deref(), &identity, counts)?;
     let beside = device::network_interface();
     let says = (&identity, capabilities.transport);
-    let mut files = files(says, &port, Path::new(INTERFACES), beside);
+    let mut files = files(says, &devices, Path::new(INTERFACES), beside);
     if port.link_layer == LinkLayer::Ethernet
         && let Ok(counters) = make_counters()
     {
         files.push(SysfsFile {
-            path: format!("infiniband/{}/ports/{PORT_NUM}/hw_counters", identity.name),
+            path: format!("infiniband/{}/ports/1/hw_counters", identity.name),
             content: SysfsContent::Folder(counters),
         });
     }
@@ -94,10 +104,10 @@ fn make_counters() -> Result<PathBuf, NicError> {
     })?)
 }
 
-/// Returns the files of the device. `beside` is the interface beside the port, by name and number.
+/// `beside` is the interface beside the first port, by name and number.
 fn files(
     (identity, transport): (&Identity, Transport),
-    port: &Port,
+    devices: &[Device],
     interfaces: &Path,
     beside: Option<(String, u32)>,
 ) -> Vec<SysfsFile> {
@@ -107,40 +117,66 @@ fn files(
         files.push(SysfsFile { path, content });
     };
 
-    let device = format!("infiniband/{}", identity.name);
-    let guid = guid(device::node_guid());
-    file(format!("{device}/node_type"), transport.node_type_text());
-    file(format!("{device}/node_desc"), &identity.name);
-    file(format!("{device}/node_guid"), &guid);
-    file(format!("{device}/sys_image_guid"), &guid);
-    file(format!("{device}/fw_ver"), &identity.firmware);
-    // The kernel has this file only if the driver knows the board.
-    if !identity.board_id.is_empty() {
-        file(format!("{device}/board_id"), &identity.board_id);
-    }
-    // Programs list the folder to learn at which address the device is reached.
-    if let Some((name, number)) = beside {
-        // An alias (`eth0:1`) is not an interface of its own.
-        let name = name.split(':').next().unwrap_or(&name);
-        let at = format!("{device}/device/net/{name}");
-        file(format!("{at}/ifindex"), &number.to_string());
-    }
+    for device in devices {
+        let at = format!("infiniband/{}", device.name);
+        let guid = guid(device.node_guid);
+        file(format!("{at}/node_type"), transport.node_type_text());
+        file(format!("{at}/node_desc"), &device.name);
+        file(format!("{at}/node_guid"), &guid);
+        file(format!("{at}/sys_image_guid"), &guid);
+        file(format!("{at}/fw_ver"), &identity.firmware);
+        // The kernel has this file only if the driver knows the board.
+        if !identity.board_id.is_empty() {
+            file(format!("{at}/board_id"), &identity.board_id);
+        }
+        // Programs list the folder to learn at which address the device is reached.
+        let first = beside.clone().filter(|_| device.number == 0);
+        for (name, number) in interfaces_of(device, interfaces, first) {
+            let at = format!("{at}/device/net/{name}");
+            file(format!("{at}/ifindex"), &number.to_string());
+        }
 
-    device_files(&mut file, &device, identity);
-    port_files(&mut file, &device, port, interfaces);
+        device_files(&mut file, &at, identity);
+        for port in device.ports() {
+            port_files(&mut file, &at, port, interfaces);
+        }
 
-    // Versions as in `linux:drivers/infiniband/core/uverbs_main.c`.
+        let verbs = format!("infiniband_verbs/{}", uverbs_name(device.number));
+        file(format!("{verbs}/ibdev"), &device.name);
+        file(format!("{verbs}/abi_version"), "1");
+        // Of no character device: it is not opened.
+        file(format!("{verbs}/dev"), "0:0");
+    }
+    // Versions as `linux:drivers/infiniband/core/uverbs_main.c` has them.
     file("infiniband_verbs/abi_version".to_owned(), "6");
-    let verbs = format!("infiniband_verbs/{UVERBS_NAME}");
-    file(format!("{verbs}/ibdev"), &identity.name);
-    file(format!("{verbs}/abi_version"), "1");
-    // There is no such character device: it is not opened.
-    file(format!("{verbs}/dev"), "0:0");
     files
 }
 
-/// Adds the files of the PCI device behind `device`, by which programs choose cores and NICs. They give the vendor and
-/// part if the identity has them, no NUMA node (`-1`), and all processors.
+/// The network interfaces beside the ports of a device, by name and number; `first` is the one beside the first port.
+fn interfaces_of(
+    device: &Device,
+    interfaces: &Path,
+    first: Option<(String, u32)>,
+) -> Vec<(String, u32)> {
+    let mut found = Vec::new();
+    let of_port = |port: &Port| {
+        let number = *port.gid_interfaces.get(1)?;
+        Some((interface_name(interfaces, number)?, number))
+    };
+    let skipped = usize::from(first.is_some());
+    let others = device.ports().iter().skip(skipped).filter_map(of_port);
+    for (name, number) in first.into_iter().chain(others) {
+        // An alias (`eth0:1`) is no interface of its own.
+        let name = name.split(':').next().unwrap_or(&name).to_owned();
+        if !found.contains(&(name.clone(), number)) {
+            found.push((name, number));
+        }
+    }
+    found
+}
+
+/// Those of the PCI device behind `device`, by which programs choose cores and NICs: the vendor and part where the identity has
+/// them, no NUMA node (`-1`), and all processors.
 fn device_files(file: &mut impl FnMut(String, &str), device: &str, identity: &Identity) {
     let at = format!("{device}/device");
     // The identity has the vendor's OUI, which differs from its number among PCI devices (pci.ids).
@@ -201,7 +237,7 @@ fn cpu_mask(list: &str) -> Option<String> {
 /// Adds the files of the port of `device`.
 fn port_files(file: &mut impl FnMut(String, &str), device: &str, port: &Port, interfaces: &Path) {
     let attr = port.attr();
-    let at = format!("{device}/ports/{PORT_NUM}");
+    let at = format!("{device}/ports/{}", port.place.port_num);
     // Names of `ib_port_state` and `ib_port_phys_state` as `linux:drivers/infiniband/core/sysfs.c` spells them.
     file(format!("{at}/state"), "4: ACTIVE");
     file(format!("{at}/phys_state"), "5: LinkUp");
@@ -277,7 +313,8 @@ mod tests {
 
     #[test]
     fn an_infiniband_port_has_a_lid_and_one_gid() {
-        let files = sysfs_files(Some(OsStr::new("ib")), None, None).expect("it needs no addresses");
+        let files =
+            sysfs_files(Some(OsStr::new("ib")), None, None, None).expect("it needs no addresses");
         let port = "infiniband/softnic0/ports/1";
         let at = |name: &str| text(&files, &format!("{port}/{name}"));
         assert_eq!(at("link_layer"), Some("InfiniBand\n"));
@@ -305,16 +342,15 @@ mod tests {
         }
         let mut v4 = [0; 16];
         v4[10..].copy_from_slice(&[0xff, 0xff, 192, 0, 2, 1]);
-        let port = Port {
-            link_layer: LinkLayer::Ethernet,
-            gids: vec![[0xfe; 16], v4],
-            gid_interfaces: vec![0, 8],
-            gid_0_is_address: false,
-            lid: 0,
-        };
+        let (mut devices, _) = device::devices(None, &Identity::default(), PortCounts::default())
+            .expect("a host has addresses");
+        let mut port = devices[0].ports()[0].clone();
+        port.gids = vec![[0xfe; 16], v4];
+        port.gid_interfaces = vec![0, 8];
+        devices[0].set_port(port);
         let files = files(
             (&Identity::default(), Transport::default()),
-            &port,
+            &devices,
             folder.path(),
             Some(("eth8:1".to_owned(), 8)),
         );
@@ -336,8 +372,8 @@ mod tests {
     fn the_files_are_those_of_the_identity() {
         let cx3 = "mlx4_0:713:4099:MT_1100120019:2.42.5000";
         let cx3: Identity = cx3.parse().expect("an identity");
-        let files =
-            sysfs_files(Some(OsStr::new("ib")), Some(&cx3), None).expect("no addresses needed");
+        let files = sysfs_files(Some(OsStr::new("ib")), Some(&cx3), None, None)
+            .expect("no addresses needed");
         for (name, value) in [
             ("node_desc", "mlx4_0\n"),
             ("board_id", "MT_1100120019\n"),
@@ -353,6 +389,30 @@ mod tests {
             );
         }
         assert!(files.iter().all(|file| !file.path.contains("softnic0")));
+    }
+
+    #[test]
+    fn every_port_of_every_device_has_its_files() {
+        let counts = Some(PortCounts::new(2, 2));
+        let files = sysfs_files(Some(OsStr::new("ib")), None, None, counts).expect("made");
+        let mut lids = Vec::new();
+        for device in ["softnic0", "softnic1"] {
+            for port in 1..=2 {
+                let lid = text(&files, &format!("infiniband/{device}/ports/{port}/lid"));
+                lids.push(lid.expect("a LID").to_owned());
+            }
+        }
+        assert_eq!(lids, ["0x1\n", "0x2\n", "0x5\n", "0x6\n"]);
+        let names: Vec<_> = uverbs_names(&files).collect();
+        assert_eq!(names, ["uverbs0", "uverbs1"]);
+        assert_eq!(
+            text(&files, "infiniband_verbs/uverbs1/ibdev"),
+            Some("softnic1\n")
+        );
+        assert_ne!(
+            text(&files, "infiniband/softnic0/node_guid"),
+            text(&files, "infiniband/softnic1/node_guid")
+        );
     }
 
     #[test]
@@ -372,8 +432,8 @@ mod tests {
 
     #[test]
     fn what_is_no_link_layer_is_refused() {
-        let err =
-            sysfs_files(Some(OsStr::new("tokenring")), None, None).expect_err("no link layer");
+        let err = sysfs_files(Some(OsStr::new("tokenring")), None, None, None)
+            .expect_err("no link layer");
         assert!(err.to_string().contains("tokenring"), "{err}");
     }
 }

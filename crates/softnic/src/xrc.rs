@@ -12,6 +12,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use crate::context::Context;
 use crate::cq::Cq;
 use crate::lock::lock;
 use crate::nic::Nic;
@@ -79,11 +80,12 @@ fn domains(nic: &Nic) -> Vec<Arc<Xrcd>> {
         .collect()
 }
 
-/// Returns the domain of `nic` that a file names.
-pub(crate) fn domain_of(nic: &Nic, file: FileId) -> Option<Arc<Xrcd>> {
-    domains(nic)
-        .into_iter()
-        .find(|domain| domain.file == Some(file))
+/// The domain of a context's device that a file names.
+pub(crate) fn domain_of(context: &Context, file: FileId) -> Option<Arc<Xrcd>> {
+    domains(context.nic).into_iter().find(|domain| {
+        let device = domain.gatherer.context.device;
+        domain.file == Some(file) && device.number == context.device.number
+    })
 }
 
 /// Registers a domain for polls and the engine.

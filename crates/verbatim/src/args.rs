@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use softnic::{DEVICE_COUNT_VAR, MAX_DEVICES, MAX_PORTS, PORT_COUNT_VAR};
 
 use crate::capture::{self, CaptureArgs};
 
@@ -134,6 +135,36 @@ impl LinkLayer {
     }
 }
 
+/// How many devices and ports the software NIC has.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct PortsArgs {
+    /// Devices of the software NIC, 1 to 8 [default: VERBATIM_DEVICE_COUNT, or 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_DEVICES)))]
+    devices: Option<u8>,
+    /// Ports of each device, 1 to 4 [default: VERBATIM_PORT_COUNT, or as many as the NIC of --nic has, or 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_PORTS)))]
+    ports: Option<u8>,
+}
+
+impl PortsArgs {
+    /// Neither is given.
+    pub(crate) fn are_default(&self) -> bool {
+        self.devices.is_none() && self.ports.is_none()
+    }
+
+    /// The environment variables that tell the software NIC so; where nothing says how many ports there are, `ports` is.
+    pub(crate) fn variables(
+        &self,
+        ports: Option<u8>,
+    ) -> impl Iterator<Item = (&'static str, OsString)> + use<> {
+        let ports = ports.filter(|_| std::env::var_os(PORT_COUNT_VAR).is_none());
+        let devices = self.devices.map(|count| (DEVICE_COUNT_VAR, count));
+        let ports = self.ports.or(ports).map(|count| (PORT_COUNT_VAR, count));
+        let both = devices.into_iter().chain(ports);
+        both.map(|(name, count)| (name, count.to_string().into()))
+    }
+}
+
 /// Environment variable: the link layer that the software NIC of this process and its children
 /// presents.
 const LINK_LAYER_VARIABLE: &str = "VERBATIM_LINK_LAYER";
@@ -166,7 +197,7 @@ impl NicArgs {
 fn refuse_for_system(wanted: &Variables) -> Result<()> {
     if !wanted.is_empty() {
         bail!(
-            "--link-layer, --path and --address are for the software NIC, and --provider system uses ports as \
+            "--link-layer, --path, --address, --devices and --ports are for the software NIC, and --provider system uses ports as \
              they are; leave out one of the two"
         );
     }
@@ -248,10 +279,21 @@ impl LinkLayerArgs {
         start_with(&wanted)
     }
 
-    /// Applies the path, the addresses and the environment variables `others` to this process and
-    /// its children.
-    pub(crate) fn settle_way(&self, others: Option<(&'static str, &str)>) -> Result<()> {
-        let others = others.map(|(name, value)| (name, OsString::from(value)));
+    /// The same with numbers of devices and ports.
+    pub(crate) fn settle_with(&self, provider: Option<Provider>, ports: &PortsArgs) -> Result<()> {
+        let mut wanted = self.variables();
+        wanted.extend(ports.variables(None));
+        if provider == Some(Provider::System) {
+            refuse_for_system(&wanted)?;
+        }
+        start_with(&wanted)
+    }
+
+    /// Makes hold what says how peers are reached, and other environment variables.
+    pub(crate) fn settle_way(
+        &self,
+        others: impl Iterator<Item = (&'static str, OsString)>,
+    ) -> Result<()> {
         start_with(&self.way().chain(others).collect())
     }
 }

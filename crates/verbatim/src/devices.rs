@@ -11,7 +11,7 @@ use serde::Serialize;
 use verbs::{Capability, Context, Device, GidType, InlineBytes, Lack, Lid, LinkLayer};
 
 use crate::Outcome;
-use crate::args::{LinkLayerArgs, Provider};
+use crate::args::{LinkLayerArgs, PortsArgs, Provider};
 use crate::output::{print, print_typed};
 use packets::Details;
 use size::size;
@@ -25,12 +25,14 @@ pub(crate) struct Args {
     provider: Option<Provider>,
     #[command(flatten)]
     link_layer: LinkLayerArgs,
+    #[command(flatten)]
+    ports: PortsArgs,
     /// Also show how each port sends packets: addresses, sockets, path MTU; interfaces of GIDs; and the port's counters
     #[arg(long, short)]
     verbose: bool,
     /// List the adapters that `verbatim run --nic` presents instead: queue pairs, features and limits, with -v each with its
     /// evidence
-    #[arg(long, conflicts_with_all = ["provider", "link_layer"])]
+    #[arg(long, conflicts_with_all = ["provider", "link_layer", "devices", "ports"])]
     adapters: bool,
     /// Print one JSON object per line: device, provider; with --adapters: adapter
     #[arg(long)]
@@ -157,7 +159,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if args.adapters {
         return adapters::show(args.verbose, args.json);
     }
-    args.link_layer.settle(args.provider)?;
+    args.link_layer.settle_with(args.provider, &args.ports)?;
     let all = [Provider::Softnic, Provider::System];
     let wanted = |p: &Provider| args.provider.is_none_or(|only| only == *p);
     let mut found = 0;
@@ -195,8 +197,8 @@ fn ask(provider: Provider, args: &Args) -> Result<Asked> {
             Vec::new()
         }
     };
-    for device in &devices {
-        match look(device, args.verbose) {
+    for (number, device) in devices.iter().enumerate() {
+        match look(device, number, args.verbose) {
             Ok(shown) => {
                 asked.devices += 1;
                 if args.json {
@@ -213,14 +215,14 @@ fn ask(provider: Provider, args: &Args) -> Result<Asked> {
     Ok(asked)
 }
 
-fn look(device: &Device, verbose: bool) -> Result<Shown> {
+fn look(device: &Device, number: usize, verbose: bool) -> Result<Shown> {
     let context = device.open()?;
     let attr = context.query_device()?;
     let found = context.capabilities()?;
     let has = |capability: &Capability| found.has(*capability);
     let ports = (1..=attr.phys_port_cnt).map(|port_num| {
         let details = verbose.then(|| match found.provider {
-            "softnic" => Details::of_softnic(),
+            "softnic" => Details::of_softnic(number, port_num),
             _ => Ok(Details::of_system(device.name(), port_num)),
         });
         port(&context, port_num, details.transpose()?)

@@ -203,7 +203,9 @@ impl Scene {
 /// Returns the port's counters as last published.
 #[track_caller]
 fn counters() -> Vec<(&'static str, u64)> {
-    softnic::packet_report().expect("a software NIC").counters
+    softnic::packet_report(0, 1)
+        .expect("a software NIC")
+        .counters
 }
 
 #[track_caller]

@@ -18,6 +18,8 @@ pub struct Identity {
     pub board_id: Option<Sourced<String>>,
     /// `fw_ver` of `ibv_query_device(3)`; unknown if absent.
     pub firmware: Option<Sourced<String>>,
+    /// `phys_port_cnt` of `ibv_query_device(3)`; 1 if absent.
+    pub ports: Option<Sourced<u32>>,
 }
 
 impl Identity {
@@ -32,6 +34,11 @@ impl Identity {
         if !length(&device.value) || !device.value.bytes().all(letter) {
             let message = "a device's name has 1 to 63 letters, digits or '_'";
             problems.push((device.span.start, "device", message));
+        }
+        if let Some(ports) = &self.ports
+            && !(1..=4).contains(&ports.value)
+        {
+            problems.push((ports.span.start, "ports", "a device has 1 to 4 ports"));
         }
         if self.vendor_id.value >= 1 << 24 {
             let message = "a vendor's number, an OUI of the IEEE, is below 2^24";

@@ -207,17 +207,29 @@ fn disconnect(id: Id<'_>) -> Result {
 }
 
 fn get_devices(num_devices: Out<'_, c_int>) -> Result<*mut *mut ibv_context> {
-    let listed = Cm::get().and_then(|cm| list_of(cm.device.context));
-    num_devices.put(c_int::from(listed.is_ok()));
+    let contexts = Cm::get().map(|cm| {
+        let mut contexts: Vec<_> = cm.devices.iter().map(|device| device.context).collect();
+        contexts.dedup();
+        contexts
+    });
+    let count = contexts.as_ref().map_or(0, Vec::len);
+    let listed = contexts.and_then(|contexts| list_of(&contexts));
+    let count = if listed.is_ok() { count } else { 0 };
+    num_devices.put(c_int::try_from(count).unwrap_or(c_int::MAX));
     listed
 }
 
-/// Makes a list of one device, for [`rdma_free_devices`].
-fn list_of(device: *mut ibv_context) -> Result<*mut *mut ibv_context> {
-    // SAFETY: the list has room for two pointers: the device, and the NULL at the end.
+/// A list of devices, for [`rdma_free_devices`].
+fn list_of(contexts: &[*mut ibv_context]) -> Result<*mut *mut ibv_context> {
+    let places = contexts.len() + 1;
+    // SAFETY: zeroed room for the devices and a NULL behind them, which is written where there is some.
     unsafe {
-        let list: *mut *mut ibv_context = libc::calloc(2, size_of::<*mut ibv_context>()).cast();
-        *list.as_mut().ok_or(Errno(libc::ENOMEM))? = device;
+        let list: *mut *mut ibv_context =
+            libc::calloc(places, size_of::<*mut ibv_context>()).cast();
+        if list.is_null() {
+            return Err(Errno(libc::ENOMEM));
+        }
+        list.copy_from_nonoverlapping(contexts.as_ptr(), contexts.len());
         Ok(list)
     }
 }

@@ -139,7 +139,8 @@ pub struct QpShared {
     /// Not zero: the next message causes a completion, whatever its type. Written when the receive CQ is
     /// armed.
     pub takes: AtomicU32,
-    pad0: AtomicU32,
+    /// Number of the port of its host to which it belongs, from 1. 0 until a port is chosen.
+    pub port: AtomicU32,
     /// Position in the only ring to this queue pair, in slots. Every message that ends at or before it causes
     /// a completion. Written and valid together with `takes`.
     pub takes_until: AtomicU64,

@@ -14,14 +14,25 @@ pub struct Name {
     pub slot: usize,
     /// Incarnation of the process in that slot.
     pub incarnation: u64,
+    /// Which of its devices, from 0.
+    pub device: u8,
 }
+
+/// The device is in the bits of the word from this one on.
+const DEVICE_SHIFT: u32 = 56;
 
 /// First word of a name file.
 const NAME_MAGIC: u64 = u64::from_le_bytes(*b"VRBTNAME");
-/// Size of a name file: magic, slot and incarnation, 8 bytes each.
+/// Size of a name file: magic, slot and device, and incarnation, 8 bytes each.
 const BYTES: usize = 24;
 
 impl Name {
+    /// The same process with another of its devices.
+    #[must_use]
+    pub fn with_device(self, device: u8) -> Self {
+        Self { device, ..self }
+    }
+
     /// Makes a sealed file that contains the name.
     pub fn as_file(&self) -> io::Result<OwnedFd> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -35,7 +46,8 @@ impl Name {
     }
 
     fn words(&self) -> [[u8; 8]; 3] {
-        [NAME_MAGIC, self.slot as u64, self.incarnation].map(u64::to_ne_bytes)
+        let slot = self.slot as u64 | u64::from(self.device) << DEVICE_SHIFT;
+        [NAME_MAGIC, slot, self.incarnation].map(u64::to_ne_bytes)
     }
 
     /// Returns the name in a file; `None` if the file does not contain a name.
@@ -53,9 +65,11 @@ impl Name {
             return None;
         };
         (u64::from_ne_bytes(magic) == NAME_MAGIC).then_some(())?;
+        let slot = u64::from_ne_bytes(slot);
         Some(Self {
-            slot: usize::try_from(u64::from_ne_bytes(slot)).ok()?,
+            slot: usize::try_from(slot & ((1 << DEVICE_SHIFT) - 1)).ok()?,
             incarnation: u64::from_ne_bytes(incarnation),
+            device: u8::try_from(slot >> DEVICE_SHIFT).ok()?,
         })
     }
 }
@@ -78,6 +92,7 @@ mod tests {
         let name = Name {
             slot: 7,
             incarnation: 0x1234_5678_9abc_def0,
+            device: 3,
         };
         let file = name.as_file().unwrap();
         assert_eq!(Name::of_file(file.as_fd()), Some(name));

@@ -45,6 +45,7 @@ impl Peer {
     /// Returns the name, which distinguishes the process from every earlier and later process of the fabric.
     pub fn name(&self) -> Name {
         Name {
+            device: 0,
             slot: self.slot,
             incarnation: self.incarnation,
         }

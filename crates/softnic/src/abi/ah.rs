@@ -6,16 +6,17 @@ use std::sync::atomic::Ordering;
 
 use verbs_abi::*;
 
-use super::context::nic_of;
+use super::context::device_of;
 use super::edge::{Grh, In, InConst, OrMinusOne, Out};
 use crate::ah::Ah;
 use crate::capabilities::Feature;
-use crate::device;
+use crate::device::{self, Device, Port};
 use crate::live;
 use crate::multicast::Group;
 use crate::pd::Pd;
 use crate::qp::Qp;
 use crate::qp_state::QpType;
+use crate::why;
 
 pub(super) fn create_ah(pd: *mut ibv_pd, attr: In<'_, ibv_ah_attr>) -> Result<*mut ibv_ah, c_int> {
     new_ah(pd, attr.get()?)
@@ -23,8 +24,22 @@ pub(super) fn create_ah(pd: *mut ibv_pd, attr: In<'_, ibv_ah_attr>) -> Result<*m
 
 fn new_ah(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, c_int> {
     let pd = Pd::usable(pd).ok_or(libc::EINVAL)?;
-    pd.context.nic.port.check_ah(attr)?;
-    Ok(live::hand_out(Arc::new(Ah::new(pd, attr))))
+    let port = port_of(pd.context.device, attr.port_num)?;
+    port.check_ah(attr)?;
+    Ok(live::hand_out(Arc::new(Ah::new(pd, port, attr))))
+}
+
+/// The port that an address vector names.
+fn port_of(device: &'static Device, port_num: u8) -> Result<&'static Port, c_int> {
+    device.port(port_num).map_err(|_| {
+        why::invalid(|| {
+            format!(
+                "ah_attr.port_num is {port_num}, and {} has ports 1 to {}",
+                device.name,
+                device.port_count()
+            )
+        })
+    })
 }
 
 pub(super) fn destroy_ah(handle: *mut ibv_ah) -> Result<(), c_int> {
@@ -41,9 +56,9 @@ pub(super) fn init_ah_from_wc(
     attr: Out<'_, ibv_ah_attr>,
 ) -> OrMinusOne {
     let made = || {
-        let nic = nic_of(context)?;
+        let port = device_of(context)?.1.port(port_num)?;
         let (wc, place) = (wc.get()?, attr.get()?);
-        place.write(device::init_ah_from_wc(&nic.port, port_num, wc, &grh.0)?);
+        place.write(device::init_ah_from_wc(port, wc, &grh.0)?);
         Ok(0)
     };
     OrMinusOne(made())
@@ -56,8 +71,8 @@ pub(super) fn create_ah_from_wc(
     port_num: u8,
 ) -> Result<*mut ibv_ah, c_int> {
     let pd = live::find::<Pd>(handle).ok_or(libc::EINVAL)?;
-    let nic = nic_of(pd.context.handle())?;
-    let attr = device::init_ah_from_wc(&nic.port, port_num, wc.get()?, &grh.0)?;
+    let port = device_of(pd.context.handle())?.1.port(port_num)?;
+    let attr = device::init_ah_from_wc(port, wc.get()?, &grh.0)?;
     new_ah(handle, &attr)
 }
 

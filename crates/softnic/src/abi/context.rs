@@ -6,6 +6,7 @@ use std::sync::Arc;
 use verbs_abi::ibv_context;
 
 use crate::context::Context;
+use crate::device::Device;
 use crate::live::{self, Object};
 use crate::nic::{Nic, NicError};
 use crate::process;
@@ -44,6 +45,15 @@ pub(super) fn nic_of(handle: *mut ibv_context) -> Result<&'static Nic, c_int> {
     open.map(|open| open.0.nic).ok_or(libc::EINVAL)
 }
 
+/// The NIC and the device behind a handle, to ask what [`nic_of`] is asked.
+pub(super) fn device_of(
+    handle: *mut ibv_context,
+) -> Result<(&'static Nic, &'static Device), c_int> {
+    let open = live::find_inherited::<OpenDevice>(handle);
+    open.map(|open| (open.0.nic, open.0.device))
+        .ok_or(libc::EINVAL)
+}
+
 /// Returns the NIC of this process.
 pub(super) fn the_nic() -> Result<&'static Nic, c_int> {
     process::get().map_err(|e| errno_of_nic(&e))
@@ -59,7 +69,8 @@ fn errno_of_nic(e: &NicError) -> c_int {
         NicError::Fabric(FabricError::Full { .. }) => libc::EUSERS,
         NicError::Fabric(FabricError::BadName(_) | FabricError::BadFabric(_)) => libc::EINVAL,
         NicError::Port { errno, .. } => *errno,
-        NicError::Device(_)
+        NicError::NoPort { .. }
+        | NicError::Device(_)
         | NicError::Capabilities(_)
         | NicError::Network(_)
         | NicError::Faults(_) => libc::EINVAL,

@@ -21,6 +21,7 @@ use shm::shortage::errno_of;
 #[repr(C)]
 struct ChannelHandle {
     abi: AbiCell<ibv_comp_channel>,
+    context: &'static Context,
     channel: Arc<Channel>,
 }
 
@@ -29,14 +30,18 @@ live::object!(ChannelHandle, ibv_comp_channel);
 pub(super) fn create_comp_channel(
     context: *mut ibv_context,
 ) -> Result<*mut ibv_comp_channel, c_int> {
-    let nic = context_of(context)?.nic;
-    let channel = Channel::new(nic).map_err(|e| errno_of(&e))?;
+    let of = context_of(context)?;
+    let channel = Channel::new(of.nic).map_err(|e| errno_of(&e))?;
     let mut abi = ibv_comp_channel::zeroed();
     abi.context = context;
     abi.fd = channel.raw_fd();
     let channel = Arc::new(channel);
     let abi = AbiCell::new(abi);
-    Ok(live::hand_out(Arc::new(ChannelHandle { abi, channel })))
+    Ok(live::hand_out(Arc::new(ChannelHandle {
+        abi,
+        context: of,
+        channel,
+    })))
 }
 
 pub(super) fn destroy_comp_channel(handle: *mut ibv_comp_channel) -> Result<(), c_int> {
@@ -77,6 +82,9 @@ pub(super) fn new_cq(
         return Err(why::invalid(|| {
             format!("cqe is {cqe}, of 1 to {max}, and comp_vector {comp_vector}, of 0 to 0")
         }));
+    }
+    if let Some(handle) = &channel {
+        context.require_same_device(handle.context)?;
     }
     let channel = channel.map(|handle| Arc::clone(&handle.channel));
     let uses = channel.clone();

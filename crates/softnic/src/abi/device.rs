@@ -15,36 +15,49 @@ use super::ops;
 use crate::abi_cell::AbiCell;
 use crate::capabilities::Capabilities;
 use crate::context::Context;
-use crate::device;
+use crate::device::{Device, PortCounts};
 use crate::identity::Identity;
 use crate::incidents;
+use crate::nic::Nic;
 use crate::registry;
-use crate::sysfs::UVERBS_NAME;
+use crate::sysfs::uverbs_name;
 
-/// Returns the only device. Programs read it; no thread writes to it.
-pub(super) fn the_device() -> *mut ibv_device {
+/// The devices, as many as this process was first asked for. Programs read them; nobody writes.
+fn all_devices() -> &'static [AbiCell<verbs_device>] {
     const _: () = assert!(offset_of!(verbs_device, device) == 0);
-    static DEVICE: OnceLock<AbiCell<verbs_device>> = OnceLock::new();
-    let device = DEVICE.get_or_init(|| {
-        let mut d = verbs_device::zeroed();
+    static DEVICES: OnceLock<Vec<AbiCell<verbs_device>>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
         // If the environment is not valid, there is no list and no context either: the NIC has reported it.
         let transport = Capabilities::from_env().unwrap_or_default().transport;
-        (d.device.node_type, d.device.transport_type) = transport.codes();
         let identity = Identity::from_env().unwrap_or_default();
-        let name = identity.name();
-        set_text(&mut d.device.name, name);
-        set_text(&mut d.device.dev_name, UVERBS_NAME);
-        set_text(
-            &mut d.device.dev_path,
-            "/sys/class/infiniband_verbs/uverbs0",
-        );
-        set_text(
-            &mut d.device.ibdev_path,
-            &format!("/sys/class/infiniband/{name}"),
-        );
-        AbiCell::new(d)
-    });
+        let counts = PortCounts::from_env().unwrap_or_default();
+        let device = |number| {
+            let mut d = verbs_device::zeroed();
+            (d.device.node_type, d.device.transport_type) = transport.codes();
+            let (name, uverbs) = (identity.name_of(number), uverbs_name(number));
+            set_text(&mut d.device.name, &name);
+            set_text(&mut d.device.dev_name, &uverbs);
+            let verbs_path = format!("/sys/class/infiniband_verbs/{uverbs}");
+            set_text(&mut d.device.dev_path, &verbs_path);
+            let path = format!("/sys/class/infiniband/{name}");
+            set_text(&mut d.device.ibdev_path, &path);
+            AbiCell::new(d)
+        };
+        (0..counts.devices()).map(device).collect()
+    })
+}
+
+fn handle_of(device: &AbiCell<verbs_device>) -> *mut ibv_device {
     device.handle().cast()
+}
+
+/// The device of this process's NIC behind a handle.
+///
+/// # Errors
+/// `ENODEV`: it is none.
+fn known(nic: &'static Nic, handle: *mut ibv_device) -> Result<&'static Device, c_int> {
+    let number = all_devices().iter().position(|d| handle_of(d) == handle);
+    number.and_then(|n| nic.devices.get(n)).ok_or(libc::ENODEV)
 }
 
 fn set_text(field: &mut [c_char], text: &str) {
@@ -53,21 +66,22 @@ fn set_text(field: &mut [c_char], text: &str) {
     }
 }
 
-/// A list of devices: the only device, and NULL.
-type List = [*mut ibv_device; 2];
-
 pub(super) fn get_device_list(count: Out<'_, c_int>) -> Result<*mut *mut ibv_device, c_int> {
     the_nic()?;
-    count.put(1);
-    let list: List = [the_device(), std::ptr::null_mut()];
-    Ok(Box::into_raw(Box::new(list)).cast())
+    let devices = all_devices();
+    count.put(c_int::try_from(devices.len()).unwrap_or(c_int::MAX));
+    let null = std::iter::once(std::ptr::null_mut());
+    let list: Box<[*mut ibv_device]> = devices.iter().map(handle_of).chain(null).collect();
+    Ok(Box::into_raw(list).cast())
 }
 
 #[allow(unsafe_code)]
 pub(super) fn free_device_list(list: *mut *mut ibv_device) {
     if !list.is_null() {
-        // SAFETY: not NULL, so made by `get_device_list` from such a box and not freed yet (`ibv_free_device_list(3)`).
-        drop(unsafe { Box::from_raw(list.cast::<List>()) });
+        let list = std::ptr::slice_from_raw_parts_mut(list, all_devices().len() + 1);
+        // SAFETY: not NULL, so made by `get_device_list` from such a box and not freed yet (`ibv_free_device_list(3)`). The
+        // number of devices does not change, and one more is NULL.
+        drop(unsafe { Box::from_raw(list) });
     }
 }
 
@@ -81,26 +95,26 @@ pub(super) fn get_device_name(device: *mut ibv_device) -> *const c_char {
         .cast()
 }
 
-pub(super) fn get_device_guid(_device: *mut ibv_device) -> u64 {
-    u64::from_ne_bytes(device::node_guid())
+pub(super) fn get_device_guid(device: *mut ibv_device) -> u64 {
+    let device = the_nic().and_then(|nic| known(nic, device));
+    device.map_or(0, |device| u64::from_ne_bytes(device.node_guid))
 }
 
-pub(super) fn open_device(device: *mut ibv_device) -> Result<*mut ibv_context, c_int> {
-    let fd = the_nic()?.cmd_fd()?;
-    Ok(context::hand_out(new_context(device, fd, None)?))
+pub(super) fn open_device(handle: *mut ibv_device) -> Result<*mut ibv_context, c_int> {
+    let nic = the_nic()?;
+    let device = known(nic, handle)?;
+    let fd = nic.cmd_fd(device)?;
+    Ok(context::hand_out(new_context(handle, fd, None)?))
 }
 
-/// Opens the device. `cmd_fd` is the descriptor that the program sees in the context. An imported device belongs to
-/// `home`.
+/// Opens a device; `cmd_fd` is what the program sees as the context's descriptor. An imported one is that of `home`.
 pub(super) fn new_context(
     device: *mut ibv_device,
     cmd_fd: c_int,
     home: Option<Arc<Peer>>,
 ) -> Result<&'static Context, c_int> {
-    if device != the_device() {
-        return Err(libc::ENODEV);
-    }
     let nic = the_nic()?;
+    let known = known(nic, device)?;
     let mut abi = ops::verbs_ops();
     let c = &mut abi.context;
     c.device = device;
@@ -108,7 +122,7 @@ pub(super) fn new_context(
     c.num_comp_vectors = 1;
     // "The context is preceded by a verbs_context": verbs.h, `verbs_get_ctx`.
     c.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
-    let context = Context::new(nic, abi, home).map_err(|e| errno_of(&e))?;
+    let context = Context::new((nic, known), abi, home).map_err(|e| errno_of(&e))?;
     let context: &'static Context = Box::leak(Box::new(context));
     incidents::opened(context);
     Ok(context)
@@ -127,7 +141,9 @@ pub(super) fn import_device(fd: c_int) -> Result<*mut ibv_context, c_int> {
     let name = Name::of_file(unsafe { BorrowedFd::borrow_raw(fd) }).ok_or(libc::EINVAL)?;
     // A process of another fabric, or one that has ended, has no device here.
     let home = nic.fabric.named(name)?.ok_or(libc::ENODEV)?;
-    let context = new_context(the_device(), fd, Some(home))?;
+    let device = all_devices().get(usize::from(name.device));
+    let device = handle_of(device.ok_or(libc::ENODEV)?);
+    let context = new_context(device, fd, Some(home))?;
     registry::of(nic).add_imported_context(context);
     Ok(context::hand_out(context))
 }
@@ -147,7 +163,7 @@ pub(super) fn close_device(handle: *mut ibv_context) -> Result<(), c_int> {
 fn end_import(context: &'static Context) {
     registry::of(context.nic).remove_imported_context(context);
     // A program that did not duplicate the descriptor has passed this process's own one.
-    if context.nic.cmd_fd() != Ok(context.cmd_fd) {
+    if context.nic.cmd_fd(context.device) != Ok(context.cmd_fd) {
         // SAFETY: the program handed the descriptor over when it imported the device, and `close_device` has taken the
         // handle back, which ends that once.
         drop(unsafe { OwnedFd::from_raw_fd(context.cmd_fd) });

@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 use verbs_abi::*;
 
 use crate::abi_cell::AbiCell;
-use crate::device;
 use crate::live;
 use crate::qp::Qp;
 use crate::qp_state::QpType;
@@ -59,7 +58,8 @@ fn flow_of(qp: &Qp, attr: *const ibv_flow_attr) -> Result<Flow, c_int> {
         QpType::Ud => return Err(libc::EOPNOTSUPP),
         _ => return Err(libc::EINVAL),
     }
-    if first.comp_mask != 0 || first.port != device::PORT_NUM {
+    qp.context.device.port(first.port)?;
+    if first.comp_mask != 0 {
         return Err(libc::EINVAL);
     }
     if first.flags & !IBV_FLOW_ATTR_FLAGS_DONT_TRAP != 0 {

@@ -23,7 +23,7 @@ unsafe extern "C" fn route(dgid: *mut u8) -> c_int {
     let gid = nic.port.without_loopback(asked);
     // SAFETY: as above.
     unsafe { dgid.write(gid) };
-    c_int::from(nic.takes_packets(nic.port.gids.contains(&gid), true))
+    c_int::from(nic.takes_packets(nic.port.is_of_host(gid), true))
 }
 
 extern "C" fn open() -> c_int {

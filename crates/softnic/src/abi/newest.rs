@@ -9,12 +9,11 @@ use shm::mem::{SharedMemory, alloc_shared};
 use shm::shortage::errno_of;
 use verbs_abi::*;
 
-use super::context::{context_of, nic_of};
+use super::context::{context_of, device_of, nic_of};
 use super::edge::{In, Out, c_functions};
 use super::usage::busy;
 use crate::abi_cell::AbiCell;
 use crate::comp_cntr::{self, CompCntr, Completes};
-use crate::device;
 use crate::live;
 use crate::pd::Pd;
 use crate::qp::Qp;
@@ -101,12 +100,8 @@ fn dealloc_dmah(dmah: *mut ibv_dmah) -> Done {
 }
 
 fn query_port_speed(context: *mut ibv_context, port_num: u32, speed: Out<'_, u64>) -> Done {
-    let nic = nic_of(context)?;
-    if port_num != u32::from(device::PORT_NUM) {
-        return Err(libc::EINVAL);
-    }
-    let port = nic.port.attr();
-    // Codes of IBTA vol. 1, 14.2.5.6: number of lanes, and units of 100 Mbit/s a lane.
+    let port = device_of(context)?.1.port(port_num)?.attr();
+    // Codes of IBTA vol. 1, 14.2.5.6: lanes, and 100 Mbit/s a lane.
     let lanes = match port.active_width {
         1 => 1,
         2 => 4,

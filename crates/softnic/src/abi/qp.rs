@@ -13,6 +13,7 @@ use super::xrc::XrcdHandle;
 use super::{qp_ex, wq};
 use crate::capabilities::{Feature, Limits};
 use crate::comp_cntr;
+use crate::context::Context;
 use crate::cq::Cq;
 use crate::device::LinkLayer;
 use crate::live;
@@ -146,6 +147,16 @@ impl Queues {
             srq,
         })
     }
+
+    /// # Errors
+    /// `EINVAL`: one of them is of another device than `context`.
+    fn require_device_of(&self, context: &Context) -> Result<(), c_int> {
+        context.require_same_device(self.send_cq.context)?;
+        context.require_same_device(self.recv_cq.context)?;
+        self.srq
+            .as_ref()
+            .map_or(Ok(()), |srq| context.require_same_device(srq.context))
+    }
 }
 
 /// Makes a queue pair. On return, `init` has the sizes that it got.
@@ -165,7 +176,7 @@ fn new_qp(
     let can = &nic.capabilities;
     let needs_ethernet = qp_type == QpType::RawPacket;
     if !can.has_queue_pairs(qp_type)
-        || (needs_ethernet && nic.port.link_layer != LinkLayer::Ethernet)
+        || (needs_ethernet && context.device.link_layer() != LinkLayer::Ethernet)
     {
         return Err(libc::EOPNOTSUPP);
     }
@@ -173,6 +184,7 @@ fn new_qp(
         can.require(Feature::Srq)?;
     }
     let queues = Queues::of(qp_type, init)?;
+    queues.require_device_of(context)?;
     let sends_xrc = qp_type == QpType::XrcSend;
     grant(&mut init.cap, sends_xrc, queues.srq.is_some(), &can.limits)?;
     let mut abi = ibv_qp::zeroed();
@@ -258,6 +270,7 @@ fn create_xrc_recv(
     }
     let handle = live::find::<XrcdHandle>(init.xrcd).ok_or(libc::EINVAL)?;
     let domain = &handle.domain;
+    c.require_same_device(domain.gatherer.context)?;
     let mut abi = ibv_qp::zeroed();
     abi.context = context;
     let mut named = None;

@@ -5,25 +5,24 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 use rustix::time::ClockId;
 use verbs_abi::*;
 
-use super::context::nic_of;
+use super::context::{device_of, nic_of};
 use super::cq_ex::now_ns;
 use super::edge::{In, InConst, InOut, OrMinusOne, Out};
 use crate::capabilities::Transport;
-use crate::device::{self, LinkLayer};
+use crate::device::{self, Device, LinkLayer, Port};
 use crate::faults;
-use crate::nic::Nic;
 use crate::strings;
 
 pub(super) fn query_device(
     context: *mut ibv_context,
     attr: Out<'_, ibv_device_attr>,
 ) -> Result<(), c_int> {
-    let nic = nic_of(context)?;
+    let (nic, device) = device_of(context)?;
     let attr = attr.get()?;
     attr.write(device::device_attr(
         &nic.identity,
         &nic.capabilities,
-        nic.port.link_layer,
+        device,
     ));
     Ok(())
 }
@@ -35,14 +34,14 @@ pub(super) fn query_device_ex(
     attr_size: usize,
 ) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    let nic = nic_of(context)?;
+    let (nic, device) = device_of(context)?;
     let asked = input.optional().map_or(0, |i| i.comp_mask);
     // A program built against an older header has a shorter structure, but never one without the part that
     // `ibv_query_device` has.
     if asked != 0 || attr.is_null() || attr_size < size_of::<ibv_device_attr>() {
         return Err(libc::EINVAL);
     }
-    let all = device::device_attr_ex(&nic.identity, &nic.capabilities, nic.port.link_layer);
+    let all = device::device_attr_ex(&nic.identity, &nic.capabilities, device);
     put_start(attr, &all, attr_size);
     Ok(())
 }
@@ -84,11 +83,12 @@ pub(super) fn query_port_ex(
     len: usize,
 ) -> Result<(), c_int> {
     let _hold_off = cancellation::HoldOff::new();
-    let nic = nic_of(context)?;
-    if port_num != device::PORT_NUM || attr.is_null() {
+    let (nic, device) = device_of(context)?;
+    let port = device.port(port_num)?;
+    if attr.is_null() {
         return Err(libc::EINVAL);
     }
-    let mut port = nic.port.attr();
+    let mut port = port.attr();
     if nic.capabilities.transport == Transport::Unspecified {
         port.link_layer = IBV_LINK_LAYER_UNSPECIFIED;
     }
@@ -114,12 +114,9 @@ fn put_start<T: Copy>(place: *mut T, all: &T, len: usize) {
     }
 }
 
-/// Returns the NIC, if the port exists.
-fn port_of(context: *mut ibv_context, port_num: u32) -> Result<&'static Nic, c_int> {
-    nic_of(context).and_then(|nic| {
-        let there = port_num == u32::from(device::PORT_NUM);
-        there.then_some(nic).ok_or(libc::EINVAL)
-    })
+/// The port, if it is there.
+fn port_of(context: *mut ibv_context, port_num: u8) -> Result<&'static Port, c_int> {
+    device_of(context)?.1.port(port_num)
 }
 
 pub(super) fn query_gid(
@@ -128,9 +125,9 @@ pub(super) fn query_gid(
     index: c_int,
     place: Out<'_, ibv_gid>,
 ) -> OrMinusOne {
-    let gid = |nic: &Nic| nic.port.gid(u32::try_from(index).ok()?);
-    OrMinusOne(port_of(context, port_num.into()).and_then(|nic| {
-        let raw = gid(nic).ok_or(libc::EINVAL)?;
+    let gid = |port: &Port| port.gid(u32::try_from(index).ok()?);
+    OrMinusOne(port_of(context, port_num).and_then(|port| {
+        let raw = gid(port).ok_or(libc::EINVAL)?;
         place.get()?.write(ibv_gid { raw });
         Ok(0)
     }))
@@ -142,9 +139,9 @@ pub(super) fn query_pkey(
     index: c_int,
     place: Out<'_, u16>,
 ) -> OrMinusOne {
-    let pkey = |nic: &Nic| nic.port.pkey(u32::try_from(index).ok()?);
-    OrMinusOne(port_of(context, port_num.into()).and_then(|nic| {
-        let pkey = pkey(nic).ok_or(libc::EINVAL)?;
+    let pkey = |port: &Port| port.pkey(u32::try_from(index).ok()?);
+    OrMinusOne(port_of(context, port_num).and_then(|port| {
+        let pkey = pkey(port).ok_or(libc::EINVAL)?;
         // In network order.
         place.get()?.write(pkey.to_be());
         Ok(0)
@@ -152,9 +149,9 @@ pub(super) fn query_pkey(
 }
 
 pub(super) fn get_pkey_index(context: *mut ibv_context, port_num: u8, pkey: u16) -> OrMinusOne {
-    OrMinusOne(port_of(context, port_num.into()).and_then(|nic| {
+    OrMinusOne(port_of(context, port_num).and_then(|port| {
         let mut indexes = 0..c_int::from(device::PKEY_TBL_LEN);
-        let found = indexes.find(|&i| nic.port.pkey(i.cast_unsigned()) == Some(u16::from_be(pkey)));
+        let found = indexes.find(|&i| port.pkey(i.cast_unsigned()) == Some(u16::from_be(pkey)));
         found.ok_or(libc::EINVAL)
     }))
 }
@@ -167,16 +164,17 @@ pub(super) fn query_gid_ex(
     flags: u32,
     entry_size: usize,
 ) -> Result<(), c_int> {
-    let nic = nic_of(context)?;
+    let (_, device) = device_of(context)?;
     let entry = entry.get()?;
     // "flags: Extra fields to query post_ex. Currently must be 0" (`ibv_query_gid_ex(3)`).
     if flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
         return Err(libc::EINVAL);
     }
-    if port_num != u32::from(device::PORT_NUM) || gid_index >= device::GID_TBL_LEN {
+    let port = device.port(port_num)?;
+    if gid_index >= device::GID_TBL_LEN {
         return Err(libc::EINVAL);
     }
-    entry.write(nic.port.gid_entry(gid_index).ok_or(libc::ENODATA)?);
+    entry.write(port.gid_entry(gid_index).ok_or(libc::ENODATA)?);
     Ok(())
 }
 
@@ -187,11 +185,11 @@ pub(super) fn query_gid_table(
     flags: u32,
     entry_size: usize,
 ) -> isize {
-    let filled = nic_of(context).and_then(|nic| {
+    let filled = device_of(context).and_then(|(_, device)| {
         if flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
             return Err(libc::EINVAL);
         }
-        fill_table(nic, entries, max_entries, entry_size)
+        fill_table(device, entries, max_entries, entry_size)
     });
     match filled {
         Ok(n) => isize::try_from(n).unwrap_or(isize::MAX),
@@ -203,12 +201,13 @@ pub(super) fn query_gid_table(
 /// number.
 #[allow(unsafe_code)]
 fn fill_table(
-    nic: &Nic,
+    device: &'static Device,
     entries: *mut ibv_gid_entry,
     max_entries: usize,
     entry_size: usize,
 ) -> Result<usize, c_int> {
-    let table = (0..device::GID_TBL_LEN).map_while(|i| nic.port.gid_entry(i));
+    let of_port = |port: &'static Port| (0..device::GID_TBL_LEN).map_while(|i| port.gid_entry(i));
+    let table = device.ports().iter().flat_map(of_port);
     let mut n = 0;
     for entry in table {
         // "-EINVAL: the number of entries is too small" (`ibv_query_gid_table(3)` has it among the
@@ -233,14 +232,13 @@ pub(super) fn query_gid_type(
     /// `enum ibv_gid_type_sysfs` of rdma-core's `libibverbs/driver.h`.
     const SYSFS_IB_ROCE_V1: u32 = 0;
     const SYSFS_ROCE_V2: u32 = 1;
-    OrMinusOne(port_of(context, port_num.into()).and_then(|nic| {
+    OrMinusOne(port_of(context, port_num).and_then(|port| {
         let place = gid_type.get()?;
         if index >= device::GID_TBL_LEN {
             return Err(libc::EINVAL);
         }
         // An empty entry has no type; the C library then says IB, as the kernel's table does.
-        let roce =
-            nic.port.link_layer == LinkLayer::Ethernet && nic.port.gid_entry(index).is_some();
+        let roce = port.link_layer == LinkLayer::Ethernet && port.gid_entry(index).is_some();
         place.write(if roce {
             SYSFS_ROCE_V2
         } else {

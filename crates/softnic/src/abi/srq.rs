@@ -122,6 +122,9 @@ fn create_xrc_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
     let handle = live::find::<XrcdHandle>(attr.xrcd).ok_or(libc::EINVAL)?;
     let cq = live::find::<Cq>(attr.cq).ok_or(libc::EINVAL)?;
     let pd = Pd::usable(attr.pd).ok_or(libc::EINVAL)?;
+    pd.context.require_same_device(cq.context)?;
+    pd.context
+        .require_same_device(handle.domain.gatherer.context)?;
     let number = handle.domain.new_srq_number(pd.number)?;
     let xrc = XrcSrq {
         domain: Arc::clone(&handle.domain),
@@ -146,6 +149,7 @@ fn create_tag_srq(attr: &ibv_srq_init_attr_ex) -> Result<*mut ibv_srq, c_int> {
     }
     let pd = Pd::usable(attr.pd).ok_or(libc::EINVAL)?;
     let cq = live::find::<Cq>(attr.cq).ok_or(libc::EINVAL)?;
+    pd.context.require_same_device(cq.context)?;
     let kind = Kind::Tags(cq, caps.max_num_tags);
     new_srq(pd, attr.srq_context, attr.attr, kind)
 }

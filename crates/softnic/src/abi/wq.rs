@@ -16,7 +16,7 @@ use super::usage::busy;
 use crate::abi_cell::AbiCell;
 use crate::context::Context;
 use crate::cq::Cq;
-use crate::device::{self, LinkLayer};
+use crate::device::{self, LinkLayer, Place};
 use crate::live;
 use crate::pd::Pd;
 use crate::qp::{NewQp, Qp, SpreadUse};
@@ -56,9 +56,11 @@ pub(super) fn create_wq(
     let init = init.get()?;
     let pd = Pd::usable(init.pd).ok_or(libc::EINVAL)?;
     let cq = live::find::<Cq>(init.cq).ok_or(libc::EINVAL)?;
+    c.require_same_device(pd.context)?;
+    c.require_same_device(cq.context)?;
     let flags = init.comp_mask & IBV_WQ_INIT_ATTR_FLAGS != 0 && init.create_flags != 0;
     let can = &c.nic.capabilities;
-    if c.nic.port.link_layer != LinkLayer::Ethernet
+    if c.device.link_layer() != LinkLayer::Ethernet
         || !can.has_queue_pairs(QpType::RawPacket)
         || init.comp_mask & !IBV_WQ_INIT_ATTR_FLAGS != 0
         || flags
@@ -138,7 +140,7 @@ pub(super) fn modify_wq(wq: *mut ibv_wq, attr: In<'_, ibv_wq_attr>) -> Result<()
     for &to in through {
         let mut change = ibv_qp_attr::zeroed();
         change.qp_state = to;
-        change.port_num = device::PORT_NUM;
+        change.port_num = Place::FIRST.port_num;
         let port = if to == IBV_QPS_INIT { IBV_QP_PORT } else { 0 };
         wq.qp.modify(&change, IBV_QP_STATE | port)?;
     }
@@ -275,9 +277,11 @@ pub(super) fn create_spreading_qp(
     let c = context_of(context)?;
     let pd = Pd::usable(init.pd).ok_or(libc::EINVAL)?;
     let table = live::find::<IndTable>(init.rwq_ind_tbl).ok_or(libc::EINVAL)?;
+    c.require_same_device(pd.context)?;
     let spread = spread_of(init, &table)?;
     let first = table.wqs.first().ok_or(libc::EINVAL)?;
     let cq = Arc::clone(&first.qp.recv_cq);
+    c.require_same_device(cq.context)?;
     let place = c.nic.spreads.add(&c.nic.fabric, &spread)?;
     let mut init_attr = ibv_qp_init_attr::zeroed();
     init_attr.qp_context = init.qp_context;

@@ -47,7 +47,7 @@ pub(super) fn open_xrcd(
         return Err(libc::EINVAL);
     }
     let file = file_id(attr.fd)?;
-    let found = file.and_then(|file| xrc::domain_of(c.nic, file));
+    let found = file.and_then(|file| xrc::domain_of(c, file));
     // The errno values are those of the kernel's `ib_uverbs_open_xrcd`.
     let domain = match found {
         Some(_) if attr.oflags & libc::O_EXCL != 0 => return Err(libc::EINVAL),

@@ -2,9 +2,9 @@
 
 use verbs_abi::*;
 
-use super::guid::node_guid;
 use super::limits::*;
 use super::link_layer::LinkLayer;
+use super::ports::Device;
 use crate::capabilities::{Capabilities, Feature};
 use crate::identity::Identity;
 use nic_core::flows::hash_field;
@@ -18,7 +18,7 @@ use nic_core::qp_state::QpType;
 pub(crate) fn device_attr(
     identity: &Identity,
     can: &Capabilities,
-    link_layer: LinkLayer,
+    device: &Device,
 ) -> ibv_device_attr {
     let own = &can.limits;
     let if_has = |feature, value: u32| if can.has(feature) { value } else { 0 };
@@ -27,8 +27,8 @@ pub(crate) fn device_attr(
     for (to, from) in attr.fw_ver.iter_mut().zip(identity.firmware.bytes()) {
         *to = from.cast_signed();
     }
-    attr.node_guid = u64::from_ne_bytes(node_guid());
-    // One device in the "system": both GUIDs are the same.
+    attr.node_guid = u64::from_ne_bytes(device.node_guid);
+    // Every device is a system of its own: both GUIDs are the same.
     attr.sys_image_guid = attr.node_guid;
     attr.vendor_id = identity.vendor_id;
     attr.vendor_part_id = identity.part_id;
@@ -37,7 +37,12 @@ pub(crate) fn device_attr(
     attr.page_size_cap = !0xfff;
     attr.max_qp = int(own.max_qp);
     attr.max_qp_wr = int(own.max_qp_wr);
-    attr.device_cap_flags = IBV_DEVICE_UD_AV_PORT_ENFORCE
+    // Which port a datagram leaves by is not checked: with one port, it needs no check.
+    let one_port = match device.port_count() {
+        1 => IBV_DEVICE_UD_AV_PORT_ENFORCE,
+        _ => 0,
+    };
+    attr.device_cap_flags = one_port
         | IBV_DEVICE_CURR_QP_STATE_MOD
         | IBV_DEVICE_SYS_IMAGE_GUID
         | IBV_DEVICE_RC_RNR_NAK_GEN
@@ -48,7 +53,7 @@ pub(crate) fn device_attr(
     if can.has_queue_pairs(QpType::XrcRecv) {
         attr.device_cap_flags |= IBV_DEVICE_XRC;
     }
-    if takes_raw_packets(can, link_layer) {
+    if takes_raw_packets(can, device.link_layer()) {
         attr.device_cap_flags |= IBV_DEVICE_RAW_IP_CSUM | IBV_DEVICE_MANAGED_FLOW_STEERING;
     }
     attr.max_mw = int(if_has(Feature::MemoryWindows, own.max_mr));
@@ -79,7 +84,7 @@ pub(crate) fn device_attr(
     // Coded, 4.096 µs × 2^15 = 134 ms: as Soft-RoCE (`RXE_LOCAL_CA_ACK_DELAY`), whose responder waits
     // for a scheduler as well.
     attr.local_ca_ack_delay = 15;
-    attr.phys_port_cnt = PORT_NUM;
+    attr.phys_port_cnt = device.port_count();
     attr
 }
 
@@ -95,10 +100,10 @@ const CORE_CLOCK_KHZ: u64 = 1_000_000;
 pub(crate) fn device_attr_ex(
     identity: &Identity,
     can: &Capabilities,
-    link_layer: LinkLayer,
+    device: &Device,
 ) -> ibv_device_attr_ex {
     let mut attr = ibv_device_attr_ex::zeroed();
-    attr.orig_attr = device_attr(identity, can, link_layer);
+    attr.orig_attr = device_attr(identity, can, device);
     attr.cq_mod_caps.max_cq_count = u16::MAX;
     attr.cq_mod_caps.max_cq_period = u16::MAX;
     if can.has(Feature::OnDemandPaging) {
@@ -122,7 +127,7 @@ pub(crate) fn device_attr_ex(
             max_sge: can.limits.max_srq_sge,
         };
     }
-    if takes_raw_packets(can, link_layer) {
+    if takes_raw_packets(can, device.link_layer()) {
         attr.raw_packet_caps = IBV_RAW_PACKET_CAP_IP_CSUM;
         attr.max_wq_type_rq = MAX_QP;
         attr.rss_caps = ibv_rss_caps {
@@ -133,7 +138,7 @@ pub(crate) fn device_attr_ex(
             rx_hash_function: IBV_RX_HASH_FUNC_TOEPLITZ,
         };
     }
-    attr.phys_port_cnt_ex = PORT_NUM.into();
+    attr.phys_port_cnt_ex = device.port_count().into();
     attr
 }
 

@@ -11,16 +11,10 @@ pub(super) const LINK_LOCAL_PREFIX: [u8; 8] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0];
 /// Returns the GUID of node and port: an EUI-64 in network order, the same for every process of the host and at every
 /// start.
 ///
-/// 62 bits come from a hash of `/etc/machine-id` (`machine-id(5)` asks programs not to show the id itself; 66 of its
-/// bits are lost here). The other two say "locally administered" and "individual", since the GUID has no registered
-/// vendor prefix (IEEE, "Guidelines for use of EUI"). A host without the file is identified by its boot, then by its
-/// name.
-pub(crate) fn node_guid() -> [u8; 8] {
-    // The GUID is known since the port was set up.
-    read_node_guid().unwrap_or_else(|_| guid_from(""))
-}
-
-/// Returns the GUID of node and port.
+/// 62 bits come from a hash of `/etc/machine-id` (`machine-id(5)` asks programs not to show the id
+/// itself; 66 of its bits are lost here). The other two say "locally administered" and "individual",
+/// since no registered vendor prefix stands behind it (IEEE, "Guidelines for use of EUI"). A host
+/// without the file is identified by its boot, then by its name.
 ///
 /// # Errors
 /// The host's id cannot be read now, for want of descriptors or memory.
@@ -73,9 +67,13 @@ pub(super) fn guid_of_host(host: [u8; 8], list: &str) -> [u8; 8] {
     guid_from(&format!("{host:02x?} {list}"))
 }
 
-/// Returns the GUID of a port at an interface with this MAC address: its modified EUI-64 (RFC 4291, appendix A). The
-/// kernel makes a RoCE port's first GID of it (`make_default_gid` in `roce_gid_mgmt.c`). `None` if the interface has no
-/// MAC address.
+/// The GUID of another device or port of the same host.
+pub(super) fn guid_of_place(host: [u8; 8], place: &str) -> [u8; 8] {
+    guid_from(&format!("{host:02x?} {place}"))
+}
+
+/// The GUID of a port at an interface with this MAC address: its modified EUI-64 (RFC 4291, appendix A), of which the kernel
+/// makes a RoCE port's first GID (`make_default_gid` in `roce_gid_mgmt.c`). `None`: the interface has none.
 pub(super) fn guid_of_mac(mac: [u8; 6]) -> Option<[u8; 8]> {
     let [a, b, c, d, e, f] = mac;
     // The bit says "locally administered" in a MAC address, and the opposite here.

@@ -53,8 +53,6 @@ const _: () = assert!(MAX_MCASTS as usize == shm::fabric::layout::MAX_MCASTS);
 /// Most bytes of device memory in one allocation: 256 KiB, about what ConnectX NICs have.
 pub(crate) const MAX_DM_SIZE: u64 = 256 << 10;
 
-/// Number of the port: ports of a channel adapter count from 1 (`ibv_query_port(3)`), and there is one.
-pub(crate) const PORT_NUM: u8 = 1;
 /// Entries of the GID table, most of them empty. An address vector names an entry by an 8-bit
 /// `sgid_index`, so no further one could be used.
 pub(crate) const GID_TBL_LEN: u32 = 256;

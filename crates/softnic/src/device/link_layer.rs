@@ -6,10 +6,11 @@ use std::io;
 use libc::EINVAL;
 use shm::shortage::errno_of;
 
+use super::counts::BadCount;
 use super::interfaces::ADDRESS_VAR;
 
 /// The environment variable that chooses the link layer.
-pub(super) const LINK_LAYER_VAR: &str = "VERBATIM_LINK_LAYER";
+pub(crate) const LINK_LAYER_VAR: &str = "VERBATIM_LINK_LAYER";
 
 /// The link layer that the port reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +66,19 @@ pub(crate) enum PortError {
          (`ip -brief address` shows them; any address of 127.0.0.0/8 is one)"
     )]
     NoSuchAddress(String),
+    /// `VERBATIM_ADDRESS` has fewer addresses than there are ports.
+    #[error(
+        "{ADDRESS_VAR} is {list:?}, and the {ports} ports need an address each: list more, or leave {ADDRESS_VAR} unset"
+    )]
+    TooFewAddresses {
+        /// The addresses.
+        list: String,
+        /// Ports of all devices.
+        ports: usize,
+    },
+    /// The number of devices or ports cannot be had.
+    #[error(transparent)]
+    Count(#[from] BadCount),
     /// The host's id cannot be read, of which the port's GUID is made.
     #[error("cannot read the host's id: {0}")]
     HostId(#[source] io::Error),
@@ -74,7 +88,10 @@ impl PortError {
     /// Returns the errno for C callers: `EINVAL` for a bad value, else that of the system call.
     pub(crate) fn errno(&self) -> i32 {
         match self {
-            Self::UnknownLinkLayer { .. } | Self::NoSuchAddress(_) => EINVAL,
+            Self::UnknownLinkLayer { .. }
+            | Self::NoSuchAddress(_)
+            | Self::TooFewAddresses { .. }
+            | Self::Count(_) => EINVAL,
             Self::Addresses(error) | Self::HostId(error) => errno_of(error),
         }
     }

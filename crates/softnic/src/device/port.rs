@@ -1,37 +1,27 @@
-//! The device's one port: its GID table, and the addresses with which it can send.
+//! A port: its GID table, and what it can send with.
 
-use std::ffi::OsStr;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use libc::{EINVAL, ETIMEDOUT};
 use verbs_abi::*;
 
+use super::counts::Place;
 use super::grh::{
     FLOW_LABEL_MASK, Travelled, Version, gid_of_ip, header_of, header_version, mapped_ipv4,
 };
-use super::guid::{LINK_LOCAL_PREFIX, guid_of_host, link_local_gid, read_node_guid};
-use super::interfaces::{
-    ADDRESS_VAR, InterfaceAddress, chosen, guid_of_interface, interface_addresses, is_link_local,
-    usable,
-};
+use super::guid::{LINK_LOCAL_PREFIX, link_local_gid};
+use super::interfaces::{InterfaceAddress, is_link_local};
 use super::limits::*;
-use super::link_layer::{LINK_LAYER_VAR, LinkLayer, PortError};
+use super::link_layer::LinkLayer;
 use crate::why;
 
-/// LID of an InfiniBand port: the first unicast LID (IBTA vol. 1, 4.1.3). No subnet manager assigns others, and all
-/// queue pairs of a host share the port.
-const IB_LID: u16 = 1;
-
-/// Returns the addresses of all interfaces.
-fn all_addresses() -> Result<Vec<InterfaceAddress>, PortError> {
-    interface_addresses().map_err(PortError::Addresses)
-}
-
-/// The device's one port.
+/// A port of a device.
 ///
 /// A snapshot: an address that the host gets later is not in `gids`. GID 0 does not depend on addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Port {
+    /// Its device, and its number there.
+    pub(crate) place: Place,
     /// The link layer that the port reports.
     pub(crate) link_layer: LinkLayer,
     /// The filled entries of the GID table, from index 0: 1..=[`GID_TBL_LEN`] of them, in network order.
@@ -42,55 +32,59 @@ pub(crate) struct Port {
     pub(crate) gid_0_is_address: bool,
     /// The LID on InfiniBand; 0, which is no port's LID, on Ethernet.
     pub(crate) lid: u16,
+    /// The other ports of this host, to which it is connected by a switch.
+    pub(super) others: Vec<OtherPort>,
+}
+
+/// A port of this host as another one sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OtherPort {
+    pub(super) place: Place,
+    pub(super) gids: Vec<[u8; 16]>,
+    pub(super) gid_interfaces: Vec<u32>,
+    gid_0_is_address: bool,
+    lid: u16,
+    /// This process has it, too. Else another process of this host may have it.
+    pub(super) is_here: bool,
+}
+
+impl OtherPort {
+    pub(super) fn new(port: &Port, is_here: bool) -> Self {
+        Self {
+            place: port.place,
+            gids: port.gids.clone(),
+            gid_interfaces: port.gid_interfaces.clone(),
+            gid_0_is_address: port.gid_0_is_address,
+            lid: port.lid,
+            is_here,
+        }
+    }
+
+    /// The first address, where `gid` is GID 0 and no interface has it.
+    pub(super) fn address_behind(&self, gid: [u8; 16]) -> Option<[u8; 16]> {
+        let is_made = !self.gid_0_is_address && self.gids.first() == Some(&gid);
+        self.gids.get(1).copied().filter(|_| is_made)
+    }
+
+    /// The addresses in its GID table, each with its interface.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = ([u8; 16], u32)> {
+        let entries = self
+            .gids
+            .iter()
+            .copied()
+            .zip(self.gid_interfaces.iter().copied());
+        entries.skip(usize::from(!self.gid_0_is_address))
+    }
 }
 
 impl Port {
-    /// Sets up the port of this host, with the link layer that `VERBATIM_LINK_LAYER` asks for.
-    ///
-    /// # Errors
-    /// - [`PortError::UnknownLinkLayer`]: the variable has another value than `roce`, `ethernet`, `ib`,
-    ///   `infiniband`.
-    /// - [`PortError::Addresses`]: Ethernet, and the host's addresses cannot be read.
-    /// - [`PortError::HostId`]: the host's id cannot be read now.
-    /// - [`PortError::NoSuchAddress`]: `VERBATIM_ADDRESS` names one that no interface has.
-    pub(crate) fn from_env() -> Result<Self, PortError> {
-        Self::of_value(std::env::var_os(LINK_LAYER_VAR).as_deref())
-    }
-
-    /// Sets up the port of this host, with the link layer of that value of `VERBATIM_LINK_LAYER`.
-    ///
-    /// # Errors
-    /// As [`Port::from_env`].
-    pub(crate) fn with_link_layer(value: &OsStr) -> Result<Self, PortError> {
-        Self::of_value(Some(value))
-    }
-
-    fn of_value(value: Option<&OsStr>) -> Result<Self, PortError> {
-        let link_layer = LinkLayer::from_value(value)?;
-        let guid = read_node_guid().map_err(PortError::HostId)?;
-        let (guid, addresses) = match (link_layer, std::env::var_os(ADDRESS_VAR)) {
-            (LinkLayer::InfiniBand, _) => (guid, Vec::new()),
-            (LinkLayer::Ethernet, None) => {
-                let addresses = usable(all_addresses()?);
-                (guid_of_interface(&addresses).unwrap_or(guid), addresses)
-            }
-            (LinkLayer::Ethernet, Some(list)) => {
-                let list = list.to_string_lossy();
-                let addresses = chosen(&all_addresses()?, &list)
-                    .ok_or_else(|| PortError::NoSuchAddress(list.clone().into_owned()))?;
-                // A port with addresses of its own counts as a host of its own.
-                (guid_of_host(guid, &list), addresses)
-            }
-        };
-        Ok(Self::new(link_layer, guid, addresses))
-    }
-
-    /// Makes a port with this GUID on a host with these [usable] addresses.
+    /// A port with this GUID on a host with these [usable] addresses.
     ///
     /// GID 0 is link-local: on Ethernet the address of the first interface, if that has one, else made of `guid`. The
     /// addresses follow, those of IPv4 mapped into IPv6.
     pub(super) fn new(
         link_layer: LinkLayer,
+        place: Place,
         guid: [u8; 8],
         mut addresses: Vec<InterfaceAddress>,
     ) -> Self {
@@ -120,14 +114,24 @@ impl Port {
         }
         let lid = match link_layer {
             LinkLayer::Ethernet => 0,
-            LinkLayer::InfiniBand => IB_LID,
+            LinkLayer::InfiniBand => place.number(),
         };
         Self {
+            place,
             link_layer,
             gids,
             gid_interfaces,
             gid_0_is_address,
             lid,
+            others: Vec::new(),
+        }
+    }
+
+    /// The same port on a host with these other ports.
+    pub(super) fn beside(&self, others: impl Iterator<Item = OtherPort>) -> Self {
+        Self {
+            others: others.collect(),
+            ..self.clone()
         }
     }
 
@@ -144,8 +148,11 @@ impl Port {
         attr.max_msg_sz = MAX_MSG_SZ;
         attr.pkey_tbl_len = PKEY_TBL_LEN;
         attr.lid = self.lid;
-        // The port is its own subnet manager; 0 on Ethernet, which has none.
-        attr.sm_lid = self.lid;
+        // The first port is the subnet manager's of all; 0 on Ethernet, which has none.
+        attr.sm_lid = match self.link_layer {
+            LinkLayer::Ethernet => 0,
+            LinkLayer::InfiniBand => Place::FIRST.number(),
+        };
         // VL0 only (IBTA vol. 1, 14.2.5.6, VLCap).
         attr.max_vl_num = 1;
         // Codes of IBTA vol. 1, 14.2.5.6, as `ibv_devinfo` prints them: 4X, 25 Gbit/s a lane, LinkUp.
@@ -184,7 +191,7 @@ impl Port {
                 raw: *self.gids.get(at)?,
             },
             gid_index: index,
-            port_num: PORT_NUM.into(),
+            port_num: self.place.port_num.into(),
             gid_type: match self.link_layer {
                 LinkLayer::Ethernet => IBV_GID_TYPE_ROCE_V2,
                 LinkLayer::InfiniBand => IBV_GID_TYPE_IB,
@@ -221,7 +228,7 @@ impl Port {
     /// Checks that this port can send with an address vector.
     ///
     /// # Errors
-    /// `EINVAL`: `port_num` is not 1; `sgid_index` of a global route is past the table's end or names an
+    /// `EINVAL`: `port_num` is another port's; `sgid_index` of a global route is past the table's end or names an
     /// empty entry; no global route on Ethernet (annex A17: every RoCEv2 packet has an IP header).
     ///
     /// Source: `rdma_check_ah_attr` in `linux:drivers/infiniband/core/verbs.c`.
@@ -231,14 +238,15 @@ impl Port {
             (false, LinkLayer::InfiniBand) => true,
             (false, LinkLayer::Ethernet) => false,
         };
-        if ah.port_num == PORT_NUM && routed {
+        if ah.port_num == self.place.port_num && routed {
             return Ok(());
         }
         Err(why::invalid(|| {
             match (ah.port_num, self.link_layer) {
-            (port, _) if port != PORT_NUM => {
-                format!("ah_attr.port_num is {port}, and the device has port {PORT_NUM}")
-            }
+            (port, _) if port != self.place.port_num => format!(
+                "ah_attr.port_num is {port}, and the queue pair belongs to port {}",
+                self.place.port_num
+            ),
             (_, LinkLayer::Ethernet) if ah.is_global == 0 => {
                 "ah_attr.is_global is 0: a RoCE port is addressed by a GID in ah_attr.grh.dgid; `verbatim run --link-layer \
                  ib` has a port with LIDs"
@@ -282,7 +290,7 @@ impl Port {
                 )
             }));
         }
-        if gid[..8] == LINK_LOCAL_PREFIX && !self.gids.contains(&gid) {
+        if gid[..8] == LINK_LOCAL_PREFIX && !self.is_of_host(gid) {
             why::because(|| {
                 "ah_attr.grh.dgid is a link-local GID that this host does not have; link-local addresses of other hosts are \
                  not resolved: take the GID of a routable address"
@@ -292,22 +300,41 @@ impl Port {
         Ok(())
     }
 
-    /// Returns true if the destination of an address vector is this port.
+    /// Whether a GID is one of this host's ports.
+    pub(crate) fn is_of_host(&self, gid: [u8; 16]) -> bool {
+        self.gids.contains(&gid) || self.others.iter().any(|other| other.gids.contains(&gid))
+    }
+
+    /// The place of the port of this host that an address vector leads to; `None` for ports of other hosts.
     ///
-    /// The destination GID of a global route decides, also on InfiniBand. Ports of different hosts may have the same
-    /// LID here. A port drops packets for a GID that it does not have (IBTA vol. 1, 9.6.1.2). Without a global route,
-    /// the destination LID decides.
-    pub(crate) fn reaches(&self, ah: &ibv_ah_attr) -> bool {
-        if ah.is_global != 0 {
-            self.gids.contains(&ah.grh.dgid.bytes())
+    /// The destination GID of a global route decides, also on InfiniBand: ports of different hosts may
+    /// have the same LID here, and a port drops what is routed to a GID that it does not have
+    /// (IBTA vol. 1, 9.6.1.2). Without one, the destination LID does.
+    pub(crate) fn destination(&self, ah: &ibv_ah_attr) -> Option<Place> {
+        let (is_own, other) = if ah.is_global != 0 {
+            let gid = ah.grh.dgid.bytes();
+            let other = self.others.iter().find(|other| other.gids.contains(&gid));
+            (self.gids.contains(&gid), other)
+        } else if self.link_layer == LinkLayer::InfiniBand {
+            let other = self.others.iter().find(|other| other.lid == ah.dlid);
+            (self.lid == ah.dlid, other)
         } else {
-            self.link_layer == LinkLayer::InfiniBand && ah.dlid == self.lid
+            return None;
+        };
+        match is_own {
+            true => Some(self.place),
+            false => other.map(|other| other.place),
         }
     }
 
-    /// Returns the 40 bytes in front of the payload of a UD receive for a send of this port with `ah`. The length is 0
-    /// until [`set_grh_length`](super::set_grh_length). `None` without a global route, or if `sgid_index` names no GID.
-    /// The receiver's 40 bytes are then undefined, and its completion has no `IBV_WC_GRH`.
+    /// Whether the destination of an address vector is a port of this host.
+    pub(crate) fn reaches(&self, ah: &ibv_ah_attr) -> bool {
+        self.destination(ah).is_some()
+    }
+
+    /// The 40 bytes that a UD receive has in front of the payload when this port sends with `ah`; the
+    /// length is 0 until [`set_grh_length`](super::set_grh_length). `None` without a global route, or if `sgid_index` names
+    /// no GID: then the receiver's 40 bytes are undefined and its completion has no `IBV_WC_GRH`.
     ///
     /// - InfiniBand: a GRH (IBTA vol. 1, 8.3).
     /// - RoCEv2 between IPv4-mapped GIDs: an IPv4 header in the last 20 bytes (annex A17), the first 20 undefined. They
@@ -342,24 +369,20 @@ impl Port {
 /// the 40 bytes in front of the payload: back to its source, from the GID that it was sent to.
 ///
 /// # Errors
-/// - `EINVAL`: `port_num` is not 1; the header's destination is a multicast address, or none of our GIDs.
+/// - `EINVAL`: the header's destination is a multicast address, or none of the port's GIDs.
 /// - `EPROTONOSUPPORT`: the 40 bytes are neither an IPv4 header, an IPv6 header with UDP, nor a GRH.
 ///
 /// Source: `ibv_create_ah_from_wc(3)`, and `ibv_init_ah_from_wc` in rdma-core's `libibverbs/verbs.c`.
 pub(crate) fn init_ah_from_wc(
     port: &Port,
-    port_num: u8,
     wc: &ibv_wc,
     grh: &[u8; 40],
 ) -> Result<ibv_ah_attr, i32> {
-    if port_num != PORT_NUM {
-        return Err(EINVAL);
-    }
     let mut ah = ibv_ah_attr::zeroed();
     ah.dlid = wc.slid;
     ah.sl = wc.sl;
     ah.src_path_bits = wc.dlid_path_bits;
-    ah.port_num = port_num;
+    ah.port_num = port.place.port_num;
     if wc.wc_flags & IBV_WC_GRH == 0 {
         return Ok(ah);
     }

@@ -8,7 +8,7 @@ use verbs_abi::{ibv_ah_attr, ibv_global_route};
 
 use super::grh::{gid_of_ip, header_of, mapped_ipv4};
 use super::interfaces::ADDRESS_VAR;
-use super::port::Port;
+use super::port::{OtherPort, Port};
 
 /// Returns the IP address that a GID stands for.
 fn ip_of_gid(gid: [u8; 16]) -> IpAddr {
@@ -24,23 +24,40 @@ pub(crate) fn gids_of(addresses: &Addresses) -> ([u8; 16], [u8; 16]) {
 }
 
 impl Port {
-    /// Returns the addresses to which packets can be sent: those of the GID table that belong to an interface.
+    /// The addresses that packets can be sent to: those of the GID tables of this process's ports that an interface has,
+    /// its own first.
     pub(crate) fn addresses(&self) -> Vec<LocalAddress> {
-        let interfaces = self.gids.iter().zip(&self.gid_interfaces);
-        interfaces
-            .skip(usize::from(!self.gid_0_is_address))
-            .map(|(&gid, &interface)| LocalAddress {
+        let own = OtherPort::new(self, true);
+        let others = self.others.iter().filter(|other| other.is_here);
+        std::iter::once(&own)
+            .chain(others)
+            .flat_map(OtherPort::addresses)
+            .map(|(gid, interface)| LocalAddress {
                 ip: ip_of_gid(gid),
                 interface,
             })
             .collect()
     }
 
-    /// Returns the GID that a loopback address stands for: the port's own. If the port has been given addresses, a
-    /// loopback address stands for itself, since some may be of the loopback network (`cma_bind_loopback` of
-    /// `linux:drivers/infiniband/core/cma.c`).
+    /// The addresses of this port alone.
+    pub(crate) fn own_addresses(&self) -> Vec<LocalAddress> {
+        Self {
+            others: Vec::new(),
+            ..self.clone()
+        }
+        .addresses()
+    }
+
+    /// Whether a GID is one of a port of this process.
+    fn is_here(&self, gid: [u8; 16]) -> bool {
+        let mut others = self.others.iter().filter(|other| other.is_here);
+        self.gids.contains(&gid) || others.any(|other| other.gids.contains(&gid))
+    }
+
+    /// The GID that a loopback address stands for: the port's own, unless the port has been given addresses, which may be
+    /// some of the loopback network (`cma_bind_loopback` of `linux:drivers/infiniband/core/cma.c`).
     pub(crate) fn without_loopback(&self, gid: [u8; 16]) -> [u8; 16] {
-        if self.gids.contains(&gid)
+        if self.is_of_host(gid)
             || !ip_of_gid(gid).is_loopback()
             || std::env::var_os(ADDRESS_VAR).is_some()
         {
@@ -59,24 +76,24 @@ impl Port {
         self.gids.len() > 1
     }
 
-    /// Returns the addresses of a packet from this port to another one. `None` if no packet can go.
+    /// The addresses of a packet between two ports, the first of them of this process; `None` where no packet can go.
     pub(crate) fn addresses_between(&self, sgid: [u8; 16], dgid: [u8; 16]) -> Option<Addresses> {
-        self.gids.contains(&sgid).then_some(())?;
+        self.is_here(sgid).then_some(())?;
         Addresses::new(ip_of_gid(sgid), ip_of_gid(dgid))
     }
 
     /// Returns the flow of packets by an address vector that passes [`check_ah`](Self::check_ah). `None` if no packet
     /// can go.
     ///
-    /// LIDs of this port stand for its first address, and so does GID 0 if no interface has it.
+    /// LIDs of this port stand for its first address, and so does GID 0 of any port if no interface has it.
     pub(crate) fn flow(&self, ah: &ibv_ah_attr) -> Option<Flow> {
         let first = *self.gids.get(1)?;
-        let own = self
-            .gids
-            .first()
-            .copied()
-            .filter(|_| !self.gid_0_is_address);
-        let to_ip = |gid: [u8; 16]| ip_of_gid(if own == Some(gid) { first } else { gid });
+        let own = OtherPort::new(self, true);
+        let address = |gid| {
+            let mut ports = std::iter::once(&own).chain(&self.others);
+            ports.find_map(|port| port.address_behind(gid))
+        };
+        let to_ip = |gid: [u8; 16]| ip_of_gid(address(gid).unwrap_or(gid));
         if ah.is_global == 0 {
             let addresses = Addresses::new(ip_of_gid(first), ip_of_gid(first))?;
             return self.reaches(ah).then_some(Flow {

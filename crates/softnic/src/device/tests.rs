@@ -8,12 +8,14 @@ use libc::EINVAL;
 use verbs_abi::*;
 
 use super::attr::*;
+use super::counts::*;
 use super::grh::*;
 use super::guid::*;
 use super::interfaces::*;
 use super::limits::*;
 use super::link_layer::*;
 use super::port::*;
+use super::ports::*;
 use crate::capabilities::Capabilities;
 use crate::identity::Identity;
 
@@ -32,7 +34,7 @@ fn address(if_index: u32, ip: &str) -> InterfaceAddress {
 
 /// A port on a host with these addresses.
 fn port_of(link_layer: LinkLayer, guid: [u8; 8], addresses: Vec<InterfaceAddress>) -> Port {
-    Port::new(link_layer, guid, usable(addresses))
+    Port::new(link_layer, Place::FIRST, guid, usable(addresses))
 }
 
 fn gid(ip: &str) -> [u8; 16] {
@@ -96,10 +98,17 @@ fn errno<T>(result: Result<T, i32>) -> i32 {
     result.err().expect("refused")
 }
 
+/// The devices of a host with the address 10.0.0.1.
+fn devices_of(link_layer: LinkLayer, counts: PortCounts) -> Vec<Device> {
+    let all = vec![address(1, "127.0.0.1"), address(2, "10.0.0.1")];
+    host_of(link_layer, counts, all, None)
+}
+
 #[test]
 fn guid_is_a_local_individual_eui64_and_stable() {
-    assert_eq!(node_guid(), node_guid());
-    assert_eq!(node_guid()[0] & 0x03, 0x02);
+    let guid = || read_node_guid().expect("a host has an id");
+    assert_eq!(guid(), guid());
+    assert_eq!(guid()[0] & 0x03, 0x02);
     // Pinned: a new version must not give a host another GUID.
     assert_eq!(
         guid_from("0123456789abcdef0123456789abcdef"),
@@ -110,12 +119,9 @@ fn guid_is_a_local_individual_eui64_and_stable() {
 
 #[test]
 fn device_attr_holds_the_limits() {
-    let attr = device_attr(
-        &Identity::default(),
-        &Capabilities::default(),
-        LinkLayer::Ethernet,
-    );
-    assert_eq!(attr.node_guid.to_ne_bytes(), node_guid());
+    let devices = devices_of(LinkLayer::Ethernet, PortCounts::default());
+    let attr = device_attr(&Identity::default(), &Capabilities::default(), &devices[0]);
+    assert_eq!(attr.node_guid.to_ne_bytes(), GUID);
     assert_eq!(attr.sys_image_guid, attr.node_guid);
     assert_eq!(
         attr.fw_ver[..4],
@@ -264,7 +270,8 @@ fn infiniband_has_a_lid_and_one_gid() {
 #[test]
 fn port_of_this_host() {
     let addresses = interface_addresses().unwrap();
-    let guid = guid_of_interface(&usable(addresses.clone())).unwrap_or_else(node_guid);
+    let node_guid = read_node_guid().expect("a host has an id");
+    let guid = guid_of_interface(&usable(addresses.clone())).unwrap_or(node_guid);
     let port = port_of(LinkLayer::Ethernet, guid, addresses.clone());
     assert_eq!(port.gids[0][..8], LINK_LOCAL_PREFIX);
     assert!(port.gid_0_is_address || port.gids[0] == link_local_gid(guid));
@@ -275,9 +282,10 @@ fn port_of_this_host() {
     for address in addresses.iter().filter(|address| is_global(&address.ip)) {
         assert!(port.gids.contains(&gid_of_ip(address.ip)), "{address:?}");
     }
-    if std::env::var_os(LINK_LAYER_VAR).is_none() {
-        assert_eq!(Port::from_env().unwrap(), port);
-    }
+    let identity = Identity::default();
+    let (_, first) = devices(None, &identity, PortCounts::default()).unwrap();
+    assert_eq!(first.gids, port.gids);
+    assert_eq!(first.addresses(), port.addresses());
 }
 
 #[test]
@@ -388,4 +396,86 @@ fn reaches_our_gids_and_our_lid_only() {
         !ib().reaches(&elsewhere),
         "another host's port with the same LID"
     );
+}
+
+#[test]
+fn every_port_has_names_of_its_own_and_knows_the_others() {
+    for link_layer in [LinkLayer::Ethernet, LinkLayer::InfiniBand] {
+        let devices = devices_of(link_layer, PortCounts::new(2, 2));
+        let names: Vec<_> = devices.iter().map(|d| d.name.as_str()).collect();
+        assert_eq!(names, ["softnic0", "softnic1"]);
+        assert_ne!(devices[0].node_guid, devices[1].node_guid);
+        let ports: Vec<_> = devices.iter().flat_map(Device::ports).collect();
+        assert_eq!(ports.len(), 4);
+        for (n, port) in ports.iter().enumerate() {
+            for (m, other) in ports.iter().enumerate() {
+                for gid in &other.gids {
+                    assert_eq!(port.destination(&ah_global(0, *gid)), Some(other.place));
+                    assert_eq!(port.gids.contains(gid), n == m);
+                }
+                let by_lid = (link_layer == LinkLayer::InfiniBand).then_some(other.place);
+                assert_eq!(port.destination(&ah_lid(other.lid)), by_lid);
+            }
+        }
+        // The first port is what it is without others.
+        let alone = devices_of(link_layer, PortCounts::default());
+        let alone = &alone[0].ports()[0];
+        assert_eq!((&ports[0].gids, ports[0].lid), (&alone.gids, alone.lid));
+        // A process with one port knows those of another process, and sends from its own only.
+        assert!(alone.is_of_host(ports[3].gids[0]));
+        assert_eq!(alone.addresses(), alone.own_addresses());
+    }
+}
+
+#[test]
+fn packets_go_between_the_addresses_of_ports() {
+    let devices = devices_of(LinkLayer::Ethernet, PortCounts::new(2, 1));
+    let (one, other) = (&devices[0].ports()[0], &devices[1].ports()[0]);
+    let ips = |gid| {
+        let flow = one.flow(&ah_global(0, gid)).expect("a route");
+        (
+            flow.addresses.src().to_string(),
+            flow.addresses.dst().to_string(),
+        )
+    };
+    // A GID that no interface has stands for the port's address.
+    for gid in &other.gids {
+        assert_eq!(ips(*gid), ("10.0.0.1".to_owned(), "127.251.1.1".to_owned()));
+    }
+    let addresses: Vec<_> = one.addresses().iter().map(|a| a.ip.to_string()).collect();
+    assert_eq!(addresses, ["10.0.0.1", "127.251.1.1"]);
+}
+
+#[test]
+fn given_addresses_are_dealt_to_the_ports_in_turn() {
+    let given = ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|ip| address(2, ip));
+    let counts = PortCounts::new(1, 2);
+    let devices = host_of(
+        LinkLayer::Ethernet,
+        counts,
+        Vec::new(),
+        Some(given.to_vec()),
+    );
+    let ports = devices[0].ports();
+    assert_eq!(ports[0].gids[1..], [gid("10.0.0.1"), gid("10.0.0.3")]);
+    assert_eq!(ports[1].gids[1..], [gid("10.0.0.2")]);
+    assert!(ports[0].is_of_host(gid("10.0.0.2")));
+    assert!(!ports[0].is_of_host(gid("127.251.0.2")));
+}
+
+#[test]
+fn a_device_has_the_ports_that_it_counts() {
+    let devices = devices_of(LinkLayer::Ethernet, PortCounts::new(1, 2));
+    let attr = device_attr(&Identity::default(), &Capabilities::default(), &devices[0]);
+    assert_eq!(attr.phys_port_cnt, 2);
+    for port_num in [1u8, 2] {
+        let port = devices[0].port(port_num).expect("a port");
+        assert_eq!(
+            port.gid_entry(0).map(|entry| entry.port_num),
+            Some(port_num.into())
+        );
+    }
+    for port_num in [0u8, 3, 255] {
+        assert_eq!(devices[0].port(port_num).err(), Some(EINVAL));
+    }
 }

@@ -7,10 +7,18 @@ use roce::rc::requester::{Requester, RequesterConfig};
 use roce::rc::responder::{Responder, ResponderConfig};
 use roce::uc;
 
+use crate::device::Port;
 use crate::nic::LAST_MODIFY_ERROR;
 use crate::path::{DEFAULT_PKEY, Mode};
 use crate::recv::Responding;
 use crate::send::Wire;
+
+/// Whether the queue pair with this number belongs to the port at `place`. One that has no port yet may get that one.
+fn has_queue_pair(peer: &Peer, qpn: u32, place: Place) -> bool {
+    let of_peer = peer.segment.find_qp(qpn as usize % MAX_QPS);
+    let port = of_peer.map_or(0, |qp| qp.port.load(Ordering::Relaxed));
+    port == 0 || port == u32::from(place.number())
+}
 
 impl Qp {
     /// Establishes the path to the peer that `new` names (INIT to RTR).
@@ -19,15 +27,18 @@ impl Qp {
     /// `ENOMEM` if there is no room for a ring; `EMFILE` and the like if the peer cannot be reached.
     pub(super) fn connect(&self, control: &mut Control, new: &ibv_qp_attr) -> Result<(), i32> {
         let nic = self.nic;
-        let local = nic.port.reaches(&new.ah_attr);
+        let port = self.context.device.port(new.ah_attr.port_num)?;
+        let local = port.destination(&new.ah_attr).is_some();
         let is_carried = matches!(self.full_type, QpType::Rc | QpType::Uc);
         if nic.takes_packets(local, is_carried) {
-            return self.connect_by_packets(control, new);
+            return self.connect_by_packets(control, port, new);
         }
-        control.peer = if local {
-            nic.fabric.try_peer(new.dest_qp_num as usize >> QP_BITS)?
-        } else {
-            None
+        control.peer = match port.destination(&new.ah_attr) {
+            Some(place) => nic
+                .fabric
+                .try_peer(new.dest_qp_num as usize >> QP_BITS)?
+                .filter(|peer| has_queue_pair(peer, new.dest_qp_num, place)),
+            None => None,
         };
         if let Some(peer) = &control.peer
             && self.full_type != QpType::XrcRecv
@@ -40,9 +51,14 @@ impl Qp {
     }
 
     /// Starts to answer requests that arrive by packets.
-    fn connect_by_packets(&self, control: &mut Control, new: &ibv_qp_attr) -> Result<(), i32> {
+    fn connect_by_packets(
+        &self,
+        control: &mut Control,
+        port: &Port,
+        new: &ibv_qp_attr,
+    ) -> Result<(), i32> {
         control.peer = None;
-        let Some(flow) = self.nic.port.flow(&new.ah_attr) else {
+        let Some(flow) = port.flow(&new.ah_attr) else {
             return Ok(());
         };
         self.nic.open_network().inspect_err(|_| {

@@ -44,7 +44,7 @@ pub(super) fn ud_send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome
             Some(group) if qpn == MULTICAST_QPN => to_group(qp, sq, view, ah, group, total),
             // The receiver does not exist: the datagram is lost, and its completion reports success.
             _ => {
-                if ah.reachable && was_never_there(qp, sq, qpn) {
+                if ah.destination.is_some() && was_never_there(qp, sq, qpn) {
                     why::no_peer(qp.nic.fabric.dir(), (qp.qpn, qpn));
                 }
                 Outcome::Done(len)
@@ -223,10 +223,17 @@ pub(super) fn recent_ud_ring(sq: &SendQueue, ah: &Ah, qpn: u32) -> Option<usize>
 
 #[cold]
 pub(super) fn find_ud_ring(qp: &Qp, sq: &mut SendQueue, ah: &Ah, qpn: u32) -> Option<usize> {
-    if !ah.reachable || qpn >> 24 != 0 {
+    let port = ah.destination?;
+    if qpn >> 24 != 0 {
         return None;
     }
     let peer = qp.nic.fabric.peer(qpn as usize >> QP_BITS)?;
+    let dest = peer.segment.find_qp(qpn as usize % MAX_QPS)?;
+    // A datagram to another port of the host does not reach it.
+    let of_port = dest.port.load(Ordering::Relaxed);
+    if of_port != 0 && of_port != u32::from(port.number()) {
+        return None;
+    }
     let i = ring_to(qp, sq, ah, peer, qpn as usize % MAX_QPS)?;
     if sq.ud.recent.is_empty() {
         sq.ud.recent = vec![(0, 0, 0); RECENT];

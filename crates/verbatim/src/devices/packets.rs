@@ -56,12 +56,12 @@ fn as_map<S: Serializer>(counters: &[(String, u64)], serializer: S) -> Result<S:
 }
 
 impl Details {
-    /// Of a port of the software NIC in this process.
+    /// Of a port of the software NIC in this process: that of the device `device`, from 0.
     ///
     /// # Errors
     /// There is none.
-    pub(super) fn of_softnic() -> Result<Self, softnic::NicError> {
-        Ok(Self::of_report(softnic::packet_report()?))
+    pub(super) fn of_softnic(device: usize, port_num: u8) -> Result<Self, softnic::NicError> {
+        Ok(Self::of_report(softnic::packet_report(device, port_num)?))
     }
 
     fn of_report(report: PacketReport) -> Self {

@@ -210,7 +210,7 @@ fn packets() -> Check {
         "queue pairs reach those of this host only",
         "give the environment a network interface with an address whose UDP port 4791 is free",
     );
-    let report = match softnic::packet_report() {
+    let report = match softnic::packet_report(0, 1) {
         Ok(report) => report,
         Err(e) => return Check::not_ok(WHAT, State::Fails, e.to_string(), effect),
     };

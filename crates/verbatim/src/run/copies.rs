@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::geteuid;
-use softnic::{SysfsFile, UVERBS_NAME};
+use softnic::{SysfsFile, uverbs_names};
 
 use super::view::write_file;
 
@@ -72,7 +72,7 @@ fn fill(folder: &Path, files: &[SysfsFile]) -> io::Result<()> {
     let devices = folder.join("dev/infiniband");
     fs::create_dir_all(&devices)?;
     // Programs ask for a character device that they may open.
-    symlink("/dev/null", devices.join(UVERBS_NAME))
+    uverbs_names(files).try_for_each(|name| symlink("/dev/null", devices.join(name)))
 }
 
 #[cfg(test)]
@@ -84,10 +84,14 @@ mod tests {
     #[test]
     fn the_files_are_made_once_and_by_nobody_else() {
         let parent = tempfile::tempdir().expect("a folder");
-        let files = [SysfsFile {
-            path: "infiniband/softnic0/node_type".to_owned(),
-            content: SysfsContent::Text("1: CA\n".to_owned()),
-        }];
+        let file = |path: &str, text: &str| SysfsFile {
+            path: path.to_owned(),
+            content: SysfsContent::Text(text.to_owned()),
+        };
+        let files = [
+            file("infiniband/softnic0/node_type", "1: CA\n"),
+            file("infiniband_verbs/uverbs0/ibdev", "softnic0\n"),
+        ];
         for _ in 0..2 {
             let folder = make_in(parent.path(), "view", &files).expect("made");
             let text = fs::read_to_string(folder.join("sys/class/infiniband/softnic0/node_type"));

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use nicmodel::profile::{self, Adapter, Profile};
-use softnic::{Capabilities, Identity};
+use softnic::{Capabilities, Identity, MAX_PORTS};
 
 use crate::args::LinkLayer;
 
@@ -15,6 +15,8 @@ pub(super) struct Presented {
     /// Its capabilities, if they are known; all of the software NIC's if not.
     pub(super) capabilities: Option<Capabilities>,
     pub(super) link_layer: LinkLayer,
+    /// Ports of a device, where that is known.
+    pub(super) ports: Option<u8>,
 }
 
 /// The device in a profile or an adapter's description, which is named or in a file.
@@ -53,6 +55,7 @@ fn of_profile(profile: &Profile) -> Result<Presented> {
         identity: identity(says)?,
         capabilities: None,
         link_layer: link_layer(profile.link_layer),
+        ports: ports(says),
     })
 }
 
@@ -66,6 +69,7 @@ fn of_adapter(adapter: &Adapter) -> Result<Presented> {
         identity: identity(&adapter.identity)?,
         capabilities: Some(capabilities.with_context(|| format!("the adapter {}", adapter.name))?),
         link_layer: link_layer(adapter.link_layer),
+        ports: ports(&adapter.identity),
     })
 }
 
@@ -78,6 +82,11 @@ fn identity(says: &profile::Identity) -> Result<Identity> {
         identity = identity.with_firmware(&firmware.value)?;
     }
     Ok(identity)
+}
+
+fn ports(says: &profile::Identity) -> Option<u8> {
+    let ports = says.ports.as_ref()?.value;
+    Some(u8::try_from(ports).unwrap_or(MAX_PORTS).clamp(1, MAX_PORTS))
 }
 
 fn link_layer(port: profile::LinkLayer) -> LinkLayer {

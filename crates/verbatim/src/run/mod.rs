@@ -36,7 +36,7 @@ use softnic::SysfsFile;
 use tap::Ledger;
 
 use crate::Outcome;
-use crate::args::{self, LinkLayerArgs, Provider, fabric_name};
+use crate::args::{self, LinkLayerArgs, PortsArgs, Provider, fabric_name};
 use crate::capture::CaptureArgs;
 use crate::fault::{self, FaultArgs};
 use crate::ledger::{self, LedgerArgs};
@@ -53,6 +53,8 @@ pub(crate) struct Args {
     provider: Provider,
     #[command(flatten)]
     link_layer: LinkLayerArgs,
+    #[command(flatten)]
+    ports: PortsArgs,
     /// Only programs that were run with this name reach each other [default: all of this user's]
     #[arg(long, value_name = "NAME", value_parser = fabric_name)]
     fabric: Option<String>,
@@ -104,6 +106,7 @@ Examples:
   verbatim run -- ib_write_bw 127.0.0.1           its client
   verbatim run --link-layer ib -- ibv_rc_pingpong
   verbatim run --nic cib -- ib_write_bw           on a device that says it is a Connect-IB
+  verbatim run --devices 2 --ports 2 -- ibv_devinfo    softnic0 and softnic1, two ports each
   verbatim run --nic efa -- fi_info -p verbs      which path would my program take on EFA?
   verbatim run --trace t.txt -- rping -s          one line a verb in t.txt, with a legend
   verbatim run --ledger l.json -- ib_write_bw 127.0.0.1; verbatim explain l.json --nic cib
@@ -180,10 +183,12 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 
 /// Has a program find the software NIC. What it returns may go when the program is there.
 fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
-    let fabric = args.fabric.as_deref().map(|name| (FABRIC, name));
-    args.link_layer.settle_way(fabric)?;
-    let folder = library::find()?;
     let nic = args.nic.as_deref().map(identity::of_nic).transpose()?;
+    let fabric = args.fabric.as_deref().map(|name| (FABRIC, name.into()));
+    let ports = args.ports.variables(nic.as_ref().and_then(|nic| nic.ports));
+    args.link_layer
+        .settle_way(fabric.into_iter().chain(ports))?;
+    let folder = library::find()?;
     let port = nic.as_ref().map(|nic| nic.link_layer);
     let link_layer = args.link_layer.variable_or(port);
     command
@@ -215,7 +220,7 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
     // Where there are none, the program's own attempt to use the device will say what is wrong.
     let identity = nic.as_ref().map(|nic| &nic.identity);
     let link_layer = link_layer.map(OsStr::new);
-    let Ok(files) = softnic::sysfs_files(link_layer, identity, capabilities.as_ref()) else {
+    let Ok(files) = softnic::sysfs_files(link_layer, identity, capabilities.as_ref(), None) else {
         return Ok(None);
     };
     if let Some(path) = tools::search_path(&folder) {
@@ -271,6 +276,7 @@ fn prepare_system(args: &Args, command: &mut Command) -> Result<()> {
     for (given, flag) in [
         (args.fabric.is_some(), "--fabric"),
         (args.nic.is_some(), "--nic"),
+        (!args.ports.are_default(), "--devices and --ports"),
         (args.no_view, "--no-view"),
         (args.preload, "--preload"),
     ] {

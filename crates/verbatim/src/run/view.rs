@@ -1,4 +1,4 @@
-//! A private view of `/sys/class` and `/dev`, in which the software NIC has the files of a kernel's device.
+//! A private view of `/sys/class` and `/dev`, in which the software NIC has the files of a kernel's devices.
 //!
 //! Programs that look there find `/sys/class/infiniband/softnic0`, `/sys/class/infiniband_verbs/uverbs0` and
 //! `/dev/infiniband/uverbs0`, which is a character device that may be opened and does nothing (`/dev/null`'s).
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::mount::{MountFlags, mount, mount_bind, mount_bind_recursive, mount_remount};
-use softnic::{SysfsContent, SysfsFile, UVERBS_NAME};
+use softnic::{SysfsContent, SysfsFile, uverbs_names};
 
 use super::namespace::MOUNT_SOURCE;
 
@@ -38,13 +38,15 @@ pub(super) fn make(files: &[SysfsFile]) -> Result<()> {
     let dev = Path::new("/dev");
     let new = uncover(dev, &["infiniband"])?;
     let folder = dev.join("infiniband");
-    let device = folder.join(UVERBS_NAME);
-    let bind = || {
-        fs::create_dir_all(&folder)?;
-        fs::write(&device, "")?;
-        Ok::<_, io::Error>(mount_bind("/dev/null", &device)?)
-    };
-    bind().with_context(|| format!("cannot make {}", device.display()))?;
+    for name in uverbs_names(files) {
+        let device = folder.join(name);
+        let bind = || {
+            fs::create_dir_all(&folder)?;
+            fs::write(&device, "")?;
+            Ok::<_, io::Error>(mount_bind("/dev/null", &device)?)
+        };
+        bind().with_context(|| format!("cannot make {}", device.display()))?;
+    }
     seal(&new)
 }
 

@@ -217,6 +217,11 @@ fn a_program_without_hardware() {
 }
 
 #[test]
+fn several_devices_and_ports() {
+    check("docs/run-programs.md", "Several devices and ports", 2);
+}
+
+#[test]
 fn whether_a_program_used_rdma() {
     check("docs/run-programs.md", "Did it use RDMA?", 2);
 }

@@ -28,6 +28,7 @@ mod model;
 mod netlink;
 mod pcap;
 mod pictures;
+mod ports;
 mod program;
 mod resp;
 mod restricted;

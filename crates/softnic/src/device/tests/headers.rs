@@ -84,7 +84,7 @@ fn no_grh_without_a_route_or_a_source() {
 fn mixed_gids_travel_in_an_ipv6_header() {
     let grh = roce().grh(&ah_global(0, gid("10.0.0.2"))).unwrap();
     assert_eq!(header_version(&grh), Some(Version::V6));
-    let ah = init_ah_from_wc(&other_roce(), 1, &wc_grh(), &grh)
+    let ah = init_ah_from_wc(&other_roce(), &wc_grh(), &grh)
         .ok()
         .unwrap();
     assert_eq!(ah.grh.dgid.bytes(), link_local_gid(GUID));
@@ -114,7 +114,7 @@ fn ipv4_header_behind_bytes_that_look_like_version_6() {
     let mut grh = roce().grh(&ah_global(1, gid("10.0.0.2"))).unwrap();
     grh[..20].fill(0x66);
     assert_eq!(header_version(&grh), Some(Version::V4));
-    let ah = init_ah_from_wc(&other_roce(), 1, &wc_grh(), &grh)
+    let ah = init_ah_from_wc(&other_roce(), &wc_grh(), &grh)
         .ok()
         .unwrap();
     assert_eq!(
@@ -132,7 +132,7 @@ fn init_ah_without_grh_goes_by_lid() {
         dlid_path_bits: 2,
         ..wc_grh()
     };
-    let ah = init_ah_from_wc(&ib(), 1, &wc, &[0xa5; 40]).ok().unwrap();
+    let ah = init_ah_from_wc(&ib(), &wc, &[0xa5; 40]).ok().unwrap();
     assert_eq!(
         (ah.dlid, ah.sl, ah.src_path_bits, ah.port_num),
         (1, 3, 2, 1)
@@ -146,37 +146,35 @@ fn init_ah_refusals() {
     let (roce, wc) = (roce(), wc_grh());
     let to = |sgid_index, dgid| other_roce().grh(&ah_global(sgid_index, dgid)).unwrap();
     let good = to(1, gid("10.0.0.1"));
-    assert!(init_ah_from_wc(&roce, 1, &wc, &good).is_ok());
-    assert_eq!(errno(init_ah_from_wc(&roce, 0, &wc, &good)), EINVAL);
-    assert_eq!(errno(init_ah_from_wc(&roce, 2, &wc, &good)), EINVAL);
+    assert!(init_ah_from_wc(&roce, &wc, &good).is_ok());
     for dgid in ["10.0.0.77", "224.0.0.1"] {
         assert_eq!(
-            errno(init_ah_from_wc(&roce, 1, &wc, &to(1, gid(dgid)))),
+            errno(init_ah_from_wc(&roce, &wc, &to(1, gid(dgid)))),
             EINVAL,
             "{dgid}"
         );
     }
     for dgid in ["fd00::77", "ff0e::1"] {
         assert_eq!(
-            errno(init_ah_from_wc(&roce, 1, &wc, &to(2, gid(dgid)))),
+            errno(init_ah_from_wc(&roce, &wc, &to(2, gid(dgid)))),
             EINVAL,
             "{dgid}"
         );
     }
     assert_eq!(
-        errno(init_ah_from_wc(&roce, 1, &wc, &[0; 40])),
+        errno(init_ah_from_wc(&roce, &wc, &[0; 40])),
         libc::EPROTONOSUPPORT
     );
     let mut tcp = to(2, gid("fd00::1"));
     tcp[6] = 6;
     assert_eq!(
-        errno(init_ah_from_wc(&roce, 1, &wc, &tcp)),
+        errno(init_ah_from_wc(&roce, &wc, &tcp)),
         libc::EPROTONOSUPPORT
     );
     let from_ib = ib().grh(&ah_global(0, link_local_gid(GUID))).unwrap();
-    assert!(init_ah_from_wc(&ib(), 1, &wc, &from_ib).is_ok());
+    assert!(init_ah_from_wc(&ib(), &wc, &from_ib).is_ok());
     assert_eq!(
-        errno(init_ah_from_wc(&roce, 1, &wc, &from_ib)),
+        errno(init_ah_from_wc(&roce, &wc, &from_ib)),
         EINVAL,
         "a GID of another type"
     );
@@ -213,7 +211,12 @@ fn an_answer_reaches_the_sender() {
             } else {
                 LinkLayer::InfiniBand
             };
-            Port::new(link_layer, guid_from(&guid.to_string()), addresses)
+            Port::new(
+                link_layer,
+                Place::FIRST,
+                guid_from(&guid.to_string()),
+                addresses,
+            )
         };
         let (sender, receiver) = (host(1, random()), host(2, random()));
         let index = r[6] % u8::try_from(sender.gids.len()).unwrap();
@@ -225,7 +228,7 @@ fn an_answer_reaches_the_sender() {
 
         let mut grh = sender.grh(&ah).unwrap();
         set_grh_length(&mut grh, u16::from_ne_bytes([s[6], s[7]]));
-        let answer = init_ah_from_wc(&receiver, 1, &wc_grh(), &grh).ok().unwrap();
+        let answer = init_ah_from_wc(&receiver, &wc_grh(), &grh).ok().unwrap();
         assert_eq!(receiver.check_ah(&answer), Ok(()));
         assert!(sender.reaches(&answer) && !receiver.reaches(&answer));
         assert_eq!(answer.grh.sgid_index, index);
@@ -235,7 +238,7 @@ fn an_answer_reaches_the_sender() {
         }
         // The answer to the first receiver's answer takes the first route again.
         let grh = receiver.grh(&answer).unwrap();
-        let again = init_ah_from_wc(&sender, 1, &wc_grh(), &grh).ok().unwrap();
+        let again = init_ah_from_wc(&sender, &wc_grh(), &grh).ok().unwrap();
         assert_eq!(
             (again.grh.dgid.bytes(), again.grh.sgid_index),
             (ah.grh.dgid.bytes(), index)
@@ -252,7 +255,7 @@ fn any_40_bytes_are_an_address_or_an_errno() {
             *word = random(&mut seed).to_ne_bytes();
         }
         for port in [roce(), ib()] {
-            match init_ah_from_wc(&port, 1, &wc_grh(), &grh) {
+            match init_ah_from_wc(&port, &wc_grh(), &grh) {
                 Ok(ah) => assert_eq!(port.check_ah(&ah), Ok(())),
                 Err(errno) => assert!([EINVAL, libc::EPROTONOSUPPORT].contains(&errno)),
             }

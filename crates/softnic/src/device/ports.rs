@@ -1,0 +1,202 @@
+//! The devices of this host and their ports: how many there are, and which GUIDs, LIDs and addresses each of them has.
+//!
+//! All ports are ports of one switched subnet. A port's names depend on its place alone, not on the number of ports: the
+//! processes of a fabric know each other's ports, however many they present themselves.
+
+use std::ffi::OsStr;
+use std::net::Ipv4Addr;
+
+use super::counts::{Place, PortCounts};
+use super::guid::{guid_of_host, guid_of_place, read_node_guid};
+use super::interfaces::{
+    ADDRESS_VAR, InterfaceAddress, chosen, guid_of_interface, interface_addresses, usable,
+};
+use super::link_layer::{LinkLayer, PortError};
+use super::port::{OtherPort, Port};
+use crate::identity::Identity;
+
+/// A device with its ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Device {
+    /// Its place in the list of devices.
+    pub(crate) number: u8,
+    /// What `ibv_get_device_name(3)` returns.
+    pub(crate) name: String,
+    pub(crate) node_guid: [u8; 8],
+    /// From port 1 on; at least one.
+    ports: Vec<Port>,
+}
+
+impl Device {
+    /// The port with this number.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is none.
+    pub(crate) fn port(&self, port_num: impl Into<u32>) -> Result<&Port, i32> {
+        let index = usize::try_from(port_num.into())
+            .ok()
+            .and_then(|number| number.checked_sub(1));
+        index
+            .and_then(|index| self.ports.get(index))
+            .ok_or(libc::EINVAL)
+    }
+
+    /// Has another port instead of the first.
+    #[cfg(test)]
+    pub(crate) fn set_port(&mut self, port: Port) {
+        self.ports[0] = port;
+    }
+
+    /// All ports, from port 1 on.
+    pub(crate) fn ports(&self) -> &[Port] {
+        &self.ports
+    }
+
+    /// `phys_port_cnt` of `ibv_query_device(3)`.
+    pub(crate) fn port_count(&self) -> u8 {
+        u8::try_from(self.ports.len()).unwrap_or(u8::MAX)
+    }
+
+    /// What all ports of a host have.
+    pub(crate) fn link_layer(&self) -> LinkLayer {
+        self.ports
+            .first()
+            .map_or(LinkLayer::Ethernet, |port| port.link_layer)
+    }
+}
+
+/// What the environment of a process gives its ports to be made of.
+struct Host {
+    link_layer: LinkLayer,
+    counts: PortCounts,
+    /// GUID of the host.
+    guid: [u8; 8],
+    /// GUID of the first port.
+    port_guid: [u8; 8],
+    /// The addresses that the ports were given; `None`: the first port has those of the host.
+    chosen: Option<Vec<InterfaceAddress>>,
+    all: Vec<InterfaceAddress>,
+}
+
+/// The devices of this host, from the environment, and the first port of the first of them; `link_layer` is a value of
+/// `VERBATIM_LINK_LAYER`.
+///
+/// # Errors
+/// As [`PortError`] says.
+pub(crate) fn devices(
+    link_layer: Option<&OsStr>,
+    identity: &Identity,
+    counts: PortCounts,
+) -> Result<(Vec<Device>, Port), PortError> {
+    let link_layer = LinkLayer::from_value(link_layer)?;
+    let guid = read_node_guid().map_err(PortError::HostId)?;
+    let all = match link_layer {
+        LinkLayer::Ethernet => interface_addresses().map_err(PortError::Addresses)?,
+        LinkLayer::InfiniBand => Vec::new(),
+    };
+    let list = std::env::var_os(ADDRESS_VAR).filter(|_| link_layer == LinkLayer::Ethernet);
+    let mut host = Host {
+        link_layer,
+        counts,
+        guid,
+        port_guid: guid,
+        chosen: None,
+        all,
+    };
+    if let Some(list) = list {
+        let list = list.to_string_lossy();
+        let no_such = || PortError::NoSuchAddress(list.clone().into_owned());
+        let addresses = chosen(&host.all, &list).ok_or_else(no_such)?;
+        let ports = counts.all_ports();
+        if addresses.len() < ports {
+            return Err(PortError::TooFewAddresses {
+                list: list.clone().into_owned(),
+                ports,
+            });
+        }
+        host.chosen = Some(addresses);
+        // A port with addresses of its own is a host of its own.
+        host.port_guid = guid_of_host(guid, &list);
+    } else if link_layer == LinkLayer::Ethernet {
+        host.port_guid = guid_of_interface(&usable(host.all.clone())).unwrap_or(guid);
+    }
+    Ok(host.devices(identity))
+}
+
+/// The devices of a host with these addresses, of which `chosen` were given to its ports.
+#[cfg(test)]
+pub(super) fn host_of(
+    link_layer: LinkLayer,
+    counts: PortCounts,
+    all: Vec<InterfaceAddress>,
+    chosen: Option<Vec<InterfaceAddress>>,
+) -> Vec<Device> {
+    let guid = [0x02, 1, 2, 3, 4, 5, 6, 7];
+    let host = Host {
+        link_layer,
+        counts,
+        guid,
+        port_guid: guid,
+        chosen,
+        all,
+    };
+    host.devices(&Identity::default()).0
+}
+
+impl Host {
+    fn devices(&self, identity: &Identity) -> (Vec<Device>, Port) {
+        // Ports that this process does not have may be another's of this host. One with addresses of its own is another host.
+        let places = Place::all().filter(|place| self.chosen.is_none() || self.counts.has(*place));
+        let ports: Vec<Port> = places
+            .enumerate()
+            .map(|(n, place)| self.port(place, n))
+            .collect();
+        let with_others = |port: &Port| {
+            let others = ports.iter().filter(|other| other.place != port.place);
+            port.beside(others.map(|other| OtherPort::new(other, self.counts.has(other.place))))
+        };
+        let device = |number: u8| Device {
+            number,
+            name: identity.name_of(number),
+            node_guid: match number {
+                0 => self.guid,
+                _ => guid_of_place(self.guid, &format!("device {number}")),
+            },
+            ports: ports
+                .iter()
+                .filter(|port| port.place.device == number && self.counts.has(port.place))
+                .map(with_others)
+                .collect(),
+        };
+        let first = with_others(&self.port(Place::FIRST, 0));
+        ((0..self.counts.devices()).map(device).collect(), first)
+    }
+
+    /// The port at the `n`-th place.
+    fn port(&self, place: Place, n: usize) -> Port {
+        let addresses = match &self.chosen {
+            // Dealt in turn.
+            Some(addresses) => {
+                let ports = self.counts.all_ports();
+                addresses.iter().skip(n).step_by(ports).cloned().collect()
+            }
+            None if place == Place::FIRST => usable(self.all.clone()),
+            None => self.loopback(place).into_iter().collect(),
+        };
+        let guid = match place {
+            Place::FIRST => self.port_guid,
+            Place { device, port_num } => {
+                guid_of_place(self.port_guid, &format!("device {device} port {port_num}"))
+            }
+        };
+        Port::new(self.link_layer, place, guid, addresses)
+    }
+
+    fn loopback(&self, place: Place) -> Option<InterfaceAddress> {
+        let interface = self.all.iter().find(|a| a.ip == Ipv4Addr::LOCALHOST)?;
+        Some(InterfaceAddress {
+            ip: place.loopback_address().into(),
+            ..interface.clone()
+        })
+    }
+}

@@ -1,0 +1,142 @@
+//! A process with two devices of two ports each, as systems with several rails have them.
+//!
+//! One test in a process of its own: the environment says how many there are.
+
+use std::time::Duration;
+
+use verbs::{Access, CompletionQueue, Context, Provider, QueuePair, Rc, WcBuffer, poll_until};
+
+/// What one end of a connection has.
+struct End {
+    context: Context,
+    port_num: u8,
+    cq: CompletionQueue,
+    pd: verbs::ProtectionDomain,
+}
+
+impl End {
+    fn new(device: &str, port_num: u8) -> Self {
+        let device = Provider::softnic().device(Some(device));
+        let context = device.and_then(|d| d.open()).expect("the device opens");
+        Self {
+            port_num,
+            cq: context.create_cq(64).expect("a CQ"),
+            pd: context.alloc_pd().expect("a PD"),
+            context,
+        }
+    }
+
+    fn prepare(&self) -> verbs::PreparedQp<Rc> {
+        let qp = self.pd.qp::<Rc>(&self.cq, &self.cq).port_num(self.port_num);
+        // A retry or two is enough to learn that nobody is there.
+        qp.timeout(8u8)
+            .retry_cnt(1u8)
+            .build()
+            .expect("a queue pair")
+    }
+
+    /// The status of the next completion.
+    fn next(&self) -> Result<u64, verbs::WcStatus> {
+        let mut buffer = WcBuffer::<4>::new();
+        let done = poll_until(Duration::from_secs(20), || {
+            let mut polled = self.cq.poll(&mut buffer).expect("the CQ is good");
+            polled
+                .next()
+                .map(|wc| wc.map(|wc| wc.wr_id()).map_err(|e| e.status()))
+        });
+        done.expect("a completion in time")
+    }
+}
+
+/// Sends a message from one end to the other.
+fn send(from: (&End, &QueuePair<Rc>), to: (&End, &QueuePair<Rc>)) {
+    let region = to.0.pd.alloc(64, Access::LOCAL_WRITE).expect("memory");
+    let mut list = to.1.recv_list(1);
+    list.recv(region.slice(0..64).expect("in range"), 7);
+    to.1.post_recv(&mut list).expect("posted");
+    let text = verbs::Inline(b"over a rail");
+    from.1
+        .post_one(|list| {
+            list.send(text).signaled().wr_id(3);
+        })
+        .expect("posted");
+    assert_eq!(to.0.next(), Ok(7));
+    assert_eq!(from.0.next(), Ok(3));
+}
+
+#[test]
+fn queue_pairs_of_all_ports_reach_each_other_and_devices_do_not_mix() {
+    let folder = tempfile::Builder::new()
+        .tempdir_in("/dev/shm")
+        .expect("a folder");
+    // SAFETY: no other thread of this program reads the environment: the NIC starts later.
+    unsafe {
+        std::env::set_var("VERBATIM_FABRIC_DIR", folder.path().join("fabric"));
+        std::env::set_var("VERBATIM_DEVICE_COUNT", "2");
+        std::env::set_var("VERBATIM_PORT_COUNT", "2");
+    }
+    let names: Vec<_> = Provider::softnic().devices().expect("devices");
+    let names: Vec<_> = names
+        .iter()
+        .map(|d| (d.name().to_owned(), d.guid()))
+        .collect();
+    assert_eq!(names.len(), 2);
+    assert_eq!(
+        (names[0].0.as_str(), names[1].0.as_str()),
+        ("softnic0", "softnic1")
+    );
+    assert_ne!(names[0].1, names[1].1);
+
+    let ends = [
+        ("softnic0", 1),
+        ("softnic0", 2),
+        ("softnic1", 1),
+        ("softnic1", 2),
+    ];
+    let ends = ends.map(|(device, port_num)| End::new(device, port_num));
+    let mut gids: Vec<_> = ends
+        .iter()
+        .map(|end| end.context.gid(end.port_num, 0).expect("a GID").to_string())
+        .collect();
+    assert_eq!(
+        ends[0]
+            .context
+            .query_device()
+            .expect("a device")
+            .phys_port_cnt,
+        2
+    );
+    assert!(ends[0].context.query_port(3).is_err());
+    gids.sort();
+    gids.dedup();
+    assert_eq!(gids.len(), ends.len(), "{gids:?}");
+
+    for a in &ends {
+        for b in &ends {
+            let (one, other) = (a.prepare(), b.prepare());
+            let (to_one, to_other) = (one.endpoint(), other.endpoint());
+            let one = one.connect(&to_other).expect("connected");
+            let other = other.connect(&to_one).expect("connected");
+            send((a, &one), (b, &other));
+            send((b, &other), (a, &one));
+        }
+    }
+
+    // The GID of one port and the number of a queue pair at another.
+    let (a, b, c) = (ends[0].prepare(), ends[2].prepare(), ends[3].prepare());
+    let mut wrong = b.endpoint();
+    (wrong.gid, wrong.lid) = (c.endpoint().gid, c.endpoint().lid);
+    let a = a.connect(&wrong).expect("a connection to nobody");
+    a.post_one(|list| {
+        list.send(verbs::Inline(b"lost")).signaled();
+    })
+    .expect("posted");
+    assert_eq!(ends[0].next(), Err(verbs::WcStatus::RetryExcErr));
+
+    // A CQ of another device than the protection domain.
+    let mixed = ends[0].pd.qp::<Rc>(&ends[2].cq, &ends[0].cq).build();
+    let error = mixed.err().expect("refused").to_string();
+    assert!(error.contains("Invalid argument"), "{error}");
+    let same = ends[0].pd.qp::<Rc>(&ends[1].cq, &ends[0].cq).build();
+    assert!(same.is_ok(), "two contexts of one device");
+}
