@@ -35,7 +35,7 @@ pub use client::{
 pub use config::{Access, ClientConfig, MAX_WINDOW, ServerConfig};
 pub use node::{MAX_NODE_BYTES, MIN_NODE_BYTES};
 pub use report::ServerStats;
-pub use server::{Btree, Environment, Mover};
+pub use server::{Btree, Mover, ServerRuntime};
 pub use service::{ConnectError, Latency, NicConfig, OpenError, ServerError, Unsupported};
 pub use tree::{Elsewhere, Owner, When};
 pub use wire::{Op, Step};

@@ -40,7 +40,7 @@ pub use config::{ClientConfig, Design, MAX_WINDOW, ServerConfig};
 pub use locations::Locations;
 pub use report::ServerStats;
 pub use rpc::herd::Scan;
-pub use server::{Environment, Kv};
+pub use server::{Kv, ServerRuntime};
 pub use service::{ConnectError, Latency, NicConfig, OpenError, ServerError, Unsupported};
 pub use wire::Op;
 

@@ -50,7 +50,7 @@ pub struct Kv {
 
 /// The server's dependence on its surroundings: clock, seed, threads and simulated cost.
 #[derive(Debug, Clone, Copy)]
-pub struct Environment {
+pub struct ServerRuntime {
     /// The clock in milliseconds, by which items expire.
     clock: fn() -> u64,
     /// The seed of key hashes.
@@ -61,7 +61,7 @@ pub struct Environment {
     threads: bool,
 }
 
-impl Default for Environment {
+impl Default for ServerRuntime {
     fn default() -> Self {
         Self {
             clock: store::unix_ms,
@@ -72,8 +72,8 @@ impl Default for Environment {
     }
 }
 
-impl Environment {
-    /// An environment of simulated cores in virtual time, in which nothing expires. Hashes are seeded with `seed`, so
+impl ServerRuntime {
+    /// A runtime of simulated cores in virtual time, in which nothing expires. Hashes are seeded with `seed`, so
     /// that every run is the same. `cost` is the time that a core needs for a request, besides its verbs.
     pub fn simulated(seed: u64, cost: Duration) -> Self {
         Self {
@@ -105,7 +105,7 @@ impl Drop for Session {
 impl Service for Kv {
     type Protocol = Rendezvous;
     type Config = ServerConfig;
-    type Environment = Environment;
+    type Runtime = ServerRuntime;
     type Worker = Worker;
     type WorkerError = RpcError;
     type Session = Session;
@@ -114,12 +114,12 @@ impl Service for Kv {
     fn new(
         context: &Context,
         config: ServerConfig,
-        environment: Environment,
+        runtime: ServerRuntime,
     ) -> Result<(Arc<Self>, Vec<Worker>), ServerError> {
         let port = config.nic.port(context)?;
         let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
         let pd = context.alloc_pd()?;
-        let (store, design) = design(&config, (&pd, port), &environment)?;
+        let (store, design) = design(&config, (&pd, port), &runtime)?;
         let layout = request_layout(&config);
         let ud = answer_port(&config, port, mtu);
         let doorbells = Doorbells {
@@ -140,7 +140,7 @@ impl Service for Kv {
                 engine,
                 store: Arc::clone(&store),
                 number,
-                cost: environment.cost,
+                cost: runtime.cost,
             });
         }
         let kv = Arc::new(Self {
@@ -294,19 +294,19 @@ impl Kv {
 fn design(
     config: &ServerConfig,
     (pd, port): (&ProtectionDomain, PortGid),
-    environment: &Environment,
+    runtime: &ServerRuntime,
 ) -> Result<(Arc<Store>, Box<dyn ServerDesign>), ServerError> {
-    let seed = environment.seed;
+    let seed = runtime.seed;
     let tables = |shape: Shape, writes| {
         let tables = Tables::new(pd, port, (shape, seed), config.workers, writes);
         tables.map_err(ServerError::service)
     };
-    let of = config.store(environment.clock, seed);
+    let of = config.store(runtime.clock, seed);
     let no_memory =
         |e: NoMemory| ServerError::service(format!("{e}; lower --keys, --value-size or --memory"));
     let store = || Store::new(&of).map(Arc::new).map_err(no_memory);
     let lease = Duration::from_millis(config.lease_ms.into());
-    let guests = |tables| Arc::new(Guests::new(tables, lease, environment.threads));
+    let guests = |tables| Arc::new(Guests::new(tables, lease, runtime.threads));
     let (key, value) = (config.key_bytes, config.value_bytes);
     Ok(match (config.design, config.shape()) {
         (Design::Herd, _) => {

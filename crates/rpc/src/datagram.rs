@@ -210,9 +210,13 @@ impl Server {
                 payload: &self.payloads[start..start + self.lens[index]],
             }
         };
-        for round in 0..if self.batch.len() > 1 { H::LOOKS } else { 0 } {
+        for round in 0..if self.batch.len() > 1 {
+            H::PREFETCH_ROUNDS
+        } else {
+            0
+        } {
             for (i, &(client, imm)) in self.batch.iter().enumerate() {
-                handler.look(&mut state, round, request(i, client, imm));
+                handler.prefetch_round(&mut state, round, request(i, client, imm));
             }
         }
         for (i, &(client, imm)) in self.batch.iter().enumerate() {

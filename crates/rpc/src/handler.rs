@@ -10,18 +10,18 @@ pub trait Handler {
     /// The state that [`begin`](Self::begin) prepares for a batch.
     type Batch;
 
-    /// Number of calls of [`look`](Self::look) for each request, in batches of more than one
+    /// Number of calls of [`prefetch_round`](Self::prefetch_round) for each request, in batches of more than one
     /// request.
-    const LOOKS: usize = 0;
+    const PREFETCH_ROUNDS: usize = 0;
 
     /// Prepares the state for a batch of `requests` requests, before the first is handled.
     fn begin(&mut self, requests: usize) -> Self::Batch;
 
     /// Looks ahead at a request, so that a handler can prefetch its data. In each of
-    /// [`LOOKS`](Self::LOOKS) rounds, counted from 0, this function is called for all requests of
+    /// [`PREFETCH_ROUNDS`](Self::PREFETCH_ROUNDS) rounds, counted from 0, this function is called for all requests of
     /// the batch before the first is handled. It is not called for a batch of one request.
     #[inline]
-    fn look(&mut self, batch: &mut Self::Batch, round: usize, request: Request<'_>) {
+    fn prefetch_round(&mut self, batch: &mut Self::Batch, round: usize, request: Request<'_>) {
         let _ = (batch, round, request);
     }
 

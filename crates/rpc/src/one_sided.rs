@@ -154,7 +154,7 @@ impl OneSided {
         self.doorbells
     }
 
-    /// Returns the CQ, for a caller that polls it directly instead of by [`Steps::go_on`].
+    /// Returns the CQ, for a caller that polls it directly instead of by [`Steps::post_and_poll`].
     pub fn cq(&self) -> &CompletionQueue {
         &self.cq
     }
@@ -349,7 +349,7 @@ pub trait Steps {
     /// # Errors
     /// A [noted](OneSided::note) error, a failed work request, or a failed verb.
     #[inline]
-    fn go_on(
+    fn post_and_poll(
         &mut self,
         pending: &mut [Self::Pending],
         stats: &mut Self::Stats,

@@ -44,7 +44,7 @@ pub use config::{ClientConfig, Design, ServerConfig, WindowPolicy};
 pub use numbers::NumberSet;
 pub use report::{ClientReport, Failures, ServerStats, Until};
 pub use rpc::herd::Scan;
-pub use server::{Environment, Sequencer};
+pub use server::{Sequencer, ServerRuntime};
 pub use service::{ConnectError, Latency, NicConfig, OpenError, ServerError, Unsupported};
 
 /// A running server. Dropping the server stops it.

@@ -38,7 +38,7 @@ pub struct Sequencer {
 
 /// The threads that run a server's workers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Environment {
+pub enum ServerRuntime {
     /// The server starts its own threads.
     #[default]
     Threads,
@@ -81,7 +81,7 @@ impl Drop for Session {
 impl Service for Sequencer {
     type Protocol = Rendezvous;
     type Config = ServerConfig;
-    type Environment = Environment;
+    type Runtime = ServerRuntime;
     type Worker = Engine;
     type WorkerError = RpcError;
     type Session = Session;
@@ -90,9 +90,9 @@ impl Service for Sequencer {
     fn new(
         context: &Context,
         config: ServerConfig,
-        environment: Environment,
+        runtime: ServerRuntime,
     ) -> Result<(Arc<Self>, Vec<Engine>), ServerError> {
-        if environment == Environment::Caller && config.state.is_some() {
+        if runtime == ServerRuntime::Caller && config.state.is_some() {
             return Err(ServerError::Config(
                 "a server without threads keeps no state file".to_owned(),
             ));

@@ -148,7 +148,7 @@ impl Drop for Session {
 impl Service for Counter {
     type Protocol = Rendezvous;
     type Config = Config;
-    type Environment = ();
+    type Runtime = ();
     type Worker = herd::Server;
     type WorkerError = RpcError;
     type Session = Session;

@@ -66,7 +66,7 @@ pub trait LockTable: Debug + Send + Sync + 'static {
 
     /// Returns the index of the part that a redo entry refers to. The entry may hold arbitrary
     /// bytes.
-    fn part_of(entry: &[u8]) -> Option<usize>;
+    fn table_index(entry: &[u8]) -> Option<usize>;
 
     /// Executes a redo entry and frees its lock. This requires a complete entry whose lock word
     /// belongs to `owner` and equals the object's. Returns true if the entry was executed. The
@@ -204,7 +204,7 @@ impl<T: LockTable> Guests<T> {
             if memory.read_at(i * bytes, &mut entry).is_err() {
                 continue;
             }
-            let table = T::part_of(&entry).and_then(|part| self.tables.get(part));
+            let table = T::table_index(&entry).and_then(|index| self.tables.get(index));
             if table.is_some_and(|table| table.redo(&entry, owner)) {
                 self.recovered.fetch_add(1, Ordering::Relaxed);
             }

@@ -24,7 +24,7 @@ pub trait Service: Debug + Send + Sync + Sized + 'static {
     type Config: ServerConfig;
     /// Dependencies on the environment, such as a clock. The default is that of a server with
     /// threads.
-    type Environment: Default;
+    type Runtime: Default;
     /// A worker that does not run yet.
     type Worker: Debug + Send + 'static;
     /// Error that ends a worker early.
@@ -41,7 +41,7 @@ pub trait Service: Debug + Send + Sync + Sized + 'static {
     fn new(
         context: &Context,
         config: Self::Config,
-        environment: Self::Environment,
+        runtime: Self::Runtime,
     ) -> Result<(Arc<Self>, Vec<Self::Worker>), ServerError>;
 
     /// Returns the configuration of the server.
@@ -192,9 +192,9 @@ impl<S: Service> Host<S> {
     pub(crate) fn new(
         context: &Context,
         config: S::Config,
-        environment: S::Environment,
+        runtime: S::Runtime,
     ) -> Result<(Arc<Self>, Vec<S::Worker>), ServerError> {
-        let (service, workers) = S::new(context, config, environment)?;
+        let (service, workers) = S::new(context, config, runtime)?;
         let host = Arc::new(Self {
             service,
             failure: Failure::default(),

@@ -31,10 +31,10 @@ impl<S: Service> LocalServer<S> {
     pub fn new(
         context: &Context,
         config: S::Config,
-        environment: S::Environment,
+        runtime: S::Runtime,
     ) -> Result<Self, ServerError> {
         Host::<S>::check(context, &config)?;
-        let (host, workers) = Host::new(context, config, environment)?;
+        let (host, workers) = Host::new(context, config, runtime)?;
         let of = |(index, worker)| LocalWorker {
             host: Arc::clone(&host),
             index,

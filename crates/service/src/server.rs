@@ -46,7 +46,7 @@ impl<S: Service> Server<S> {
         };
         let listener = TcpListener::bind(config.listen()).map_err(listen)?;
         let address = listener.local_addr()?;
-        let (host, workers) = Host::new(context, config, S::Environment::default())?;
+        let (host, workers) = Host::new(context, config, S::Runtime::default())?;
         let mut server = Self {
             host,
             address,

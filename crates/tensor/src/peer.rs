@@ -441,7 +441,7 @@ impl Drop for Session {
 impl Service for Listening {
     type Protocol = Rendezvous;
     type Config = ListeningConfig;
-    type Environment = ();
+    type Runtime = ();
     type Worker = Infallible;
     type WorkerError = Infallible;
     type Session = Session;

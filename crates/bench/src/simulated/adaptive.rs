@@ -15,8 +15,8 @@ use btree::balance::Law;
 use btree::load::{self, LoadReport, Popularity, Until, Workload, key_of, value_of};
 use btree::touch::Shape;
 use btree::{
-    ClientConfig, Connector, Controller, Environment, LocalServer, Pipeline, Requests, Router,
-    ServerConfig,
+    ClientConfig, Connector, Controller, LocalServer, Pipeline, Requests, Router, ServerConfig,
+    ServerRuntime,
 };
 use nicmodel::Profile;
 use nicmodel::profile::Place;
@@ -303,8 +303,8 @@ fn serve(bed: &Bed, setup: &Setup, place: Place, split: u64) -> Result<LocalServ
         node_bytes: 2048,
         fill: 1.0,
     };
-    let environment = Environment::simulated(setup.seed ^ u64::from(part)).walking(shape);
-    let mut server = LocalServer::new(context, config, environment)?;
+    let runtime = ServerRuntime::simulated(setup.seed ^ u64::from(part)).walking(shape);
+    let mut server = LocalServer::new(context, config, runtime)?;
     let loaded = server
         .service()
         .load(0, KEYS, 1.0, |i| (key_of(i), value_of(key_of(i), 0)));

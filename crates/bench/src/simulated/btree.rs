@@ -13,8 +13,8 @@ use anyhow::{Context as _, Result, bail};
 use btree::load::{self, LoadReport, Until, Workload, key_of, value_of};
 use btree::touch::{Shape, Touches};
 use btree::{
-    Access, ClientConfig, ClientError, ClientStats, Completion, Environment, LocalServer, Op,
-    Owner, Pipeline, Requests, Router, ServerConfig,
+    Access, ClientConfig, ClientError, ClientStats, Completion, LocalServer, Op, Owner, Pipeline,
+    Requests, Router, ServerConfig, ServerRuntime,
 };
 use kv::load::Random;
 use nicmodel::Profile;
@@ -318,8 +318,8 @@ fn load(context: &Context, setup: &Setup, part: &Part) -> Result<LocalServer> {
         max_window: setup.window,
         ..ServerConfig::default()
     };
-    let environment = Environment::simulated(setup.seed).walking(part.shape);
-    let server = LocalServer::new(context, config, environment)?;
+    let runtime = ServerRuntime::simulated(setup.seed).walking(part.shape);
+    let server = LocalServer::new(context, config, runtime)?;
     let entry = |i| {
         let key = key_of(part.first + i);
         (key, value_of(key, 0))

@@ -9,7 +9,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use kv::load::{self, LoadReport, Until, Workload, key_bytes, value_bytes};
 use kv::store::{LockPlacement, Mode};
-use kv::{ClientConfig, Design, Environment, LocalServer, Locations, Pipeline, Scan, ServerConfig};
+use kv::{
+    ClientConfig, Design, LocalServer, Locations, Pipeline, Scan, ServerConfig, ServerRuntime,
+};
 use nicmodel::{Profile, mixes};
 use serde::Serialize;
 use simnic::Counters;
@@ -193,7 +195,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     let mut server = LocalServer::new(
         &bed.contexts[0],
         config,
-        Environment::simulated(setup.seed, cost),
+        ServerRuntime::simulated(setup.seed, cost),
     )?;
     let workload = Workload {
         keys: setup.keys(),

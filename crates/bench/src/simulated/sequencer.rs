@@ -9,8 +9,8 @@ use kv::load::Random;
 use nicmodel::Profile;
 use nicmodel::profile::Place;
 use sequencer::{
-    Checker, Client, ClientConfig, ClientReport, Design, Environment, LocalServer, Scan,
-    ServerConfig, Until, Verdict, WindowPolicy,
+    Checker, Client, ClientConfig, ClientReport, Design, LocalServer, Scan, ServerConfig,
+    ServerRuntime, Until, Verdict, WindowPolicy,
 };
 use serde::Serialize;
 
@@ -239,7 +239,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     }
     let (context, machine) = bed.at(0, place)?;
     let config = server_config(profile, setup);
-    let mut server = LocalServer::new(context, config, Environment::Caller)?;
+    let mut server = LocalServer::new(context, config, ServerRuntime::Caller)?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
         let name = format!("worker {i}");
         bed.cluster.spawn(machine, name, move || worker.run());

@@ -331,38 +331,39 @@ impl Pipeline {
         }
         let (free, again, now) = (&mut self.free, &mut self.again, &mut self.now);
         let (choice, mut asked, mut first) = (&mut self.choice, 0, true);
-        let came = walker.go_on(&mut self.pending, &mut self.stats, |pending, slot, what| {
-            if std::mem::take(&mut first) {
-                *now = time::now();
-            }
-            let answer = match what {
-                Done::Answer(answer) => answer,
-                Done::Entries(entries, next) => {
-                    pending.entries = entries;
-                    Answer::Entries {
-                        entries: &pending.entries,
-                        next,
+        let came =
+            walker.post_and_poll(&mut self.pending, &mut self.stats, |pending, slot, what| {
+                if std::mem::take(&mut first) {
+                    *now = time::now();
+                }
+                let answer = match what {
+                    Done::Answer(answer) => answer,
+                    Done::Entries(entries, next) => {
+                        pending.entries = entries;
+                        Answer::Entries {
+                            entries: &pending.entries,
+                            next,
+                        }
                     }
-                }
-                Done::Ask => {
-                    asked += 1;
-                    pending.by_reads = false;
-                    return again.push_back(slot);
-                }
-            };
-            *done += 1;
-            free.push(slot);
-            let sent = pending.sent;
-            choice.took(&pending.op, true, now.duration_since(sent));
-            let (token, seen) = (pending.token, *now);
-            each(Completion {
-                token,
-                answer,
-                sent,
-                seen,
+                    Done::Ask => {
+                        asked += 1;
+                        pending.by_reads = false;
+                        return again.push_back(slot);
+                    }
+                };
+                *done += 1;
+                free.push(slot);
+                let sent = pending.sent;
+                choice.took(&pending.op, true, now.duration_since(sent));
+                let (token, seen) = (pending.token, *now);
+                each(Completion {
+                    token,
+                    answer,
+                    sent,
+                    seen,
+                });
+                pending.used = false;
             });
-            pending.used = false;
-        });
         self.stats.asked += asked;
         came
     }

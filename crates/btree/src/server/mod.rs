@@ -55,7 +55,7 @@ pub struct Btree {
 
 /// The server's dependence on its surroundings: randomness, threads and simulated cost.
 #[derive(Debug, Clone, Copy)]
-pub struct Environment {
+pub struct ServerRuntime {
     /// The server's identity; a fixed value makes every run of a simulation the same.
     identity: u64,
     /// True if the server may start threads of its own.
@@ -64,7 +64,7 @@ pub struct Environment {
     walked: Option<Shape>,
 }
 
-impl Default for Environment {
+impl Default for ServerRuntime {
     fn default() -> Self {
         Self {
             identity: service::random::unpredictable(),
@@ -74,8 +74,8 @@ impl Default for Environment {
     }
 }
 
-impl Environment {
-    /// An environment of simulated cores in virtual time: the same seed gives the same run. Requests and walks cost no
+impl ServerRuntime {
+    /// A runtime of simulated cores in virtual time: the same seed gives the same run. Requests and walks cost no
     /// time.
     pub fn simulated(seed: u64) -> Self {
         Self {
@@ -118,7 +118,7 @@ impl Drop for Session {
 impl Service for Btree {
     type Protocol = Rendezvous;
     type Config = ServerConfig;
-    type Environment = Environment;
+    type Runtime = ServerRuntime;
     type Worker = Worker;
     type WorkerError = RpcError;
     type Session = Session;
@@ -127,7 +127,7 @@ impl Service for Btree {
     fn new(
         context: &Context,
         config: ServerConfig,
-        environment: Environment,
+        runtime: ServerRuntime,
     ) -> Result<(Arc<Self>, Vec<Worker>), ServerError> {
         let port = config.nic.port(context)?;
         let mtu = context.query_port(port.port_num)?.active_mtu.bytes() as usize;
@@ -150,7 +150,7 @@ impl Service for Btree {
         });
         let lease = Duration::from_millis(config.lease_ms.into());
         let tables = vec![Arc::clone(&store)];
-        let guests = Arc::new(Guests::new(tables, lease, environment.threads));
+        let guests = Arc::new(Guests::new(tables, lease, runtime.threads));
         let layout = Layout {
             window: u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX),
             payload: u32::try_from(wire::REQUEST).unwrap_or(24),
@@ -163,8 +163,8 @@ impl Service for Btree {
         };
         let handovers = Arc::new(Handovers::default());
         disown_others(&store, &config)?;
-        let touches = environment.walked.as_ref();
-        let touches = touches.map(|shape| Arc::new(Touches::of(shape, worker::LOOKS)));
+        let touches = runtime.walked.as_ref();
+        let touches = touches.map(|shape| Arc::new(Touches::of(shape, worker::PREFETCH_ROUNDS)));
         let mut workers = Vec::new();
         for _ in 0..config.workers {
             let engine = herd::Server::new(&pd, layout, config.max_clients, doorbells, &ud);
@@ -191,7 +191,7 @@ impl Service for Btree {
             guests,
             handovers,
             stopping: AtomicBool::new(false),
-            identity: environment.identity,
+            identity: runtime.identity,
             layout,
             max_answer: mtu,
             reads: Access::Read.check(context.capabilities()?).is_ok(),

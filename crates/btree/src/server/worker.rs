@@ -196,7 +196,7 @@ struct Serve<'s> {
 
 /// Steps that the walks of a batch take together, enough for a tree of five levels. Higher trees are finished request
 /// by request.
-pub(super) const LOOKS: usize = 5;
+pub(super) const PREFETCH_ROUNDS: usize = 5;
 
 /// The walks of a batch.
 struct Walks([Walk; rpc::MAX_BATCH]);
@@ -204,7 +204,7 @@ struct Walks([Walk; rpc::MAX_BATCH]);
 impl Handler for Serve<'_> {
     type Batch = Walks;
 
-    const LOOKS: usize = LOOKS;
+    const PREFETCH_ROUNDS: usize = PREFETCH_ROUNDS;
 
     #[inline]
     fn begin(&mut self, requests: usize) -> Self::Batch {
@@ -225,7 +225,7 @@ impl Handler for Serve<'_> {
     }
 
     #[inline]
-    fn look(&mut self, walks: &mut Self::Batch, round: usize, request: Request<'_>) {
+    fn prefetch_round(&mut self, walks: &mut Self::Batch, round: usize, request: Request<'_>) {
         let Some((key, tree)) = wire::place_of(request.payload) else {
             return;
         };

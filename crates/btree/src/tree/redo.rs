@@ -51,7 +51,7 @@ impl LockTable for Store {
     }
 
     /// Returns 0: all trees are in one part.
-    fn part_of(_entry: &[u8]) -> Option<usize> {
+    fn table_index(_entry: &[u8]) -> Option<usize> {
         Some(0)
     }
 

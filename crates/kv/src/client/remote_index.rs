@@ -178,7 +178,7 @@ impl ClientDesign for RemoteIndex {
         stats: &mut ClientStats,
         done: &mut dyn FnMut(&mut Pending, u32, Done<'_>),
     ) -> Result<usize, RpcError> {
-        self.go_on(all, stats, done)
+        self.post_and_poll(all, stats, done)
     }
 
     fn doorbells(&self) -> u64 {

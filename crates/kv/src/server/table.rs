@@ -386,7 +386,7 @@ impl LockTable for Table {
         redo::bytes(&self.shape)
     }
 
-    fn part_of(entry: &[u8]) -> Option<usize> {
+    fn table_index(entry: &[u8]) -> Option<usize> {
         redo::partition_of(entry)
     }
 

@@ -207,7 +207,7 @@ struct Serve<'s, I> {
 impl<'s, I: Items> Handler for Serve<'s, I> {
     type Batch = MutexGuard<'s, Partition>;
 
-    const LOOKS: usize = 2;
+    const PREFETCH_ROUNDS: usize = 2;
 
     #[inline]
     fn begin(&mut self, requests: usize) -> Self::Batch {
@@ -218,7 +218,7 @@ impl<'s, I: Items> Handler for Serve<'s, I> {
     }
 
     #[inline]
-    fn look(&mut self, partition: &mut Self::Batch, round: usize, request: Request<'_>) {
+    fn prefetch_round(&mut self, partition: &mut Self::Batch, round: usize, request: Request<'_>) {
         if round == 0 {
             let hash = wire::key_of(request.payload).map_or(0, |key| self.store.hash(key));
             self.hashes[request.index] = hash;
@@ -275,7 +275,7 @@ impl<I: Items> Serve<'_, I> {
         reply: Reply<'_>,
     ) {
         let key = op.key();
-        // `look` may have computed this hash. Computing it again is cheaper than keeping it for a batch of one.
+        // `prefetch_round` may have computed this hash. Computing it again is cheaper than keeping it for a batch of one.
         let hash = hash_of(key, self.store.seed());
         if partition_of(hash, self.store.partitions()) != self.number {
             return self.bad(reply);

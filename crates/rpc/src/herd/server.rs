@@ -265,9 +265,13 @@ impl Server {
             imm,
             payload: &payloads[index * stride..index * stride + len],
         };
-        for round in 0..if self.batch.len() > 1 { H::LOOKS } else { 0 } {
+        for round in 0..if self.batch.len() > 1 {
+            H::PREFETCH_ROUNDS
+        } else {
+            0
+        } {
             for (i, &one) in self.batch.iter().enumerate() {
-                handler.look(&mut state, round, request(i, one));
+                handler.prefetch_round(&mut state, round, request(i, one));
             }
         }
         let split = self.doorbells.split;

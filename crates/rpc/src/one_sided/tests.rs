@@ -125,7 +125,9 @@ fn steps_of_all_slots_are_made_in_order_with_few_doorbells() {
                 again.push(slot);
             }
         };
-        adder.go_on(&mut pending, &mut stats, each).expect("works");
+        adder
+            .post_and_poll(&mut pending, &mut stats, each)
+            .expect("works");
         for slot in again {
             adder.begin(pending[slot as usize], slot);
         }
@@ -150,7 +152,7 @@ fn places_outside_are_refused_and_told_at_the_next_check() {
     let (mut adder, _memory, _responder) = client(1, 1);
     adder.begin(5, 0);
     let (mut pending, mut stats) = ([5], 0);
-    let failed = adder.go_on(&mut pending, &mut stats, |_, _, _| {});
+    let failed = adder.post_and_poll(&mut pending, &mut stats, |_, _, _| {});
     assert!(matches!(failed, Err(RpcError::Config(_))), "{failed:?}");
     let long = adder.queue.read((0, 8), 64, adder.at(0, 0));
     assert!(matches!(long, Err(RpcError::Range(_))), "{long:?}");

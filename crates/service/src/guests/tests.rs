@@ -41,7 +41,7 @@ impl LockTable for Words {
         24
     }
 
-    fn part_of(_entry: &[u8]) -> Option<usize> {
+    fn table_index(_entry: &[u8]) -> Option<usize> {
         Some(0)
     }
 

@@ -65,7 +65,7 @@ impl ClientDesign for RemoteRecords {
             self.queue.check()?;
             self.try_again(all, stats, done);
         }
-        self.go_on(all, stats, done)
+        self.post_and_poll(all, stats, done)
     }
 
     fn question(&self, pending: &Pending, slot: u32, into: &mut Vec<u8>) {
