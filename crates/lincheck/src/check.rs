@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use crate::explain::explain;
 use crate::register::State;
-use crate::search::{Configuration, History, Seen};
+use crate::search::{Configuration, History, ObservedValues};
 use crate::violation::{Reason, Violation};
-use crate::{Action, Judged, Operation, Outcome};
+use crate::{Action, CheckStats, Operation, Outcome};
 
 /// Checks the history of one register, which is empty at first.
 ///
@@ -15,21 +15,21 @@ use crate::{Action, Judged, Operation, Outcome};
 ///
 /// # Errors
 /// The [`Violation`], if the history is not linearizable.
-pub fn check(operations: &[Operation]) -> Result<Judged, Box<Violation>> {
-    let seen = match seen(operations) {
-        Ok(seen) => seen,
+pub fn check(operations: &[Operation]) -> Result<CheckStats, Box<Violation>> {
+    let observed = match observed_values(operations) {
+        Ok(observed) => observed,
         Err((reason, at)) => return Err(Box::new(Violation::of(reason, operations, &at))),
     };
     let history = History {
         operations,
-        seen: &seen,
+        observed: &observed,
         look_ahead: true,
     };
     let all: Vec<usize> = (0..operations.len()).collect();
     let start = Configuration::new(State::EMPTY);
     let unknown = operations.iter().filter(|o| o.end.is_none()).count();
     match history.walk(&all, &[], start, u64::MAX) {
-        Ok(states_max) => Ok(Judged {
+        Ok(states_max) => Ok(CheckStats {
             operations: operations.len() as u64,
             unknown: unknown as u64,
             states_max,
@@ -39,7 +39,7 @@ pub fn check(operations: &[Operation]) -> Result<Judged, Box<Violation>> {
 }
 
 /// Collects how values were found. Returns as an error a contradiction and its operations.
-fn seen(operations: &[Operation]) -> Result<Seen, (Reason, Vec<usize>)> {
+fn observed_values(operations: &[Operation]) -> Result<ObservedValues, (Reason, Vec<usize>)> {
     let mut writes = HashMap::new();
     for (i, operation) in operations.iter().enumerate() {
         if let Action::Write { value, .. } = operation.action
@@ -87,7 +87,7 @@ fn seen(operations: &[Operation]) -> Result<Seen, (Reason, Vec<usize>)> {
         _ => false,
     };
     found.retain(|&i, _| !has_version(i));
-    Ok(Seen {
+    Ok(ObservedValues {
         versions: versions.into_iter().map(|(k, (v, _))| (k, v)).collect(),
         found,
     })

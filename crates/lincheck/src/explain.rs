@@ -2,13 +2,13 @@
 
 use crate::Operation;
 use crate::register::{Content, State};
-use crate::search::{Configuration, Failed, History};
+use crate::search::{Configuration, History, WalkFailure};
 use crate::violation::{Reason, Violation};
 
 /// The longest window that is walked without look-ahead, to list the possible values before the misfit.
-const MOST_TO_DESCRIBE: usize = 24;
+const MAX_TO_DESCRIBE: usize = 24;
 /// The longest window from which operations are removed one by one.
-const MOST_TO_SHRINK: usize = 512;
+const MAX_TO_SHRINK: usize = 512;
 
 /// The operations of a window, and the possible states at its beginning.
 struct Window {
@@ -21,7 +21,7 @@ struct Window {
 }
 
 impl Window {
-    fn walk(&self, history: &History<'_>) -> Option<Failed> {
+    fn walk(&self, history: &History<'_>) -> Option<WalkFailure> {
         let start = Configuration::new(self.start);
         let (all, optional) = (&self.operations, &self.optional);
         history.walk(all, optional, start, self.until_ns).err()
@@ -29,17 +29,17 @@ impl Window {
 }
 
 /// Returns the violation at which a walk failed.
-pub(crate) fn explain(history: &History<'_>, failed: &Failed) -> Violation {
-    let culprit = first_misfit(history, failed.operation);
-    let mut window = shortest_window(history, culprit);
-    shrink(history, &mut window, culprit);
-    let look_ahead = window.operations.len() + window.optional.len() > MOST_TO_DESCRIBE;
+pub(crate) fn explain(history: &History<'_>, failed: &WalkFailure) -> Violation {
+    let misfit = first_misfit(history, failed.operation);
+    let mut window = shortest_window(history, misfit);
+    shrink(history, &mut window, misfit);
+    let look_ahead = window.operations.len() + window.optional.len() > MAX_TO_DESCRIBE;
     let failed = window.walk(&History {
         look_ahead,
         ..*history
     });
     // A walk with look-ahead may have failed before the misfit.
-    let failed = failed.filter(|failed| failed.operation == culprit);
+    let failed = failed.filter(|failed| failed.operation == misfit);
     let failed = failed.map_or_else(Vec::new, |failed| failed.before);
     let has_version = |o: &Operation| o.end.is_some_and(|end| end.outcome.has_version());
     let versions = history.operations.iter().any(has_version);
@@ -52,7 +52,7 @@ pub(crate) fn explain(history: &History<'_>, failed: &Failed) -> Violation {
     let unknown = window.operations.len() - shown.len();
     shown.extend(&window.optional);
     Violation {
-        misfit: Some(history.operations[culprit]),
+        misfit: Some(history.operations[misfit]),
         unknown,
         before,
         ..Violation::of(Reason::Order, history.operations, &shown)
@@ -98,16 +98,16 @@ fn first_misfit(history: &History<'_>, known: usize) -> usize {
 }
 
 /// Returns the shortest window before the misfit in which the misfit still does not fit.
-fn shortest_window(history: &History<'_>, culprit: usize) -> Window {
+fn shortest_window(history: &History<'_>, misfit: usize) -> Window {
     let end_of = |i: usize| history.end_ns(i);
-    let last = end_of(culprit).unwrap_or(u64::MAX);
+    let last = end_of(misfit).unwrap_or(u64::MAX);
     // Known operations are in the order from the last return to the first. All operations of unknown outcome are
     // included.
     let called = |i: &usize| history.operations[*i].call_ns <= last;
     let (unknown, mut known): (Vec<usize>, Vec<usize>) = (0..history.operations.len())
         .filter(called)
         .partition(|&i| end_of(i).is_none());
-    known.sort_by_key(|&i| std::cmp::Reverse((end_of(i), i == culprit)));
+    known.sort_by_key(|&i| std::cmp::Reverse((end_of(i), i == misfit)));
     // An operation that returns after the misfit matters only if it may have happened before.
     let returned = known
         .iter()
@@ -115,7 +115,7 @@ fn shortest_window(history: &History<'_>, culprit: usize) -> Window {
         .unwrap_or(0);
     let shows = |length: usize| {
         let known = &known[..returned + length];
-        window(history, known, &unknown, culprit)
+        window(history, known, &unknown, misfit)
     };
     let most = known.len() - returned;
     let (mut length, mut found) = (1, None);
@@ -148,12 +148,12 @@ fn window(
     history: &History<'_>,
     known: &[usize],
     unknown: &[usize],
-    culprit: usize,
+    misfit: usize,
 ) -> Option<Window> {
     let operation = |i: usize| &history.operations[i];
     let begins = known.iter().filter_map(|&i| history.end_ns(i)).min()?;
     // The misfit must begin inside the window. Reads that were outstanding at its beginning are dropped.
-    if operation(culprit).call_ns <= begins {
+    if operation(misfit).call_ns <= begins {
         return None;
     }
     let (under_way, mut inside): (Vec<usize>, Vec<usize>) =
@@ -164,21 +164,21 @@ fn window(
         operations: inside,
         optional: under_way.into_iter().filter(changes).collect(),
         start: State::ANYTHING,
-        until_ns: history.end_ns(culprit)?,
+        until_ns: history.end_ns(misfit)?,
     };
     window.walk(history).map(|_| window)
 }
 
 /// Removes operations that change nothing, as long as the window still fails.
-fn shrink(history: &History<'_>, window: &mut Window, culprit: usize) {
-    if window.operations.len() > MOST_TO_SHRINK {
+fn shrink(history: &History<'_>, window: &mut Window, misfit: usize) {
+    if window.operations.len() > MAX_TO_SHRINK {
         return;
     }
     let mut at = 0;
     while at < window.operations.len() {
         let i = window.operations[at];
         let operation = &history.operations[i];
-        if i == culprit || operation.changes() {
+        if i == misfit || operation.changes() {
             at += 1;
             continue;
         }
@@ -200,7 +200,7 @@ fn describe(state: State, versions: bool) -> String {
     match state.content {
         Content::Nothing => "nothing".to_owned(),
         Content::Value(value) | Content::Past(value) => format!("{value:#x}{version}"),
-        Content::Unseen => format!("a value of a change of unknown outcome{version}"),
+        Content::NeverRead => format!("a value of a change of unknown outcome{version}"),
         Content::Anything if state.exact => format!("some value{version}"),
         Content::Anything => "anything".to_owned(),
     }

@@ -53,7 +53,7 @@ mod search;
 mod violation;
 
 pub use check::check;
-pub use violation::{MOST_SHOWN, Reason, Violation};
+pub use violation::{MAX_SHOWN, Reason, Violation};
 
 /// An operation of a process on the register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +113,7 @@ pub enum Condition {
 
 impl Action {
     /// Returns true if the action changes nothing.
-    pub fn looks(&self) -> bool {
+    pub fn is_read_only(&self) -> bool {
         matches!(self, Self::Read | Self::Scan)
     }
 }
@@ -178,7 +178,7 @@ impl Outcome {
 
 /// Statistics of a checked history.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Judged {
+pub struct CheckStats {
     /// Number of operations that were checked.
     pub operations: u64,
     /// Number of these that have an unknown outcome.
@@ -191,7 +191,7 @@ impl Operation {
     /// Returns true if the operation changed the register, or may have changed it.
     pub(crate) fn changes(&self) -> bool {
         match (self.end.map(|end| end.outcome), self.action) {
-            (None, action) => !action.looks(),
+            (None, action) => !action.is_read_only(),
             (Some(Outcome::Changed { found }), Action::Write { condition, .. }) => {
                 condition.holds(found) == Some(true)
             }

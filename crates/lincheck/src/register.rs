@@ -9,7 +9,7 @@ pub(crate) enum Content {
     /// This value. Its version is known if the store reports versions.
     Value(u64),
     /// A value that no read ever finds.
-    Unseen,
+    NeverRead,
     /// This value, which no later read finds: equivalent to any other such value.
     Past(u64),
     /// Any content: the content before a window.
@@ -19,7 +19,7 @@ pub(crate) enum Content {
 impl Content {
     /// Returns true if the content is a value that no later read finds.
     pub(crate) fn is_past(self) -> bool {
-        matches!(self, Self::Unseen | Self::Past(_))
+        matches!(self, Self::NeverRead | Self::Past(_))
     }
 
     /// Returns true if no later operation can distinguish the two.
@@ -97,7 +97,7 @@ impl State {
         let fits = match self.content {
             Content::Value(there) => there == value,
             Content::Anything => true,
-            Content::Nothing | Content::Unseen | Content::Past(_) => false,
+            Content::Nothing | Content::NeverRead | Content::Past(_) => false,
         };
         fits.then_some(Self {
             content: Content::Value(value),
@@ -212,7 +212,7 @@ impl State {
             (Action::Read | Action::Scan, _) => None,
             (Action::Write { .. }, Some(version)) => self.after(action, Outcome::Done { version }),
             (Action::Write { condition, .. }, None) => {
-                self.if_holds(condition)?.written(Content::Unseen)
+                self.if_holds(condition)?.written(Content::NeverRead)
             }
             (Action::Remove { version: None }, _) => self.present().map(Self::removed),
             (Action::Remove { version: Some(v) }, _) => self.with_version(v).map(Self::removed),
@@ -220,7 +220,7 @@ impl State {
     }
 
     /// Returns true if an outstanding operation with this outcome can no longer happen, because versions only grow.
-    pub(crate) fn is_past(&self, action: Action, outcome: Outcome) -> bool {
+    pub(crate) fn excludes(&self, action: Action, outcome: Outcome) -> bool {
         let (Outcome::Value { version, .. }
         | Outcome::Done { version }
         | Outcome::Refused { version }) = outcome

@@ -21,7 +21,7 @@ fn kind(action: Action) -> Option<usize> {
     }
 }
 
-const OF_KIND: [Action; 4] = [
+const ACTION_OF_KIND: [Action; 4] = [
     Action::Write {
         value: 0,
         condition: Condition::Always,
@@ -60,7 +60,7 @@ impl Configuration {
         self.done.binary_search(&operation).is_ok()
     }
 
-    fn mark(&mut self, operation: usize) {
+    fn mark_done(&mut self, operation: usize) {
         if let Err(at) = self.done.binary_search(&operation) {
             self.done.insert(at, operation);
         }
@@ -80,9 +80,9 @@ impl Configuration {
 
 /// A set of configurations in which none covers another.
 #[derive(Debug, Default)]
-struct Set(HashMap<Vec<usize>, Vec<Configuration>>);
+struct ConfigurationSet(HashMap<Vec<usize>, Vec<Configuration>>);
 
-impl Set {
+impl ConfigurationSet {
     /// Adds a configuration. Returns false if another one covers it.
     fn add(&mut self, new: &Configuration) -> bool {
         let alike = self.0.entry(new.done.clone()).or_default();
@@ -101,7 +101,7 @@ impl Set {
 
 /// The point of a walk at which no configuration is left.
 #[derive(Debug)]
-pub(crate) struct Failed {
+pub(crate) struct WalkFailure {
     /// The operation whose outcome is impossible.
     pub(crate) operation: usize,
     /// The configurations before that operation returned.
@@ -111,7 +111,7 @@ pub(crate) struct Failed {
 /// A history, and the ways in which its values were found.
 pub(crate) struct History<'h> {
     pub(crate) operations: &'h [Operation],
-    pub(crate) seen: &'h Seen,
+    pub(crate) observed: &'h ObservedValues,
     /// True if a walk discards states that a later read excludes. Without look-ahead a walk takes longer, and fails
     /// exactly at the return at which nothing fits.
     pub(crate) look_ahead: bool,
@@ -119,7 +119,7 @@ pub(crate) struct History<'h> {
 
 /// The ways in which values were found.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct ObservedValues {
     /// The version with which each value was found.
     pub(crate) versions: HashMap<u64, u64>,
     /// Writes of unknown outcome whose value was found without a version, with the first return of such a read: the
@@ -150,7 +150,7 @@ struct Pending {
     /// version.
     known: Vec<usize>,
     /// Operations of unknown outcome, by the version with which their value was found.
-    seen: BTreeMap<u64, Vec<usize>>,
+    observed: BTreeMap<u64, Vec<usize>>,
     /// Operations of unknown outcome that require a version, by that version.
     conditional: BTreeMap<u64, Vec<usize>>,
     /// Numbers of other operations of unknown outcome, by kind.
@@ -167,9 +167,9 @@ impl Pending {
 
 impl History<'_> {
     /// Returns the version with which the value of a change was found.
-    fn seen(&self, action: Action) -> Option<u64> {
+    fn observed_version(&self, action: Action) -> Option<u64> {
         match action {
-            Action::Write { value, .. } => self.seen.versions.get(&value).copied(),
+            Action::Write { value, .. } => self.observed.versions.get(&value).copied(),
             _ => None,
         }
     }
@@ -178,7 +178,7 @@ impl History<'_> {
     pub(crate) fn end_ns(&self, i: usize) -> Option<u64> {
         match self.operations[i].end {
             Some(end) => Some(end.at_ns),
-            None => self.seen.found.get(&i).copied(),
+            None => self.observed.found.get(&i).copied(),
         }
     }
 
@@ -199,7 +199,7 @@ impl History<'_> {
         optional: &[usize],
         start: Configuration,
         until_ns: u64,
-    ) -> Result<u64, Failed> {
+    ) -> Result<u64, WalkFailure> {
         let mut events = Vec::with_capacity(2 * operations.len());
         let mut pending = Pending::default();
         for &i in operations {
@@ -216,7 +216,7 @@ impl History<'_> {
             }
         }
         for &i in optional {
-            if self.may_happen(&mut pending, i) {
+            if self.add_optional(&mut pending, i) {
                 events.extend(self.end_ns(i).map(|at_ns| (at_ns, Event::Expire, i)));
             }
         }
@@ -226,7 +226,7 @@ impl History<'_> {
         for (at_ns, event, i) in events {
             pending.now_ns = at_ns;
             if event == Event::Call {
-                self.call(&mut pending, i);
+                self.add_call(&mut pending, i);
                 continue;
             }
             if event == Event::Expire || configurations.iter().all(|c| c.is_done(i)) {
@@ -241,21 +241,21 @@ impl History<'_> {
             let next = self.advance(&pending, &configurations, i);
             pending.known.retain(|&other| other != i);
             if next.is_empty() {
-                return Err(Failed {
+                return Err(WalkFailure {
                     operation: i,
                     before: configurations,
                 });
             }
             configurations = next;
             most = most.max(configurations.len() as u64);
-            forget(&mut pending, &configurations);
+            remove_expired(&mut pending, &configurations);
         }
         Ok(most)
     }
 
     /// Registers an optional change. Returns true if it needs an expiry event; a change with a version expires by that
     /// version.
-    fn may_happen(&self, pending: &mut Pending, i: usize) -> bool {
+    fn add_optional(&self, pending: &mut Pending, i: usize) -> bool {
         let Operation { action, end, .. } = self.operations[i];
         let Some(Outcome::Done { version }) = end.map(|end| end.outcome) else {
             pending.known.push(i);
@@ -263,20 +263,20 @@ impl History<'_> {
         };
         let of = match action {
             Action::Remove { .. } => &mut pending.conditional,
-            _ => &mut pending.seen,
+            _ => &mut pending.observed,
         };
         of.entry(version).or_default().push(i);
         false
     }
 
-    fn call(&self, pending: &mut Pending, i: usize) {
+    fn add_call(&self, pending: &mut Pending, i: usize) {
         let action = self.operations[i].action;
         if self.end_ns(i).is_some() {
             pending.known.push(i);
             return;
         }
-        if let Some(version) = self.seen(action) {
-            pending.seen.entry(version).or_default().push(i);
+        if let Some(version) = self.observed_version(action) {
+            pending.observed.entry(version).or_default().push(i);
         } else if let Some(kind) = kind(action) {
             pending.kinds[kind] += 1;
         } else if let Action::Write {
@@ -298,10 +298,10 @@ impl History<'_> {
         configurations: &[Configuration],
         returns: usize,
     ) -> Vec<Configuration> {
-        let (mut visited, mut after) = (Set::default(), Set::default());
+        let (mut visited, mut after) = (ConfigurationSet::default(), ConfigurationSet::default());
         let mut open = Vec::new();
-        let visit = |mut new: Configuration, open: &mut Vec<_>, visited: &mut Set| {
-            if self.settle(pending, &mut new) && visited.add(&new) {
+        let visit = |mut new: Configuration, open: &mut Vec<_>, visited: &mut ConfigurationSet| {
+            if self.execute_no_ops(pending, &mut new) && visited.add(&new) {
                 open.push(new);
             }
         };
@@ -323,7 +323,7 @@ impl History<'_> {
 
     /// Executes outstanding operations that fit and change nothing. Returns false if an outstanding operation can no
     /// longer happen.
-    fn settle(&self, pending: &Pending, configuration: &mut Configuration) -> bool {
+    fn execute_no_ops(&self, pending: &Pending, configuration: &mut Configuration) -> bool {
         for &i in &pending.known {
             let operation = &self.operations[i];
             let Some(end) = operation.end else {
@@ -334,8 +334,8 @@ impl History<'_> {
             }
             let state = configuration.state;
             if state.after(operation.action, end.outcome) == Some(state) {
-                configuration.mark(i);
-            } else if state.is_past(operation.action, end.outcome) {
+                configuration.mark_done(i);
+            } else if state.excludes(operation.action, end.outcome) {
                 return false;
             }
         }
@@ -350,7 +350,7 @@ impl History<'_> {
         if configuration.state.content.is_past() {
             for &i in &pending.known {
                 if !configuration.is_done(i) && self.is_hidden(pending, i) {
-                    configuration.mark(i);
+                    configuration.mark_done(i);
                 }
             }
         }
@@ -388,10 +388,10 @@ impl History<'_> {
             return steps;
         }
         for &i in pending.known.iter().filter(|i| !from.is_done(**i)) {
-            step(self.after(i, state), &|c| c.mark(i));
+            step(self.after(i, state), &|c| c.mark_done(i));
         }
         // None of these can happen twice: afterwards the state's version is past theirs.
-        for (&version, all) in pending.seen.range(state.version..) {
+        for (&version, all) in pending.observed.range(state.version..) {
             for &i in all {
                 let action = self.operations[i].action;
                 step(state.after_unknown(action, Some(version)), &|_| {});
@@ -408,7 +408,7 @@ impl History<'_> {
                 step(state.after_unknown(action, None), &|_| {});
             }
         }
-        for (kind, action) in OF_KIND.into_iter().enumerate() {
+        for (kind, action) in ACTION_OF_KIND.into_iter().enumerate() {
             if from.taken[kind] < pending.kinds[kind] {
                 step(state.after_unknown(action, None), &|c| c.taken[kind] += 1);
             }
@@ -418,10 +418,10 @@ impl History<'_> {
 }
 
 /// Removes changes of unknown outcome that can no longer happen.
-fn forget(pending: &mut Pending, configurations: &[Configuration]) {
+fn remove_expired(pending: &mut Pending, configurations: &[Configuration]) {
     let lowest = configurations.iter().map(|c| c.state.version).min();
     let lowest = lowest.unwrap_or(0);
-    for of in [&mut pending.seen, &mut pending.conditional] {
+    for of in [&mut pending.observed, &mut pending.conditional] {
         while let Some(first) = of.first_entry()
             && *first.key() < lowest
         {

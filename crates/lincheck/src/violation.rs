@@ -39,7 +39,7 @@ impl fmt::Display for Reason {
 pub struct Violation {
     /// The reason.
     pub reason: Reason,
-    /// The operations that show the violation, in the order of their calls. If they are more than [`MOST_SHOWN`], the
+    /// The operations that show the violation, in the order of their calls. If they are more than [`MAX_SHOWN`], the
     /// last to return.
     pub window: Vec<Operation>,
     /// Number of operations that were left out.
@@ -55,14 +55,14 @@ pub struct Violation {
 impl std::error::Error for Violation {}
 
 /// Largest number of operations in a [`Violation::window`], so that people can read it.
-pub const MOST_SHOWN: usize = 64;
+pub const MAX_SHOWN: usize = 64;
 
 impl Violation {
     pub(crate) fn of(reason: Reason, operations: &[Operation], at: &[usize]) -> Self {
         let mut window: Vec<Operation> = at.iter().map(|&i| operations[i]).collect();
         window.sort_by_key(|o| std::cmp::Reverse(o.end.map(|end| end.at_ns)));
-        let left_out = window.len().saturating_sub(MOST_SHOWN);
-        window.truncate(MOST_SHOWN);
+        let left_out = window.len().saturating_sub(MAX_SHOWN);
+        window.truncate(MAX_SHOWN);
         window.sort_by_key(|o| o.call_ns);
         Self {
             reason,

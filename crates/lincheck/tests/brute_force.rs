@@ -43,7 +43,7 @@ fn comes_to(plain: bool, now: Register, action: Action, version: u64) -> (Regist
     let found = now.0.is_some();
     let outcome = match outcome {
         Outcome::Value { value, .. } if plain => Outcome::Found { value },
-        Outcome::Absent if action.looks() => outcome,
+        Outcome::Absent if action.is_read_only() => outcome,
         _ if plain => Outcome::Changed { found },
         outcome => outcome,
     };

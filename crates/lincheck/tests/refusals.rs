@@ -202,9 +202,9 @@ fn long_histories_are_judged() {
             _ => get(i % 16, from, to, i / 4 * 4, version),
         });
     }
-    let judged = check(&history).unwrap_or_else(|v| panic!("{v}"));
-    assert_eq!((judged.operations, judged.unknown), (1_000_000, 1_000));
-    assert!(judged.states_max < 100, "{judged:?}");
+    let stats = check(&history).unwrap_or_else(|v| panic!("{v}"));
+    assert_eq!((stats.operations, stats.unknown), (1_000_000, 1_000));
+    assert!(stats.states_max < 100, "{stats:?}");
 }
 
 /// Forty processes, each with an outstanding operation at any time; one read returns an old value.

@@ -211,10 +211,10 @@ fn long_histories_are_judged() {
         }
         history.push(if dies { unknown(operation) } else { operation });
     }
-    let judged = check(&history).unwrap_or_else(|v| panic!("{v}"));
-    assert_eq!((judged.operations, judged.unknown), (200_000, 200));
-    assert!(judged.states_max < 2_000, "{judged:?}");
-    println!("{judged:?}");
+    let stats = check(&history).unwrap_or_else(|v| panic!("{v}"));
+    assert_eq!((stats.operations, stats.unknown), (200_000, 200));
+    assert!(stats.states_max < 2_000, "{stats:?}");
+    println!("{stats:?}");
 }
 
 /// Returns true if an operation changes the register, given whether it has a value.

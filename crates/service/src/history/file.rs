@@ -358,7 +358,7 @@ fn add(bytes: &[u8], history: &mut History) -> Result<(), usize> {
     }
     for (key, operation) in calls.into_values() {
         // A read without an answer gives no information.
-        if !operation.action.looks() {
+        if !operation.action.is_read_only() {
             history.keys.entry(key).or_default().push(operation);
         }
     }

@@ -45,9 +45,9 @@ impl History {
             verdict.keys += 1;
             verdict.operations += operations.len() as u64;
             match lincheck::check(operations) {
-                Ok(judged) => {
-                    verdict.unknown += judged.unknown;
-                    verdict.states_max = verdict.states_max.max(judged.states_max);
+                Ok(stats) => {
+                    verdict.unknown += stats.unknown;
+                    verdict.states_max = verdict.states_max.max(stats.states_max);
                 }
                 Err(violation) => verdict.violations.push(words(*key, &violation)),
             }
