@@ -11,12 +11,12 @@
 //!   target, gives and takes nothing. The smaller of two neighbours decides, because it limits both.
 //! - *Skew*: the range to move is chosen from a sample of the requested keys. So the range carries as many requests as
 //!   the step demands, whatever its number of keys: a hot range moves, not half of the tree.
-//! - *Bounds*: a step moves at most [`Law::most`] of the giver's requests. A server takes at most
+//! - *Bounds*: a step moves at most [`Law::max_share`] of the giver's requests. A server takes at most
 //!   [`ServerConfig::handover_bytes_per_s`](crate::ServerConfig::handover_bytes_per_s) bytes per second.
 
 /// A server's load: counters since its start, and a sample of recently requested keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PartLoad {
+pub struct ServerLoad {
     /// Requests received.
     pub requests: u64,
     /// Nanoseconds during which the server had requests to execute.
@@ -29,7 +29,7 @@ pub struct PartLoad {
     pub sample: Vec<u64>,
 }
 
-impl PartLoad {
+impl ServerLoad {
     /// Decodes the entries of the answer to [`Op::Load`](crate::Op::Load); returns `None` if there are fewer than two.
     pub fn of(entries: &[(u64, u64)]) -> Option<Self> {
         let (&[(requests, busy_ns), (now_ns, taking)], sample) =
@@ -53,9 +53,9 @@ pub struct Law {
     /// Fraction of the deviation that a step moves, 0 to 1: below 1 the share approaches its target without overshoot.
     pub gain: f64,
     /// Largest fraction of the giver's requests that a step moves, 0 to 1.
-    pub most: f64,
+    pub max_share: f64,
     /// Smallest number of sampled keys at the giver; with fewer, nothing is moved.
-    pub least_sample: usize,
+    pub min_sample: usize,
 }
 
 impl Default for Law {
@@ -63,8 +63,8 @@ impl Default for Law {
         Self {
             hysteresis: 0.03,
             gain: 0.8,
-            most: 0.5,
-            least_sample: 32,
+            max_share: 0.5,
+            min_sample: 32,
         }
     }
 }
@@ -99,30 +99,30 @@ pub struct Balancer {
     law: Law,
     /// First keys of all ranges except the first.
     splits: Vec<u64>,
-    last: Vec<Option<PartLoad>>,
-    seen: Vec<Observed>,
+    last: Vec<Option<ServerLoad>>,
+    observed: Vec<Observed>,
     /// The capacities assumed before anything was observed.
-    thought: Vec<f64>,
+    assumed_capacities: Vec<f64>,
     /// True for a server whose capacity was observed.
     known: Vec<bool>,
 }
 
 /// Below this utilisation a server's capacity cannot be estimated from its load.
-const LEAST_BUSY: f64 = 0.005;
+const MIN_UTILISATION: f64 = 0.005;
 
 impl Balancer {
     /// Creates a balancer for servers with these splits. `capacities` are the assumed requests per second of each
     /// server, until measured; only their ratios matter. Missing capacities are 1.
     pub fn new(law: Law, splits: Vec<u64>, capacities: &[f64]) -> Self {
-        let parts = splits.len() + 1;
+        let servers = splits.len() + 1;
         let capacity = |i: usize| capacities.get(i).copied().unwrap_or(1.0).max(1e-9);
         Self {
             law,
             splits,
-            last: vec![None; parts],
-            seen: vec![Observed::default(); parts],
-            thought: (0..parts).map(capacity).collect(),
-            known: vec![false; parts],
+            last: vec![None; servers],
+            observed: vec![Observed::default(); servers],
+            assumed_capacities: (0..servers).map(capacity).collect(),
+            known: vec![false; servers],
         }
     }
 
@@ -133,12 +133,12 @@ impl Balancer {
 
     /// Returns the servers' loads between the last two observations.
     pub fn observed(&self) -> &[Observed] {
-        &self.seen
+        &self.observed
     }
 
     /// Takes the loads of all servers, in the order of their numbers, and returns the range to move, if any.
     /// [`splits`](Self::splits) then returns the splits after the move.
-    pub fn observe(&mut self, loads: &[PartLoad]) -> Option<Move> {
+    pub fn observe(&mut self, loads: &[ServerLoad]) -> Option<Move> {
         if loads.len() != self.last.len() {
             return None;
         }
@@ -146,12 +146,12 @@ impl Balancer {
         for (i, load) in loads.iter().enumerate() {
             match self.last[i].replace(load.clone()) {
                 Some(before) if load.now_ns > before.now_ns => {
-                    self.known[i] |= watch(&mut self.seen[i], &before, load);
+                    self.known[i] |= update_observed(&mut self.observed[i], &before, load);
                 }
                 _ => is_first = true,
             }
         }
-        self.guess();
+        self.estimate_unobserved();
         // Rates mean little while a range is being handed over.
         if is_first || loads.iter().any(|load| load.taking > 0) {
             return None;
@@ -167,13 +167,13 @@ impl Balancer {
     }
 
     /// Estimates the capacities of servers that were not observed yet, by their assumed ratio to the observed servers.
-    fn guess(&mut self) {
-        let known = (0..self.seen.len()).filter(|i| self.known[*i]);
-        let scales = known.map(|i| self.seen[i].capacity / self.thought[i]);
+    fn estimate_unobserved(&mut self) {
+        let known = (0..self.observed.len()).filter(|i| self.known[*i]);
+        let scales = known.map(|i| self.observed[i].capacity / self.assumed_capacities[i]);
         let scale = scales.fold(0.0, f64::max);
-        for i in 0..self.seen.len() {
+        for i in 0..self.observed.len() {
             if !self.known[i] && scale > 0.0 {
-                self.seen[i].capacity = self.thought[i] * scale;
+                self.observed[i].capacity = self.assumed_capacities[i] * scale;
             }
         }
     }
@@ -181,7 +181,7 @@ impl Balancer {
     /// Returns the share of two neighbours' requests that should move from the left to the right one (negative: from
     /// right to left), and the target share of the smaller neighbour.
     fn shift(&self, left: usize) -> (f64, f64) {
-        let (a, b) = (self.seen[left], self.seen[left + 1]);
+        let (a, b) = (self.observed[left], self.observed[left + 1]);
         let (rate, capacity) = (a.rate + b.rate, a.capacity + b.capacity);
         if rate <= 0.0 || capacity <= 0.0 {
             return (0.0, 1.0);
@@ -190,22 +190,22 @@ impl Balancer {
         (right - b.rate / rate, right.min(1.0 - right).max(1e-3))
     }
 
-    fn plan(&mut self, left: usize, shift: f64, loads: &[PartLoad]) -> Option<Move> {
-        let (a, b) = (self.seen[left], self.seen[left + 1]);
+    fn plan(&mut self, left: usize, shift: f64, loads: &[ServerLoad]) -> Option<Move> {
+        let (a, b) = (self.observed[left], self.observed[left + 1]);
         let rate = a.rate + b.rate;
         let (giver, taker) = if shift > 0.0 {
             (left, left + 1)
         } else {
             (left + 1, left)
         };
-        let share = self.law.gain * shift.abs() * rate / self.seen[giver].rate.max(1e-9);
-        let share = share.min(self.law.most);
+        let share = self.law.gain * shift.abs() * rate / self.observed[giver].rate.max(1e-9);
+        let share = share.min(self.law.max_share);
         let low = giver.checked_sub(1).map_or(0, |i| self.splits[i]);
         let high = self.splits.get(giver).copied();
         // Discards sampled keys outside the giver's present range.
         let mut sample = loads[giver].sample.clone();
         sample.retain(|key| *key >= low && high.is_none_or(|high| *key < high));
-        if sample.len() < self.law.least_sample {
+        if sample.len() < self.law.min_sample {
             return None;
         }
         sample.sort_unstable();
@@ -238,17 +238,17 @@ impl Balancer {
 
 /// Updates a server's observed load. Returns true if the load allows an estimate of its capacity.
 #[expect(clippy::cast_precision_loss, reason = "rates")]
-fn watch(seen: &mut Observed, before: &PartLoad, after: &PartLoad) -> bool {
+fn update_observed(seen: &mut Observed, before: &ServerLoad, after: &ServerLoad) -> bool {
     let ns = (after.now_ns - before.now_ns) as f64;
     let requests = after.requests.saturating_sub(before.requests) as f64;
     let busy = after.busy_ns.saturating_sub(before.busy_ns) as f64;
     seen.rate = requests * 1e9 / ns;
     seen.utilisation = (busy / ns).clamp(0.0, 1.0);
-    let says = seen.utilisation >= LEAST_BUSY && requests > 0.0;
-    if says {
+    let is_measurable = seen.utilisation >= MIN_UTILISATION && requests > 0.0;
+    if is_measurable {
         seen.capacity = seen.rate / seen.utilisation;
     }
-    says
+    is_measurable
 }
 
 #[cfg(test)]
@@ -262,7 +262,7 @@ mod tests {
         capacities: [f64; 2],
         split: u64,
         chooser: Chooser,
-        loads: [PartLoad; 2],
+        loads: [ServerLoad; 2],
     }
 
     const KEYS: u64 = 100_000;
@@ -374,12 +374,12 @@ mod tests {
 
     #[test]
     fn a_report_is_read_or_refused() {
-        let load = PartLoad::of(&[(1, 2), (3, 4), (5, 6)]).expect("whole");
+        let load = ServerLoad::of(&[(1, 2), (3, 4), (5, 6)]).expect("whole");
         assert_eq!(
             (load.requests, load.busy_ns, load.now_ns, load.taking),
             (1, 2, 3, 4)
         );
         assert_eq!(load.sample, [5, 6]);
-        assert_eq!(PartLoad::of(&[(1, 2)]), None);
+        assert_eq!(ServerLoad::of(&[(1, 2)]), None);
     }
 }

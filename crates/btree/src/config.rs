@@ -63,10 +63,12 @@ pub struct ServerConfig {
     /// out, so a single server has no splits. Ranges can move while the servers run.
     pub splits: Vec<u64>,
     /// The number of this server: server 0 has the first range.
-    pub part: u16,
+    #[serde(rename = "part")]
+    pub server_number: u16,
     /// TCP addresses of all servers that share the trees, in the order of their numbers. A server needs them to take
     /// keys from another server.
-    pub parts: Vec<String>,
+    #[serde(rename = "parts")]
+    pub servers: Vec<String>,
     /// Upper limit of the rate at which this server takes entries from others, in bytes per second.
     pub handover_bytes_per_s: u32,
     /// Extra nanoseconds of work per request: a simulated slower processor, to test adaptive clients and balancing.
@@ -89,8 +91,8 @@ impl Default for ServerConfig {
             remote_writes: false,
             lease_ms: 100,
             splits: Vec::new(),
-            part: 0,
-            parts: Vec::new(),
+            server_number: 0,
+            servers: Vec::new(),
             handover_bytes_per_s: 100_000_000,
             slow_by_ns: 0,
         }
@@ -99,11 +101,14 @@ impl Default for ServerConfig {
 
 impl ServerConfig {
     /// Returns a server's initial range: the first key, and the end, which is exclusive.
-    pub(crate) fn range_of(&self, part: usize) -> (u64, Option<u64>) {
-        let from = part
+    pub(crate) fn range_of(&self, server_number: usize) -> (u64, Option<u64>) {
+        let from = server_number
             .checked_sub(1)
             .and_then(|before| self.splits.get(before));
-        (from.copied().unwrap_or(0), self.splits.get(part).copied())
+        (
+            from.copied().unwrap_or(0),
+            self.splits.get(server_number).copied(),
+        )
     }
 
     /// Returns the number of nodes that the memory has room for.
@@ -135,11 +140,11 @@ impl service::ServerConfig for ServerConfig {
         if !self.splits.is_sorted_by(|a, b| a < b) || self.splits.first() == Some(&0) {
             return Err("splits must ascend, and be above 0".to_owned());
         }
-        in_range("part", self.part.into(), 0..=self.splits.len())?;
-        if !self.parts.is_empty() && self.parts.len() != self.splits.len() + 1 {
+        in_range("part", self.server_number.into(), 0..=self.splits.len())?;
+        if !self.servers.is_empty() && self.servers.len() != self.splits.len() + 1 {
             return Err(format!(
                 "{} addresses of servers for {} ranges of keys",
-                self.parts.len(),
+                self.servers.len(),
                 self.splits.len() + 1
             ));
         }

@@ -1,12 +1,12 @@
 //! The function that this crate's fuzz target runs, and the replay of its corpus.
 
 use crate::node::{META, MIN_NODE_BYTES, Next, Node, Words, capacity};
-use crate::wire::{Answer, ENTRY, Op, place_of};
+use crate::wire::{Answer, ENTRY, Op, routing_key};
 
 /// Words of a node of the smallest size.
 const NODE_WORDS: usize = MIN_NODE_BYTES / 8;
 /// Largest number of nodes that a walk visits, as in a client.
-const MOST_NODES: usize = 40;
+const MAX_NODES: usize = 40;
 
 /// Reads any bytes as a request, as an answer, and as a key followed by nodes in which a client looks for it.
 ///
@@ -26,7 +26,7 @@ fn request(bytes: &[u8]) {
         return;
     };
     if op != Op::Load {
-        assert_eq!(place_of(bytes), Some((op.key(), tree)));
+        assert_eq!(routing_key(bytes), Some((op.key(), tree)));
     }
     let (again, length) = op.encode(tree, number);
     assert_eq!(Op::decode(&again[..length]), Some((op, tree, number)));
@@ -56,12 +56,12 @@ fn walk(key: u64, bytes: &[u8]) {
     };
     let (tree, mut level) = (root.0.word(crate::node::TREE), root.level());
     let mut number = 1;
-    for _ in 0..MOST_NODES {
+    for _ in 0..MAX_NODES {
         let place = usize::try_from(number).ok().and_then(|n| n.checked_sub(1));
         let Some(node) = place.and_then(|place| nodes.get(place)).map(|n| Node(*n)) else {
             return;
         };
-        look(node, key);
+        check_searches(node, key);
         match node.next(key, tree, level) {
             Next::Child(child) => {
                 assert!(level > 0, "a leaf has no children");
@@ -80,7 +80,7 @@ fn walk(key: u64, bytes: &[u8]) {
 }
 
 /// Checks that searches stay within their node.
-fn look(node: Node<'_, [u64]>, key: u64) {
+fn check_searches(node: Node<'_, [u64]>, key: u64) {
     let count = node.count();
     assert!(count <= capacity(NODE_WORDS));
     assert!(node.rank(key) <= count);
@@ -92,10 +92,10 @@ fn look(node: Node<'_, [u64]>, key: u64) {
         Err(place) => assert!(place <= count),
     }
     // A change of a word that describes the node must invalidate the checksum.
-    if node.is_whole() {
+    if node.has_valid_checksum() {
         let mut other = node.0.to_vec();
         other[META] ^= 1 << 40;
-        assert!(!Node(&other[..]).is_whole());
+        assert!(!Node(&other[..]).has_valid_checksum());
     }
 }
 

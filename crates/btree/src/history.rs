@@ -25,15 +25,15 @@ use crate::wire::Op;
 /// Fillers around a hot key.
 pub const FILLERS: u64 = 16;
 /// Judged keys in a group.
-const GROUP: u64 = 1 + FILLERS;
+const GROUP_KEYS: u64 = 1 + FILLERS;
 /// Stable keys per group; the judged keys lie between two of them.
-const STABLE: u64 = 8;
+const STABLE_PER_GROUP: u64 = 8;
 /// Distance between the first keys of two groups.
-const DISTANCE: u64 = STABLE * STRIDE;
+const GROUP_DISTANCE: u64 = STABLE_PER_GROUP * STRIDE;
 /// Index of the group's stable key that precedes its judged keys.
-const IN_FRONT: u64 = 3;
+const KEY_BEFORE_GROUP: u64 = 3;
 /// Duration of each phase of inserting fillers, and of deleting them.
-const WAVE: Duration = Duration::from_millis(40);
+const FILLER_PHASE: Duration = Duration::from_millis(40);
 /// The limit of a SCAN that only its end limits.
 const NO_LIMIT: u32 = u16::MAX as u32;
 
@@ -51,22 +51,22 @@ pub struct Plan {
 /// Returns the number of stable keys of a tree with `keys` hot keys. Key number `i` has the value [`load::value_of`]
 /// with stamp 0.
 pub fn stable_keys(keys: u64) -> u64 {
-    keys * STABLE
+    keys * STABLE_PER_GROUP
 }
 
 /// Returns the judged key with this number.
 fn key_of(number: u64) -> u64 {
-    let place = match number % GROUP {
+    let place = match number % GROUP_KEYS {
         0 => STRIDE / 2 - 1,
         filler => 8 * filler,
     };
-    number / GROUP * DISTANCE + IN_FRONT * STRIDE + place
+    number / GROUP_KEYS * GROUP_DISTANCE + KEY_BEFORE_GROUP * STRIDE + place
 }
 
 /// Returns the number of a judged key, or `None` for other keys.
 fn number_of(key: u64) -> Option<u64> {
-    let first = key / DISTANCE * GROUP;
-    (first..first + GROUP).find(|&number| key_of(number) == key)
+    let first = key / GROUP_DISTANCE * GROUP_KEYS;
+    (first..first + GROUP_KEYS).find(|&number| key_of(number) == key)
 }
 
 /// Sends requests until `stop` returns true and everything is answered, and records requests and answers.
@@ -79,13 +79,13 @@ pub fn ask(
     recorder: &mut Recorder,
     mut stop: impl FnMut() -> bool,
 ) -> Result<(), ClientError> {
-    let mut asker = Asker {
+    let mut requester = Requester {
         plan,
         recorder,
         random: Random::new(plan.seed),
         writes: 0,
         token: 0,
-        under_way: HashMap::new(),
+        outstanding_requests: HashMap::new(),
     };
     let (mut chosen, mut stopping) = (None, false);
     while !stopping || chosen.is_some() || requests.outstanding() > 0 {
@@ -93,7 +93,7 @@ pub fn ask(
         while requests.outstanding() < requests.window() && (chosen.is_some() || !stopping) {
             let (op, token) = match chosen.take() {
                 Some(chosen) => chosen,
-                None => asker.choose().map_err(|e| unwritten(&e))?,
+                None => requester.choose().map_err(|e| write_error(&e))?,
             };
             if !requests.submit(plan.tree, &op, token)? {
                 chosen = Some((op, token));
@@ -103,17 +103,17 @@ pub fn ask(
         let mut written = Ok(());
         requests.refresh();
         requests.poll(|done| {
-            let taken = asker.take(&done);
+            let taken = requester.record_answer(&done);
             if written.is_ok() {
                 written = taken;
             }
         })?;
-        written.map_err(|e| unwritten(&e))?;
+        written.map_err(|e| write_error(&e))?;
     }
     Ok(())
 }
 
-fn unwritten(e: &io::Error) -> ClientError {
+fn write_error(e: &io::Error) -> ClientError {
     ConnectError::Config(format!("the history cannot be written: {e}")).into()
 }
 
@@ -126,7 +126,7 @@ struct Scan {
     /// The history number of the SCAN itself, for faults of the answer as a whole.
     number: u64,
     /// Judged keys of the range, with the history numbers of their reads.
-    looks: Vec<(u64, u64)>,
+    reads: Vec<(u64, u64)>,
 }
 
 /// An outstanding request.
@@ -137,30 +137,30 @@ enum Asked {
     Scan(Scan),
 }
 
-struct Asker<'p> {
+struct Requester<'p> {
     plan: &'p Plan,
     recorder: &'p mut Recorder,
     random: Random,
     writes: u64,
     token: u64,
-    under_way: HashMap<u64, Asked>,
+    outstanding_requests: HashMap<u64, Asked>,
 }
 
-impl Asker<'_> {
+impl Requester<'_> {
     /// Chooses a request, records its call, and returns the request with its token.
     fn choose(&mut self) -> io::Result<(Op, u64)> {
         let dice = self.random.below(32);
         let (op, asked) = match dice {
             0 => self.scan()?,
             1..22 => {
-                let number = self.random.below(self.plan.keys.max(1)) * GROUP;
+                let number = self.random.below(self.plan.keys.max(1)) * GROUP_KEYS;
                 self.point(number, dice)?
             }
             _ => {
                 let group = self.random.below(self.plan.keys.max(1));
                 let filler = 1 + self.random.below(FILLERS);
                 let since = SystemTime::now().duration_since(UNIX_EPOCH);
-                let wave = since.unwrap_or_default().as_millis() / WAVE.as_millis();
+                let wave = since.unwrap_or_default().as_millis() / FILLER_PHASE.as_millis();
                 let what = match (dice, wave % 2) {
                     // A lookup, an update, and otherwise the present phase's operation.
                     (22..24, _) => 1,
@@ -168,11 +168,11 @@ impl Asker<'_> {
                     (_, 0) => 17,
                     _ => 21,
                 };
-                self.point(group * GROUP + filler, what)?
+                self.point(group * GROUP_KEYS + filler, what)?
             }
         };
         self.token += 1;
-        self.under_way.insert(self.token, asked);
+        self.outstanding_requests.insert(self.token, asked);
         Ok((op, self.token))
     }
 
@@ -199,9 +199,9 @@ impl Asker<'_> {
 
     /// Chooses a SCAN of up to three groups, or of up to forty entries.
     fn scan(&mut self) -> io::Result<(Op, Asked)> {
-        let all = self.plan.keys.max(1) * DISTANCE;
+        let all = self.plan.keys.max(1) * GROUP_DISTANCE;
         let from = self.random.below(all);
-        let width = 1 + self.random.below(3 * DISTANCE);
+        let width = 1 + self.random.below(3 * GROUP_DISTANCE);
         let few = 1 + u32::try_from(self.random.below(40)).unwrap_or(0);
         let (end, limit) = match self.random.below(4) {
             0 => (None, few),
@@ -209,26 +209,27 @@ impl Asker<'_> {
             _ => (Some(from + width), NO_LIMIT),
         };
         // Forty entries span at most six groups, because each group has its stable keys.
-        let until = end.unwrap_or(from + 6 * DISTANCE).min(all);
+        let until = end.unwrap_or(from + 6 * GROUP_DISTANCE).min(all);
         let number = self.recorder.call(0, Action::Scan)?;
-        let mut looks = Vec::new();
-        let numbers = from / DISTANCE * GROUP..until.div_ceil(DISTANCE) * GROUP;
+        let mut reads = Vec::new();
+        let numbers =
+            from / GROUP_DISTANCE * GROUP_KEYS..until.div_ceil(GROUP_DISTANCE) * GROUP_KEYS;
         for judged in numbers.filter(|&judged| (from..until).contains(&key_of(judged))) {
-            looks.push((key_of(judged), self.recorder.call(judged, Action::Scan)?));
+            reads.push((key_of(judged), self.recorder.call(judged, Action::Scan)?));
         }
         let scan = Scan {
             from,
             end,
             limit,
             number,
-            looks,
+            reads,
         };
         Ok((Op::Scan { from, end, limit }, Asked::Scan(scan)))
     }
 
     /// Records an answer.
-    fn take(&mut self, done: &Completion<'_>) -> io::Result<()> {
-        let asked = self.under_way.remove(&done.token);
+    fn record_answer(&mut self, done: &Completion<'_>) -> io::Result<()> {
+        let asked = self.outstanding_requests.remove(&done.token);
         let asked = asked.ok_or_else(|| io::Error::other("an answer came to no request"))?;
         match (asked, done.answer) {
             // The outcome is unknown, so nothing is recorded.
@@ -246,8 +247,8 @@ impl Asker<'_> {
                 if let Err((fault, key)) = scan.check(entries, next, stable_keys(self.plan.keys)) {
                     return self.recorder.wrong_scan(scan.number, fault, key);
                 }
-                let looks = &scan.looks;
-                let covered = looks
+                let reads = &scan.reads;
+                let covered = reads
                     .iter()
                     .filter(|(key, _)| next.is_none_or(|n| *key < n));
                 for &(key, number) in covered {
@@ -327,9 +328,9 @@ mod tests {
 
     #[test]
     fn judged_keys_have_numbers_and_are_no_stable_ones() {
-        let keys: BTreeSet<u64> = (0..10 * GROUP).map(key_of).collect();
-        assert_eq!(keys.len() as u64, 10 * GROUP);
-        for number in 0..10 * GROUP {
+        let keys: BTreeSet<u64> = (0..10 * GROUP_KEYS).map(key_of).collect();
+        assert_eq!(keys.len() as u64, 10 * GROUP_KEYS);
+        for number in 0..10 * GROUP_KEYS {
             let key = key_of(number);
             assert_eq!(number_of(key), Some(number));
             assert!(!key.is_multiple_of(STRIDE) && key < stable_keys(10) * STRIDE);
@@ -344,7 +345,7 @@ mod tests {
             end,
             limit,
             number: 0,
-            looks: Vec::new(),
+            reads: Vec::new(),
         };
         let stable = |i| (load::key_of(i), load::value_of(load::key_of(i), 0));
         let hot = (key_of(0), 77);
@@ -428,7 +429,7 @@ mod tests {
         until(&|stats| stats.tree.splits > 2 && stats.tree.merges > 2 && stats.scans > 20);
         let verdict = History::read(folder.path()).expect("read").judge();
         assert!(verdict.is_linearizable(), "{:#?}", verdict.violations);
-        assert_eq!((verdict.keys, verdict.unknown), (2 * GROUP, 0));
+        assert_eq!((verdict.keys, verdict.unknown), (2 * GROUP_KEYS, 0));
         // A stable key is removed behind the client's back.
         store.remove(0, load::key_of(1)).expect("it is not locked");
         let before = server.stats().scans;

@@ -37,7 +37,7 @@ pub use node::{MAX_NODE_BYTES, MIN_NODE_BYTES};
 pub use report::ServerStats;
 pub use server::{Btree, Mover, ServerRuntime};
 pub use service::{ConnectError, Latency, NicConfig, OpenError, ServerError, Unsupported};
-pub use tree::{Elsewhere, Owner, When};
+pub use tree::{MovedRange, Owner, When};
 pub use wire::{Op, Step};
 
 /// A running server. Dropping the server stops it.

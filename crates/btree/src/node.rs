@@ -17,9 +17,9 @@
 //!
 //! In an inner node key `i` is the low fence of child `i`, so the first key equals the node's low fence.
 //!
-//! A READ can return words of several versions if the node changes meanwhile. [`Node::is_whole`] detects this: the
-//! checksum covers all words in use, and a mixture of two versions matches neither version's checksum. Words are never
-//! torn, so a mixture has wrong keys at worst: every search below is bounded for any contents of the words.
+//! A READ can return words of several versions if the node changes meanwhile. [`Node::has_valid_checksum`] detects
+//! this: the checksum covers all words in use, and a mixture of two versions matches neither version's checksum. Words
+//! are never torn, so a mixture has wrong keys at worst: every search below is bounded for any contents of the words.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -246,7 +246,7 @@ impl<W: Words + ?Sized> Node<'_, W> {
     }
 
     /// Returns true if all words in use are of one version.
-    pub(crate) fn is_whole(self) -> bool {
+    pub(crate) fn has_valid_checksum(self) -> bool {
         self.sum() == self.0.word(CHECKSUM)
     }
 }
@@ -328,7 +328,7 @@ mod tests {
             let mut new = leaf(&entries(&keys), 64);
             new[VERSION] = 1;
             new[CHECKSUM] = Node(&new[..]).sum();
-            prop_assert!(Node(&old[..]).is_whole() && Node(&new[..]).is_whole());
+            prop_assert!(Node(&old[..]).has_valid_checksum() && Node(&new[..]).has_valid_checksum());
             let mixed: Vec<u64> = (0..64).map(|i| if from[i] { new[i] } else { old[i] }).collect();
             // Words that are not in use do not count.
             let used = |words: &[u64]| {
@@ -338,7 +338,7 @@ mod tests {
                 used
             };
             let is_one = used(&mixed) == used(&old) || used(&mixed) == used(&new);
-            prop_assert_eq!(Node(&mixed[..]).is_whole(), is_one);
+            prop_assert_eq!(Node(&mixed[..]).has_valid_checksum(), is_one);
             old.fill(u64::MAX);
             prop_assert!(Node(&old[..]).count() <= capacity(64), "garbage is bounded");
         }

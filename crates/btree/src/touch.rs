@@ -70,7 +70,7 @@ impl Shape {
     /// Returns a tree with only `keys` keys for a small memory. Its nodes are emptier, so that its number of levels is
     /// the same or as close as possible.
     #[must_use]
-    pub fn smaller(&self, keys: u64) -> Self {
+    pub fn with_fewer_keys(&self, keys: u64) -> Self {
         let (room, levels) = (capacity(self.node_bytes / 8), self.levels().len());
         #[expect(clippy::cast_precision_loss, reason = "a small number")]
         let filled = |entries: usize| Self {
@@ -87,24 +87,24 @@ impl Shape {
 
 /// A group of cache lines that every walk touches equally often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Touch {
+struct LineGroup {
     /// A walk touches a given line of the group once in so many walks.
-    one_of: u64,
+    walks_per_touch: u64,
     /// Number of lines in this group; no other group has them.
     lines: u64,
     /// Number of lines of the group that one walk touches.
     touched: u64,
     /// True if the lines are prefetched.
-    ahead: bool,
+    is_prefetched: bool,
     /// Bytes of all lines that are touched as often or more often than these.
     working_set: u64,
 }
 
-/// The cache-line groups that walks through a tree touch.
+/// The simulated cost of walks through a tree: the cache lines that they touch, and the work of the core.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Touches {
-    alone: Vec<Touch>,
-    interleaved: Vec<Touch>,
+pub struct WalkCost {
+    sequential: Vec<LineGroup>,
+    interleaved: Vec<LineGroup>,
     /// Bytes of all lines of the tree.
     bytes: u64,
     /// Time of a walk's comparisons on the core.
@@ -113,29 +113,29 @@ pub struct Touches {
     node_lines: u64,
 }
 
-impl Touches {
-    /// Computes the touches for a tree. Walks of a batch are interleaved in the first `together` levels.
-    pub fn of(shape: &Shape, together: usize) -> Self {
+impl WalkCost {
+    /// Computes the cost for a tree. Walks of a batch are interleaved in the first `interleaved_levels` levels.
+    pub fn of(shape: &Shape, interleaved_levels: usize) -> Self {
         let entries = shape.entries();
         let node_lines = entries.div_ceil(WORDS);
         let levels = shape.levels();
-        let (mut alone, mut interleaved) = (Vec::new(), Vec::new());
+        let (mut sequential, mut interleaved) = (Vec::new(), Vec::new());
         for (depth, &nodes) in levels.iter().rev().enumerate() {
-            let single = node_alone(nodes, node_lines);
-            if depth < together {
+            let single = node_on_demand(nodes, node_lines);
+            if depth < interleaved_levels {
                 let is_leaf = depth + 1 == levels.len();
-                interleaved.extend(node_ahead(nodes, node_lines, is_leaf));
+                interleaved.extend(node_prefetched(nodes, node_lines, is_leaf));
             } else {
                 interleaved.extend_from_slice(&single);
             }
-            alone.extend(single);
+            sequential.extend(single);
         }
         let steps = u64::from(entries.ilog2() + 1) * levels.len() as u64;
         let work = Duration::from_nanos(STEP_NS * steps);
-        let bytes = sum_up(&mut alone);
-        sum_up(&mut interleaved);
+        let bytes = set_working_sets(&mut sequential);
+        set_working_sets(&mut interleaved);
         Self {
-            alone,
+            sequential,
             interleaved,
             bytes,
             work,
@@ -144,18 +144,18 @@ impl Touches {
     }
 
     /// Charges the calling core for the walks from the root to a leaf of a batch of `requests` requests.
-    pub fn walk(&self, requests: usize) {
+    pub fn charge_walks(&self, requests: usize) {
         let requests = requests as u64;
-        let touches = match requests {
+        let groups = match requests {
             0 => return,
-            1 => &self.alone,
+            1 => &self.sequential,
             _ => &self.interleaved,
         };
-        for touch in touches {
-            let lines = touch.touched * requests;
-            match touch.ahead {
-                true => time::touch_lines(touch.working_set, 1, lines),
-                false => time::touch_lines(touch.working_set, lines, 1),
+        for group in groups {
+            let lines = group.touched * requests;
+            match group.is_prefetched {
+                true => time::touch_lines(group.working_set, 1, lines),
+                false => time::touch_lines(group.working_set, lines, 1),
             }
         }
         let times = u32::try_from(requests).unwrap_or(u32::MAX);
@@ -163,68 +163,68 @@ impl Touches {
     }
 
     /// Charges the calling core for copying `entries` entries of leaves, one leaf after the other.
-    pub(crate) fn scan(&self, entries: usize) {
+    pub(crate) fn charge_scan(&self, entries: usize) {
         let lines = 2 * (entries as u64).div_ceil(WORDS);
         time::touch_lines(self.bytes, 1, lines);
     }
 
     /// Charges the calling core for changing an entry of the leaf that its walk reached: it moves entries and
     /// recomputes the checksum.
-    pub(crate) fn change(&self) {
+    pub(crate) fn charge_change(&self) {
         time::touch_lines(self.bytes, 1, 2 * self.node_lines);
     }
 }
 
-/// Returns the touches of one visit to a level of `nodes` nodes, of which nothing was prefetched.
-fn node_alone(nodes: u64, node_lines: u64) -> Vec<Touch> {
-    let touch = |choices: u64, lines: u64| Touch {
-        one_of: nodes * choices,
+/// Returns the lines of one visit to a level of `nodes` nodes, of which nothing was prefetched.
+fn node_on_demand(nodes: u64, node_lines: u64) -> Vec<LineGroup> {
+    let group = |choices: u64, lines: u64| LineGroup {
+        walks_per_touch: nodes * choices,
         lines: nodes * lines,
         touched: 1,
-        ahead: false,
+        is_prefetched: false,
         working_set: 0,
     };
-    let mut touches = vec![touch(1, 1)];
+    let mut groups = vec![group(1, 1)];
     // When half of the keys are left, consecutive search steps are within a line or two of each other.
-    let (mut choices, mut seen) = (1, 0);
+    let (mut choices, mut counted) = (1, 0);
     while choices < node_lines {
-        touches.push(touch(choices, choices.min(node_lines - seen)));
-        seen = (seen + choices).min(node_lines);
+        groups.push(group(choices, choices.min(node_lines - counted)));
+        counted = (counted + choices).min(node_lines);
         choices *= 2;
     }
-    touches.push(touch(node_lines, node_lines - seen));
+    groups.push(group(node_lines, node_lines - counted));
     // The value.
-    touches.push(touch(node_lines, node_lines));
-    touches
+    groups.push(group(node_lines, node_lines));
+    groups
 }
 
-/// Returns the touches of one visit to a level of `nodes` nodes whose header and keys were prefetched.
-fn node_ahead(nodes: u64, node_lines: u64, is_leaf: bool) -> [Touch; 2] {
+/// Returns the lines of one visit to a level of `nodes` nodes whose header and keys were prefetched.
+fn node_prefetched(nodes: u64, node_lines: u64, is_leaf: bool) -> [LineGroup; 2] {
     let fetched = 1 + node_lines;
     [
-        Touch {
-            one_of: nodes,
+        LineGroup {
+            walks_per_touch: nodes,
             lines: nodes * fetched,
             touched: fetched,
-            ahead: true,
+            is_prefetched: true,
             working_set: 0,
         },
-        Touch {
-            one_of: nodes * node_lines,
+        LineGroup {
+            walks_per_touch: nodes * node_lines,
             lines: nodes * node_lines,
             touched: 1,
-            ahead: is_leaf,
+            is_prefetched: is_leaf,
             working_set: 0,
         },
     ]
 }
 
 /// Sets the working sets and returns the bytes of all lines.
-fn sum_up(touches: &mut [Touch]) -> u64 {
-    touches.sort_by_key(|touch| touch.one_of);
-    touches.iter_mut().fold(0, |sum, touch| {
-        touch.working_set = sum + touch.lines * LINE;
-        touch.working_set
+fn set_working_sets(groups: &mut [LineGroup]) -> u64 {
+    groups.sort_by_key(|group| group.walks_per_touch);
+    groups.iter_mut().fold(0, |sum, group| {
+        group.working_set = sum + group.lines * LINE;
+        group.working_set
     })
 }
 
@@ -234,7 +234,7 @@ const READ_LINE_NS: u64 = 12;
 
 /// Charges the calling core, a client's, for searching a node that it READ, as if the node were full.
 #[inline]
-pub(crate) fn read_node(node_bytes: usize) {
+pub(crate) fn charge_read_node(node_bytes: usize) {
     let lines = (node_bytes as u64).div_ceil(LINE);
     let steps = u64::from(node_bytes.ilog2()).saturating_sub(4);
     time::work(Duration::from_nanos(lines * READ_LINE_NS + steps * STEP_NS));
@@ -266,7 +266,7 @@ mod tests {
         for node_bytes in [512, 1024, 2048, 4096] {
             for keys in [1 << 14, 1_000_000, 256_000_000] {
                 let (large, keys) = (shape(keys, node_bytes), 1 << 14);
-                let small = large.smaller(keys);
+                let small = large.with_fewer_keys(keys);
                 assert_eq!(small.levels().len(), large.levels().len(), "{large:?}");
                 assert_eq!(small.keys, keys);
             }
@@ -274,7 +274,7 @@ mod tests {
         // 8 levels; 16 K keys would have them only with between 3 and 4 entries per node.
         let large = shape(256_000_000, 256);
         assert_eq!(large.levels().len(), 8);
-        assert!((7..=9).contains(&large.smaller(1 << 14).levels().len()));
+        assert!((7..=9).contains(&large.with_fewer_keys(1 << 14).levels().len()));
     }
 
     /// The lines of a node are its header, keys and values, however they are touched.
@@ -285,22 +285,22 @@ mod tests {
             let node = 1 + 2 * shape.entries().div_ceil(WORDS);
             let all = shape.levels().iter().sum::<u64>() * node * LINE;
             for together in [0, 2, 5] {
-                let touches = Touches::of(&shape, together);
-                let last = |touches: &[Touch]| touches.last().expect("some").working_set;
-                assert_eq!(last(&touches.alone), all);
-                assert_eq!(last(&touches.interleaved), all);
-                assert_eq!(touches.bytes, all);
+                let cost = WalkCost::of(&shape, together);
+                let last = |groups: &[LineGroup]| groups.last().expect("some").working_set;
+                assert_eq!(last(&cost.sequential), all);
+                assert_eq!(last(&cost.interleaved), all);
+                assert_eq!(cost.bytes, all);
             }
         }
     }
 
     #[test]
     fn hot_lines_have_small_working_sets() {
-        let touches = Touches::of(&shape(1_000_000, 2048), 5);
-        assert_eq!(touches.alone[0].working_set, LINE);
-        let ordered = |touches: &[Touch]| touches.is_sorted_by_key(|touch| touch.working_set);
-        assert!(ordered(&touches.alone) && ordered(&touches.interleaved));
+        let cost = WalkCost::of(&shape(1_000_000, 2048), 5);
+        assert_eq!(cost.sequential[0].working_set, LINE);
+        let ordered = |groups: &[LineGroup]| groups.is_sorted_by_key(|group| group.working_set);
+        assert!(ordered(&cost.sequential) && ordered(&cost.interleaved));
         // Each of three levels has the header, five steps among 16 lines of keys, and the value.
-        assert_eq!(touches.alone.len(), 3 * 7);
+        assert_eq!(cost.sequential.len(), 3 * 7);
     }
 }

@@ -17,7 +17,7 @@
 //! each. The answer to LOAD has the same form. An answer with status `Moved` has the first key, the end (flag `MORE`)
 //! and the owner of the range. The answer to CEDE has the version of the handover in bits 63..16.
 
-use crate::tree::{Elsewhere, Owner, When};
+use crate::tree::{MovedRange, Owner, When};
 
 /// Bytes of the longest request.
 pub(crate) const REQUEST: usize = 24;
@@ -110,7 +110,7 @@ pub enum Op {
         /// The upper bound of the range, exclusive, if any.
         end: Option<u64>,
     },
-    /// Reads a server's load counters and key sample: see [`PartLoad`](crate::balance::PartLoad).
+    /// Reads a server's load counters and key sample: see [`ServerLoad`](crate::balance::ServerLoad).
     Load,
 }
 
@@ -186,9 +186,9 @@ impl Op {
         let small = match *self {
             Self::Scan { limit, .. } => u16::try_from(limit).unwrap_or(u16::MAX),
             Self::Handover {
-                step: Step::Cede { to: part } | Step::Take { giver: part },
+                step: Step::Cede { to: server } | Step::Take { giver: server },
                 ..
-            } => part,
+            } => server,
             _ => 0,
         };
         bytes[2..4].copy_from_slice(&small.to_le_bytes());
@@ -244,7 +244,7 @@ impl Op {
 
 /// Returns the key and the tree of a request, so that a worker can start its walk before decoding the request.
 #[inline]
-pub(crate) fn place_of(bytes: &[u8]) -> Option<(u64, u8)> {
+pub(crate) fn routing_key(bytes: &[u8]) -> Option<(u64, u8)> {
     let key = bytes.get(8..)?.first_chunk::<8>()?;
     Some((u64::from_le_bytes(*key), bytes[1]))
 }
@@ -266,13 +266,13 @@ pub(crate) fn version_of(word: u64) -> u64 {
 }
 
 /// Encodes an answer with status `Moved`.
-pub(crate) fn moved(elsewhere: &Elsewhere) -> [u8; 32] {
-    let more = if elsewhere.end.is_some() { MORE } else { 0 };
+pub(crate) fn encode_moved(moved: &MovedRange) -> [u8; 32] {
+    let more = if moved.end.is_some() { MORE } else { 0 };
     let words = [
         Status::Moved as u64 | more,
-        elsewhere.from,
-        elsewhere.end.unwrap_or(0),
-        elsewhere.owner.word(),
+        moved.from,
+        moved.end.unwrap_or(0),
+        moved.owner.word(),
     ];
     let mut bytes = [0; 32];
     for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -326,12 +326,12 @@ impl<'a> Answer<'a> {
     }
 
     /// Returns the range of keys that moved and its owner, from an answer with [`Status::Moved`].
-    pub(crate) fn elsewhere(&self) -> Elsewhere {
+    pub(crate) fn moved_range(&self) -> MovedRange {
         let number = |at: usize| {
             let bytes = self.rest.get(at..).and_then(|b| b.first_chunk::<8>());
             bytes.map_or(0, |b| u64::from_le_bytes(*b))
         };
-        Elsewhere {
+        MovedRange {
             from: self.number,
             end: self.more.then(|| number(0)),
             owner: Owner::of(number(8)),
@@ -368,12 +368,12 @@ mod tests {
             (any::<u64>(), any::<Option<u64>>(), 0u32..65536)
                 .prop_map(|(from, end, limit)| Op::Scan { from, end, limit }),
             (0u8..4, any::<u16>(), any::<u64>(), any::<Option<u64>>()).prop_map(
-                |(step, part, from, end)| {
+                |(step, server, from, end)| {
                     let step = match step {
                         0 => Step::Freeze,
                         1 => Step::Thaw,
-                        2 => Step::Cede { to: part },
-                        _ => Step::Take { giver: part },
+                        2 => Step::Cede { to: server },
+                        _ => Step::Take { giver: server },
                     };
                     Op::Handover { step, from, end }
                 }
@@ -387,25 +387,25 @@ mod tests {
         fn requests_come_as_they_went(op in ops(), tree: u8, number: u32) {
             let (bytes, length) = op.encode(tree, number);
             prop_assert_eq!(Op::decode(&bytes[..length]), Some((op, tree, number)));
-            prop_assert_eq!(place_of(&bytes[..length]), Some((op.key(), tree)));
+            prop_assert_eq!(routing_key(&bytes[..length]), Some((op.key(), tree)));
         }
 
         #[test]
-        fn who_has_keys_is_told(from: u64, end: Option<u64>, part: u16, version in 0u64..1 << 48) {
-            let elsewhere = Elsewhere { from, end, owner: Owner { part, version } };
-            let bytes = moved(&elsewhere);
+        fn who_has_keys_is_told(from: u64, end: Option<u64>, server: u16, version in 0u64..1 << 48) {
+            let moved = MovedRange { from, end, owner: Owner { server, version } };
+            let bytes = encode_moved(&moved);
             let answer = Answer::decode(&bytes).expect("an answer");
             prop_assert_eq!(answer.status, Status::Moved);
-            prop_assert_eq!(answer.elsewhere(), elsewhere);
+            prop_assert_eq!(answer.moved_range(), moved);
         }
 
         #[test]
         fn any_bytes_are_read(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             let _ = Op::decode(&bytes);
-            let _ = place_of(&bytes);
+            let _ = routing_key(&bytes);
             if let Some(answer) = Answer::decode(&bytes) {
                 prop_assert!(answer.entries().count() <= bytes.len() / ENTRY);
-                let _ = answer.elsewhere();
+                let _ = answer.moved_range();
             }
         }
 

@@ -276,7 +276,7 @@ fn watch(
 /// Creates a server with its part of the keys, and starts its workers.
 fn serve(bed: &Bed, setup: &Setup, place: Place, split: u64) -> Result<LocalServer> {
     let (context, machine) = bed.at(0, place)?;
-    let (part, share) = match place {
+    let (server_number, share) = match place {
         Place::Host => (0, 1.0 - setup.dpu_share),
         Place::Dpu => (1, setup.dpu_share),
     };
@@ -288,7 +288,7 @@ fn serve(bed: &Bed, setup: &Setup, place: Place, split: u64) -> Result<LocalServ
         max_clients: setup.clients + 4,
         max_window: 64,
         splits: vec![split],
-        part,
+        server_number,
         handover_bytes_per_s: setup.handover_bytes_per_s,
         ..ServerConfig::default()
     };
@@ -303,7 +303,8 @@ fn serve(bed: &Bed, setup: &Setup, place: Place, split: u64) -> Result<LocalServ
         node_bytes: 2048,
         fill: 1.0,
     };
-    let runtime = ServerRuntime::simulated(setup.seed ^ u64::from(part)).walking(shape);
+    let runtime =
+        ServerRuntime::simulated(setup.seed ^ u64::from(server_number)).charging_walks(shape);
     let mut server = LocalServer::new(context, config, runtime)?;
     let loaded = server
         .service()
@@ -344,7 +345,7 @@ fn start_mover(
                 Pipeline::connect_through(way, &context, config())
             });
             while !stop.get() {
-                if !mover.step() {
+                if !mover.take_chunk() {
                     pass(Duration::ZERO);
                 }
             }
@@ -373,7 +374,7 @@ fn start_controller(
             let mut controller =
                 Controller::new(parts, 0, (Law::default(), vec![split]), &[3.0, 1.0]);
             while !stop.get() {
-                if controller.step().is_err() {
+                if controller.rebalance_once().is_err() {
                     return;
                 }
                 pass(every);
@@ -416,11 +417,11 @@ struct Counted {
 
 impl Requests for Counted {
     fn submit(&mut self, tree: u8, op: &btree::Op, token: u64) -> Result<bool, btree::ClientError> {
-        let part = self.router.part_of(op.key()).min(1);
+        let server = self.router.server_of(op.key()).min(1);
         let taken = self.router.submit(tree, op, token)?;
         if taken {
             let mut asked = self.clients.asked.get();
-            asked[part] += 1;
+            asked[server] += 1;
             self.clients.asked.set(asked);
         }
         Ok(taken)

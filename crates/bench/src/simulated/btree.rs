@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use btree::load::{self, LoadReport, Until, Workload, key_of, value_of};
-use btree::touch::{Shape, Touches};
+use btree::touch::{Shape, WalkCost};
 use btree::{
     Access, ClientConfig, ClientError, ClientStats, Completion, LocalServer, Op, Owner, Pipeline,
     Requests, Router, ServerConfig, ServerRuntime,
@@ -152,7 +152,7 @@ impl Setup {
                 place,
                 shape,
                 first,
-                small: shape.smaller(end - first),
+                small: shape.with_fewer_keys(end - first),
             }
         };
         let parts = match self.dpu_share {
@@ -220,7 +220,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     check_costs(&bed, profile, setup)?;
     let servers = parts.iter().map(|part| serve(&bed, setup, part));
     let servers = servers.collect::<Result<Vec<_>>>()?;
-    disown(&parts, &servers)?;
+    assign_to_others(&parts, &servers)?;
     let clients = Clients::default();
     clients.start(&bed, setup, &parts, &servers)?;
     bed.pass(warm_up(setup));
@@ -260,20 +260,20 @@ pub fn run_local(profile: &Profile, setup: &Setup) -> Result<f64> {
         place: setup.place,
         shape: setup.shape(setup.keys),
         first: 0,
-        small: setup.shape(setup.keys).smaller(KEYS),
+        small: setup.shape(setup.keys).with_fewer_keys(KEYS),
     };
     let server = load(context, setup, &all)?;
     let (rate, wrong) = (Rc::new(Cell::new(0.0)), Rc::new(Cell::new(false)));
-    let touches = Rc::new(Touches::of(&all.shape, 0));
+    let walk_cost = Rc::new(WalkCost::of(&all.shape, 0));
     for i in 0..setup.cores as u64 {
-        let (rate, wrong, touches) = (Rc::clone(&rate), Rc::clone(&wrong), Rc::clone(&touches));
+        let (rate, wrong, walk_cost) = (Rc::clone(&rate), Rc::clone(&wrong), Rc::clone(&walk_cost));
         let store = Arc::clone(server.service().store());
         let mut random = Random::new(setup.seed << 8 ^ i);
         bed.cluster.spawn(machine, format!("core {i}"), move || {
             let begun = verbs::time::now();
             for _ in 0..LOCAL {
                 let key = key_of(random.below(all.small.keys));
-                touches.walk(1);
+                walk_cost.charge_walks(1);
                 if store.get(0, key) != Ok(Some(value_of(key, 0))) {
                     wrong.set(true);
                 }
@@ -318,7 +318,7 @@ fn load(context: &Context, setup: &Setup, part: &Part) -> Result<LocalServer> {
         max_window: setup.window,
         ..ServerConfig::default()
     };
-    let runtime = ServerRuntime::simulated(setup.seed).walking(part.shape);
+    let runtime = ServerRuntime::simulated(setup.seed).charging_walks(part.shape);
     let server = LocalServer::new(context, config, runtime)?;
     let entry = |i| {
         let key = key_of(part.first + i);
@@ -330,16 +330,16 @@ fn load(context: &Context, setup: &Setup, part: &Part) -> Result<LocalServer> {
 }
 
 /// Tells each server which keys the other servers have, so that it redirects clients.
-fn disown(parts: &[Part], servers: &[LocalServer]) -> Result<()> {
+fn assign_to_others(servers: &[Part], servers: &[LocalServer]) -> Result<()> {
     for (own, server) in servers.iter().enumerate() {
         for (other, part) in (0u16..).zip(parts).filter(|(n, _)| usize::from(*n) != own) {
             let next = parts.get(usize::from(other) + 1);
             let range = (key_of(part.first), next.map(|next| key_of(next.first)));
             let owner = Owner {
-                part: other,
+                server: other,
                 version: 0,
             };
-            server.service().store().disown(0, range, owner)?;
+            server.service().store().assign_to_other(0, range, owner)?;
         }
     }
     Ok(())

@@ -44,7 +44,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn connect(config: ClientConfig) -> Result<Self, ClientError> {
-        Pipeline::connect(config).map(Self::over)
+        Pipeline::connect(config).map(Self::from_pipeline)
     }
 
     /// Connects through an open device, ignoring provider and device of [`ClientConfig::nic`].
@@ -52,7 +52,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn connect_on(context: &Context, config: ClientConfig) -> Result<Self, ClientError> {
-        Pipeline::connect_on(context, config).map(Self::over)
+        Pipeline::connect_on(context, config).map(Self::from_pipeline)
     }
 
     /// Connects to a server in this process, ignoring provider, device and server of [`ClientConfig`].
@@ -64,10 +64,10 @@ impl Client {
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
-        Pipeline::connect_through(connector, context, config).map(Self::over)
+        Pipeline::connect_through(connector, context, config).map(Self::from_pipeline)
     }
 
-    fn over(pipeline: Pipeline) -> Self {
+    fn from_pipeline(pipeline: Pipeline) -> Self {
         Self {
             pipeline,
             entries: Vec::new(),
@@ -96,7 +96,7 @@ impl Client {
                         entries.extend_from_slice(all);
                         Ok(Outcome::Entries)
                     }
-                    Answer::Moved(elsewhere) => Err(ClientError::Moved(elsewhere)),
+                    Answer::Moved(moved) => Err(ClientError::Moved(moved)),
                     Answer::Ceded { .. } | Answer::Refused => Err(ClientError::Lost),
                     Answer::Full => Err(ClientError::Full),
                     Answer::Lost => Err(ClientError::Lost),

@@ -53,7 +53,7 @@ impl Cache {
     }
 
     /// Puts an inner node into the cache.
-    pub(super) fn keep<W: Words + ?Sized>(&mut self, number: u64, node: Node<'_, W>) {
+    pub(super) fn insert<W: Words + ?Sized>(&mut self, number: u64, node: Node<'_, W>) {
         let Some(place) = self.place(number).filter(|_| number != 0) else {
             return;
         };
@@ -67,7 +67,7 @@ impl Cache {
     }
 
     /// Removes a node that is outdated.
-    pub(super) fn forget(&mut self, number: u64) {
+    pub(super) fn remove(&mut self, number: u64) {
         if let Some(place) = self.place(number).filter(|p| self.numbers[*p] == number) {
             self.numbers[place] = 0;
         }

@@ -42,7 +42,7 @@ impl Choice {
     /// Returns true if a request goes by READs. Changes do so only with [`Access::Read`], and only if `changes` is
     /// true.
     #[inline]
-    pub(super) fn reads(&mut self, op: &Op, changes: bool) -> bool {
+    pub(super) fn uses_reads(&mut self, op: &Op, changes: bool) -> bool {
         match op {
             Op::Get { .. } | Op::Scan { .. } => {}
             Op::Put { .. } | Op::Delete { .. } => return changes && self.access == Access::Read,
@@ -65,7 +65,7 @@ impl Choice {
 
     /// Adds the latency of a request to its average.
     #[inline]
-    pub(super) fn took(&mut self, op: &Op, by_reads: bool, latency: Duration) {
+    pub(super) fn record_latency(&mut self, op: &Op, by_reads: bool, latency: Duration) {
         if self.access != Access::Auto || !matches!(op, Op::Get { .. } | Op::Scan { .. }) {
             return;
         }
@@ -82,7 +82,7 @@ mod tests {
 
     fn share_of_reads(choice: &mut Choice) -> f64 {
         let get = Op::Get { key: 1 };
-        let reads = (0..6400).filter(|_| choice.reads(&get, false)).count();
+        let reads = (0..6400).filter(|_| choice.uses_reads(&get, false)).count();
         f64::from(u32::try_from(reads).expect("small")) / 6400.0
     }
 
@@ -91,13 +91,13 @@ mod tests {
         let get = Op::Get { key: 1 };
         let mut choice = Choice::new(Access::Auto, 1);
         for _ in 0..100 {
-            choice.took(&get, false, Duration::from_micros(3));
-            choice.took(&get, true, Duration::from_micros(5));
+            choice.record_latency(&get, false, Duration::from_micros(3));
+            choice.record_latency(&get, true, Duration::from_micros(5));
         }
         let share = share_of_reads(&mut choice);
         assert!(share > 0.0 && share < 0.05, "{share}");
         for _ in 0..100 {
-            choice.took(&get, false, Duration::from_micros(50));
+            choice.record_latency(&get, false, Duration::from_micros(50));
         }
         let share = share_of_reads(&mut choice);
         assert!(share < 1.0 && share > 0.95, "{share}");
@@ -108,8 +108,8 @@ mod tests {
         assert!(share_of_reads(&mut Choice::new(Access::Rpc, 1)) == 0.0);
         assert!(share_of_reads(&mut Choice::new(Access::Read, 1)) == 1.0);
         let delete = Op::Delete { key: 1 };
-        assert!(!Choice::new(Access::Read, 1).reads(&delete, false));
-        assert!(Choice::new(Access::Read, 1).reads(&delete, true));
-        assert!(!Choice::new(Access::Auto, 1).reads(&delete, true));
+        assert!(!Choice::new(Access::Read, 1).uses_reads(&delete, false));
+        assert!(Choice::new(Access::Read, 1).uses_reads(&delete, true));
+        assert!(!Choice::new(Access::Auto, 1).uses_reads(&delete, true));
     }
 }

@@ -83,7 +83,7 @@ impl Opener {
         let window = self.config.window;
         let opened = self
             .target
-            .open(window, patience, |welcome| self.introduce(welcome));
+            .open(window, patience, |welcome| self.prepare_hello(welcome));
         let (mut prepared, accepted, connection) = opened?;
         let (server, trees) = (prepared.server, prepared.trees);
         let walker = match prepared.reads.take() {
@@ -106,7 +106,7 @@ impl Opener {
     }
 
     /// Checks the server's offer and prepares the client's queue pairs and its [`Hello`].
-    fn introduce(&self, welcome: &Welcome) -> Result<(Prepared, Hello), ClientError> {
+    fn prepare_hello(&self, welcome: &Welcome) -> Result<(Prepared, Hello), ClientError> {
         if !(1..=64).contains(&welcome.workers) || welcome.trees == 0 {
             let reason = format!("it has {} workers", welcome.workers);
             return Err(ClientError::refused(reason));

@@ -3,14 +3,14 @@
 use super::error::ClientError;
 use super::pipeline::Pipeline;
 use super::request::Answer;
-use crate::balance::{Balancer, Law, Move, PartLoad};
+use crate::balance::{Balancer, Law, Move, ServerLoad};
 use crate::wire::{Op, Step};
 
 /// A load balancer with connections to all servers, in the order of their numbers. It can run beside a server or at a
 /// client.
 #[derive(Debug)]
 pub struct Controller {
-    parts: Vec<Pipeline>,
+    servers: Vec<Pipeline>,
     tree: u8,
     balancer: Balancer,
 }
@@ -19,13 +19,13 @@ impl Controller {
     /// Creates a controller for a tree. `splits` are the first keys of all ranges but the first; `law` and `capacities`
     /// are those of [`Balancer::new`].
     pub fn new(
-        parts: Vec<Pipeline>,
+        servers: Vec<Pipeline>,
         tree: u8,
         (law, splits): (Law, Vec<u64>),
         capacities: &[f64],
     ) -> Self {
         Self {
-            parts,
+            servers,
             tree,
             balancer: Balancer::new(law, splits, capacities),
         }
@@ -41,12 +41,12 @@ impl Controller {
     ///
     /// # Errors
     /// If a server cannot be reached.
-    pub fn step(&mut self) -> Result<Option<Move>, ClientError> {
+    pub fn rebalance_once(&mut self) -> Result<Option<Move>, ClientError> {
         let tree = self.tree;
         let mut loads = Vec::new();
-        for part in &mut self.parts {
-            let load = ask(part, tree, &Op::Load, |answer| match answer {
-                Answer::Entries { entries, .. } => PartLoad::of(entries),
+        for server in &mut self.servers {
+            let load = ask(server, tree, &Op::Load, |answer| match answer {
+                Answer::Entries { entries, .. } => ServerLoad::of(entries),
                 _ => None,
             })?;
             loads.push(load.ok_or(ClientError::Lost)?);
@@ -59,7 +59,7 @@ impl Controller {
             from: plan.from,
             end: plan.end,
         };
-        if let Some(taker) = self.parts.get_mut(usize::from(plan.taker)) {
+        if let Some(taker) = self.servers.get_mut(usize::from(plan.taker)) {
             ask(taker, tree, &take, |_| ())?;
         }
         Ok(Some(plan))
@@ -71,18 +71,18 @@ impl Controller {
 /// # Errors
 /// If the server cannot be reached.
 pub(crate) fn ask<R>(
-    part: &mut Pipeline,
+    server: &mut Pipeline,
     tree: u8,
     op: &Op,
     answered: impl Fn(Answer<'_>) -> R,
 ) -> Result<R, ClientError> {
-    part.refresh();
-    while !part.submit(tree, op, 0)? {
-        part.poll(|_| {})?;
+    server.refresh();
+    while !server.submit(tree, op, 0)? {
+        server.poll(|_| {})?;
     }
     let mut result = None;
     while result.is_none() {
-        part.poll(|done| result = Some(answered(done.answer)))?;
+        server.poll(|done| result = Some(answered(done.answer)))?;
     }
     result.ok_or(ClientError::Lost)
 }

@@ -3,7 +3,7 @@
 use service::{ConnectError, Refused};
 
 use crate::rendezvous::Rendezvous;
-use crate::tree::Elsewhere;
+use crate::tree::MovedRange;
 
 /// The reason why a client cannot connect, or why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -27,8 +27,8 @@ pub enum ClientError {
         trees: usize,
     },
     /// The key belongs to another server.
-    #[error("keys from {} on belong to server {} of this tree: ask that one", .0.from, .0.owner.part)]
-    Moved(Elsewhere),
+    #[error("keys from {} on belong to server {} of this tree: ask that one", .0.from, .0.owner.server)]
+    Moved(MovedRange),
     /// The store is full.
     #[error("the store is full: delete something, or give the server room for more --keys")]
     Full,

@@ -37,13 +37,13 @@ pub(super) struct Lane {
     pub(super) doorbells: u64,
     pub(super) broken: Option<RpcError>,
     /// Time of the last message, or of the first request after a pause.
-    pub(super) alive: Instant,
+    pub(super) last_activity: Instant,
     /// A copy of an answer, which the NIC can no longer overwrite.
     message: Vec<u8>,
 }
 
 /// A complete answer to a request.
-pub(super) struct Ended<'a> {
+pub(super) struct CompleteAnswer<'a> {
     pub(super) answer: wire::Answer<'a>,
 }
 
@@ -69,18 +69,18 @@ impl Lane {
             span,
             doorbells: 0,
             broken: None,
-            alive: time::now(),
+            last_activity: time::now(),
             message: vec![0; answer_bytes],
         }
     }
 
     /// Returns the largest number of messages in the answer to a request.
     #[inline]
-    fn messages(&self, op: &Op, kept: usize) -> u32 {
+    fn messages(&self, op: &Op, entries_before: usize) -> u32 {
         match op {
             Op::Scan { limit, .. } => {
                 let each = (self.answer_bytes - SCAN_HEADER) / wire::ENTRY;
-                let left = (*limit as usize).saturating_sub(kept);
+                let left = (*limit as usize).saturating_sub(entries_before);
                 let messages = left.div_ceil(each.max(1)).max(1);
                 u32::try_from(messages).map_or(MAX_MESSAGES, |m| m.min(MAX_MESSAGES))
             }
@@ -90,10 +90,10 @@ impl Lane {
 
     /// Returns true if the lane can take another request.
     #[inline]
-    pub(super) fn has_room(&self, op: &Op, kept: usize) -> bool {
+    pub(super) fn has_room(&self, op: &Op, entries_before: usize) -> bool {
         let apart = |&oldest: &u32| self.seq.wrapping_add(2).wrapping_sub(oldest) < self.span;
         self.slot_is_free()
-            && self.recvs >= self.messages(op, kept)
+            && self.recvs >= self.messages(op, entries_before)
             && (!op.is_change() || self.changes.front().is_none_or(apart))
     }
 
@@ -129,18 +129,18 @@ impl Lane {
     }
 
     /// Sets the number of the last change, after which the next ones continue.
-    pub(super) fn go_on_from(&mut self, seq: u32) {
+    pub(super) fn set_last_seq(&mut self, seq: u32) {
         self.seq = seq;
     }
 
     /// Prepares a request, and sends the batch when it is full.
     #[inline]
-    pub(super) fn take_on(&mut self, slot: u32, pending: &Pending) -> Result<(), RpcError> {
-        let messages = self.messages(&pending.op, pending.kept);
+    pub(super) fn enqueue(&mut self, slot: u32, pending: &Pending) -> Result<(), RpcError> {
+        let messages = self.messages(&pending.op, pending.entries_before);
         let mut op = pending.op;
         let mut number = pending.seq;
         if let Op::Scan { limit, .. } = &mut op {
-            *limit = limit.saturating_sub(u32::try_from(pending.kept).unwrap_or(0));
+            *limit = limit.saturating_sub(u32::try_from(pending.entries_before).unwrap_or(0));
             number = messages;
         }
         let (bytes, length) = op.encode(pending.tree, number);
@@ -169,7 +169,7 @@ impl Lane {
         &mut self,
         pending: &mut [Pending],
         stats: &mut ClientStats,
-        mut done: impl FnMut(&mut Pending, u32, Ended<'_>),
+        mut done: impl FnMut(&mut Pending, u32, CompleteAnswer<'_>),
     ) -> Result<usize, RpcError> {
         if let Some(e) = self.broken.take() {
             return Err(e);
@@ -185,9 +185,9 @@ impl Lane {
             recvs,
             ..
         } = self;
-        let came = client.poll(|r| {
+        let received = client.poll(|r| {
             let place = r.imm as usize & (by_slot.len() - 1);
-            let (number, slot, kept) = by_slot[place];
+            let (number, slot, reserved) = by_slot[place];
             let n = r.copy_to(message);
             let Some((pending, answer)) = pending
                 .get_mut(slot as usize)
@@ -199,43 +199,45 @@ impl Lane {
             };
             if matches!(pending.op, Op::Scan { .. } | Op::Load)
                 && answer.status == wire::Status::Ok
-                && !gather(pending, &answer)
+                && !store_entries(pending, &answer)
             {
                 return;
             }
             by_slot[place].1 = NONE;
-            *recvs += kept;
+            *recvs += reserved;
             if pending.seq != 0
                 && let Some(at) = changes.iter().position(|&seq| seq == pending.seq)
             {
                 changes.remove(at);
             }
-            done(pending, slot, Ended { answer });
+            done(pending, slot, CompleteAnswer { answer });
         })?;
-        if came > 0 {
+        if received > 0 {
             let next = self.client.next_number();
             let mask = self.by_slot.len() - 1;
             while self.oldest != next && self.by_slot[self.oldest as usize & mask].1 == NONE {
                 self.oldest = self.oldest.wrapping_add(1);
             }
         }
-        Ok(came)
+        Ok(received)
     }
 }
 
 /// Stores the entries of a SCAN's message. Returns true if the answer is complete.
-fn gather(pending: &mut Pending, answer: &wire::Answer<'_>) -> bool {
-    let kept = pending.kept;
+fn store_entries(pending: &mut Pending, answer: &wire::Answer<'_>) -> bool {
+    let entries_before = pending.entries_before;
     // Entries beyond the announced count are ignored.
-    if pending.came == 0 {
-        pending.entries.resize(kept + answer.count, (0, 0));
+    if pending.received == 0 {
+        pending
+            .entries
+            .resize(entries_before + answer.count, (0, 0));
     }
-    let from = kept + answer.first;
+    let from = entries_before + answer.first;
     if let Some(places) = pending.entries.get_mut(from..) {
         for (place, entry) in places.iter_mut().zip(answer.entries()) {
             *place = entry;
-            pending.came += 1;
+            pending.received += 1;
         }
     }
-    pending.came >= answer.count
+    pending.received >= answer.count
 }

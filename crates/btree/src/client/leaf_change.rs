@@ -21,7 +21,7 @@ use crate::tree::{When, redo};
 use crate::wire::Op;
 
 /// Nanoseconds that a slot waits after it found a lock taken.
-const WAIT_NS: u64 = 5_000;
+const RETRY_DELAY_NS: u64 = 5_000;
 
 /// The effect of a change on a leaf.
 enum Plan {
@@ -30,23 +30,23 @@ enum Plan {
     /// The leaf alone changes.
     Change { found: bool },
     /// More than one node changes, or the leaf is frozen or moved: the server must execute the change.
-    Ask,
+    AskServer,
 }
 
 /// Returns the effect of a change on this leaf, which may be locked by any client.
 fn plan<W: Words + ?Sized>(leaf: Node<'_, W>, op: &Op) -> Plan {
     if !leaf.may_change() {
-        return Plan::Ask;
+        return Plan::AskServer;
     }
     let found = leaf.find(op.key()).is_ok();
     match *op {
         Op::Put { when, .. } => match (when, found) {
             (When::Absent, true) | (When::Present, false) => Plan::Nothing { found },
-            (_, false) if leaf.count() >= leaf.capacity() => Plan::Ask,
+            (_, false) if leaf.count() >= leaf.capacity() => Plan::AskServer,
             _ => Plan::Change { found },
         },
         Op::Delete { .. } if !found => Plan::Nothing { found },
-        Op::Delete { .. } if leaf.count() <= leaf.capacity() / 4 => Plan::Ask,
+        Op::Delete { .. } if leaf.count() <= leaf.capacity() / 4 => Plan::AskServer,
         _ => Plan::Change { found },
     }
 }
@@ -111,7 +111,7 @@ impl Walker {
         let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
         match plan(Node(words), &pending.op) {
             Plan::Nothing { found } => return Ok(Some(Done::Answer(Answer::Changed { found }))),
-            Plan::Ask => return Ok(Some(Done::Ask)),
+            Plan::AskServer => return Ok(Some(Done::AskServer)),
             Plan::Change { .. } => {}
         }
         self.lock(slot)?;
@@ -147,7 +147,7 @@ impl Walker {
     }
 
     /// Processes the completion of a step of a change.
-    pub(super) fn changed(
+    pub(super) fn complete_step(
         &mut self,
         pending: &Pending,
         slot: u32,
@@ -155,14 +155,14 @@ impl Walker {
         step: Step,
     ) -> Result<Option<Done>, RpcError> {
         match step {
-            Step::Lock => self.locked(pending, slot, stats),
+            Step::Lock => self.complete_lock(pending, slot, stats),
             Step::Write { found } | Step::Leave { found } => {
                 self.walks[slot as usize].step = Step::Read;
                 Ok(Some(Done::Answer(Answer::Changed { found })))
             }
             Step::GiveUp => {
                 self.walks[slot as usize].step = Step::Read;
-                Ok(Some(Done::Ask))
+                Ok(Some(Done::AskServer))
             }
             Step::Unlock => {
                 self.start(slot, pending.tree)?;
@@ -173,7 +173,7 @@ impl Walker {
     }
 
     /// Processes the result of the lock attempt and the leaf.
-    fn locked(
+    fn complete_lock(
         &mut self,
         pending: &Pending,
         slot: u32,
@@ -184,15 +184,17 @@ impl Walker {
             let lease = self.writes.map_or(0, |writes| u64::from(writes.lease_ms));
             let waited = time::now().duration_since(pending.sent);
             if waited.as_millis() > u128::from(lease / 2) {
-                return Ok(Some(Done::Ask));
+                return Ok(Some(Done::AskServer));
             }
             self.walks[slot as usize].step = Step::Read;
-            self.waiting.push((slot, time::now_ns() + WAIT_NS));
+            self.waiting.push((slot, time::now_ns() + RETRY_DELAY_NS));
             return Ok(None);
         }
         let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
         let leaf = Node(words);
-        if !leaf.is_whole() || leaf.next(pending.op.key(), pending.tree.into(), 0) != Next::Here {
+        if !leaf.has_valid_checksum()
+            || leaf.next(pending.op.key(), pending.tree.into(), 0) != Next::Here
+        {
             // The leaf was split or merged before the lock was acquired.
             stats.stale += 1;
             self.unlock(slot, Step::Unlock)?;
@@ -203,7 +205,7 @@ impl Walker {
                 self.unlock(slot, Step::Leave { found })?;
                 return Ok(None);
             }
-            Plan::Ask => {
+            Plan::AskServer => {
                 self.unlock(slot, Step::GiveUp)?;
                 return Ok(None);
             }
@@ -243,7 +245,7 @@ impl Walker {
     }
 
     /// Restarts the walks of slots that found a lock taken, after their wait.
-    pub(super) fn try_again(&mut self, pending: &[Pending]) {
+    pub(super) fn retry_waiting(&mut self, pending: &[Pending]) {
         let now = time::now_ns();
         let mut i = 0;
         while let Some(&(slot, until)) = self.waiting.get(i) {
@@ -388,7 +390,7 @@ mod tests {
                     Op::Delete { key }
                 };
                 let found = match plan(Node(&words[..]), &op) {
-                    Plan::Ask => continue,
+                    Plan::AskServer => continue,
                     Plan::Nothing { found } => found,
                     Plan::Change { found } => {
                         apply(&mut words, &op);
@@ -401,7 +403,7 @@ mod tests {
                 let there: Vec<_> = (0..leaf.count()).map(|i| (leaf.key(i), leaf.value(i))).collect();
                 let expected: Vec<_> = model.iter().map(|(k, v)| (*k, *v)).collect();
                 prop_assert_eq!(there, expected);
-                prop_assert!(leaf.is_whole() && leaf.is_last() && leaf.level() == 0);
+                prop_assert!(leaf.has_valid_checksum() && leaf.is_last() && leaf.level() == 0);
             }
         }
     }

@@ -12,7 +12,7 @@ use verbs::{Context, Waiter, time};
 use super::choice::Choice;
 use super::connect::{Opened, Opener};
 use super::error::ClientError;
-use super::lane::{Ended, Lane};
+use super::lane::{CompleteAnswer, Lane};
 use super::request::{Answer, ClientStats, Completion, Pending};
 use super::walker::{Done, Walker};
 use crate::config::ClientConfig;
@@ -56,7 +56,7 @@ pub struct Pipeline {
     free: Vec<u32>,
     /// Slots of requests that are to be sent again: long SCANs, requests that READs did not decide, and those that
     /// found a node locked.
-    again: VecDeque<u32>,
+    resend_queue: VecDeque<u32>,
     order: u64,
     /// The time of the last clock reading.
     now: Instant,
@@ -82,7 +82,7 @@ impl Pipeline {
     /// [`ClientError`].
     pub fn connect_on(context: &Context, config: ClientConfig) -> Result<Self, ClientError> {
         let target = Target::Tcp(config.server.clone());
-        Self::over(Opener::new(target, context, config)?)
+        Self::from_opener(Opener::new(target, context, config)?)
     }
 
     /// Connects to a server in this process, ignoring provider, device and server of [`ClientConfig`].
@@ -94,10 +94,10 @@ impl Pipeline {
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
-        Self::over(Opener::new(Target::Local(connector), context, config)?)
+        Self::from_opener(Opener::new(Target::Local(connector), context, config)?)
     }
 
-    fn over(opener: Opener) -> Result<Self, ClientError> {
+    fn from_opener(opener: Opener) -> Result<Self, ClientError> {
         let now = time::now();
         let window = u32::try_from(opener.config.window).unwrap_or(1);
         let mut pipeline = Self {
@@ -109,7 +109,7 @@ impl Pipeline {
             connection: None,
             pending: (0..window).map(|_| Pending::unused(now)).collect(),
             free: (0..window).rev().collect(),
-            again: VecDeque::new(),
+            resend_queue: VecDeque::new(),
             order: 0,
             now,
             polls: 0,
@@ -173,7 +173,7 @@ impl Pipeline {
             lanes => slot as usize % lanes,
         };
         let changes = self.walker.as_ref().map(Walker::changes);
-        let by_reads = changes.is_some_and(|changes| self.choice.reads(op, changes));
+        let by_reads = changes.is_some_and(|changes| self.choice.uses_reads(op, changes));
         let lane = &mut self.lanes[number];
         if !by_reads && !lane.has_room(op, 0) {
             return Ok(false);
@@ -192,8 +192,8 @@ impl Pipeline {
         pending.order = self.order;
         pending.by_reads = by_reads;
         pending.entries.clear();
-        pending.came = 0;
-        pending.kept = 0;
+        pending.received = 0;
+        pending.entries_before = 0;
         pending.sent = self.now;
         self.order += 1;
         if by_reads && let Some(walker) = &mut self.walker {
@@ -203,9 +203,9 @@ impl Pipeline {
         }
         if lane.is_idle() {
             // An idle period does not count as silence.
-            lane.alive = self.now;
+            lane.last_activity = self.now;
         }
-        if let Err(e) = lane.take_on(slot, pending) {
+        if let Err(e) = lane.enqueue(slot, pending) {
             lane.broken.get_or_insert(e);
         }
         Ok(true)
@@ -220,20 +220,20 @@ impl Pipeline {
     /// request.
     #[inline]
     pub fn poll(&mut self, mut each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
-        if !self.again.is_empty() {
-            self.go_on();
+        if !self.resend_queue.is_empty() {
+            self.resend();
         }
         let mut done = 0;
         let mut broken = self.poll_lanes(&mut each, &mut done).err();
-        let mut moved = done;
+        let mut progress = done;
         match self.poll_walker(&mut each, &mut done) {
-            Ok(came) => moved += came,
+            Ok(received) => progress += received,
             Err(e) => {
                 broken.get_or_insert(e);
             }
         }
         self.polls = self.polls.wrapping_add(1);
-        if moved > 0 {
+        if progress > 0 {
             self.waiter.reset();
         } else if self.outstanding() > 0 {
             self.waiter.idle();
@@ -241,7 +241,8 @@ impl Pipeline {
         if self.polls.is_multiple_of(1024) || self.waiter.misses() % 256 == 255 {
             self.now = time::now();
             let answer = self.opener.config.answer();
-            let silent = |l: &Lane| !l.is_idle() && self.now.duration_since(l.alive) > answer;
+            let silent =
+                |l: &Lane| !l.is_idle() && self.now.duration_since(l.last_activity) > answer;
             if self.lanes.iter().any(silent) {
                 let why = RpcError::Config("no answer came in time".to_owned());
                 broken.get_or_insert(why);
@@ -267,38 +268,38 @@ impl Pipeline {
         let mut result = Ok(());
         for lane in &mut self.lanes {
             let (pending, free, stats) = (&mut self.pending, &mut self.free, &mut self.stats);
-            let (now, again, before) = (&mut self.now, &mut self.again, *done);
+            let (now, resend_queue, before) = (&mut self.now, &mut self.resend_queue, *done);
             let choice = &mut self.choice;
             let deadline = self.opener.config.deadline();
             let mut busy = 0;
-            let polled = lane.poll(pending, stats, |pending, slot, ended| {
+            let polled = lane.poll(pending, stats, |pending, slot, complete| {
                 if *done == before {
                     *now = time::now();
                 }
                 let late = now.duration_since(pending.sent) >= deadline;
-                let over = match finish(pending, &ended) {
-                    Finish::GoesOn if late => Finish::Over(Answer::Lost),
-                    Finish::GoesOn => {
+                let effect = match interpret_answer(pending, &complete) {
+                    AnswerEffect::Resend if late => AnswerEffect::Complete(Answer::Lost),
+                    AnswerEffect::Resend => {
                         // The change was not made, and gets a new number: its old number might be too old by the time
                         // it is sent.
                         pending.seq = 0;
-                        busy += u64::from(ended.answer.status == Status::Busy);
-                        return again.push_back(slot);
+                        busy += u64::from(complete.answer.status == Status::Busy);
+                        return resend_queue.push_back(slot);
                     }
-                    over => over,
+                    effect => effect,
                 };
                 *done += 1;
                 pending.used = false;
                 free.push(slot);
-                let answer = match over {
-                    Finish::Over(answer) => answer,
-                    Finish::Entries(next) => Answer::Entries {
+                let answer = match effect {
+                    AnswerEffect::Complete(answer) => answer,
+                    AnswerEffect::Entries(next) => Answer::Entries {
                         entries: &pending.entries,
                         next,
                     },
-                    Finish::GoesOn => Answer::Lost,
+                    AnswerEffect::Resend => Answer::Lost,
                 };
-                choice.took(&pending.op, false, now.duration_since(pending.sent));
+                choice.record_latency(&pending.op, false, now.duration_since(pending.sent));
                 each(pending.completion(answer, *now));
             });
             self.stats.busy += busy;
@@ -308,7 +309,7 @@ impl Pipeline {
                     if *done == before {
                         self.now = time::now();
                     }
-                    lane.alive = self.now;
+                    lane.last_activity = self.now;
                 }
                 Err(e) => result = result.and(Err(e)),
             }
@@ -327,11 +328,11 @@ impl Pipeline {
             return Ok(0);
         };
         if !walker.waiting.is_empty() {
-            walker.try_again(&self.pending);
+            walker.retry_waiting(&self.pending);
         }
-        let (free, again, now) = (&mut self.free, &mut self.again, &mut self.now);
+        let (free, resend_queue, now) = (&mut self.free, &mut self.resend_queue, &mut self.now);
         let (choice, mut asked, mut first) = (&mut self.choice, 0, true);
-        let came =
+        let received =
             walker.post_and_poll(&mut self.pending, &mut self.stats, |pending, slot, what| {
                 if std::mem::take(&mut first) {
                     *now = time::now();
@@ -345,16 +346,16 @@ impl Pipeline {
                             next,
                         }
                     }
-                    Done::Ask => {
+                    Done::AskServer => {
                         asked += 1;
                         pending.by_reads = false;
-                        return again.push_back(slot);
+                        return resend_queue.push_back(slot);
                     }
                 };
                 *done += 1;
                 free.push(slot);
                 let sent = pending.sent;
-                choice.took(&pending.op, true, now.duration_since(sent));
+                choice.record_latency(&pending.op, true, now.duration_since(sent));
                 let (token, seen) = (pending.token, *now);
                 each(Completion {
                     token,
@@ -365,28 +366,28 @@ impl Pipeline {
                 pending.used = false;
             });
         self.stats.asked += asked;
-        came
+        received
     }
 
-    /// Sends the requests in `again`, as far as the lanes have room.
+    /// Sends the requests in `resend_queue`, as far as the lanes have room.
     #[cold]
-    fn go_on(&mut self) {
-        while let Some(&slot) = self.again.front() {
+    fn resend(&mut self) {
+        while let Some(&slot) = self.resend_queue.front() {
             let pending = &mut self.pending[slot as usize];
             let lane = &mut self.lanes[pending.lane];
-            if !lane.has_room(&pending.op, pending.kept) {
+            if !lane.has_room(&pending.op, pending.entries_before) {
                 break;
             }
-            self.again.pop_front();
+            self.resend_queue.pop_front();
             match pending.op.is_change() && pending.seq == 0 {
                 // The change has no number on this lane yet.
                 true => pending.seq = lane.next_seq(),
                 false => lane.resume(pending.seq),
             }
             if lane.is_idle() {
-                lane.alive = self.now;
+                lane.last_activity = self.now;
             }
-            if let Err(e) = lane.take_on(slot, pending) {
+            if let Err(e) = lane.enqueue(slot, pending) {
                 lane.broken.get_or_insert(e);
             }
         }
@@ -409,14 +410,14 @@ impl Pipeline {
         let oldest = self.pending.iter().filter(|p| p.used).map(|p| p.sent).min();
         let until = oldest.unwrap_or(self.now) + deadline;
         // A change that this client may have made itself is not repeated.
-        let made = |slot| {
+        let may_have_changed = |slot| {
             self.walker
                 .as_ref()
                 .is_some_and(|w| w.may_have_changed(slot))
         };
         let uncertain: Vec<bool> = (0..)
             .zip(&self.pending)
-            .map(|(slot, p)| p.used && p.by_reads && made(slot))
+            .map(|(slot, p)| p.used && p.by_reads && may_have_changed(slot))
             .collect();
         let connected = self.reconnect(until.max(time::now() + self.opener.config.answer()));
         self.now = time::now();
@@ -430,11 +431,11 @@ impl Pipeline {
             let late = self.now.duration_since(pending.sent) >= deadline;
             if !late && !uncertain[slot as usize] && connected.is_ok() {
                 // Entries of the incomplete answer are requested again.
-                pending.entries.truncate(pending.kept);
-                pending.came = 0;
+                pending.entries.truncate(pending.entries_before);
+                pending.received = 0;
                 pending.by_reads = false;
                 self.stats.retries += 1;
-                self.again.push_back(slot);
+                self.resend_queue.push_back(slot);
                 continue;
             }
             pending.used = false;
@@ -455,7 +456,7 @@ impl Pipeline {
         self.lanes.clear();
         self.walker = None;
         self.connection = None;
-        self.again.clear();
+        self.resend_queue.clear();
     }
 
     /// Opens a session, and retries until the deadline while a retry can help.
@@ -479,53 +480,53 @@ impl Pipeline {
         // A restarted server knows no earlier changes, so the numbers can continue there too.
         self.server = server;
         for (lane, seq) in self.lanes.iter_mut().zip(before) {
-            lane.go_on_from(seq);
+            lane.set_last_seq(seq);
         }
         Ok(())
     }
 }
 
 /// The meaning of an answer for its request.
-enum Finish {
-    Over(Answer<'static>),
+enum AnswerEffect {
+    Complete(Answer<'static>),
     /// The request's entries are complete; the field is the key at which to continue.
     Entries(Option<u64>),
     /// The request is not complete and must be sent again.
-    GoesOn,
+    Resend,
 }
 
 #[inline]
-fn finish(pending: &mut Pending, ended: &Ended<'_>) -> Finish {
-    let answer = &ended.answer;
-    Finish::Over(match (answer.status, pending.op) {
+fn interpret_answer(pending: &mut Pending, complete: &CompleteAnswer<'_>) -> AnswerEffect {
+    let answer = &complete.answer;
+    AnswerEffect::Complete(match (answer.status, pending.op) {
         (Status::Ok, Op::Get { .. }) => Answer::Value(answer.found.then_some(answer.number)),
         (Status::Ok, Op::Put { .. } | Op::Delete { .. }) => Answer::Changed {
             found: answer.found,
         },
         (Status::Moved, Op::Scan { from, .. }) if !pending.entries.is_empty() => {
             // The entries found before the other server's range are returned.
-            return Finish::Entries(Some(from));
+            return AnswerEffect::Entries(Some(from));
         }
         (Status::Ok, Op::Scan { end, limit, .. }) => {
             let next = answer.more.then_some(answer.number);
             match next {
                 Some(from) if pending.entries.len() < limit as usize => {
-                    pending.kept = pending.entries.len();
-                    pending.came = 0;
+                    pending.entries_before = pending.entries.len();
+                    pending.received = 0;
                     pending.op = Op::Scan { from, end, limit };
-                    return Finish::GoesOn;
+                    return AnswerEffect::Resend;
                 }
-                _ => return Finish::Entries(next),
+                _ => return AnswerEffect::Entries(next),
             }
         }
-        (Status::Ok, Op::Load) => return Finish::Entries(None),
+        (Status::Ok, Op::Load) => return AnswerEffect::Entries(None),
         (Status::Ok, Op::Handover { .. }) => Answer::Ceded {
             version: wire::version_of(answer.word),
         },
         (Status::Bad, Op::Handover { .. }) => Answer::Refused,
-        (Status::Moved, _) => Answer::Moved(answer.elsewhere()),
+        (Status::Moved, _) => Answer::Moved(answer.moved_range()),
         (Status::Full, _) => Answer::Full,
-        (Status::Busy, _) => return Finish::GoesOn,
+        (Status::Busy, _) => return AnswerEffect::Resend,
         // A server of the same protocol understands all requests of this client.
         (Status::Bad, _) => Answer::Lost,
     })

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::tree::Elsewhere;
+use crate::tree::MovedRange;
 use crate::wire::Op;
 
 /// The answer to a request.
@@ -23,7 +23,7 @@ pub enum Answer<'a> {
         next: Option<u64>,
     },
     /// The key belongs to another server; nothing was changed.
-    Moved(Elsewhere),
+    Moved(MovedRange),
     /// A step of a handover was executed.
     Ceded {
         /// The version of the handover for [`Step::Cede`](crate::Step::Cede); otherwise 0.
@@ -110,10 +110,10 @@ pub(super) struct Pending {
     /// True if the client READs nodes for the request.
     pub(super) by_reads: bool,
     /// Entries of a SCAN from earlier answers.
-    pub(super) kept: usize,
+    pub(super) entries_before: usize,
     /// Entries of a SCAN so far, earlier answers included.
     pub(super) entries: Vec<(u64, u64)>,
-    pub(super) came: usize,
+    pub(super) received: usize,
     pub(super) sent: Instant,
 }
 
@@ -140,9 +140,9 @@ impl Pending {
             seq: 0,
             order: 0,
             by_reads: false,
-            kept: 0,
+            entries_before: 0,
             entries: Vec::new(),
-            came: 0,
+            received: 0,
             sent: now,
         }
     }

@@ -9,7 +9,7 @@ use super::error::ClientError;
 use super::pipeline::Pipeline;
 use super::request::{Answer, ClientStats, Completion};
 use super::requests::Requests;
-use crate::tree::{Elsewhere, Owner};
+use crate::tree::{MovedRange, Owner};
 use crate::wire::Op;
 
 /// The owners of key ranges as known to a client. Servers correct outdated entries.
@@ -35,34 +35,34 @@ impl Table {
     }
 
     /// Enters the owner of a range, as a server reported it. Entries with a greater version stay.
-    fn learn(&mut self, said: &Elsewhere) {
-        let behind = said.end.map(|end| (end, self.owner(end)));
-        let before = self.owner(said.from);
-        let within: Vec<u64> = match said.end {
-            Some(end) => self.ranges.range(said.from..end),
-            None => self.ranges.range(said.from..),
+    fn record_owner(&mut self, moved: &MovedRange) {
+        let behind = moved.end.map(|end| (end, self.owner(end)));
+        let before = self.owner(moved.from);
+        let within: Vec<u64> = match moved.end {
+            Some(end) => self.ranges.range(moved.from..end),
+            None => self.ranges.range(moved.from..),
         }
         .map(|(from, _)| *from)
         .collect();
-        let newer = |known: Owner| said.owner.version >= known.version;
+        let newer = |known: Owner| moved.owner.version >= known.version;
         if newer(before) {
-            self.ranges.insert(said.from, said.owner);
+            self.ranges.insert(moved.from, moved.owner);
         } else {
-            self.ranges.insert(said.from, before);
+            self.ranges.insert(moved.from, before);
         }
         for from in within {
-            if from != said.from && newer(self.ranges[&from]) {
-                self.ranges.insert(from, said.owner);
+            if from != moved.from && newer(self.ranges[&from]) {
+                self.ranges.insert(from, moved.owner);
             }
         }
         if let Some((end, owner)) = behind {
             self.ranges.insert(end, owner);
         }
-        self.tidy();
+        self.join_neighbours();
     }
 
     /// Joins neighbouring ranges of the same owner.
-    fn tidy(&mut self) {
+    fn join_neighbours(&mut self) {
         let mut last = None;
         self.ranges
             .retain(|_, owner| last.replace(*owner) != Some(*owner));
@@ -83,22 +83,22 @@ struct Routed {
 /// A client of several [`Server`](crate::Server)s with numbers from 0 on, each of which owns a range of the keys.
 #[derive(Debug)]
 pub struct Router {
-    parts: Vec<Pipeline>,
+    servers: Vec<Pipeline>,
     table: Table,
     window: usize,
     routed: Vec<Option<Routed>>,
     free: Vec<u32>,
     /// Slots of requests that must be sent again, to the same server or to another.
-    again: VecDeque<u32>,
-    scratch: Vec<(u32, Seen)>,
+    resend_queue: VecDeque<u32>,
+    scratch: Vec<(u32, Intermediate)>,
     /// Number of requests that reached a server which did not own their key.
     redirected: u64,
 }
 
 /// An intermediate answer, copied because the callback borrows the servers.
 #[derive(Debug)]
-enum Seen {
-    Moved(Elsewhere),
+enum Intermediate {
+    Moved(MovedRange),
     Entries(Vec<(u64, u64)>, Option<u64>, Instant),
 }
 
@@ -107,26 +107,26 @@ impl Router {
     /// theirs.
     ///
     /// # Panics
-    /// If `parts` is empty.
-    pub fn new(parts: Vec<Pipeline>) -> Self {
-        let window = parts.iter().map(|p| p.config().window).min();
+    /// If `servers` is empty.
+    pub fn new(servers: Vec<Pipeline>) -> Self {
+        let window = servers.iter().map(|p| p.config().window).min();
         let window = window.expect("a router has a server");
         let slots = u32::try_from(window).unwrap_or(u32::MAX);
         Self {
-            parts,
+            servers,
             table: Table::new(),
             window,
             routed: (0..window).map(|_| None).collect(),
             free: (0..slots).rev().collect(),
-            again: VecDeque::new(),
+            resend_queue: VecDeque::new(),
             scratch: Vec::new(),
             redirected: 0,
         }
     }
 
     /// Returns the pipelines, for requests to one particular server.
-    pub fn parts(&mut self) -> &mut [Pipeline] {
-        &mut self.parts
+    pub fn servers(&mut self) -> &mut [Pipeline] {
+        &mut self.servers
     }
 
     /// Returns the number of requests that reached a server which did not own their key.
@@ -135,8 +135,8 @@ impl Router {
     }
 
     /// Returns the number of the server that owns a key, as far as known.
-    pub fn part_of(&self, key: u64) -> usize {
-        usize::from(self.table.owner(key).part).min(self.parts.len() - 1)
+    pub fn server_of(&self, key: u64) -> usize {
+        usize::from(self.table.owner(key).server).min(self.servers.len() - 1)
     }
 
     /// Submits a request to the server that owns its key. Returns false if that pipeline has no room.
@@ -145,42 +145,43 @@ impl Router {
             return Ok(true);
         };
         let owner = self.table.owner(routed.op.key());
-        let part = usize::from(owner.part).min(self.parts.len() - 1);
+        let server = usize::from(owner.server).min(self.servers.len() - 1);
         let (tree, op) = (routed.tree, routed.op);
-        self.parts[part].submit(tree, &op, slot.into())
+        self.servers[server].submit(tree, &op, slot.into())
     }
 
     /// Takes answers of all servers.
-    fn poll_parts(
+    fn poll_servers(
         &mut self,
         each: &mut impl FnMut(Completion<'_>),
         done: &mut usize,
     ) -> Result<(), ClientError> {
         let (routed, free, scratch) = (&mut self.routed, &mut self.free, &mut self.scratch);
         let mut broken = Ok(());
-        for part in &mut self.parts {
-            if part.outstanding() == 0 {
+        for server in &mut self.servers {
+            if server.outstanding() == 0 {
                 continue;
             }
-            let polled = part.poll(|completion| {
+            let polled = server.poll(|completion| {
                 #[expect(clippy::cast_possible_truncation, reason = "a slot")]
                 let slot = completion.token as u32;
                 let Some(request) = &routed[slot as usize] else {
                     return;
                 };
                 match completion.answer {
-                    Answer::Moved(elsewhere) => {
-                        return scratch.push((slot, Seen::Moved(elsewhere)));
+                    Answer::Moved(moved) => {
+                        return scratch.push((slot, Intermediate::Moved(moved)));
                     }
                     Answer::Entries { entries, next } => {
-                        let goes_on = match request.op {
+                        let continues = match request.op {
                             Op::Scan { limit, .. } => {
                                 next.is_some() && entries.len() < limit as usize
                             }
                             _ => false,
                         };
-                        if goes_on || !request.entries.is_empty() {
-                            let seen = Seen::Entries(entries.to_vec(), next, completion.seen);
+                        if continues || !request.entries.is_empty() {
+                            let seen =
+                                Intermediate::Entries(entries.to_vec(), next, completion.seen);
                             return scratch.push((slot, seen));
                         }
                     }
@@ -202,31 +203,31 @@ impl Router {
     }
 
     /// Continues the requests that got an intermediate answer.
-    fn sort_out(&mut self, each: &mut impl FnMut(Completion<'_>), done: &mut usize) {
+    fn process_intermediate(&mut self, each: &mut impl FnMut(Completion<'_>), done: &mut usize) {
         for (slot, seen) in std::mem::take(&mut self.scratch) {
             let Some(request) = &mut self.routed[slot as usize] else {
                 continue;
             };
-            let over = match seen {
-                Seen::Moved(elsewhere) => {
+            let outcome = match seen {
+                Intermediate::Moved(moved) => {
                     self.redirected += 1;
-                    self.table.learn(&elsewhere);
+                    self.table.record_owner(&moved);
                     let now = time::now();
                     let late =
-                        now.duration_since(request.sent) >= self.parts[0].config().deadline();
+                        now.duration_since(request.sent) >= self.servers[0].config().deadline();
                     late.then_some((Answer::Lost, now))
                 }
-                Seen::Entries(entries, next, seen) => {
+                Intermediate::Entries(entries, next, seen) => {
                     let (limit, end) = match request.op {
                         Op::Scan { limit, end, .. } => (limit, end),
                         _ => (0, None),
                     };
-                    let came = u32::try_from(entries.len()).unwrap_or(u32::MAX);
+                    let received = u32::try_from(entries.len()).unwrap_or(u32::MAX);
                     request.entries.extend(entries);
                     match next {
-                        Some(from) if came < limit => {
+                        Some(from) if received < limit => {
                             // The rest of the SCAN goes to the server that owns the next key.
-                            let limit = limit - came;
+                            let limit = limit - received;
                             request.op = Op::Scan { from, end, limit };
                             None
                         }
@@ -237,8 +238,8 @@ impl Router {
                     }
                 }
             };
-            match over {
-                None => self.again.push_back(slot),
+            match outcome {
+                None => self.resend_queue.push_back(slot),
                 Some((answer, seen)) => {
                     *done += 1;
                     each(Completion {
@@ -257,7 +258,7 @@ impl Router {
 
 impl Requests for Router {
     fn submit(&mut self, tree: u8, op: &Op, token: u64) -> Result<bool, ClientError> {
-        if !self.again.is_empty() {
+        if !self.resend_queue.is_empty() {
             return Ok(false);
         }
         let Some(slot) = self.free.pop() else {
@@ -279,15 +280,15 @@ impl Requests for Router {
     }
 
     fn poll(&mut self, mut each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
-        while let Some(&slot) = self.again.front() {
+        while let Some(&slot) = self.resend_queue.front() {
             if !self.route(slot)? {
                 break;
             }
-            self.again.pop_front();
+            self.resend_queue.pop_front();
         }
         let mut done = 0;
-        let polled = self.poll_parts(&mut each, &mut done);
-        self.sort_out(&mut each, &mut done);
+        let polled = self.poll_servers(&mut each, &mut done);
+        self.process_intermediate(&mut each, &mut done);
         polled.map(|()| done)
     }
 
@@ -300,19 +301,19 @@ impl Requests for Router {
     }
 
     fn refresh(&mut self) {
-        self.parts.iter_mut().for_each(Pipeline::refresh);
+        self.servers.iter_mut().for_each(Pipeline::refresh);
     }
 
     fn stats(&self) -> ClientStats {
         let mut sum = ClientStats::default();
-        for part in &self.parts {
-            sum.add(part.stats());
+        for server in &self.servers {
+            sum.add(server.stats());
         }
         sum
     }
 
     fn doorbells(&self) -> u64 {
-        self.parts.iter().map(Pipeline::doorbells).sum()
+        self.servers.iter().map(Pipeline::doorbells).sum()
     }
 }
 
@@ -320,25 +321,25 @@ impl Requests for Router {
 mod tests {
     use super::*;
 
-    fn said(from: u64, end: Option<u64>, part: u16, version: u64) -> Elsewhere {
-        let owner = Owner { part, version };
-        Elsewhere { from, end, owner }
+    fn moved(from: u64, end: Option<u64>, server: u16, version: u64) -> MovedRange {
+        let owner = Owner { server, version };
+        MovedRange { from, end, owner }
     }
 
     #[test]
     fn what_is_said_of_a_later_handover_stays() {
         let mut table = Table::new();
-        let parts = |table: &Table, keys: [u64; 4]| keys.map(|key| table.owner(key).part);
-        table.learn(&said(100, None, 1, 0));
-        assert_eq!(parts(&table, [0, 99, 100, u64::MAX]), [0, 0, 1, 1]);
-        table.learn(&said(100, Some(200), 0, 3));
-        assert_eq!(parts(&table, [0, 100, 199, 200]), [0, 0, 0, 1]);
+        let servers = |table: &Table, keys: [u64; 4]| keys.map(|key| table.owner(key).server);
+        table.record_owner(&moved(100, None, 1, 0));
+        assert_eq!(servers(&table, [0, 99, 100, u64::MAX]), [0, 0, 1, 1]);
+        table.record_owner(&moved(100, Some(200), 0, 3));
+        assert_eq!(servers(&table, [0, 100, 199, 200]), [0, 0, 0, 1]);
         // Older reports about a part of the range, and about a larger range.
-        table.learn(&said(150, Some(160), 1, 2));
-        table.learn(&said(50, None, 2, 1));
-        assert_eq!(parts(&table, [49, 50, 150, 200]), [0, 2, 0, 2]);
-        table.learn(&said(0, None, 1, 9));
-        assert_eq!(parts(&table, [0, 50, 150, 200]), [1, 1, 1, 1]);
+        table.record_owner(&moved(150, Some(160), 1, 2));
+        table.record_owner(&moved(50, None, 2, 1));
+        assert_eq!(servers(&table, [49, 50, 150, 200]), [0, 2, 0, 2]);
+        table.record_owner(&moved(0, None, 1, 9));
+        assert_eq!(servers(&table, [0, 50, 150, 200]), [1, 1, 1, 1]);
         assert_eq!(table.ranges.len(), 1);
     }
 }

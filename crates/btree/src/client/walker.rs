@@ -18,10 +18,10 @@ use crate::tree::{MAX_TREES, ROOTS, redo, root_of};
 use crate::wire::Op;
 
 /// Largest number of READs for a lookup, or for a leaf of a SCAN, before the server is asked.
-const MOST_READS: u8 = 40;
+const MAX_READS: u8 = 40;
 
 /// Largest number of steps to the right among cached nodes, before the next node is READ.
-const MOST_RIGHTS: u32 = 16;
+const MAX_RIGHT_STEPS: u32 = 16;
 
 /// The result of a walk.
 pub(super) enum Done {
@@ -30,7 +30,7 @@ pub(super) enum Done {
     /// Entries of a SCAN, and the key at which to continue.
     Entries(Vec<(u64, u64)>, Option<u64>),
     /// The request must be sent to the server.
-    Ask,
+    AskServer,
 }
 
 /// The completion that a slot's walk waits for.
@@ -83,7 +83,7 @@ pub(super) struct Walker {
     pub(super) waiting: Vec<(u32, u64)>,
     cache: Cache,
     /// True if inner nodes are cached.
-    keeps: bool,
+    caches_nodes: bool,
     pub(super) walks: Box<[Walk]>,
 }
 
@@ -123,7 +123,7 @@ impl Walker {
             acquisition: 0,
             waiting: Vec::new(),
             cache: Cache::new(cache_nodes, node_bytes / 8, trees),
-            keeps: cache_nodes > 0,
+            caches_nodes: cache_nodes > 0,
         })
     }
 
@@ -177,25 +177,29 @@ impl Walker {
     ) -> Result<(), RpcError> {
         let key = self.walks[slot as usize].key;
         // Nodes that were cached at different times can form a cycle.
-        let mut rights = 0;
+        let mut right_steps = 0;
         while level > 0 {
-            let Some(kept) = self.cache.get(node).filter(|_| rights < MOST_RIGHTS) else {
+            let Some(cached) = self
+                .cache
+                .get(node)
+                .filter(|_| right_steps < MAX_RIGHT_STEPS)
+            else {
                 break;
             };
-            match kept.next(key, tree.into(), level) {
+            match cached.next(key, tree.into(), level) {
                 Next::Child(child) => {
                     parent = node;
                     (node, level) = (child, level - 1);
                 }
                 Next::Sibling(right) => {
                     // The node that led here is outdated.
-                    self.outdated(tree, parent);
+                    self.drop_outdated(tree, parent);
                     node = right;
-                    rights += 1;
+                    right_steps += 1;
                 }
                 Next::Here | Next::Lost => {
-                    self.cache.forget(node);
-                    self.outdated(tree, parent);
+                    self.cache.remove(node);
+                    self.drop_outdated(tree, parent);
                     break;
                 }
             }
@@ -206,10 +210,10 @@ impl Walker {
     }
 
     /// Drops the cached inner node, or the root if `parent` is 0, that led to a wrong node.
-    fn outdated(&mut self, tree: u8, parent: u64) {
+    fn drop_outdated(&mut self, tree: u8, parent: u64) {
         match parent {
             0 => self.cache.set_root(tree, None),
-            parent => self.cache.forget(parent),
+            parent => self.cache.remove(parent),
         }
     }
 
@@ -230,9 +234,9 @@ impl Walker {
     }
 
     /// Restarts a walk at a root that is READ again.
-    fn again(&mut self, slot: u32, tree: u8) -> Result<Option<Done>, RpcError> {
-        if self.walks[slot as usize].reads >= MOST_READS {
-            return Ok(Some(Done::Ask));
+    fn restart(&mut self, slot: u32, tree: u8) -> Result<Option<Done>, RpcError> {
+        if self.walks[slot as usize].reads >= MAX_READS {
+            return Ok(Some(Done::AskServer));
         }
         self.cache.set_root(tree, None);
         self.start(slot, tree)?;
@@ -241,12 +245,12 @@ impl Walker {
 
     /// Processes a leaf that arrived with a right checksum.
     #[inline]
-    fn leaf(&mut self, pending: &Pending, slot: u32) -> Result<Option<Done>, RpcError> {
+    fn process_leaf(&mut self, pending: &Pending, slot: u32) -> Result<Option<Done>, RpcError> {
         let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
         let leaf = Node(words);
         if leaf.is_moved() {
             // The server's answer tells who owns the keys.
-            return Ok(Some(Done::Ask));
+            return Ok(Some(Done::AskServer));
         }
         let walk = &mut self.walks[slot as usize];
         let (end, limit) = match pending.op {
@@ -256,7 +260,7 @@ impl Walker {
                 return Ok(Some(Done::Answer(Answer::Value(value))));
             }
             Op::Put { .. } | Op::Delete { .. } => return self.leaf_to_change(pending, slot),
-            Op::Handover { .. } | Op::Load => return Ok(Some(Done::Ask)),
+            Op::Handover { .. } | Op::Load => return Ok(Some(Done::AskServer)),
         };
         let first = leaf.find(walk.key).unwrap_or_else(|place| place);
         for i in first..leaf.count() {
@@ -310,7 +314,7 @@ impl Steps for Walker {
     ) -> Result<Option<Done>, RpcError> {
         let step = self.walks[slot as usize].step;
         if step != Step::Read {
-            return self.changed(pending, slot, stats, step);
+            return self.complete_step(pending, slot, stats, step);
         }
         stats.reads += 1;
         let tree = pending.tree;
@@ -322,42 +326,42 @@ impl Steps for Walker {
             let word = self.queue.word(slot, 8 * (ROOTS + usize::from(tree)))?;
             let root = root_of(word);
             if root.0 == 0 {
-                return Ok(Some(Done::Ask));
+                return Ok(Some(Done::AskServer));
             }
             self.cache.set_root(tree, Some(root));
             self.descend(slot, tree, root, 0)?;
             return Ok(None);
         }
-        if reads >= MOST_READS {
-            return Ok(Some(Done::Ask));
+        if reads >= MAX_READS {
+            return Ok(Some(Done::AskServer));
         }
-        touch::read_node(self.node_bytes);
+        touch::charge_read_node(self.node_bytes);
         let words = self.queue.words(slot, 0, self.node_bytes / 8)?;
         let arrived = Node(words);
-        if !arrived.is_whole() {
+        if !arrived.has_valid_checksum() {
             stats.torn += 1;
             self.read(slot)?;
             return Ok(None);
         }
         match arrived.next(key, tree.into(), level) {
-            Next::Here => self.leaf(pending, slot),
+            Next::Here => self.process_leaf(pending, slot),
             Next::Child(child) => {
-                if self.keeps {
-                    self.cache.keep(node, arrived);
+                if self.caches_nodes {
+                    self.cache.insert(node, arrived);
                 }
                 self.descend(slot, tree, (child, level - 1), node)?;
                 Ok(None)
             }
             Next::Sibling(right) => {
                 stats.stale += 1;
-                self.outdated(tree, parent);
+                self.drop_outdated(tree, parent);
                 self.descend(slot, tree, (right, level), 0)?;
                 Ok(None)
             }
             Next::Lost => {
                 stats.stale += 1;
-                self.outdated(tree, parent);
-                self.again(slot, tree)
+                self.drop_outdated(tree, parent);
+                self.restart(slot, tree)
             }
         }
     }

@@ -39,7 +39,7 @@ pub fn value_of(key: u64, stamp: u32) -> u64 {
 
 /// Returns true if [`value_of`] can have made this value for this key.
 #[inline]
-pub fn is_of(key: u64, value: u64) -> bool {
+pub fn belongs_to_key(key: u64, value: u64) -> bool {
     #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
     let stamp = value as u32;
     value_of(key, stamp) == value
@@ -220,7 +220,11 @@ mod tests {
     fn a_value_belongs_to_one_key() {
         for key in (0..1000).map(key_of) {
             let value = value_of(key, 77);
-            assert!(is_of(key, value) && !is_of(key + 1, value) && !is_of(key, value ^ 1 << 40));
+            assert!(
+                belongs_to_key(key, value)
+                    && !belongs_to_key(key + 1, value)
+                    && !belongs_to_key(key, value ^ 1 << 40)
+            );
         }
     }
 

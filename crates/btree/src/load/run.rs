@@ -7,7 +7,7 @@ use service::random::Random;
 use service::workload::Chooser;
 use verbs::time;
 
-use super::{LoadReport, MAX_CLIENTS, Workload, is_of, key_of, value_of};
+use super::{LoadReport, MAX_CLIENTS, Workload, belongs_to_key, key_of, value_of};
 use crate::{Answer, ClientError, Latency, Op, Requests, When};
 
 /// The end of a load.
@@ -28,7 +28,7 @@ const UNKNOWN: u8 = 2;
 
 /// The kind of a request, encoded in its token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asked {
+enum RequestKind {
     Lookup,
     /// A lookup that is followed by an update of the same key.
     ReadUpdate,
@@ -44,7 +44,7 @@ enum Asked {
     },
 }
 
-impl Asked {
+impl RequestKind {
     /// Returns the token for this kind and the number of a key, below 2^40.
     fn token(self, i: u64) -> u64 {
         let (kind, more) = match self {
@@ -62,7 +62,7 @@ impl Asked {
     #[expect(clippy::cast_possible_truncation, reason = "16 bits")]
     fn of(token: u64) -> (Self, u64) {
         let more = (token >> 40) as u16;
-        let asked = match token >> 56 {
+        let kind = match token >> 56 {
             0 => Self::Lookup,
             1 => Self::ReadUpdate,
             2 => Self::Update,
@@ -71,7 +71,7 @@ impl Asked {
             5 => Self::Own { present: more != 0 },
             _ => Self::Scan { limit: more },
         };
-        (asked, token & ((1 << 40) - 1))
+        (kind, token & ((1 << 40) - 1))
     }
 }
 
@@ -143,7 +143,7 @@ pub fn fill(
         while next < workload.keys && run.update(requests, next)? {
             next += step.max(1);
         }
-        run.take(requests)?;
+        run.take_answers(requests)?;
     }
     Ok(run.finish(requests, started))
 }
@@ -171,7 +171,7 @@ pub fn run(
         while !stopping && begun < most && run.begin(requests)? {
             begun += 1;
         }
-        let seen = run.take(requests)?;
+        let seen = run.take_answers(requests)?;
         rounds = rounds.wrapping_add(1);
         // While answers arrive, the pipeline reads the clock once for every few of them.
         let now = match seen {
@@ -214,21 +214,21 @@ impl<'w> Run<'w> {
         let dice = self.chooser.dice();
         let i = self.chooser.next(self.newest);
         let tree = self.workload.tree;
-        let (lookup, asked) = (Op::Get { key: key_of(i) }, Asked::Lookup);
+        let (lookup, kind) = (Op::Get { key: key_of(i) }, RequestKind::Lookup);
         if dice < self.bounds.updates {
             return self.update(requests, i);
         }
         if dice < self.bounds.inserts {
             return self.insert(requests);
         }
-        let (op, asked) = if dice < self.bounds.own {
+        let (op, kind) = if dice < self.bounds.own {
             match self.own.get(usize::try_from(i).unwrap_or(usize::MAX)) {
                 Some(&state) if state != UNKNOWN => {
                     let key = key_of(i) + self.offset;
                     let present = state == PRESENT;
-                    (Op::Get { key }, Asked::Own { present })
+                    (Op::Get { key }, RequestKind::Own { present })
                 }
-                _ => (lookup, asked),
+                _ => (lookup, kind),
             }
         } else if dice < self.bounds.scans {
             let most = self.workload.scan_length.clamp(1, u16::MAX.into());
@@ -243,13 +243,13 @@ impl<'w> Run<'w> {
                 end: None,
                 limit: limit.into(),
             };
-            (scan, Asked::Scan { limit })
+            (scan, RequestKind::Scan { limit })
         } else if dice < self.bounds.read_updates {
-            (lookup, Asked::ReadUpdate)
+            (lookup, RequestKind::ReadUpdate)
         } else {
-            (lookup, asked)
+            (lookup, kind)
         };
-        requests.submit(tree, &op, asked.token(i))
+        requests.submit(tree, &op, kind.token(i))
     }
 
     fn update(&mut self, requests: &mut impl Requests, i: u64) -> Result<bool, ClientError> {
@@ -260,37 +260,41 @@ impl<'w> Run<'w> {
             value: value_of(key, self.stamp),
             when: When::Always,
         };
-        requests.submit(self.workload.tree, &op, Asked::Update.token(i))
+        requests.submit(self.workload.tree, &op, RequestKind::Update.token(i))
     }
 
     /// Inserts the next own key, or deletes it if it is there.
     fn insert(&mut self, requests: &mut impl Requests) -> Result<bool, ClientError> {
         let i = (self.newest + 1) % self.workload.keys;
-        let begun = self.toggle(requests, i)?;
+        let begun = self.insert_or_delete(requests, i)?;
         if begun {
             self.newest = i;
         }
         Ok(begun)
     }
 
-    fn toggle(&mut self, requests: &mut impl Requests, i: u64) -> Result<bool, ClientError> {
+    fn insert_or_delete(
+        &mut self,
+        requests: &mut impl Requests,
+        i: u64,
+    ) -> Result<bool, ClientError> {
         let key = key_of(i) + self.offset;
         let place = usize::try_from(i).unwrap_or(usize::MAX);
         let Some(state) = self.own.get_mut(place) else {
             return Ok(true);
         };
-        let (op, asked) = match *state {
+        let (op, kind) = match *state {
             ABSENT => {
                 self.stamp = self.stamp.wrapping_add(1);
                 let value = value_of(key, self.stamp);
                 let when = When::Absent;
-                (Op::Put { key, value, when }, Asked::Insert)
+                (Op::Put { key, value, when }, RequestKind::Insert)
             }
-            PRESENT => (Op::Delete { key }, Asked::Delete),
+            PRESENT => (Op::Delete { key }, RequestKind::Delete),
             // The state of the key is unknown, so the key is skipped.
             _ => return Ok(true),
         };
-        let begun = requests.submit(self.workload.tree, &op, asked.token(i))?;
+        let begun = requests.submit(self.workload.tree, &op, kind.token(i))?;
         if begun {
             *state = UNKNOWN;
         }
@@ -303,11 +307,11 @@ impl<'w> Run<'w> {
         let mut i = 0;
         while i < self.own.len() || requests.outstanding() > 0 {
             while i < self.own.len()
-                && (self.own[i] != PRESENT || self.toggle(requests, i as u64)?)
+                && (self.own[i] != PRESENT || self.insert_or_delete(requests, i as u64)?)
             {
                 i += 1;
             }
-            self.take(requests)?;
+            self.take_answers(requests)?;
         }
         self.report.operations = operations;
         Ok(())
@@ -315,16 +319,19 @@ impl<'w> Run<'w> {
 
     /// Takes and checks answers. Returns the time of the last one, if any arrived.
     #[inline]
-    fn take(&mut self, requests: &mut impl Requests) -> Result<Option<Instant>, ClientError> {
+    fn take_answers(
+        &mut self,
+        requests: &mut impl Requests,
+    ) -> Result<Option<Instant>, ClientError> {
         let mut seen = None;
         let (report, own, found) = (&mut self.report, &mut self.own, &mut self.found);
         let (latency, offset) = (&mut self.latency, self.offset);
         requests.poll(|done| {
             seen = Some(done.seen);
             report.operations += 1;
-            let (asked, i) = Asked::of(done.token);
-            judge(report, own, offset, asked, i, done.answer);
-            if asked == Asked::ReadUpdate {
+            let (kind, i) = RequestKind::of(done.token);
+            check_answer(report, own, offset, kind, i, done.answer);
+            if kind == RequestKind::ReadUpdate {
                 found.push(i);
             }
             let nanos = done.seen.duration_since(done.sent).as_nanos();
@@ -355,20 +362,20 @@ impl<'w> Run<'w> {
 
 /// Checks one answer and counts it.
 #[inline]
-fn judge(
+fn check_answer(
     report: &mut LoadReport,
     own: &mut [u8],
     offset: u64,
-    asked: Asked,
+    kind: RequestKind,
     i: u64,
     answer: Answer<'_>,
 ) {
     let mut value_is_right = |value: u64, key: u64| {
-        report.wrong_values += u64::from(!is_of(key, value));
+        report.wrong_values += u64::from(!belongs_to_key(key, value));
     };
     let place = usize::try_from(i).unwrap_or(usize::MAX);
-    match (asked, answer) {
-        (Asked::Lookup | Asked::ReadUpdate, Answer::Value(value)) => {
+    match (kind, answer) {
+        (RequestKind::Lookup | RequestKind::ReadUpdate, Answer::Value(value)) => {
             match value {
                 Some(value) => value_is_right(value, key_of(i)),
                 None => report.missing += 1,
@@ -376,7 +383,7 @@ fn judge(
             report.lookups += 1;
             report.verified += 1;
         }
-        (Asked::Own { present }, Answer::Value(value)) => {
+        (RequestKind::Own { present }, Answer::Value(value)) => {
             if let Some(value) = value {
                 value_is_right(value, key_of(i) + offset);
             }
@@ -388,9 +395,9 @@ fn judge(
             }
             report.lookups += 1;
         }
-        (Asked::Update, Answer::Changed { .. }) => report.changes += 1,
-        (Asked::Insert | Asked::Delete, Answer::Changed { found }) => {
-            let inserted = asked == Asked::Insert;
+        (RequestKind::Update, Answer::Changed { .. }) => report.changes += 1,
+        (RequestKind::Insert | RequestKind::Delete, Answer::Changed { found }) => {
+            let inserted = kind == RequestKind::Insert;
             // An inserted key must have been absent, and a deleted key present.
             report.ghosts += u64::from(inserted && found);
             report.missing += u64::from(!inserted && !found);
@@ -400,7 +407,7 @@ fn judge(
                 *state = if inserted { PRESENT } else { ABSENT };
             }
         }
-        (Asked::Scan { limit }, Answer::Entries { entries, next }) => {
+        (RequestKind::Scan { limit }, Answer::Entries { entries, next }) => {
             report.scans += 1;
             report.scanned += entries.len() as u64;
             report.verified += 1;
@@ -408,7 +415,7 @@ fn judge(
                 report.wrong_scans += 1;
             }
         }
-        (Asked::Insert, Answer::Full) => {
+        (RequestKind::Insert, Answer::Full) => {
             report.full += 1;
             if let Some(state) = own.get_mut(place) {
                 *state = ABSENT;
@@ -436,7 +443,7 @@ fn scan_is_right(i: u64, limit: u16, entries: &[(u64, u64)], next: Option<u64>) 
         } else {
             key > key_of(i) && key / super::STRIDE == stable - 1
         };
-        ascends && expected && is_of(key, value)
+        ascends && expected && belongs_to_key(key, value)
     });
     let begins = entries.first().is_some_and(|(key, _)| *key == key_of(i));
     let enough = next.is_none() || entries.len() == usize::from(limit);
@@ -450,18 +457,18 @@ mod tests {
     #[test]
     fn tokens_hold_what_is_put_in() {
         let all = [
-            Asked::Lookup,
-            Asked::ReadUpdate,
-            Asked::Update,
-            Asked::Insert,
-            Asked::Delete,
-            Asked::Own { present: true },
-            Asked::Own { present: false },
-            Asked::Scan { limit: 65_535 },
+            RequestKind::Lookup,
+            RequestKind::ReadUpdate,
+            RequestKind::Update,
+            RequestKind::Insert,
+            RequestKind::Delete,
+            RequestKind::Own { present: true },
+            RequestKind::Own { present: false },
+            RequestKind::Scan { limit: 65_535 },
         ];
-        for asked in all {
+        for kind in all {
             let i = (1 << 40) - 3;
-            assert_eq!(Asked::of(asked.token(i)), (asked, i));
+            assert_eq!(RequestKind::of(kind.token(i)), (kind, i));
         }
     }
 
@@ -492,16 +499,17 @@ mod tests {
     fn a_ghost_and_a_missing_key_are_found() {
         let mut report = LoadReport::default();
         let mut own = [ABSENT, PRESENT];
-        let mut judge = |asked, i, answer| judge(&mut report, &mut own, 7, asked, i, answer);
-        judge(
-            Asked::Own { present: false },
+        let mut check_answer =
+            |kind, i, answer| check_answer(&mut report, &mut own, 7, kind, i, answer);
+        check_answer(
+            RequestKind::Own { present: false },
             0,
             Answer::Value(Some(value_of(7, 1))),
         );
-        judge(Asked::Own { present: true }, 1, Answer::Value(None));
-        judge(Asked::Lookup, 1, Answer::Value(None));
-        judge(
-            Asked::Lookup,
+        check_answer(RequestKind::Own { present: true }, 1, Answer::Value(None));
+        check_answer(RequestKind::Lookup, 1, Answer::Value(None));
+        check_answer(
+            RequestKind::Lookup,
             1,
             Answer::Value(Some(value_of(key_of(2), 1))),
         );

@@ -40,24 +40,24 @@ pub(crate) struct Take {
 pub(crate) struct Handovers {
     frozen: Mutex<Vec<Frozen>>,
     /// The length of `frozen`, readable without the lock.
-    count: AtomicUsize,
+    frozen_count: AtomicUsize,
     /// The greatest version of the handovers in which this server gave or took a range.
     version: AtomicU64,
     takes: Mutex<Vec<Take>>,
     /// Ranges that wait to be taken or are being taken.
     taking: AtomicUsize,
     /// Number of entries taken.
-    moved: AtomicU64,
+    taken_entries: AtomicU64,
 }
 
 impl Handovers {
     /// Records the version of a completed handover, so that this server's next version is greater.
-    pub(crate) fn saw(&self, version: u64) {
+    pub(crate) fn note_version(&self, version: u64) {
         self.version.fetch_max(version, Ordering::AcqRel);
     }
 
     /// Executes a step of a handover for a client and returns the first word of the answer.
-    pub(crate) fn step(
+    pub(crate) fn execute_step(
         &self,
         store: &Store,
         (client, tree): (usize, usize),
@@ -66,7 +66,7 @@ impl Handovers {
     ) -> Result<u64, Refusal> {
         let done = Ok(wire::version_word(Status::Ok, 0));
         let refused = Ok(wire::version_word(Status::Bad, 0));
-        let is_it = |f: &Frozen| (f.client, f.tree, f.range) == (client, tree, range);
+        let matches_request = |f: &Frozen| (f.client, f.tree, f.range) == (client, tree, range);
         match step {
             Step::Freeze => {
                 let mut frozen = lock(&self.frozen);
@@ -84,24 +84,27 @@ impl Handovers {
                     range,
                     until_ns,
                 });
-                self.count.store(frozen.len(), Ordering::Release);
+                self.frozen_count.store(frozen.len(), Ordering::Release);
                 done
             }
             Step::Thaw => {
-                self.thaw(store, is_it);
+                self.thaw(store, matches_request);
                 done
             }
             Step::Cede { to } => {
                 let mut frozen = lock(&self.frozen);
                 // The range was thawed meanwhile: the taker's copy may be outdated.
-                let Some(at) = frozen.iter().position(is_it) else {
+                let Some(at) = frozen.iter().position(matches_request) else {
                     return refused;
                 };
                 let version = self.version.fetch_add(1, Ordering::AcqRel) + 1;
-                let owner = Owner { part: to, version };
+                let owner = Owner {
+                    server: to,
+                    version,
+                };
                 store.cede(tree, range, owner)?;
                 frozen.swap_remove(at);
-                self.count.store(frozen.len(), Ordering::Release);
+                self.frozen_count.store(frozen.len(), Ordering::Release);
                 Ok(wire::version_word(Status::Ok, version))
             }
             Step::Take { giver } => {
@@ -126,17 +129,17 @@ impl Handovers {
             // A client may hold a lock at the moment; a later call thaws the range then.
             !which(f) || store.thaw(f.tree, f.range).is_err()
         });
-        self.count.store(frozen.len(), Ordering::Release);
+        self.frozen_count.store(frozen.len(), Ordering::Release);
     }
 
     /// Thaws the ranges that were frozen for a client that has disconnected.
-    pub(crate) fn client_is_gone(&self, store: &Store, client: usize) {
+    pub(crate) fn thaw_client(&self, store: &Store, client: usize) {
         self.thaw(store, |f| f.client == client);
     }
 
     /// Thaws ranges whose lease has expired; called when a change finds its leaf frozen.
-    pub(crate) fn expire(&self, store: &Store) {
-        if self.count.load(Ordering::Acquire) > 0 {
+    pub(crate) fn thaw_expired(&self, store: &Store) {
+        if self.frozen_count.load(Ordering::Acquire) > 0 {
             let now = time::now_ns();
             self.thaw(store, |f| f.until_ns < now);
         }
@@ -149,18 +152,18 @@ impl Handovers {
     }
 
     /// Records that a range was taken or given up.
-    pub(crate) fn took(&self) {
+    pub(crate) fn finish_take(&self) {
         self.taking.fetch_sub(1, Ordering::AcqRel);
     }
 
     /// Counts entries that were taken.
-    pub(crate) fn moved(&self, entries: u64) {
-        self.moved.fetch_add(entries, Ordering::Relaxed);
+    pub(crate) fn add_taken_entries(&self, entries: u64) {
+        self.taken_entries.fetch_add(entries, Ordering::Relaxed);
     }
 
     /// Returns the number of entries taken so far.
-    pub(crate) fn all_moved(&self) -> u64 {
-        self.moved.load(Ordering::Relaxed)
+    pub(crate) fn taken_entries(&self) -> u64 {
+        self.taken_entries.load(Ordering::Relaxed)
     }
 
     /// Returns the number of ranges that wait to be taken or are being taken.
@@ -175,9 +178,9 @@ fn overlap(a: (u64, Option<u64>), b: (u64, Option<u64>)) -> bool {
 }
 
 /// Number of sampled keys that a worker keeps.
-const SAMPLE: usize = 160;
+const SAMPLE_KEYS: usize = 160;
 /// Sampling interval: the key of one in so many requests is kept.
-const EVERY: u32 = 61;
+const SAMPLE_INTERVAL: u32 = 61;
 
 /// A worker's load counters and key sample.
 #[derive(Debug)]
@@ -198,21 +201,21 @@ impl LoadMeter {
             busy_ns: 0,
             began_ns: 0,
             skipped: 0,
-            sample: Vec::with_capacity(SAMPLE),
+            sample: Vec::with_capacity(SAMPLE_KEYS),
             next: 0,
         }
     }
 
     /// Records that a batch begins.
     #[inline]
-    pub(crate) fn begin(&mut self) {
+    pub(crate) fn begin_batch(&mut self) {
         self.began_ns = time::now_ns();
     }
 
     /// Counts the requests of a completed poll and their time. The time to find them does not count: empty polls
     /// between requests would make a server that is not full seem slower.
     #[inline]
-    pub(crate) fn looked(&mut self, requests: usize) {
+    pub(crate) fn end_batch(&mut self, requests: usize) {
         if requests > 0 {
             self.requests += requests as u64;
             self.busy_ns += time::now_ns().saturating_sub(self.began_ns);
@@ -221,14 +224,14 @@ impl LoadMeter {
 
     /// Counts a request for a key, and samples the key.
     #[inline]
-    pub(crate) fn asked(&mut self, key: u64) {
+    pub(crate) fn record_key(&mut self, key: u64) {
         self.skipped += 1;
-        if self.skipped == EVERY {
+        if self.skipped == SAMPLE_INTERVAL {
             self.skipped = 0;
-            if self.sample.len() < SAMPLE {
+            if self.sample.len() < SAMPLE_KEYS {
                 self.sample.push(key);
             } else {
-                self.sample[self.next % SAMPLE] = key;
+                self.sample[self.next % SAMPLE_KEYS] = key;
             }
             self.next += 1;
         }

@@ -23,7 +23,7 @@ use crate::client::{ClientError, Pipeline};
 use crate::config::{Access, ClientConfig, ServerConfig};
 use crate::rendezvous::{Accepted, Hello, LaneAccepted, RemoteNodes, Rendezvous, Welcome, Writes};
 use crate::report::ServerStats;
-use crate::touch::{Shape, Touches};
+use crate::touch::{Shape, WalkCost};
 use crate::tree::{Owner, Refusal, Store, redo};
 use crate::wire;
 use handover::Handovers;
@@ -61,7 +61,7 @@ pub struct ServerRuntime {
     /// True if the server may start threads of its own.
     threads: bool,
     /// The tree whose walks are charged to simulated cores, if any.
-    walked: Option<Shape>,
+    charged_walks: Option<Shape>,
 }
 
 impl Default for ServerRuntime {
@@ -69,7 +69,7 @@ impl Default for ServerRuntime {
         Self {
             identity: service::random::unpredictable(),
             threads: true,
-            walked: None,
+            charged_walks: None,
         }
     }
 }
@@ -81,16 +81,16 @@ impl ServerRuntime {
         Self {
             identity: seed,
             threads: false,
-            walked: None,
+            charged_walks: None,
         }
     }
 
     /// Charges workers for requests, and for each request a walk through a tree of this shape, independent of the real
     /// tree.
     #[must_use]
-    pub fn walking(self, shape: Shape) -> Self {
+    pub fn charging_walks(self, shape: Shape) -> Self {
         Self {
-            walked: Some(shape),
+            charged_walks: Some(shape),
             ..self
         }
     }
@@ -162,9 +162,10 @@ impl Service for Btree {
             ..Doorbells::default()
         };
         let handovers = Arc::new(Handovers::default());
-        disown_others(&store, &config)?;
-        let touches = runtime.walked.as_ref();
-        let touches = touches.map(|shape| Arc::new(Touches::of(shape, worker::PREFETCH_ROUNDS)));
+        assign_others(&store, &config)?;
+        let walk_cost = runtime.charged_walks.as_ref();
+        let walk_cost =
+            walk_cost.map(|shape| Arc::new(WalkCost::of(shape, worker::PREFETCH_ROUNDS)));
         let mut workers = Vec::new();
         for _ in 0..config.workers {
             let engine = herd::Server::new(&pd, layout, config.max_clients, doorbells, &ud);
@@ -180,7 +181,7 @@ impl Service for Btree {
                 handovers: Arc::clone(&handovers),
                 slow_by: Duration::from_nanos(config.slow_by_ns.into()),
                 shares: !config.splits.is_empty(),
-                touches: touches.clone(),
+                walk_cost: walk_cost.clone(),
             });
         }
         let btree = Arc::new(Self {
@@ -270,7 +271,7 @@ impl Service for Btree {
         let mut stats = ServerStats {
             recovered_locks,
             expelled,
-            taken_entries: self.handovers.all_moved(),
+            taken_entries: self.handovers.taken_entries(),
             clients: clients.now,
             clients_total: clients.total,
             tree: self.store.stats(),
@@ -297,14 +298,14 @@ impl Service for Btree {
         self: &Arc<Self>,
         _failure: &service::Failure,
     ) -> Option<(String, Box<dyn FnOnce() + Send>)> {
-        if self.config.parts.is_empty() {
+        if self.config.servers.is_empty() {
             return None;
         }
         let btree = Arc::clone(self);
         let work = move || {
             let (context, config) = (btree.pd.context().clone(), btree.config.clone());
-            let mut mover = btree.mover(move |part| {
-                let server = config.parts.get(usize::from(part));
+            let mut mover = btree.mover(move |number| {
+                let server = config.servers.get(usize::from(number));
                 let server = server.cloned().unwrap_or_default();
                 let client = ClientConfig {
                     server,
@@ -316,7 +317,7 @@ impl Service for Btree {
                 Pipeline::connect_on(&context, client)
             });
             while !btree.stopping.load(Ordering::Acquire) {
-                if !mover.step() {
+                if !mover.take_chunk() {
                     std::thread::sleep(Duration::from_micros(200));
                 }
             }
@@ -338,7 +339,7 @@ impl Btree {
         &self.store
     }
 
-    /// Returns the mover that takes keys from other servers on request. The caller must call [`Mover::step`]
+    /// Returns the mover that takes keys from other servers on request. The caller must call [`Mover::take_chunk`]
     /// repeatedly. A server with threads that knows the addresses of the others runs its own mover. `connect` connects
     /// to a server by its number.
     pub fn mover(
@@ -346,7 +347,7 @@ impl Btree {
         connect: impl FnMut(u16) -> Result<Pipeline, ClientError> + Send + 'static,
     ) -> Mover {
         let of = (Arc::clone(&self.store), Arc::clone(&self.handovers));
-        let how = (self.config.part, self.config.handover_bytes_per_s);
+        let how = (self.config.server_number, self.config.handover_bytes_per_s);
         Mover::new(of, how, connect)
     }
 
@@ -368,17 +369,18 @@ impl Btree {
             self.store.load(tree, count, fill, threads, entry)?;
             return Ok(count);
         }
-        let range = self.config.range_of(self.config.part.into());
+        let range = self.config.range_of(self.config.server_number.into());
         let is_own = |key: u64| key >= range.0 && range.1.is_none_or(|end| key < end);
         let own: Vec<_> = (0..count)
             .map(entry)
             .filter(|(key, _)| is_own(*key))
             .collect();
-        let part = self.config.part;
-        self.store.disown(tree, range, Owner { part, version: 0 })?;
-        let mut staged = self.store.stage(own.len())?;
-        let adopted: Result<(), Refusal> = self.store.adopt(tree, range, &own, &mut staged);
-        self.store.unstage(staged);
+        let server = self.config.server_number;
+        self.store
+            .assign_to_other(tree, range, Owner { server, version: 0 })?;
+        let mut reserved = self.store.reserve_nodes(own.len())?;
+        let adopted: Result<(), Refusal> = self.store.adopt(tree, range, &own, &mut reserved);
+        self.store.release_nodes(reserved);
         adopted?;
         Ok(own.len() as u64)
     }
@@ -453,15 +455,17 @@ impl Btree {
 }
 
 /// Marks the ranges that belong to other servers at the start.
-fn disown_others(store: &Store, config: &ServerConfig) -> Result<(), ServerError> {
+fn assign_others(store: &Store, config: &ServerConfig) -> Result<(), ServerError> {
     for tree in 0..config.trees {
-        for part in (0..=config.splits.len()).filter(|part| *part != usize::from(config.part)) {
+        for number in
+            (0..=config.splits.len()).filter(|number| *number != usize::from(config.server_number))
+        {
             let owner = Owner {
-                part: u16::try_from(part).unwrap_or(u16::MAX),
+                server: u16::try_from(number).unwrap_or(u16::MAX),
                 version: 0,
             };
-            let disowned = store.disown(tree, config.range_of(part), owner);
-            disowned.map_err(ServerError::service)?;
+            let assigned = store.assign_to_other(tree, config.range_of(number), owner);
+            assigned.map_err(ServerError::service)?;
         }
     }
     Ok(())

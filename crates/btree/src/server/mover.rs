@@ -17,12 +17,12 @@ use crate::tree::{Refusal, Store};
 use crate::wire::{Op, Step};
 
 /// Entries of a chunk.
-const CHUNK: u32 = 2_000;
+const CHUNK_ENTRIES: u32 = 2_000;
 /// Bytes of an entry on the wire.
 const ENTRY_BYTES: u32 = 16;
 
 /// The result of a step at the giver.
-enum Stepped {
+enum StepResult {
     /// The giver executed the step, with this version.
     Done(u64),
     /// The giver refused: it does not have the range, or has thawed it.
@@ -39,7 +39,7 @@ pub struct Mover {
     store: Arc<Store>,
     handovers: Arc<Handovers>,
     /// The number of the mover's own server.
-    part: u16,
+    server_number: u16,
     connect: Connect,
     givers: HashMap<u16, Pipeline>,
     /// The part of the current range that is not yet taken.
@@ -51,17 +51,17 @@ pub struct Mover {
 }
 
 impl Mover {
-    /// Creates the mover of server `part`, which takes at most `rate` bytes per second. `connect` connects to a server
-    /// by its number.
+    /// Creates the mover of the server with number `server_number`, which takes at most `rate` bytes per second.
+    /// `connect` connects to a server by its number.
     pub(super) fn new(
         (store, handovers): (Arc<Store>, Arc<Handovers>),
-        (part, rate): (u16, u32),
+        (server_number, rate): (u16, u32),
         connect: impl FnMut(u16) -> Result<Pipeline, ClientError> + Send + 'static,
     ) -> Self {
         Self {
             store,
             handovers,
-            part,
+            server_number,
             rate: rate.max(1),
             connect: Box::new(connect),
             givers: HashMap::new(),
@@ -71,7 +71,7 @@ impl Mover {
     }
 
     /// Takes a chunk if a take is pending and the rate limit allows. Returns true if it tried a chunk.
-    pub fn step(&mut self) -> bool {
+    pub fn take_chunk(&mut self) -> bool {
         if self.current.is_none() {
             self.current = self.handovers.next_take();
         }
@@ -82,7 +82,7 @@ impl Mover {
         if now < self.not_before {
             return false;
         }
-        let left = match self.chunk(take) {
+        let left = match self.transfer_chunk(take) {
             Ok(left) => left,
             Err(e) => {
                 tracing::warn!("keys from {} on are not taken: {e}", take.from);
@@ -91,13 +91,13 @@ impl Mover {
         };
         self.current = left.map(|from| Take { from, ..take });
         if self.current.is_none() {
-            self.handovers.took();
+            self.handovers.finish_take();
         }
         true
     }
 
     /// Takes the first chunk of a range. Returns the key where the rest begins, if a rest is left.
-    fn chunk(&mut self, take: Take) -> Result<Option<u64>, ClientError> {
+    fn transfer_chunk(&mut self, take: Take) -> Result<Option<u64>, ClientError> {
         let giver = match self.givers.entry(take.giver) {
             Entry::Occupied(giver) => giver.into_mut(),
             Entry::Vacant(place) => place.insert((self.connect)(take.giver)?),
@@ -110,7 +110,10 @@ impl Mover {
         let end = next.or(take.end);
         let range = (take.from, end);
         let incarnation = giver.server();
-        if !matches!(step(giver, tree, Step::Freeze, range)?, Stepped::Done(_)) {
+        if !matches!(
+            request_step(giver, tree, Step::Freeze, range)?,
+            StepResult::Done(_)
+        ) {
             return Ok(None);
         }
         let mut entries = Vec::new();
@@ -122,34 +125,34 @@ impl Mover {
                 None => break,
             }
         }
-        let Ok(mut staged) = self.store.stage(entries.len()) else {
+        let Ok(mut reserved) = self.store.reserve_nodes(entries.len()) else {
             tracing::warn!("no memory for keys from {} on", take.from);
-            step(giver, tree, Step::Thaw, range)?;
+            request_step(giver, tree, Step::Thaw, range)?;
             return Ok(None);
         };
-        let to = self.part;
-        let mut ceded = step(giver, tree, Step::Cede { to }, range)?;
-        while matches!(ceded, Stepped::Unknown) {
-            ceded = resolve(giver, (tree, take.from), to, incarnation);
+        let to = self.server_number;
+        let mut ceded = request_step(giver, tree, Step::Cede { to }, range)?;
+        while matches!(ceded, StepResult::Unknown) {
+            ceded = resolve_cession(giver, (tree, take.from), to, incarnation);
         }
-        let Stepped::Done(version) = ceded else {
-            self.store.unstage(staged);
+        let StepResult::Done(version) = ceded else {
+            self.store.release_nodes(reserved);
             return Ok(None);
         };
-        self.handovers.saw(version);
+        self.handovers.note_version(version);
         // Between cession and adoption no server has the range, so adoption is retried until it succeeds.
         let tree = usize::from(tree);
         let mut waiter = Waiter::never_sleeping();
-        while let Err(e) = self.store.adopt(tree, range, &entries, &mut staged) {
+        while let Err(e) = self.store.adopt(tree, range, &entries, &mut reserved) {
             if e == Refusal::Full {
                 tracing::error!("no memory for keys from {} on: lost", take.from);
                 break;
             }
             waiter.idle();
         }
-        self.store.unstage(staged);
+        self.store.release_nodes(reserved);
         let bytes = u32::try_from(entries.len()).unwrap_or(u32::MAX) * ENTRY_BYTES;
-        self.handovers.moved(entries.len() as u64);
+        self.handovers.add_taken_entries(entries.len() as u64);
         let pause = Duration::from_secs_f64(f64::from(bytes) / f64::from(self.rate));
         self.not_before = time::now() + pause;
         Ok(end.filter(|end| take.end.is_none_or(|last| *end < last)))
@@ -166,7 +169,7 @@ fn scan(
     tree: u8,
     (from, end): (u64, Option<u64>),
 ) -> Result<Option<Found>, ClientError> {
-    let limit = CHUNK;
+    let limit = CHUNK_ENTRIES;
     ask(
         giver,
         tree,
@@ -180,41 +183,44 @@ fn scan(
 }
 
 /// Asks the giver to execute a step.
-fn step(
+fn request_step(
     giver: &mut Pipeline,
     tree: u8,
     step: Step,
     (from, end): (u64, Option<u64>),
-) -> Result<Stepped, ClientError> {
+) -> Result<StepResult, ClientError> {
     let asked = ask(
         giver,
         tree,
         &Op::Handover { step, from, end },
         |answer| match answer {
-            Answer::Ceded { version } => Stepped::Done(version),
-            Answer::Lost => Stepped::Unknown,
-            _ => Stepped::Refused,
+            Answer::Ceded { version } => StepResult::Done(version),
+            Answer::Lost => StepResult::Unknown,
+            _ => StepResult::Refused,
         },
     );
     match asked {
-        Err(_) if matches!(step, Step::Cede { .. }) => Ok(Stepped::Unknown),
+        Err(_) if matches!(step, Step::Cede { .. }) => Ok(StepResult::Unknown),
         asked => asked,
     }
 }
 
 /// Asks for the first key of a range to find out whether the giver has ceded it.
-fn resolve(giver: &mut Pipeline, (tree, key): (u8, u64), to: u16, incarnation: u64) -> Stepped {
+fn resolve_cession(
+    giver: &mut Pipeline,
+    (tree, key): (u8, u64),
+    to: u16,
+    incarnation: u64,
+) -> StepResult {
     let asked = ask(giver, tree, &Op::Get { key }, |answer| match answer {
-        Answer::Moved(elsewhere) if elsewhere.owner.part == to => {
-            Stepped::Done(elsewhere.owner.version)
-        }
-        Answer::Lost => Stepped::Unknown,
-        _ => Stepped::Refused,
+        Answer::Moved(moved) if moved.owner.server == to => StepResult::Done(moved.owner.version),
+        Answer::Lost => StepResult::Unknown,
+        _ => StepResult::Refused,
     });
-    let asked = asked.unwrap_or(Stepped::Unknown);
+    let asked = asked.unwrap_or(StepResult::Unknown);
     if giver.server() != incarnation {
         // The giver died: only this server still has the copied entries.
-        return Stepped::Done(0);
+        return StepResult::Done(0);
     }
     asked
 }

@@ -11,7 +11,7 @@ use service::worker::{self, Done, Mailbox, Wake, Work};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
 use super::handover::{Handovers, LoadMeter};
-use crate::touch::Touches;
+use crate::touch::WalkCost;
 use crate::tree::{Refusal, Store, Walk};
 use crate::wire::{self, ENTRY, MAX_MESSAGES, Op, SCAN_HEADER, Status};
 
@@ -68,7 +68,7 @@ pub struct Worker {
     /// True if the server shares the keys with other servers.
     pub(crate) shares: bool,
     /// The cost of walks on a simulated core.
-    pub(crate) touches: Option<Arc<Touches>>,
+    pub(crate) walk_cost: Option<Arc<WalkCost>>,
 }
 
 impl Worker {
@@ -82,7 +82,7 @@ impl Worker {
             handovers,
             slow_by,
             shares,
-            touches,
+            walk_cost,
         } = self;
         let serve = Serve {
             store: &store,
@@ -91,9 +91,9 @@ impl Worker {
             slow_by,
             shares,
             meter: LoadMeter::new(),
-            touches,
+            walk_cost,
             sessions: Sessions::new(0),
-            answers: Vec::new(),
+            max_answer_bytes: Vec::new(),
             entries: Vec::new(),
             message: Vec::new(),
             counts: WorkerCounts::default(),
@@ -119,9 +119,7 @@ impl Work for Running<'_> {
             Command::Remove(slot) => {
                 self.engine.remove_client(slot.index());
                 let client = slot.index() as usize;
-                self.serve
-                    .handovers
-                    .client_is_gone(self.serve.store, client);
+                self.serve.handovers.thaw_client(self.serve.store, client);
                 self.serve.sessions.disconnect(slot.index());
             }
             Command::Add(new) => {
@@ -149,7 +147,7 @@ impl Work for Running<'_> {
     fn poll(&mut self) -> Result<usize, RpcError> {
         let came = self.engine.poll(&mut self.serve)?;
         if self.serve.shares {
-            self.serve.meter.looked(came);
+            self.serve.meter.end_batch(came);
         }
         Ok(came)
     }
@@ -184,10 +182,10 @@ struct Serve<'s> {
     /// True if the server shares the keys with other servers, and reports its load.
     shares: bool,
     meter: LoadMeter,
-    touches: Option<Arc<Touches>>,
+    walk_cost: Option<Arc<WalkCost>>,
     sessions: Sessions,
     /// The length of the longest message that each client can receive, in bytes.
-    answers: Vec<usize>,
+    max_answer_bytes: Vec<usize>,
     /// The entries of the SCAN in progress.
     entries: Vec<(u64, u64)>,
     message: Vec<u8>,
@@ -209,7 +207,7 @@ impl Handler for Serve<'_> {
     #[inline]
     fn begin(&mut self, requests: usize) -> Self::Batch {
         if self.shares {
-            self.meter.begin();
+            self.meter.begin_batch();
         }
         if !self.slow_by.is_zero() {
             let until = verbs::time::now() + self.slow_by * u32::try_from(requests).unwrap_or(1);
@@ -217,16 +215,16 @@ impl Handler for Serve<'_> {
                 std::hint::spin_loop();
             }
         }
-        if let Some(touches) = &self.touches {
+        if let Some(walk_cost) = &self.walk_cost {
             verbs::time::serve(requests);
-            touches.walk(requests);
+            walk_cost.charge_walks(requests);
         }
         Walks([Walk::default(); rpc::MAX_BATCH])
     }
 
     #[inline]
     fn prefetch_round(&mut self, walks: &mut Self::Batch, round: usize, request: Request<'_>) {
-        let Some((key, tree)) = wire::place_of(request.payload) else {
+        let Some((key, tree)) = wire::routing_key(request.payload) else {
             return;
         };
         let tree = usize::from(tree);
@@ -246,7 +244,7 @@ impl Handler for Serve<'_> {
         let Some((op, tree, number)) =
             decoded.filter(|(_, tree, _)| usize::from(*tree) < self.store.trees())
         else {
-            return self.bad(reply);
+            return self.reply_bad(reply);
         };
         let tree = usize::from(tree);
         let walk = &mut walks.0[request.index];
@@ -255,7 +253,7 @@ impl Handler for Serve<'_> {
         }
         match op {
             Op::Handover { .. } | Op::Load => {}
-            _ if self.shares => self.meter.asked(op.key()),
+            _ if self.shares => self.meter.record_key(op.key()),
             _ => {}
         }
         match op {
@@ -276,10 +274,10 @@ impl Serve<'_> {
     fn admit(&mut self, client: u32, session: u64, (window, answer): (u32, usize)) {
         self.sessions.connect(client, session, window as usize);
         let i = client as usize;
-        if self.answers.len() <= i {
-            self.answers.resize(i + 1, 0);
+        if self.max_answer_bytes.len() <= i {
+            self.max_answer_bytes.resize(i + 1, 0);
         }
-        self.answers[i] = answer;
+        self.max_answer_bytes[i] = answer;
     }
 
     #[inline]
@@ -300,8 +298,8 @@ impl Serve<'_> {
 
     #[cold]
     fn refuse(&mut self, refusal: Refusal, reply: Reply<'_>) {
-        if let Refusal::Moved(elsewhere) = &refusal {
-            return reply.bytes(&wire::moved(elsewhere));
+        if let Refusal::Moved(moved) = &refusal {
+            return reply.bytes(&wire::encode_moved(moved));
         }
         let word = self.refusal(refusal);
         reply.bytes(&word.to_le_bytes());
@@ -314,7 +312,7 @@ impl Serve<'_> {
             Refusal::Busy(node) => {
                 // A retry succeeds once the lock's owner is gone or its lease has expired.
                 self.guests.release(0, node);
-                self.handovers.expire(self.store);
+                self.handovers.thaw_expired(self.store);
                 self.counts.busy += 1;
                 wire::word(Status::Busy, false)
             }
@@ -352,15 +350,16 @@ impl Serve<'_> {
                     }
                     Op::Handover { step, from, end } => {
                         let who = (client, tree);
-                        self.handovers.step(self.store, who, step, (from, end))
+                        self.handovers
+                            .execute_step(self.store, who, step, (from, end))
                     }
                     _ => self.store.remove_at(tree, op.key(), walk).map(found),
                 };
                 match changed {
                     Ok(word) => {
                         self.counts.changes += 1;
-                        if let Some(touches) = &self.touches {
-                            touches.change();
+                        if let Some(walk_cost) = &self.walk_cost {
+                            walk_cost.charge_change();
                         }
                         session.made(seq, word);
                         word
@@ -381,20 +380,20 @@ impl Serve<'_> {
         client: usize,
         reply: Reply<'_>,
     ) {
-        let most = self.answers.get(client).copied().unwrap_or(0);
+        let most = self.max_answer_bytes.get(client).copied().unwrap_or(0);
         let each = most.saturating_sub(SCAN_HEADER) / ENTRY;
         let messages = messages.clamp(1, MAX_MESSAGES) as usize;
         let limit = (limit as usize).min(each * messages);
         if limit == 0 {
-            return self.bad(reply);
+            return self.reply_bad(reply);
         }
         self.entries.clear();
         let next = match self.store.scan(tree, range, limit, &mut self.entries) {
             Ok(next) => next,
             Err(refusal) => return self.refuse(refusal, reply),
         };
-        if let Some(touches) = &self.touches {
-            touches.scan(self.entries.len());
+        if let Some(walk_cost) = &self.walk_cost {
+            walk_cost.charge_scan(self.entries.len());
         }
         self.counts.scans += 1;
         self.counts.scanned += self.entries.len() as u64;
@@ -404,14 +403,14 @@ impl Serve<'_> {
     /// Answers with this worker's load counters and sampled keys.
     #[cold]
     fn load(&mut self, client: usize, reply: Reply<'_>) {
-        let most = self.answers.get(client).copied().unwrap_or(0);
+        let most = self.max_answer_bytes.get(client).copied().unwrap_or(0);
         let each = most.saturating_sub(SCAN_HEADER) / ENTRY;
         self.entries.clear();
         self.meter
             .report(self.handovers.taking(), &mut self.entries);
         self.entries.truncate(each);
         if self.entries.is_empty() {
-            return self.bad(reply);
+            return self.reply_bad(reply);
         }
         self.send_entries(each, None, reply);
     }
@@ -443,7 +442,7 @@ impl Serve<'_> {
     }
 
     #[cold]
-    fn bad(&mut self, reply: Reply<'_>) {
+    fn reply_bad(&mut self, reply: Reply<'_>) {
         self.counts.bad += 1;
         reply.bytes(&wire::word(Status::Bad, false).to_le_bytes());
     }

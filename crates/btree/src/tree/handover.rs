@@ -5,7 +5,7 @@
 //! owners: a leaf is given away by a change of that leaf under its lock. A handover has these steps:
 //!
 //! 1. The giver [freezes](Store::freeze) the range: its keys can be read but not changed.
-//! 2. The taker copies the entries, and [reserves nodes](Store::stage) for them.
+//! 2. The taker copies the entries, and [reserves nodes](Store::reserve_nodes) for them.
 //! 3. The giver [cedes](Store::cede) the range. From now on no server has it.
 //! 4. The taker [adopts](Store::adopt) the range leaf by leaf; all entries of a leaf appear at once.
 //!
@@ -20,7 +20,7 @@ use crate::node::{FROZEN, LOW, MOVED, SIBLING};
 
 /// Nodes that are reserved for entries to be adopted.
 #[derive(Debug, Default)]
-pub struct Staged {
+pub struct ReservedNodes {
     nodes: Vec<Number>,
 }
 
@@ -44,9 +44,9 @@ impl Store {
         }
         let middle = entries.partition_point(|entry| entry.0 < key);
         let halves = entries.split_at(middle);
-        let right = self.part(leaf, halves, (tree, 0), key)?;
+        let right = self.divide_node(leaf, halves, (tree, 0), key)?;
         // If the parent has no entry for the new leaf, walks reach it by the old leaf's link.
-        let _ = self.tell_parent(tree, 1, (key, right));
+        let _ = self.insert_into_parent(tree, 1, (key, right));
         Ok(())
     }
 
@@ -73,7 +73,7 @@ impl Store {
         }
     }
 
-    fn bound(&self, tree: usize, (from, end): Range) -> Result<(), Refusal> {
+    fn ensure_boundaries(&self, tree: usize, (from, end): Range) -> Result<(), Refusal> {
         self.ensure_boundary(tree, from)?;
         end.map_or(Ok(()), |end| self.ensure_boundary(tree, end))
     }
@@ -83,10 +83,10 @@ impl Store {
     /// # Errors
     /// [`Refusal::Moved`] if another server owns some of the keys; the range is then unchanged.
     pub fn freeze(&self, tree: usize, range: (u64, Option<u64>)) -> Result<(), Refusal> {
-        self.bound(tree, range)?;
+        self.ensure_boundaries(tree, range)?;
         let frozen = self.each_leaf(tree, range, |_, leaf| {
             if leaf.node().is_moved() {
-                return Err(Refusal::Moved(super::Elsewhere::of(leaf.node())));
+                return Err(Refusal::Moved(super::MovedRange::of(leaf.node())));
             }
             leaf.set_flags(FROZEN, 0);
             Ok(())
@@ -124,20 +124,20 @@ impl Store {
             }
             Ok(())
         })?;
-        self.disown(tree, range, owner)
+        self.assign_to_other(tree, range, owner)
     }
 
     /// Assigns a range to another server and drops its entries. A starting server calls this for the ranges of others.
     ///
     /// # Errors
     /// [`Refusal::Full`], [`Refusal::Busy`].
-    pub fn disown(
+    pub fn assign_to_other(
         &self,
         tree: usize,
         range: (u64, Option<u64>),
         owner: Owner,
     ) -> Result<(), Refusal> {
-        self.bound(tree, range)?;
+        self.ensure_boundaries(tree, range)?;
         let mut first = None;
         self.each_leaf(tree, range, |number, leaf| {
             let low = leaf.node().0[LOW].load(Ordering::Relaxed);
@@ -165,25 +165,25 @@ impl Store {
     ///
     /// # Errors
     /// [`Refusal::Full`].
-    pub fn stage(&self, entries: usize) -> Result<Staged, Refusal> {
-        let mut staged = Staged::default();
+    pub fn reserve_nodes(&self, entries: usize) -> Result<ReservedNodes, Refusal> {
+        let mut reserved = ReservedNodes::default();
         let each = self.leaf_fill();
         // One node more for the leaves of the range itself: few, because moved leaves are merged.
         for _ in 0..entries.div_ceil(each) + 1 {
             match self.index.memory.allocate(false) {
-                Some((number, _)) => staged.nodes.push(number),
+                Some((number, _)) => reserved.nodes.push(number),
                 None => {
-                    self.unstage(staged);
+                    self.release_nodes(reserved);
                     return Err(Refusal::Full);
                 }
             }
         }
-        Ok(staged)
+        Ok(reserved)
     }
 
     /// Frees reserved nodes that were not used.
-    pub fn unstage(&self, staged: Staged) {
-        for number in staged.nodes {
+    pub fn release_nodes(&self, reserved: ReservedNodes) {
+        for number in reserved.nodes {
             self.index.memory.release(number);
         }
     }
@@ -204,32 +204,32 @@ impl Store {
         tree: usize,
         range: (u64, Option<u64>),
         entries: &[(u64, u64)],
-        staged: &mut Staged,
+        reserved: &mut ReservedNodes,
     ) -> Result<(), Refusal> {
-        self.bound(tree, range)?;
+        self.ensure_boundaries(tree, range)?;
         let mut made = Vec::new();
         let adopted = self.each_leaf(tree, range, |_, leaf| {
             // Other leaves were adopted by an earlier call that failed midway.
             if leaf.node().is_moved() {
-                self.splice(tree, leaf, entries, (staged, &mut made))?;
+                self.replace_moved_leaf(tree, leaf, entries, (reserved, &mut made))?;
             }
             Ok(())
         });
         for (low, number) in made {
             // If the parent has no entry for a leaf, walks reach it by the previous leaf's link.
-            let _ = self.tell_parent(tree, 1, (low, number));
+            let _ = self.insert_into_parent(tree, 1, (low, number));
         }
         adopted
     }
 
     /// Replaces a leaf that belonged to another server by a chain of leaves. The change takes effect when that leaf is
     /// unlocked.
-    fn splice(
+    fn replace_moved_leaf(
         &self,
         tree: usize,
         leaf: &mut Locked<'_>,
         entries: &[(u64, u64)],
-        (staged, made): (&mut Staged, &mut Vec<(u64, Number)>),
+        (reserved, made): (&mut ReservedNodes, &mut Vec<(u64, Number)>),
     ) -> Result<(), Refusal> {
         let node = leaf.node();
         let (low, end) = (node.0[LOW].load(Ordering::Relaxed), node.end());
@@ -242,15 +242,15 @@ impl Store {
             .collect();
         let mut sibling = node.0[SIBLING].load(Ordering::Relaxed);
         let mut after = end;
-        while staged.nodes.len() + 1 < chunks.len() {
+        while reserved.nodes.len() + 1 < chunks.len() {
             let more = self.index.memory.allocate(true).ok_or(Refusal::Full)?;
-            staged.nodes.push(more.0);
+            reserved.nodes.push(more.0);
         }
         // The chain is built from the right, so that each leaf links to a complete one.
         for chunk in chunks.iter().skip(1).rev() {
-            let number = staged.nodes.pop().ok_or(Refusal::Full)?;
+            let number = reserved.nodes.pop().ok_or(Refusal::Full)?;
             let mut locked = self.index.memory.lock(number)?;
-            locked.form(tree as u64, 0, 0, chunk);
+            locked.init(tree as u64, 0, 0, chunk);
             locked.set_fences(chunk[0].0, after, sibling);
             drop(locked);
             made.push((chunk[0].0, number));

@@ -167,7 +167,7 @@ impl Store {
                 return Err(LoadError::NotEmpty);
             };
             let low = low_of(node);
-            locked.form(of.tree as u64, of.level, 0, &entries);
+            locked.init(of.tree as u64, of.level, 0, &entries);
             let end = (!is_last).then(|| low_of(node + 1));
             locked.set_fences(low, end, if is_last { 0 } else { number + 1 });
             drop(locked);

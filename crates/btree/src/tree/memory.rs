@@ -22,7 +22,7 @@ pub const MAX_TREES: usize = 16;
 /// Nodes reserved for splits of inner nodes, so that a new node can always be entered into its parent.
 const RESERVE: u64 = 32;
 /// The lock word that the server uses.
-const MINE: u64 = (SERVER_OWNER as u64) << 40;
+const SERVER_LOCK: u64 = (SERVER_OWNER as u64) << 40;
 
 /// A node's number: its index in the memory. Number 0 is the header.
 pub(crate) type Number = u64;
@@ -47,12 +47,12 @@ struct Free {
     /// The first node that was never used.
     next: Number,
     /// Nodes that were used and are free again.
-    again: Vec<Number>,
+    reused: Vec<Number>,
 }
 
 impl Free {
     fn count(&self, nodes: u64) -> u64 {
-        nodes - self.next + self.again.len() as u64
+        nodes - self.next + self.reused.len() as u64
     }
 }
 
@@ -74,7 +74,7 @@ impl Memory {
             nodes,
             free: Mutex::new(Free {
                 next: 1,
-                again: Vec::new(),
+                reused: Vec::new(),
             }),
         };
         let header = memory.words(0);
@@ -170,7 +170,7 @@ impl Memory {
         }
     }
 
-    /// Reads a node and returns what `look` finds in one version of it. `look` may first be called with a mixture of
+    /// Reads a node and returns what `visit` finds in one version of it. `visit` may first be called with a mixture of
     /// versions; its result is then discarded. The call waits for a writer on another machine only while that writer's
     /// WRITE is in progress.
     ///
@@ -180,11 +180,11 @@ impl Memory {
     pub(crate) fn read<R>(
         &self,
         number: Number,
-        mut look: impl FnMut(Node<'_, [AtomicU64]>) -> R,
+        mut visit: impl FnMut(Node<'_, [AtomicU64]>) -> R,
     ) -> Result<R, Busy> {
-        match self.read_unlocked(number, &mut look) {
+        match self.read_unlocked(number, &mut visit) {
             Some(found) => Ok(found),
-            None => self.read_patiently(number, look),
+            None => self.read_with_retry(number, visit),
         }
     }
 
@@ -192,14 +192,14 @@ impl Memory {
     fn read_unlocked<R>(
         &self,
         number: Number,
-        look: &mut impl FnMut(Node<'_, [AtomicU64]>) -> R,
+        visit: &mut impl FnMut(Node<'_, [AtomicU64]>) -> R,
     ) -> Option<R> {
         let words = self.words(number);
         let version = words[VERSION].load(Ordering::Acquire);
         if words[LOCK].load(Ordering::Acquire) != 0 {
             return None;
         }
-        let found = look(Node(words));
+        let found = visit(Node(words));
         // Pairs with the fence in [`try_lock`](Self::try_lock): a reader that saw a word written under a lock then sees
         // the lock, or a later version.
         fence(Ordering::Acquire);
@@ -210,24 +210,24 @@ impl Memory {
 
     /// Reads a node that is being changed: waits until the lock is free, or uses a copy whose checksum is right.
     #[cold]
-    fn read_patiently<R>(
+    fn read_with_retry<R>(
         &self,
         number: Number,
-        mut look: impl FnMut(Node<'_, [AtomicU64]>) -> R,
+        mut visit: impl FnMut(Node<'_, [AtomicU64]>) -> R,
     ) -> Result<R, Busy> {
         let words = self.words(number);
         let copy = [const { AtomicU64::new(0) }; MAX_NODE_BYTES / 8];
         let copy = &copy[..self.node_words];
         let mut attempt = 0;
         while self.may_wait(number, attempt) {
-            if let Some(found) = self.read_unlocked(number, &mut look) {
+            if let Some(found) = self.read_unlocked(number, &mut visit) {
                 return Ok(found);
             }
             for (to, from) in copy.iter().zip(words) {
                 to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
             }
-            if Node(copy).is_whole() {
-                return Ok(look(Node(copy)));
+            if Node(copy).has_valid_checksum() {
+                return Ok(visit(Node(copy)));
             }
             pause(attempt);
             attempt = attempt.saturating_add(1);
@@ -254,7 +254,11 @@ impl Memory {
     /// Returns true if the caller should try the node again. The server's own threads always release their locks, even
     /// if they are scheduled late.
     fn may_wait(&self, number: Number, attempt: u32) -> bool {
-        attempt < PATIENCE || matches!(self.words(number)[LOCK].load(Ordering::Relaxed), 0 | MINE)
+        attempt < MAX_ATTEMPTS
+            || matches!(
+                self.words(number)[LOCK].load(Ordering::Relaxed),
+                0 | SERVER_LOCK
+            )
     }
 
     /// Locks a node if its lock is free.
@@ -262,9 +266,9 @@ impl Memory {
         let words = self.words(number);
         match &self.atomics {
             None => {
-                let (free, mine) = (0, MINE);
+                let (free, locked) = (0, SERVER_LOCK);
                 words[LOCK]
-                    .compare_exchange(free, mine, Ordering::Acquire, Ordering::Relaxed)
+                    .compare_exchange(free, locked, Ordering::Acquire, Ordering::Relaxed)
                     .ok()?;
             }
             Some(atomics) => {
@@ -273,7 +277,7 @@ impl Memory {
                     .remote()
                     .at(number.checked_mul(8 * self.node_words as u64)?)?;
                 // A failed queue pair counts as a lock that is not free.
-                let swapped = loopback.compare_and_swap(at, 0, MINE);
+                let swapped = loopback.compare_and_swap(at, 0, SERVER_LOCK);
                 fence(Ordering::Acquire);
                 swapped.ok().filter(|swapped| *swapped)?;
             }
@@ -295,7 +299,7 @@ impl Memory {
             if free.count(self.nodes) <= reserve {
                 return None;
             }
-            free.again.pop().unwrap_or_else(|| {
+            free.reused.pop().unwrap_or_else(|| {
                 free.next += 1;
                 free.next - 1
             })
@@ -320,12 +324,12 @@ impl Memory {
 
     /// Frees a dead node. A reader that still knows its number finds it dead or with other fences.
     pub(crate) fn release(&self, number: Number) {
-        lock(&self.free).again.push(number);
+        lock(&self.free).reused.push(number);
     }
 }
 
 /// Number of attempts, some milliseconds, before a client's lock counts as abandoned.
-const PATIENCE: u32 = 10_000;
+const MAX_ATTEMPTS: u32 = 10_000;
 
 fn pause(attempt: u32) {
     if attempt % 64 == 63 {
@@ -354,7 +358,7 @@ impl<'m> Locked<'m> {
     }
 
     /// Initialises a new node with a level, a tree and its `entries`.
-    pub(crate) fn form(&mut self, tree: u64, level: u16, flags: u64, entries: &[(u64, u64)]) {
+    pub(crate) fn init(&mut self, tree: u64, level: u16, flags: u64, entries: &[(u64, u64)]) {
         self.set(TREE, tree);
         self.set(META, meta(level, flags, 0));
         self.fill(entries);
@@ -401,7 +405,7 @@ impl<'m> Locked<'m> {
     }
 
     /// Marks the node as dead and empties it.
-    pub(crate) fn kill(&mut self) {
+    pub(crate) fn mark_dead(&mut self) {
         let meta = meta(self.node().level(), DEAD, 0);
         self.set(META, meta);
     }

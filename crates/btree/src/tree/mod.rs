@@ -18,10 +18,10 @@ mod store;
 mod tests;
 mod walk;
 
-pub use handover::Staged;
+pub use handover::ReservedNodes;
 pub use load::LoadError;
 pub use memory::MAX_TREES;
 pub(crate) use memory::ROOTS;
 pub use store::{Store, TreeStats, When};
-pub use walk::{Elsewhere, Owner, Refusal};
+pub use walk::{MovedRange, Owner, Refusal};
 pub(crate) use walk::{Walk, root_of};

@@ -37,8 +37,8 @@ fn open(bytes: &[u8]) -> Option<(u64, u64, Vec<u64>)> {
     let (words, rest) = bytes.as_chunks::<8>();
     let words: Vec<u64> = words.iter().map(|w| u64::from_ne_bytes(*w)).collect();
     let (last, front) = words.split_last()?;
-    let is_whole = rest.is_empty() && front.len() > BODY && checksum(front) == *last;
-    (is_whole && front[1] != 0).then(|| (front[0], front[1], front[BODY..].to_vec()))
+    let is_valid = rest.is_empty() && front.len() > BODY && checksum(front) == *last;
+    (is_valid && front[1] != 0).then(|| (front[0], front[1], front[BODY..].to_vec()))
 }
 
 impl LockTable for Store {
@@ -50,7 +50,7 @@ impl LockTable for Store {
         bytes(self.index().memory().node_words())
     }
 
-    /// Returns 0: all trees are in one part.
+    /// Returns 0: all trees are in one table.
     fn table_index(_entry: &[u8]) -> Option<usize> {
         Some(0)
     }
@@ -73,7 +73,7 @@ impl LockTable for Store {
         // checksum.
         let mut node = vec![word];
         node.extend_from_slice(&body);
-        if !Node(&node[..]).is_whole() {
+        if !Node(&node[..]).has_valid_checksum() {
             return false;
         }
         memory.finish(number, body.into_iter());

@@ -8,7 +8,7 @@ use service::worker::lock;
 use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain, RemoteMemory, VerbError};
 
 use super::memory::{Busy, Locked, MAX_TREES, Memory, Number};
-use super::walk::{Elsewhere, Index, Refusal, Walk, root_word};
+use super::walk::{Index, MovedRange, Refusal, Walk, root_word};
 
 use crate::node::{LOW, Next, Node, SIBLING, TREE, capacity};
 
@@ -28,19 +28,19 @@ pub enum When {
 
 /// Returns an error if a leaf is being handed over or belongs to another server.
 #[inline]
-fn changeable(leaf: Node<'_, [AtomicU64]>) -> Result<(), Refusal> {
+fn check_changeable(leaf: Node<'_, [AtomicU64]>) -> Result<(), Refusal> {
     if leaf.may_change() {
         return Ok(());
     }
     Err(match leaf.is_moved() {
-        true => Refusal::Moved(Elsewhere::of(leaf)),
+        true => Refusal::Moved(MovedRange::of(leaf)),
         // A frozen leaf is refused for a short time only.
         false => Refusal::Busy(0),
     })
 }
 
 /// Largest number of nodes that a change locks to find the right one; more mean that the tree is broken.
-const MOST_HOPS: u32 = 10_000;
+const MAX_HOPS: u32 = 10_000;
 
 /// Statistics of the trees of a store.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -64,7 +64,7 @@ pub struct TreeStats {
 pub struct Store {
     pub(super) index: Index,
     /// Held while a tree gets a new root.
-    growing: Mutex<()>,
+    root_change: Mutex<()>,
     splits: AtomicU64,
     merges: AtomicU64,
 }
@@ -137,7 +137,7 @@ impl Store {
         let memory = Memory::new(pd, node_bytes, nodes, access)?;
         for tree in 0..trees {
             let (root, mut locked) = memory.allocate(true).expect("the first nodes of many");
-            locked.form(tree as u64, 0, 0, &[]);
+            locked.init(tree as u64, 0, 0, &[]);
             locked.set_fences(0, None, 0);
             drop(locked);
             let word = memory.root_word(tree);
@@ -145,7 +145,7 @@ impl Store {
         }
         Ok(Self {
             index: Index { memory, trees },
-            growing: Mutex::default(),
+            root_change: Mutex::default(),
             splits: AtomicU64::new(0),
             merges: AtomicU64::new(0),
         })
@@ -186,7 +186,7 @@ impl Store {
         from: Number,
     ) -> Result<(Number, Locked<'_>), Busy> {
         let mut node = from;
-        for _ in 0..MOST_HOPS {
+        for _ in 0..MAX_HOPS {
             let locked = self.index.memory.lock(node)?;
             match locked.node().next(key, tree as u64, level) {
                 Next::Here | Next::Child(_) => return Ok((node, locked)),
@@ -226,7 +226,7 @@ impl Store {
         self.index.walk_down(tree, key, walk)?;
         let (_, mut leaf) = self.lock_for(tree, key, 0, walk.node())?;
         let node = leaf.node();
-        changeable(node)?;
+        check_changeable(node)?;
         match node.find(key) {
             Ok(place) => {
                 let before = node.value(place);
@@ -244,7 +244,7 @@ impl Store {
                 let (at, right) = self.split(leaf, (key, value), tree, 0)?;
                 // The entry is inserted. If the parent has no entry for the new leaf, walks reach it by the old leaf's
                 // link.
-                let _ = self.tell_parent(tree, 1, (at, right));
+                let _ = self.insert_into_parent(tree, 1, (at, right));
                 Ok(None)
             }
         }
@@ -267,12 +267,12 @@ impl Store {
             entries.len() / 2
         };
         let (low, high) = entries.split_at(middle);
-        let number = self.part(left, (low, high), (tree, level), high[0].0)?;
+        let number = self.divide_node(left, (low, high), (tree, level), high[0].0)?;
         Ok((high[0].0, number))
     }
 
     /// Divides a locked node at a key into two nodes with these entries. Returns the number of the new right node.
-    pub(super) fn part(
+    pub(super) fn divide_node(
         &self,
         mut left: Locked<'_>,
         (low, high): (Entries<'_>, Entries<'_>),
@@ -283,7 +283,7 @@ impl Store {
         let (number, mut right) = self.index.memory.allocate(is_inner).ok_or(Refusal::Full)?;
         let node = left.node();
         let end = node.end();
-        right.form(tree as u64, level, node.flags(), high);
+        right.init(tree as u64, level, node.flags(), high);
         right.set_fences(at, end, node.0[SIBLING].load(Ordering::Relaxed));
         // The new node is complete and unlocked before any link points to it.
         drop(right);
@@ -294,13 +294,13 @@ impl Store {
     }
 
     /// Inserts the entry for a node that a split made into the level above: keys from `at` on are in `right`.
-    pub(super) fn tell_parent(
+    pub(super) fn insert_into_parent(
         &self,
         tree: usize,
         level: u16,
         (at, right): (u64, Number),
     ) -> Result<(), Refusal> {
-        if self.index.root(tree).1 < level && self.grow(tree, level, (at, right))? {
+        if self.index.root(tree).1 < level && self.add_root_level(tree, level, (at, right))? {
             return Ok(());
         }
         let from = self.index.descend(tree, at, level)?;
@@ -312,7 +312,7 @@ impl Store {
             Err(place) if node.count() < node.capacity() => parent.insert(place, at, right),
             Err(_) => {
                 let (at, right) = self.split(parent, (at, right), tree, level)?;
-                self.tell_parent(tree, level + 1, (at, right))?;
+                self.insert_into_parent(tree, level + 1, (at, right))?;
             }
         }
         Ok(())
@@ -320,15 +320,20 @@ impl Store {
 
     /// Gives the tree a root of this level, unless another thread did so meanwhile. Returns true if this call made the
     /// root.
-    fn grow(&self, tree: usize, level: u16, (at, right): (u64, Number)) -> Result<bool, Refusal> {
-        let _one = lock(&self.growing);
+    fn add_root_level(
+        &self,
+        tree: usize,
+        level: u16,
+        (at, right): (u64, Number),
+    ) -> Result<bool, Refusal> {
+        let _one = lock(&self.root_change);
         let (root, top) = self.index.root(tree);
         if top >= level {
             return Ok(false);
         }
         let (number, mut new) = self.index.memory.allocate(true).ok_or(Refusal::Full)?;
         // Other threads may also have split nodes of this level: they add their entries to the new root.
-        new.form(tree as u64, level, 0, &[(0, root), (at, right)]);
+        new.init(tree as u64, level, 0, &[(0, root), (at, right)]);
         new.set_fences(0, None, 0);
         drop(new);
         let word = self.index.memory.root_word(tree);
@@ -355,7 +360,7 @@ impl Store {
         self.index.walk_down(tree, key, walk)?;
         let (number, mut leaf) = self.lock_for(tree, key, 0, walk.node())?;
         let node = leaf.node();
-        changeable(node)?;
+        check_changeable(node)?;
         let Ok(place) = node.find(key) else {
             return Ok(None);
         };
@@ -412,7 +417,7 @@ impl Store {
         locked.fill(&all);
         locked.set_end(b.end(), b.0[SIBLING].load(Ordering::Relaxed));
         drop(locked);
-        other.kill();
+        other.mark_dead();
         drop(other);
         self.index.memory.release(right);
         self.merges.fetch_add(1, Ordering::Relaxed);

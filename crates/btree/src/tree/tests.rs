@@ -27,7 +27,7 @@ fn check(store: &Store, tree: usize) -> Vec<(u64, u64)> {
         while node != 0 {
             let words = store.index.memory.words(node);
             let n = Node(words);
-            assert!(n.is_whole() && !n.is_dead(), "node {node}");
+            assert!(n.has_valid_checksum() && !n.is_dead(), "node {node}");
             assert_eq!(
                 (n.level(), words[LOW].load(Ordering::Relaxed)),
                 (level, low)
@@ -211,7 +211,7 @@ fn threads_see_one_tree() {
                         *to = from.load(Ordering::Relaxed);
                     }
                     let node = Node(&words[..]);
-                    if node.is_whole() {
+                    if node.has_valid_checksum() {
                         whole += 1;
                         let keys = &words[HEADER..HEADER + node.count()];
                         assert!(keys.is_sorted_by(|a, b| a < b), "{keys:?}");
@@ -233,15 +233,19 @@ fn hand_over(giver: &Store, taker: &Store, range: (u64, Option<u64>), version: u
     assert_eq!(giver.scan(0, range, usize::MAX, &mut entries), Ok(None));
     let inside = range.0;
     assert_eq!(giver.put(0, inside, 1, When::Always), Err(Refusal::Busy(0)));
-    let mut staged = taker.stage(entries.len()).expect("room");
-    let owner = Owner { part: 1, version };
+    let mut reserved = taker.reserve_nodes(entries.len()).expect("room");
+    let owner = Owner { server: 1, version };
     giver.cede(0, range, owner).expect("it is frozen");
-    let elsewhere = |found| matches!(found, Err(Refusal::Moved(e)) if e.owner == owner);
-    assert!(elsewhere(giver.get(0, inside).map(|_| ())));
-    assert!(elsewhere(giver.put(0, inside, 1, When::Always).map(|_| ())));
+    let is_refused_as_moved = |found| matches!(found, Err(Refusal::Moved(e)) if e.owner == owner);
+    assert!(is_refused_as_moved(giver.get(0, inside).map(|_| ())));
+    assert!(is_refused_as_moved(
+        giver.put(0, inside, 1, When::Always).map(|_| ())
+    ));
     assert!(taker.get(0, inside).is_err(), "nobody has it for a moment");
-    taker.adopt(0, range, &entries, &mut staged).expect("room");
-    taker.unstage(staged);
+    taker
+        .adopt(0, range, &entries, &mut reserved)
+        .expect("room");
+    taker.release_nodes(reserved);
 }
 
 proptest! {
@@ -256,7 +260,7 @@ proptest! {
     ) {
         let stores = [store(256, 600), store(256, 600)];
         stores[0].load(0, 150, 0.9, 1, |i| (2 * i, i)).expect("loads");
-        stores[1].disown(0, (0, None), Owner::default()).expect("room");
+        stores[1].assign_to_other(0, (0, None), Owner::default()).expect("room");
         let mut model: BTreeMap<u64, u64> = (0..150).map(|i| (2 * i, i)).collect();
         // The owner of each key that is looked up. The last entry stands for all greater keys.
         let mut owners = [0usize; 401];

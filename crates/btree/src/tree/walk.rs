@@ -19,27 +19,27 @@ pub enum Refusal {
     #[error("a node of the tree is locked for long")]
     Busy(u64),
     /// The key belongs to another server.
-    #[error("keys from {} on belong to server {}", .0.from, .0.owner.part)]
-    Moved(Elsewhere),
+    #[error("keys from {} on belong to server {}", .0.from, .0.owner.server)]
+    Moved(MovedRange),
 }
 
 /// The server that owns a range of keys, and the handover by which it became the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct Owner {
     /// The number of the server.
-    pub part: u16,
+    pub server: u16,
     /// Counts the handovers of the range, below 2^48. The greater of two versions is newer.
     pub version: u64,
 }
 
 impl Owner {
     pub(crate) fn word(self) -> u64 {
-        u64::from(self.part) << 48 | self.version & ((1 << 48) - 1)
+        u64::from(self.server) << 48 | self.version & ((1 << 48) - 1)
     }
 
     pub(crate) fn of(word: u64) -> Self {
         Self {
-            part: (word >> 48) as u16,
+            server: (word >> 48) as u16,
             version: word & ((1 << 48) - 1),
         }
     }
@@ -47,7 +47,7 @@ impl Owner {
 
 /// Keys that belong to another server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Elsewhere {
+pub struct MovedRange {
     /// The first of them.
     pub from: u64,
     /// The first key that is not among them, if there is one.
@@ -56,7 +56,7 @@ pub struct Elsewhere {
     pub owner: Owner,
 }
 
-impl Elsewhere {
+impl MovedRange {
     /// Reads the range and the owner from a leaf with the flag `MOVED`.
     pub(crate) fn of<W: Words + ?Sized>(leaf: Node<'_, W>) -> Self {
         Self {
@@ -86,13 +86,13 @@ pub(crate) fn root_of(word: u64) -> (Number, u16) {
 
 /// Largest number of steps of a walk; more mean that the tree is broken, since clients can WRITE arbitrary words into
 /// nodes.
-const MOST_STEPS: u32 = 100_000;
+const MAX_STEPS: u32 = 100_000;
 
-/// Counts a step and fails after [`MOST_STEPS`].
+/// Counts a step and fails after [`MAX_STEPS`].
 #[inline]
-fn count(steps: &mut u32, node: Number) -> Result<(), Busy> {
+fn count_step(steps: &mut u32, node: Number) -> Result<(), Busy> {
     *steps += 1;
-    if *steps > MOST_STEPS {
+    if *steps > MAX_STEPS {
         return Err(Busy(node));
     }
     Ok(())
@@ -185,7 +185,7 @@ impl Index {
     pub(crate) fn walk_down(&self, tree: usize, key: u64, walk: &mut Walk) -> Result<(), Busy> {
         let mut steps = 0;
         while walk.level > 0 {
-            count(&mut steps, walk.node)?;
+            count_step(&mut steps, walk.node)?;
             let level = walk.level;
             match self
                 .memory
@@ -211,14 +211,14 @@ impl Index {
     ) -> Result<Option<u64>, Refusal> {
         let mut steps = 0;
         loop {
-            count(&mut steps, walk.node)?;
+            count_step(&mut steps, walk.node)?;
             if walk.level > 0 {
                 self.walk_down(tree, key, walk)?;
             }
             let found = self.memory.read(walk.node, |n| {
                 let next = n.next(key, tree as u64, 0);
                 if n.is_moved() && next == Next::Here {
-                    return Err(Elsewhere::of(n));
+                    return Err(MovedRange::of(n));
                 }
                 let value = match next {
                     Next::Here => match walk.place.map(usize::from) {
@@ -243,18 +243,18 @@ impl Index {
     /// Returns the node of level `to` that covers a key at one moment.
     pub(super) fn descend(&self, tree: usize, key: u64, to: u16) -> Result<Number, Busy> {
         let mut steps = 0;
-        'again: loop {
+        'restart: loop {
             let (mut node, mut level) = self.root(tree);
             loop {
-                count(&mut steps, node)?;
+                count_step(&mut steps, node)?;
                 let next = self
                     .memory
                     .read(node, |n| n.next(key, tree as u64, level))?;
                 match next {
-                    Next::Lost => continue 'again,
+                    Next::Lost => continue 'restart,
                     Next::Sibling(right) => node = right,
                     _ if level == to => return Ok(node),
-                    Next::Here => continue 'again,
+                    Next::Here => continue 'restart,
                     Next::Child(child) => (node, level) = (child, level - 1),
                 }
             }
@@ -285,17 +285,17 @@ impl Index {
                 None => self.descend(tree, from, 0)?,
             };
             let kept = into.len();
-            let mut elsewhere = None;
+            let mut moved = None;
             let found = self.memory.read(node, |n| {
                 into.truncate(kept);
-                elsewhere = None;
+                moved = None;
                 match n.next(from, tree as u64, 0) {
                     Next::Here => {}
                     Next::Sibling(right) => return Some((Some(from), right, false)),
                     _ => return None,
                 }
                 if n.is_moved() {
-                    elsewhere = Some(Elsewhere::of(n));
+                    moved = Some(MovedRange::of(n));
                     return Some((Some(from), 0, true));
                 }
                 let first = n.rank(from);
@@ -314,12 +314,12 @@ impl Index {
                 }
                 Some((n.end(), n.0[SIBLING].load(Ordering::Relaxed), false))
             })?;
-            if let Some(elsewhere) = elsewhere.filter(|_| into.is_empty()) {
-                return Err(Refusal::Moved(elsewhere));
+            if let Some(moved) = moved.filter(|_| into.is_empty()) {
+                return Err(Refusal::Moved(moved));
             }
             match found {
                 // The leaf was merged away: the next descent begins at the root.
-                None => count(&mut steps, node)?,
+                None => count_step(&mut steps, node)?,
                 Some((next, _, true)) => return Ok(next),
                 Some((None, _, false)) => return Ok(None),
                 Some((Some(next), sibling, false)) => {
@@ -328,7 +328,7 @@ impl Index {
                     }
                     from = next;
                     if before == (from, into.len()) {
-                        count(&mut steps, node)?;
+                        count_step(&mut steps, node)?;
                     }
                     known = Some(sibling).filter(|s| *s != 0);
                     self.memory.prefetch(sibling);

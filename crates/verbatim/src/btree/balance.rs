@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let stop = stop_signals(false)?;
     let started = std::time::Instant::now();
     while stop.recv_timeout(args.every).is_err() {
-        let moved = controller.step()?;
+        let moved = controller.rebalance_once()?;
         let seconds = started.elapsed().as_secs_f64();
         show(args, &controller, seconds, moved)?;
         if args.duration.is_some_and(|d| started.elapsed() >= d) {

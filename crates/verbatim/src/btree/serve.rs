@@ -110,8 +110,8 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         remote_writes: args.remote_writes,
         lease_ms: u16::try_from(args.lease.as_millis()).unwrap_or(u16::MAX),
         splits: args.splits.iter().map(|i| key_of(*i)).collect(),
-        part: args.part,
-        parts: args.parts.clone(),
+        server_number: args.part,
+        servers: args.parts.clone(),
         handover_bytes_per_s: u32::try_from(args.handover_rate).unwrap_or(u32::MAX),
         slow_by_ns: args.slow_by,
     };

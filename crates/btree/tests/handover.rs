@@ -14,14 +14,14 @@ fn addresses() -> [String; 2] {
     listeners.map(|l| l.local_addr().expect("bound").to_string())
 }
 
-fn server(addresses: &[String; 2], part: u16, keys: u64, split: u64) -> Server {
+fn server(addresses: &[String; 2], server_number: u16, keys: u64, split: u64) -> Server {
     let config = ServerConfig {
-        listen: addresses[usize::from(part)].clone(),
+        listen: addresses[usize::from(server_number)].clone(),
         keys: 6 * keys + 10_000,
         node_bytes: 256,
         splits: vec![key_of(split)],
-        part,
-        parts: addresses.to_vec(),
+        server_number,
+        servers: addresses.to_vec(),
         ..ServerConfig::default()
     };
     let server = Server::start(config).expect("starts");
@@ -84,7 +84,7 @@ fn taking(pipeline: &mut Pipeline) -> u64 {
 fn ranges_move_under_load_and_no_key_is_lost_or_has_two_owners() {
     const KEYS: u64 = 4000;
     let addresses = addresses();
-    let servers = [0, 1].map(|part| server(&addresses, part, KEYS, KEYS / 2));
+    let servers = [0, 1].map(|number| server(&addresses, number, KEYS, KEYS / 2));
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let (addresses, stop) = (&addresses, &stop);
@@ -124,8 +124,8 @@ fn ranges_move_under_load_and_no_key_is_lost_or_has_two_owners() {
             let from = key_of(KEYS / 4 + (round - round % 2) * 7);
             let to = key_of(KEYS / 2);
             let (taker, giver) = if round % 2 == 0 { (1, 0) } else { (0, 1) };
-            take(&mut control.parts()[taker], giver, from, Some(to));
-            while taking(&mut control.parts()[taker]) > 0 {
+            take(&mut control.servers()[taker], giver, from, Some(to));
+            while taking(&mut control.servers()[taker]) > 0 {
                 thread::sleep(Duration::from_millis(1));
             }
         }
