@@ -25,7 +25,7 @@ mod client;
 mod config;
 pub mod history;
 pub mod load;
-mod locations;
+mod record_cache;
 pub mod rendezvous;
 mod report;
 mod server;
@@ -37,7 +37,7 @@ pub use client::{
     Value,
 };
 pub use config::{ClientConfig, Design, MAX_WINDOW, ServerConfig};
-pub use locations::Locations;
+pub use record_cache::RecordCache;
 pub use report::ServerStats;
 pub use rpc::herd::Scan;
 pub use server::{Kv, ServerRuntime};

@@ -11,7 +11,7 @@ use service::worker::Mailbox;
 use service::{ClientCounts, Protocol, Refused, ServerError, Service, Slot, Slots};
 use verbs::{CompletionQueue, Context, PortGid, ProtectionDomain};
 
-use crate::locations::Locations;
+use crate::record_cache::RecordCache;
 use crate::rendezvous::{Accepted, Hello, LaneAccepted, Rendezvous, Welcome};
 use crate::report::ServerStats;
 use crate::store::{self, NoMemory, Refusal, Shape, Store};
@@ -27,7 +27,7 @@ mod worker;
 
 use self::herd::Herd;
 use atomics::Atomics;
-use design::{Opening, ServerDesign};
+use design::{ConnectingClient, ServerDesign};
 use reads::{ReadIndex, ReadRecords};
 use table::Tables;
 use worker::{Command, PendingConnection, Worker, WorkerShared};
@@ -195,7 +195,7 @@ impl Service for Kv {
         };
         let accepted = Accepted {
             lanes: self.connect_lanes(hello, &session.slot)?,
-            memory: self.design.open_memory(&Opening {
+            memory: self.design.open_memory(&ConnectingClient {
                 hello,
                 index: session.slot.index(),
                 pd: &self.pd,
@@ -246,13 +246,18 @@ impl Kv {
         &self.store
     }
 
-    /// Stores an item without the network, before any client connects. Enters its record into `known` if clients need
-    /// the record.
+    /// Stores an item without the network, before any client connects. Enters its record into `record_cache` if clients
+    /// need the record.
     ///
     /// # Errors
     /// The same errors as for a PUT.
-    pub fn preload(&self, key: &[u8], value: &[u8], known: &Locations) -> Result<(), Refusal> {
-        self.design.preload(key, value, known)
+    pub fn preload(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        record_cache: &RecordCache,
+    ) -> Result<(), Refusal> {
+        self.design.preload(key, value, record_cache)
     }
 
     fn connect_lanes(&self, hello: &Hello, slot: &Arc<Slot>) -> Result<Vec<LaneAccepted>, Refused> {
@@ -314,7 +319,7 @@ fn design(
             (Arc::clone(&store), Box::new(Herd { store }))
         }
         (_, None) => {
-            let store = Arc::new(Store::exposed(&of, pd).map_err(no_memory)?);
+            let store = Arc::new(Store::new_registered(&of, pd).map_err(no_memory)?);
             let design = ReadIndex {
                 log: Herd {
                     store: Arc::clone(&store),

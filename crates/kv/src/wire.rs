@@ -188,7 +188,7 @@ impl<'a> Op<'a> {
 
 /// A request about records, from clients that change records themselves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ask<'a> {
+pub(crate) enum RecordRequest<'a> {
     /// Asks for the record of a key.
     Locate(&'a [u8]),
     /// Asks for the record of a key, and assigns one if the key has none.
@@ -197,13 +197,13 @@ pub(crate) enum Ask<'a> {
     Release(u64),
 }
 
-impl Ask<'_> {
+impl RecordRequest<'_> {
     pub(crate) fn encode(&self, into: &mut Vec<u8>) {
         let number;
         let (op, key) = match self {
-            Ask::Locate(key) => (LOCATE, *key),
-            Ask::Claim(key) => (CLAIM, *key),
-            Ask::Release(record) => {
+            RecordRequest::Locate(key) => (LOCATE, *key),
+            RecordRequest::Claim(key) => (CLAIM, *key),
+            RecordRequest::Release(record) => {
                 number = record.to_le_bytes();
                 (RELEASE, &number[..])
             }
@@ -222,7 +222,7 @@ pub(crate) enum Request<'a> {
     /// A complete request.
     Whole { op: Op<'a>, seq: u32 },
     /// A request about records.
-    Ask(Ask<'a>),
+    Record(RecordRequest<'a>),
     /// A part of a long request.
     Part {
         offset: usize,
@@ -292,12 +292,12 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Request<'_>> {
     let op = match (op & 0x0f, op & 0xf0) {
         (GET, 0) if value.is_empty() => Op::Get { key },
         (LOCATE | CLAIM | RELEASE, 0) if value.is_empty() => {
-            let ask = match op & 0x0f {
-                LOCATE => Ask::Locate(key),
-                CLAIM => Ask::Claim(key),
-                _ => Ask::Release(u64::from_le_bytes(key.try_into().ok()?)),
+            let request = match op & 0x0f {
+                LOCATE => RecordRequest::Locate(key),
+                CLAIM => RecordRequest::Claim(key),
+                _ => RecordRequest::Release(u64::from_le_bytes(key.try_into().ok()?)),
             };
-            return r.0.is_empty().then_some(Request::Ask(ask));
+            return r.0.is_empty().then_some(Request::Record(request));
         }
         (PUT, flags) => {
             let condition = match (flags & !EXPIRES, compare) {
@@ -421,9 +421,13 @@ mod tests {
     #[test]
     fn what_is_asked_about_records_comes_back() {
         let mut bytes = Vec::new();
-        for ask in [Ask::Locate(b"key"), Ask::Claim(b""), Ask::Release(77)] {
-            ask.encode(&mut bytes);
-            assert_eq!(decode(&bytes), Some(Request::Ask(ask)));
+        for request in [
+            RecordRequest::Locate(b"key"),
+            RecordRequest::Claim(b""),
+            RecordRequest::Release(77),
+        ] {
+            request.encode(&mut bytes);
+            assert_eq!(decode(&bytes), Some(Request::Record(request)));
             bytes.push(0);
             assert_eq!(decode(&bytes), None);
         }

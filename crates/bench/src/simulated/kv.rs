@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use kv::load::{self, LoadReport, Until, Workload, key_bytes, value_bytes};
 use kv::store::{LockPlacement, Mode};
 use kv::{
-    ClientConfig, Design, LocalServer, Locations, Pipeline, Scan, ServerConfig, ServerRuntime,
+    ClientConfig, Design, LocalServer, Pipeline, RecordCache, Scan, ServerConfig, ServerRuntime,
 };
 use nicmodel::{Profile, mixes};
 use serde::Serialize;
@@ -209,7 +209,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         Design::Atomics => usize::try_from(64 * workload.keys)?,
         Design::Herd | Design::Reads => 1,
     };
-    let known = Arc::new(Locations::new(room));
+    let known = Arc::new(RecordCache::new(room));
     fill(&server, &workload, &known)?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
         bed.spawn(0, format!("worker {i}"), move || worker.run());
@@ -238,7 +238,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         bed.spawn(machine, format!("client {i}"), move || {
             let connected = Pipeline::connect_through(connector.clone(), &context, config);
             let ran = connected.and_then(|mut pipeline| {
-                pipeline.share_locations(known);
+                pipeline.share_record_cache(known);
                 gate.pass();
                 let until = Until::At(verbs::time::now() + time);
                 load::run_counting(&mut pipeline, &workload, until, seed, |n| {
@@ -323,7 +323,7 @@ fn answers_per_doorbell(before: &Counters, after: &Counters) -> f64 {
 }
 
 /// Puts every key into the store locally.
-fn fill(server: &LocalServer, workload: &Workload, known: &Locations) -> Result<()> {
+fn fill(server: &LocalServer, workload: &Workload, record_cache: &RecordCache) -> Result<()> {
     let mut key = vec![0; workload.key_bytes];
     let mut value = vec![0; workload.value_bytes];
     for n in 0..workload.keys {

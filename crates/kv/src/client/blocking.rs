@@ -79,7 +79,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn connect(config: ClientConfig) -> Result<Self, ClientError> {
-        Pipeline::connect(config).map(Self::over)
+        Pipeline::connect(config).map(Self::from_pipeline)
     }
 
     /// Connects through an open device, ignoring provider and device of [`ClientConfig::nic`].
@@ -87,7 +87,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     pub fn connect_on(context: &Context, config: ClientConfig) -> Result<Self, ClientError> {
-        Pipeline::connect_on(context, config).map(Self::over)
+        Pipeline::connect_on(context, config).map(Self::from_pipeline)
     }
 
     /// Connects to a server in this process, ignoring provider, device and server of [`ClientConfig`].
@@ -99,10 +99,10 @@ impl Client {
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
-        Pipeline::connect_through(connector, context, config).map(Self::over)
+        Pipeline::connect_through(connector, context, config).map(Self::from_pipeline)
     }
 
-    fn over(pipeline: Pipeline) -> Self {
+    fn from_pipeline(pipeline: Pipeline) -> Self {
         Self {
             pipeline,
             next: 0,

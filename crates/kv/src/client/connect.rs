@@ -84,7 +84,7 @@ impl Opener {
         let window = self.config.window;
         let opened = self
             .target
-            .open(window, patience, |welcome| self.introduce(welcome));
+            .open(window, patience, |welcome| self.prepare_hello(welcome));
         let (prepared, accepted, connection) = opened?;
         let Prepared {
             lanes,
@@ -111,7 +111,7 @@ impl Opener {
     }
 
     /// Checks the server's offer and prepares the client's queue pairs and its [`Hello`].
-    fn introduce(&self, welcome: &Welcome) -> Result<(Prepared, Hello), ClientError> {
+    fn prepare_hello(&self, welcome: &Welcome) -> Result<(Prepared, Hello), ClientError> {
         if !(1..=64).contains(&welcome.partitions) {
             let reason = format!("it has {} partitions", welcome.partitions);
             return Err(ClientError::refused(reason));

@@ -8,20 +8,20 @@ use rpc::RpcError;
 
 use super::error::ClientError;
 use super::request::{Answer, ClientStats, Pending};
-use crate::locations::Locations;
+use crate::record_cache::RecordCache;
 use crate::wire::{Op, Status};
 
 /// The operations that a client executes itself, without the server's processor.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct ByItself {
+pub(super) struct OneSidedOps {
     pub(super) gets: bool,
     pub(super) changes: bool,
 }
 
-impl ByItself {
+impl OneSidedOps {
     /// Returns true if the client executes such an operation itself.
     #[inline]
-    pub(super) fn has(self, is_change: bool) -> bool {
+    pub(super) fn includes(self, is_change: bool) -> bool {
         if is_change { self.changes } else { self.gets }
     }
 }
@@ -30,18 +30,18 @@ impl ByItself {
 pub(super) enum Done<'a> {
     /// The request is complete.
     Answer(Answer<'a>),
-    /// The server must be asked: see [`ClientDesign::question`].
-    Ask,
+    /// The server must be asked: see [`ClientDesign::encode_server_request`].
+    AskServer,
 }
 
-/// The meaning of the server's answer to a question.
-pub(super) enum Answered {
-    /// The question was the request itself, so the answer completes it.
-    Request,
+/// The effect of the server's answer to a request that [`ClientDesign::encode_server_request`] encoded.
+pub(super) enum AnswerEffect {
+    /// The client sent the request itself to the server, so the answer completes it.
+    CompletesRequest,
     /// The request is complete with this answer.
-    Over(Answer<'static>),
+    Complete(Answer<'static>),
     /// The request continues.
-    GoesOn,
+    Continue,
 }
 
 /// A design at the client. The default methods execute all requests by RPC.
@@ -50,8 +50,8 @@ pub(super) enum Answered {
 /// called. If it cannot be decided without the server, the client asks the server by RPC.
 pub(super) trait ClientDesign: Any + Debug + Send {
     /// Returns the operations that the client executes without the server's processor.
-    fn by_itself(&self) -> ByItself {
-        ByItself::default()
+    fn one_sided_ops(&self) -> OneSidedOps {
+        OneSidedOps::default()
     }
 
     /// Returns an error for an operation that the design does not support or that is too long.
@@ -73,14 +73,19 @@ pub(super) trait ClientDesign: Any + Debug + Send {
         Ok(0)
     }
 
-    /// Encodes the question to the server about a request.
-    fn question(&self, pending: &Pending, _slot: u32, into: &mut Vec<u8>) {
+    /// Encodes the request to the server that continues a request of the caller.
+    fn encode_server_request(&self, pending: &Pending, _slot: u32, into: &mut Vec<u8>) {
         into.clone_from(&pending.bytes);
     }
 
-    /// Processes the server's answer to a question.
-    fn answered(&mut self, _pending: &Pending, _slot: u32, _said: (Status, u64)) -> Answered {
-        Answered::Request
+    /// Processes the server's answer to an [encoded request](Self::encode_server_request).
+    fn handle_answer(
+        &mut self,
+        _pending: &Pending,
+        _slot: u32,
+        _answer: (Status, u64),
+    ) -> AnswerEffect {
+        AnswerEffect::CompletesRequest
     }
 
     /// Returns true if the slot's request may have changed an item by now.
@@ -94,12 +99,12 @@ pub(super) trait ClientDesign: Any + Debug + Send {
     }
 
     /// Returns the client's cache of record numbers, if it changes records itself.
-    fn locations(&self) -> Option<&Arc<Locations>> {
+    fn record_cache(&self) -> Option<&Arc<RecordCache>> {
         None
     }
 
     /// Replaces the cache of record numbers by one that other clients share.
-    fn share_locations(&mut self, _locations: Arc<Locations>) {}
+    fn share_record_cache(&mut self, _record_cache: Arc<RecordCache>) {}
 }
 
 /// The HERD design: every request is an RPC.

@@ -54,7 +54,7 @@ impl AsyncClient {
     /// [`ClientError`].
     pub async fn request(&self, op: &Op<'_>) -> Result<Outcome, ClientError> {
         let ticket = self.client.borrow_mut().start(op)?;
-        UnderWay {
+        RequestFuture {
             client: &self.client,
             ticket: Some(ticket),
             polled: false,
@@ -108,14 +108,14 @@ impl AsyncClient {
 }
 
 /// The future of a started request.
-struct UnderWay<'a> {
+struct RequestFuture<'a> {
     client: &'a RefCell<Client>,
     /// `None` once the request is completed.
     ticket: Option<Ticket>,
     polled: bool,
 }
 
-impl Future for UnderWay<'_> {
+impl Future for RequestFuture<'_> {
     type Output = Result<Outcome, ClientError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -139,7 +139,7 @@ impl Future for UnderWay<'_> {
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for RequestFuture<'_> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             self.client.borrow_mut().forget(ticket);

@@ -34,13 +34,13 @@ pub(super) struct Lane {
     pub(super) doorbells: u64,
     pub(super) broken: Option<RpcError>,
     /// Time of the last message, or of the first request after a pause.
-    pub(super) alive: Instant,
+    pub(super) last_activity: Instant,
     /// A copy of an answer, which the NIC can no longer overwrite.
     answer: Vec<u8>,
 }
 
 /// An answer that completes a request.
-pub(super) struct Ended<'a> {
+pub(super) struct CompleteAnswer<'a> {
     pub(super) status: Status,
     pub(super) version: u64,
     pub(super) value: &'a [u8],
@@ -61,7 +61,7 @@ impl Lane {
             span,
             doorbells: 0,
             broken: None,
-            alive: time::now(),
+            last_activity: time::now(),
             answer: vec![0; 4096],
         }
     }
@@ -90,13 +90,13 @@ impl Lane {
     /// Returns the number of a new change and marks it outstanding.
     #[inline]
     pub(super) fn next_seq(&mut self) -> u32 {
-        let seq = self.issue();
+        let seq = self.allocate_seq();
         self.changes.push_back(seq);
         seq
     }
 
     /// Returns the number of a new change that is not outstanding yet. Number 0 is never used.
-    pub(super) fn issue(&mut self) -> u32 {
+    pub(super) fn allocate_seq(&mut self) -> u32 {
         self.seq = self.seq.wrapping_add(1).max(1);
         self.seq
     }
@@ -113,13 +113,13 @@ impl Lane {
     }
 
     /// Sets the number of the last change, after which the next ones continue.
-    pub(super) fn go_on_from(&mut self, seq: u32) {
+    pub(super) fn set_last_seq(&mut self, seq: u32) {
         self.seq = seq;
     }
 
     /// Prepares a request, and sends the batch when it is full.
     #[inline]
-    pub(super) fn take_on(&mut self, slot: u32, bytes: &[u8]) -> Result<(), RpcError> {
+    pub(super) fn enqueue(&mut self, slot: u32, bytes: &[u8]) -> Result<(), RpcError> {
         if bytes.len() > self.client.layout().payload as usize || !self.slot_is_free() {
             self.long.push_back((slot, 0));
             return Ok(());
@@ -180,7 +180,7 @@ impl Lane {
         pending: &mut [Pending],
         stats: &mut ClientStats,
         buffer: &mut Vec<u8>,
-        mut done: impl FnMut(&mut Pending, u32, Ended<'_>),
+        mut done: impl FnMut(&mut Pending, u32, CompleteAnswer<'_>),
     ) -> Result<usize, RpcError> {
         if let Some(e) = self.broken.take() {
             return Err(e);
@@ -198,7 +198,7 @@ impl Lane {
             answer,
             ..
         } = self;
-        let came = client.poll(|r| {
+        let received = client.poll(|r| {
             let place = r.imm as usize & (by_slot.len() - 1);
             let (number, slot) = by_slot[place];
             let n = r.copy_to(answer);
@@ -210,17 +210,17 @@ impl Lane {
                 stats.discarded += 1;
                 return;
             };
-            let mut ended = Ended {
+            let mut complete = CompleteAnswer {
                 status: reply.status,
                 version: reply.version,
                 value: reply.value,
             };
             if let Some((total, offset)) = reply.chunk {
-                if !chunk(pending, total, offset, reply.value) {
+                if !store_chunk(pending, total, offset, reply.value) {
                     return;
                 }
                 std::mem::swap(buffer, &mut pending.chunks);
-                ended.value = buffer;
+                complete.value = buffer;
             }
             by_slot[place].1 = NONE;
             // All parts but the last are only acknowledged.
@@ -232,23 +232,23 @@ impl Lane {
             {
                 changes.remove(at);
             }
-            done(pending, slot, ended);
+            done(pending, slot, complete);
         })?;
-        if came > 0 {
+        if received > 0 {
             let next = self.client.next_number();
             let mask = self.by_slot.len() - 1;
             while self.oldest != next && self.by_slot[self.oldest as usize & mask].1 == NONE {
                 self.oldest = self.oldest.wrapping_add(1);
             }
         }
-        Ok(came)
+        Ok(received)
     }
 }
 
 /// Stores a chunk of a value. Returns true if the value is complete.
 #[cold]
-fn chunk(pending: &mut Pending, total: usize, offset: usize, bytes: &[u8]) -> bool {
-    if total > crate::store::MAX_VALUE_BYTES || pending.came == 0 {
+fn store_chunk(pending: &mut Pending, total: usize, offset: usize, bytes: &[u8]) -> bool {
+    if total > crate::store::MAX_VALUE_BYTES || pending.received == 0 {
         pending.chunks.clear();
         pending
             .chunks
@@ -257,7 +257,7 @@ fn chunk(pending: &mut Pending, total: usize, offset: usize, bytes: &[u8]) -> bo
     let end = offset.saturating_add(bytes.len());
     if let Some(into) = pending.chunks.get_mut(offset..end) {
         into.copy_from_slice(bytes);
-        pending.came += bytes.len();
+        pending.received += bytes.len();
     }
-    pending.came >= total
+    pending.received >= total
 }

@@ -10,11 +10,11 @@ use service::{ConnectError, Connection, Target};
 use verbs::{Context, Waiter, time};
 
 use super::connect::{Opened, Opener};
-use super::design::{Answered, ByItself, ClientDesign, Done, Herd};
+use super::design::{AnswerEffect, ClientDesign, Done, Herd, OneSidedOps};
 use super::error::ClientError;
-use super::lane::{Ended, Lane};
+use super::lane::{CompleteAnswer, Lane};
 use super::request::{Answer, ClientStats, Completion, Pending};
-use crate::locations::Locations;
+use crate::record_cache::RecordCache;
 use crate::store::{MAX_KEY_BYTES, MAX_VALUE_BYTES, hash_of, partition_of};
 use crate::wire::{self, Op, Status};
 use crate::{ClientConfig, Connector, Design};
@@ -39,11 +39,11 @@ pub struct Pipeline {
     lanes: Vec<Lane>,
     /// The design's client side, which may execute requests itself.
     design: Box<dyn ClientDesign>,
-    by_itself: ByItself,
+    one_sided_ops: OneSidedOps,
     /// The server's design.
     served: Design,
     /// Requests about which the server must be asked, in slots of the window.
-    asking: VecDeque<u32>,
+    server_queue: VecDeque<u32>,
     connection: Option<Connection>,
     pending: Vec<Pending>,
     free: Vec<u32>,
@@ -73,7 +73,7 @@ impl Pipeline {
     /// [`ClientError`].
     pub fn connect_on(context: &Context, config: ClientConfig) -> Result<Self, ClientError> {
         let target = Target::Tcp(config.server.clone());
-        Self::over(Opener::new(target, context, config)?)
+        Self::from_opener(Opener::new(target, context, config)?)
     }
 
     /// Connects to a server in this process, ignoring provider, device and server of [`ClientConfig`].
@@ -85,19 +85,19 @@ impl Pipeline {
         context: &Context,
         config: ClientConfig,
     ) -> Result<Self, ClientError> {
-        Self::over(Opener::new(Target::Local(connector), context, config)?)
+        Self::from_opener(Opener::new(Target::Local(connector), context, config)?)
     }
 
-    fn over(opener: Opener) -> Result<Self, ClientError> {
+    fn from_opener(opener: Opener) -> Result<Self, ClientError> {
         let now = time::now();
         let window = u32::try_from(opener.config.window).unwrap_or(1);
         let mut pipeline = Self {
             seed: 0,
             lanes: Vec::new(),
             design: Box::new(Herd),
-            by_itself: ByItself::default(),
+            one_sided_ops: OneSidedOps::default(),
             served: Design::Herd,
-            asking: VecDeque::new(),
+            server_queue: VecDeque::new(),
             connection: None,
             pending: (0..window).map(|_| Pending::unused(now)).collect(),
             free: (0..window).rev().collect(),
@@ -115,7 +115,7 @@ impl Pipeline {
 
     /// Returns the internal state of a client of a store of records.
     #[cfg(test)]
-    pub(super) fn parts(
+    pub(super) fn internals(
         &mut self,
     ) -> (
         &mut super::remote_records::RemoteRecords,
@@ -149,13 +149,13 @@ impl Pipeline {
     }
 
     /// Returns the client's cache of record numbers, if the client changes records itself.
-    pub fn locations(&self) -> Option<&Arc<Locations>> {
-        self.design.locations()
+    pub fn record_cache(&self) -> Option<&Arc<RecordCache>> {
+        self.design.record_cache()
     }
 
     /// Replaces the cache of record numbers by one that other clients share, until the next reconnect.
-    pub fn share_locations(&mut self, locations: Arc<Locations>) {
-        self.design.share_locations(locations);
+    pub fn share_record_cache(&mut self, record_cache: Arc<RecordCache>) {
+        self.design.share_record_cache(record_cache);
     }
 
     /// Returns the number of doorbells for requests.
@@ -177,8 +177,8 @@ impl Pipeline {
         };
         self.check(op)?;
         let key = op.key();
-        let by_itself = self.by_itself.has(op.is_change());
-        let hash = if by_itself || self.lanes.len() > 1 {
+        let is_one_sided = self.one_sided_ops.includes(op.is_change());
+        let hash = if is_one_sided || self.lanes.len() > 1 {
             hash_of(key, self.seed)
         } else {
             0
@@ -188,11 +188,11 @@ impl Pipeline {
             lanes => partition_of(hash, lanes),
         };
         let lane = &mut self.lanes[number];
-        if !by_itself && !lane.has_room(op.is_change()) {
+        if !is_one_sided && !lane.has_room(op.is_change()) {
             return Ok(false);
         }
         self.free.pop();
-        let seq = if op.is_change() && !by_itself {
+        let seq = if op.is_change() && !is_one_sided {
             lane.next_seq()
         } else {
             0
@@ -205,19 +205,19 @@ impl Pipeline {
         pending.lane = number;
         pending.seq = seq;
         pending.order = self.order;
-        pending.came = 0;
+        pending.received = 0;
         pending.uncertain = false;
         pending.sent = self.now;
         self.order += 1;
-        if by_itself {
+        if is_one_sided {
             self.design.begin(pending, slot, hash);
             return Ok(true);
         }
         if lane.is_idle() {
             // An idle period does not count as silence.
-            lane.alive = self.now;
+            lane.last_activity = self.now;
         }
-        if let Err(e) = lane.take_on(slot, &pending.bytes) {
+        if let Err(e) = lane.enqueue(slot, &pending.bytes) {
             lane.broken.get_or_insert(e);
         }
         Ok(true)
@@ -234,7 +234,7 @@ impl Pipeline {
         if op.key().len() > MAX_KEY_BYTES {
             return Err(ClientError::TooLong);
         }
-        if self.by_itself.gets {
+        if self.one_sided_ops.gets {
             self.design.check(op)?;
         }
         Ok(())
@@ -251,17 +251,17 @@ impl Pipeline {
     pub fn poll(&mut self, mut each: impl FnMut(Completion<'_>)) -> Result<usize, ClientError> {
         let mut done = 0;
         let mut broken = self.poll_lanes(&mut each, &mut done).err();
-        let mut moved = done;
-        if self.by_itself.gets {
+        let mut progress = done;
+        if self.one_sided_ops.gets {
             match self.poll_design(&mut each, &mut done) {
-                Ok(came) => moved += came,
+                Ok(received) => progress += received,
                 Err(e) => {
                     broken.get_or_insert(e);
                 }
             }
         }
         self.polls = self.polls.wrapping_add(1);
-        if moved > 0 {
+        if progress > 0 {
             self.waiter.reset();
         } else if self.outstanding() > 0 {
             self.waiter.idle();
@@ -269,7 +269,8 @@ impl Pipeline {
         if self.polls.is_multiple_of(1024) || self.waiter.misses() % 256 == 255 {
             self.now = time::now();
             let answer = self.opener.config.answer();
-            let silent = |l: &Lane| !l.is_idle() && self.now.duration_since(l.alive) > answer;
+            let silent =
+                |l: &Lane| !l.is_idle() && self.now.duration_since(l.last_activity) > answer;
             if self.lanes.iter().any(silent) {
                 let why = RpcError::Config("no answer came in time".to_owned());
                 broken.get_or_insert(why);
@@ -296,23 +297,23 @@ impl Pipeline {
         for lane in &mut self.lanes {
             let (pending, free, stats) = (&mut self.pending, &mut self.free, &mut self.stats);
             let (now, buffer, before) = (&mut self.now, &mut self.buffer, *done);
-            let (design, by_itself) = (&mut self.design, self.by_itself);
-            let polled = lane.poll(pending, stats, buffer, |pending, slot, ended| {
+            let (design, one_sided_ops) = (&mut self.design, self.one_sided_ops);
+            let polled = lane.poll(pending, stats, buffer, |pending, slot, complete| {
                 if *done == before {
                     *now = time::now();
                 }
-                let mut over = answer(pending.is_get, &ended);
-                if by_itself.changes {
-                    match design.answered(pending, slot, (ended.status, ended.version)) {
-                        Answered::Request => {}
-                        Answered::Over(answer) => over = answer,
-                        Answered::GoesOn => return,
+                let mut result = answer(pending.is_get, &complete);
+                if one_sided_ops.changes {
+                    match design.handle_answer(pending, slot, (complete.status, complete.version)) {
+                        AnswerEffect::CompletesRequest => {}
+                        AnswerEffect::Complete(answer) => result = answer,
+                        AnswerEffect::Continue => return,
                     }
                 }
                 *done += 1;
                 pending.used = false;
                 free.push(slot);
-                each(pending.completion(over, *now));
+                each(pending.completion(result, *now));
             });
             match polled {
                 Ok(0) => {}
@@ -321,7 +322,7 @@ impl Pipeline {
                     if *done == before {
                         self.now = time::now();
                     }
-                    lane.alive = self.now;
+                    lane.last_activity = self.now;
                 }
                 Err(e) => result = result.and(Err(e)),
             }
@@ -329,20 +330,20 @@ impl Pipeline {
         result
     }
 
-    /// Continues the requests that this client executes itself, and sends questions to the server. Returns the number
-    /// of completions, and adds the number of completed requests to `done`.
+    /// Continues the requests that this client executes itself, and sends requests about records to the server. Returns
+    /// the number of completions, and adds the number of completed requests to `done`.
     #[inline]
     fn poll_design(
         &mut self,
         each: &mut impl FnMut(Completion<'_>),
         done: &mut usize,
     ) -> Result<usize, RpcError> {
-        let (free, asking, now) = (&mut self.free, &mut self.asking, &mut self.now);
+        let (free, server_queue, now) = (&mut self.free, &mut self.server_queue, &mut self.now);
         let mut first = true;
-        let mut over = |pending: &mut Pending, slot, what: Done<'_>| {
+        let mut complete = |pending: &mut Pending, slot, what: Done<'_>| {
             let answer = match what {
                 Done::Answer(answer) => answer,
-                Done::Ask => return asking.push_back(slot),
+                Done::AskServer => return server_queue.push_back(slot),
             };
             if std::mem::take(&mut first) {
                 *now = time::now();
@@ -353,24 +354,25 @@ impl Pipeline {
             each(pending.completion(answer, *now));
         };
         let (all, stats) = (&mut self.pending, &mut self.stats);
-        let came = self.design.poll(all, stats, &mut over)?;
-        while let Some(&slot) = self.asking.front() {
+        let received = self.design.poll(all, stats, &mut complete)?;
+        while let Some(&slot) = self.server_queue.front() {
             let pending = &self.pending[slot as usize];
             let lane = &mut self.lanes[pending.lane];
             if !lane.has_room(false) {
                 break;
             }
-            self.asking.pop_front();
+            self.server_queue.pop_front();
             self.stats.asked += 1;
             if lane.is_idle() {
-                lane.alive = self.now;
+                lane.last_activity = self.now;
             }
-            self.design.question(pending, slot, &mut self.buffer);
-            if let Err(e) = lane.take_on(slot, &self.buffer) {
+            self.design
+                .encode_server_request(pending, slot, &mut self.buffer);
+            if let Err(e) = lane.enqueue(slot, &self.buffer) {
                 lane.broken.get_or_insert(e);
             }
         }
-        Ok(came)
+        Ok(received)
     }
 
     /// Reads the clock, for requests that are submitted after a pause.
@@ -402,14 +404,14 @@ impl Pipeline {
         for slot in order {
             let pending = &mut self.pending[slot as usize];
             // A change that may have been made is not repeated.
-            let over = self.now.duration_since(pending.sent) >= deadline || pending.uncertain;
-            if over || connected.is_err() {
+            let is_lost = self.now.duration_since(pending.sent) >= deadline || pending.uncertain;
+            if is_lost || connected.is_err() {
                 pending.used = false;
                 self.free.push(slot);
                 lost += 1;
                 each(pending.completion(Answer::Lost, self.now));
             } else {
-                self.send_again(slot);
+                self.resend(slot);
             }
         }
         self.stats.lost += lost as u64;
@@ -422,18 +424,18 @@ impl Pipeline {
     }
 
     /// Sends a request again in a new session.
-    fn send_again(&mut self, slot: u32) {
+    fn resend(&mut self, slot: u32) {
         let pending = &mut self.pending[slot as usize];
-        pending.came = 0;
+        pending.received = 0;
         self.stats.retries += 1;
-        if self.by_itself.has(!pending.is_get)
+        if self.one_sided_ops.includes(!pending.is_get)
             && let Some(key) = wire::key_of(&pending.bytes)
         {
             return self.design.begin(pending, slot, hash_of(key, self.seed));
         }
         let lane = &mut self.lanes[pending.lane];
         lane.resume(pending.seq);
-        if let Err(e) = lane.take_on(slot, &pending.bytes) {
+        if let Err(e) = lane.enqueue(slot, &pending.bytes) {
             lane.broken.get_or_insert(e);
         }
     }
@@ -441,9 +443,9 @@ impl Pipeline {
     /// Destroys the old queue pairs: late answers are dropped, and the server sees the client disconnect.
     fn disconnect(&mut self) {
         self.lanes.clear();
-        (self.design, self.by_itself) = (Box::new(Herd), ByItself::default());
+        (self.design, self.one_sided_ops) = (Box::new(Herd), OneSidedOps::default());
         self.connection = None;
-        self.asking.clear();
+        self.server_queue.clear();
     }
 
     /// Opens a session, and retries until the deadline while a retry can help.
@@ -469,15 +471,15 @@ impl Pipeline {
                 self.served
             )));
         }
-        self.by_itself = design.by_itself();
+        self.one_sided_ops = design.one_sided_ops();
         (self.lanes, self.design, self.connection) = (lanes, design, Some(connection));
         self.served = served;
         if seed != self.seed && !before.is_empty() {
             // A new server hashes keys to other partitions, and does not know the earlier requests.
-            self.reassign(seed);
+            self.reassign_partitions(seed);
         } else {
             for (lane, seq) in self.lanes.iter_mut().zip(before) {
-                lane.go_on_from(seq);
+                lane.set_last_seq(seq);
             }
         }
         self.seed = seed;
@@ -485,7 +487,7 @@ impl Pipeline {
     }
 
     /// Assigns outstanding requests to the partitions of a server with another hash seed, with new numbers.
-    fn reassign(&mut self, seed: u64) {
+    fn reassign_partitions(&mut self, seed: u64) {
         let mut order: Vec<&mut Pending> = self.pending.iter_mut().filter(|p| p.used).collect();
         order.sort_by_key(|p| p.order);
         for pending in order {
@@ -494,7 +496,7 @@ impl Pipeline {
             };
             pending.lane = partition_of(hash_of(key, seed), self.lanes.len());
             if pending.seq != 0 {
-                pending.seq = self.lanes[pending.lane].issue();
+                pending.seq = self.lanes[pending.lane].allocate_seq();
                 pending.bytes[4..8].copy_from_slice(&pending.seq.to_le_bytes());
             }
         }
@@ -503,11 +505,11 @@ impl Pipeline {
 
 /// Returns the answer for a reply of the server.
 #[inline]
-fn answer<'a>(is_get: bool, ended: &Ended<'a>) -> Answer<'a> {
-    let version = ended.version;
-    match ended.status {
+fn answer<'a>(is_get: bool, complete: &CompleteAnswer<'a>) -> Answer<'a> {
+    let version = complete.version;
+    match complete.status {
         Status::Ok if is_get => Answer::Value {
-            value: ended.value,
+            value: complete.value,
             version,
         },
         Status::Ok => Answer::Done { version },

@@ -8,16 +8,16 @@ use rpc::RpcError;
 use rpc::one_sided::{OneSided, Prepared, Steps};
 use verbs::{QpEndpoint, RemoteMemory};
 
-use super::design::{ByItself, ClientDesign, Done};
+use super::design::{ClientDesign, Done, OneSidedOps};
 use super::request::{Answer, ClientStats, Pending};
 use crate::rendezvous;
-use crate::store::remote::{BUCKET_BYTES, Candidates, Seen, home_of, item};
+use crate::store::remote::{BUCKET_BYTES, Candidates, DecodedItem, decode_item, home_of};
 use crate::wire;
 
 /// Largest number of READs of torn items before the server is asked.
-const MOST_TORN: u8 = 16;
+const MAX_TORN_READS: u8 = 16;
 /// Largest number of buckets that are READ for a key.
-const MOST_BUCKETS: u8 = 4;
+const MAX_BUCKETS: u8 = 4;
 
 /// A partition's memory.
 #[derive(Debug, Clone, Copy)]
@@ -82,7 +82,7 @@ impl RemoteIndex {
 
     /// Begins the lookup of a key with this hash.
     #[inline]
-    fn look(&mut self, slot: u32, lane: usize, hash: u64) {
+    fn begin_lookup(&mut self, slot: u32, lane: usize, hash: u64) {
         let Some(buckets) = self.partitions.get(lane).map(|p| p.buckets) else {
             return;
         };
@@ -117,7 +117,7 @@ impl RemoteIndex {
 
     /// Restarts the lookup at the home bucket, because an item was torn.
     #[cold]
-    fn again<'b>(
+    fn restart<'b>(
         &mut self,
         pending: &Pending,
         slot: u32,
@@ -125,21 +125,21 @@ impl RemoteIndex {
     ) -> Option<Done<'b>> {
         stats.torn += 1;
         let get = &mut self.gets[slot as usize];
-        if get.torn == MOST_TORN {
-            return Some(Done::Ask);
+        if get.torn == MAX_TORN_READS {
+            return Some(Done::AskServer);
         }
         let (hash, torn) = (get.hash, get.torn + 1);
-        self.look(slot, pending.lane, hash);
+        self.begin_lookup(slot, pending.lane, hash);
         self.gets[slot as usize].torn = torn;
         None
     }
 
     /// READs the next candidate item, or the next bucket.
     #[inline]
-    fn next<'b>(&mut self, pending: &Pending, slot: u32) -> Option<Done<'b>> {
+    fn read_next<'b>(&mut self, pending: &Pending, slot: u32) -> Option<Done<'b>> {
         let Partition { buckets, log, .. } = self.partitions[pending.lane];
         let get = &mut self.gets[slot as usize];
-        while let Some(at) = get.candidates.take() {
+        while let Some(at) = get.candidates.pop() {
             let left = log.len.saturating_sub(at);
             if left >= 8 {
                 get.item = at;
@@ -149,8 +149,8 @@ impl RemoteIndex {
                 return None;
             }
         }
-        if !get.candidates.goes_on || get.buckets == MOST_BUCKETS {
-            return Some(Done::Ask);
+        if !get.candidates.bucket_is_full || get.buckets == MAX_BUCKETS {
+            return Some(Done::AskServer);
         }
         get.bucket = (get.bucket + 1) % buckets;
         get.bytes = 0;
@@ -160,8 +160,8 @@ impl RemoteIndex {
 }
 
 impl ClientDesign for RemoteIndex {
-    fn by_itself(&self) -> ByItself {
-        ByItself {
+    fn one_sided_ops(&self) -> OneSidedOps {
+        OneSidedOps {
             gets: true,
             changes: false,
         }
@@ -169,7 +169,7 @@ impl ClientDesign for RemoteIndex {
 
     #[inline]
     fn begin(&mut self, pending: &Pending, slot: u32, hash: u64) {
-        self.look(slot, pending.lane, hash);
+        self.begin_lookup(slot, pending.lane, hash);
     }
 
     fn poll(
@@ -216,25 +216,25 @@ impl Steps for RemoteIndex {
         if get.bytes == 0 {
             get.candidates = Candidates::of(bytes, get.hash);
             get.buckets += 1;
-            return Ok(self.next(pending, slot));
+            return Ok(self.read_next(pending, slot));
         }
         let key = wire::key_of(&pending.bytes).unwrap_or_default();
-        match item(bytes, key, self.seed) {
-            Seen::Item { expires: true, .. } => Ok(Some(Done::Ask)),
-            Seen::Item { version, value, .. } => {
+        match decode_item(bytes, key, self.seed) {
+            DecodedItem::Item { expires: true, .. } => Ok(Some(Done::AskServer)),
+            DecodedItem::Item { version, value, .. } => {
                 Ok(Some(Done::Answer(Answer::Value { value, version })))
             }
-            Seen::Other => Ok(self.next(pending, slot)),
-            Seen::Longer(whole) if whole <= room && whole > length => {
+            DecodedItem::Other => Ok(self.read_next(pending, slot)),
+            DecodedItem::Longer(whole) if whole <= room && whole > length => {
                 get.bytes = whole;
                 if self.item_ends_outside(slot, pending.lane) {
-                    return Ok(self.again(pending, slot, stats));
+                    return Ok(self.restart(pending, slot, stats));
                 }
                 self.read(slot, pending.lane);
                 Ok(None)
             }
-            Seen::Longer(_) => Ok(Some(Done::Ask)),
-            Seen::Torn => Ok(self.again(pending, slot, stats)),
+            DecodedItem::Longer(_) => Ok(Some(Done::AskServer)),
+            DecodedItem::Torn => Ok(self.restart(pending, slot, stats)),
         }
     }
 }

@@ -7,7 +7,7 @@
 //! compare-and-swap. If the client dies between any two of them, the server finishes the recorded change
 //! ([`service::guests`]). Readers verify a record by its checksum, and ignore locks.
 //!
-//! The record number of a key is cached ([`Locations`]) or found by a READ of the key's neighbourhood. Otherwise the
+//! The record number of a key is cached ([`RecordCache`]) or found by a READ of the key's neighbourhood. Otherwise the
 //! server is asked: only the server knows that a key has no record.
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use verbs::{RemoteMemory, time};
 
 use super::design::Done;
 use super::request::{Answer, ClientStats, Pending};
-use crate::locations::Locations;
+use crate::record_cache::RecordCache;
 use crate::rendezvous::Writes;
 use crate::store::Condition;
 use crate::store::record::{Shape, redo};
@@ -29,7 +29,7 @@ use crate::wire::{self, Op, Request};
 mod steps;
 
 /// Largest number of READs of torn records before the server is asked for the value, in the READ-based design.
-const MOST_TORN: u32 = 16;
+const MAX_TORN_READS: u32 = 16;
 
 /// The completion or answer that a slot's request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -45,7 +45,7 @@ enum Step {
     /// The record is being WRITTEN and unlocked.
     Commit { version: u64 },
     /// The record is being unlocked without a change.
-    Unlock(After),
+    Unlock(AfterUnlock),
     /// The request waits before it tries to lock again.
     Wait,
     /// The server was asked for the key's record.
@@ -58,7 +58,7 @@ enum Step {
 
 /// The next step after a lock that is released without a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum After {
+enum AfterUnlock {
     NotFound,
     Condition(u64),
     /// The record belongs to another key: find the key again.
@@ -66,7 +66,7 @@ enum After {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Work {
+struct SlotState {
     hash: u64,
     record: u64,
     step: Step,
@@ -87,12 +87,12 @@ pub(super) struct RemoteRecords {
     shape: Shape,
     seed: u64,
     writes: Option<Writes>,
-    locations: Arc<Locations>,
-    works: Box<[Work]>,
+    record_cache: Arc<RecordCache>,
+    slots: Box<[SlotState]>,
     waiting: Vec<(u32, Instant)>,
     deadline: Duration,
     /// The number of the last lock acquisition.
-    number: u32,
+    acquisition: u32,
 }
 
 /// Offset of the READ bytes in a slot's buffer.
@@ -125,29 +125,29 @@ impl RemoteRecords {
             partitions: partitions.to_vec(),
             shape,
             seed,
-            locations: Arc::new(Locations::new(if writes.is_some() { known } else { 1 })),
+            record_cache: Arc::new(RecordCache::new(if writes.is_some() { known } else { 1 })),
             writes,
-            works: vec![Work::default(); window].into(),
+            slots: vec![SlotState::default(); window].into(),
             waiting: Vec::new(),
             deadline,
-            number: 0,
+            acquisition: 0,
         })
     }
 
     /// READs the neighbourhood of the key.
     fn find(&mut self, lane: usize, slot: u32) {
-        let work = &mut self.works[slot as usize];
-        work.step = Step::Find;
-        let from = self.shape.at(self.shape.home(work.hash));
+        let state = &mut self.slots[slot as usize];
+        state.step = Step::Find;
+        let from = self.shape.at(self.shape.home(state.hash));
         self.read(lane, slot, from, self.read_bytes);
     }
 
     /// Continues with the key's record: READs it for a GET, locks it for a change.
     #[inline]
-    fn go(&mut self, pending: &Pending, slot: u32, record: u64) {
-        self.works[slot as usize].record = record;
+    fn access_record(&mut self, pending: &Pending, slot: u32, record: u64) {
+        self.slots[slot as usize].record = record;
         if pending.is_get {
-            self.works[slot as usize].step = Step::Get;
+            self.slots[slot as usize].step = Step::Get;
             self.read(pending.lane, slot, self.shape.at(record), self.shape.body());
         } else {
             self.lock(pending.lane, slot);
@@ -158,20 +158,20 @@ impl RemoteRecords {
         let Some(writes) = self.writes else {
             return;
         };
-        self.number = self.number.wrapping_add(1);
-        let word = lock_word(writes.owner, writes.lease_ms, self.number);
-        let work = &mut self.works[slot as usize];
-        (work.step, work.word) = (Step::Lock, word);
-        let record = work.record;
+        self.acquisition = self.acquisition.wrapping_add(1);
+        let word = lock_word(writes.owner, writes.lease_ms, self.acquisition);
+        let state = &mut self.slots[slot as usize];
+        (state.step, state.word) = (Step::Lock, word);
+        let record = state.record;
         self.queue.make_room(2);
-        self.swap(lane, slot, (0, word), 0);
+        self.compare_and_swap_lock(lane, slot, (0, word), 0);
         self.read(lane, slot, self.shape.at(record), self.shape.body());
     }
 
     fn unlock(&mut self, lane: usize, slot: u32) {
-        let word = self.works[slot as usize].word;
+        let word = self.slots[slot as usize].word;
         self.queue.make_room(1);
-        self.swap(lane, slot, (word, 0), 8);
+        self.compare_and_swap_lock(lane, slot, (word, 0), 8);
     }
 
     #[inline]
@@ -183,8 +183,14 @@ impl RemoteRecords {
 
     /// Prepares a compare-and-swap of the record's lock. The completion of an unlock also covers the work requests
     /// prepared before.
-    fn swap(&mut self, lane: usize, slot: u32, (from, to): (u64, u64), result: usize) {
-        let word = self.shape.lock_at(self.works[slot as usize].record);
+    fn compare_and_swap_lock(
+        &mut self,
+        lane: usize,
+        slot: u32,
+        (from, to): (u64, u64),
+        result: usize,
+    ) {
+        let word = self.shape.lock_at(self.slots[slot as usize].record);
         let word = self.partitions[lane].at(word);
         let (result, words) = ((slot, result), (from, to));
         let prepared = self.queue.compare_and_swap(result, word, words, to == 0);
@@ -198,7 +204,7 @@ impl RemoteRecords {
         let redo = self
             .writes
             .and_then(|w| w.redo.at(u64::from(slot) * entry.len() as u64));
-        let record = self.shape.at(self.works[slot as usize].record);
+        let record = self.shape.at(self.slots[slot as usize].record);
         let record = self.partitions[lane].at(record);
         let at = self.queue.room() - entry.len();
         self.queue.fill(slot, at, entry)?;
@@ -209,7 +215,7 @@ impl RemoteRecords {
 
     /// Tries to lock again after the waiting time.
     #[cold]
-    fn try_again(
+    fn retry_waiting(
         &mut self,
         pending: &mut [Pending],
         stats: &mut ClientStats,
@@ -226,16 +232,16 @@ impl RemoteRecords {
             let Some(pending) = pending.get_mut(slot as usize) else {
                 continue;
             };
-            match self.is_late(pending, slot, stats) {
+            match self.check_deadline(pending, slot, stats) {
                 Some(lost) => done(pending, slot, lost),
-                None => self.go(pending, slot, self.works[slot as usize].record),
+                None => self.access_record(pending, slot, self.slots[slot as usize].record),
             }
         }
     }
 
     #[inline]
-    fn value<'b>(&mut self, slot: u32, version: u64, value: Option<&'b [u8]>) -> Done<'b> {
-        self.works[slot as usize].step = Step::Idle;
+    fn complete_get<'b>(&mut self, slot: u32, version: u64, value: Option<&'b [u8]>) -> Done<'b> {
+        self.slots[slot as usize].step = Step::Idle;
         Done::Answer(match value {
             Some(value) => Answer::Value { value, version },
             None => Answer::NotFound,
@@ -243,9 +249,9 @@ impl RemoteRecords {
     }
 
     /// Asks the server for the key's record, because READs did not find the key.
-    fn ask_where<'b>(&mut self, pending: &Pending, slot: u32) -> Done<'b> {
+    fn ask_for_record<'b>(&mut self, pending: &Pending, slot: u32) -> Done<'b> {
         let op = wire::decode(&pending.bytes);
-        let claims = matches!(
+        let may_claim = matches!(
             op,
             Some(Request::Whole {
                 op: Op::Put {
@@ -255,17 +261,17 @@ impl RemoteRecords {
                 ..
             })
         );
-        self.works[slot as usize].step = match (self.writes, claims) {
+        self.slots[slot as usize].step = match (self.writes, may_claim) {
             (None, _) => Step::Idle,
             (Some(_), true) => Step::Claim,
             (Some(_), false) => Step::Locate,
         };
-        Done::Ask
+        Done::AskServer
     }
 
     /// Returns [`Answer::Lost`] for a request that exceeded its deadline. Such a request holds no lock.
     #[cold]
-    fn is_late(
+    fn check_deadline(
         &mut self,
         pending: &Pending,
         slot: u32,
@@ -274,7 +280,7 @@ impl RemoteRecords {
         if time::now().duration_since(pending.sent) < self.deadline {
             return None;
         }
-        self.works[slot as usize].step = Step::Idle;
+        self.slots[slot as usize].step = Step::Idle;
         stats.lost += 1;
         Some(Done::Answer(Answer::Lost))
     }
@@ -287,9 +293,9 @@ impl RemoteRecords {
         slot: u32,
         stats: &mut ClientStats,
     ) -> Option<Done<'b>> {
-        let lost = self.is_late(pending, slot, stats);
+        let lost = self.check_deadline(pending, slot, stats);
         if lost.is_none() {
-            self.locations.forget(self.works[slot as usize].hash);
+            self.record_cache.remove(self.slots[slot as usize].hash);
             self.find(pending.lane, slot);
         }
         lost
@@ -297,27 +303,27 @@ impl RemoteRecords {
 
     /// READs a torn record again, or asks the server to release its lock, until the deadline: a record may stay torn.
     #[cold]
-    fn torn<'b>(
+    fn handle_torn<'b>(
         &mut self,
         pending: &Pending,
         slot: u32,
         stats: &mut ClientStats,
     ) -> Option<Done<'b>> {
         stats.torn += 1;
-        if let Some(over) = self.is_late(pending, slot, stats) {
-            return Some(over);
+        if let Some(lost) = self.check_deadline(pending, slot, stats) {
+            return Some(lost);
         }
-        if let Some(complaint) = self.is_too_long(slot) {
-            return Some(complaint);
+        if let Some(release) = self.check_lease(slot) {
+            return Some(release);
         }
-        let work = &mut self.works[slot as usize];
-        work.tries += 1;
-        if self.writes.is_none() && work.tries > MOST_TORN {
-            work.step = Step::Idle;
-            return Some(Done::Ask);
+        let state = &mut self.slots[slot as usize];
+        state.tries += 1;
+        if self.writes.is_none() && state.tries > MAX_TORN_READS {
+            state.step = Step::Idle;
+            return Some(Done::AskServer);
         }
         if self.writes.is_some() {
-            self.go(pending, slot, self.works[slot as usize].record);
+            self.access_record(pending, slot, self.slots[slot as usize].record);
         } else {
             self.find(pending.lane, slot);
         }
@@ -326,35 +332,35 @@ impl RemoteRecords {
 
     /// Waits before the next attempt to lock, or asks the server to release the lock.
     #[cold]
-    fn is_locked<'b>(&mut self, slot: u32, stats: &mut ClientStats) -> Option<Done<'b>> {
+    fn handle_locked<'b>(&mut self, slot: u32, stats: &mut ClientStats) -> Option<Done<'b>> {
         stats.contended += 1;
-        if let Some(complaint) = self.is_too_long(slot) {
-            return Some(complaint);
+        if let Some(release) = self.check_lease(slot) {
+            return Some(release);
         }
-        let work = &mut self.works[slot as usize];
-        work.tries += 1;
+        let state = &mut self.slots[slot as usize];
+        state.tries += 1;
         // The pause doubles up to 256 µs. It differs between slots, so that waiters do not retry at the same time.
-        let pause = (1000 << work.tries.min(8)) + 37 * u64::from(slot % 64);
-        self.wait(slot, Duration::from_nanos(pause));
+        let pause = (1000 << state.tries.min(8)) + 37 * u64::from(slot % 64);
+        self.schedule_retry(slot, Duration::from_nanos(pause));
         None
     }
 
-    fn wait(&mut self, slot: u32, pause: Duration) {
-        self.works[slot as usize].step = Step::Wait;
+    fn schedule_retry(&mut self, slot: u32, pause: Duration) {
+        self.slots[slot as usize].step = Step::Wait;
         self.waiting.push((slot, time::now() + pause));
     }
 
     /// Asks the server to release the lock, once the record has been locked or torn for half of a lease.
-    fn is_too_long<'b>(&mut self, slot: u32) -> Option<Done<'b>> {
+    fn check_lease<'b>(&mut self, slot: u32) -> Option<Done<'b>> {
         let lease = Duration::from_millis(self.writes?.lease_ms.into());
         let now = time::now();
-        let work = &mut self.works[slot as usize];
-        let since = *work.since.get_or_insert(now);
+        let state = &mut self.slots[slot as usize];
+        let since = *state.since.get_or_insert(now);
         if now.duration_since(since) < lease / 2 {
             return None;
         }
-        (work.since, work.tries, work.step) = (Some(now), 0, Step::Release);
-        Some(Done::Ask)
+        (state.since, state.tries, state.step) = (Some(now), 0, Step::Release);
+        Some(Done::AskServer)
     }
 }
 

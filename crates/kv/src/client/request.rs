@@ -59,7 +59,7 @@ pub struct ClientStats {
     /// Items that changed while they were READ, and were READ again.
     #[serde(default)]
     pub torn: u64,
-    /// Questions that were sent to the server, because a request could not be executed without the server.
+    /// Further requests to the server, because a request could not be executed without the server.
     #[serde(default)]
     pub asked: u64,
     /// Lock attempts that found the lock taken.
@@ -83,7 +83,7 @@ pub(super) struct Pending {
     pub(super) bytes: Vec<u8>,
     /// A value that is sent in chunks, and the number of bytes received.
     pub(super) chunks: Vec<u8>,
-    pub(super) came: usize,
+    pub(super) received: usize,
     pub(super) sent: Instant,
     /// True if the change may already have been made when the connection broke.
     pub(super) uncertain: bool,
@@ -112,7 +112,7 @@ impl Pending {
             order: 0,
             bytes: Vec::new(),
             chunks: Vec::new(),
-            came: 0,
+            received: 0,
             sent: now,
             uncertain: false,
         }

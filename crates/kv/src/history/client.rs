@@ -35,14 +35,14 @@ pub fn ask(
     recorder: &mut Recorder,
     mut stop: impl FnMut() -> bool,
 ) -> Result<(), ClientError> {
-    let mut asker = Asker {
+    let mut requester = Requester {
         plan,
         random: Random::new(plan.seed),
         seen: vec![0; usize::try_from(plan.keys).unwrap_or(1).max(1)],
         puts: 0,
         key: [0; 16],
         value: vec![0; plan.value_bytes.max(16)],
-        under_way: Vec::new(),
+        outstanding: Vec::new(),
     };
     let (server, window) = (pipeline.server(), pipeline.config().window);
     let mut chosen = None;
@@ -52,10 +52,10 @@ pub fn ask(
         while pipeline.outstanding() < window && (chosen.is_some() || !stopping) {
             let (key, action, number) = match chosen.take() {
                 Some(chosen) => chosen,
-                None => asker.choose(recorder).map_err(failed)?,
+                None => requester.choose(recorder).map_err(write_error)?,
             };
-            let token = asker.token(key, action, number);
-            if !asker.submit(pipeline, key, action, token)? {
+            let token = requester.token(key, action, number);
+            if !requester.submit(pipeline, key, action, token)? {
                 chosen = Some((key, action, number));
                 break;
             }
@@ -63,12 +63,12 @@ pub fn ask(
         let mut written = Ok(());
         pipeline.refresh();
         pipeline.poll(|done| {
-            let told = asker.take(&done, recorder);
+            let recorded = requester.record_answer(&done, recorder);
             if written.is_ok() {
-                written = told;
+                written = recorded;
             }
         })?;
-        written.map_err(failed)?;
+        written.map_err(write_error)?;
         if pipeline.server() != server {
             return Err(ClientError::refused(
                 "another server has come to its address, and knows nothing of this history",
@@ -80,11 +80,11 @@ pub fn ask(
     }
 }
 
-fn failed(e: io::Error) -> ClientError {
+fn write_error(e: io::Error) -> ClientError {
     ConnectError::Config(format!("the history cannot be written: {e}")).into()
 }
 
-struct Asker<'p> {
+struct Requester<'p> {
     plan: &'p Plan,
     random: Random,
     /// The highest version of each key that was seen.
@@ -93,10 +93,10 @@ struct Asker<'p> {
     key: [u8; 16],
     value: Vec<u8>,
     /// Outstanding requests by their tokens: history number, key and action.
-    under_way: Vec<Option<(u64, u64, Action)>>,
+    outstanding: Vec<Option<(u64, u64, Action)>>,
 }
 
-impl Asker<'_> {
+impl Requester<'_> {
     /// Chooses a request and records its call. Returns its key, its action and its history number.
     fn choose(&mut self, recorder: &mut Recorder) -> io::Result<(u64, Action, u64)> {
         let key = self.random.below(self.plan.keys.max(1));
@@ -122,12 +122,12 @@ impl Asker<'_> {
 
     /// Returns a token for an outstanding request.
     fn token(&mut self, key: u64, action: Action, number: u64) -> usize {
-        let free = self.under_way.iter().position(Option::is_none);
+        let free = self.outstanding.iter().position(Option::is_none);
         let token = free.unwrap_or_else(|| {
-            self.under_way.push(None);
-            self.under_way.len() - 1
+            self.outstanding.push(None);
+            self.outstanding.len() - 1
         });
-        self.under_way[token] = Some((number, key, action));
+        self.outstanding[token] = Some((number, key, action));
         token
     }
 
@@ -160,15 +160,15 @@ impl Asker<'_> {
         };
         let taken = pipeline.submit(&op, token as u64)?;
         if !taken {
-            self.under_way[token] = None;
+            self.outstanding[token] = None;
         }
         Ok(taken)
     }
 
     /// Records an answer.
-    fn take(&mut self, done: &Completion<'_>, recorder: &mut Recorder) -> io::Result<()> {
+    fn record_answer(&mut self, done: &Completion<'_>, recorder: &mut Recorder) -> io::Result<()> {
         let place = usize::try_from(done.token).ok();
-        let place = place.and_then(|token| self.under_way.get_mut(token));
+        let place = place.and_then(|token| self.outstanding.get_mut(token));
         let Some((number, key, action)) = place.and_then(Option::take) else {
             return Err(io::Error::other("an answer came to no request"));
         };

@@ -8,15 +8,15 @@ use service::Refused;
 use service::guests::{ClientAccess, Guests};
 use verbs::Access;
 
-use super::design::{DesignStats, Opening, ServerDesign};
+use super::design::{ConnectingClient, DesignStats, ServerDesign};
 use super::table::{Table, Tables};
-use super::worker::{Found, Items, Worker, answered};
+use super::worker::{Found, Items, Worker, answer_of};
 use crate::Design;
-use crate::locations::Locations;
+use crate::record_cache::RecordCache;
 use crate::rendezvous::{RemoteAccess, RemoteLayout, Writes};
 use crate::store::record::redo;
 use crate::store::{Partition, Refusal, hash_of};
-use crate::wire::{self, Ask, Op, Status};
+use crate::wire::{self, Op, RecordRequest, Status};
 
 /// Items in records that clients READ, lock and WRITE.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl ServerDesign for Atomics {
     }
 
     /// Opens the records to a client. The client gets its own registrations, so that its access can be revoked.
-    fn open_memory(&self, client: &Opening<'_>) -> Result<Option<RemoteAccess>, Refused> {
+    fn open_memory(&self, client: &ConnectingClient<'_>) -> Result<Option<RemoteAccess>, Refused> {
         let (endpoint, qp) = client.responder(Design::Atomics, Access::ALL)?;
         let shape = *self.tables.shape();
         let mut memory = Vec::new();
@@ -77,8 +77,8 @@ impl ServerDesign for Atomics {
         self.guests.remove(index);
     }
 
-    fn preload(&self, key: &[u8], value: &[u8], known: &Locations) -> Result<(), Refusal> {
-        self.tables.preload(key, value, known)
+    fn preload(&self, key: &[u8], value: &[u8], record_cache: &RecordCache) -> Result<(), Refusal> {
+        self.tables.preload(key, value, record_cache)
     }
 
     fn stats(&self) -> DesignStats {
@@ -113,18 +113,18 @@ impl Items for ClientRecords {
         None
     }
 
-    fn ask(&mut self, ask: Ask<'_>) -> Option<u64> {
+    fn record_request(&mut self, request: RecordRequest<'_>) -> Option<u64> {
         let hash = |key| hash_of(key, self.seed);
-        Some(match ask {
-            Ask::Locate(key) => match self.table.locate(hash(key), key) {
+        Some(match request {
+            RecordRequest::Locate(key) => match self.table.locate(hash(key), key) {
                 Some(record) => wire::answer_word(Status::Ok, record),
                 None => wire::answer_word(Status::NotFound, 0),
             },
-            Ask::Claim(key) => answered(self.table.claim(hash(key), key), Status::Ok),
-            Ask::Release(record) if self.guests.release(self.partition, record) => {
+            RecordRequest::Claim(key) => answer_of(self.table.claim(hash(key), key), Status::Ok),
+            RecordRequest::Release(record) if self.guests.release(self.partition, record) => {
                 wire::answer_word(Status::Ok, 0)
             }
-            Ask::Release(_) => wire::answer_word(Status::Busy, 0),
+            RecordRequest::Release(_) => wire::answer_word(Status::Busy, 0),
         })
     }
 }

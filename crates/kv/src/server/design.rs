@@ -9,7 +9,7 @@ use verbs::{Access, CompletionQueue, PortGid, ProtectionDomain, QpEndpoint, Queu
 
 use super::worker::Worker;
 use crate::Design;
-use crate::locations::Locations;
+use crate::record_cache::RecordCache;
 use crate::rendezvous::{Hello, RemoteAccess};
 use crate::store::{PartitionStats, Refusal};
 
@@ -19,16 +19,16 @@ pub(crate) trait ServerDesign: Debug + Send + Sync {
     fn run(&self, worker: Worker) -> Result<(), RpcError>;
 
     /// Opens memory to a client, if the design has such memory.
-    fn open_memory(&self, _client: &Opening<'_>) -> Result<Option<RemoteAccess>, Refused> {
+    fn open_memory(&self, _client: &ConnectingClient<'_>) -> Result<Option<RemoteAccess>, Refused> {
         Ok(None)
     }
 
     /// Closes the memory of the client with this index, which has disconnected.
     fn close_memory(&self, _index: u32) {}
 
-    /// Stores an item without the network, before any client connects. Enters its record into `known` if clients need
-    /// the record.
-    fn preload(&self, key: &[u8], value: &[u8], known: &Locations) -> Result<(), Refusal>;
+    /// Stores an item without the network, before any client connects. Enters its record into `record_cache` if clients
+    /// need the record.
+    fn preload(&self, key: &[u8], value: &[u8], record_cache: &RecordCache) -> Result<(), Refusal>;
 
     /// Returns the design's statistics.
     fn stats(&self) -> DesignStats;
@@ -46,7 +46,7 @@ pub(crate) struct DesignStats {
 
 /// A client to which memory is being opened.
 #[derive(Debug)]
-pub(crate) struct Opening<'c> {
+pub(crate) struct ConnectingClient<'c> {
     pub(crate) hello: &'c Hello,
     /// The client's index at the server.
     pub(crate) index: u32,
@@ -55,7 +55,7 @@ pub(crate) struct Opening<'c> {
     pub(crate) port: PortGid,
 }
 
-impl Opening<'_> {
+impl ConnectingClient<'_> {
     /// Creates the RC queue pair by which the client has this access.
     pub(crate) fn responder(
         &self,

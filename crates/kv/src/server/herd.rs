@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rpc::RpcError;
 
 use super::design::{DesignStats, ServerDesign};
-use super::worker::{Found, Items, Worker, answered};
-use crate::locations::Locations;
+use super::worker::{Found, Items, Worker, answer_of};
+use crate::record_cache::RecordCache;
 use crate::store::{Partition, Refusal, Set, Store};
 use crate::wire::{self, Op, Status};
 
@@ -21,7 +21,12 @@ impl ServerDesign for Herd {
         worker.run(LogItems)
     }
 
-    fn preload(&self, key: &[u8], value: &[u8], _known: &Locations) -> Result<(), Refusal> {
+    fn preload(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        _record_cache: &RecordCache,
+    ) -> Result<(), Refusal> {
         let (hash, mut partition) = self.store.lock(key);
         partition.set(hash, key, value, Set::default())?;
         Ok(())
@@ -51,7 +56,7 @@ impl Items for LogItems {
                 version: entry.version,
                 value: entry.value,
             },
-            None => Found::Nothing,
+            None => Found::Absent,
         })
     }
 
@@ -78,6 +83,6 @@ impl Items for LogItems {
             }
             Op::Delete { key, version } => partition.delete(hash, key, version),
         };
-        Some(answered(result, Status::NotFound))
+        Some(answer_of(result, Status::NotFound))
     }
 }

@@ -9,12 +9,12 @@ use service::Refused;
 use service::guests::{ClientAccess, Guests};
 use verbs::Access;
 
-use super::design::{DesignStats, Opening, ServerDesign};
+use super::design::{ConnectingClient, DesignStats, ServerDesign};
 use super::herd::Herd;
 use super::table::{Table, Tables};
-use super::worker::{Found, Items, Worker, answered};
+use super::worker::{Found, Items, Worker, answer_of};
 use crate::Design;
-use crate::locations::Locations;
+use crate::record_cache::RecordCache;
 use crate::rendezvous::{RemoteAccess, RemoteLayout, RemoteLog};
 use crate::store::{Condition, Partition, Refusal};
 use crate::wire::{self, Op, Status};
@@ -34,7 +34,7 @@ impl ServerDesign for ReadIndex {
         self.log.run(worker)
     }
 
-    fn open_memory(&self, client: &Opening<'_>) -> Result<Option<RemoteAccess>, Refused> {
+    fn open_memory(&self, client: &ConnectingClient<'_>) -> Result<Option<RemoteAccess>, Refused> {
         let endpoint = open_for_reads(&self.guests, client)?;
         let store = &self.log.store;
         let partitions = (0..store.partitions()).filter_map(|n| {
@@ -52,8 +52,8 @@ impl ServerDesign for ReadIndex {
         self.guests.remove(index);
     }
 
-    fn preload(&self, key: &[u8], value: &[u8], known: &Locations) -> Result<(), Refusal> {
-        self.log.preload(key, value, known)
+    fn preload(&self, key: &[u8], value: &[u8], record_cache: &RecordCache) -> Result<(), Refusal> {
+        self.log.preload(key, value, record_cache)
     }
 
     fn stats(&self) -> DesignStats {
@@ -77,7 +77,7 @@ impl ServerDesign for ReadRecords {
         })
     }
 
-    fn open_memory(&self, client: &Opening<'_>) -> Result<Option<RemoteAccess>, Refused> {
+    fn open_memory(&self, client: &ConnectingClient<'_>) -> Result<Option<RemoteAccess>, Refused> {
         let endpoint = open_for_reads(&self.guests, client)?;
         let tables = self.tables.all().iter();
         let memory = RemoteLayout::Records {
@@ -92,8 +92,8 @@ impl ServerDesign for ReadRecords {
         self.guests.remove(index);
     }
 
-    fn preload(&self, key: &[u8], value: &[u8], known: &Locations) -> Result<(), Refusal> {
-        self.tables.preload(key, value, known)
+    fn preload(&self, key: &[u8], value: &[u8], record_cache: &RecordCache) -> Result<(), Refusal> {
+        self.tables.preload(key, value, record_cache)
     }
 
     fn stats(&self) -> DesignStats {
@@ -107,7 +107,7 @@ impl ServerDesign for ReadRecords {
 /// Creates the queue pair by which a client READs.
 fn open_for_reads(
     guests: &Guests<Table>,
-    client: &Opening<'_>,
+    client: &ConnectingClient<'_>,
 ) -> Result<verbs::QpEndpoint, Refused> {
     let (endpoint, qp) = client.responder(Design::Reads, Access::REMOTE_READ)?;
     let access = ClientAccess {
@@ -139,7 +139,7 @@ impl Items for RecordItems {
                 version,
                 value: &self.value,
             },
-            None => Found::Nothing,
+            None => Found::Absent,
         })
     }
 
@@ -160,6 +160,6 @@ impl Items for RecordItems {
                 self.table.change(hash, key, None, condition)
             }
         };
-        Some(answered(result, Status::NotFound))
+        Some(answer_of(result, Status::NotFound))
     }
 }

@@ -14,12 +14,12 @@ use service::guests::{LockTable, SERVER_OWNER, owner_of};
 use service::worker::lock;
 use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain};
 
-use crate::locations::Locations;
+use crate::record_cache::RecordCache;
 use crate::store::record::{Body, Shape, next_version, redo};
 use crate::store::{Condition, PartitionStats, Refusal, hash_of, partition_of};
 
 /// The server's word in locks.
-const MINE: u64 = (SERVER_OWNER as u64) << 40;
+const SERVER_LOCK: u64 = (SERVER_OWNER as u64) << 40;
 
 /// The tables of all partitions, which have the same layout.
 #[derive(Debug)]
@@ -71,18 +71,18 @@ impl Tables {
         sum
     }
 
-    /// Stores an item without the network, and enters its record into `known`.
+    /// Stores an item without the network, and enters its record into `record_cache`.
     pub(crate) fn preload(
         &self,
         key: &[u8],
         value: &[u8],
-        known: &Locations,
+        record_cache: &RecordCache,
     ) -> Result<(), Refusal> {
         let hash = hash_of(key, self.seed);
         let table = &self.all[partition_of(hash, self.all.len())];
         table.change(hash, key, Some(value), Condition::Always)?;
         if let Some(record) = table.locate(hash, key) {
-            known.set(hash, record);
+            record_cache.set(hash, record);
         }
         Ok(())
     }
@@ -104,11 +104,11 @@ struct Keys {
     /// The hash of each record's key; 0 for a free record.
     hashes: Vec<u64>,
     /// Used records outside all neighbourhoods, by the hash of their key.
-    away: HashMap<u64, Vec<u64>>,
+    overflow: HashMap<u64, Vec<u64>>,
     /// Free records outside all neighbourhoods.
     free: Vec<u64>,
     /// The highest version of a key that lost its record. New keys get greater versions.
-    floor: u64,
+    max_removed_version: u64,
     stats: PartitionStats,
     body: Vec<u8>,
 }
@@ -153,9 +153,9 @@ impl Table {
             atomics,
             keys: Mutex::new(Keys {
                 hashes: vec![0; count],
-                away: HashMap::new(),
+                overflow: HashMap::new(),
                 free: (first..shape.records).rev().collect(),
-                floor: 0,
+                max_removed_version: 0,
                 stats: PartitionStats::default(),
                 body: vec![0; shape.body()],
             }),
@@ -194,13 +194,13 @@ impl Table {
     }
 
     /// Returns the record of a key.
-    fn place(&self, keys: &mut Keys, hash: u64, key: &[u8]) -> Option<u64> {
+    fn find_record(&self, keys: &mut Keys, hash: u64, key: &[u8]) -> Option<u64> {
         let home = self.shape.home(hash);
-        let name = hash.max(1);
-        let near = (home..home + self.shape.neighbours as u64)
-            .filter(|&record| keys.hashes.get(index(record)) == Some(&name));
-        let away = keys.away.get(&name).into_iter().flatten().copied();
-        let candidates: Vec<u64> = near.chain(away).collect();
+        let key_hash = hash.max(1);
+        let neighbourhood = (home..home + self.shape.neighbours as u64)
+            .filter(|&record| keys.hashes.get(index(record)) == Some(&key_hash));
+        let overflow = keys.overflow.get(&key_hash).into_iter().flatten().copied();
+        let candidates: Vec<u64> = neighbourhood.chain(overflow).collect();
         candidates.into_iter().find(|&record| {
             self.read(record, &mut keys.body);
             // A torn body also matches: a record's key does not change.
@@ -210,28 +210,36 @@ impl Table {
 
     /// Assigns a record to a key: a free one of its neighbourhood, one whose key was removed, or one outside all
     /// neighbourhoods.
-    fn give(&self, keys: &mut Keys, hash: u64, key: &[u8]) -> Option<u64> {
+    fn assign_record(&self, keys: &mut Keys, hash: u64, key: &[u8]) -> Option<u64> {
         let home = self.shape.home(hash);
-        let name = hash.max(1);
-        let near = home..home + self.shape.neighbours as u64;
+        let key_hash = hash.max(1);
+        let neighbourhood = home..home + self.shape.neighbours as u64;
         let is_free = |record: &u64| keys.hashes.get(index(*record)) == Some(&0);
-        let record = match near.clone().find(is_free) {
+        let record = match neighbourhood.clone().find(is_free) {
             Some(record) => record,
-            None => match near.clone().find(|&record| self.take_back(keys, record)) {
+            None => match neighbourhood
+                .clone()
+                .find(|&record| self.reclaim(keys, record))
+            {
                 Some(record) => record,
                 None => {
                     let record = keys.free.pop()?;
-                    keys.away.entry(name).or_default().push(record);
+                    keys.overflow.entry(key_hash).or_default().push(record);
                     record
                 }
             },
         };
         let mut body = std::mem::take(&mut keys.body);
-        self.shape
-            .encode(&mut body, (self.seed, record), key, keys.floor, None);
+        self.shape.encode(
+            &mut body,
+            (self.seed, record),
+            key,
+            keys.max_removed_version,
+            None,
+        );
         self.write(record, &body);
         keys.body = body;
-        keys.hashes[index(record)] = name;
+        keys.hashes[index(record)] = key_hash;
         keys.stats.items += 1;
         // A record that was reclaimed is locked until now.
         self.unlock(record);
@@ -239,7 +247,7 @@ impl Table {
     }
 
     /// Reclaims a record whose key was removed, and leaves the record locked. Returns true on success.
-    fn take_back(&self, keys: &mut Keys, record: u64) -> bool {
+    fn reclaim(&self, keys: &mut Keys, record: u64) -> bool {
         let removed = |keys: &mut Keys| {
             self.read(record, &mut keys.body);
             self.shape.removed(&keys.body, (self.seed, record))
@@ -252,7 +260,7 @@ impl Table {
             self.unlock(record);
             return false;
         };
-        keys.floor = keys.floor.max(version);
+        keys.max_removed_version = keys.max_removed_version.max(version);
         keys.stats.items -= 1;
         true
     }
@@ -263,7 +271,7 @@ impl Table {
         };
         let (loopback, own) = &mut *lock(atomics);
         let word = own.remote().at(self.shape.lock_at(record));
-        let locked = word.map(|word| loopback.compare_and_swap(word, 0, MINE));
+        let locked = word.map(|word| loopback.compare_and_swap(word, 0, SERVER_LOCK));
         match locked {
             Some(Ok(locked)) => locked,
             Some(Err(e)) => {
@@ -278,13 +286,13 @@ impl Table {
     /// suffices.
     fn unlock(&self, record: u64) {
         if let Some(lock) = self.lock_of(record) {
-            let _ = lock.compare_exchange(MINE, 0, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = lock.compare_exchange(SERVER_LOCK, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
     /// Returns the record of a key, if it has one.
     pub(crate) fn locate(&self, hash: u64, key: &[u8]) -> Option<u64> {
-        self.place(&mut self.keys(), hash, key)
+        self.find_record(&mut self.keys(), hash, key)
     }
 
     /// Returns the record of a key, and assigns one if the key has none.
@@ -293,18 +301,18 @@ impl Table {
             return Err(Refusal::TooLong);
         }
         let keys = &mut *self.keys();
-        if let Some(record) = self.place(keys, hash, key) {
+        if let Some(record) = self.find_record(keys, hash, key) {
             return Ok(record);
         }
-        let given = self.give(keys, hash, key);
-        keys.stats.refused_full += u64::from(given.is_none());
-        given.ok_or(Refusal::Full)
+        let assigned = self.assign_record(keys, hash, key);
+        keys.stats.refused_full += u64::from(assigned.is_none());
+        assigned.ok_or(Refusal::Full)
     }
 
     /// Copies the value of a key and returns its version. The table must be one that only the server changes.
     pub(crate) fn get(&self, hash: u64, key: &[u8], into: &mut Vec<u8>) -> Option<u64> {
         let keys = &mut *self.keys();
-        let record = self.place(keys, hash, key)?;
+        let record = self.find_record(keys, hash, key)?;
         self.read(record, &mut keys.body);
         match self.shape.decode(&keys.body, (self.seed, record), key) {
             Body::Ours {
@@ -332,8 +340,8 @@ impl Table {
             return Err(Refusal::TooLong);
         }
         let keys = &mut *self.keys();
-        let there = self.place(keys, hash, key);
-        let (mut last, mut present) = (keys.floor, false);
+        let there = self.find_record(keys, hash, key);
+        let (mut last, mut present) = (keys.max_removed_version, false);
         if let Some(record) = there {
             self.read(record, &mut keys.body);
             if let Body::Ours { version, value } =
@@ -345,7 +353,7 @@ impl Table {
         let Some(version) = next_version(last, present, value.is_some(), condition)? else {
             return Ok(0);
         };
-        let Some(record) = there.or_else(|| self.give(keys, hash, key)) else {
+        let Some(record) = there.or_else(|| self.assign_record(keys, hash, key)) else {
             keys.stats.refused_full += 1;
             return Err(Refusal::Full);
         };
@@ -356,15 +364,15 @@ impl Table {
                 .encode(&mut body, (self.seed, record), key, version, value),
             None => {
                 body.fill(0);
-                let name = std::mem::take(&mut keys.hashes[index(record)]);
-                keys.floor = keys.floor.max(version);
+                let key_hash = std::mem::take(&mut keys.hashes[index(record)]);
+                keys.max_removed_version = keys.max_removed_version.max(version);
                 keys.stats.items -= 1;
-                if let Some(away) = keys.away.get_mut(&name)
-                    && away.contains(&record)
+                if let Some(overflow) = keys.overflow.get_mut(&key_hash)
+                    && overflow.contains(&record)
                 {
-                    away.retain(|r| *r != record);
-                    if away.is_empty() {
-                        keys.away.remove(&name);
+                    overflow.retain(|r| *r != record);
+                    if overflow.is_empty() {
+                        keys.overflow.remove(&key_hash);
                     }
                     keys.free.push(record);
                 }

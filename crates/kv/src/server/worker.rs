@@ -13,7 +13,9 @@ use verbs::{QueuePair, Uc, UdDestination, Waiter};
 use crate::store::{
     MAX_KEY_BYTES, MAX_VALUE_BYTES, Partition, Refusal, Store, hash_of, partition_of,
 };
-use crate::wire::{self, ANSWER_HEADER, Ask, CHUNK, CHUNK_HEADER, Op, PART_HEADER, Status};
+use crate::wire::{
+    self, ANSWER_HEADER, CHUNK, CHUNK_HEADER, Op, PART_HEADER, RecordRequest, Status,
+};
 
 /// Bytes of the longest request.
 const MAX_REQUEST_BYTES: usize = PART_HEADER + 24 + MAX_KEY_BYTES + MAX_VALUE_BYTES;
@@ -23,7 +25,7 @@ pub(crate) enum Found<'v> {
     /// The key's value.
     Value { version: u64, value: &'v [u8] },
     /// The key is absent.
-    Nothing,
+    Absent,
     /// The workers of this design execute no operations.
     NotServed,
 }
@@ -43,7 +45,7 @@ pub(crate) trait Items {
     fn change(&mut self, partition: &mut Partition, hash: u64, op: Op<'_>) -> Option<u64>;
 
     /// Returns the first word of the answer to a request about records, or `None` if the design does not serve it.
-    fn ask(&mut self, _ask: Ask<'_>) -> Option<u64> {
+    fn record_request(&mut self, _request: RecordRequest<'_>) -> Option<u64> {
         None
     }
 }
@@ -111,10 +113,10 @@ impl Worker {
             store: &store,
             number,
             cost,
-            dice: Random::new(store.seed() ^ number as u64),
+            random: Random::new(store.seed() ^ number as u64),
             hashes: Box::new([0; rpc::MAX_BATCH]),
             sessions: Sessions::new(MAX_REQUEST_BYTES),
-            answers: Vec::new(),
+            max_answer_bytes: Vec::new(),
             buffer: Vec::new(),
             counts: WorkerCounts::default(),
         };
@@ -194,12 +196,12 @@ struct Serve<'s, I> {
     number: usize,
     cost: Duration,
     /// Random numbers for the deviations of `cost` from its mean.
-    dice: Random,
+    random: Random,
     /// Hashes of the keys of the current batch.
     hashes: Box<[u64; rpc::MAX_BATCH]>,
     sessions: Sessions,
     /// The longest message that each client can receive, in bytes.
-    answers: Vec<usize>,
+    max_answer_bytes: Vec<usize>,
     buffer: Vec<u8>,
     counts: WorkerCounts,
 }
@@ -212,7 +214,7 @@ impl<'s, I: Items> Handler for Serve<'s, I> {
     #[inline]
     fn begin(&mut self, requests: usize) -> Self::Batch {
         if !self.cost.is_zero() {
-            self.work_on(requests);
+            self.charge_requests(requests);
         }
         self.store.partition(self.number)
     }
@@ -232,15 +234,15 @@ impl<'s, I: Items> Handler for Serve<'s, I> {
     fn handle(&mut self, partition: &mut Self::Batch, request: Request<'_>, reply: Reply<'_>) {
         match wire::decode(request.payload) {
             Some(wire::Request::Whole { op, seq }) => {
-                self.whole(partition, request.client, op, seq, reply);
+                self.handle_request(partition, request.client, op, seq, reply);
             }
             Some(wire::Request::Part {
                 offset,
                 total,
                 bytes,
-            }) => self.part(partition, request.client, (offset, total, bytes), reply),
-            Some(wire::Request::Ask(ask)) => self.ask(ask, reply),
-            None => self.bad(reply),
+            }) => self.handle_part(partition, request.client, (offset, total, bytes), reply),
+            Some(wire::Request::Record(request)) => self.handle_record_request(request, reply),
+            None => self.reply_bad(reply),
         }
     }
 }
@@ -250,8 +252,8 @@ impl<I: Items> Serve<'_, I> {
     /// mean is known, so each is drawn from an exponential distribution. With equal latencies the cores would run in
     /// lockstep and rarely compete for the NIC.
     #[cold]
-    fn work_on(&mut self, requests: usize) {
-        let waits = (0..requests).map(|_| -(1.0 - self.dice.unit()).ln());
+    fn charge_requests(&mut self, requests: usize) {
+        let waits = (0..requests).map(|_| -(1.0 - self.random.unit()).ln());
         verbs::time::work(self.cost.mul_f64(waits.sum()));
     }
 
@@ -259,14 +261,14 @@ impl<I: Items> Serve<'_, I> {
     fn admit(&mut self, client: u32, session: u64, (window, answer): (u32, usize)) {
         self.sessions.connect(client, session, window as usize);
         let i = client as usize;
-        if self.answers.len() <= i {
-            self.answers.resize(i + 1, 0);
+        if self.max_answer_bytes.len() <= i {
+            self.max_answer_bytes.resize(i + 1, 0);
         }
-        self.answers[i] = answer;
+        self.max_answer_bytes[i] = answer;
     }
 
     #[inline]
-    fn whole(
+    fn handle_request(
         &mut self,
         partition: &mut Partition,
         client: usize,
@@ -275,10 +277,11 @@ impl<I: Items> Serve<'_, I> {
         reply: Reply<'_>,
     ) {
         let key = op.key();
-        // `prefetch_round` may have computed this hash. Computing it again is cheaper than keeping it for a batch of one.
+        // `prefetch_round` may have computed this hash. Computing it again is cheaper than keeping it for a batch of
+        // one.
         let hash = hash_of(key, self.store.seed());
         if partition_of(hash, self.store.partitions()) != self.number {
-            return self.bad(reply);
+            return self.reply_bad(reply);
         }
         if let Op::Get { .. } = op {
             return self.get(partition, (hash, key), client, reply);
@@ -319,7 +322,7 @@ impl<I: Items> Serve<'_, I> {
         let Self {
             items,
             counts,
-            answers,
+            max_answer_bytes,
             buffer,
             ..
         } = self;
@@ -328,10 +331,10 @@ impl<I: Items> Serve<'_, I> {
             Found::Value { version, value } => {
                 counts.hits += 1;
                 let word = wire::answer_word(Status::Ok, version);
-                let most = answers.get(client).copied().unwrap_or(0);
+                let most = max_answer_bytes.get(client).copied().unwrap_or(0);
                 send_value(buffer, word, value, most, reply);
             }
-            Found::Nothing => reply.bytes(&wire::answer_word(Status::NotFound, 0).to_le_bytes()),
+            Found::Absent => reply.bytes(&wire::answer_word(Status::NotFound, 0).to_le_bytes()),
             Found::NotServed => {
                 counts.bad += 1;
                 reply.bytes(&wire::answer_word(Status::Bad, 0).to_le_bytes());
@@ -341,15 +344,15 @@ impl<I: Items> Serve<'_, I> {
 
     /// Serves a request about records that clients change themselves.
     #[cold]
-    fn ask(&mut self, ask: Ask<'_>, reply: Reply<'_>) {
-        match self.items.ask(ask) {
+    fn handle_record_request(&mut self, request: RecordRequest<'_>, reply: Reply<'_>) {
+        match self.items.record_request(request) {
             Some(word) => reply.bytes(&word.to_le_bytes()),
-            None => self.bad(reply),
+            None => self.reply_bad(reply),
         }
     }
 
     #[cold]
-    fn part(
+    fn handle_part(
         &mut self,
         partition: &mut Partition,
         client: usize,
@@ -360,22 +363,22 @@ impl<I: Items> Serve<'_, I> {
             return;
         };
         match session.part(offset, total, bytes) {
-            None => self.bad(reply),
+            None => self.reply_bad(reply),
             Some(false) => reply.bytes(&wire::answer_word(Status::Part, 0).to_le_bytes()),
             Some(true) => {
                 let whole = std::mem::take(&mut session.parts);
                 match wire::decode(&whole) {
                     Some(wire::Request::Whole { op, seq }) => {
-                        self.whole(partition, client, op, seq, reply);
+                        self.handle_request(partition, client, op, seq, reply);
                     }
-                    _ => self.bad(reply),
+                    _ => self.reply_bad(reply),
                 }
             }
         }
     }
 
     #[cold]
-    fn bad(&mut self, reply: Reply<'_>) {
+    fn reply_bad(&mut self, reply: Reply<'_>) {
         self.counts.bad += 1;
         reply.bytes(&wire::answer_word(Status::Bad, 0).to_le_bytes());
     }
@@ -411,7 +414,7 @@ fn send_value(buffer: &mut Vec<u8>, word: u64, value: &[u8], most: usize, mut re
 }
 
 /// Returns the first word of the answer for a result; `zero` is the status for the result 0.
-pub(crate) fn answered(result: Result<u64, Refusal>, zero: Status) -> u64 {
+pub(crate) fn answer_of(result: Result<u64, Refusal>, zero: Status) -> u64 {
     match result {
         Ok(0) => wire::answer_word(zero, 0),
         Ok(version) => wire::answer_word(Status::Ok, version),

@@ -24,7 +24,7 @@ const POS_BITS: u32 = 40;
 const POS_MASK: u64 = (1 << POS_BITS) - 1;
 
 /// Number of positions that a slot can encode.
-pub(super) const MOST_UNITS: u64 = POS_MASK - 1;
+pub(super) const MAX_UNITS: u64 = POS_MASK - 1;
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C, align(64))]
@@ -41,7 +41,7 @@ pub(super) struct Place {
 pub(super) struct Index {
     memory: Memory,
     buckets: usize,
-    reach: usize,
+    max_distance: usize,
 }
 
 /// Returns the tag of a hash.
@@ -79,12 +79,12 @@ impl Index {
         Ok(Self {
             memory,
             buckets,
-            reach: (buckets - 1).min(255),
+            max_distance: (buckets - 1).min(255),
         })
     }
 
     /// Returns the largest sensible number of items: with more, searches become long.
-    pub(super) fn most(&self) -> usize {
+    pub(super) fn max_items(&self) -> usize {
         self.buckets * SLOTS / 16 * 15
     }
 
@@ -139,7 +139,7 @@ impl Index {
 
     /// Returns the position of the first item in the home bucket with the hash's tag, most likely the right one.
     #[inline]
-    pub(super) fn likely(&self, hash: u64) -> Option<usize> {
+    pub(super) fn likely_position(&self, hash: u64) -> Option<usize> {
         let bucket = &self.all()[self.home(hash)].0;
         let hit = bucket.iter().find(|w| **w >> 48 == tag(hash) && **w != 0);
         hit.map(|w| pos_of(*w))
@@ -154,7 +154,7 @@ impl Index {
     ) -> Option<(Place, usize)> {
         let all = self.all();
         let mut bucket = self.home(hash);
-        for _ in 0..=self.reach {
+        for _ in 0..=self.max_distance {
             let mut room = false;
             for (slot, &w) in all[bucket].0.iter().enumerate() {
                 room |= w == 0;
@@ -178,7 +178,7 @@ impl Index {
     fn room(&self, hash: u64) -> Option<(Place, usize)> {
         let all = self.all();
         let mut bucket = self.home(hash);
-        for distance in 0..=self.reach {
+        for distance in 0..=self.max_distance {
             if let Some(slot) = all[bucket].0.iter().position(|w| *w == 0) {
                 return Some((Place { bucket, slot }, distance));
             }
@@ -214,14 +214,14 @@ impl Index {
     }
 
     /// Updates the position of the item at a place.
-    pub(super) fn moved(&mut self, place: Place, pos: usize) {
+    pub(super) fn set_position(&mut self, place: Place, pos: usize) {
         let w = &mut self.all_mut()[place.bucket].0[place.slot];
         *w = *w & !POS_MASK | (pos as u64 + 1);
     }
 
     /// Removes the item at a place, and moves items back that had overflowed past this bucket.
     pub(super) fn remove(&mut self, place: Place) {
-        let (buckets, reach) = (self.buckets, self.reach);
+        let (buckets, max_distance) = (self.buckets, self.max_distance);
         let all = self.all_mut();
         let mut hole = place;
         loop {
@@ -230,12 +230,12 @@ impl Index {
             let mut found = None;
             if was_full {
                 let mut bucket = hole.bucket;
-                for away in 1..=reach {
+                for distance in 1..=max_distance {
                     bucket = if bucket + 1 == buckets { 0 } else { bucket + 1 };
                     let words = &all[bucket].0;
-                    let went_past = |w: &u64| *w != 0 && distance_of(*w) >= away;
+                    let went_past = |w: &u64| *w != 0 && distance_of(*w) >= distance;
                     if let Some(slot) = words.iter().position(went_past) {
-                        found = Some((Place { bucket, slot }, away));
+                        found = Some((Place { bucket, slot }, distance));
                         break;
                     }
                     if words.contains(&0) {
@@ -243,12 +243,12 @@ impl Index {
                     }
                 }
             }
-            let Some((from, away)) = found else {
+            let Some((from, distance)) = found else {
                 all[hole.bucket].0[hole.slot] = 0;
                 return;
             };
             let w = all[from.bucket].0[from.slot];
-            all[hole.bucket].0[hole.slot] = w - ((away as u64) << POS_BITS);
+            all[hole.bucket].0[hole.slot] = w - ((distance as u64) << POS_BITS);
             hole = from;
         }
     }
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_at_home_is_found_behind_it() {
         let mut index = Index::new(28, None).expect("memory");
-        assert_eq!((index.bytes(), index.most()), (256, 30));
+        assert_eq!((index.bytes(), index.max_items()), (256, 30));
         // All hashes have the same home, and the items are more than a bucket holds.
         let hash = |i: u64| i << 32 | 1;
         for (i, pos) in (0..32).zip(0usize..) {
@@ -294,7 +294,7 @@ mod tests {
                 prop_assert_eq!(found.map(|f| f.1), model.get(&key).copied());
                 match (add, found) {
                     (true, Some((place, _))) => {
-                        index.moved(place, pos);
+                        index.set_position(place, pos);
                         model.insert(key, pos);
                     }
                     (true, None) => {

@@ -271,19 +271,19 @@ impl Log {
     }
 
     /// Copies a whole block out of the log.
-    pub(super) fn lift(&self, pos: usize, into: &mut Vec<u8>) {
+    pub(super) fn copy_out(&self, pos: usize, into: &mut Vec<u8>) {
         let units = self.units_with(&self.item(pos).header);
         into.clear();
         into.extend_from_slice(&self.memory[pos * 8..(pos + units) * 8]);
     }
 
-    /// Copies a block that [`lift`](Self::lift) copied out back into the log.
-    pub(super) fn lay(&mut self, pos: usize, block: &[u8]) {
+    /// Copies a block that [`copy_out`](Self::copy_out) copied out back into the log.
+    pub(super) fn copy_in(&mut self, pos: usize, block: &[u8]) {
         self.memory[pos * 8..pos * 8 + block.len()].copy_from_slice(block);
     }
 
     /// Marks the block of this item as dead.
-    pub(super) fn kill(&mut self, pos: usize) {
+    pub(super) fn mark_dead(&mut self, pos: usize) {
         if let Header::Item(header) = self.header(pos) {
             let units = self.units_with(&header);
             self.set_word(pos, units as u64);
@@ -327,7 +327,7 @@ impl Log {
     }
 
     /// Counts a block from [`append`](Self::append) as live, after it was written.
-    pub(super) fn born(&mut self, units: usize) {
+    pub(super) fn mark_live(&mut self, units: usize) {
         self.dead -= units;
     }
 

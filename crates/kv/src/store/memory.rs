@@ -22,13 +22,13 @@ pub struct NoMemory {
 pub(super) struct Memory {
     start: NonNull<u8>,
     len: usize,
-    owner: Owner,
+    backing: Backing,
 }
 
 #[derive(Debug)]
-enum Owner {
-    System(#[expect(dead_code, reason = "owns the bytes")] MmapMut),
-    Region(MemoryRegion),
+enum Backing {
+    Anonymous(#[expect(dead_code, reason = "owns the bytes")] MmapMut),
+    Registered(MemoryRegion),
 }
 
 // SAFETY: the bytes belong to this value, and are reached by its borrows alone.
@@ -41,29 +41,33 @@ impl Memory {
     pub(super) fn zeroed(bytes: usize, pd: Option<&ProtectionDomain>) -> Result<Self, NoMemory> {
         let len = bytes.max(1);
         let none = |source: std::io::Error| NoMemory { bytes, source };
-        let (start, owner) = match pd {
+        let (start, backing) = match pd {
             None => {
                 let mut map = MmapMut::map_anon(len).map_err(none)?;
                 // Only advice: without huge pages, normal pages are used.
                 let _ = map.advise(Advice::HugePage);
-                (map.as_mut_ptr(), Owner::System(map))
+                (map.as_mut_ptr(), Backing::Anonymous(map))
             }
             Some(pd) => {
                 let region = pd.alloc(len, Access::REMOTE_READ);
                 let region = region.map_err(|e| none(std::io::Error::other(e)))?;
-                (region.as_mut_ptr(), Owner::Region(region))
+                (region.as_mut_ptr(), Backing::Registered(region))
             }
         };
         let start =
             NonNull::new(start).ok_or_else(|| none(std::io::ErrorKind::OutOfMemory.into()))?;
-        Ok(Self { start, len, owner })
+        Ok(Self {
+            start,
+            len,
+            backing,
+        })
     }
 
     /// Returns the address and key by which a peer READs the memory, if it is registered.
     pub(super) fn remote(&self) -> Option<RemoteMemory> {
-        match &self.owner {
-            Owner::System(_) => None,
-            Owner::Region(region) => Some(region.remote()),
+        match &self.backing {
+            Backing::Anonymous(_) => None,
+            Backing::Registered(region) => Some(region.remote()),
         }
     }
 }

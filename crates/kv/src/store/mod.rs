@@ -118,7 +118,7 @@ impl Store {
     ///
     /// # Errors
     /// If the memory cannot be allocated.
-    pub fn exposed(config: &StoreConfig, pd: &ProtectionDomain) -> Result<Self, NoMemory> {
+    pub fn new_registered(config: &StoreConfig, pd: &ProtectionDomain) -> Result<Self, NoMemory> {
         Self::with(config, Some(pd))
     }
 

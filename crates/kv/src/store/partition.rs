@@ -127,13 +127,13 @@ pub struct Partition {
     clock: fn() -> u64,
     seed: u64,
     /// The highest version of a removed key. New keys get greater versions.
-    floor: u64,
+    max_removed_version: u64,
     /// Number of items that have an expiry time.
-    mortal: u64,
+    expiring_items: u64,
     /// Time of the last sweep for expired items.
-    swept_ms: u64,
+    last_sweep_ms: u64,
     /// The most units that were ever used, for which the system has allocated memory.
-    touched: usize,
+    max_used_units: usize,
     scratch: Vec<u8>,
     stats: PartitionStats,
 }
@@ -152,17 +152,20 @@ impl Partition {
         config: &PartitionConfig,
         pd: Option<&ProtectionDomain>,
     ) -> Result<Self, NoMemory> {
-        let most = usize::try_from(index::MOST_UNITS).unwrap_or(usize::MAX) / 8;
+        let max_log_bytes = usize::try_from(index::MAX_UNITS).unwrap_or(usize::MAX) / 8;
         Ok(Self {
             index: Index::new(config.items, pd)?,
-            log: Log::new(config.log_bytes.min(most), pd.map(|pd| (pd, config.seed)))?,
+            log: Log::new(
+                config.log_bytes.min(max_log_bytes),
+                pd.map(|pd| (pd, config.seed)),
+            )?,
             mode: config.mode,
             clock: config.clock,
             seed: config.seed,
-            floor: 0,
-            mortal: 0,
-            swept_ms: 0,
-            touched: 0,
+            max_removed_version: 0,
+            expiring_items: 0,
+            last_sweep_ms: 0,
+            max_used_units: 0,
             scratch: Vec::new(),
             stats: PartitionStats::default(),
         })
@@ -178,7 +181,7 @@ impl Partition {
     /// [`prefetch_index`](Self::prefetch_index).
     #[inline]
     pub fn prefetch_item(&self, hash: u64) {
-        if let Some(pos) = self.index.likely(hash) {
+        if let Some(pos) = self.index.likely_position(hash) {
             self.log.prefetch(pos);
         }
     }
@@ -196,7 +199,7 @@ impl Partition {
     /// Returns counters and contents.
     pub fn stats(&self) -> PartitionStats {
         PartitionStats {
-            memory_bytes: (self.index.bytes() + self.touched * 8) as u64,
+            memory_bytes: (self.index.bytes() + self.max_used_units * 8) as u64,
             ..self.stats
         }
     }
@@ -221,7 +224,7 @@ impl Partition {
     #[inline]
     pub fn get(&mut self, hash: u64, key: &[u8]) -> Option<Entry<'_>> {
         let (place, pos) = self.index.find(hash, |pos| self.log.has_key(pos, key))?;
-        if self.is_over(pos) {
+        if self.is_expired(pos) {
             self.remove(place, pos);
             self.stats.expired += 1;
             return None;
@@ -250,7 +253,7 @@ impl Partition {
         }
         let mut old = self.index.find(hash, |pos| self.log.has_key(pos, key));
         if let Some((place, pos)) = old
-            && self.is_over(pos)
+            && self.is_expired(pos)
         {
             self.remove(place, pos);
             self.stats.expired += 1;
@@ -266,27 +269,36 @@ impl Partition {
         if !holds {
             return Err(Refusal::Condition(there));
         }
-        let above = if old.is_some() { there } else { self.floor };
-        let version = if above >= LAST_VERSION { 1 } else { above + 1 };
+        let last_version = if old.is_some() {
+            there
+        } else {
+            self.max_removed_version
+        };
+        let version = if last_version >= LAST_VERSION {
+            1
+        } else {
+            last_version + 1
+        };
         if let Some((_, pos)) = old {
             let header = self.log.item(pos).header;
             // In a cache, setting an item among the oldest quarter moves it to the young end.
-            let stays = self.mode == Mode::Store
+            let stays_in_place = self.mode == Mode::Store
                 || self.log.age_rank(pos) >= self.log.used() / 4
                 || self.log.used() < self.log.capacity() / 4 * 3;
-            if self.log.units_with(&header) == units && header.expires == expires && stays {
+            if self.log.units_with(&header) == units && header.expires == expires && stays_in_place
+            {
                 self.stats.data_bytes += value.len() as u64;
                 self.stats.data_bytes -= header.value as u64;
                 self.log.write(pos, version, key, value, how.expires_ms);
                 return Ok(version);
             }
         }
-        self.set_anew(hash, key, value, how.expires_ms, version)?;
+        self.set_in_new_block(hash, key, value, how.expires_ms, version)?;
         Ok(version)
     }
 
     /// Sets a value in a new block.
-    fn set_anew(
+    fn set_in_new_block(
         &mut self,
         hash: u64,
         key: &[u8],
@@ -300,38 +312,41 @@ impl Partition {
             if !self.fits(units) {
                 self.sweep();
             }
-            let room = self.stats.items < self.index.most() as u64 && self.index.has_room(hash);
+            let room =
+                self.stats.items < self.index.max_items() as u64 && self.index.has_room(hash);
             let indexed = room || find(self).is_some();
             if !self.fits(units) || !indexed {
                 self.stats.refused_full += 1;
                 return Err(Refusal::Full);
             }
         }
-        while self.stats.items >= self.index.most() as u64 && self.mode == Mode::Cache {
+        while self.stats.items >= self.index.max_items() as u64 && self.mode == Mode::Cache {
             self.make_room();
         }
         let pos = self.reserve(units);
         // Making room may have moved or evicted the old item.
         if let Some((place, old)) = find(self) {
             let header = self.log.item(old).header;
-            self.forget(old);
-            self.floor = self.floor.max(header.version);
-            self.index.moved(place, pos);
+            self.remove_from_log(old);
+            self.max_removed_version = self.max_removed_version.max(header.version);
+            self.index.set_position(place, pos);
         } else if !self.index.insert(hash, pos) {
             // In a cache with a full index, the oldest item of the home bucket is evicted.
             let rank = |(_, pos): &(_, usize)| self.log.age_rank(*pos);
             if let Some((place, oldest)) = self.index.neighbours(hash).min_by_key(rank) {
-                self.floor = self.floor.max(self.log.item(oldest).header.version);
-                self.forget(oldest);
+                self.max_removed_version = self
+                    .max_removed_version
+                    .max(self.log.item(oldest).header.version);
+                self.remove_from_log(oldest);
                 self.index.replace(place, hash, pos);
                 self.stats.evictions += 1;
             }
         }
         self.log.write(pos, version, key, value, expires_ms);
-        self.log.born(units);
+        self.log.mark_live(units);
         self.stats.items += 1;
         self.stats.data_bytes += (key.len() + value.len()) as u64;
-        self.mortal += u64::from(expires_ms != 0);
+        self.expiring_items += u64::from(expires_ms != 0);
         Ok(())
     }
 
@@ -364,7 +379,7 @@ impl Partition {
             };
         };
         let there = self.log.item(pos).header.version;
-        if self.is_over(pos) {
+        if self.is_expired(pos) {
             self.remove(place, pos);
             self.stats.expired += 1;
             return match version {
@@ -382,10 +397,10 @@ impl Partition {
     /// Removes all items.
     pub fn clear(&mut self) {
         let highest = self.blocks().map(|pos| self.log.item(pos).header.version);
-        self.floor = highest.max().unwrap_or(0).max(self.floor);
+        self.max_removed_version = highest.max().unwrap_or(0).max(self.max_removed_version);
         self.index.clear();
         self.log.clear();
-        self.mortal = 0;
+        self.expiring_items = 0;
         (self.stats.items, self.stats.data_bytes) = (0, 0);
     }
 
@@ -420,7 +435,7 @@ impl Partition {
     }
 
     #[inline]
-    fn is_over(&self, pos: usize) -> bool {
+    fn is_expired(&self, pos: usize) -> bool {
         let item = self.log.item(pos);
         item.header.expires && item.expires_ms <= (self.clock)()
     }
@@ -428,18 +443,18 @@ impl Partition {
     /// Removes an item from index and log.
     fn remove(&mut self, place: index::Place, pos: usize) {
         let version = self.log.item(pos).header.version;
-        self.floor = self.floor.max(version);
+        self.max_removed_version = self.max_removed_version.max(version);
         self.index.remove(place);
-        self.forget(pos);
+        self.remove_from_log(pos);
     }
 
     /// Removes an item from the log.
-    fn forget(&mut self, pos: usize) {
+    fn remove_from_log(&mut self, pos: usize) {
         let header = self.log.item(pos).header;
         self.stats.items -= 1;
         self.stats.data_bytes -= (header.key + header.value) as u64;
-        self.mortal -= u64::from(header.expires);
-        self.log.kill(pos);
+        self.expiring_items -= u64::from(header.expires);
+        self.log.mark_dead(pos);
     }
 
     /// Returns true if a store may take `units` more units. The reserved sixteenth is the size of two of the longest
@@ -453,7 +468,7 @@ impl Partition {
     fn reserve(&mut self, units: usize) -> usize {
         loop {
             if let Some(pos) = self.log.append(units) {
-                self.touched = self.touched.max(pos + units);
+                self.max_used_units = self.max_used_units.max(pos + units);
                 return pos;
             }
             self.make_room();
@@ -473,10 +488,10 @@ impl Partition {
         let hash = hash_of(item.key, self.seed);
         let Some((place, _)) = self.index.find(hash, |there| there == pos) else {
             // Unreachable: the index has every item.
-            self.log.kill(pos);
+            self.log.mark_dead(pos);
             return;
         };
-        if self.is_over(pos) {
+        if self.is_expired(pos) {
             self.remove(place, pos);
             self.stats.expired += 1;
             return;
@@ -487,15 +502,15 @@ impl Partition {
             return;
         }
         let units = self.log.units_with(&header);
-        self.log.lift(pos, &mut self.scratch);
-        self.log.kill(pos);
+        self.log.copy_out(pos, &mut self.scratch);
+        self.log.mark_dead(pos);
         self.log.pop();
         // This runs only if no contiguous room was left. The freed oldest block is adjacent to the room, so the append
         // succeeds.
         if let Some(to) = self.log.append(units) {
-            self.log.lay(to, &self.scratch);
-            self.log.born(units);
-            self.index.moved(place, to);
+            self.log.copy_in(to, &self.scratch);
+            self.log.mark_live(units);
+            self.index.set_position(place, to);
             self.stats.moves += 1;
         }
     }
@@ -503,12 +518,12 @@ impl Partition {
     /// Removes expired items, at most once a second, and only if some item has an expiry time.
     fn sweep(&mut self) {
         let now = self.now_ms();
-        if self.mortal == 0 || now < self.swept_ms.saturating_add(1000) {
+        if self.expiring_items == 0 || now < self.last_sweep_ms.saturating_add(1000) {
             return;
         }
-        self.swept_ms = now;
-        let over: Vec<usize> = self.blocks().filter(|&pos| self.is_over(pos)).collect();
-        for pos in over {
+        self.last_sweep_ms = now;
+        let expired: Vec<usize> = self.blocks().filter(|&pos| self.is_expired(pos)).collect();
+        for pos in expired {
             let hash = hash_of(self.log.item(pos).key, self.seed);
             if let Some((place, _)) = self.index.find(hash, |there| there == pos) {
                 self.remove(place, pos);

@@ -24,19 +24,19 @@ pub(crate) struct Candidates {
     at: [u64; SLOTS],
     count: usize,
     /// True if the bucket has no free slot, so that the item may be in the next bucket.
-    pub(crate) goes_on: bool,
+    pub(crate) bucket_is_full: bool,
 }
 
 impl Candidates {
     /// Reads a bucket with any contents.
     pub(crate) fn of(bucket: &[u8], hash: u64) -> Self {
         let mut found = Self {
-            goes_on: true,
+            bucket_is_full: true,
             ..Self::default()
         };
         for word in bucket.as_chunks::<8>().0.iter().take(SLOTS) {
             let word = u64::from_le_bytes(*word);
-            found.goes_on &= word != 0;
+            found.bucket_is_full &= word != 0;
             if word >> 48 == tag(hash) && word & 0xff_ffff_ffff != 0 {
                 found.at[found.count] = pos_of(word) as u64 * 8;
                 found.count += 1;
@@ -46,7 +46,7 @@ impl Candidates {
     }
 
     /// Returns the next byte offset to look at.
-    pub(crate) fn take(&mut self) -> Option<u64> {
+    pub(crate) fn pop(&mut self) -> Option<u64> {
         self.count = self.count.checked_sub(1)?;
         Some(self.at[self.count])
     }
@@ -54,7 +54,7 @@ impl Candidates {
 
 /// The result of decoding bytes of the log for a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Seen<'b> {
+pub(crate) enum DecodedItem<'b> {
     /// The intact item of the key.
     Item {
         version: u64,
@@ -71,22 +71,22 @@ pub(crate) enum Seen<'b> {
 }
 
 /// Decodes bytes of the log with any contents, for a reader that looks for `key`.
-pub(crate) fn item<'b>(bytes: &'b [u8], key: &[u8], seed: u64) -> Seen<'b> {
+pub(crate) fn decode_item<'b>(bytes: &'b [u8], key: &[u8], seed: u64) -> DecodedItem<'b> {
     let Some(header) = word_at(bytes, 0).and_then(ItemHeader::of) else {
-        return Seen::Torn;
+        return DecodedItem::Torn;
     };
     let checked = header.units() * 8;
     let Some(check) = word_at(bytes, checked) else {
-        return Seen::Longer(checked + 8);
+        return DecodedItem::Longer(checked + 8);
     };
     if check != check_of(&bytes[..checked], seed) {
-        return Seen::Torn;
+        return DecodedItem::Torn;
     }
     let (key_at, value_at) = header.offsets();
     if bytes[key_at..key_at + header.key] != *key {
-        return Seen::Other;
+        return DecodedItem::Other;
     }
-    Seen::Item {
+    DecodedItem::Item {
         version: header.version,
         value: &bytes[value_at..value_at + header.value],
         expires: header.expires,
@@ -128,13 +128,13 @@ mod tests {
         for _ in 0..buckets {
             let at = usize::try_from(bucket).expect("small") * BUCKET_BYTES;
             let mut candidates = Candidates::of(&index[at..at + BUCKET_BYTES], hash);
-            while let Some(at) = candidates.take() {
+            while let Some(at) = candidates.pop() {
                 let at = usize::try_from(at).expect("small");
-                if let Seen::Item { version, value, .. } = item(&log[at..], key, 7) {
+                if let DecodedItem::Item { version, value, .. } = decode_item(&log[at..], key, 7) {
                     return Some((version, value.to_vec()));
                 }
             }
-            if !candidates.goes_on {
+            if !candidates.bucket_is_full {
                 return None;
             }
             bucket = (bucket + 1) % buckets;
@@ -177,24 +177,24 @@ mod tests {
                 p.bytes().1[..48].to_vec()
             };
             let (old, new) = (block(&mut p, &first), block(&mut p, &second));
-            let whole = Seen::Item { version: 1, value: &first, expires: false };
-            prop_assert_eq!(item(&old, b"key", 7), whole);
+            let whole = DecodedItem::Item { version: 1, value: &first, expires: false };
+            prop_assert_eq!(decode_item(&old, b"key", 7), whole);
             let mixed: Vec<u8> = (0..6)
                 .flat_map(|word| if choice >> word & 1 != 0 { &new } else { &old }[word * 8..word * 8 + 8].to_vec())
                 .collect();
-            let seen = item(&mixed, b"key", 7);
-            prop_assert_eq!(seen == Seen::Torn, mixed != old && mixed != new);
-            prop_assert_eq!(item(&old[..40], b"key", 7), Seen::Longer(48));
-            let other = item(&old, b"kez", 7);
-            prop_assert_eq!(other, Seen::Other);
+            let seen = decode_item(&mixed, b"key", 7);
+            prop_assert_eq!(seen == DecodedItem::Torn, mixed != old && mixed != new);
+            prop_assert_eq!(decode_item(&old[..40], b"key", 7), DecodedItem::Longer(48));
+            let other = decode_item(&old, b"kez", 7);
+            prop_assert_eq!(other, DecodedItem::Other);
         }
 
         #[test]
         fn any_bytes_are_nothing_that_was_put(bytes in prop::collection::vec(any::<u8>(), 0..200), hash: u64) {
-            let seen = item(&bytes, b"key", 7);
-            prop_assert!(!matches!(seen, Seen::Item { .. } | Seen::Other), "{seen:?}");
+            let seen = decode_item(&bytes, b"key", 7);
+            prop_assert!(!matches!(seen, DecodedItem::Item { .. } | DecodedItem::Other), "{seen:?}");
             let mut candidates = Candidates::of(&bytes, hash);
-            while candidates.take().is_some() {}
+            while candidates.pop().is_some() {}
         }
     }
 }

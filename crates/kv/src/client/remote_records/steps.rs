@@ -6,19 +6,19 @@ use std::time::Duration;
 use rpc::RpcError;
 use rpc::one_sided::{OneSided, Steps};
 
-use super::{After, READ_AT, RemoteRecords, Step, Work};
+use super::{AfterUnlock, READ_AT, RemoteRecords, SlotState, Step};
 use crate::Design;
-use crate::client::design::{Answered, ByItself, ClientDesign, Done};
+use crate::client::design::{AnswerEffect, ClientDesign, Done, OneSidedOps};
 use crate::client::error::ClientError;
 use crate::client::request::{Answer, ClientStats, Pending};
-use crate::locations::Locations;
+use crate::record_cache::RecordCache;
 use crate::store::record::{Body, next_version, redo};
 use crate::store::{Condition, Refusal};
-use crate::wire::{self, Ask, Op, Request, Status};
+use crate::wire::{self, Op, RecordRequest, Request, Status};
 
 impl ClientDesign for RemoteRecords {
-    fn by_itself(&self) -> ByItself {
-        ByItself {
+    fn one_sided_ops(&self) -> OneSidedOps {
+        OneSidedOps {
             gets: true,
             changes: self.writes.is_some(),
         }
@@ -44,13 +44,13 @@ impl ClientDesign for RemoteRecords {
 
     #[inline]
     fn begin(&mut self, pending: &Pending, slot: u32, hash: u64) {
-        self.works[slot as usize] = Work {
+        self.slots[slot as usize] = SlotState {
             hash,
-            ..Work::default()
+            ..SlotState::default()
         };
-        let known = self.writes.and_then(|_| self.locations.get(hash));
+        let known = self.writes.and_then(|_| self.record_cache.get(hash));
         match known.filter(|record| *record < self.shape.records) {
-            Some(record) => self.go(pending, slot, record),
+            Some(record) => self.access_record(pending, slot, record),
             None => self.find(pending.lane, slot),
         }
     }
@@ -63,44 +63,51 @@ impl ClientDesign for RemoteRecords {
     ) -> Result<usize, RpcError> {
         if !self.waiting.is_empty() {
             self.queue.check()?;
-            self.try_again(all, stats, done);
+            self.retry_waiting(all, stats, done);
         }
         self.post_and_poll(all, stats, done)
     }
 
-    fn question(&self, pending: &Pending, slot: u32, into: &mut Vec<u8>) {
+    fn encode_server_request(&self, pending: &Pending, slot: u32, into: &mut Vec<u8>) {
         let key = wire::key_of(&pending.bytes).unwrap_or_default();
-        let work = &self.works[slot as usize];
-        match work.step {
-            Step::Locate => Ask::Locate(key).encode(into),
-            Step::Claim => Ask::Claim(key).encode(into),
-            Step::Release => Ask::Release(work.record).encode(into),
+        let state = &self.slots[slot as usize];
+        match state.step {
+            Step::Locate => RecordRequest::Locate(key).encode(into),
+            Step::Claim => RecordRequest::Claim(key).encode(into),
+            Step::Release => RecordRequest::Release(state.record).encode(into),
             _ => into.clone_from(&pending.bytes),
         }
     }
 
     #[inline]
-    fn answered(&mut self, pending: &Pending, slot: u32, said: (Status, u64)) -> Answered {
-        match self.works[slot as usize].step {
-            Step::Locate | Step::Claim | Step::Release => self.answer(pending, slot, said),
-            _ => Answered::Request,
+    fn handle_answer(
+        &mut self,
+        pending: &Pending,
+        slot: u32,
+        answer: (Status, u64),
+    ) -> AnswerEffect {
+        match self.slots[slot as usize].step {
+            Step::Locate | Step::Claim | Step::Release => {
+                self.handle_record_answer(pending, slot, answer)
+            }
+            _ => AnswerEffect::CompletesRequest,
         }
     }
 
     fn may_have_changed(&self, slot: u32) -> bool {
-        matches!(self.works[slot as usize].step, Step::Commit { .. })
+        matches!(self.slots[slot as usize].step, Step::Commit { .. })
     }
 
     fn doorbells(&self) -> u64 {
         self.queue.doorbells()
     }
 
-    fn locations(&self) -> Option<&Arc<Locations>> {
-        self.writes.map(|_| &self.locations)
+    fn record_cache(&self) -> Option<&Arc<RecordCache>> {
+        self.writes.map(|_| &self.record_cache)
     }
 
-    fn share_locations(&mut self, locations: Arc<Locations>) {
-        self.locations = locations;
+    fn share_record_cache(&mut self, record_cache: Arc<RecordCache>) {
+        self.record_cache = record_cache;
     }
 }
 
@@ -122,24 +129,24 @@ impl Steps for RemoteRecords {
         stats: &mut ClientStats,
         bytes: &'b mut [u8],
     ) -> Result<Option<Done<'b>>, RpcError> {
-        let work = self.works[slot as usize];
+        let state = self.slots[slot as usize];
         let key = wire::key_of(&pending.bytes).unwrap_or_default();
         let seed = self.seed;
-        match work.step {
+        match state.step {
             Step::Get => {
                 let body = &mut bytes[..self.shape.body()];
                 self.queue.copy(slot, READ_AT, body)?;
-                Ok(match self.shape.decode(body, (seed, work.record), key) {
-                    Body::Ours { version, value } => Some(self.value(slot, version, value)),
-                    Body::Torn => self.torn(pending, slot, stats),
+                Ok(match self.shape.decode(body, (seed, state.record), key) {
+                    Body::Ours { version, value } => Some(self.complete_get(slot, version, value)),
+                    Body::Torn => self.handle_torn(pending, slot, stats),
                     Body::Other => self.find_again(pending, slot, stats),
                 })
             }
-            Step::Find => self.found(pending, slot, stats, bytes),
+            Step::Find => self.handle_neighbourhood(pending, slot, stats, bytes),
             Step::Lock => {
                 let before = self.queue.word(slot, 0)?;
                 if before != 0 {
-                    return Ok(self.is_locked(slot, stats));
+                    return Ok(self.handle_locked(slot, stats));
                 }
                 let body = &mut bytes[..self.shape.body()];
                 self.queue.copy(slot, READ_AT, body)?;
@@ -147,8 +154,8 @@ impl Steps for RemoteRecords {
                 Ok(None)
             }
             Step::Commit { version } => {
-                self.works[slot as usize].step = Step::Idle;
-                if self.queue.word(slot, 8)? == work.word {
+                self.slots[slot as usize].step = Step::Idle;
+                if self.queue.word(slot, 8)? == state.word {
                     return Ok(Some(Done::Answer(Answer::Done { version })));
                 }
                 // Another client held the lock at the end, which this server's rules do not permit.
@@ -156,11 +163,13 @@ impl Steps for RemoteRecords {
                 Ok(Some(Done::Answer(Answer::Lost)))
             }
             Step::Unlock(after) => {
-                self.works[slot as usize].step = Step::Idle;
+                self.slots[slot as usize].step = Step::Idle;
                 Ok(match after {
-                    After::NotFound => Some(Done::Answer(Answer::NotFound)),
-                    After::Condition(version) => Some(Done::Answer(Answer::Condition { version })),
-                    After::Find => self.find_again(pending, slot, stats),
+                    AfterUnlock::NotFound => Some(Done::Answer(Answer::NotFound)),
+                    AfterUnlock::Condition(version) => {
+                        Some(Done::Answer(Answer::Condition { version }))
+                    }
+                    AfterUnlock::Find => self.find_again(pending, slot, stats),
                 })
             }
             // These steps have no outstanding work requests.
@@ -172,33 +181,33 @@ impl Steps for RemoteRecords {
 impl RemoteRecords {
     /// Processes the READ of the key's neighbourhood.
     #[inline]
-    fn found<'b>(
+    fn handle_neighbourhood<'b>(
         &mut self,
         pending: &Pending,
         slot: u32,
         stats: &mut ClientStats,
         bytes: &'b mut [u8],
     ) -> Result<Option<Done<'b>>, RpcError> {
-        let work = self.works[slot as usize];
+        let state = self.slots[slot as usize];
         let key = wire::key_of(&pending.bytes).unwrap_or_default();
         let seed = self.seed;
         let records = &mut bytes[..self.read_bytes];
         self.queue.copy(slot, READ_AT, records)?;
-        let home = self.shape.home(work.hash);
+        let home = self.shape.home(state.hash);
         let Some((record, body)) = self.shape.find(records, (seed, home), key) else {
-            return Ok(Some(self.ask_where(pending, slot)));
+            return Ok(Some(self.ask_for_record(pending, slot)));
         };
-        self.works[slot as usize].record = record;
+        self.slots[slot as usize].record = record;
         if self.writes.is_some() {
-            self.locations.set(work.hash, record);
+            self.record_cache.set(state.hash, record);
         }
         Ok(match body {
             _ if !pending.is_get => {
                 self.lock(pending.lane, slot);
                 None
             }
-            Body::Ours { version, value } => Some(self.value(slot, version, value)),
-            _ => self.torn(pending, slot, stats),
+            Body::Ours { version, value } => Some(self.complete_get(slot, version, value)),
+            _ => self.handle_torn(pending, slot, stats),
         })
     }
 
@@ -219,8 +228,8 @@ impl RemoteRecords {
         key: &[u8],
         body: &[u8],
     ) -> Result<(), RpcError> {
-        let work = self.works[slot as usize];
-        let there = self.shape.decode(body, (self.seed, work.record), key);
+        let state = self.slots[slot as usize];
+        let there = self.shape.decode(body, (self.seed, state.record), key);
         let (value, condition) = match wire::decode(&pending.bytes) {
             Some(Request::Whole {
                 op: Op::Put {
@@ -242,7 +251,7 @@ impl RemoteRecords {
             } => next_version(version, now.is_some(), value.is_some(), condition),
             // The record belongs to another key now, or is not whole.
             Body::Other | Body::Torn => {
-                self.works[slot as usize].step = Step::Unlock(After::Find);
+                self.slots[slot as usize].step = Step::Unlock(AfterUnlock::Find);
                 self.unlock(pending.lane, slot);
                 return Ok(());
             }
@@ -250,49 +259,49 @@ impl RemoteRecords {
         let step = match next {
             Ok(Some(version)) => {
                 let mut entry = vec![0; redo::bytes(&self.shape)];
-                let place = (self.seed, work.record);
+                let place = (self.seed, state.record);
                 self.shape
                     .encode(&mut entry[redo::BODY_AT..], place, key, version, value);
                 redo::seal(
                     &mut entry,
                     &self.shape,
-                    (pending.lane, work.record),
-                    work.word,
+                    (pending.lane, state.record),
+                    state.word,
                 );
                 self.write(pending.lane, slot, &entry)?;
                 Step::Commit { version }
             }
-            Err(Refusal::Condition(version)) => Step::Unlock(After::Condition(version)),
-            Ok(None) | Err(_) => Step::Unlock(After::NotFound),
+            Err(Refusal::Condition(version)) => Step::Unlock(AfterUnlock::Condition(version)),
+            Ok(None) | Err(_) => Step::Unlock(AfterUnlock::NotFound),
         };
-        self.works[slot as usize].step = step;
+        self.slots[slot as usize].step = step;
         self.unlock(pending.lane, slot);
         Ok(())
     }
 
-    /// Processes the server's answer to a question about records.
-    fn answer(
+    /// Processes the server's answer to a request about records.
+    fn handle_record_answer(
         &mut self,
         pending: &Pending,
         slot: u32,
         (status, number): (Status, u64),
-    ) -> Answered {
-        let step = std::mem::take(&mut self.works[slot as usize].step);
-        let hash = self.works[slot as usize].hash;
+    ) -> AnswerEffect {
+        let step = std::mem::take(&mut self.slots[slot as usize].step);
+        let hash = self.slots[slot as usize].hash;
         match (step, status) {
             (Step::Locate | Step::Claim, Status::Ok) if number < self.shape.records => {
-                self.locations.set(hash, number);
-                self.go(pending, slot, number);
-                Answered::GoesOn
+                self.record_cache.set(hash, number);
+                self.access_record(pending, slot, number);
+                AnswerEffect::Continue
             }
             (Step::Release, Status::Ok) => {
-                self.works[slot as usize].since = None;
-                self.go(pending, slot, self.works[slot as usize].record);
-                Answered::GoesOn
+                self.slots[slot as usize].since = None;
+                self.access_record(pending, slot, self.slots[slot as usize].record);
+                AnswerEffect::Continue
             }
             (Step::Release, Status::Busy) => {
-                self.wait(slot, Duration::from_millis(1));
-                Answered::GoesOn
+                self.schedule_retry(slot, Duration::from_millis(1));
+                AnswerEffect::Continue
             }
             (Step::Locate, Status::NotFound) => {
                 let conditional = !matches!(
@@ -302,15 +311,15 @@ impl RemoteRecords {
                         ..
                     })
                 );
-                Answered::Over(if conditional {
+                AnswerEffect::Complete(if conditional {
                     Answer::Condition { version: 0 }
                 } else {
                     Answer::NotFound
                 })
             }
-            (_, Status::Full) => Answered::Over(Answer::Full),
-            (_, Status::TooLong) => Answered::Over(Answer::TooLong),
-            _ => Answered::Over(Answer::Lost),
+            (_, Status::Full) => AnswerEffect::Complete(Answer::Full),
+            (_, Status::TooLong) => AnswerEffect::Complete(Answer::TooLong),
+            _ => AnswerEffect::Complete(Answer::Lost),
         }
     }
 }

@@ -52,14 +52,14 @@ fn holder(server: &Server, value: &[u8]) -> Pipeline {
         ttl_ms: 0,
     };
     assert!(pipeline.submit(&op, 1).expect("short"));
-    let (records, _, _) = pipeline.parts();
+    let (records, _, _) = pipeline.internals();
     records.queue.flush().expect("posted");
     pipeline
 }
 
 /// Takes the completion of the lock, and prepares the change without posting it.
 fn prepare(pipeline: &mut Pipeline) {
-    let (records, pending, stats) = pipeline.parts();
+    let (records, pending, stats) = pipeline.internals();
     let mut buffer = verbs::WcBuffer::<1>::new();
     let slot = verbs::poll_until(Duration::from_secs(20), || {
         let mut wcs = records.queue.cq().poll(&mut buffer).expect("whole");
@@ -107,7 +107,7 @@ fn who_is_slow_with_a_lock_cannot_do_harm() {
         assert_eq!((stats.recovered_locks, stats.expelled), (1, 1));
         // The slow client makes its change with keys that are no longer valid.
         prepare(&mut slow);
-        let (records, _, _) = slow.parts();
+        let (records, _, _) = slow.internals();
         let _ = records.queue.flush();
         assert_eq!(
             ends(&mut slow),
@@ -139,17 +139,17 @@ fn who_dies_with_a_lock_leaves_a_whole_value() {
     // The client dies with a redo entry and half of the record changed.
     let mut dying = holder(&server, b"third");
     prepare(&mut dying);
-    let (records, _, _) = dying.parts();
+    let (records, _, _) = dying.internals();
     let queue = &mut records.queue;
     queue.post_first(1).expect("posted");
     let slot = records
-        .works
+        .slots
         .iter()
         .position(|w| w.step != Step::Idle)
         .expect("one");
     let at = queue.room() - redo::bytes(&records.shape) + redo::BODY_AT;
     let place = (u32::try_from(slot).expect("a slot"), at);
-    let record = records.partitions[0].at(records.shape.at(records.works[slot].record));
+    let record = records.partitions[0].at(records.shape.at(records.slots[slot].record));
     queue.write(place, 24, record).expect("inside");
     queue.flush().expect("posted");
     let reader = other.start_get(KEY).expect("started");
@@ -174,9 +174,9 @@ fn a_record_that_stays_torn_holds_nobody_beyond_the_deadline() {
     let mut other = Client::connect(config(&server)).expect("connects");
     other.put(KEY, b"value").expect("set");
     let mut hostile = reader(&server);
-    let (records, _, _) = hostile.parts();
+    let (records, _, _) = hostile.internals();
     let hash = crate::store::hash_of(KEY, records.seed);
-    let record = records.locations.get(hash);
+    let record = records.record_cache.get(hash);
     let value = records.shape.at(record.expect("known")) + 16 + records.shape.key_bytes as u64;
     let at = records.partitions[0].at(value);
     let queue = &mut records.queue;

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A cache of the keys' record numbers, which clients share. Clients detect and correct outdated entries.
 #[derive(Debug)]
-pub struct Locations {
+pub struct RecordCache {
     /// The record number plus 1 of the last key with these hash bits; 0 if unknown.
     entries: Box<[AtomicU32]>,
 }
 
-impl Locations {
+impl RecordCache {
     /// Creates a cache for about `keys` keys: the next power of two, four bytes each, at most 2^24 entries.
     pub fn new(keys: usize) -> Self {
         let entries = keys.clamp(1, 1 << 24).next_power_of_two();
@@ -37,7 +37,7 @@ impl Locations {
         self.entry(hash).store(entry, Ordering::Relaxed);
     }
 
-    pub(crate) fn forget(&self, hash: u64) {
+    pub(crate) fn remove(&self, hash: u64) {
         self.entry(hash).store(0, Ordering::Relaxed);
     }
 }
