@@ -22,11 +22,11 @@ pub struct Checker {
     start: u64,
     all: NumberSet,
     clients: usize,
-    twice: u64,
+    duplicates: u64,
     example: Option<(String, u64)>,
     not_increasing: u64,
     lost: u64,
-    died: usize,
+    dead_clients: usize,
     restarts: usize,
 }
 
@@ -50,7 +50,8 @@ pub struct Verdict {
     /// Requests or answers that were lost or discarded: each may have skipped a number.
     pub lost: u64,
     /// Clients that died: their numbers are not known.
-    pub died: usize,
+    #[serde(rename = "died")]
+    pub dead_clients: usize,
     /// Restarts of the server: each may have skipped the reserved numbers.
     pub restarts: usize,
     /// Numbers below the start, or not below the server's next number.
@@ -64,11 +65,11 @@ impl Checker {
             start,
             all: NumberSet::new(),
             clients: 0,
-            twice: 0,
+            duplicates: 0,
             example: None,
             not_increasing: 0,
             lost: 0,
-            died: 0,
+            dead_clients: 0,
             restarts: 0,
         }
     }
@@ -76,7 +77,7 @@ impl Checker {
     /// Adds a client's report.
     pub fn add(&mut self, name: &str, report: &ClientReport) {
         self.add_numbers(name, &report.numbers);
-        self.twice += report.duplicates;
+        self.duplicates += report.duplicates;
         self.not_increasing += report.not_increasing;
         self.lost += report.failures.lost + report.failures.discarded;
     }
@@ -84,8 +85,8 @@ impl Checker {
     /// Adds the numbers of a client.
     pub fn add_numbers(&mut self, name: &str, numbers: &NumberSet) {
         self.clients += 1;
-        let (twice, example) = self.all.merge(numbers);
-        self.twice += twice;
+        let (duplicates, example) = self.all.merge(numbers);
+        self.duplicates += duplicates;
         if let (None, Some(n)) = (&self.example, example) {
             self.example = Some((name.to_owned(), n));
         }
@@ -93,7 +94,7 @@ impl Checker {
 
     /// Records that a client died without a report.
     pub fn client_died(&mut self) {
-        self.died += 1;
+        self.dead_clients += 1;
     }
 
     /// Records that the server was restarted.
@@ -123,21 +124,21 @@ impl Checker {
         let numbers = self.all.len();
         let outside = numbers - inside;
         let skipped = end.saturating_sub(self.start).saturating_sub(inside);
-        let excused = skipped <= self.lost || self.died > 0 || self.restarts > 0;
+        let excused = skipped <= self.lost || self.dead_clients > 0 || self.restarts > 0;
         Verdict {
             ok: numbers > 0
-                && self.twice == 0
+                && self.duplicates == 0
                 && self.not_increasing == 0
                 && outside == 0
                 && excused,
             clients: self.clients,
             numbers,
-            duplicates: self.twice,
+            duplicates: self.duplicates,
             duplicate: self.example.clone(),
             not_increasing: self.not_increasing,
             skipped,
             lost: self.lost,
-            died: self.died,
+            dead_clients: self.dead_clients,
             restarts: self.restarts,
             outside,
         }
@@ -151,7 +152,7 @@ impl fmt::Display for Verdict {
             numbers,
             skipped,
             lost,
-            died,
+            dead_clients,
             restarts,
             ..
         } = self;
@@ -174,7 +175,7 @@ impl fmt::Display for Verdict {
             0 => write!(f, ", none skipped")?,
             n => write!(
                 f,
-                ", {n} skipped ({lost} lost messages, {died} dead clients, {restarts} restarts)"
+                ", {n} skipped ({lost} lost messages, {dead_clients} dead clients, {restarts} restarts)"
             )?,
         }
         if self.outside > 0 {

@@ -6,9 +6,9 @@ use rpc::{RpcError, UdPortConfig, datagram, herd};
 use service::{ConnectError, Connection, Latency, Protocol, Refused, Target};
 use verbs::{Access, Context, PortGid, ProtectionDomain, Rc, time};
 
-use crate::lanes::{AtomicsLane, RpcLane, Sink, SpecLane, SpreadLane};
+use crate::lanes::{AtomicsLane, LaneResults, RpcLane, SpecLane, SpreadLane};
 use crate::rendezvous::{Accepted, Hello, Rendezvous, Welcome};
-use crate::run::{End, Run};
+use crate::run::{Run, SessionEnd};
 use crate::{ClientConfig, ClientReport, Connector, Design, Failures, Until};
 
 /// A client of a [`Server`](crate::Server). Dropping the client disconnects it.
@@ -20,7 +20,7 @@ pub struct Client {
     pd: ProtectionDomain,
     session: Option<Session>,
     design: Design,
-    sink: Sink,
+    results: LaneResults,
     start: u64,
     target: Target<Rendezvous>,
 }
@@ -118,7 +118,7 @@ impl Client {
             pd,
             session: None,
             design: Design::SpecS0,
-            sink: Sink::default(),
+            results: LaneResults::default(),
             start: 0,
             target,
         };
@@ -139,41 +139,45 @@ impl Client {
     /// Gets numbers until the time is over or there are enough. The report includes failures.
     pub fn run(&mut self, until: Until) -> ClientReport {
         let mut run = Run::new(until, &self.config);
-        self.sink.numbers = crate::NumberSet::new();
-        self.sink.since = self.sink.above;
-        (self.sink.got, self.sink.not_increasing, self.sink.discarded) = (0, 0, 0);
-        (self.sink.refused, self.sink.wrong_guesses) = (0, 0);
+        self.results.numbers = crate::NumberSet::new();
+        self.results.above_at_start = self.results.above;
+        (
+            self.results.received,
+            self.results.not_increasing,
+            self.results.discarded,
+        ) = (0, 0, 0);
+        (self.results.refused, self.results.wrong_guesses) = (0, 0);
         loop {
             let Some(session) = &mut self.session else {
                 match self.reconnect() {
                     Ok(()) => continue,
                     Err(e) => {
-                        run.failures.ended = Some(e.to_string());
+                        run.failures.end_reason = Some(e.to_string());
                         break;
                     }
                 }
             };
             let end = match &mut session.lane {
-                AnyLane::Atomics(lane) => run.drive(&mut **lane, &mut self.sink),
-                AnyLane::Rpc(lane) => run.drive(&mut **lane, &mut self.sink),
-                AnyLane::Spread(lane) => run.drive(&mut **lane, &mut self.sink),
-                AnyLane::Spec(lane) => run.drive(&mut **lane, &mut self.sink),
+                AnyLane::Atomics(lane) => run.drive(&mut **lane, &mut self.results),
+                AnyLane::Rpc(lane) => run.drive(&mut **lane, &mut self.results),
+                AnyLane::Spread(lane) => run.drive(&mut **lane, &mut self.results),
+                AnyLane::Spec(lane) => run.drive(&mut **lane, &mut self.results),
             };
             match end {
-                End::Done => break,
+                SessionEnd::Done => break,
                 // The next session guesses right: see `lanes`, rule 4.
-                End::Renew => self.session = None,
-                End::UsedUp => {
-                    run.failures.ended = Some("the numbers are used up".to_owned());
+                SessionEnd::Renew => self.session = None,
+                SessionEnd::UsedUp => {
+                    run.failures.end_reason = Some("the numbers are used up".to_owned());
                     break;
                 }
-                End::Broken { lost, why } => {
+                SessionEnd::Broken { lost, why } => {
                     tracing::info!("{lost} requests lost, connecting again: {why}");
                     run.failures.lost += lost as u64;
                     run.failures.reconnects += 1;
                     // Dropping the session destroys its queue pairs and its connection: see `lanes`, rule 5.
                     self.session = None;
-                    if run.is_over(self.sink.got) {
+                    if run.is_over(self.results.received) {
                         break;
                     }
                 }
@@ -184,15 +188,15 @@ impl Client {
 
     /// Gets exactly `count` numbers.
     pub fn take(&mut self, count: u64) -> Result<Vec<u64>, ClientError> {
-        self.sink.keep = Some(Vec::new());
+        self.results.all_numbers = Some(Vec::new());
         let report = self.run(Until::Count(count));
-        let numbers = self.sink.keep.take().unwrap_or_default();
+        let numbers = self.results.all_numbers.take().unwrap_or_default();
         if report.requests == count {
             return Ok(numbers);
         }
         let why = report
             .failures
-            .ended
+            .end_reason
             .unwrap_or_else(|| "unknown".to_owned());
         Err(ClientError::Short {
             got: report.requests,
@@ -203,8 +207,8 @@ impl Client {
 
     fn report(&mut self, run: Run) -> ClientReport {
         let seconds = Duration::from_nanos(run.last.saturating_sub(run.started)).as_secs_f64();
-        let mut numbers = std::mem::take(&mut self.sink.numbers);
-        let requests = self.sink.got;
+        let mut numbers = std::mem::take(&mut self.results.numbers);
+        let requests = self.results.received;
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = if seconds > 0.0 {
             requests as f64 / seconds
@@ -219,12 +223,12 @@ impl Client {
             rate,
             latency: Latency::with_mean(&run.latency.all()),
             doorbells: run.doorbells,
-            wrong_guesses: self.sink.wrong_guesses,
-            not_increasing: self.sink.not_increasing,
+            wrong_guesses: self.results.wrong_guesses,
+            not_increasing: self.results.not_increasing,
             duplicates: numbers.duplicates(),
             failures: Failures {
-                discarded: self.sink.discarded,
-                refused: self.sink.refused,
+                discarded: self.results.discarded,
+                refused: self.results.refused,
                 ..run.failures
             },
             numbers,
@@ -238,11 +242,11 @@ impl Client {
             .target
             .persist(until, || self.open(), ClientError::is_hopeless);
         let (session, accepted) = opened?;
-        if accepted.next < self.sink.above {
+        if accepted.next < self.results.above {
             return Err(ClientError::refused(format!(
                 "it goes on at {}, but {} was given already: it was started again without its state file",
                 accepted.next,
-                self.sink.above - 1
+                self.results.above - 1
             )));
         }
         self.design = accepted.design;
@@ -257,17 +261,17 @@ impl Client {
         let window = self.config.window;
         let opened = self
             .target
-            .open(window, patience, |welcome| self.introduce(welcome));
+            .open(window, patience, |welcome| self.prepare_hello(welcome));
         let (prepared, accepted, connection) = opened?;
         let session = Session {
-            lane: self.attach(prepared, &accepted)?,
+            lane: self.connect_lane(prepared, &accepted)?,
             _connection: connection,
         };
         Ok((session, accepted))
     }
 
     /// Checks the server's offer and prepares the client's queue pairs and its [`Hello`].
-    fn introduce(&self, welcome: &Welcome) -> Result<(Prepared, Hello), ClientError> {
+    fn prepare_hello(&self, welcome: &Welcome) -> Result<(Prepared, Hello), ClientError> {
         let offered = welcome.designs.first().copied();
         let offered =
             offered.ok_or_else(|| ClientError::refused("it serves no design".to_owned()))?;
@@ -334,7 +338,11 @@ impl Client {
         }
     }
 
-    fn attach(&self, prepared: Prepared, accepted: &Accepted) -> Result<AnyLane, ClientError> {
+    fn connect_lane(
+        &self,
+        prepared: Prepared,
+        accepted: &Accepted,
+    ) -> Result<AnyLane, ClientError> {
         let window = self.config.window;
         let lacks =
             |what: &str| ConnectError::Config(format!("the server's answer lacks {what:?}"));

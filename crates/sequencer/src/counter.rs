@@ -147,7 +147,7 @@ impl Counter {
     }
 
     /// Raises the limit. The state file must already cover the new limit.
-    pub(crate) fn raise(&self, limit: u64) {
+    pub(crate) fn raise_limit(&self, limit: u64) {
         // Pairs with `take`, and with the READs of clients.
         self.word(&self.limit)
             .fetch_max(limit.min(self.end), Ordering::Release);

@@ -42,33 +42,33 @@ pub(crate) use spread::SpreadLane;
 /// The results of the lanes.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub(crate) struct Sink {
+pub(crate) struct LaneResults {
     /// One more than the largest number so far, over all sessions.
     pub(crate) above: u64,
     /// The value of `above` at the start of the run. No request was outstanding then, so all new numbers are at least
     /// this.
-    pub(crate) since: u64,
-    pub(crate) got: u64,
+    pub(crate) above_at_start: u64,
+    pub(crate) received: u64,
     pub(crate) not_increasing: u64,
     pub(crate) refused: u64,
     /// All numbers in the order of arrival, if the caller wants them.
-    pub(crate) keep: Option<Vec<u64>>,
+    pub(crate) all_numbers: Option<Vec<u64>>,
     pub(crate) numbers: NumberSet,
     pub(crate) discarded: u64,
     pub(crate) wrong_guesses: u64,
 }
 
-impl Sink {
+impl LaneResults {
     /// Counts a number. `floor` is one more than the largest number at the time of the request; a smaller number is an
     /// error.
     #[inline]
-    fn number(&mut self, n: u64, floor: u64) {
+    fn record(&mut self, n: u64, floor: u64) {
         self.not_increasing += u64::from(n < floor);
         self.above = self.above.max(n + 1);
-        self.got += 1;
+        self.received += 1;
         self.numbers.insert(n);
-        if let Some(keep) = &mut self.keep {
-            keep.push(n);
+        if let Some(all) = &mut self.all_numbers {
+            all.push(n);
         }
     }
 }
@@ -78,14 +78,14 @@ pub(crate) trait Lane {
     fn room(&self) -> usize;
     /// Returns the number of unanswered requests.
     fn outstanding(&self) -> usize;
-    /// Sends `count` requests with one doorbell; `above` is [`Sink::above`].
+    /// Sends `count` requests with one doorbell; `above` is [`LaneResults::above`].
     fn send(&mut self, count: usize, above: u64) -> Result<(), RpcError>;
     /// Returns true if this session can give no more numbers, although nothing failed.
-    fn is_used_up(&self) -> bool {
+    fn needs_new_session(&self) -> bool {
         false
     }
     /// Takes answers. Returns how many requests they answer.
-    fn poll(&mut self, sink: &mut Sink) -> Result<usize, RpcError>;
+    fn poll(&mut self, results: &mut LaneResults) -> Result<usize, RpcError>;
     /// Returns true if [`poll`](Self::poll) only polls one completion queue while no answer arrives.
     fn only_polls(&self) -> bool {
         true
@@ -149,14 +149,14 @@ impl<D> SpecLane<D> {
             client,
             window,
             ordered,
-            guess: upper(next),
+            guess: upper_half(next),
             wrong: false,
             outstanding: 0,
         }
     }
 }
 
-fn upper(n: u64) -> u32 {
+fn upper_half(n: u64) -> u32 {
     (n >> 32) as u32
 }
 
@@ -177,7 +177,7 @@ impl<D: Datagrams> Lane for SpecLane<D> {
     }
 
     #[inline]
-    fn is_used_up(&self) -> bool {
+    fn needs_new_session(&self) -> bool {
         self.wrong && self.outstanding == 0
     }
 
@@ -189,7 +189,7 @@ impl<D: Datagrams> Lane for SpecLane<D> {
     }
 
     #[inline]
-    fn poll(&mut self, sink: &mut Sink) -> Result<usize, RpcError> {
+    fn poll(&mut self, results: &mut LaneResults) -> Result<usize, RpcError> {
         let Self {
             client,
             guess,
@@ -203,29 +203,30 @@ impl<D: Datagrams> Lane for SpecLane<D> {
             let n = match answer {
                 SpecAnswer::Lower(lower) => u64::from(*guess) << 32 | u64::from(lower),
                 SpecAnswer::Full(USED_UP) => {
-                    sink.refused += 1;
+                    results.refused += 1;
                     *outstanding = outstanding.saturating_sub(1);
                     return;
                 }
                 SpecAnswer::Full(n) => n,
                 SpecAnswer::Unknown => {
-                    sink.discarded += 1;
+                    results.discarded += 1;
                     return;
                 }
             };
             // Rule 3.
-            let late = n < sink.above && (*ordered || n < sink.since || sink.numbers.contains(n));
+            let late = n < results.above
+                && (*ordered || n < results.above_at_start || results.numbers.contains(n));
             if late || *outstanding == 0 {
-                sink.discarded += 1;
+                results.discarded += 1;
                 return;
             }
             *outstanding -= 1;
             if let SpecAnswer::Full(_) = answer {
-                sink.wrong_guesses += 1;
+                results.wrong_guesses += 1;
                 *wrong = true;
             }
             // The answered request is not known: without an order, any number is permitted.
-            sink.number(n, if *ordered { sink.above } else { 0 });
+            results.record(n, if *ordered { results.above } else { 0 });
         })?;
         Ok(before - self.outstanding)
     }
@@ -298,7 +299,7 @@ impl Lane for RpcLane {
     }
 
     #[inline]
-    fn poll(&mut self, sink: &mut Sink) -> Result<usize, RpcError> {
+    fn poll(&mut self, results: &mut LaneResults) -> Result<usize, RpcError> {
         let Self {
             client,
             pending,
@@ -312,16 +313,16 @@ impl Lane for RpcLane {
             let n = match answer.u64_le() {
                 Some(n) if slot.waiting && slot.number == answer.imm => n,
                 _ => {
-                    sink.discarded += 1;
+                    results.discarded += 1;
                     return;
                 }
             };
             slot.waiting = false;
             *outstanding -= 1;
             if n == USED_UP {
-                sink.refused += 1;
+                results.refused += 1;
             } else {
-                sink.number(n, slot.floor);
+                results.record(n, slot.floor);
             }
         })?;
         let answered = before - self.outstanding;
@@ -430,7 +431,7 @@ impl Lane for AtomicsLane {
     }
 
     #[inline]
-    fn poll(&mut self, sink: &mut Sink) -> Result<usize, RpcError> {
+    fn poll(&mut self, results: &mut LaneResults) -> Result<usize, RpcError> {
         let before = self.answered;
         let mut buffer = WcBuffer::<16>::new();
         let window = self.words.len();
@@ -447,10 +448,10 @@ impl Lane for AtomicsLane {
                 let n = self.results.read_u64(slot * 8)?;
                 self.fetched += 1;
                 if n >= self.end {
-                    sink.refused += 1;
+                    results.refused += 1;
                     self.answered += 1;
                 } else if n < self.limit && self.held.is_empty() {
-                    sink.number(n, sink.above);
+                    results.record(n, results.above);
                     self.answered += 1;
                 } else {
                     self.held.push_back(n);
@@ -458,7 +459,7 @@ impl Lane for AtomicsLane {
             }
         }
         while let Some(n) = self.held.pop_front_if(|n| *n < self.limit) {
-            sink.number(n, sink.above);
+            results.record(n, results.above);
             self.answered += 1;
         }
         if !self.held.is_empty() && !self.reading {

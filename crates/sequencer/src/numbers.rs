@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 mod chunk;
 
-use chunk::{Chunk, NUMBERS as CHUNK, Twice, WORDS};
+use chunk::{Chunk, Duplicates, NUMBERS as CHUNK, WORDS};
 
 /// A set of `u64`. Full chunks of 65,536 numbers are stored as runs. Other chunks are stored as runs or as bitmaps,
 /// whichever is smaller.
@@ -18,25 +18,25 @@ use chunk::{Chunk, NUMBERS as CHUNK, Twice, WORDS};
 /// assert_eq!((set.len(), set.duplicates()), (2, 1));
 /// ```
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(try_from = "Packed", into = "Packed")]
+#[serde(try_from = "SerializedSet", into = "SerializedSet")]
 #[repr(C)]
 pub struct NumberSet {
     /// The run `start..end`, within one chunk, that is being extended and is not in the maps yet.
     start: u64,
     end: u64,
-    /// Number of earlier runs in `aside`, which are not in the maps yet. Runs are merged into the maps together,
+    /// Number of earlier runs in `pending_runs`, which are not in the maps yet. Runs are merged into the maps together,
     /// because with hundreds of clients the maps are not in any cache.
-    asides: usize,
-    aside: [(u64, u64); ASIDE + 1],
-    twice: u64,
+    pending_count: usize,
+    pending_runs: [(u64, u64); MAX_PENDING_RUNS + 1],
+    duplicates: u64,
     len: u64,
     /// The first chunk of each run of full chunks, mapped to the chunk after the run.
     full: BTreeMap<u64, u64>,
     partial: BTreeMap<u64, Chunk>,
 }
 
-/// Largest number of runs in `aside`.
-const ASIDE: usize = 15;
+/// Largest number of runs in `pending_runs`.
+const MAX_PENDING_RUNS: usize = 15;
 
 impl NumberSet {
     /// Creates an empty set.
@@ -52,17 +52,17 @@ impl NumberSet {
             return;
         }
         if self.start != self.end {
-            if self.asides == ASIDE {
+            if self.pending_count == MAX_PENDING_RUNS {
                 self.flush();
             } else {
-                self.aside[self.asides] = (self.start, self.end);
-                self.asides += 1;
+                self.pending_runs[self.pending_count] = (self.start, self.end);
+                self.pending_count += 1;
             }
         }
         if n == u64::MAX {
             self.flush();
             // `u64::MAX` has no successor that could end a run.
-            self.twice += self.insert_run(n, 1).count;
+            self.duplicates += self.insert_run(n, 1).count;
         } else {
             (self.start, self.end) = (n, n + 1);
         }
@@ -71,14 +71,14 @@ impl NumberSet {
     /// Returns how many added numbers were already in the set.
     pub fn duplicates(&mut self) -> u64 {
         self.flush();
-        self.twice
+        self.duplicates
     }
 
     /// Moves all pending runs into the maps, in order: adjacent runs are joined, and all runs of a chunk are added
     /// together.
     fn flush(&mut self) {
-        let mut count = std::mem::take(&mut self.asides);
-        let mut runs = self.aside;
+        let mut count = std::mem::take(&mut self.pending_count);
+        let mut runs = self.pending_runs;
         if self.start != self.end {
             runs[count] = (self.start, self.end);
             count += 1;
@@ -86,66 +86,66 @@ impl NumberSet {
         (self.start, self.end) = (0, 0);
         let runs = &mut runs[..count];
         runs.sort_unstable();
-        let mut rest = join(runs);
+        let mut rest = join_runs(runs);
         while let Some(&(first, _)) = rest.first() {
             let chunk = first / CHUNK;
             let end = rest.iter().position(|run| run.0 / CHUNK != chunk);
-            let (these, behind) = rest.split_at(end.unwrap_or(rest.len()));
-            rest = behind;
-            let numbers: u64 = these.iter().map(|(start, end)| end - start).sum();
+            let (chunk_runs, rest_runs) = rest.split_at(end.unwrap_or(rest.len()));
+            rest = rest_runs;
+            let numbers: u64 = chunk_runs.iter().map(|(start, end)| end - start).sum();
             // Usually the runs extend the last chunk without filling it.
             if let Some(mut last) = self.partial.last_entry()
                 && *last.key() == chunk
                 && last.get().len() + numbers < CHUNK
             {
-                let places = last.get_mut();
-                let twice = these
+                let chunk_set = last.get_mut();
+                let duplicates = chunk_runs
                     .iter()
-                    .map(|&(start, end)| add(places, start, end - start).count);
-                let twice: u64 = twice.sum();
-                self.len += numbers - twice;
-                self.twice += twice;
+                    .map(|&(start, end)| add(chunk_set, start, end - start).count);
+                let duplicates: u64 = duplicates.sum();
+                self.len += numbers - duplicates;
+                self.duplicates += duplicates;
             } else {
-                for &(start, end) in these {
-                    self.twice += self.insert_run(start, end - start).count;
+                for &(start, end) in chunk_runs {
+                    self.duplicates += self.insert_run(start, end - start).count;
                 }
             }
         }
     }
 
     /// Adds `count` numbers from `start` on, all of one chunk. Returns those that were already in the set.
-    fn insert_run(&mut self, start: u64, count: u64) -> Twice {
+    fn insert_run(&mut self, start: u64, count: u64) -> Duplicates {
         let chunk = start / CHUNK;
         // Usually the run extends the last chunk, which has room: full chunks are not in `partial`.
         if let Some(mut last) = self.partial.last_entry()
             && *last.key() == chunk
         {
-            let twice = add(last.get_mut(), start, count);
-            self.len += count - twice.count;
+            let duplicates = add(last.get_mut(), start, count);
+            self.len += count - duplicates.count;
             if last.get().len() == CHUNK {
                 last.remove();
                 self.add_full(chunk, chunk + 1);
             }
-            return twice;
+            return duplicates;
         }
         if self.is_full(chunk) {
             let first = Some(start);
-            return Twice { count, first };
+            return Duplicates { count, first };
         }
         if count == CHUNK && !self.partial.contains_key(&chunk) {
             self.len += CHUNK;
             self.add_full(chunk, chunk + 1);
-            return Twice::default();
+            return Duplicates::default();
         }
         let entry = self.partial.entry(chunk);
-        let places = entry.or_insert_with(Chunk::new);
-        let twice = add(places, start, count);
-        self.len += count - twice.count;
-        if places.len() == CHUNK {
+        let chunk_set = entry.or_insert_with(Chunk::new);
+        let duplicates = add(chunk_set, start, count);
+        self.len += count - duplicates.count;
+        if chunk_set.len() == CHUNK {
             self.partial.remove(&chunk);
             self.add_full(chunk, chunk + 1);
         }
-        twice
+        duplicates
     }
 
     fn is_full(&self, chunk: u64) -> bool {
@@ -174,11 +174,13 @@ impl NumberSet {
     /// Returns true if the set contains a number.
     pub fn contains(&self, n: u64) -> bool {
         let chunk = self.partial.get(&(n / CHUNK));
-        let aside = &self.aside[..self.asides];
+        let pending_runs = &self.pending_runs[..self.pending_count];
         (self.start..self.end).contains(&n)
-            || aside.iter().any(|&(start, end)| (start..end).contains(&n))
+            || pending_runs
+                .iter()
+                .any(|&(start, end)| (start..end).contains(&n))
             || self.is_full(n / CHUNK)
-            || chunk.is_some_and(|chunk| chunk.contains(place(n)))
+            || chunk.is_some_and(|chunk| chunk.contains(index_in_chunk(n)))
     }
 
     /// Returns how many numbers the set contains.
@@ -188,7 +190,7 @@ impl NumberSet {
 
     /// Returns true if the set is empty.
     pub fn is_empty(&self) -> bool {
-        self.len == 0 && !self.collects()
+        self.len == 0 && !self.has_pending_runs()
     }
 
     /// Returns the smallest and the largest number.
@@ -213,9 +215,9 @@ impl NumberSet {
                     add(f * CHUNK, (end - 1) * CHUNK + (CHUNK - 1));
                     full.next();
                 }
-                (_, Some(&(&chunk, places))) => {
+                (_, Some(&(&chunk, chunk_set))) => {
                     let base = chunk * CHUNK;
-                    places.for_each_run(|first, last| add(base + first, base + last));
+                    chunk_set.for_each_run(|first, last| add(base + first, base + last));
                     partial.next();
                 }
                 _ => return runs,
@@ -226,14 +228,14 @@ impl NumberSet {
     /// Adds all numbers of `other`. Returns how many were in both, and one of them.
     pub fn merge(&mut self, other: &Self) -> (u64, Option<u64>) {
         self.flush();
-        let mut all = Twice::default();
+        let mut all = Duplicates::default();
         for (first, last) in other.runs() {
             let mut at = first;
             loop {
                 let stop = (at / CHUNK * CHUNK).saturating_add(CHUNK - 1).min(last);
-                let twice = self.insert_run(at, stop - at + 1);
-                all.count += twice.count;
-                all.first = all.first.or(twice.first);
+                let duplicates = self.insert_run(at, stop - at + 1);
+                all.count += duplicates.count;
+                all.first = all.first.or(duplicates.first);
                 if stop == last {
                     break;
                 }
@@ -244,14 +246,14 @@ impl NumberSet {
     }
 
     /// Returns true if some runs are not in the maps yet.
-    fn collects(&self) -> bool {
-        self.start != self.end || self.asides > 0
+    fn has_pending_runs(&self) -> bool {
+        self.start != self.end || self.pending_count > 0
     }
 
     /// Returns the set with all runs in the maps.
     fn flushed(&self) -> Cow<'_, Self> {
         let mut set = Cow::Borrowed(self);
-        if self.collects() {
+        if self.has_pending_runs() {
             set.to_mut().flush();
         }
         set
@@ -259,7 +261,7 @@ impl NumberSet {
 }
 
 /// Joins adjacent runs of the same chunk; the runs must be sorted.
-fn join(runs: &mut [(u64, u64)]) -> &[(u64, u64)] {
+fn join_runs(runs: &mut [(u64, u64)]) -> &[(u64, u64)] {
     let mut joined = 0;
     for next in 1..runs.len() {
         let (start, end) = runs[next];
@@ -275,10 +277,13 @@ fn join(runs: &mut [(u64, u64)]) -> &[(u64, u64)] {
 
 /// Adds `count` numbers from `start` on to their chunk. Returns those that were already in the chunk.
 #[inline]
-fn add(chunk: &mut Chunk, start: u64, count: u64) -> Twice {
-    let twice = chunk.add(place(start), place(start + (count - 1)));
-    let first = twice.first.map(|place| start / CHUNK * CHUNK + place);
-    Twice { first, ..twice }
+fn add(chunk: &mut Chunk, start: u64, count: u64) -> Duplicates {
+    let duplicates = chunk.add(index_in_chunk(start), index_in_chunk(start + (count - 1)));
+    let first = duplicates.first.map(|index| start / CHUNK * CHUNK + index);
+    Duplicates {
+        first,
+        ..duplicates
+    }
 }
 
 /// Returns the index of a number in its chunk.
@@ -286,7 +291,7 @@ fn add(chunk: &mut Chunk, start: u64, count: u64) -> Twice {
     clippy::cast_possible_truncation,
     reason = "below the numbers of a chunk"
 )]
-fn place(n: u64) -> u16 {
+fn index_in_chunk(n: u64) -> u16 {
     (n % CHUNK) as u16
 }
 
@@ -310,14 +315,14 @@ impl PartialEq for NumberSet {
 /// The JSON form of a set: runs of full chunks; every other chunk as runs or as a bitmap in hexadecimal words,
 /// whichever is shorter.
 #[derive(Serialize, Deserialize)]
-struct Packed {
+struct SerializedSet {
     chunk_numbers: u64,
     full: Vec<(u64, u64)>,
     runs: Vec<(u64, u64)>,
     bitmaps: Vec<(u64, String)>,
 }
 
-impl From<NumberSet> for Packed {
+impl From<NumberSet> for SerializedSet {
     fn from(mut set: NumberSet) -> Self {
         use std::fmt::Write;
         set.flush();
@@ -327,9 +332,9 @@ impl From<NumberSet> for Packed {
             runs: vec![],
             bitmaps: vec![],
         };
-        for (chunk, places) in std::mem::take(&mut set.partial) {
+        for (chunk, chunk_set) in std::mem::take(&mut set.partial) {
             let only = NumberSet {
-                partial: BTreeMap::from([(chunk, places.clone())]),
+                partial: BTreeMap::from([(chunk, chunk_set.clone())]),
                 ..NumberSet::default()
             };
             let runs = only.runs();
@@ -338,7 +343,7 @@ impl From<NumberSet> for Packed {
                 packed.runs.extend(runs);
             } else {
                 let mut text = String::with_capacity(WORDS * 16);
-                for word in places.words() {
+                for word in chunk_set.words() {
                     // Writing to a String cannot fail.
                     let _ = write!(text, "{word:016x}");
                 }
@@ -349,9 +354,9 @@ impl From<NumberSet> for Packed {
     }
 }
 
-impl TryFrom<Packed> for NumberSet {
+impl TryFrom<SerializedSet> for NumberSet {
     type Error = String;
-    fn try_from(packed: Packed) -> Result<Self, String> {
+    fn try_from(packed: SerializedSet) -> Result<Self, String> {
         if packed.chunk_numbers != CHUNK {
             return Err(format!(
                 "chunks of {} numbers, {CHUNK} expected",
@@ -426,10 +431,10 @@ mod tests {
         fn agrees_with_a_tree_set(base in prop_oneof![Just(0u64), Just(CHUNK - 20), Just((1 << 32) - 30), Just(u64::MAX - 400)],
                                   steps in prop::collection::vec((0u64..120, 1u64..40), 1..60)) {
             let (mut set, mut model) = (NumberSet::new(), BTreeSet::new());
-            let mut twice = 0u64;
+            let mut duplicates = 0u64;
             for (offset, run) in steps {
                 for n in base + offset..base + offset + run {
-                    twice += u64::from(!model.insert(n));
+                    duplicates += u64::from(!model.insert(n));
                     set.insert(n);
                 }
             }
@@ -437,7 +442,7 @@ mod tests {
             for n in base..base + 160 {
                 prop_assert_eq!(set.contains(n), model.contains(&n));
             }
-            prop_assert_eq!(set.duplicates(), twice);
+            prop_assert_eq!(set.duplicates(), duplicates);
             prop_assert_eq!(set.runs(), runs_of(&model));
             let text = serde_json::to_string(&set).expect("serializes");
             let back: NumberSet = serde_json::from_str(&text).expect("parses");

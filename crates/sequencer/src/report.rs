@@ -27,7 +27,8 @@ pub struct Failures {
     /// Requests that the server refused because the numbers are used up.
     pub refused: u64,
     /// The reason why the run ended early, if it did.
-    pub ended: Option<String>,
+    #[serde(rename = "ended")]
+    pub end_reason: Option<String>,
 }
 
 /// The results of one client.

@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use hdrhistogram::Histogram;
 use verbs::{Waiter, time};
 
-use crate::lanes::{Lane, Sink};
+use crate::lanes::{Lane, LaneResults};
 use crate::{ClientConfig, Failures, Until, WindowPolicy};
 
 /// The reason why a session ended.
-pub(crate) enum End {
+pub(crate) enum SessionEnd {
     Done,
     /// No error, but the run continues in a new session.
     Renew,
@@ -26,7 +26,7 @@ pub(crate) struct Run {
     count: u64,
     batch: usize,
     /// Smallest room in the window for which requests are sent while answers arrive.
-    least: usize,
+    min_room: usize,
     stop_and_go: bool,
     /// End of the run in nanoseconds, as [`time::now_ns`].
     end: Option<u64>,
@@ -39,7 +39,7 @@ pub(crate) struct Run {
 }
 
 /// Cap for latencies in nanoseconds: a minute.
-const MOST_LATENCY_NS: u64 = 60_000_000_000;
+const MAX_LATENCY_NS: u64 = 60_000_000_000;
 
 /// A histogram with a buffer of recent latencies. With hundreds of clients on a simulated NIC the histogram is not in
 /// any cache, so several latencies are added at once.
@@ -76,7 +76,7 @@ impl Latencies {
     fn flush(&mut self) {
         for &nanos in &self.recent[..self.count] {
             // The cap limits the histogram's size: ten thousand simulated clients each have one.
-            self.histogram += nanos.min(MOST_LATENCY_NS);
+            self.histogram += nanos.min(MAX_LATENCY_NS);
         }
         self.count = 0;
     }
@@ -100,7 +100,7 @@ impl Run {
             count,
             end,
             batch: config.batch.min(config.window),
-            least: match config.policy {
+            min_room: match config.policy {
                 WindowPolicy::FullPostlists => config.batch.min(config.window),
                 WindowPolicy::AsAnswered | WindowPolicy::StopAndGo => 1,
             },
@@ -133,8 +133,8 @@ impl Run {
     /// The function is not inlined, so that its stack frame is small: with hundreds of simulated clients, none is in
     /// the caches.
     #[inline(never)]
-    pub(crate) fn drive<L: Lane>(&mut self, lane: &mut L, sink: &mut Sink) -> End {
-        let broken = |lane: &L, why: &dyn std::fmt::Display| End::Broken {
+    pub(crate) fn drive<L: Lane>(&mut self, lane: &mut L, results: &mut LaneResults) -> SessionEnd {
+        let broken = |lane: &L, why: &dyn std::fmt::Display| SessionEnd::Broken {
             lost: lane.outstanding(),
             why: why.to_string(),
         };
@@ -143,18 +143,18 @@ impl Run {
         let mut marks: VecDeque<(u64, u64)> = VecDeque::with_capacity(lane.room() + 1);
         let mut waiter = Waiter::never_sleeping().with_patience(128, u32::MAX - 128);
         let (mut stopping, mut progress, mut since) = (false, false, time::now_ns());
-        let refused = sink.refused;
+        let refused = results.refused;
         let (mut fresh, mut overdue) = (None, false);
         loop {
             if !stopping {
-                let left = self.count - sink.got - lane.outstanding() as u64;
+                let left = self.count - results.received - lane.outstanding() as u64;
                 let mut room = self
                     .room(lane)
                     .min(usize::try_from(left).unwrap_or(usize::MAX));
                 // While answers arrive, only full postlists are sent; after some empty polls, shorter ones too.
-                while room >= self.least || (room > 0 && waiter.misses() >= 16) {
+                while room >= self.min_room || (room > 0 && waiter.misses() >= 16) {
                     let n = room.min(self.batch);
-                    if let Err(e) = lane.send(n, sink.above) {
+                    if let Err(e) = lane.send(n, results.above) {
                         return broken(lane, &e);
                     }
                     self.doorbells += 1;
@@ -167,7 +167,7 @@ impl Run {
                     room = if self.stop_and_go { room - n } else { 0 };
                 }
             }
-            let got = match lane.poll(sink) {
+            let got = match lane.poll(results) {
                 Ok(got) => got,
                 Err(e) => return broken(lane, &e),
             };
@@ -182,18 +182,18 @@ impl Run {
                         self.latency.add(self.last.saturating_sub(at));
                     }
                 }
-                stopping |= sink.refused > refused;
+                stopping |= results.refused > refused;
                 continue;
             }
             if lane.outstanding() == 0 {
-                if sink.refused > refused {
-                    return End::UsedUp;
+                if results.refused > refused {
+                    return SessionEnd::UsedUp;
                 }
-                if stopping || sink.got >= self.count {
-                    return End::Done;
+                if stopping || results.received >= self.count {
+                    return SessionEnd::Done;
                 }
-                if lane.is_used_up() {
-                    return End::Renew;
+                if lane.needs_new_session() {
+                    return SessionEnd::Renew;
                 }
             }
             fresh = None;
@@ -258,14 +258,14 @@ mod tests {
             }
         }
 
-        fn run(&mut self) -> End {
+        fn run(&mut self) -> SessionEnd {
             let config = ClientConfig {
                 deadline_ms: 20,
                 window: 1,
                 batch: 1,
                 ..ClientConfig::default()
             };
-            Run::new(Until::Count(1), &config).drive(self, &mut Sink::default())
+            Run::new(Until::Count(1), &config).drive(self, &mut LaneResults::default())
         }
     }
 
@@ -283,13 +283,13 @@ mod tests {
             Ok(())
         }
 
-        fn poll(&mut self, sink: &mut Sink) -> Result<usize, RpcError> {
+        fn poll(&mut self, results: &mut LaneResults) -> Result<usize, RpcError> {
             self.polls += 1;
             if self.outstanding == 0 || !(self.poll)(self) {
                 return Ok(0);
             }
             self.outstanding = 0;
-            sink.got += 1;
+            results.received += 1;
             Ok(1)
         }
     }
@@ -303,7 +303,7 @@ mod tests {
             }
             is_there
         });
-        assert!(matches!(lane.run(), End::Done));
+        assert!(matches!(lane.run(), SessionEnd::Done));
     }
 
     #[test]
@@ -314,7 +314,7 @@ mod tests {
             }
             false
         });
-        assert!(matches!(lane.run(), End::Broken { lost: 1, .. }));
+        assert!(matches!(lane.run(), SessionEnd::Broken { lost: 1, .. }));
         assert!(lane.polls < 256, "{} polls", lane.polls);
     }
 
@@ -341,10 +341,10 @@ mod tests {
             Ok(())
         }
 
-        fn poll(&mut self, sink: &mut Sink) -> Result<usize, RpcError> {
+        fn poll(&mut self, results: &mut LaneResults) -> Result<usize, RpcError> {
             let came = self.outstanding.min(3);
             self.outstanding -= came;
-            sink.got += came as u64;
+            results.received += came as u64;
             Ok(came)
         }
     }
@@ -362,9 +362,9 @@ mod tests {
             outstanding: 0,
             sends: Vec::new(),
         };
-        let mut sink = Sink::default();
-        let end = Run::new(Until::Count(16), &config).drive(&mut lane, &mut sink);
-        assert!(matches!(end, End::Done) && sink.got == 16);
+        let mut results = LaneResults::default();
+        let end = Run::new(Until::Count(16), &config).drive(&mut lane, &mut results);
+        assert!(matches!(end, SessionEnd::Done) && results.received == 16);
         lane.sends
     }
 

@@ -51,12 +51,12 @@ pub enum ServerRuntime {
 pub struct Session {
     sequencer: Arc<Sequencer>,
     slot: Slot,
-    places: Vec<Place>,
+    worker_slots: Vec<WorkerSlot>,
 }
 
-/// A client's place at a worker.
+/// The slot of a client at a worker.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct WorkerSlot {
     worker: usize,
     index: u32,
     /// The part of the client's window that the worker has reserved.
@@ -65,12 +65,12 @@ struct Place {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        for place in self.places.drain(..) {
-            let Place {
+        for slot in self.worker_slots.drain(..) {
+            let WorkerSlot {
                 worker,
                 index,
                 window,
-            } = place;
+            } = slot;
             let worker = &self.sequencer.workers[worker];
             worker.mailbox.tell(Command::Remove { index, window });
         }
@@ -156,13 +156,13 @@ impl Service for Sequencer {
         let mut session = Session {
             sequencer: Arc::clone(self),
             slot: self.slots.take().ok_or_else(full)?,
-            places: Vec::new(),
+            worker_slots: Vec::new(),
         };
         let accepted = match design {
             Design::Atomics => self.admit_atomics(hello, session.slot.index())?,
-            Design::SpecS0 => self.admit_spec(hello, &mut session.places)?,
+            Design::SpecS0 => self.admit_spec(hello, &mut session.worker_slots)?,
             Design::Rpc | Design::RpcBatch | Design::RpcBatchMq => {
-                self.admit_herd(hello, &mut session.places)?
+                self.admit_herd(hello, &mut session.worker_slots)?
             }
         };
         Ok((accepted, session))
@@ -352,7 +352,7 @@ impl Sequencer {
             {
                 let target = limit.max(next).saturating_add(self.config.reserve).min(end);
                 match state.reserve(target) {
-                    Ok(()) => self.counter.raise(target),
+                    Ok(()) => self.counter.raise_limit(target),
                     Err(e) => {
                         failure.set(format!("no more numbers can be reserved: {e}"));
                         std::thread::park_timeout(Duration::from_millis(100));
@@ -400,11 +400,15 @@ impl Sequencer {
         })
     }
 
-    fn admit_spec(&self, hello: &Hello, places: &mut Vec<Place>) -> Result<Accepted, Refused> {
+    fn admit_spec(
+        &self,
+        hello: &Hello,
+        worker_slots: &mut Vec<WorkerSlot>,
+    ) -> Result<Accepted, Refused> {
         let peer = hello.ud.ok_or_else(|| missing("ud"))?;
         let to = self.pd.ud_destination_from(self.port, &peer);
         let to = to.map_err(Refused::now)?;
-        let (worker, index) = self.place(hello.window, places)?;
+        let (worker, index) = self.take_slot(hello.window, worker_slots)?;
         let added = worker
             .mailbox
             .ask(|done| Command::AddDatagram { index, to, done });
@@ -415,7 +419,11 @@ impl Sequencer {
         Ok(self.accepted(*endpoint))
     }
 
-    fn admit_herd(&self, hello: &Hello, places: &mut Vec<Place>) -> Result<Accepted, Refused> {
+    fn admit_herd(
+        &self,
+        hello: &Hello,
+        worker_slots: &mut Vec<WorkerSlot>,
+    ) -> Result<Accepted, Refused> {
         let (uc, ud) = (
             hello.uc.ok_or_else(|| missing("uc"))?,
             hello.ud.ok_or_else(|| missing("ud"))?,
@@ -445,46 +453,48 @@ impl Sequencer {
             for number in 0..self.workers.len() {
                 let tag = herd::Tag::of_worker(number);
                 let tag = tag.ok_or_else(|| Refused::never("it has too many workers"))?;
-                let (worker, index) = self.place_at(number, 0, places)?;
+                let (worker, index) = self.take_slot_at(number, 0, worker_slots)?;
                 let (slots, layout) = add(worker, index, tag)?;
                 accepted.workers.push(slots);
                 accepted.layout = Some(layout);
             }
         } else {
-            let (worker, index) = self.place(0, places)?;
+            let (worker, index) = self.take_slot(0, worker_slots)?;
             let (slots, layout) = add(worker, index, herd::Tag::NUMBER)?;
             (accepted.slots, accepted.layout) = (Some(slots), Some(layout));
         }
         Ok(accepted)
     }
 
-    /// Takes a place at the worker with the fewest clients. Returns the worker and the client's index there.
-    fn place(
+    /// Takes a slot at the worker with the fewest clients. Returns the worker and the client's index there.
+    fn take_slot(
         &self,
         window: usize,
-        places: &mut Vec<Place>,
+        worker_slots: &mut Vec<WorkerSlot>,
     ) -> Result<(&WorkerShared, u32), Refused> {
         let fits = |w: &Arc<WorkerShared>| {
-            let p = lock(&w.places);
+            let p = lock(&w.client_slots);
             p.has_room(window).then_some(p.clients)
         };
         let best = (0..self.workers.len())
             .filter_map(|i| Some((fits(&self.workers[i])?, i)))
             .min();
         let (_, number) = best.ok_or_else(no_room)?;
-        self.place_at(number, window, places)
+        self.take_slot_at(number, window, worker_slots)
     }
 
-    /// Takes a place at this worker.
-    fn place_at(
+    /// Takes a slot at this worker.
+    fn take_slot_at(
         &self,
         number: usize,
         window: usize,
-        places: &mut Vec<Place>,
+        worker_slots: &mut Vec<WorkerSlot>,
     ) -> Result<(&WorkerShared, u32), Refused> {
         let worker = &self.workers[number];
-        let index = lock(&worker.places).take(window).ok_or_else(no_room)?;
-        places.push(Place {
+        let index = lock(&worker.client_slots)
+            .take(window)
+            .ok_or_else(no_room)?;
+        worker_slots.push(WorkerSlot {
             worker: number,
             index,
             window,

@@ -73,7 +73,7 @@ impl StateFile {
             .create(true)
             .write(true)
             .truncate(false)
-            .open(beside(path, ".lock"))
+            .open(sibling_path(path, ".lock"))
             .map_err(io)?;
         match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
@@ -127,7 +127,7 @@ impl StateFile {
     }
 
     fn write(&self, next: u64) -> io::Result<()> {
-        let temporary = beside(&self.path, ".new");
+        let temporary = sibling_path(&self.path, ".new");
         let mut file = File::create(&temporary)?;
         file.write_all(&encode(next))?;
         file.sync_all()?;
@@ -141,7 +141,7 @@ impl StateFile {
     }
 }
 
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+fn sibling_path(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()

@@ -17,45 +17,45 @@ pub(crate) struct WorkerShared {
     pub(crate) endpoints: Vec<QpEndpoint>,
     /// The request region and its layout (`rpc` designs).
     pub(crate) region: Option<(verbs::RemoteMemory, herd::Layout)>,
-    pub(crate) places: Mutex<Places>,
+    pub(crate) client_slots: Mutex<ClientSlots>,
     pub(crate) mailbox: Mailbox<Command, Counts>,
 }
 
-/// Free places for clients.
+/// Free client slots of a worker.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct ClientSlots {
     /// Free client indices.
     free: Vec<u32>,
     /// Free request capacity of each queue pair to which clients send; of the worker if clients WRITE.
-    rooms: Vec<usize>,
+    free_capacity: Vec<usize>,
     pub(crate) clients: usize,
 }
 
-impl Places {
+impl ClientSlots {
     /// Returns the position in `free` of an index whose queue pair has room for a window.
-    fn find(&self, window: usize) -> Option<usize> {
-        let room = |index: &u32| self.rooms[*index as usize % self.rooms.len()];
+    fn find_free(&self, window: usize) -> Option<usize> {
+        let room = |index: &u32| self.free_capacity[*index as usize % self.free_capacity.len()];
         self.free.iter().rposition(|index| room(index) >= window)
     }
 
     /// Returns true if a client with this window can be accepted.
     pub(crate) fn has_room(&self, window: usize) -> bool {
-        self.find(window).is_some()
+        self.find_free(window).is_some()
     }
 
     /// Takes a client index; returns `None` if no queue pair has room.
     pub(crate) fn take(&mut self, window: usize) -> Option<u32> {
-        let index = self.free.remove(self.find(window)?);
-        let queue = index as usize % self.rooms.len();
-        self.rooms[queue] -= window;
+        let index = self.free.remove(self.find_free(window)?);
+        let queue = index as usize % self.free_capacity.len();
+        self.free_capacity[queue] -= window;
         self.clients += 1;
         Some(index)
     }
 
-    fn give_back(&mut self, index: u32, window: usize) {
+    fn release(&mut self, index: u32, window: usize) {
         self.free.push(index);
-        let queue = index as usize % self.rooms.len();
-        self.rooms[queue] += window;
+        let queue = index as usize % self.free_capacity.len();
+        self.free_capacity[queue] += window;
         self.clients -= 1;
     }
 }
@@ -91,13 +91,13 @@ impl WorkerShared {
         window: usize,
     ) -> std::io::Result<Self> {
         let max_clients = u32::try_from(max_clients).unwrap_or(u32::MAX);
-        let rooms = vec![window; endpoints.len().max(1)];
+        let free_capacity = vec![window; endpoints.len().max(1)];
         Ok(Self {
             endpoints,
             region,
-            places: Mutex::new(Places {
+            client_slots: Mutex::new(ClientSlots {
                 free: (0..max_clients).rev().collect(),
-                rooms,
+                free_capacity,
                 clients: 0,
             }),
             mailbox: Mailbox::new()?,
@@ -105,7 +105,7 @@ impl WorkerShared {
     }
 
     fn remove(&self, index: u32, window: usize) {
-        lock(&self.places).give_back(index, window);
+        lock(&self.client_slots).release(index, window);
     }
 }
 
@@ -128,23 +128,23 @@ impl Engine {
     }
 
     #[inline]
-    fn poll(&mut self, give: &mut Give<'_>) -> Result<usize, RpcError> {
+    fn poll(&mut self, handler: &mut NumberHandler<'_>) -> Result<usize, RpcError> {
         match self {
             Self::Datagram(servers, _) => {
-                let mut came = 0;
+                let mut received = 0;
                 for server in servers {
-                    came += server.poll(give)?;
+                    received += server.poll(handler)?;
                 }
-                Ok(came)
+                Ok(received)
             }
-            Self::Herd(s) => s.poll(give),
+            Self::Herd(s) => s.poll(handler),
         }
     }
 
     fn add(&mut self, command: Command) {
         let done = match (self, command) {
             (Self::Datagram(servers, _), Command::AddDatagram { index, to, done }) => {
-                let added = serving(servers, index).add_client(index, to);
+                let added = server_of(servers, index).add_client(index, to);
                 (
                     done,
                     if added {
@@ -176,14 +176,14 @@ impl Engine {
 
     fn remove(&mut self, index: u32) {
         match self {
-            Self::Datagram(servers, _) => serving(servers, index).remove_client(index),
+            Self::Datagram(servers, _) => server_of(servers, index).remove_client(index),
             Self::Herd(s) => s.remove_client(index),
         }
     }
 }
 
 /// Returns the server of the client with this index.
-fn serving(servers: &mut [datagram::Server], index: u32) -> &mut datagram::Server {
+fn server_of(servers: &mut [datagram::Server], index: u32) -> &mut datagram::Server {
     let n = servers.len();
     &mut servers[index as usize % n]
 }
@@ -195,11 +195,11 @@ pub(crate) fn run(
     counter: &Counter,
     speculate: bool,
 ) -> Result<(), RpcError> {
-    let give = Give { counter, speculate };
+    let handler = NumberHandler { counter, speculate };
     let mut running = Running {
         engine,
         shared,
-        give,
+        handler,
     };
     worker::run(&mut running, &shared.mailbox)
 }
@@ -207,7 +207,7 @@ pub(crate) fn run(
 struct Running<'r> {
     engine: Engine,
     shared: &'r WorkerShared,
-    give: Give<'r>,
+    handler: NumberHandler<'r>,
 }
 
 impl Work for Running<'_> {
@@ -230,7 +230,7 @@ impl Work for Running<'_> {
 
     #[inline]
     fn poll(&mut self) -> Result<usize, RpcError> {
-        self.engine.poll(&mut self.give)
+        self.engine.poll(&mut self.handler)
     }
 
     fn counts(&self) -> Counts {
@@ -253,7 +253,7 @@ impl Work for Running<'_> {
             Engine::Datagram(servers, channel) => {
                 // The CQ is armed first, polled once more, and only then waited for, so that no datagram is missed in
                 // between.
-                if !waiter_armed(waiter) {
+                if !is_armed(waiter) {
                     for server in servers {
                         server.port().recv_cq().req_notify(false)?;
                     }
@@ -282,26 +282,26 @@ impl Work for Running<'_> {
 }
 
 /// Returns true if the CQ was armed in the previous round: the first idle round arms it.
-fn waiter_armed(waiter: &Waiter) -> bool {
+fn is_armed(waiter: &Waiter) -> bool {
     waiter.next_sleep() > Duration::from_micros(50)
 }
 
 /// The request handler of all designs with workers: gives numbers.
-struct Give<'c> {
+struct NumberHandler<'c> {
     counter: &'c Counter,
     speculate: bool,
 }
 
 /// Numbers that were taken for a batch, with one atomic operation if the limit allows.
-struct Numbers {
+struct BatchNumbers {
     first: u64,
     left: u64,
     wanted: u64,
 }
 
-impl Give<'_> {
+impl NumberHandler<'_> {
     #[inline]
-    fn next(&self, batch: &mut Numbers) -> Option<u64> {
+    fn next(&self, batch: &mut BatchNumbers) -> Option<u64> {
         if batch.left == 0 && !self.refill(batch) {
             return None;
         }
@@ -314,7 +314,7 @@ impl Give<'_> {
 
     /// Takes the missing numbers, and waits for a higher limit if necessary. Returns false if the server stops.
     #[cold]
-    fn refill(&self, batch: &mut Numbers) -> bool {
+    fn refill(&self, batch: &mut BatchNumbers) -> bool {
         let mut waiter = Waiter::new().with_sleep_max(Duration::from_millis(1));
         loop {
             match self.counter.take(batch.wanted.max(1)) {
@@ -333,20 +333,20 @@ impl Give<'_> {
     }
 }
 
-impl Handler for Give<'_> {
-    type Batch = Numbers;
+impl Handler for NumberHandler<'_> {
+    type Batch = BatchNumbers;
 
     #[inline]
-    fn begin(&mut self, requests: usize) -> Numbers {
+    fn begin(&mut self, requests: usize) -> BatchNumbers {
         verbs::time::serve(requests);
         let wanted = requests as u64;
         match self.counter.take(wanted) {
-            Ok((first, left)) => Numbers {
+            Ok((first, left)) => BatchNumbers {
                 first,
                 left,
                 wanted,
             },
-            Err(_) => Numbers {
+            Err(_) => BatchNumbers {
                 first: 0,
                 left: 0,
                 wanted,
@@ -355,7 +355,7 @@ impl Handler for Give<'_> {
     }
 
     #[inline]
-    fn handle(&mut self, batch: &mut Numbers, request: Request<'_>, reply: Reply<'_>) {
+    fn handle(&mut self, batch: &mut BatchNumbers, request: Request<'_>, reply: Reply<'_>) {
         let Some(n) = self.next(batch) else { return };
         #[expect(clippy::cast_possible_truncation, reason = "the lower half is meant")]
         if self.speculate && n >> 32 == u64::from(request.imm) && n != USED_UP {

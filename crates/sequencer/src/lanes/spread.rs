@@ -2,7 +2,7 @@
 
 use rpc::{RpcError, herd};
 
-use super::{Lane, Sink};
+use super::{Lane, LaneResults};
 use crate::counter::USED_UP;
 
 /// Requests rotate over all workers. Answers carry the worker and the number of their request, so they may overtake
@@ -95,7 +95,7 @@ impl Lane for SpreadLane {
     }
 
     #[inline]
-    fn poll(&mut self, sink: &mut Sink) -> Result<usize, RpcError> {
+    fn poll(&mut self, results: &mut LaneResults) -> Result<usize, RpcError> {
         let Self {
             client,
             pending,
@@ -110,7 +110,7 @@ impl Lane for SpreadLane {
             let found = pending.get_mut(place);
             let found = found.filter(|p| p.waiting && p.imm == answer.imm);
             let Some((request, n)) = found.zip(answer.u64_le()) else {
-                sink.discarded += 1;
+                results.discarded += 1;
                 return;
             };
             request.waiting = false;
@@ -119,9 +119,9 @@ impl Lane for SpreadLane {
             answered[index] = true;
             *outstanding -= 1;
             if n == USED_UP {
-                sink.refused += 1;
+                results.refused += 1;
             } else {
-                sink.number(n, request.floor);
+                results.record(n, request.floor);
             }
         })?;
         #[expect(clippy::cast_possible_truncation, reason = "of a power of two")]

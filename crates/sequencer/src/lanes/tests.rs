@@ -84,16 +84,16 @@ proptest! {
     #[test]
     fn speculation_never_gives_a_wrong_number(ordered: bool, steps in prop::collection::vec(step(), 1..200)) {
         let mut lane = SpecLane::new(World { next: (1 << 32) - 20, ..World::default() }, (8, ordered), (1 << 32) - 20);
-        let mut sink = Sink { keep: Some(Vec::new()), ..Sink::default() };
+        let mut results = LaneResults { all_numbers: Some(Vec::new()), ..LaneResults::default() };
         for step in steps {
-            let step = if lane.is_used_up() { Step::Deadline } else { step };
+            let step = if lane.needs_new_session() { Step::Deadline } else { step };
             match step {
                 Step::Send(n) => {
                     let n = n.min(lane.room());
-                    lane.send(n, sink.above).expect("sends");
+                    lane.send(n, results.above).expect("sends");
                 }
                 Step::Serve(n) => (0..n).for_each(|_| lane.client.serve()),
-                Step::Poll => drop(lane.poll(&mut sink).expect("polls")),
+                Step::Poll => drop(lane.poll(&mut results).expect("polls")),
                 Step::Jump(n) => lane.client.next += n,
                 Step::LoseRequest => drop(lane.client.requests.pop_front()),
                 Step::LoseAnswer => drop(lane.client.answers.pop_front()),
@@ -116,10 +116,10 @@ proptest! {
                 }
             }
         }
-        let got = sink.keep.expect("kept");
+        let got = results.all_numbers.expect("kept");
         prop_assert!(!ordered || got.is_sorted_by(|a, b| a < b), "{got:?}");
         let once: BTreeSet<_> = got.iter().collect();
-        prop_assert!(once.len() == got.len() && sink.not_increasing == 0, "{got:?}");
+        prop_assert!(once.len() == got.len() && results.not_increasing == 0, "{got:?}");
         prop_assert!(got.iter().all(|n| lane.client.taken.contains(n)), "{got:?}");
     }
 
@@ -127,23 +127,23 @@ proptest! {
     #[test]
     fn speculation_recovers_from_wrong_guesses(jumps in prop::collection::vec((1usize..9, 0u64..3 << 32), 1..50)) {
         let mut lane = SpecLane::new(World::default(), (8, true), 0);
-        let mut sink = Sink::default();
+        let mut results = LaneResults::default();
         let mut asked = 0;
         for (n, jump) in jumps {
             let n = n.min(lane.room());
-            lane.send(n, sink.above).expect("sends");
+            lane.send(n, results.above).expect("sends");
             asked += n as u64;
             (0..n / 2).for_each(|_| lane.client.serve());
             lane.client.next += jump;
             (0..n).for_each(|_| lane.client.serve());
-            lane.poll(&mut sink).expect("polls");
+            lane.poll(&mut results).expect("polls");
             prop_assert_eq!(lane.outstanding(), 0);
-            prop_assert_eq!(sink.got, asked);
-            if lane.is_used_up() {
+            prop_assert_eq!(results.received, asked);
+            if lane.needs_new_session() {
                 let next = lane.client.next;
                 lane = SpecLane::new(World { next, ..World::default() }, (8, true), next);
             }
         }
-        prop_assert_eq!((sink.discarded, sink.not_increasing), (0, 0));
+        prop_assert_eq!((results.discarded, results.not_increasing), (0, 0));
     }
 }

@@ -5,36 +5,36 @@ pub(super) const NUMBERS: u64 = 1 << 16;
 /// Number of words in a chunk's bitmap.
 pub(super) const WORDS: usize = (NUMBERS / 64) as usize;
 /// Largest number of runs before a chunk becomes a bitmap. A client that gets every hundredth number has fewer.
-const MOST_RUNS: usize = WORDS;
-/// Number of last runs among which a new run may be inserted. A place further back turns the chunk into a bitmap.
-const RUNS_BEHIND: usize = 32;
+const MAX_RUNS: usize = WORDS;
+/// Number of last runs among which a new run may be inserted. An index further back turns the chunk into a bitmap.
+const INSERT_DISTANCE: usize = 32;
 
 /// Numbers that were already in the set when they were added.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Twice {
+pub(super) struct Duplicates {
     pub(super) count: u64,
     pub(super) first: Option<u64>,
 }
 
-/// A set of places in a chunk.
+/// A set of indices in a chunk.
 #[derive(Debug, Clone)]
 pub(super) struct Chunk {
-    places: Places,
+    contents: Contents,
     len: u64,
 }
 
 #[derive(Debug, Clone)]
-enum Places {
-    /// The first and last place of each run, in order.
+enum Contents {
+    /// The first and last index of each run, in order.
     Runs(Vec<(u16, u16)>),
-    /// One bit for each place.
+    /// One bit for each index.
     Bits(Box<[u64; WORDS]>),
 }
 
 impl Chunk {
     pub(super) fn new() -> Self {
         Self {
-            places: Places::Runs(Vec::new()),
+            contents: Contents::Runs(Vec::new()),
             len: 0,
         }
     }
@@ -43,69 +43,69 @@ impl Chunk {
         self.len
     }
 
-    /// Adds the places from `at` to `last`. Returns those that were already in the chunk.
+    /// Adds the indices from `at` to `last`. Returns those that were already in the chunk.
     #[inline]
-    pub(super) fn add(&mut self, at: u16, last: u16) -> Twice {
+    pub(super) fn add(&mut self, at: u16, last: u16) -> Duplicates {
         let count = u64::from(last - at) + 1;
-        if let Places::Runs(runs) = &mut self.places {
+        if let Contents::Runs(runs) = &mut self.contents {
             let before = runs.last().map(|run| run.1);
             let follows = before.is_some_and(|before| before.checked_add(1) == Some(at));
             if let Some(run) = runs.last_mut().filter(|_| follows) {
                 run.1 = last;
                 self.len += count;
-                return Twice::default();
+                return Duplicates::default();
             }
-            if before.is_none_or(|before| before < at) && runs.len() < MOST_RUNS {
+            if before.is_none_or(|before| before < at) && runs.len() < MAX_RUNS {
                 runs.push((at, last));
                 self.len += count;
-                return Twice::default();
+                return Duplicates::default();
             }
             if insert(runs, at, last) {
                 self.len += count;
-                return Twice::default();
+                return Duplicates::default();
             }
         }
-        let twice = set(self.bits(), at, last);
-        self.len += count - twice.count;
-        twice
+        let duplicates = set(self.bits(), at, last);
+        self.len += count - duplicates.count;
+        duplicates
     }
 
     /// Turns the chunk into a bitmap. Few chunks need this, because numbers arrive in order.
     fn bits(&mut self) -> &mut [u64; WORDS] {
-        if let Places::Runs(runs) = &self.places {
+        if let Contents::Runs(runs) = &self.contents {
             let mut bits = Box::new([0; WORDS]);
             for &(first, last) in runs {
                 set(&mut bits, first, last);
             }
-            self.places = Places::Bits(bits);
+            self.contents = Contents::Bits(bits);
         }
-        match &mut self.places {
-            Places::Bits(bits) => bits,
-            Places::Runs(_) => unreachable!("made a bitmap above"),
+        match &mut self.contents {
+            Contents::Bits(bits) => bits,
+            Contents::Runs(_) => unreachable!("made a bitmap above"),
         }
     }
 
-    pub(super) fn contains(&self, place: u16) -> bool {
-        match &self.places {
-            Places::Runs(runs) => {
-                let next = runs.partition_point(|&(first, _)| first <= place);
-                next > 0 && runs[next - 1].1 >= place
+    pub(super) fn contains(&self, index: u16) -> bool {
+        match &self.contents {
+            Contents::Runs(runs) => {
+                let next = runs.partition_point(|&(first, _)| first <= index);
+                next > 0 && runs[next - 1].1 >= index
             }
-            Places::Bits(bits) => bits[usize::from(place / 64)] >> (place % 64) & 1 == 1,
+            Contents::Bits(bits) => bits[usize::from(index / 64)] >> (index % 64) & 1 == 1,
         }
     }
 
-    /// Calls `each` with the first and last place of each run, in order. In a bitmap, a run also ends at a word
+    /// Calls `each` with the first and last index of each run, in order. In a bitmap, a run also ends at a word
     /// boundary.
     pub(super) fn for_each_run(&self, mut each: impl FnMut(u64, u64)) {
-        let bits = match &self.places {
-            Places::Runs(runs) => {
+        let bits = match &self.contents {
+            Contents::Runs(runs) => {
                 for &(first, last) in runs {
                     each(first.into(), last.into());
                 }
                 return;
             }
-            Places::Bits(bits) => bits,
+            Contents::Bits(bits) => bits,
         };
         for (i, &word) in bits.iter().enumerate() {
             let (mut word, mut at) = (word, i as u64 * 64);
@@ -130,13 +130,13 @@ impl Chunk {
 /// Inserts a run near the end, and joins it with its neighbours. Returns false if the run belongs further back or
 /// overlaps another.
 fn insert(runs: &mut Vec<(u16, u16)>, at: u16, last: u16) -> bool {
-    let near = runs.len().saturating_sub(RUNS_BEHIND);
+    let near = runs.len().saturating_sub(INSERT_DISTANCE);
     let next = match runs[near..].iter().rposition(|run| run.0 <= at) {
         Some(before) => near + before + 1,
         None if near == 0 => 0,
         None => return false,
     };
-    let full = runs.len() >= MOST_RUNS;
+    let full = runs.len() >= MAX_RUNS;
     let (before, behind) = runs.split_at_mut(next);
     let (before, behind) = (before.last_mut(), behind.first_mut());
     if before.as_ref().is_some_and(|run| run.1 >= at)
@@ -162,8 +162,8 @@ fn insert(runs: &mut Vec<(u16, u16)>, at: u16, last: u16) -> bool {
 }
 
 /// Sets the bits from `at` to `last`. Returns those that were already set.
-fn set(bits: &mut [u64; WORDS], at: u16, last: u16) -> Twice {
-    let mut twice = Twice::default();
+fn set(bits: &mut [u64; WORDS], at: u16, last: u16) -> Duplicates {
+    let mut duplicates = Duplicates::default();
     let (mut at, end) = (u64::from(at), u64::from(last) + 1);
     while at < end {
         let n = (64 - at % 64).min(end - at);
@@ -172,11 +172,11 @@ fn set(bits: &mut [u64; WORDS], at: u16, last: u16) -> Twice {
         let there = mask & *word;
         if there != 0 {
             let first = at / 64 * 64 + u64::from(there.trailing_zeros());
-            twice.first.get_or_insert(first);
-            twice.count += u64::from(there.count_ones());
+            duplicates.first.get_or_insert(first);
+            duplicates.count += u64::from(there.count_ones());
         }
         *word |= mask;
         at += n;
     }
-    twice
+    duplicates
 }

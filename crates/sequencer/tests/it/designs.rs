@@ -250,7 +250,7 @@ fn numbers_end_and_do_not_start_over() {
         for (i, r) in reports.iter().enumerate() {
             assert!(
                 r.failures
-                    .ended
+                    .end_reason
                     .as_deref()
                     .is_some_and(|e| e.contains("used up")),
                 "{design}: {:?}",
@@ -293,7 +293,7 @@ fn a_killed_client_leaves_its_place_to_others() {
         }
         let report = steady.report();
         assert!(
-            report.requests > 0 && report.failures.ended.is_none(),
+            report.requests > 0 && report.failures.end_reason.is_none(),
             "{design}: {:?}",
             report.failures
         );
@@ -337,7 +337,7 @@ fn requests_are_retried_after_a_deadline_and_nothing_comes_twice() {
         let mut checker = Checker::new(0);
         for (i, r) in reports.iter().enumerate() {
             assert!(
-                r.requests > 0 && r.failures.ended.is_none(),
+                r.requests > 0 && r.failures.end_reason.is_none(),
                 "{design}: {:?}",
                 r.failures
             );

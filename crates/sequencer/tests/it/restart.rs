@@ -39,7 +39,11 @@ fn kill_9_again_and_again() {
         let reports: Vec<_> = clients.into_iter().map(Process::report).collect();
         let stats = server.stop();
         for (i, r) in reports.iter().enumerate() {
-            assert!(r.failures.ended.is_none(), "{design}: {:?}", r.failures);
+            assert!(
+                r.failures.end_reason.is_none(),
+                "{design}: {:?}",
+                r.failures
+            );
             assert!(r.requests > 0);
             checker.add(&format!("client {i}"), r);
         }

@@ -93,7 +93,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
     let some = verified_something(verdict.numbers, verdict.lost);
     let ended = reports
         .iter()
-        .filter_map(|report| report.failures.ended.as_ref());
+        .filter_map(|report| report.failures.end_reason.as_ref());
     let ended: Vec<&String> = ended.collect();
     if args.json {
         print_json(&Line::Verdict(verdict))?;
