@@ -3,7 +3,9 @@
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::call::{Call, Command, CommandError, Done, Shared, check_length, find, shown};
+use crate::call::{
+    Call, Command, CommandError, CommandResult, Shared, check_length, escape_preview, find,
+};
 use crate::frame::MAX_BULK_BYTES;
 use crate::number::integer;
 use crate::reply::{Protocol, Replies};
@@ -20,7 +22,7 @@ fn signed(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-pub(crate) fn ping(call: &mut Call<'_>) -> Done {
+pub(crate) fn ping(call: &mut Call<'_>) -> CommandResult {
     match (call.args.get(1), call.args.count()) {
         (None, _) => call.replies.simple("PONG"),
         (Some(message), 2) => call.replies.bulk(message),
@@ -29,18 +31,18 @@ pub(crate) fn ping(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(crate) fn echo(call: &mut Call<'_>) -> Done {
+pub(crate) fn echo(call: &mut Call<'_>) -> CommandResult {
     call.replies.bulk(call.args.at(1));
     Ok(())
 }
 
-pub(crate) fn quit(call: &mut Call<'_>) -> Done {
+pub(crate) fn quit(call: &mut Call<'_>) -> CommandResult {
     call.replies.simple("OK");
-    call.session.ends = true;
+    call.session.must_close = true;
     Ok(())
 }
 
-pub(crate) fn select(call: &mut Call<'_>) -> Done {
+pub(crate) fn select(call: &mut Call<'_>) -> CommandResult {
     match integer(call.args.at(1)) {
         Some(0) => call.replies.simple("OK"),
         Some(_) => return Err(CommandError::Database),
@@ -49,7 +51,7 @@ pub(crate) fn select(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(crate) fn hello(call: &mut Call<'_>) -> Done {
+pub(crate) fn hello(call: &mut Call<'_>) -> CommandResult {
     let protocol = match call.args.get(1).map(integer) {
         None => call.session.protocol,
         Some(Some(2)) => Protocol::Resp2,
@@ -60,7 +62,7 @@ pub(crate) fn hello(call: &mut Call<'_>) -> Done {
     match call.args.get(2) {
         None => {}
         Some(word) if word.eq_ignore_ascii_case(b"auth") => return Err(CommandError::NoAuth),
-        Some(word) => return Err(CommandError::Hello(shown(word))),
+        Some(word) => return Err(CommandError::Hello(escape_preview(word))),
     }
     call.session.protocol = protocol;
     let replies = &mut call.replies;
@@ -87,13 +89,13 @@ pub(crate) fn hello(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(crate) fn dbsize(call: &mut Call<'_>) -> Done {
+pub(crate) fn dbsize(call: &mut Call<'_>) -> CommandResult {
     call.replies
         .integer(signed(call.shared.store.stats().items));
     Ok(())
 }
 
-pub(crate) fn flush(call: &mut Call<'_>) -> Done {
+pub(crate) fn flush(call: &mut Call<'_>) -> CommandResult {
     match (call.args.get(1), call.args.count()) {
         (None, _) => {}
         // The flush is complete when the reply is sent, for both options.
@@ -160,7 +162,7 @@ fn sections(shared: &Shared) -> [(&'static str, String); 5] {
     ]
 }
 
-pub(crate) fn info(call: &mut Call<'_>) -> Done {
+pub(crate) fn info(call: &mut Call<'_>) -> CommandResult {
     let wanted = |section: &str| {
         call.args.count() == 1
             || call.args.from(1).any(|name| {
@@ -193,10 +195,10 @@ fn settings() -> [(&'static str, String); 4] {
     ]
 }
 
-pub(crate) fn config(call: &mut Call<'_>) -> Done {
+pub(crate) fn config(call: &mut Call<'_>) -> CommandResult {
     let part = call.args.at(1);
     if !part.eq_ignore_ascii_case(b"get") {
-        return Err(CommandError::Subcommand(shown(part)));
+        return Err(CommandError::Subcommand(escape_preview(part)));
     }
     if call.args.count() < 3 {
         return Err(CommandError::Count("config|get".to_owned()));
@@ -214,7 +216,7 @@ pub(crate) fn config(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(crate) fn command(call: &mut Call<'_>) -> Done {
+pub(crate) fn command(call: &mut Call<'_>) -> CommandResult {
     let part = call.args.get(1).map(<[u8]>::to_ascii_lowercase);
     let names: Vec<&[u8]> = call.args.from(2).collect();
     let commands = call.commands;
@@ -243,7 +245,7 @@ pub(crate) fn command(call: &mut Call<'_>) -> Done {
         Some(b"docs") => {
             let all = commands
                 .iter()
-                .filter(|c| names.is_empty() || asked(&names, c));
+                .filter(|c| names.is_empty() || is_requested(&names, c));
             let all: Vec<_> = all.collect();
             replies.map(all.len());
             for command in all {
@@ -255,12 +257,12 @@ pub(crate) fn command(call: &mut Call<'_>) -> Done {
                 }
             }
         }
-        Some(other) => return Err(CommandError::Subcommand(shown(other))),
+        Some(other) => return Err(CommandError::Subcommand(escape_preview(other))),
     }
     Ok(())
 }
 
-fn asked(names: &[&[u8]], command: &Command) -> bool {
+fn is_requested(names: &[&[u8]], command: &Command) -> bool {
     let mut names = names.iter();
     names.any(|n| n.eq_ignore_ascii_case(command.name.as_bytes()))
 }

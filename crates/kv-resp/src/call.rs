@@ -41,9 +41,9 @@ impl Shared {
 /// Bytes of the longest reply, since a reply is built in memory.
 const MAX_REPLY_BYTES: usize = 64 << 20;
 
-/// Returns an error if the reply that began at offset `begun` is too long.
-pub(crate) fn check_length(begun: usize, replies: &Replies<'_>) -> Done {
-    if replies.bytes() - begun > MAX_REPLY_BYTES {
+/// Returns an error if the reply that began at offset `reply_start` is too long.
+pub(crate) fn check_length(reply_start: usize, replies: &Replies<'_>) -> CommandResult {
+    if replies.bytes() - reply_start > MAX_REPLY_BYTES {
         return Err(CommandError::ReplyTooLong);
     }
     Ok(())
@@ -99,7 +99,7 @@ impl From<Refusal> for CommandError {
     }
 }
 
-pub(crate) type Done = Result<(), CommandError>;
+pub(crate) type CommandResult = Result<(), CommandError>;
 
 /// A command in execution.
 pub(crate) struct Call<'c> {
@@ -116,7 +116,7 @@ pub(crate) struct Call<'c> {
 pub(crate) struct State {
     pub(crate) id: u64,
     pub(crate) protocol: Protocol,
-    pub(crate) ends: bool,
+    pub(crate) must_close: bool,
 }
 
 /// The properties of a command. Source of the numbers: <https://redis.io/docs/latest/commands/command/>.
@@ -134,7 +134,7 @@ pub(crate) struct Command {
     /// A summary for people.
     pub(crate) summary: &'static str,
     /// The function that executes the command.
-    pub(crate) run: fn(&mut Call<'_>) -> Done,
+    pub(crate) run: fn(&mut Call<'_>) -> CommandResult,
 }
 
 /// Finds a command by name, ignoring case.
@@ -145,6 +145,6 @@ pub(crate) fn find(commands: &'static [Command], name: &[u8]) -> Option<&'static
 }
 
 /// Returns the beginning of a client's string for a message, with non-printable bytes escaped.
-pub(crate) fn shown(bytes: &[u8]) -> String {
+pub(crate) fn escape_preview(bytes: &[u8]) -> String {
     bytes[..bytes.len().min(128)].escape_ascii().to_string()
 }

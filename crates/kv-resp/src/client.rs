@@ -15,27 +15,27 @@ use crate::session::Session;
 const MAX_UNSENT_BYTES: usize = 1 << 20;
 /// Time for which the thread polls before it sleeps: waking the thread costs the client some microseconds, and the
 /// thread as many.
-pub(crate) const PATIENCE: Duration = Duration::from_micros(50);
+pub(crate) const POLL_TIME: Duration = Duration::from_micros(50);
 /// Bounds of the polling time of one connection, which adapts to the client's usual pause.
-const LEAST_PATIENCE: Duration = Duration::from_micros(10);
-const MOST_PATIENCE: Duration = Duration::from_micros(200);
+const MIN_POLL_TIME: Duration = Duration::from_micros(10);
+const MAX_POLL_TIME: Duration = Duration::from_micros(200);
 /// A client that pauses this long is not worth polling for, since the wakeup is cheap in comparison.
-const LATE: Duration = Duration::from_millis(1);
+const LONG_PAUSE: Duration = Duration::from_millis(1);
 
 /// The next action on a connection after its turn.
 pub(crate) enum Turn {
     Wait,
-    Again,
-    Over,
+    MoreWork,
+    Close,
 }
 
 /// The result of polling a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum PollResult {
     Ready,
-    Nothing,
+    Idle,
     /// Nothing arrived for long: from now on, its descriptors report events.
-    Sleeps,
+    Armed,
 }
 
 pub(crate) struct Client {
@@ -50,17 +50,17 @@ pub(crate) struct Client {
     /// True if the peer has closed: the connection is then read to the end, because no further event will arrive.
     hung_up: bool,
     /// True if commands wait until replies were sent.
-    held: bool,
+    waits_for_output: bool,
     /// True if the peer sends nothing more.
-    ended: bool,
+    peer_finished: bool,
     /// True if replies wait for the client to read. Only then are writable events requested, because a socket becomes
     /// writable whenever its client reads.
     blocked: bool,
     /// True if the connection is polled, and its descriptors report no events.
-    awake: bool,
+    polled: bool,
     /// The time of the last arrival, and the time for which the connection is polled without one.
     busy: Instant,
-    patience: Duration,
+    poll_time: Duration,
 }
 
 impl Client {
@@ -75,12 +75,12 @@ impl Client {
             // The descriptors have not reported anything yet.
             readable,
             hung_up: false,
-            held: false,
-            ended: false,
+            waits_for_output: false,
+            peer_finished: false,
             blocked: false,
-            awake: false,
+            polled: false,
             busy: Instant::now(),
-            patience: PATIENCE,
+            poll_time: POLL_TIME,
         }
     }
 
@@ -95,8 +95,8 @@ impl Client {
     }
 
     /// After a turn: returns true if the connection must be added to the polled ones.
-    pub(crate) fn wakes(&mut self) -> bool {
-        self.is_polled() && !std::mem::replace(&mut self.awake, true)
+    pub(crate) fn start_polling(&mut self) -> bool {
+        self.is_polled() && !std::mem::replace(&mut self.polled, true)
     }
 
     /// Returns the number of unsent bytes.
@@ -116,53 +116,53 @@ impl Client {
     pub(crate) fn on_event(&mut self, event: &Event) {
         self.readable |= event.is_readable() || event.is_error();
         self.hung_up |= event.is_read_closed() || event.is_error();
-        if self.is_polled() && !self.awake {
-            // The connection was no longer polled once its patience after `busy` had run out.
+        if self.is_polled() && !self.polled {
+            // The connection was no longer polled once its polling time after `busy` had run out.
             let waited = self.busy.elapsed();
-            if waited < MOST_PATIENCE.min(3 * self.patience) {
-                self.patience = (2 * self.patience).min(MOST_PATIENCE);
-            } else if waited > LATE {
-                self.patience = (self.patience / 2).max(LEAST_PATIENCE);
+            if waited < MAX_POLL_TIME.min(3 * self.poll_time) {
+                self.poll_time = (2 * self.poll_time).min(MAX_POLL_TIME);
+            } else if waited > LONG_PAUSE {
+                self.poll_time = (self.poll_time / 2).max(MIN_POLL_TIME);
             }
             self.busy = Instant::now();
         }
     }
 
-    /// Polls the connection. Without arrivals, polling continues for `patience` after the later of `busy` and the
+    /// Polls the connection. Without arrivals, polling continues for `poll_time` after the later of `busy` and the
     /// connection's own last arrival.
-    pub(crate) fn look(&mut self, now: Instant, busy: Instant) -> Look {
+    pub(crate) fn poll(&mut self, now: Instant, busy: Instant) -> PollResult {
         if self.connection.poll() {
             self.readable = true;
             self.busy = now;
-            return Look::Ready;
+            return PollResult::Ready;
         }
-        if now.saturating_duration_since(self.busy.max(busy)) < self.patience {
-            return Look::Nothing;
+        if now.saturating_duration_since(self.busy.max(busy)) < self.poll_time {
+            return PollResult::Idle;
         }
         if self.connection.arm() {
-            self.awake = false;
-            return Look::Sleeps;
+            self.polled = false;
+            return PollResult::Armed;
         }
         self.readable = true;
-        Look::Ready
+        PollResult::Ready
     }
 
     /// Reads once, and writes the replies to memory.
-    pub(crate) fn take(
+    pub(crate) fn read_and_execute(
         &mut self,
         buffer: &mut [u8],
         shared: &Shared,
         registry: &Registry,
     ) -> io::Result<()> {
-        if !self.flush(registry)? || self.session.ends() {
+        if !self.flush(registry)? || self.session.must_close() {
             return Ok(());
         }
-        if !self.held {
+        if !self.waits_for_output {
             if !self.readable {
                 return Ok(());
             }
             match self.connection.read(buffer) {
-                Ok(0) => self.ended = true,
+                Ok(0) => self.peer_finished = true,
                 Ok(n) => {
                     self.readable = n == buffer.len() || self.hung_up;
                     self.session.feed(&buffer[..n]);
@@ -172,18 +172,18 @@ impl Client {
                 Err(e) => return Err(e),
             }
         }
-        self.held = !self.session.run(shared, &mut self.out, MAX_UNSENT_BYTES);
+        self.waits_for_output = !self.session.run(shared, &mut self.out, MAX_UNSENT_BYTES);
         Ok(())
     }
 
     /// Sends the replies.
-    pub(crate) fn give(&mut self, registry: &Registry) -> io::Result<Turn> {
+    pub(crate) fn send_replies(&mut self, registry: &Registry) -> io::Result<Turn> {
         Ok(if !self.flush(registry)? {
             Turn::Wait
-        } else if self.session.ends() || self.ended {
-            Turn::Over
-        } else if self.held || self.readable {
-            Turn::Again
+        } else if self.session.must_close() || self.peer_finished {
+            Turn::Close
+        } else if self.waits_for_output || self.readable {
+            Turn::MoreWork
         } else {
             Turn::Wait
         })
@@ -196,14 +196,14 @@ impl Client {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(n) => self.sent += n,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                    self.block(registry, true)?;
+                    self.set_blocked(registry, true)?;
                     return Ok(false);
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
             }
         }
-        self.block(registry, false)?;
+        self.set_blocked(registry, false)?;
         self.sent = 0;
         self.out.clear();
         if self.out.capacity() > KEPT_BYTES {
@@ -212,7 +212,7 @@ impl Client {
         Ok(true)
     }
 
-    fn block(&mut self, registry: &Registry, blocked: bool) -> io::Result<()> {
+    fn set_blocked(&mut self, registry: &Registry, blocked: bool) -> io::Result<()> {
         if blocked == self.blocked {
             return Ok(());
         }

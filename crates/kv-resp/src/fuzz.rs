@@ -47,7 +47,7 @@ pub fn resp(bytes: &[u8]) {
         assert!(session.run(&shared, &mut out, usize::MAX));
         assert!(out[before..].is_empty() || out.ends_with(b"\r\n"));
     }
-    assert!(out.is_empty() == (found.is_empty() && error.is_none()) || session.ends());
+    assert!(out.is_empty() == (found.is_empty() && error.is_none()) || session.must_close());
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::call::{Call, CommandError, Done, shown};
+use crate::call::{Call, CommandError, CommandResult, escape_preview};
 use crate::number::integer;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -19,7 +19,7 @@ pub(crate) fn deadline(from_ms: u64, time: i64, unit: Duration) -> Option<u64> {
 }
 
 /// Counts the keys for which `holds` returns true, and replies with the count.
-fn count(call: &mut Call<'_>, mut holds: impl FnMut(&Call<'_>, &[u8]) -> bool) -> Done {
+fn count(call: &mut Call<'_>, mut holds: impl FnMut(&Call<'_>, &[u8]) -> bool) -> CommandResult {
     let n = call
         .args
         .from(1)
@@ -29,14 +29,14 @@ fn count(call: &mut Call<'_>, mut holds: impl FnMut(&Call<'_>, &[u8]) -> bool) -
     Ok(())
 }
 
-pub(crate) fn del(call: &mut Call<'_>) -> Done {
+pub(crate) fn del(call: &mut Call<'_>) -> CommandResult {
     count(call, |call, key| {
         let (hash, mut partition) = call.shared.store.lock(key);
         matches!(partition.delete(hash, key, None), Ok(version) if version > 0)
     })
 }
 
-pub(crate) fn exists(call: &mut Call<'_>) -> Done {
+pub(crate) fn exists(call: &mut Call<'_>) -> CommandResult {
     count(call, |call, key| {
         let (hash, mut partition) = call.shared.store.lock(key);
         partition.get(hash, key).is_some()
@@ -55,7 +55,7 @@ fn left_ms(call: &Call<'_>) -> i64 {
     }
 }
 
-pub(crate) fn ttl(call: &mut Call<'_>) -> Done {
+pub(crate) fn ttl(call: &mut Call<'_>) -> CommandResult {
     let left = left_ms(call);
     // Rounds to the nearest second, as Redis does.
     let seconds = if left < 0 {
@@ -67,21 +67,21 @@ pub(crate) fn ttl(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(crate) fn pttl(call: &mut Call<'_>) -> Done {
+pub(crate) fn pttl(call: &mut Call<'_>) -> CommandResult {
     let left = left_ms(call);
     call.replies.integer(left);
     Ok(())
 }
 
-pub(crate) fn expire(call: &mut Call<'_>) -> Done {
+pub(crate) fn expire(call: &mut Call<'_>) -> CommandResult {
     expire_in(call, "expire", SECOND)
 }
 
-pub(crate) fn pexpire(call: &mut Call<'_>) -> Done {
+pub(crate) fn pexpire(call: &mut Call<'_>) -> CommandResult {
     expire_in(call, "pexpire", MILLISECOND)
 }
 
-fn expire_in(call: &mut Call<'_>, name: &'static str, unit: Duration) -> Done {
+fn expire_in(call: &mut Call<'_>, name: &'static str, unit: Duration) -> CommandResult {
     let key = call.args.at(1);
     let (mut absent, mut present, mut later, mut sooner) = (false, false, false, false);
     for word in call.args.from(3) {
@@ -90,7 +90,7 @@ fn expire_in(call: &mut Call<'_>, name: &'static str, unit: Duration) -> Done {
             b"xx" => present = true,
             b"gt" => later = true,
             b"lt" => sooner = true,
-            _ => return Err(CommandError::Option(shown(word))),
+            _ => return Err(CommandError::Option(escape_preview(word))),
         }
     }
     if absent && (present || later || sooner) {
@@ -125,7 +125,7 @@ fn expire_in(call: &mut Call<'_>, name: &'static str, unit: Duration) -> Done {
     Ok(())
 }
 
-pub(crate) fn persist(call: &mut Call<'_>) -> Done {
+pub(crate) fn persist(call: &mut Call<'_>) -> CommandResult {
     let key = call.args.at(1);
     let (hash, mut partition) = call.shared.store.lock(key);
     let expires = partition.get(hash, key).is_some_and(|e| e.expires_ms != 0);

@@ -2,7 +2,7 @@
 //! `redis-benchmark` can access the data of RDMA clients.
 //!
 //! The layers: [`Decoder`] and [`Replies`] implement the protocol without I/O. [`Session`] executes commands on a
-//! store. [`Listener`] and [`Connection`] carry the bytes. [`Front`] serves many connections in one thread.
+//! store. [`Listener`] and [`Connection`] carry the bytes. [`FrontEnd`] serves many connections in one thread.
 //!
 //! Each command is executed under the lock of its key's partition, and is atomic as in Redis. A command of several keys
 //! (`DEL`, `EXISTS`, `MGET`, `MSET`) is atomic for each key, not for all together. Values have at most 64 KiB. There is
@@ -17,7 +17,7 @@ mod client;
 mod commands;
 mod connection;
 mod frame;
-mod front;
+mod front_end;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod keys;
@@ -35,7 +35,7 @@ pub use frame::{
     Args, Decoder, MAX_ARGUMENTS, MAX_BULK_BYTES, MAX_COMMAND_BYTES, MAX_INLINE_BYTES,
     ProtocolError,
 };
-pub use front::{Front, FrontStats};
+pub use front_end::{FrontEnd, FrontEndStats};
 pub use rdma::Rdma;
 pub use reply::{Protocol, Replies};
 pub use session::Session;

@@ -11,16 +11,16 @@ use mio::{Events, Interest, Poll, Token};
 use resp_rdma::Connector;
 
 use crate::connection::{Address, Connection};
-use crate::rdma::OverRdma;
+use crate::rdma::RdmaConnection;
 
 /// Largest time for a server to accept a connection, or to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for which a thread polls for answers before it sleeps.
-const PATIENCE: Duration = Duration::from_micros(100);
+const POLL_TIME: Duration = Duration::from_micros(100);
 /// An idle thread yields after this many rounds. It yields after every round while other threads compete for the core,
-/// which shows in the duration of a yield ([`CROWDED`]).
+/// which shows in the duration of a yield ([`CONTENDED_YIELD`]).
 const YIELD_EVERY: u32 = 16;
-const CROWDED: Duration = Duration::from_micros(3);
+const CONTENDED_YIELD: Duration = Duration::from_micros(3);
 /// Number of outstanding SETs while keys are filled.
 const FILL_PIPELINE: u64 = 64;
 /// Bytes that are read at once.
@@ -48,7 +48,7 @@ impl Address {
             }
             Self::Rdma(at) => {
                 let connector = connector.ok_or(ErrorKind::Unsupported)?;
-                Ok(Box::new(OverRdma(connector.connect(*at, TIMEOUT)?)))
+                Ok(Box::new(RdmaConnection(connector.connect(*at, TIMEOUT)?)))
             }
         }
     }
@@ -73,7 +73,7 @@ impl Address {
 
 /// The command of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ask {
+pub enum LoadCommand {
     /// GET: the value must be the one that was set.
     Get,
     /// SET of a key to its value.
@@ -84,7 +84,7 @@ pub enum Ask {
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
     /// The command to send.
-    pub ask: Ask,
+    pub command: LoadCommand,
     /// Number of keys; keys are numbered from 0.
     pub keys: u64,
     /// Bytes of a value.
@@ -142,7 +142,7 @@ pub struct Loader {
 struct Client {
     connection: Box<dyn Connection>,
     /// Outstanding commands, oldest first: the key, and the time of the request.
-    asked: std::collections::VecDeque<(u64, Instant)>,
+    outstanding: std::collections::VecDeque<(u64, Instant)>,
     request: Vec<u8>,
     sent: usize,
     answers: Vec<u8>,
@@ -161,11 +161,11 @@ fn value(key: u64, into: &mut [u8]) {
 
 impl Load {
     /// Appends an encoded command to `into`.
-    fn request(&self, ask: Ask, key: u64, into: &mut Vec<u8>) {
+    fn encode_command(&self, command: LoadCommand, key: u64, into: &mut Vec<u8>) {
         // Writing to memory cannot fail.
-        let _ = match ask {
-            Ask::Get => write!(into, "*2\r\n$3\r\nGET\r\n$16\r\nkey:{key:012}\r\n"),
-            Ask::Set => {
+        let _ = match command {
+            LoadCommand::Get => write!(into, "*2\r\n$3\r\nGET\r\n$16\r\nkey:{key:012}\r\n"),
+            LoadCommand::Set => {
                 let bytes = self.value_bytes;
                 write!(
                     into,
@@ -173,17 +173,17 @@ impl Load {
                 )
             }
         };
-        if ask == Ask::Set {
+        if command == LoadCommand::Set {
             self.add_value(key, into);
         }
     }
 
     /// Returns the right answer in `into`.
-    fn answer(&self, ask: Ask, key: u64, into: &mut Vec<u8>) {
+    fn expected_answer(&self, command: LoadCommand, key: u64, into: &mut Vec<u8>) {
         into.clear();
-        match ask {
-            Ask::Set => into.extend_from_slice(b"+OK\r\n"),
-            Ask::Get => {
+        match command {
+            LoadCommand::Set => into.extend_from_slice(b"+OK\r\n"),
+            LoadCommand::Get => {
                 let _ = write!(into, "${}\r\n", self.value_bytes);
                 self.add_value(key, into);
             }
@@ -217,7 +217,7 @@ impl Loader {
                 .register(&mut *connection, Token(number), interests)?;
             clients.push(Client {
                 connection,
-                asked: std::collections::VecDeque::new(),
+                outstanding: std::collections::VecDeque::new(),
                 request: Vec::new(),
                 sent: 0,
                 answers: Vec::new(),
@@ -237,7 +237,7 @@ impl Loader {
     /// The same as for [`run`](Self::run).
     pub fn fill(&mut self, load: &Load) -> Result<(), LoadError> {
         let load = Load {
-            ask: Ask::Set,
+            command: LoadCommand::Set,
             ..*load
         };
         let mut next = 0;
@@ -276,7 +276,7 @@ impl Loader {
         let mut events = Events::with_capacity(1024);
         let mut expected = Vec::new();
         let begun = Instant::now();
-        let (mut busy, mut misses, mut crowded) = (begun, 0u32, false);
+        let (mut busy, mut misses, mut is_contended) = (begun, 0u32, false);
         let highest = Histogram::new_with_bounds(1, HIGHEST_NS, 2);
         let mut measured = Measured {
             answers: 0,
@@ -289,10 +289,10 @@ impl Loader {
             for client in self.clients.iter_mut().take(connections) {
                 client.readable |= client.connection.poll();
                 if client.readable {
-                    client.take(load, (&mut self.buffer, &mut expected), &mut measured)?;
+                    client.read_answers(load, (&mut self.buffer, &mut expected), &mut measured)?;
                 }
-                client.ask(load, &mut next)?;
-                outstanding |= !client.asked.is_empty();
+                client.send_commands(load, &mut next)?;
+                outstanding |= !client.outstanding.is_empty();
             }
             if !outstanding {
                 measured.elapsed = begun.elapsed();
@@ -303,16 +303,16 @@ impl Loader {
                 (busy, misses) = (now, 0);
             } else {
                 misses += 1;
-                if crowded || misses.is_multiple_of(YIELD_EVERY) {
+                if is_contended || misses.is_multiple_of(YIELD_EVERY) {
                     std::thread::yield_now();
-                    crowded = now.elapsed() > CROWDED;
+                    is_contended = now.elapsed() > CONTENDED_YIELD;
                 }
             }
             let waited = now.saturating_duration_since(busy);
             if waited > TIMEOUT {
                 return Err(LoadError::Silent);
             }
-            self.wait(waited > PATIENCE, &mut events)?;
+            self.wait(waited > POLL_TIME, &mut events)?;
         }
     }
 
@@ -351,7 +351,7 @@ impl Loader {
 
 impl Client {
     /// Sends commands for the keys that `next` returns.
-    fn ask(
+    fn send_commands(
         &mut self,
         load: &Load,
         next: &mut impl FnMut(u64) -> Option<u64>,
@@ -359,9 +359,9 @@ impl Client {
         if self.sent == self.request.len() {
             self.request.clear();
             self.sent = 0;
-            while let Some(key) = next(self.asked.len() as u64) {
-                load.request(load.ask, key, &mut self.request);
-                self.asked.push_back((key, Instant::now()));
+            while let Some(key) = next(self.outstanding.len() as u64) {
+                load.encode_command(load.command, key, &mut self.request);
+                self.outstanding.push_back((key, Instant::now()));
             }
         }
         while let Some(rest) = self.request.get(self.sent..).filter(|r| !r.is_empty()) {
@@ -377,7 +377,7 @@ impl Client {
     }
 
     /// Reads and checks answers.
-    fn take(
+    fn read_answers(
         &mut self,
         load: &Load,
         (buffer, expected): (&mut [u8], &mut Vec<u8>),
@@ -387,16 +387,16 @@ impl Client {
             Ok(0) => return Err(LoadError::Ended),
             Ok(n) => {
                 self.readable = n == buffer.len();
-                let came = buffer.get(..n).unwrap_or_default();
-                self.answers.extend_from_slice(came);
+                let received = buffer.get(..n).unwrap_or_default();
+                self.answers.extend_from_slice(received);
             }
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) if e.kind() == ErrorKind::WouldBlock => self.readable = false,
             Err(e) => return Err(e.into()),
         }
         let mut done = 0;
-        while let Some(&(key, at)) = self.asked.front() {
-            load.answer(load.ask, key, expected);
+        while let Some(&(key, at)) = self.outstanding.front() {
+            load.expected_answer(load.command, key, expected);
             let rest = self.answers.get(done..).unwrap_or_default();
             let there = rest.len().min(expected.len());
             if rest.get(..there) != expected.get(..there) {
@@ -418,7 +418,7 @@ impl Client {
                 break;
             }
             done += expected.len();
-            self.asked.pop_front();
+            self.outstanding.pop_front();
             measured.answers += 1;
             let ns = u64::try_from(at.elapsed().as_nanos()).unwrap_or(u64::MAX);
             measured.latency_ns.saturating_record(ns);

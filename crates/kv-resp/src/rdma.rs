@@ -31,7 +31,7 @@ impl Rdma {
 
 impl Listener for Rdma {
     fn accept(&mut self) -> io::Result<Box<dyn Connection>> {
-        Ok(Box::new(OverRdma(self.0.accept()?)))
+        Ok(Box::new(RdmaConnection(self.0.accept()?)))
     }
 
     fn address(&self) -> Address {
@@ -56,9 +56,9 @@ impl Source for Rdma {
 
 /// A connection over RDMA.
 #[derive(Debug)]
-pub(crate) struct OverRdma(pub(crate) resp_rdma::Connection);
+pub(crate) struct RdmaConnection(pub(crate) resp_rdma::Connection);
 
-impl OverRdma {
+impl RdmaConnection {
     fn each(&self, act: impl Fn(SourceFd<'_>) -> io::Result<()>) -> io::Result<()> {
         self.0
             .fds()
@@ -67,7 +67,7 @@ impl OverRdma {
     }
 }
 
-impl Connection for OverRdma {
+impl Connection for RdmaConnection {
     fn is_polled(&self) -> bool {
         true
     }
@@ -90,13 +90,13 @@ impl Connection for OverRdma {
     }
 }
 
-impl Read for OverRdma {
+impl Read for RdmaConnection {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.0.read(into)
     }
 }
 
-impl Write for OverRdma {
+impl Write for RdmaConnection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.write(bytes)
     }
@@ -108,7 +108,7 @@ impl Write for OverRdma {
 
 /// Both descriptors become readable when something arrives. New room at the peer is also announced by a message, so
 /// writable events are never requested.
-impl Source for OverRdma {
+impl Source for RdmaConnection {
     fn register(&mut self, r: &Registry, token: Token, _: Interest) -> io::Result<()> {
         self.each(|mut fd| fd.register(r, token, Interest::READABLE))
     }

@@ -44,7 +44,7 @@ impl<'o> Replies<'o> {
     }
 
     /// Truncates `out` to `bytes` bytes.
-    pub fn take_back(&mut self, bytes: usize) {
+    pub fn truncate(&mut self, bytes: usize) {
         self.out.truncate(bytes);
     }
 

@@ -2,29 +2,29 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::call::{Call, CommandError, Done, Shared, State, find, shown};
+use crate::call::{Call, CommandError, CommandResult, Shared, State, escape_preview, find};
 use crate::commands::COMMANDS;
 use crate::frame::{Args, Decoder, ProtocolError};
 use crate::reply::Replies;
 
 /// Returns the beginning of an unknown command's arguments.
-fn beginning(args: Args<'_>) -> String {
+fn preview_args(args: Args<'_>) -> String {
     let mut text = String::new();
     for arg in args.from(1) {
         if text.len() >= 128 {
             break;
         }
-        text += &format!("'{}' ", shown(arg));
+        text += &format!("'{}' ", escape_preview(arg));
     }
     text
 }
 
-fn carry_out(call: &mut Call<'_>) -> Done {
+fn execute(call: &mut Call<'_>) -> CommandResult {
     let name = call.args.at(0);
     let Some(command) = find(call.commands, name) else {
         return Err(CommandError::Unknown {
-            name: shown(name),
-            args: beginning(call.args),
+            name: escape_preview(name),
+            args: preview_args(call.args),
         });
     };
     let count = i64::try_from(call.args.count()).unwrap_or(i64::MAX);
@@ -78,15 +78,15 @@ impl Session {
     }
 
     /// Returns true if the connection must be closed after the last reply.
-    pub fn ends(&self) -> bool {
-        self.state.ends
+    pub fn must_close(&self) -> bool {
+        self.state.must_close
     }
 
     /// Executes complete commands as long as `out` is shorter than `most` bytes. Returns false if it stopped for that
     /// reason.
     pub fn run(&mut self, shared: &Shared, out: &mut Vec<u8>, most: usize) -> bool {
         let (mut commands, mut errors) = (0, 0);
-        while !self.state.ends && out.len() < most {
+        while !self.state.must_close && out.len() < most {
             let mut replies = Replies::new(out, self.state.protocol);
             let args = match self.decoder.next_command() {
                 Ok(Some(args)) => args,
@@ -94,7 +94,7 @@ impl Session {
                 Err(error) => {
                     refuse(&mut replies, &error);
                     shared.protocol_errors.fetch_add(1, Ordering::Relaxed);
-                    self.state.ends = true;
+                    self.state.must_close = true;
                     break;
                 }
             };
@@ -102,10 +102,10 @@ impl Session {
             if is_http(args.at(0)) {
                 tracing::warn!("a connection speaks HTTP, and is ended");
                 shared.protocol_errors.fetch_add(1, Ordering::Relaxed);
-                self.state.ends = true;
+                self.state.must_close = true;
                 break;
             }
-            let begun = replies.bytes();
+            let reply_start = replies.bytes();
             let mut call = Call {
                 shared,
                 session: &mut self.state,
@@ -113,15 +113,15 @@ impl Session {
                 replies,
                 commands: COMMANDS,
             };
-            if let Err(error) = carry_out(&mut call) {
+            if let Err(error) = execute(&mut call) {
                 errors += 1;
-                call.replies.take_back(begun);
+                call.replies.truncate(reply_start);
                 call.replies.error(&error.to_string());
             }
         }
         shared.commands.fetch_add(commands, Ordering::Relaxed);
         shared.errors.fetch_add(errors, Ordering::Relaxed);
-        self.state.ends || out.len() < most
+        self.state.must_close || out.len() < most
     }
 }
 

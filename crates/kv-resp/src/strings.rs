@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::call::{Call, CommandError, Done, check_length};
+use crate::call::{Call, CommandError, CommandResult, check_length};
 use crate::keys::deadline;
 use crate::number::integer;
 use kv::store::{Condition, Refusal, Set};
 
-pub(crate) fn get(call: &mut Call<'_>) -> Done {
+pub(crate) fn get(call: &mut Call<'_>) -> CommandResult {
     let key = call.args.at(1);
     let (hash, mut partition) = call.shared.store.lock(key);
     match partition.get(hash, key) {
@@ -17,7 +17,7 @@ pub(crate) fn get(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(crate) fn mget(call: &mut Call<'_>) -> Done {
+pub(crate) fn mget(call: &mut Call<'_>) -> CommandResult {
     call.replies.array(call.args.count() - 1);
     let begun = call.replies.bytes();
     for key in call.args.from(1) {
@@ -31,7 +31,7 @@ pub(crate) fn mget(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(crate) fn strlen(call: &mut Call<'_>) -> Done {
+pub(crate) fn strlen(call: &mut Call<'_>) -> CommandResult {
     let key = call.args.at(1);
     let (hash, mut partition) = call.shared.store.lock(key);
     let length = partition.get(hash, key).map_or(0, |e| e.value.len());
@@ -42,16 +42,16 @@ pub(crate) fn strlen(call: &mut Call<'_>) -> Done {
 
 /// The expiry of a value that is set.
 #[derive(Clone, Copy, PartialEq)]
-enum Lasts {
-    Forever,
-    AsBefore,
-    Until(u64),
+enum Expiry {
+    Never,
+    Keep,
+    At(u64),
 }
 
 /// The options of `SET`.
 struct Options {
     condition: Condition,
-    lasts: Lasts,
+    expiry: Expiry,
     get: bool,
 }
 
@@ -59,13 +59,13 @@ impl Options {
     fn read(call: &Call<'_>, now_ms: u64) -> Result<Self, CommandError> {
         let mut options = Self {
             condition: Condition::Always,
-            lasts: Lasts::Forever,
+            expiry: Expiry::Never,
             get: false,
         };
         let mut words = call.args.from(3);
         while let Some(word) = words.next() {
             let word = word.to_ascii_lowercase();
-            let fresh = options.lasts == Lasts::Forever;
+            let is_unset = options.expiry == Expiry::Never;
             match word.as_slice() {
                 b"nx" if options.condition != Condition::Present => {
                     options.condition = Condition::Absent;
@@ -74,14 +74,14 @@ impl Options {
                     options.condition = Condition::Present;
                 }
                 b"get" => options.get = true,
-                b"keepttl" if fresh => options.lasts = Lasts::AsBefore,
-                b"ex" | b"px" | b"exat" | b"pxat" if fresh => {
+                b"keepttl" if is_unset => options.expiry = Expiry::Keep,
+                b"ex" | b"px" | b"exat" | b"pxat" if is_unset => {
                     let time = words.next().ok_or(CommandError::Syntax)?;
                     let time = integer(time).ok_or(CommandError::NotInteger)?;
                     let unit = Duration::from_millis(if word[0] == b'e' { 1000 } else { 1 });
                     let from = if word.ends_with(b"at") { 0 } else { now_ms };
                     let at = deadline(from, time, unit).filter(|_| time > 0);
-                    options.lasts = Lasts::Until(at.ok_or(CommandError::Expire("set"))?);
+                    options.expiry = Expiry::At(at.ok_or(CommandError::Expire("set"))?);
                 }
                 _ => return Err(CommandError::Syntax),
             }
@@ -90,7 +90,7 @@ impl Options {
     }
 }
 
-pub(crate) fn set(call: &mut Call<'_>) -> Done {
+pub(crate) fn set(call: &mut Call<'_>) -> CommandResult {
     let (key, value) = (call.args.at(1), call.args.at(2));
     let (hash, mut partition) = call.shared.store.lock(key);
     if call.args.count() == 3 {
@@ -100,10 +100,10 @@ pub(crate) fn set(call: &mut Call<'_>) -> Done {
     }
     let options = Options::read(call, partition.now_ms())?;
     let old = partition.get(hash, key);
-    let expires_ms = match options.lasts {
-        Lasts::Forever => 0,
-        Lasts::AsBefore => old.map_or(0, |e| e.expires_ms),
-        Lasts::Until(at) => at,
+    let expires_ms = match options.expiry {
+        Expiry::Never => 0,
+        Expiry::Keep => old.map_or(0, |e| e.expires_ms),
+        Expiry::At(at) => at,
     };
     if options.get {
         match old {
@@ -124,7 +124,7 @@ pub(crate) fn set(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(crate) fn mset(call: &mut Call<'_>) -> Done {
+pub(crate) fn mset(call: &mut Call<'_>) -> CommandResult {
     if call.args.count().is_multiple_of(2) {
         return Err(CommandError::Count("mset".to_owned()));
     }
@@ -137,27 +137,27 @@ pub(crate) fn mset(call: &mut Call<'_>) -> Done {
     Ok(())
 }
 
-pub(crate) fn incr(call: &mut Call<'_>) -> Done {
+pub(crate) fn incr(call: &mut Call<'_>) -> CommandResult {
     add(call, 1)
 }
 
-pub(crate) fn decr(call: &mut Call<'_>) -> Done {
+pub(crate) fn decr(call: &mut Call<'_>) -> CommandResult {
     add(call, -1)
 }
 
-pub(crate) fn incrby(call: &mut Call<'_>) -> Done {
+pub(crate) fn incrby(call: &mut Call<'_>) -> CommandResult {
     let by = integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
     add(call, by)
 }
 
-pub(crate) fn decrby(call: &mut Call<'_>) -> Done {
+pub(crate) fn decrby(call: &mut Call<'_>) -> CommandResult {
     let by = integer(call.args.at(2)).ok_or(CommandError::NotInteger)?;
     let by = by.checked_neg().ok_or(CommandError::Negation)?;
     add(call, by)
 }
 
 /// Adds to the number of a key. An absent key counts as 0, and the expiry time stays.
-fn add(call: &mut Call<'_>, by: i64) -> Done {
+fn add(call: &mut Call<'_>, by: i64) -> CommandResult {
     let key = call.args.at(1);
     let (hash, mut partition) = call.shared.store.lock(key);
     let (before, expires_ms) = match partition.get(hash, key) {

@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use kv::load::{Random, stamp_of, value_bytes};
 use kv::store::Mode;
 use kv::{Client, ClientConfig, Server, ServerConfig};
-use kv_resp::{Address, Front};
+use kv_resp::{Address, FrontEnd};
 
 const CONNECTIONS: u64 = 24;
 const PIPELINES: u64 = 250;
@@ -144,7 +144,7 @@ fn many_connections_with_pipelines_get_what_was_set() {
     let path = folder.path().join("socket");
     let listen = |address: &Address| {
         let listener = address.listen().expect("free");
-        Front::start(server.service().store().clone(), vec![listener]).expect("starts")
+        FrontEnd::start(server.service().store().clone(), vec![listener]).expect("starts")
     };
     let unix = listen(&Address::Unix(path.clone()));
     let tcp = listen(&Address::Tcp("127.0.0.1:0".to_owned()));

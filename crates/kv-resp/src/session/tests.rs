@@ -207,7 +207,7 @@ fn what_cannot_be_done_is_said() {
     // The value is too long for an inline command.
     let words = talk.say(&long);
     assert_eq!(words, "-ERR Protocol error: too big inline request");
-    assert!(talk.session.ends());
+    assert!(talk.session.must_close());
     assert_eq!(talk.shared.protocol_errors.load(Ordering::Relaxed), 1);
     assert_eq!(talk.all("PING\r\n"), []);
 }
@@ -258,7 +258,7 @@ fn the_protocol_is_chosen() {
     assert_eq!(info, "\"# Keyspace\\r\\ndb0:keys=1\\r\\n\"");
     assert!(talk.say("INFO").contains("total_error_replies:2\\r\\n"));
     talk.check(&[("QUIT\r\nPING", "OK")]);
-    assert!(talk.session.ends());
+    assert!(talk.session.must_close());
 }
 
 #[test]
@@ -296,7 +296,7 @@ fn a_web_page_is_sent_away() {
         talk.say(request),
         "-ERR wrong number of arguments for 'get' command"
     );
-    assert!(talk.session.ends());
+    assert!(talk.session.must_close());
     assert_eq!(talk.shared.store.stats().items, 1);
 }
 

@@ -3,7 +3,7 @@
 
 use kv::ServerStats;
 use kv::load::LoadReport;
-use kv_resp::FrontStats;
+use kv_resp::FrontEndStats;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -23,7 +23,7 @@ pub(super) enum Line {
         rdma: Option<String>,
     },
     /// `serve`: the statistics of the Redis-protocol front end, at its end.
-    Resp(FrontStats),
+    Resp(FrontEndStats),
     /// `serve`: the server's statistics, at its end.
     Stats(ServerStats),
     /// `load`: the report of filling the store.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use kv::store::{LockPlacement, Mode};
 use kv::{Design, NicConfig, Server, ServerConfig, ServerStats};
-use kv_resp::{Address, Front, FrontStats, Listener, Rdma};
+use kv_resp::{Address, FrontEnd, FrontEndStats, Listener, Rdma};
 use resp_rdma::Connector;
 
 use super::lines::Line;
@@ -140,7 +140,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         let listeners = listen(address, &args, &nic);
         let front = listeners.and_then(|listeners| {
             let store = Arc::clone(server.service().store());
-            Ok(Front::start(store, listeners)?)
+            Ok(FrontEnd::start(store, listeners)?)
         });
         front.with_context(|| format!("cannot speak the Redis protocol on {address}"))
     });
@@ -150,7 +150,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome> {
         (&server, &stop),
         args.json,
         || match &front {
-            Some(front) if !front.serves() => bail!("the Redis-protocol front ended"),
+            Some(front) if !front.is_serving() => bail!("the Redis-protocol front ended"),
             _ => Ok(()),
         },
         |stats| stats.gets + stats.changes,
@@ -214,9 +214,9 @@ fn config(args: &Args, nic: NicConfig) -> ServerConfig {
 }
 
 /// Prints the server's addresses.
-fn announce(args: &Args, server: &Server, front: Option<&Front>, is_store: bool) -> Result<()> {
+fn announce(args: &Args, server: &Server, front_end: Option<&FrontEnd>, is_store: bool) -> Result<()> {
     let address = server.address().to_string();
-    let mut spoken = front.into_iter().flat_map(Front::addresses);
+    let mut spoken = front.into_iter().flat_map(FrontEnd::addresses);
     let resp = spoken.next().map(ToString::to_string);
     let rdma = spoken.next().map(ToString::to_string);
     if args.json {
@@ -247,7 +247,7 @@ fn announce(args: &Args, server: &Server, front: Option<&Front>, is_store: bool)
 }
 
 /// Prints the server's statistics.
-fn report(args: &Args, stats: &ServerStats, spoken: Option<&FrontStats>) -> Result<()> {
+fn report(args: &Args, stats: &ServerStats, spoken: Option<&FrontEndStats>) -> Result<()> {
     if args.json {
         if let Some(spoken) = spoken {
             print_json(&Line::Resp(*spoken))?;

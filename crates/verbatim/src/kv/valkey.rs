@@ -13,7 +13,7 @@ use bench::pin::{allowed, pinned};
 use bench::stats::Spread;
 use chart::{Axis, Chart, Series};
 use kv_resp::Address;
-use kv_resp::load::{Ask, Load, Loader, Measured};
+use kv_resp::load::{Load, LoadCommand, Loader, Measured};
 use resp_rdma::{Config, Connector};
 use serde::Serialize;
 
@@ -29,7 +29,7 @@ use crate::side_by_side::{interleaved, rate, spread};
 /// A setting that is measured over both transports in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Point {
-    ask: Ask,
+    command: LoadCommand,
     threads: usize,
     connections: usize,
     pipeline: usize,
@@ -37,9 +37,9 @@ struct Point {
 
 impl Point {
     fn test(self) -> &'static str {
-        match self.ask {
-            Ask::Get => "get",
-            Ask::Set => "set",
+        match self.command {
+            LoadCommand::Get => "get",
+            LoadCommand::Set => "set",
         }
     }
 }
@@ -170,8 +170,8 @@ fn points(args: &Args) -> Vec<Point> {
     for pipeline in args.pipelines(&[1]) {
         for &threads in threads {
             for &connections in connections.iter().filter(|&&c| c >= threads) {
-                points.extend([Ask::Get, Ask::Set].map(|ask| Point {
-                    ask,
+                points.extend([LoadCommand::Get, LoadCommand::Set].map(|command| Point {
+                    command,
                     threads,
                     connections,
                     pipeline,
@@ -185,7 +185,7 @@ fn points(args: &Args) -> Vec<Point> {
 impl Setup<'_> {
     fn load(&self, point: Point, seed: u64) -> Load {
         Load {
-            ask: point.ask,
+            command: point.command,
             keys: self.args.keys,
             value_bytes: self.args.value_size,
             pipeline: point.pipeline,
@@ -196,7 +196,7 @@ impl Setup<'_> {
     /// Sets every key.
     fn fill(&self) -> Result<()> {
         let point = Point {
-            ask: Ask::Set,
+            command: LoadCommand::Set,
             threads: 1,
             connections: 1,
             pipeline: 1,
@@ -209,8 +209,8 @@ impl Setup<'_> {
 
     fn round(&self, round: u32, point: Point) -> Result<Round> {
         let [tcp, rdma] = &self.servers;
-        let ask = |server: &Address, name| -> Result<Figures> {
-            let figures = self.ask(round, point, server);
+        let measure = |server: &Address, name| -> Result<Figures> {
+            let figures = self.measure(round, point, server);
             figures.with_context(|| format!("over {name}, {point:?}"))
         };
         Ok(Round {
@@ -219,14 +219,14 @@ impl Setup<'_> {
             threads: point.threads,
             connections: point.connections,
             pipeline: point.pipeline,
-            tcp: ask(tcp, "TCP")?,
-            rdma: ask(rdma, "RDMA")?,
+            tcp: measure(tcp, "TCP")?,
+            rdma: measure(rdma, "RDMA")?,
             point,
         })
     }
 
     /// Sends requests for the time of a measurement, from all threads at once.
-    fn ask(&self, round: u32, point: Point, server: &Address) -> Result<Figures> {
+    fn command(&self, round: u32, point: Point, server: &Address) -> Result<Figures> {
         let ready = Barrier::new(point.threads + 1);
         let stop = AtomicBool::new(false);
         let one = |thread: usize| -> Result<Measured> {

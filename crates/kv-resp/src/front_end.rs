@@ -11,7 +11,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use serde::{Deserialize, Serialize};
 
 use crate::call::Shared;
-use crate::client::{Client, Look, PATIENCE, Turn};
+use crate::client::{Client, POLL_TIME, PollResult, Turn};
 use crate::connection::{Address, Connection, Listener};
 use crate::session::Session;
 use kv::store::Store;
@@ -25,18 +25,18 @@ const READ_BYTES: usize = 64 << 10;
 /// together, and one system call waits for all of them.
 const TOGETHER_BYTES: usize = 64 << 10;
 /// Pause before accepting is retried, after the system refused, for lack of descriptors for instance.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Largest number of listeners.
 const MAX_LISTENERS: usize = 8;
 /// Number of polls of all connections between two checks of the descriptors. A check is a system call, which takes as
 /// long as polling ten connections.
-const POLLS_PER_LOOK: u32 = 16;
+const POLLS_PER_CHECK: u32 = 16;
 
 /// Up to this number, all connections are polled as long as any of them is busy. Some extra polls cost little, while a
 /// notification by descriptor costs the client a system call. With more connections, each is polled only while it is
 /// busy itself.
-const MOST_POLLED_TOGETHER: usize = 128;
+const MAX_POLLED_TOGETHER: usize = 128;
 
 /// Tokens below this one belong to the listeners.
 const WAKER: Token = Token(MAX_LISTENERS);
@@ -44,7 +44,7 @@ const FIRST_CLIENT: usize = MAX_LISTENERS + 1;
 
 /// Statistics of a front end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FrontStats {
+pub struct FrontEndStats {
     /// Connections that are open.
     pub connections: u64,
     /// Connections that were ever accepted.
@@ -64,12 +64,12 @@ pub struct FrontStats {
 /// ```no_run
 /// let server = kv::Server::start(kv::ServerConfig::default())?;
 /// let address: kv_resp::Address = "127.0.0.1:6379".parse()?;
-/// let front = kv_resp::Front::start(server.service().store().clone(), vec![address.listen()?])?;
+/// let front = kv_resp::FrontEnd::start(server.service().store().clone(), vec![address.listen()?])?;
 /// println!("redis-cli finds it at {}", front.addresses()[0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
-pub struct Front {
+pub struct FrontEnd {
     shared: Arc<Shared>,
     addresses: Vec<Address>,
     stop: Arc<AtomicBool>,
@@ -77,7 +77,7 @@ pub struct Front {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Front {
+impl FrontEnd {
     /// Serves a store to all clients that connect to one of the listeners.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl Front {
             clients: HashMap::new(),
             next: FIRST_CLIENT,
             ready: Vec::new(),
-            awake: Vec::new(),
+            polled: Vec::new(),
             polls: 0,
             keep_alive_at: None,
             unsent: Vec::new(),
@@ -132,14 +132,14 @@ impl Front {
     }
 
     /// Returns true while the thread serves connections: until it is stopped, or a system call fails.
-    pub fn serves(&self) -> bool {
+    pub fn is_serving(&self) -> bool {
         self.thread.as_ref().is_some_and(|t| !t.is_finished())
     }
 
     /// Returns the statistics of the front end so far.
-    pub fn stats(&self) -> FrontStats {
+    pub fn stats(&self) -> FrontEndStats {
         let shared = &self.shared;
-        FrontStats {
+        FrontEndStats {
             connections: shared.connections.load(Ordering::Relaxed),
             connections_total: shared.connections_total.load(Ordering::Relaxed),
             connections_refused: shared.connections_refused.load(Ordering::Relaxed),
@@ -150,7 +150,7 @@ impl Front {
     }
 }
 
-impl Drop for Front {
+impl Drop for FrontEnd {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         let woken = self.waker.wake();
@@ -171,7 +171,7 @@ struct Serve {
     /// Connections that have more work than one turn allowed.
     ready: Vec<usize>,
     /// Connections that are found ready by polling, while their descriptors report nothing.
-    awake: Vec<usize>,
+    polled: Vec<usize>,
     /// Number of polls since the descriptors were checked.
     polls: u32,
     /// The time of the next keep-alive messages.
@@ -193,15 +193,15 @@ impl Serve {
         let mut busy = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
             let now = Instant::now();
-            self.poll_awake(now, busy);
-            let is_polling = !self.awake.is_empty();
-            let looks = is_polling || !self.ready.is_empty() || now - busy < PATIENCE;
+            self.poll_connections(now, busy);
+            let is_polling = !self.polled.is_empty();
+            let keep_polling = is_polling || !self.ready.is_empty() || now - busy < POLL_TIME;
             let mut accept = self.accept_at.is_some_and(|at| at <= now);
             std::mem::swap(&mut turns, &mut self.ready);
             self.polls += 1;
-            if !is_polling || self.polls >= POLLS_PER_LOOK {
+            if !is_polling || self.polls >= POLLS_PER_CHECK {
                 self.polls = 0;
-                let wait = if looks {
+                let wait = if keep_polling {
                     Some(Duration::ZERO)
                 } else {
                     self.next_timer()
@@ -212,7 +212,7 @@ impl Serve {
                     other => other?,
                 }
                 accept |= self.take_events(&events, &mut turns);
-                if turns.is_empty() && looks {
+                if turns.is_empty() && keep_polling {
                     // The client may run on the same core.
                     std::thread::yield_now();
                 }
@@ -228,9 +228,9 @@ impl Serve {
             turns.sort_unstable();
             turns.dedup();
             for number in turns.drain(..) {
-                self.turn(number);
+                self.serve_turn(number);
             }
-            self.send();
+            self.send_replies();
             busy = Instant::now();
         }
         Ok(())
@@ -263,23 +263,23 @@ impl Serve {
         accept
     }
 
-    /// Polls connections. A connection without arrivals for its patience is handed back to its descriptors.
-    fn poll_awake(&mut self, now: Instant, busy: Instant) {
-        let together = self.awake.len() <= MOST_POLLED_TOGETHER;
-        let mut awake = std::mem::take(&mut self.awake);
-        awake.retain(|number| {
+    /// Polls connections. A connection without arrivals for its polling time is handed back to its descriptors.
+    fn poll_connections(&mut self, now: Instant, busy: Instant) {
+        let together = self.polled.len() <= MAX_POLLED_TOGETHER;
+        let mut polled = std::mem::take(&mut self.polled);
+        polled.retain(|number| {
             let Some(client) = self.clients.get_mut(number) else {
                 return false;
             };
             let since = if together { busy } else { client.busy() };
-            match client.look(now, since) {
-                Look::Ready => self.ready.push(*number),
-                Look::Nothing => {}
-                Look::Sleeps => return false,
+            match client.poll(now, since) {
+                PollResult::Ready => self.ready.push(*number),
+                PollResult::Idle => {}
+                PollResult::Armed => return false,
             }
             true
         });
-        self.awake = awake;
+        self.polled = polled;
     }
 
     /// Sends keep-alive messages when they are due.
@@ -300,7 +300,7 @@ impl Serve {
         }
         self.keep_alive_at = every.map(|every| now + every);
         for number in failed {
-            self.end(number);
+            self.remove_connection(number);
         }
     }
 
@@ -310,7 +310,7 @@ impl Serve {
             loop {
                 let accepted = self.listeners.get_mut(listener).map(|l| l.accept());
                 match accepted {
-                    Some(Ok(connection)) => self.welcome(connection),
+                    Some(Ok(connection)) => self.add_connection(connection),
                     Some(Err(e)) if e.kind() == ErrorKind::WouldBlock => break,
                     Some(Err(e))
                         if matches!(
@@ -319,7 +319,7 @@ impl Serve {
                         ) => {}
                     Some(Err(e)) => {
                         tracing::warn!("cannot accept a connection: {e}");
-                        self.accept_at = Some(Instant::now() + ACCEPT_AGAIN);
+                        self.accept_at = Some(Instant::now() + ACCEPT_RETRY_DELAY);
                         break;
                     }
                     None => break,
@@ -328,7 +328,7 @@ impl Serve {
         }
     }
 
-    fn welcome(&mut self, mut connection: Box<dyn Connection>) {
+    fn add_connection(&mut self, mut connection: Box<dyn Connection>) {
         if self.clients.len() >= MAX_CONNECTIONS {
             self.shared
                 .connections_refused
@@ -361,46 +361,46 @@ impl Serve {
     }
 
     /// Gives a connection a turn; its replies are sent together with others.
-    fn turn(&mut self, number: usize) {
+    fn serve_turn(&mut self, number: usize) {
         let Some(client) = self.clients.get_mut(&number) else {
             return;
         };
         let registry = self.poll.registry();
         if client
-            .take(&mut self.buffer, &self.shared, registry)
+            .read_and_execute(&mut self.buffer, &self.shared, registry)
             .is_err()
         {
-            return self.end(number);
+            return self.remove_connection(number);
         }
         self.unsent.push(number);
         self.unsent_bytes += client.out_bytes();
-        if client.wakes() {
-            self.awake.push(number);
+        if client.start_polling() {
+            self.polled.push(number);
         }
         // Sending to a polled client costs no system call, so the reply is sent at once.
         if client.is_polled() || self.unsent_bytes >= TOGETHER_BYTES {
-            self.send();
+            self.send_replies();
         }
     }
 
     /// Sends the replies and finishes the turns of their connections.
-    fn send(&mut self) {
+    fn send_replies(&mut self) {
         let mut unsent = std::mem::take(&mut self.unsent);
         for number in unsent.drain(..) {
             let Some(client) = self.clients.get_mut(&number) else {
                 continue;
             };
-            match client.give(self.poll.registry()) {
+            match client.send_replies(self.poll.registry()) {
                 Ok(Turn::Wait) => {}
-                Ok(Turn::Again) => self.ready.push(number),
-                Ok(Turn::Over) | Err(_) => self.end(number),
+                Ok(Turn::MoreWork) => self.ready.push(number),
+                Ok(Turn::Close) | Err(_) => self.remove_connection(number),
             }
         }
         (self.unsent, self.unsent_bytes) = (unsent, 0);
     }
 
     /// Removes a connection that has ended.
-    fn end(&mut self, number: usize) {
+    fn remove_connection(&mut self, number: usize) {
         self.clients.remove(&number);
         self.shared.connections.fetch_sub(1, Ordering::Relaxed);
     }
