@@ -4,11 +4,11 @@ use std::io;
 use std::mem::MaybeUninit;
 
 use crate::mem;
-use crate::process_memory::{Direction, ProcessMemory, let_peers_reach};
+use crate::process_memory::{Direction, ProcessMemory};
 
 /// Permits other processes of this user to access this process's memory, as joining a fabric does.
-pub fn be_reachable() {
-    let_peers_reach();
+pub fn allow_peer_access() {
+    crate::process_memory::allow_peer_access();
 }
 
 /// A system call by which one process reads the memory of another.
@@ -47,6 +47,6 @@ pub fn read_memory<const N: usize>(call: Call, pid: u64, address: u64) -> io::Re
 ///
 /// # Errors
 /// Returns the error of `userfaultfd(2)`.
-pub fn replaces_pages() -> io::Result<()> {
-    mem::replaces_pages()
+pub fn check_page_replacement() -> io::Result<()> {
+    mem::check_page_replacement()
 }

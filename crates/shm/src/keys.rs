@@ -22,5 +22,5 @@ mod windows;
 
 pub use entry::{find, key_of};
 pub use hazards::Pin;
-pub use table::{Keys, NewRegion, deregister_of};
+pub use table::{Keys, NewRegion, deregister_remote};
 pub use windows::{BindRequest, WindowId, WindowType};

@@ -9,7 +9,7 @@
 //! - [`mem`]: the backing of registered memory, access to peers' memory, every copy, remote atomics.
 //! - [`keys`]: L_Keys and R_Keys, memory windows, and pinning of a region during an access.
 //! - [`environment`]: the access to other processes' memory that this machine permits.
-//! - [`barrier`], [`sync`], [`clock`], [`shortage`]: small helpers of these modules.
+//! - [`barrier`], [`sync`], [`clock`], [`errno`]: small helpers of these modules.
 //!
 //! The crate knows neither work requests nor completions.
 #![deny(unsafe_code)]
@@ -38,6 +38,8 @@ mod fabric {
     pub mod mailbox;
     pub mod ring;
 }
+#[cfg(not(loom))]
+pub mod errno;
 #[cfg(all(any(test, fuzzing), not(loom)))]
 pub mod fuzz;
 #[cfg(not(loom))]
@@ -50,7 +52,5 @@ pub mod mem;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod process_memory;
-#[cfg(not(loom))]
-pub mod shortage;
 #[allow(unsafe_code)]
 pub mod sync;

@@ -41,11 +41,11 @@ pub use shared_memory::{PageSize, SharedMemory, alloc_shared, alloc_shared_in};
 pub use word::AtomicOp;
 
 /// Checks that pages can be replaced while a program runs; returns the error of `userfaultfd(2)` if not.
-pub(crate) fn replaces_pages() -> std::io::Result<()> {
+pub(crate) fn check_page_replacement() -> std::io::Result<()> {
     replace::is_possible()
 }
 
 /// Makes an access to memory that the program has unmapped return an error.
-pub fn survive_faults() {
+pub fn install_fault_handler() {
     guard::install();
 }

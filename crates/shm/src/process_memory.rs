@@ -160,7 +160,7 @@ fn is_refusal(error: &io::Error) -> bool {
 /// Under `kernel.yama.ptrace_scope` 1, the default of Ubuntu, a process declares its permitted tracers
 /// (`PR_SET_PTRACER`). The checks of users and capabilities still apply. Without Yama the call changes
 /// nothing.
-pub(crate) fn let_peers_reach() {
+pub(crate) fn allow_peer_access() {
     // SAFETY: sets an attribute of this process; no pointer is passed.
     let set = unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) };
     if set != 0 {

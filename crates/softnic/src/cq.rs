@@ -563,9 +563,9 @@ impl Cq {
     /// published just before and found the engine called already, so the caller looks for completions once more.
     fn lets_peers_call(&self) -> bool {
         let armed = self.armed();
-        let called = armed.forget_call();
+        let called = armed.clear_engine_wake();
         if called {
-            armed.settle();
+            armed.fence_after_change();
         }
         called
     }
@@ -616,7 +616,7 @@ impl Cq {
             }
         }
         state.armed_turn = state.turn;
-        armed.settle();
+        armed.fence_after_change();
         // Completions up to now are no reason for an event. The engine, kept out by the lock, must not take them for
         // new ones. But completions that a peer has signaled have an event.
         let mut filled = 0;
@@ -712,9 +712,9 @@ impl Cq {
     #[inline]
     pub(crate) fn is_armed(&self) -> bool {
         let armed = self.armed();
-        !armed.is_never() && {
+        !armed.is_unarmed_unfenced() && {
             // SYNC POINT A
-            armed.settle();
+            armed.fence_after_change();
             armed.is_armed()
         }
     }
@@ -733,17 +733,17 @@ impl Cq {
 
     /// Discards the events of a queue that is being destroyed.
     pub(crate) fn discard_events(&self) {
-        let signaled_by = self.disarm(&mut self.state.lock());
+        let program_woken_by = self.disarm(&mut self.state.lock());
         if let Some(channel) = &self.channel {
-            channel.discard(self.index, self.handle(), signaled_by);
+            channel.discard(self.index, self.handle(), program_woken_by);
         }
     }
 
     /// Writes the tokens that the peer in `slot` owed when it died.
     pub(crate) fn replace_tokens_of(&self, slot: usize) {
-        if self.armed().signaled_by() == Some(slot) {
+        if self.armed().program_woken_by() == Some(slot) {
             // The engine has just processed the messages of that peer.
-            self.armed().forget_signal();
+            self.armed().clear_program_wake();
         }
         if let Some(channel) = &self.channel {
             channel.replace_tokens_of(slot);
@@ -874,14 +874,14 @@ impl Signaled for Cq {
     }
 
     fn is_signaled(&self) -> bool {
-        self.armed().signaled_by().is_some()
+        self.armed().program_woken_by().is_some()
     }
 
     fn take_signaled(&self) -> Option<bool> {
         self.nic.check_arrivals();
         let mut state = self.state.lock();
         let armed = self.armed();
-        armed.signaled_by()?;
+        armed.program_woken_by()?;
         let (_, waiting) = state.fill(self.wanted_in_buffer());
         if waiting {
             self.nic.call_engine();
@@ -890,9 +890,9 @@ impl Signaled for Cq {
             self.disarm(&mut state);
             return Some(true);
         }
-        armed.forget_signal();
+        armed.clear_program_wake();
         // SYNC POINT A: a peer that has published just before may have found the queue signaled.
-        armed.settle();
+        armed.fence_after_change();
         state.fill(self.wanted_in_buffer());
         self.report_outside_engine(&mut state);
         Some(false)

@@ -18,11 +18,11 @@ use crate::path::hw_counters::PortFiles;
 use crate::path::{self, Audience, BadNetwork, Mode, Network};
 use crate::steering::Flows;
 use crate::steering::spread::Spreads;
+use shm::errno::errno_of;
 use shm::fabric::layout::*;
 use shm::fabric::{Fabric, FabricError, Peer};
 use shm::keys::Keys;
 use shm::mem::Mappings;
-use shm::shortage::errno_of;
 
 /// The reason why this process has no software NIC.
 #[derive(Debug, thiserror::Error)]
@@ -283,7 +283,7 @@ impl Nic {
     #[inline]
     pub(crate) fn take_notices(&self) {
         let at = self.notices_at.load(Ordering::Relaxed) as u64;
-        if self.me().segment.mailbox().has_letter(at) {
+        if self.me().segment.mailbox().has_notice(at) {
             self.read_notices();
         }
     }

@@ -73,7 +73,7 @@ fn new_nic() -> Result<&'static Nic, NicError> {
     // The engine starts before anything that others see: a process that cannot have a thread leaves nothing behind.
     let engine = engine::begin().map_err(NicError::Engine)?;
     let fabric = Fabric::join(&Fabric::default_dir()?)?;
-    shm::mem::survive_faults();
+    shm::mem::install_fault_handler();
     // The NIC lives as long as the process, so handles that a program forgot to destroy stay valid.
     let nic: &'static Nic = Box::leak(Box::new(Nic::new(NicParts {
         fabric,
@@ -100,13 +100,13 @@ fn let_notices_be_read(nic: &Nic) {
         .into_iter()
         .filter_map(|peer| {
             let count = peer.segment.mailbox().count();
-            (!peer.segment.mailbox().has_dealt_with(count)).then_some((peer, count))
+            (!peer.segment.mailbox().is_acknowledged(count)).then_some((peer, count))
         })
         .collect();
     let start = Instant::now();
     for (peer, count) in &unread {
         peer.wake();
-        while !peer.segment.mailbox().has_dealt_with(*count)
+        while !peer.segment.mailbox().is_acknowledged(*count)
             && !peer.is_dead()
             && start.elapsed() < LAST_NOTICES
         {

@@ -200,7 +200,7 @@ impl Qp {
         faults::note_queue_pair(qp.facts());
         let shared = qp.shared();
         shared.remote_error.store(0, Ordering::Relaxed);
-        shared.takes.store(0, Ordering::Relaxed);
+        shared.next_message_completes.store(0, Ordering::Relaxed);
         shared.dest_qpn.store(0, Ordering::Relaxed);
         shared.access.store(0, Ordering::Relaxed);
         shared.pd.store(qp.pd, Ordering::Relaxed);
@@ -262,7 +262,9 @@ impl Qp {
     /// Sets the state, here and in the part that peers see.
     pub(crate) fn set_state(&self, state: QpState) {
         if !matches!(state, QpState::Rtr | QpState::Rts) {
-            self.shared().takes.store(0, Ordering::Relaxed);
+            self.shared()
+                .next_message_completes
+                .store(0, Ordering::Relaxed);
         }
         self.state.store(state.code(), Ordering::Release);
         self.shared()

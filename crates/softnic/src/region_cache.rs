@@ -113,7 +113,7 @@ impl RegionCache {
                 .is_some_and(|its| its != pd)
         });
         if strange && let Some(found) = find_region(nic, peer, pd, key) {
-            let (mut region, pin) = reach(nic, &found.owner, found.index, key)?;
+            let (mut region, pin) = open_region(nic, &found.owner, found.index, key)?;
             region.rights.owner = region.rights.owner.in_domain(pd);
             region.owner = Some(found.owner);
             if self.shared.len() == ENTRIES {
@@ -126,13 +126,13 @@ impl RegionCache {
         let entry = &mut self.entries[key as usize % ENTRIES];
         *entry = None;
         let (index, _) = own.ok_or(KeyError::Unknown)?;
-        let (region, pin) = reach(nic, peer, index, key)?;
+        let (region, pin) = open_region(nic, peer, index, key)?;
         Ok((entry.insert(region), pin))
     }
 }
 
 /// Makes the region of `owner` at `index` accessible, if it still has `key`.
-fn reach(
+fn open_region(
     nic: &'static Nic,
     owner: &Arc<Peer>,
     index: usize,
@@ -144,7 +144,7 @@ fn reach(
         .then(|| nic.keys.pin(&nic.fabric, owner, index, seen))
         .flatten()
         .ok_or(KeyError::Unknown)?;
-    let region = Region::reach(&nic.maps, owner, (index, seen), mr);
+    let region = Region::open(&nic.maps, owner, (index, seen), mr);
     region
         .map(|region| (region, pin))
         .map_err(|Fault| KeyError::Fault)

@@ -70,7 +70,7 @@ impl Objects for Registry {
                 notices.put_off.push(notice);
                 nic.call_engine();
             }
-            mailbox.dealt_with(notices.next);
+            mailbox.acknowledge(notices.next);
         }
     }
 

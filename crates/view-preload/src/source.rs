@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rdma_netlink::{Device, Process, Region, Source, sysfs};
-use shm::fabric::{Fabric, Inhabitant, census};
+use shm::fabric::{Fabric, FabricProcess, census};
 
 use crate::{Room, meant};
 
@@ -27,7 +27,7 @@ impl Source for SoftwareNic {
     }
 }
 
-fn process(found: Inhabitant) -> Option<Process> {
+fn process(found: FabricProcess) -> Option<Process> {
     let regions = found.regions.into_iter().map(|region| Region {
         key: region.key,
         iova: region.addr,

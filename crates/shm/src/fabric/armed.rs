@@ -18,27 +18,27 @@ pub const ARMED_ANY: u32 = 1;
 /// The CQ is armed for the next solicited or failed completion.
 pub const ARMED_SOLICITED: u32 = 2;
 /// Added by the peer that has woken the engine, so that other peers need not.
-pub const ARMED_CALLED: u32 = 4;
+pub const ARMED_ENGINE_WOKEN: u32 = 4;
 /// Peers execute a barrier between publishing and reading the word.
 pub const ARMED_FENCED: u32 = 8;
 /// A peer whose message certainly causes a completion that the owner waits for may wake the program itself.
 pub const ARMED_DIRECT: u32 = 16;
 /// Added by the peer that writes the token, together with its slot in the upper bits.
-pub const ARMED_SIGNALED: u32 = 32;
+pub const ARMED_PROGRAM_WOKEN: u32 = 32;
 
 /// One step of the arming counter, by which a word that was disarmed and armed again differs from before.
 const ARMING: u32 = 1 << 6;
 const ARMINGS: u32 = 0xffff * ARMING;
 const SLOT_SHIFT: u32 = 22;
 const SLOT: u32 = 0x3ff << SLOT_SHIFT;
-const CALLS: u32 = ARMED_CALLED | ARMED_SIGNALED | SLOT;
+const WAKES: u32 = ARMED_ENGINE_WOKEN | ARMED_PROGRAM_WOKEN | SLOT;
 
 /// Number of times that a peer tries to change a word that others change concurrently.
 const TRIES: u32 = 16;
 
 /// The thread that a peer must wake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
+pub enum WakeTarget {
     /// No thread waits, or another peer has woken it.
     Nobody,
     /// The program, to be woken by a token.
@@ -53,9 +53,9 @@ pub struct Armed<'a>(pub &'a AtomicU32);
 
 impl Armed<'_> {
     /// Returns true if the word is [`ARMED_NO`], so that a peer that has published need not call
-    /// [`call`](Self::call).
+    /// [`wake_target`](Self::wake_target).
     #[inline(always)]
-    pub fn is_never(self) -> bool {
+    pub fn is_unarmed_unfenced(self) -> bool {
         // SYNC POINT A: the first arming makes every core execute a barrier between the owner's store and its
         // next look for published messages. This load therefore needs no fence after the publishing store.
         std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
@@ -65,12 +65,12 @@ impl Armed<'_> {
     /// Returns which thread the peer in `slot` must wake after it has published a message, `solicited` or
     /// not.
     ///
-    /// `whom` returns `Program` if the message certainly causes a completion that the owner has not found yet.
-    /// `whom` returns `Nobody` if the owner has found all messages. Its argument is true if the owner waits for a
+    /// `candidate` returns `Program` if the message certainly causes a completion that the owner has not found yet.
+    /// `candidate` returns `Nobody` if the owner has found all messages. Its argument is true if the owner waits for a
     /// solicited completion, so that earlier messages may have caused completions without an event.
     #[cold]
-    pub fn call(self, solicited: bool, slot: usize, whom: impl Fn(bool) -> Call) -> Call {
-        // SYNC POINT F: pairs with the fence in `settle`. Either this thread sees the word armed, or the
+    pub fn target(self, solicited: bool, slot: usize, candidate: impl Fn(bool) -> WakeTarget) -> WakeTarget {
+        // SYNC POINT F: pairs with the fence in `fence_after_change`. Either this thread sees the word armed, or the
         // owner sees what this thread has published.
         fence(Ordering::SeqCst);
         for _ in 0..TRIES {
@@ -78,28 +78,28 @@ impl Armed<'_> {
             // the word. Later findings change the word.
             let value = self.0.load(Ordering::Acquire);
             let is_wanted = value & ARMED_ANY != 0 || (value & ARMED_SOLICITED != 0 && solicited);
-            if !is_wanted || value & (ARMED_CALLED | ARMED_SIGNALED) != 0 {
-                return Call::Nobody;
+            if !is_wanted || value & (ARMED_ENGINE_WOKEN | ARMED_PROGRAM_WOKEN) != 0 {
+                return WakeTarget::Nobody;
             }
-            let call = if value & ARMED_DIRECT != 0 {
-                whom(value & ARMED_SOLICITED != 0)
+            let target = if value & ARMED_DIRECT != 0 {
+                candidate(value & ARMED_SOLICITED != 0)
             } else {
-                Call::Engine
+                WakeTarget::Engine
             };
-            let added = match call {
-                Call::Nobody => return Call::Nobody,
-                Call::Engine => ARMED_CALLED,
+            let added = match target {
+                WakeTarget::Nobody => return WakeTarget::Nobody,
+                WakeTarget::Engine => ARMED_ENGINE_WOKEN,
                 #[allow(clippy::cast_possible_truncation)] // 10 bits
-                Call::Program => ARMED_SIGNALED | (slot as u32) << SLOT_SHIFT,
+                WakeTarget::Program => ARMED_PROGRAM_WOKEN | (slot as u32) << SLOT_SHIFT,
             };
             // If the word was disarmed and armed again, its owner has found what this thread has published.
             // If the word is no longer direct, this thread still has to wake a thread.
-            if self.exchange(value, value & !CALLS | added) {
-                return call;
+            if self.exchange(value, value & !WAKES | added) {
+                return target;
             }
         }
         // Only an incorrect peer changes the word so often. A needless wake-up of the engine is harmless.
-        Call::Engine
+        WakeTarget::Engine
     }
 
     fn exchange(self, from: u32, to: u32) -> bool {
@@ -115,27 +115,27 @@ impl Armed<'_> {
     }
 
     /// Returns the slot of the peer that has written a token or is about to write one.
-    pub fn signaled_by(self) -> Option<usize> {
+    pub fn program_woken_by(self) -> Option<usize> {
         slot_of(self.0.load(Ordering::Acquire))
     }
 
-    /// Arms the word for `what`; only the owner calls this. If the word is armed already, the additions of
+    /// Arms the word for `what`; only the owner targets this. If the word is armed already, the additions of
     /// peers are kept.
     ///
     /// Returns true at the first arming, also the first after [`end_fences`](Self::end_fences). The owner must
-    /// then execute a barrier on every core before it looks for published messages. Otherwise the owner calls
-    /// [`settle`](Self::settle) before that look.
+    /// then execute a barrier on every core before it looks for published messages. Otherwise the owner targets
+    /// [`fence_after_change`](Self::fence_after_change) before that look.
     pub fn arm(self, what: u32, direct: bool) -> bool {
         let direct = if direct { ARMED_DIRECT } else { 0 };
         loop {
             let value = self.0.load(Ordering::Relaxed);
             let kept = if value & (ARMED_ANY | ARMED_SOLICITED) != 0 {
-                value & CALLS
+                value & WAKES
             } else {
                 0
             };
             let armings = value.wrapping_add(ARMING) & ARMINGS;
-            // Release: pairs with the load in `call`.
+            // Release: pairs with the load in `wake_target`.
             if self.exchange(value, what | direct | kept | armings | ARMED_FENCED) {
                 return value & ARMED_FENCED == 0;
             }
@@ -143,12 +143,12 @@ impl Armed<'_> {
     }
 
     /// Executes the owner's barrier between a change of the word and a look for published messages.
-    pub fn settle(self) {
+    pub fn fence_after_change(self) {
         // SYNC POINT F
         fence(Ordering::SeqCst);
     }
 
-    /// Disarms the word; only the owner calls this. Returns the slot of the peer that has written a token or
+    /// Disarms the word; only the owner targets this. Returns the slot of the peer that has written a token or
     /// is about to.
     pub fn disarm(self) -> Option<usize> {
         loop {
@@ -162,20 +162,20 @@ impl Armed<'_> {
     /// Makes peers wake the engine instead of the program from now on. Returns true if a peer has signaled
     /// the program.
     pub fn end_direct(self) -> bool {
-        self.0.fetch_and(!ARMED_DIRECT, Ordering::AcqRel) & ARMED_SIGNALED != 0
+        self.0.fetch_and(!ARMED_DIRECT, Ordering::AcqRel) & ARMED_PROGRAM_WOKEN != 0
     }
 
     /// Permits peers to wake a thread again, but only the engine, after a token led to no completion. Returns
     /// false if the word had no signal.
-    pub fn forget_signal(self) -> bool {
-        let cleared = ARMED_SIGNALED | ARMED_DIRECT | SLOT;
-        self.0.fetch_and(!cleared, Ordering::AcqRel) & ARMED_SIGNALED != 0
+    pub fn clear_program_wake(self) -> bool {
+        let cleared = ARMED_PROGRAM_WOKEN | ARMED_DIRECT | SLOT;
+        self.0.fetch_and(!cleared, Ordering::AcqRel) & ARMED_PROGRAM_WOKEN != 0
     }
 
     /// Permits peers to wake the engine again. Returns false if no peer has woken it.
-    pub fn forget_call(self) -> bool {
-        self.0.load(Ordering::Relaxed) & ARMED_CALLED != 0
-            && self.0.fetch_and(!ARMED_CALLED, Ordering::AcqRel) & ARMED_CALLED != 0
+    pub fn clear_engine_wake(self) -> bool {
+        self.0.load(Ordering::Relaxed) & ARMED_ENGINE_WOKEN != 0
+            && self.0.fetch_and(!ARMED_ENGINE_WOKEN, Ordering::AcqRel) & ARMED_ENGINE_WOKEN != 0
     }
 
     /// Frees peers from their barrier until the next arming; does nothing if the word is armed.
@@ -188,7 +188,7 @@ impl Armed<'_> {
 }
 
 fn slot_of(value: u32) -> Option<usize> {
-    (value & ARMED_SIGNALED != 0).then_some((value >> SLOT_SHIFT) as usize)
+    (value & ARMED_PROGRAM_WOKEN != 0).then_some((value >> SLOT_SHIFT) as usize)
 }
 
 #[cfg(test)]
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn loom_what_is_published_is_found_or_wakes_somebody() {
         use loom::sync::Arc;
-        for whom in [Call::Engine, Call::Program] {
+        for candidate in [WakeTarget::Engine, WakeTarget::Program] {
             loom::model(move || {
                 let word = Arc::new(AtomicU32::new(ARMED_FENCED));
                 let published = Arc::new(AtomicU64::new(0));
@@ -212,19 +212,22 @@ mod tests {
                         let (word, published) = (word.clone(), published.clone());
                         loom::thread::spawn(move || {
                             published.fetch_add(1, Ordering::Release);
-                            Armed(&word).call(false, slot, |_| whom)
+                            Armed(&word).target(false, slot, |_| candidate)
                         })
                     })
                     .collect();
                 let armed = Armed(&word);
                 assert!(!armed.arm(ARMED_ANY, true));
-                armed.settle();
+                armed.fence_after_change();
                 let found = published.load(Ordering::Relaxed);
-                let calls: Vec<_> = peers.into_iter().map(|p| p.join().unwrap()).collect();
-                let woken = calls.iter().filter(|c| **c != Call::Nobody).count();
-                assert!(woken <= 1, "{calls:?}");
-                assert!(found == 2 || woken == 1, "{found} found, {calls:?}");
-                assert_eq!(armed.disarm().is_some(), calls.contains(&Call::Program));
+                let targets: Vec<_> = peers.into_iter().map(|p| p.join().unwrap()).collect();
+                let woken = targets.iter().filter(|c| **c != WakeTarget::Nobody).count();
+                assert!(woken <= 1, "{targets:?}");
+                assert!(found == 2 || woken == 1, "{found} found, {targets:?}");
+                assert_eq!(
+                    armed.disarm().is_some(),
+                    targets.contains(&WakeTarget::Program)
+                );
             });
         }
     }
@@ -232,7 +235,7 @@ mod tests {
     /// A peer publishes while the owner ends direct wake-ups, or disarms and arms again.
     #[cfg(loom)]
     #[test]
-    fn loom_a_change_of_the_word_loses_no_call() {
+    fn loom_a_change_of_the_word_loses_no_wake_up() {
         use loom::sync::Arc;
         loom::model(|| {
             let word = Arc::new(AtomicU32::new(ARMED_FENCED));
@@ -242,20 +245,20 @@ mod tests {
                 let (word, published) = (word.clone(), published.clone());
                 move || {
                     published.store(1, Ordering::Release);
-                    Armed(&word).call(false, 3, |_| Call::Program)
+                    Armed(&word).target(false, 3, |_| WakeTarget::Program)
                 }
             });
             let armed = Armed(&word);
             let _ = armed.end_direct();
             let first = armed.disarm();
             armed.arm(ARMED_ANY, true);
-            armed.settle();
+            armed.fence_after_change();
             let found = published.load(Ordering::Relaxed) == 1;
-            let call = peer.join().unwrap();
+            let target = peer.join().unwrap();
             let second = armed.disarm();
-            assert!(found || call != Call::Nobody);
+            assert!(found || target != WakeTarget::Nobody);
             let tokens = usize::from(first.is_some()) + usize::from(second.is_some());
-            assert_eq!(tokens, usize::from(call == Call::Program));
+            assert_eq!(tokens, usize::from(target == WakeTarget::Program));
         });
     }
 
@@ -264,55 +267,64 @@ mod tests {
     fn who_is_woken() {
         let word = AtomicU32::new(ARMED_NO);
         let armed = Armed(&word);
-        assert!(armed.is_never());
-        assert_eq!(armed.call(true, 1, |_| Call::Program), Call::Nobody);
+        assert!(armed.is_unarmed_unfenced());
+        assert_eq!(armed.target(true, 1, |_| WakeTarget::Program), WakeTarget::Nobody);
 
         assert!(armed.arm(ARMED_SOLICITED, false), "the first time");
-        assert!(!armed.is_never() && armed.is_armed());
-        assert_eq!(armed.call(false, 1, |_| Call::Program), Call::Nobody);
-        assert_eq!(armed.call(true, 1, |_| Call::Program), Call::Engine);
+        assert!(!armed.is_unarmed_unfenced() && armed.is_armed());
+        assert_eq!(armed.target(false, 1, |_| WakeTarget::Program), WakeTarget::Nobody);
+        assert_eq!(armed.target(true, 1, |_| WakeTarget::Program), WakeTarget::Engine);
         assert_eq!(
-            armed.call(true, 2, |_| Call::Program),
-            Call::Nobody,
+            armed.target(true, 2, |_| WakeTarget::Program),
+            WakeTarget::Nobody,
             "called already"
         );
-        assert!(armed.forget_call() && !armed.forget_call());
+        assert_eq!(
+            armed.wake_target(true, 1, || WakeTarget::Program),
+            WakeTarget::Engine
+        );
+        assert_eq!(
+            armed.wake_target(true, 2, || WakeTarget::Program),
+            WakeTarget::Nobody,
+            "woken already"
+        );
+        assert!(armed.clear_engine_wake() && !armed.clear_engine_wake());
         assert_eq!(armed.disarm(), None);
 
         assert!(!armed.arm(ARMED_ANY, true), "not the first time");
-        assert_eq!(armed.call(false, 5, |_| Call::Engine), Call::Engine);
+        assert_eq!(armed.target(false, 5, |_| WakeTarget::Engine), WakeTarget::Engine);
         assert_eq!(armed.disarm(), None);
         armed.arm(ARMED_ANY, true);
-        assert_eq!(armed.call(false, 5, |_| Call::Program), Call::Program);
-        assert_eq!(armed.call(false, 6, |_| Call::Program), Call::Nobody);
-        assert_eq!(armed.signaled_by(), Some(5));
+        assert_eq!(armed.target(false, 5, |_| WakeTarget::Program), WakeTarget::Program);
+        assert_eq!(armed.target(false, 6, |_| WakeTarget::Program), WakeTarget::Nobody);
+        assert_eq!(armed.program_woken_by(), Some(5));
         armed.arm(ARMED_ANY, false);
         assert_eq!(armed.disarm(), Some(5), "arming anew keeps the token");
 
         armed.arm(ARMED_ANY, true);
-        assert_eq!(armed.call(false, 5, |_| Call::Program), Call::Program);
-        assert!(armed.forget_signal() && !armed.forget_signal());
-        assert_eq!(armed.call(false, 5, |_| Call::Program), Call::Engine);
+        assert_eq!(armed.target(false, 5, |_| WakeTarget::Program), WakeTarget::Program);
+        assert!(armed.clear_program_wake() && !armed.clear_program_wake());
+        assert_eq!(armed.target(false, 5, |_| WakeTarget::Program), WakeTarget::Engine);
         armed.disarm();
 
         armed.arm(ARMED_SOLICITED, true);
         let by_kind = |solicited| {
             if solicited {
-                Call::Program
+                WakeTarget::Program
             } else {
-                Call::Engine
+                WakeTarget::Engine
             }
         };
-        assert_eq!(armed.call(false, 5, by_kind), Call::Nobody);
-        assert_eq!(armed.call(true, 5, by_kind), Call::Program);
+        assert_eq!(armed.target(false, 5, by_kind), WakeTarget::Nobody);
+        assert_eq!(armed.target(true, 5, by_kind), WakeTarget::Program);
         assert_eq!(armed.disarm(), Some(5));
         armed.arm(ARMED_ANY, true);
-        assert_eq!(armed.call(true, 5, by_kind), Call::Engine);
+        assert_eq!(armed.target(true, 5, by_kind), WakeTarget::Engine);
         armed.end_fences();
         assert!(armed.is_armed(), "fences stay while it is armed");
         armed.disarm();
         armed.end_fences();
-        assert!(armed.is_never());
+        assert!(armed.is_unarmed_unfenced());
     }
 
     /// A peer delayed after publishing wakes no thread if the owner has found the message, armed or not.
@@ -327,9 +339,9 @@ mod tests {
                 let (word, published, found) = (word.clone(), published.clone(), found.clone());
                 move || {
                     published.store(1, Ordering::Release);
-                    Armed(&word).call(false, 3, |_| match found.load(Ordering::Relaxed) {
-                        0 => Call::Program,
-                        _ => Call::Nobody,
+                    Armed(&word).target(false, 3, |_| match found.load(Ordering::Relaxed) {
+                        0 => WakeTarget::Program,
+                        _ => WakeTarget::Nobody,
                     })
                 }
             });
@@ -348,21 +360,21 @@ mod tests {
             for _ in 0..2 {
                 events += poll();
                 armed.arm(ARMED_ANY, true);
-                armed.settle();
+                armed.fence_after_change();
                 events += poll();
             }
-            let call = peer.join().unwrap();
+            let target = peer.join().unwrap();
             events += poll();
-            assert_eq!(events, usize::from(call == Call::Program));
+            assert_eq!(events, usize::from(target == WakeTarget::Program));
         });
     }
 
     #[cfg(not(loom))]
     #[test]
     fn garbage_wakes_at_most_the_engine() {
-        for value in [u32::MAX, ARMED_ANY | ARMINGS, ARMED_SIGNALED, 1 << 31] {
+        for value in [u32::MAX, ARMED_ANY | ARMINGS, ARMED_PROGRAM_WOKEN, 1 << 31] {
             let word = AtomicU32::new(value);
-            let _ = Armed(&word).call(true, 7, |_| Call::Program);
+            let _ = Armed(&word).target(true, 7, |_| WakeTarget::Program);
             Armed(&word).arm(ARMED_ANY, true);
             Armed(&word).disarm();
             let left = word.load(Ordering::Relaxed) & !ARMINGS;

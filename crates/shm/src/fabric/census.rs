@@ -17,7 +17,7 @@ use crate::keys::key_of;
 
 /// A process of a fabric and what it has at the moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Inhabitant {
+pub struct FabricProcess {
     /// Its process id.
     pub pid: u64,
     /// Its queue pairs.
@@ -46,14 +46,14 @@ pub struct KnownRegion {
 ///
 /// # Errors
 /// The folder is not this user's alone; its files cannot be read or mapped, or are of another version.
-pub fn census(dir: &Path) -> Result<Vec<Inhabitant>, FabricError> {
+pub fn census(dir: &Path) -> Result<Vec<FabricProcess>, FabricError> {
     if !check_ours(dir)? {
         return Ok(Vec::new());
     }
     read(dir).map_err(io_error(dir, "look at its processes"))
 }
 
-fn read(dir: &Path) -> io::Result<Vec<Inhabitant>> {
+fn read(dir: &Path) -> io::Result<Vec<FabricProcess>> {
     let file = match open(&dir.join(DIRECTORY)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         opened => opened?,
@@ -77,7 +77,7 @@ fn read(dir: &Path) -> io::Result<Vec<Inhabitant>> {
             continue;
         }
         match open(&segment_path(dir, incarnation)).and_then(|file| Segment::open(&file)) {
-            Ok(segment) => found.push(inhabitant(pid, &segment)),
+            Ok(segment) => found.push(process_of(pid, &segment)),
             // It has left meanwhile.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => return Err(e),
@@ -94,14 +94,14 @@ fn open(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-fn inhabitant(pid: u64, segment: &Segment) -> Inhabitant {
+fn process_of(pid: u64, segment: &Segment) -> FabricProcess {
     let queue_pairs = (0..MAX_QPS)
         .filter_map(|index| segment.find_qp(index))
         .filter(|qp| qp.state.load(Ordering::Relaxed) != 0);
     let domains = (0..MAX_PDS)
         .filter_map(|index| segment.find_pd(index))
         .filter(|pd| !matches!(pd.handle.load(Ordering::Relaxed), 0 | OBJECT_DESTROYED));
-    Inhabitant {
+    FabricProcess {
         pid,
         queue_pairs: queue_pairs.count(),
         domains: domains.count(),

@@ -130,13 +130,13 @@ impl PeerChannels {
     }
 
     /// Returns channel `number` of the process `incarnation`.
-    pub(super) fn get(&self, incarnation: u64, number: u32) -> Option<Doorbell> {
+    pub(super) fn get(&self, incarnation: u64, number: u32) -> Option<PeerChannel> {
         if number == 0 {
             return None;
         }
         let mut open = lock(&self.open);
         if let Some(file) = open.get(&number) {
-            return Some(Doorbell(Arc::clone(file)));
+            return Some(PeerChannel(Arc::clone(file)));
         }
         // Posting a send may call this function.
         let _hold_off = cancellation::HoldOff::new();
@@ -150,17 +150,17 @@ impl PeerChannels {
         }
         let file = Arc::new(file);
         open.insert(number, Arc::clone(&file));
-        Some(Doorbell(file))
+        Some(PeerChannel(file))
     }
 }
 
 /// A peer's channel, open for writing tokens.
-pub struct Doorbell(Arc<File>);
+pub struct PeerChannel(Arc<File>);
 
-impl Doorbell {
+impl PeerChannel {
     /// Wakes the threads that wait for the channel. Returns false if its FIFO is full.
     #[must_use]
-    pub fn ring(&self, cq: u16) -> bool {
+    pub fn write_token(&self, cq: u16) -> bool {
         write_token(&self.0, cq)
     }
 }

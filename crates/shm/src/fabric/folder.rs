@@ -72,12 +72,12 @@ pub(super) fn remove_channels(dir: &Path, incarnation: u64) {
 }
 
 /// The files of a process that has no entry in the directory yet; dropping this removes them.
-pub(super) struct Unentered<'a> {
+pub(super) struct UnlistedFiles<'a> {
     pub(super) dir: &'a Path,
     pub(super) incarnation: u64,
 }
 
-impl Drop for Unentered<'_> {
+impl Drop for UnlistedFiles<'_> {
     fn drop(&mut self) {
         remove_files(self.dir, self.incarnation);
     }
@@ -90,7 +90,7 @@ pub(super) fn remove_files(dir: &Path, incarnation: u64) {
 
 /// Makes the folder if it does not exist, checks that only this user owns and can enter it, and takes its
 /// lock.
-pub(super) fn hold_folder(dir: &Path) -> Result<File, FabricError> {
+pub(super) fn lock_folder(dir: &Path) -> Result<File, FabricError> {
     loop {
         // The last process to leave removes the folder and its lock; begin again in that case.
         if make_folder(dir)?

@@ -31,7 +31,7 @@ pub const MAX_MCASTS: usize = 4096;
 /// Maximum number of flows that steer raw packets to a process's queue pairs.
 pub const MAX_FLOWS: usize = 4096;
 /// Maximum number of queue pairs of a process that distribute raw packets over work queues (RSS).
-pub const MAX_SPREADS: usize = 1024;
+pub const MAX_RSS: usize = 1024;
 /// Maximum number of work queues in an RSS indirection table, a power of two.
 pub const MAX_IND_TBL: usize = 128;
 /// Maximum number of protection domains of a process.
@@ -138,11 +138,11 @@ pub struct QpShared {
     pub xrc_domain: AtomicU32,
     /// Not zero: the next message causes a completion, whatever its type. Written when the receive CQ is
     /// armed.
-    pub takes: AtomicU32,
+    pub next_message_completes: AtomicU32,
     /// Number of the port of its host to which it belongs, from 1. 0 until a port is chosen.
     pub port: AtomicU32,
     /// Position in the only ring to this queue pair, in slots. Every message that ends at or before it causes
-    /// a completion. Written and valid together with `takes`.
+    /// a completion. Written and valid together with `next_message_completes`.
     pub takes_until: AtomicU64,
     /// Written by requesters: 1 + `ibv_event_type` of the event that their request caused on this queue pair.
     pub remote_error: AtomicU32,
@@ -194,7 +194,7 @@ pub struct FlowShared {
     /// Tag of the flow's completions.
     pub tag: AtomicU32,
     /// 0, or 1 + the index of the RSS configuration for the flow's packets.
-    pub spread: AtomicU32,
+    pub rss: AtomicU32,
     pad0: [AtomicU32; 9],
     /// The headers to match, laid out as in `steering::Headers`.
     pub value: [AtomicU64; 8],
@@ -209,7 +209,7 @@ pub const FLOW_DROP: u32 = 1 << 17;
 
 /// RSS configuration of a queue pair: how raw packets are distributed over work queues.
 #[repr(C, align(64))]
-pub struct SpreadShared {
+pub struct RssShared {
     /// Bits of `ibv_rx_hash_fields`.
     pub fields: AtomicU64,
     /// Number of work queues in the table: a power of two; 0: the entry is free.
@@ -404,10 +404,10 @@ pub const IMPORTS_AT: usize = after(DMS_AT, MAX_DMS * size_of::<DmShared>());
 /// Offset of the flows.
 pub const FLOWS_AT: usize = after(IMPORTS_AT, MAX_IMPORTS * size_of::<ImportShared>());
 /// Offset of the RSS configurations.
-pub const SPREADS_AT: usize = after(FLOWS_AT, MAX_FLOWS * size_of::<FlowShared>());
+pub const RSS_AT: usize = after(FLOWS_AT, MAX_FLOWS * size_of::<FlowShared>());
 /// Offset of the arena from which rings are allocated.
 pub const ARENA_AT: usize =
-    after(SPREADS_AT, MAX_SPREADS * size_of::<SpreadShared>()).next_multiple_of(1 << 20);
+    after(RSS_AT, MAX_RSS * size_of::<RssShared>()).next_multiple_of(1 << 20);
 /// Pages before the arena.
 const TABLE_PAGES: usize = ARENA_AT / PAGE;
 /// Bytes of a segment. The file is sparse: unused parts take no memory.
@@ -420,8 +420,8 @@ const _: () = assert!(size_of::<MrShared>() == 64);
 const _: () = assert!(size_of::<SrqShared>() == 8 && size_of::<McastShared>() == 24);
 const _: () = assert!(size_of::<ObjectShared>() == 8 && size_of::<DmShared>() == 32);
 const _: () = assert!(size_of::<ImportShared>() == 32);
-const _: () = assert!(size_of::<FlowShared>() == 192 && size_of::<SpreadShared>() == 576);
+const _: () = assert!(size_of::<FlowShared>() == 192 && size_of::<RssShared>() == 576);
 const _: () = assert!(size_of::<RingHeader>() == 192);
 const _: () = assert!(offset_of!(RingHeader, grh) == 64 && offset_of!(RingHeader, head) == 128);
-// A ring's offset in units of 64 bytes and its process's slot fit into a letter of the mailbox.
+// A ring's offset in units of 64 bytes and its process's slot fit into a connection notice.
 const _: () = assert!(SEGMENT_BYTES / 64 <= 1 << 32 && MAX_PROCS <= 1 << 16);

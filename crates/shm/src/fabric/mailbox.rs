@@ -2,7 +2,7 @@
 //!
 //! A mailbox has many producers (any thread of any process of the fabric) and one consumer (the owner, under
 //! a lock). A producer may be killed between any two instructions. A single compare-and-swap therefore
-//! publishes a connection notice (a *letter* in this code), and the consumer needs no further store to find
+//! publishes a connection notice (a *notice* in this code), and the consumer needs no further store to find
 //! it.
 //!
 //! A slot holds a lap number and a notice (0: empty). Producers look for the first slot that is empty *in the
@@ -15,11 +15,11 @@ use crate::sync::{AtomicU64, Ordering};
 /// Capacity in notices: more rings than peers are likely to announce to a process between two polls.
 pub const MAILBOX_SLOTS: usize = 8192;
 /// Bits of a notice.
-const LETTER_BITS: u32 = 48;
-const LETTER_MASK: u64 = (1 << LETTER_BITS) - 1;
+const NOTICE_BITS: u32 = 48;
+const NOTICE_MASK: u64 = (1 << NOTICE_BITS) - 1;
 
 fn empty(pos: u64, slots: u64) -> u64 {
-    (pos / slots) << LETTER_BITS
+    (pos / slots) << NOTICE_BITS
 }
 
 /// A mailbox in shared memory: the slots and the positions of producers and consumer.
@@ -29,7 +29,7 @@ pub struct Mailbox<'a> {
     pub slots: &'a [AtomicU64],
     /// A position at or before the first empty slot; a hint for producers.
     pub tail: &'a AtomicU64,
-    /// The consumer's position: earlier notices have been taken and [dealt with](Self::dealt_with). Producers
+    /// The consumer's position: earlier notices have been taken and [dealt with](Self::acknowledge). Producers
     /// read it to detect a full mailbox, and to wait before they exit.
     pub head: &'a AtomicU64,
 }
@@ -39,9 +39,9 @@ pub struct Mailbox<'a> {
 pub struct MailboxFull;
 
 impl Mailbox<'_> {
-    /// Puts the notice `letter` (1 to 2^48 - 1) into the mailbox.
-    pub fn put(&self, letter: u64) -> Result<(), MailboxFull> {
-        debug_assert!(letter != 0 && letter <= LETTER_MASK);
+    /// Puts the notice `notice` (1 to 2^48 - 1) into the mailbox.
+    pub fn put(&self, notice: u64) -> Result<(), MailboxFull> {
+        debug_assert!(notice != 0 && notice <= NOTICE_MASK);
         let n = self.slots.len() as u64;
         let mut pos = self.tail.load(Ordering::Relaxed);
         loop {
@@ -54,7 +54,7 @@ impl Mailbox<'_> {
             let free = empty(pos, n);
             // SYNC POINT M: the sender wrote the announced ring before.
             if slot
-                .compare_exchange(free, free | letter, Ordering::AcqRel, Ordering::Relaxed)
+                .compare_exchange(free, free | notice, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
             {
                 self.tail.fetch_max(pos + 1, Ordering::Relaxed);
@@ -66,9 +66,9 @@ impl Mailbox<'_> {
 
     /// Returns true if the slot at `pos` holds a notice.
     #[inline]
-    pub fn has_letter(&self, pos: u64) -> bool {
+    pub fn has_notice(&self, pos: u64) -> bool {
         let n = self.slots.len() as u64;
-        self.slots[(pos & (n - 1)) as usize].load(Ordering::Relaxed) & LETTER_MASK != 0
+        self.slots[(pos & (n - 1)) as usize].load(Ordering::Relaxed) & NOTICE_MASK != 0
     }
 
     /// Takes the notice at `*pos`, the owner's position, and advances `*pos`.
@@ -77,17 +77,17 @@ impl Mailbox<'_> {
         let slot = &self.slots[(*pos & (n - 1)) as usize];
         // SYNC POINT M
         let value = slot.load(Ordering::Acquire);
-        if value & LETTER_MASK == 0 {
+        if value & NOTICE_MASK == 0 {
             return None;
         }
         slot.store(empty(*pos + n, n), Ordering::Release);
         *pos += 1;
-        Some(value & LETTER_MASK)
+        Some(value & NOTICE_MASK)
     }
 
     /// Publishes that the owner no longer needs the senders of the notices before `pos`. Until then, an
     /// exiting sender must keep the ring that its notice announces.
-    pub fn dealt_with(&self, pos: u64) {
+    pub fn acknowledge(&self, pos: u64) {
         self.head.store(pos, Ordering::Release);
     }
 
@@ -97,7 +97,7 @@ impl Mailbox<'_> {
     }
 
     /// Returns true if the owner has dealt with the first `count` notices.
-    pub fn has_dealt_with(&self, count: u64) -> bool {
+    pub fn is_acknowledged(&self, count: u64) -> bool {
         self.head.load(Ordering::Acquire) >= count
     }
 }
@@ -131,7 +131,7 @@ mod tests {
 
     #[cfg(loom)]
     #[test]
-    fn loom_two_senders_lose_no_letter() {
+    fn loom_two_senders_lose_no_notice() {
         use std::sync::Arc;
         loom::model(|| {
             let owned = Arc::new(Owned::new(2));
@@ -149,7 +149,7 @@ mod tests {
             while count < 2 {
                 match owned.mailbox().take(&mut pos) {
                     Some(n) => {
-                        owned.mailbox().dealt_with(pos);
+                        owned.mailbox().acknowledge(pos);
                         sum += n;
                         count += 1;
                     }
@@ -173,7 +173,7 @@ mod tests {
             // The producer died before it advanced the hint.
             owned.tail.store(0, Ordering::Relaxed);
             assert_eq!(owned.mailbox().take(&mut pos), Some(n));
-            owned.mailbox().dealt_with(pos);
+            owned.mailbox().acknowledge(pos);
             assert_eq!(owned.mailbox().take(&mut pos), None);
         }
     }
@@ -182,15 +182,15 @@ mod tests {
     /// taken has yet to open the ring.
     #[cfg(not(loom))]
     #[test]
-    fn a_letter_that_was_taken_is_not_dealt_with_yet() {
+    fn a_notice_that_was_taken_is_not_acknowledged_yet() {
         let owned = Owned::new(4);
         owned.mailbox().put(7).unwrap();
         let count = owned.mailbox().count();
         let mut pos = 0;
         assert_eq!(owned.mailbox().take(&mut pos), Some(7));
-        assert!(!owned.mailbox().has_dealt_with(count));
-        owned.mailbox().dealt_with(pos);
-        assert!(owned.mailbox().has_dealt_with(count));
+        assert!(!owned.mailbox().is_acknowledged(count));
+        owned.mailbox().acknowledge(pos);
+        assert!(owned.mailbox().is_acknowledged(count));
     }
 
     #[cfg(not(loom))]
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(owned.mailbox().put(5), Err(MailboxFull));
         let mut pos = 0;
         assert_eq!(owned.mailbox().take(&mut pos), Some(1));
-        owned.mailbox().dealt_with(pos);
+        owned.mailbox().acknowledge(pos);
         owned.mailbox().put(5).unwrap();
     }
 }

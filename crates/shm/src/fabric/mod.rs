@@ -43,18 +43,18 @@ use channel::{Channel, PeerChannels, open_fifo};
 use directory::{DIRECTORY, clean_up, free_slot, open_directory};
 use error::io_error;
 use folder::{
-    SOCKETS, Unentered, hold_folder, make_folder, remove_channels, remove_files, segment_path,
+    SOCKETS, UnlistedFiles, lock_folder, make_folder, remove_channels, remove_files, segment_path,
     wake_path,
 };
 use layout::*;
 use peer::open_pidfd;
 use segment::{Arena, DirectoryMap, Segment};
 
+use crate::errno::exhaustion_errno;
 use crate::lock::lock;
-use crate::process_memory::{ProcessMemory, let_peers_reach};
-use crate::shortage::shortage;
+use crate::process_memory::{ProcessMemory, allow_peer_access};
 
-pub use census::{Inhabitant, KnownRegion, census};
+pub use census::{FabricProcess, KnownRegion, census};
 pub use error::FabricError;
 pub use folder::pid_namespace;
 pub use name::Name;
@@ -117,7 +117,7 @@ impl Fabric {
 
     /// Joins the fabric in `dir`, after removing the entries and files of dead processes.
     pub fn join(dir: &Path) -> Result<Self, FabricError> {
-        let held = hold_folder(dir)?;
+        let held = lock_folder(dir)?;
         let (file, directory) = open_directory(dir)?;
         clean_up(dir, directory.get());
 
@@ -130,7 +130,7 @@ impl Fabric {
         let (slot, entry) = free_slot(directory.get()).ok_or_else(|| FabricError::Full {
             path: dir.to_owned(),
         })?;
-        let files = Unentered { dir, incarnation };
+        let files = UnlistedFiles { dir, incarnation };
         let (segment_file, segment) = create_segment(dir, incarnation)?;
         let me = Arc::new(Peer {
             slot,
@@ -151,7 +151,7 @@ impl Fabric {
         entry.incarnation.store(incarnation, Ordering::Release);
         std::mem::forget(files);
         drop(held);
-        let_peers_reach();
+        allow_peer_access();
         Ok(Self {
             dir: dir.to_owned(),
             directory,
@@ -171,7 +171,7 @@ impl Fabric {
         if process::own_pid() != self.me.pid {
             return;
         }
-        let Ok(_held) = hold_folder(&self.dir) else {
+        let Ok(_held) = lock_folder(&self.dir) else {
             return;
         };
         let procs = &self.directory.get().procs;
@@ -232,7 +232,7 @@ impl Fabric {
             }
             Err(e) => {
                 tracing::debug!("process {pid} in slot {slot} cannot be reached: {e}");
-                shortage(&e).map_or(Ok(None), Err)
+                exhaustion_errno(&e).map_or(Ok(None), Err)
             }
         }
     }
@@ -241,7 +241,7 @@ impl Fabric {
     ///
     /// # Errors
     /// Returns the errors of [`try_peer`](Self::try_peer).
-    pub fn named(&self, name: Name) -> Result<Option<Arc<Peer>>, i32> {
+    pub fn peer_by_name(&self, name: Name) -> Result<Option<Arc<Peer>>, i32> {
         let peer = self.try_peer(name.slot)?;
         Ok(peer.filter(|peer| peer.incarnation == name.incarnation && !peer.has_ended()))
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::process::{PidfdFlags, pidfd_open};
 
-use super::channel::{Doorbell, PeerChannels};
+use super::channel::{PeerChannel, PeerChannels};
 use super::name::Name;
 use super::segment::Segment;
 use crate::process_memory::ProcessMemory;
@@ -102,7 +102,7 @@ impl Peer {
     }
 
     /// Returns the peer's completion channel `number`; `None` if this process cannot open it.
-    pub fn channel(&self, number: u32) -> Option<Doorbell> {
+    pub fn channel(&self, number: u32) -> Option<PeerChannel> {
         self.channels.get(self.incarnation, number)
     }
 

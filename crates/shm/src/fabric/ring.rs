@@ -41,8 +41,8 @@ use std::marker::PhantomData;
 
 use crate::sync::{AtomicU64, Ordering};
 
-pub use consumer::{Consumer, Records};
-pub use producer::{Producer, Run};
+pub use consumer::{Consumer, ConsumerRun};
+pub use producer::{Producer, ProducerRun};
 
 /// Bytes of a slot.
 pub const SLOT_BYTES: usize = 16;
@@ -329,7 +329,7 @@ pub fn fuzz(bytes: &[u8]) {
             Ok(false) => break,
             Err(Garbage) => return,
         }
-        assert!(producer.believed() <= producer.pos());
+        assert!(producer.accepted_head() <= producer.pos());
     }
 }
 

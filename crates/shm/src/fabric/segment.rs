@@ -268,7 +268,7 @@ impl Segment {
     );
     table!(
         /// Returns RSS configuration `index`.
-        spread, find_spread, SpreadShared, SPREADS_AT, MAX_SPREADS
+        rss, find_rss, RssShared, RSS_AT, MAX_RSS
     );
     table!(
         /// Returns hazard slot `index`.
@@ -284,7 +284,7 @@ impl Segment {
     ///
     /// # Errors
     /// Returns `ENOMEM` if the system has no memory for the entry.
-    pub fn provide_qp(&self, index: usize) -> Result<&QpShared, i32> {
+    pub fn back_qp_entry(&self, index: usize) -> Result<&QpShared, i32> {
         let (at, len) = (
             QPS_AT + index.min(MAX_QPS) * size_of::<QpShared>(),
             size_of::<QpShared>(),
@@ -304,8 +304,8 @@ impl Segment {
 
     /// Returns the owner's completion queue index stored in `said`, or `usize::MAX` if no such completion
     /// queue was ever in use.
-    pub fn cq_index(&self, said: &AtomicU32) -> usize {
-        let index = said.load(Ordering::Relaxed) as usize;
+    pub fn checked_cq_index(&self, stored: &AtomicU32) -> usize {
+        let index = stored.load(Ordering::Relaxed) as usize;
         if self.find_cq(index).is_some() {
             index
         } else {

@@ -119,7 +119,7 @@ fn peers_write_tokens_into_the_channels_of_a_process() {
     let (one, other) = (a.make_channel().unwrap(), a.make_channel().unwrap());
     assert_ne!(one.number(), other.number());
     let seen = b.peer(a.me.slot).unwrap();
-    assert!(seen.channel(one.number()).unwrap().ring(3));
+    assert!(seen.channel(one.number()).unwrap().write_token(3));
     assert!(one.put(4));
     assert_eq!((one.count(), other.count()), (2, 0));
     assert_eq!(
@@ -130,7 +130,7 @@ fn peers_write_tokens_into_the_channels_of_a_process() {
 
     // A full FIFO: the writer gets false, and nothing blocks.
     let bell = seen.channel(one.number()).unwrap();
-    let room = (0..1 << 20).find(|_| !bell.ring(9)).unwrap();
+    let room = (0..1 << 20).find(|_| !bell.write_token(9)).unwrap();
     assert!(!one.put(9));
     assert_eq!(one.count(), room);
     assert_eq!(one.take(), Some(9));
@@ -140,7 +140,7 @@ fn peers_write_tokens_into_the_channels_of_a_process() {
     drop(one);
     assert_ne!(a.make_channel().unwrap().number(), number);
     // No SIGPIPE, although the reader is gone.
-    while bell.ring(1) {}
+    while bell.write_token(1) {}
     a.leave();
     drop(other);
     b.leave();

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use nic_core::rights::Owner;
 
-use super::entry::{enter, find, invalidate, key_of, prefix};
+use super::entry::{find, invalidate, key_of, prefix, publish_key};
 use super::hazards::wait_for_accesses;
 use super::table::{Keys, Table};
 use super::windows::{BindRequest, Window, WindowId, WindowType};
@@ -120,7 +120,7 @@ impl Keys {
         }
         if let Some((_, mr)) = region {
             describe(place, mr, new, owner);
-            enter(place, new.key);
+            publish_key(place, new.key);
         }
         true
     }

@@ -51,7 +51,7 @@ pub fn find(peer: &Peer, key: u32) -> Option<(usize, &MrShared)> {
 }
 
 /// Stores the key of a region or window in its slot; peers find it from now on.
-pub(super) fn enter(mr: &MrShared, key: u32) {
+pub(super) fn publish_key(mr: &MrShared, key: u32) {
     let entry = mr.entry.load(Ordering::Relaxed);
     // SYNC POINT K: the other fields belong to this key (see `find`).
     mr.entry.store(next_entry(entry, key), Ordering::Release);
@@ -59,7 +59,7 @@ pub(super) fn enter(mr: &MrShared, key: u32) {
 
 /// Removes the key of a region, and returns the slot's new entry; `None` if another process has removed it
 /// first.
-pub(super) fn take(mr: &MrShared, key: u32) -> Option<u64> {
+pub(super) fn remove_key(mr: &MrShared, key: u32) -> Option<u64> {
     let entry = mr.entry.load(Ordering::Relaxed);
     let gone = next_entry(entry, 0);
     let taken = key_of(entry) == key

@@ -137,7 +137,7 @@ struct Claim {
 thread_local! {
     /// Without a destructor, so that an access needs a single load to find it.
     static CLAIM: Cell<Option<Claim>> = const { Cell::new(None) };
-    static GIVE_BACK: GiveBack = const { GiveBack { slot: Cell::new(None) } };
+    static RELEASE_AT_EXIT: ReleaseAtExit = const { ReleaseAtExit { slot: Cell::new(None) } };
 }
 
 #[cold]
@@ -164,16 +164,16 @@ fn claim(hazards: &'static Hazards, fabric: &'static Fabric) -> Option<&'static 
     let hazard = fabric.me.segment.hazard(slot)?;
     CLAIM.set(Some(Claim { hazards, hazard }));
     // A thread that uses verbs after its thread-local destructors have run never frees its hazard slot.
-    let _ = GIVE_BACK.try_with(|give_back| give_back.slot.set(Some((hazards, slot))));
+    let _ = RELEASE_AT_EXIT.try_with(|release| release.slot.set(Some((hazards, slot))));
     Some(hazard)
 }
 
 /// Frees the hazard slot of a thread when the thread ends.
-struct GiveBack {
+struct ReleaseAtExit {
     slot: Cell<Option<(&'static Hazards, usize)>>,
 }
 
-impl Drop for GiveBack {
+impl Drop for ReleaseAtExit {
     fn drop(&mut self) {
         CLAIM.set(None);
         if let Some((hazards, slot)) = self.slot.get() {

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use nic_core::rights::Owner;
 
-use super::entry::{PROBES, enter, find, hash, key_of, next_entry, prefix, take};
+use super::entry::{PROBES, find, hash, key_of, next_entry, prefix, publish_key, remove_key};
 use super::hazards::{Hazards, Pin, wait_for_accesses};
 use super::windows::{ACCESS_WINDOWS, Windows};
 use crate::fabric::layout::*;
@@ -101,7 +101,7 @@ impl Keys {
         mr.inode.store(new.backing.inode, Ordering::Relaxed);
         mr.offset.store(new.backing.offset, Ordering::Relaxed);
         mr.base.store(new.base, Ordering::Relaxed);
-        enter(mr, key);
+        publish_key(mr, key);
         table.used += 1;
         debug_assert!(!table.windows.is_place(index));
         Ok(())
@@ -173,7 +173,7 @@ impl Keys {
         if table.windows.bound_to(index) {
             return Err(libc::EBUSY);
         }
-        let ours = take(mr, key).is_some();
+        let ours = remove_key(mr, key).is_some();
         table.used -= 1;
         drop(table);
         wait_for_accesses(fabric, &fabric.me, index);
@@ -221,7 +221,7 @@ impl Keys {
 ///
 /// # Errors
 /// Returns `ENOENT` if `owner` has no such region. Returns `EBUSY` while memory windows are bound to it.
-pub fn deregister_of(fabric: &Fabric, owner: &Peer, key: u32) -> Result<Owner, i32> {
+pub fn deregister_remote(fabric: &Fabric, owner: &Peer, key: u32) -> Result<Owner, i32> {
     let (index, mr) = find(owner, key).ok_or(libc::ENOENT)?;
     let belongs_to = Owner::from_word(mr.pd.load(Ordering::Relaxed));
     // SYNC POINT B: the binding thread sets the flag first, and then checks that the key is still valid.
@@ -229,7 +229,7 @@ pub fn deregister_of(fabric: &Fabric, owner: &Peer, key: u32) -> Result<Owner, i
     if bound() {
         return Err(libc::EBUSY);
     }
-    let taken = take(mr, key).ok_or(libc::ENOENT)?;
+    let taken = remove_key(mr, key).ok_or(libc::ENOENT)?;
     if bound() {
         let back = next_entry(taken, key);
         // If the slot has changed since, its owner has deregistered the region and reused the slot.

@@ -7,8 +7,8 @@ use super::areas::area_of;
 use super::share::PrivateRegion;
 use super::shared_memory::shared_at;
 use super::sharing::sharing;
+use crate::errno::exhaustion_errno;
 use crate::fabric::layout::*;
-use crate::shortage::shortage;
 
 /// The backing of a range of this process's memory, in the form of [`MrShared`].
 pub struct RangeBacking {
@@ -78,7 +78,7 @@ pub fn backing_of(addr: usize, len: usize, write: bool, share: bool) -> Result<R
     let mut sharing = sharing();
     let areas = sharing
         .areas()
-        .map_err(|e| shortage(&e).unwrap_or(libc::EFAULT))?;
+        .map_err(|e| exhaustion_errno(&e).unwrap_or(libc::EFAULT))?;
     let first = area_of(&areas, addr..end, write)?;
     if let Some(id) = first.sysv.filter(|_| end <= first.end) {
         return Ok(RangeBacking {

@@ -28,11 +28,11 @@ struct Fork {
     held: MutexGuard<'static, Sharing>,
     /// Shared page ranges; the two flags are readable and writable.
     ranges: Vec<(Range<usize>, (bool, bool))>,
-    done: Option<Done>,
+    done: Option<Completion>,
 }
 
 /// Means by which the child reports that it has copied the pages.
-enum Done {
+enum Completion {
     /// The read and write ends of a pipe. The child closes both when it is done, or when it dies.
     Pipe(OwnedFd, OwnedFd),
     /// Used if no descriptors are left for a pipe: a page that both processes share. The child sets its first
@@ -41,9 +41,9 @@ enum Done {
 }
 
 /// Time for which the parent waits for the word in a page; a child that has died never sets it.
-const PATIENCE: Duration = Duration::from_secs(2);
+const CHILD_TIMEOUT: Duration = Duration::from_secs(2);
 
-impl Done {
+impl Completion {
     fn new() -> Option<Self> {
         if let Ok((read, write)) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC) {
             return Some(Self::Pipe(read, write));
@@ -68,7 +68,7 @@ impl Done {
                 // SAFETY: a page of zeroes, mapped until the end of this function, whose address no other
                 // code in this process knows. The child has its own mapping of the page.
                 let word = unsafe { &*page };
-                while word.load(Ordering::Acquire) == 0 && begin.elapsed() < PATIENCE {
+                while word.load(Ordering::Acquire) == 0 && begin.elapsed() < CHILD_TIMEOUT {
                     cancellation::sleep(Duration::from_micros(50));
                 }
                 // SAFETY: as above; the page is not used any more.
@@ -78,7 +78,7 @@ impl Done {
     }
 
     /// Reports completion, in the child. The caller must not use the value afterwards.
-    fn say(&self) {
+    fn report_done(&self) {
         match self {
             Self::Pipe(read, write) => {
                 // SAFETY: these are the child's copies of the descriptors, and the caller forgets their
@@ -104,9 +104,9 @@ thread_local! {
 }
 
 /// Installs the fork handlers for this process and its children. Returns false if that fails.
-pub(super) fn handle() -> bool {
-    static HANDLED: OnceLock<bool> = OnceLock::new();
-    *HANDLED.get_or_init(|| {
+pub(super) fn install_handlers() -> bool {
+    static INSTALLED: OnceLock<bool> = OnceLock::new();
+    *INSTALLED.get_or_init(|| {
         // SAFETY: the functions live as long as this library, which is never unloaded once its engine runs.
         unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) == 0 }
     })
@@ -122,7 +122,11 @@ extern "C" fn prepare() {
             }
         }
     }
-    let done = if ranges.is_empty() { None } else { Done::new() };
+    let done = if ranges.is_empty() {
+        None
+    } else {
+        Completion::new()
+    };
     // If the thread-locals are already destroyed, the thread is ending, and the child sees its parent's
     // pages.
     let _ = FORK.try_with(|fork| fork.replace(Some(Fork { held, ranges, done })));
@@ -148,7 +152,7 @@ extern "C" fn child() {
         unsafe { make_private(range, *protection) };
     }
     if let Some(done) = &fork.done {
-        done.say();
+        done.report_done();
     }
     // `done` and `ranges` are leaked, because another thread of the parent may have held the allocator's
     // lock. `held` is dropped, because otherwise its mutex would stay locked for ever.
@@ -163,7 +167,7 @@ extern "C" fn child() {
 /// system cannot provide.
 ///
 /// # Safety
-/// `range` is mapped as `readable` and `writable` say, and no other thread of this process uses it.
+/// `range` is mapped as `readable` and `writable` report_done, and no other thread of this process uses it.
 unsafe fn make_private(range: &Range<usize>, (readable, writable): (bool, bool)) {
     let old: *mut c_void = std::ptr::with_exposed_provenance_mut(range.start);
     let (null, len) = (std::ptr::null_mut(), range.len());

@@ -41,10 +41,10 @@ mod x86_64 {
                     // "R" (retain): no code references the section.
                     ".pushsection softnic_faults, \"aR\", @progbits",
                     ".balign 4",
-                    ".long 2b - ., 3b - ., {landing} - .",
+                    ".long 2b - ., 3b - ., {resume_address} - .",
                     ".popsection",
                     $($operands)*
-                    landing = label { break 'accessed false },
+                    resume_address = label { break 'accessed false },
                     options(nostack)
                 );
                 true
@@ -58,7 +58,7 @@ mod x86_64 {
     struct Entry {
         begin: i32,
         end: i32,
-        landing: i32,
+        resume_address: i32,
     }
 
     unsafe extern "C" {
@@ -68,7 +68,7 @@ mod x86_64 {
     }
 
     /// Returns the address at which to continue after a fault at `ip`.
-    fn landing(ip: usize) -> Option<usize> {
+    fn resume_address(ip: usize) -> Option<usize> {
         let mut entry = (&raw const __start_softnic_faults).cast::<Entry>();
         let stop = (&raw const __stop_softnic_faults).cast::<Entry>();
         while entry < stop {
@@ -78,15 +78,15 @@ mod x86_64 {
                 field.addr().wrapping_add_signed(offset as isize)
             };
             // SAFETY: as above; `entry` lies before the end of the table.
-            let (begin, end, landing) = unsafe {
+            let (begin, end, resume_address) = unsafe {
                 (
                     &raw const (*entry).begin,
                     &raw const (*entry).end,
-                    &raw const (*entry).landing,
+                    &raw const (*entry).resume_address,
                 )
             };
             if (at(begin)..at(end)).contains(&ip) {
-                return Some(at(landing));
+                return Some(at(resume_address));
             }
             entry = entry.wrapping_add(1);
         }
@@ -139,15 +139,15 @@ mod x86_64 {
             )
         };
         #[allow(clippy::cast_sign_loss, clippy::cast_possible_wrap)] // addresses
-        if !sent && let Some(landing) = landing(*ip as usize) {
-            *ip = landing as i64;
+        if !sent && let Some(resume_address) = resume_address(*ip as usize) {
+            *ip = resume_address as i64;
             return;
         }
-        hand_on(signal, info, context, sent);
+        call_previous_handler(signal, info, context, sent);
     }
 
     /// Passes a signal that no guarded access caused to the previous action.
-    fn hand_on(
+    fn call_previous_handler(
         signal: libc::c_int,
         info: *mut libc::siginfo_t,
         context: *mut libc::c_void,

@@ -16,7 +16,7 @@ use crate::process_memory::{Direction, ProcessMemory};
 
 /// Access path to the bytes of a memory region.
 #[derive(Clone)]
-enum Reach {
+enum AccessPath {
     /// Address of the region's first byte in this process.
     Direct(
         *mut u8,
@@ -47,7 +47,7 @@ pub struct Region {
     base: u64,
     /// True if atomics on the region are CPU atomics; otherwise they are made under a lock.
     cpu_atomics: bool,
-    reach: Reach,
+    path: AccessPath,
 }
 
 // SAFETY: the raw pointer is an address that the mapping beside it (or the registration) keeps valid in every
@@ -67,7 +67,7 @@ fn pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
 impl Region {
     /// Makes the region `index` of `peer` accessible. The caller has pinned it with the table value `entry`,
     /// so it stays registered.
-    pub fn reach(
+    pub fn open(
         maps: &Mappings,
         peer: &Peer,
         (index, entry): (usize, u64),
@@ -79,12 +79,12 @@ impl Region {
         let base = mr.base.load(Ordering::Relaxed);
         let by_system_call = || {
             let memory = peer.memory.as_ref().ok_or(Fault)?;
-            Ok(Reach::BySystemCall(Arc::clone(memory)))
+            Ok(AccessPath::BySystemCall(Arc::clone(memory)))
         };
-        let reach = if backing == BACKING_NULL {
-            Reach::Null
+        let path = if backing == BACKING_NULL {
+            AccessPath::Null
         } else if peer.is_self {
-            Reach::Direct(std::ptr::with_exposed_provenance_mut(base as usize), None)
+            AccessPath::Direct(std::ptr::with_exposed_provenance_mut(base as usize), None)
         } else if backing == BACKING_PRIVATE {
             by_system_call()?
         } else {
@@ -92,7 +92,7 @@ impl Region {
                 Ok(map) => {
                     let offset = mr.offset.load(Ordering::Relaxed);
                     let first = map.at(offset, len).ok_or(Fault)?;
-                    Reach::Direct(first, Some(map))
+                    AccessPath::Direct(first, Some(map))
                 }
                 Err(e) => {
                     // The peer's /proc entry belongs to another user, or a limit is reached: copy the bytes
@@ -117,16 +117,16 @@ impl Region {
             base,
             // The addresses in work requests may differ from the CPU's addresses, also in alignment.
             cpu_atomics: backing != BACKING_PRIVATE && base.wrapping_sub(addr).is_multiple_of(8),
-            reach,
+            path,
         })
     }
 
     /// Returns the address of the bytes `at` in this process, if the region is mapped.
     #[inline]
     pub fn direct(&self, at: Permitted) -> Option<*mut u8> {
-        match self.reach {
-            Reach::Direct(first, _) => Some(first.wrapping_add(at.offset() as usize)),
-            Reach::BySystemCall(_) | Reach::Null => None,
+        match self.path {
+            AccessPath::Direct(first, _) => Some(first.wrapping_add(at.offset() as usize)),
+            AccessPath::BySystemCall(_) | AccessPath::Null => None,
         }
     }
 
@@ -134,7 +134,7 @@ impl Region {
     /// [direct](Self::direct).
     #[cold]
     pub fn is_null(&self) -> bool {
-        matches!(self.reach, Reach::Null)
+        matches!(self.path, AccessPath::Null)
     }
 
     /// Copies `at.len()` bytes from `src` to the permitted bytes of this region.
@@ -182,7 +182,7 @@ impl Region {
         local: *mut u8,
         direction: Direction,
     ) -> Result<(), Fault> {
-        let Reach::BySystemCall(memory) = &self.reach else {
+        let AccessPath::BySystemCall(memory) = &self.path else {
             return Err(Fault);
         };
         let remote = self.base.wrapping_add(at.offset()) as usize;

@@ -90,7 +90,7 @@ fn allowed() -> bool {
     *ALLOWED.get_or_init(|| {
         let kept =
             std::env::var_os("VERBATIM_KEEP_PRIVATE").is_some_and(|v| !v.is_empty() && v != "0");
-        !kept && malloc_is_glibc() && fork::handle()
+        !kept && malloc_is_glibc() && fork::install_handlers()
     })
 }
 
@@ -208,7 +208,7 @@ impl Sharing {
                     "a region lies there that peers reach by system call",
                 ));
             }
-            if holds_what_sharing_writes(part) {
+            if overlaps_used_stack(part) {
                 return Err(refused("it is this thread's stack"));
             }
         }
@@ -231,7 +231,7 @@ impl Sharing {
         let areas = self.areas()?;
         for range in free {
             for (part, area) in parts(&areas, &range) {
-                if area.is_of(file) && area.writable && !holds_what_sharing_writes(&part) {
+                if area.is_of(file) && area.writable && !overlaps_used_stack(&part) {
                     // SAFETY: as in `share`; the region on these pages has just been deregistered.
                     unsafe { replace(&part, Pages::Private) }?;
                 }
@@ -270,7 +270,7 @@ fn parts<'a>(
 }
 
 /// Returns true if `range` overlaps the part of this thread's stack that sharing is going to use.
-fn holds_what_sharing_writes(range: &Range<usize>) -> bool {
+fn overlaps_used_stack(range: &Range<usize>) -> bool {
     let here = 0u8;
     let stack = std::ptr::from_ref(&here).addr();
     // The functions called from here on need less than 64 KiB.

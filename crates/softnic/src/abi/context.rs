@@ -10,8 +10,8 @@ use crate::device::Device;
 use crate::live::{self, Object};
 use crate::nic::{Nic, NicError};
 use crate::process;
+use shm::errno::errno_of;
 use shm::fabric::FabricError;
-use shm::shortage::errno_of;
 
 /// An open device in the table of live handles. Contexts themselves are never freed.
 struct OpenDevice(&'static Context);

@@ -15,7 +15,7 @@ use crate::cq::{Channel, Cq, Polling};
 use crate::live;
 use crate::registry;
 use crate::why;
-use shm::shortage::errno_of;
+use shm::errno::errno_of;
 
 /// A completion channel; the program's handle points to its first field.
 #[repr(C)]

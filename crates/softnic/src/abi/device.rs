@@ -5,8 +5,8 @@ use std::mem::offset_of;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
+use shm::errno::errno_of;
 use shm::fabric::{Name, Peer};
-use shm::shortage::errno_of;
 use verbs_abi::*;
 
 use super::context::{self, the_nic};
@@ -140,7 +140,7 @@ pub(super) fn import_device(fd: c_int) -> Result<*mut ibv_context, c_int> {
     // SAFETY: not -1 (above). The program keeps its descriptor open during the call; one that is not open is no name.
     let name = Name::of_file(unsafe { BorrowedFd::borrow_raw(fd) }).ok_or(libc::EINVAL)?;
     // A process of another fabric, or one that has ended, has no device here.
-    let home = nic.fabric.named(name)?.ok_or(libc::ENODEV)?;
+    let home = nic.fabric.peer_by_name(name)?.ok_or(libc::ENODEV)?;
     let device = all_devices().get(usize::from(name.device));
     let device = handle_of(device.ok_or(libc::ENODEV)?);
     let context = new_context(device, fd, Some(home))?;

@@ -15,8 +15,8 @@ use crate::dm::Dm;
 use crate::imports::{self, Exported, Kind, Shared};
 use crate::live;
 use crate::pd::Pd;
+use shm::errno::errno_of;
 use shm::mem::{Fault, SharedMemory, alloc_shared, copy};
-use shm::shortage::errno_of;
 
 c_functions! {
     memcpy_to_dm => to_dm, (dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> Result<(), c_int>;

@@ -10,7 +10,7 @@ use crate::event::Unacknowledged;
 use crate::live;
 use crate::qp::Qp;
 use crate::srq::Srq;
-use shm::shortage::errno_of;
+use shm::errno::errno_of;
 
 pub(super) fn get_async_event(
     context: *mut ibv_context,

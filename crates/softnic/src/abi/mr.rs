@@ -428,7 +428,7 @@ fn deregister(mr: &Mr) -> Result<bool, c_int> {
     if owner.has_ended() {
         return Err(libc::ENOENT);
     }
-    let belonged_to = keys::deregister_of(&nic.fabric, owner, mr.key)?;
+    let belonged_to = keys::deregister_remote(&nic.fabric, owner, mr.key)?;
     // The region's own process no longer counts it either.
     if let Some(uses) = belonged_to.number().and_then(|pd| pd_uses(owner, pd)) {
         uses.fetch_sub(1, Ordering::Release);

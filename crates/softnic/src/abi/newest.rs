@@ -5,8 +5,8 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use shm::errno::errno_of;
 use shm::mem::{SharedMemory, alloc_shared};
-use shm::shortage::errno_of;
 use verbs_abi::*;
 
 use super::context::{context_of, device_of, nic_of};

@@ -208,9 +208,9 @@ impl Channel {
         event.map(|event| event.cq)
     }
 
-    /// Removes the events of a completion queue that is being destroyed. `signaled_by`: the slot of the peer that has
+    /// Removes the events of a completion queue that is being destroyed. `program_woken_by`: the slot of the peer that has
     /// signaled it.
-    pub(super) fn discard(&self, index: usize, cq: CqHandle, signaled_by: Option<usize>) {
+    pub(super) fn discard(&self, index: usize, cq: CqHandle, program_woken_by: Option<usize>) {
         let others = {
             let mut cqs = lock(&self.cqs);
             cqs.remove(&index);
@@ -223,7 +223,7 @@ impl Channel {
             .partition(|event| event.cq == cq);
         events.queue = kept;
         let gone = gone.into_iter().map(|event| event.token_of);
-        for token_of in gone.chain(signaled_by.map(Some)) {
+        for token_of in gone.chain(program_woken_by.map(Some)) {
             let owed = token_of.filter(|_| self.fifo.count() <= events.queue.len() + others);
             match owed {
                 Some(slot) => events.surplus.push(slot),

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::{fs, io};
 
-use shm::shortage::shortage;
+use shm::errno::exhaustion_errno;
 
 /// Prefix of link-local GIDs, fe80::/64: the default of IBTA vol. 1, 4.1.1 and of RFC 4291, 2.5.6.
 pub(super) const LINK_LOCAL_PREFIX: [u8; 8] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0];
@@ -37,7 +37,7 @@ pub(super) fn read_node_guid() -> io::Result<[u8; 8]> {
                 id = text;
                 break;
             }
-            Err(e) if shortage(&e).is_some() => return Err(e),
+            Err(e) if exhaustion_errno(&e).is_some() => return Err(e),
             _ => {}
         }
     }

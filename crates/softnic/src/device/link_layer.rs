@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 
 use libc::EINVAL;
-use shm::shortage::errno_of;
+use shm::errno::errno_of;
 
 use super::counts::BadCount;
 use super::interfaces::ADDRESS_VAR;

@@ -2,7 +2,7 @@
 
 use super::*;
 
-use shm::fabric::armed::{Armed, Call};
+use shm::fabric::armed::{Armed, WakeTarget};
 
 /// A ring through which a peer's queue pair sends to one of ours.
 pub(crate) struct Inbound {
@@ -85,7 +85,7 @@ impl Inbound {
         Some(Self {
             consumer: Consumer::new(memory),
             src_qpn: header.src_qpn.load(Ordering::Relaxed),
-            src_cq: peer.segment.cq_index(&header.src_cq),
+            src_cq: peer.segment.checked_cq_index(&header.src_cq),
             rnr: Waiting::NO,
             stopped: false,
             remote: RegionCache::new(),
@@ -124,22 +124,22 @@ impl Inbound {
                 .nak
                 .store(Cause::refusal(status, cause), Ordering::Release);
         }
-        self.call_sender(true);
+        self.wake_sender(true);
     }
 
     /// Wakes the sender's engine if its send CQ is armed. If the CQ is armed for solicited completions, only a
     /// refusal is a reason, or room for work requests that the sender has deferred.
-    pub(super) fn call_sender(&self, refused: bool) {
+    pub(super) fn wake_sender(&self, refused: bool) {
         if let Some(cq) = self.peer.segment.cq(self.src_cq)
-            && !Armed(&cq.armed).is_never()
+            && !Armed(&cq.armed).is_unarmed_unfenced()
         {
             let is_urgent = refused
                 || self
                     .header()
                     .is_some_and(|header| header.has_deferred.load(Ordering::Relaxed) != 0);
             // Many sends complete unsignaled; only the sender's engine knows which.
-            call_if_armed(cq, self.src_cq, &self.peer, (is_urgent, 0), |_| {
-                Call::Engine
+            wake_if_armed(cq, self.src_cq, &self.peer, (is_urgent, 0), |_| {
+                WakeTarget::Engine
             });
         }
     }
@@ -153,7 +153,7 @@ impl Inbound {
         }
         if acknowledge {
             self.consumer.release();
-            self.call_sender(false);
+            self.wake_sender(false);
         } else if unreleased >= self.consumer.slots() / 8 {
             self.consumer.release();
         }
@@ -162,31 +162,31 @@ impl Inbound {
 
 /// Wakes the waiter of a completion queue of `peer`, if the queue is armed for the completion of the record just
 /// published. Does nothing if the waiter has been woken already. `by`: whether the record is solicited, and the slot of
-/// this process. `whom`: as for [`Armed::call`].
+/// this process. `candidate`: as for [`Armed::target`].
 #[inline]
-pub(crate) fn call_if_armed(
+pub(crate) fn wake_if_armed(
     cq: &CqShared,
     cq_index: usize,
     peer: &Peer,
     by: (bool, usize),
-    whom: impl Fn(bool) -> Call,
+    candidate: impl Fn(bool) -> WakeTarget,
 ) {
     let armed = Armed(&cq.armed);
-    if !armed.is_never() {
-        call(cq, cq_index, peer, armed.call(by.0, by.1, whom));
+    if !armed.is_unarmed_unfenced() {
+        wake(cq, cq_index, peer, armed.wake_target(by.0, by.1, candidate));
     }
 }
 
 #[cold]
-fn call(cq: &CqShared, cq_index: usize, peer: &Peer, call: Call) {
-    match call {
-        Call::Nobody => {}
-        Call::Engine => peer.wake(),
-        Call::Program => {
+fn wake(cq: &CqShared, cq_index: usize, peer: &Peer, target: WakeTarget) {
+    match target {
+        WakeTarget::Nobody => {}
+        WakeTarget::Engine => peer.wake(),
+        WakeTarget::Program => {
             let channel = peer.channel(cq.channel.load(Ordering::Relaxed));
             // A token cannot hold a larger index. It then names no queue, and its reader checks all queues.
             let token = u16::try_from(cq_index).unwrap_or(u16::MAX);
-            if !channel.is_some_and(|channel| channel.ring(token)) {
+            if !channel.is_some_and(|channel| channel.write_token(token)) {
                 // The peer's engine writes the token instead.
                 cq.lost_tokens.fetch_add(1, Ordering::Relaxed);
                 peer.wake();

@@ -33,7 +33,7 @@ use inbound::Path;
 use place::*;
 use tags::{Rendezvous, Tagged};
 
-pub(crate) use inbound::{Inbound, call_if_armed};
+pub(crate) use inbound::{Inbound, wake_if_armed};
 pub(crate) use packets::{
     PacketSide, Responding, add_acknowledgement, asks_later, has_answers, packets_dropped,
     send_answers, take_request,
@@ -105,18 +105,18 @@ impl RecvSide {
             && qp.srq.as_ref().is_none_or(|srq| srq.has_one_cq())
             && qp.recv_queue().lock().takes_any();
         let shared = qp.shared();
-        if takes {
+        if next_message_completes {
             let until = match &self.rings[..] {
                 // Each message takes at least one slot. Other queue pairs may take the WRs of an SRQ.
-                [ring] if qp.srq.is_none() => ring.consumer.pos() + qp.recv_queue().lock().len(),
+                [write_token] if qp.srq.is_none() => write_token.consumer.pos() + qp.recv_queue().lock().len(),
                 _ => 0,
             };
             if shared.takes_until.load(Ordering::Relaxed) != until {
                 shared.takes_until.store(until, Ordering::Relaxed);
             }
         }
-        if shared.takes.load(Ordering::Relaxed) != u32::from(takes) {
-            shared.takes.store(takes.into(), Ordering::Relaxed);
+        if shared.next_message_completes.load(Ordering::Relaxed) != u32::from(next_message_completes) {
+            shared.next_message_completes.store(next_message_completes.into(), Ordering::Relaxed);
         }
     }
 

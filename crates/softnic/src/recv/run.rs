@@ -126,7 +126,7 @@ fn place(
     };
     let payload = record.payload.as_mut_ptr();
     // SAFETY: at `dst` there are `len + grh_bytes` bytes of a region that the window pins (just checked); the ring has
-    // `len` bytes behind the header (`Records::peek`).
+    // `len` bytes behind the header (`ConsumerRun::peek`).
     let placed = unsafe {
         grh.map_or(Ok(()), |grh| copy(dst, grh.as_ptr(), GRH_BYTES))
             .and_then(|()| copy(dst.wrapping_add(grh_bytes), payload, len))

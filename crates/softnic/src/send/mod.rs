@@ -40,7 +40,7 @@ use crate::path;
 use crate::qp::Qp;
 use crate::qp_state::{QpState, QpType};
 use crate::record::{FLAG_BEHIND_SENDS, FLAG_BY_REFERENCE, FLAG_SOLICITED, Kind, header};
-use crate::recv::{call_if_armed, failed_for};
+use crate::recv::{failed_for, wake_if_armed};
 use crate::region_cache::{KeyError, RegionCache};
 use crate::sge::{Copies, checked_sge};
 use crate::why::{self, Cause};

@@ -2,7 +2,7 @@
 
 use super::*;
 
-use shm::fabric::armed::Call;
+use shm::fabric::armed::WakeTarget;
 
 /// A ring into which a queue pair of this process sends.
 pub(super) struct OutRing {
@@ -64,11 +64,11 @@ impl OutRing {
         }
         if let Some(cq) = self.peer.segment.cq(self.dest_cq) {
             let by = (solicited, nic.me().slot);
-            call_if_armed(cq, self.dest_cq, &self.peer, by, |for_solicited| {
+            wake_if_armed(cq, self.dest_cq, &self.peer, by, |for_solicited| {
                 if was_announced {
-                    self.whom_to_wake(nic, for_solicited)
+                    self.wake_candidate(nic, for_solicited)
                 } else {
-                    Call::Engine
+                    WakeTarget::Engine
                 }
             });
         }
@@ -77,29 +77,29 @@ impl OutRing {
     /// Decides which thread a message that has just been published wakes, if its receiver lets peers wake programs.
     /// `for_solicited` is true if the receiver's CQ is armed for solicited completions only.
     #[cold]
-    fn whom_to_wake(&self, nic: &Nic, for_solicited: bool) -> Call {
+    fn wake_candidate(&self, nic: &Nic, for_solicited: bool) -> WakeTarget {
         let is_certain = self.peer.segment.qp(self.dest_index).is_some_and(|dest| {
             // Unsolicited messages since the arming may have used up the receive WRs.
-            dest.takes.load(Ordering::Relaxed) != 0
+            dest.next_message_completes.load(Ordering::Relaxed) != 0
                 && (!for_solicited
                     || self.producer.pos() <= dest.takes_until.load(Ordering::Relaxed))
         });
         if !is_certain {
-            return Call::Engine;
+            return WakeTarget::Engine;
         }
         match self.header(nic) {
             // The receiver found all records before it armed its CQ; this thread was held up.
             Some(header) if header.head.load(Ordering::Acquire) == self.producer.pos() => {
-                Call::Nobody
+                WakeTarget::Nobody
             }
-            _ => Call::Program,
+            _ => WakeTarget::Program,
         }
     }
 
     #[cold]
     pub(super) fn announce(&mut self, nic: &Nic) {
-        let letter = (nic.me().slot as u64) << 32 | (self.offset / 64) as u64;
-        self.announced = self.peer.segment.mailbox().put(letter).is_ok();
+        let notice = (nic.me().slot as u64) << 32 | (self.offset / 64) as u64;
+        self.announced = self.peer.segment.mailbox().put(notice).is_ok();
         if !self.announced {
             self.peer.wake();
         }
@@ -151,7 +151,7 @@ pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &RingUse) -> Option<OutRi
         .alloc_ring(bytes)
         .inspect_err(|e| tracing::warn!("no shared memory for a ring: {e}"))
         .ok()?;
-    let dest = peer.segment.provide_qp(ring.dest_index).ok()?;
+    let dest = peer.segment.back_qp_entry(ring.dest_index).ok()?;
     let header = nic.me().segment.ring_header(offset)?;
     let slots = u32::try_from(ring.slots).ok()?;
     header.slots.store(slots, Ordering::Relaxed);
@@ -185,7 +185,7 @@ pub(super) fn new_ring(qp: &Qp, peer: Arc<Peer>, ring: &RingUse) -> Option<OutRi
         producer: Producer::new(memory),
         dest_index: ring.dest_index,
         dest_epoch: dest.epoch.load(Ordering::Acquire),
-        dest_cq: peer.segment.cq_index(&dest.recv_cq),
+        dest_cq: peer.segment.checked_cq_index(&dest.recv_cq),
         peer,
         offset,
         bytes,

@@ -95,7 +95,7 @@ fn write(fabric: &Fabric, place: usize, flow: &Flow) -> Result<(), i32> {
     shared.layers.store(pattern.layers, Ordering::Relaxed);
     shared.tag.store(flow.tag, Ordering::Relaxed);
     let spread = flow.spread.map_or(0, |place| 1 + place);
-    shared.spread.store(number(spread)?, Ordering::Relaxed);
+    shared.rss.store(number(spread)?, Ordering::Relaxed);
     for (to, from) in [
         (&shared.value, &pattern.value),
         (&shared.mask, &pattern.mask),
@@ -117,7 +117,7 @@ fn read(peer: &Peer, place: usize) -> Option<Flow> {
     #[allow(clippy::cast_possible_truncation)] // the lower half
     let qp = (entry as u32).checked_sub(1)? as usize;
     let priority = shared.priority.load(Ordering::Relaxed);
-    let spread = shared.spread.load(Ordering::Relaxed);
+    let spread = shared.rss.load(Ordering::Relaxed);
     let bytes = |words: &[std::sync::atomic::AtomicU64; 8]| {
         let mut bytes = [0; HEADER_BYTES];
         for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {

@@ -35,7 +35,7 @@ const _: () = assert!(
 
 /// Reads the description at a place of a process. `None` if it is not valid.
 pub(super) fn read(peer: &Peer, place: usize) -> Option<Spread> {
-    let shared = peer.segment.find_spread(place)?;
+    let shared = peer.segment.find_rss(place)?;
     let size = shared.size.load(Ordering::Acquire) as usize;
     if !size.is_power_of_two() || size > MAX_IND_TBL {
         return None;
@@ -65,7 +65,7 @@ impl Spreads {
     /// # Errors
     /// `ENOMEM` if the table or shared memory is full.
     pub(crate) fn add(&self, fabric: &Fabric, spread: &Spread) -> Result<usize, i32> {
-        let place = lock(&self.0).take(MAX_SPREADS).ok_or(libc::ENOMEM)?;
+        let place = lock(&self.0).take(MAX_RSS).ok_or(libc::ENOMEM)?;
         fill_in(fabric, place, spread).inspect_err(|_| self.remove(fabric, place))?;
         Ok(place)
     }
@@ -73,7 +73,7 @@ impl Spreads {
     /// Frees a place to which no flow leads any more.
     pub(crate) fn remove(&self, fabric: &Fabric, place: usize) {
         // The place may have no memory.
-        if let Some(shared) = fabric.me.segment.find_spread(place) {
+        if let Some(shared) = fabric.me.segment.find_rss(place) {
             shared.size.store(0, Ordering::Release);
         }
         lock(&self.0).give_back(place);
@@ -81,11 +81,11 @@ impl Spreads {
 }
 
 fn fill_in(fabric: &Fabric, place: usize, spread: &Spread) -> Result<(), i32> {
-    let at = SPREADS_AT + place * size_of::<SpreadShared>();
+    let at = RSS_AT + place * size_of::<RssShared>();
     fabric
-        .reserve(at, size_of::<SpreadShared>())
+        .reserve(at, size_of::<RssShared>())
         .map_err(|_| libc::ENOMEM)?;
-    let shared = fabric.me.segment.spread(place).ok_or(libc::ENOMEM)?;
+    let shared = fabric.me.segment.rss(place).ok_or(libc::ENOMEM)?;
     shared.fields.store(spread.fields, Ordering::Relaxed);
     for (word, bytes) in shared.key.iter().zip(spread.key.as_chunks::<8>().0) {
         word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);

@@ -145,7 +145,7 @@ fn yama() -> String {
 
 fn replacing() -> Check {
     const WHAT: &str = "map private memory of programs";
-    match environment::replaces_pages() {
+    match environment::check_page_replacement() {
         Ok(()) => Check::ok(WHAT, "userfaultfd works"),
         Err(e) => Check::not_ok(
             WHAT,

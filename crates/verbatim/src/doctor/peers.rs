@@ -51,7 +51,7 @@ pub(super) struct Reached {
 
 /// Keeps the pattern in memory until standard input ends.
 pub(super) fn hold() -> Result<()> {
-    environment::be_reachable();
+    environment::allow_peer_access();
     let private = Box::new(PATTERN);
     let mut file = File::from(memfd_create("verbatim-doctor", MemfdFlags::CLOEXEC)?);
     file.write_all(&PATTERN)?;

@@ -69,8 +69,8 @@ impl Consumer {
 
     /// Begins a run of records of the current lap.
     #[inline(always)]
-    pub fn run(&self) -> Records<'_> {
-        Records {
+    pub fn run(&self) -> ConsumerRun<'_> {
+        ConsumerRun {
             at: Lap::of(&self.ring, self.pos),
             pos: self.pos,
             end: (self.pos | (self.ring.slots - 1)) + 1,
@@ -121,7 +121,7 @@ impl Consumer {
 }
 
 /// A run of records of a [`Consumer`], whose state stays in registers.
-pub struct Records<'c> {
+pub struct ConsumerRun<'c> {
     at: Lap,
     pos: u64,
     /// End of the lap.
@@ -129,7 +129,7 @@ pub struct Records<'c> {
     ring: PhantomData<&'c Consumer>,
 }
 
-impl Records<'_> {
+impl ConsumerRun<'_> {
     /// Returns the next record if its slot count matches a payload of [`Header::len`] bytes.
     #[inline(always)]
     pub fn peek(&self) -> Option<Record<'_>> {

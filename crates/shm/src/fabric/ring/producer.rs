@@ -21,19 +21,19 @@ struct Cursor {
     first: Option<(u64, u64)>,
     /// The consumer's position when the producer last read it.
     head_seen: u64,
-    stretch: Stretch,
+    equal_size: EqualSizeRecords,
     /// End of the place that was returned last. An abandoned record may have left payload up to there.
     placed: u64,
 }
 
 /// The latest records before the producer's position, which all have `slots` slots.
 #[derive(Clone, Copy)]
-struct Stretch {
+struct EqualSizeRecords {
     slots: u64,
     begin: u64,
 }
 
-impl Stretch {
+impl EqualSizeRecords {
     /// Adds the record of `slots` slots at `pos`.
     #[inline(always)]
     fn add(&mut self, pos: u64, slots: u64) {
@@ -42,7 +42,7 @@ impl Stretch {
         }
     }
 
-    /// Returns true if a consumer finds no record at `pos`, the end of the stretch, in a ring of `ring_slots`
+    /// Returns true if a consumer finds no record at `pos`, the end of the equal_size, in a ring of `ring_slots`
     /// slots.
     ///
     /// In the first lap all slots are zero. In later laps `pos` holds a header of the previous lap if that
@@ -152,7 +152,7 @@ impl Cursor {
             // Relaxed: ordered by SYNC POINT P of the first header.
             Some(_) => self.ring.word(self.pos, 0).store(w0, Ordering::Relaxed),
         }
-        self.stretch.add(self.pos, slots);
+        self.equal_size.add(self.pos, slots);
         self.pos += slots;
     }
 }
@@ -166,7 +166,7 @@ impl Producer {
                 pos: 0,
                 first: None,
                 head_seen: 0,
-                stretch: Stretch { slots: 1, begin: 0 },
+                equal_size: EqualSizeRecords { slots: 1, begin: 0 },
                 placed: 0,
             },
             claimed: 0,
@@ -184,7 +184,7 @@ impl Producer {
 
     /// Returns the consumer's position that the producer accepted last.
     #[cfg(all(any(test, fuzzing), not(loom)))]
-    pub(super) fn believed(&self) -> u64 {
+    pub(super) fn accepted_head(&self) -> u64 {
         self.cursor.head_seen
     }
 
@@ -234,14 +234,14 @@ impl Producer {
 
     /// Begins a run of records for the open postlist.
     #[inline(always)]
-    pub fn run(&mut self) -> Run<'_> {
-        Run {
+    pub fn run(&mut self) -> ProducerRun<'_> {
+        ProducerRun {
             at: Lap::of(&self.cursor.ring, self.cursor.pos),
             bound: self.cursor.run_bound(),
             pos: self.cursor.pos,
             first: self.cursor.first_of_run(),
             first_word: 0,
-            stretch: self.cursor.stretch,
+            equal_size: self.cursor.equal_size,
             placed: self.cursor.placed,
             producer: self,
         }
@@ -256,7 +256,7 @@ impl Producer {
         self.terminate();
         // SYNC POINT P
         self.cursor.ring.word(pos, 0).store(w0, Ordering::Release);
-        if pos + self.cursor.stretch.slots == self.cursor.pos {
+        if pos + self.cursor.equal_size.slots == self.cursor.pos {
             self.claim_ahead();
         }
         true
@@ -275,7 +275,7 @@ impl Producer {
         let slots = record_slots(payload);
         #[allow(clippy::cast_possible_truncation)] // at most half of 32768
         let (w0, w1) = header.words(slots as u16);
-        self.cursor.stretch.add(pos, slots);
+        self.cursor.equal_size.add(pos, slots);
         self.cursor.pos = pos + slots;
         ring.word(pos, 1).store(w1, Ordering::Relaxed);
         self.terminate();
@@ -291,11 +291,11 @@ impl Producer {
         let Cursor {
             ring,
             pos,
-            stretch,
+            equal_size,
             placed,
             ..
         } = self.cursor;
-        if placed > pos || !stretch.ends_without_record(pos, ring.slots) {
+        if placed > pos || !equal_size.ends_without_record(pos, ring.slots) {
             ring.word(pos, 0).store(0, Ordering::Relaxed);
         }
     }
@@ -333,8 +333,8 @@ impl Producer {
     }
 }
 
-/// A run of records of a [`Producer`] for its open postlist, whose state stays in registers until [`Run::end`].
-pub struct Run<'p> {
+/// A run of records of a [`Producer`] for its open postlist, whose state stays in registers until [`ProducerRun::end`].
+pub struct ProducerRun<'p> {
     producer: &'p mut Producer,
     at: Lap,
     pos: u64,
@@ -343,7 +343,7 @@ pub struct Run<'p> {
     first_word: u64,
     /// Records that end at or before this position have room and need no wrap.
     bound: u64,
-    stretch: Stretch,
+    equal_size: EqualSizeRecords,
     placed: u64,
 }
 
@@ -368,7 +368,7 @@ impl Cursor {
     }
 }
 
-impl Run<'_> {
+impl ProducerRun<'_> {
     /// Returns the position behind the last record.
     #[inline(always)]
     pub fn pos(&self) -> u64 {
@@ -405,7 +405,7 @@ impl Run<'_> {
         self.pos = cursor.pos;
         self.first = cursor.first_of_run();
         self.bound = cursor.run_bound();
-        self.stretch = cursor.stretch;
+        self.equal_size = cursor.equal_size;
         self.placed = cursor.placed;
         true
     }
@@ -428,7 +428,7 @@ impl Run<'_> {
                 self.at.word(self.pos, 0).store(w0, Ordering::Relaxed);
             }
         }
-        self.stretch.add(self.pos, slots);
+        self.equal_size.add(self.pos, slots);
         self.pos += slots;
     }
 
@@ -446,7 +446,7 @@ impl Run<'_> {
             cursor.first = Some((self.first, self.first_word));
         }
         cursor.pos = self.pos;
-        cursor.stretch = self.stretch;
+        cursor.equal_size = self.equal_size;
         cursor.placed = self.placed;
     }
 }

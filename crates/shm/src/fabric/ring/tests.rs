@@ -140,7 +140,7 @@ mod model_tests {
     #[derive(Debug, Clone)]
     enum Op {
         Push(usize),
-        /// Pushes this number of records through a [`Run`].
+        /// Pushes this number of records through a [`ProducerRun`].
         PushRun(usize, usize),
         /// Pushes a record that is published at once.
         PushOne(usize),
@@ -148,7 +148,7 @@ mod model_tests {
         GiveUp(usize, bool),
         Publish,
         Pop,
-        /// Pops up to this number of records through a run of [`Records`].
+        /// Pops up to this number of records through a run of [`ConsumerRun`].
         PopRun(usize),
         Release,
     }
