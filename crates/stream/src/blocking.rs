@@ -315,10 +315,10 @@ impl Stream {
         if self.rdma.is_none() {
             return Ok(());
         }
-        let mut marked = false;
+        let mut marker_posted = false;
         self.wait(true, timeout, |connection| {
-            marked = marked || connection.post_marker();
-            (marked && connection.is_flushed()).then_some(())
+            marker_posted = marker_posted || connection.post_flush_marker();
+            (marker_posted && connection.is_flushed()).then_some(())
         })?;
         let connection = self.rdma.as_ref().expect("a stream by RDMA");
         match Self::failure(&self.tcp, connection) {

@@ -16,7 +16,7 @@ use crate::gather::Gather;
 use crate::handshake::Hello;
 use crate::pool::{Block, Pool};
 use crate::prepared::{INLINE_BYTES, Prepared};
-use crate::window::{Mark, Window};
+use crate::window::{MessageFlags, Window};
 
 /// Completions taken per poll.
 const POLL: usize = 16;
@@ -33,7 +33,7 @@ enum Sent {
     One(Block),
     Many(Vec<Block>),
     /// Bytes of the caller.
-    Foreign(#[expect(dead_code, reason = "kept until they are sent")] Bytes),
+    CallerBytes(#[expect(dead_code, reason = "kept until they are sent")] Bytes),
 }
 
 /// Received bytes that have not been read, as a range of a block.
@@ -211,15 +211,15 @@ impl Connection {
             let credits = std::mem::take(&mut self.returned_credits);
             self.window.reposted(credits);
         }
-        if let Some(mark) = self.window.ack() {
-            self.post_ack(mark)?;
+        if let Some(flags) = self.window.ack() {
+            self.post_ack(flags)?;
         }
         Ok(())
     }
 
-    fn post_ack(&mut self, mark: Mark) -> Result<(), StreamError> {
+    fn post_ack(&mut self, flags: MessageFlags) -> Result<(), StreamError> {
         self.list.clear();
-        marked(&mut self.list, HeaderOnly, mark);
+        add_message(&mut self.list, HeaderOnly, flags);
         Ok(self.qp.post_send(&mut self.list)?)
     }
 
@@ -342,13 +342,13 @@ impl Connection {
             if len <= self.inline_bytes {
                 let mut small = [0; INLINE_BYTES as usize];
                 gather.copy_to(&mut small[..len]);
-                let mark = self.window.send(len, last).expect("there is room");
-                marked(&mut self.list, Inline(&small[..len]), mark);
+                let flags = self.window.send(len, last).expect("there is room");
+                add_message(&mut self.list, Inline(&small[..len]), flags);
                 self.sent.push_back(Sent::Inline);
             } else {
                 let sent = self.fill(gather, len)?;
-                let mark = self.window.send(len, last).expect("there is room");
-                self.push_blocks(&sent, len, mark);
+                let flags = self.window.send(len, last).expect("there is room");
+                self.push_blocks(&sent, len, flags);
                 self.sent.push_back(sent);
             }
         }
@@ -377,13 +377,13 @@ impl Connection {
         }
     }
 
-    fn push_blocks(&mut self, sent: &Sent, len: usize, mark: Mark) {
+    fn push_blocks(&mut self, sent: &Sent, len: usize, flags: MessageFlags) {
         let part = |block: &Block, len: usize| {
             let len = u32::try_from(len).unwrap_or(u32::MAX);
             block.slice().part(0..len).expect("the block was filled")
         };
         match sent {
-            Sent::One(block) => marked(&mut self.list, part(block, len), mark),
+            Sent::One(block) => add_message(&mut self.list, part(block, len), flags),
             Sent::Many(blocks) => {
                 let size = self.pool.block_bytes();
                 let slices: Vec<MrSlice> = blocks
@@ -391,9 +391,9 @@ impl Connection {
                     .enumerate()
                     .map(|(i, block)| part(block, size.min(len - i * size)))
                     .collect();
-                marked(&mut self.list, &slices[..], mark);
+                add_message(&mut self.list, &slices[..], flags);
             }
-            Sent::Inline | Sent::Foreign(_) => {}
+            Sent::Inline | Sent::CallerBytes(_) => {}
         }
     }
 
@@ -433,28 +433,28 @@ impl Connection {
                 .part(offset..offset + piece)
                 .expect("a part of the bytes");
             offset += piece;
-            let mark = self.window.send(len, len == bytes.len());
-            marked(&mut self.list, part, mark.expect("there is room"));
-            self.sent.push_back(Sent::Foreign(bytes.split_to(len)));
+            let flags = self.window.send(len, len == bytes.len());
+            add_message(&mut self.list, part, flags.expect("there is room"));
+            self.sent.push_back(Sent::CallerBytes(bytes.split_to(len)));
         }
         self.post_list()
     }
 
     /// Returns true if a writer that found no room should try again.
     pub(crate) fn is_writable(&self) -> bool {
-        self.failure.is_some() || self.window.is_wide()
+        self.failure.is_some() || self.window.has_enough_room()
     }
 
     /// Posts a marker whose completion says that everything before it was received. Returns false
     /// if the marker cannot be posted now.
-    pub(crate) fn post_marker(&mut self) -> bool {
-        if self.failure.is_some() || self.window.under_way() == 0 {
+    pub(crate) fn post_flush_marker(&mut self) -> bool {
+        if self.failure.is_some() || self.window.in_flight() == 0 {
             return true;
         }
-        let Some(mark) = self.window.force_ack() else {
+        let Some(flags) = self.window.force_ack() else {
             return false;
         };
-        if let Err(e) = self.post_ack(mark) {
+        if let Err(e) = self.post_ack(flags) {
             self.fail(e);
         }
         true
@@ -493,13 +493,13 @@ impl Connection {
     }
 }
 
-/// Adds a message with the flags and the immediate of `mark` to the postlist.
-fn marked(list: &mut Postlist<Rc>, payload: impl verbs::Payload, mark: Mark) {
-    let mut wr = list.send_with_imm(payload, mark.imm);
-    if mark.solicited {
+/// Adds a message with the flags and the immediate of `flags` to the postlist.
+fn add_message(list: &mut Postlist<Rc>, payload: impl verbs::Payload, flags: MessageFlags) {
+    let mut wr = list.send_with_imm(payload, flags.imm);
+    if flags.solicited {
         wr = wr.solicited();
     }
-    if let Some(id) = mark.signaled {
+    if let Some(id) = flags.signaled {
         wr.signaled().wr_id(id);
     }
 }

@@ -57,9 +57,9 @@ impl Connector {
         };
         let prepared = nic.prepare()?;
         let tcp = connect_tcp(address).await?;
-        let shaking = shake(tcp, prepared, &self.setup, address);
-        let shaken = tokio::time::timeout(config.handshake_timeout, shaking).await;
-        match shaken.unwrap_or(Err(SetupError::TimedOut(address))) {
+        let handshake = handshake(tcp, prepared, &self.setup, address);
+        let finished = tokio::time::timeout(config.handshake_timeout, handshake).await;
+        match finished.unwrap_or(Err(SetupError::TimedOut(address))) {
             Err(SetupError::Handshake(HandshakeError::Magic(_)))
                 if config.policy == Policy::FallBack =>
             {
@@ -87,7 +87,7 @@ async fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(tcp)
 }
 
-async fn shake(
+async fn handshake(
     mut tcp: TcpStream,
     prepared: crate::prepared::Prepared,
     setup: &Setup,

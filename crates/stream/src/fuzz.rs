@@ -79,8 +79,8 @@ fn sound(hello: &Hello) {
     assert!(hello.block_bytes >= 1024 && hello.sq_size >= 16 && hello.rq_size >= 16);
     assert!((1..1 << 24).contains(&hello.qpn));
     for version in [Version::V2, Version::V3] {
-        let said = Server::new().receive(&hello.encode(version));
-        assert_eq!(said, Ok(Some(Request::Rdma(*hello))));
+        let outcome = Server::new().receive(&hello.encode(version));
+        assert_eq!(outcome, Ok(Some(Request::Rdma(*hello))));
     }
 }
 

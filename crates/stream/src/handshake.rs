@@ -20,7 +20,7 @@ mod v3;
 mod version;
 
 pub use client::{Answer, Client};
-pub use error::{HandshakeError, Shown};
+pub use error::{EscapedBytes, HandshakeError};
 pub use hello::Hello;
 pub use server::{Request, Server};
 pub use version::{MAGIC_BYTES, Version};

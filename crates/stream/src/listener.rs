@@ -29,7 +29,7 @@ pub struct Listener {
     tcp: TcpListener,
     setup: Arc<Setup>,
     /// Handshakes in progress, each in its own task, so that a slow client delays no other client.
-    shaking: JoinSet<Result<Stream, SetupError>>,
+    handshakes: JoinSet<Result<Stream, SetupError>>,
 }
 
 impl Listener {
@@ -51,7 +51,7 @@ impl Listener {
         Ok(Self {
             tcp: TcpListener::bind(address).await?,
             setup: Arc::new(setup),
-            shaking: JoinSet::new(),
+            handshakes: JoinSet::new(),
         })
     }
 
@@ -80,29 +80,29 @@ impl Listener {
     /// As [`accept`](Self::accept).
     pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Stream>> {
         loop {
-            if let Poll::Ready(Some(shaken)) = self.shaking.poll_join_next(cx) {
-                match shaken {
+            if let Poll::Ready(Some(finished)) = self.handshakes.poll_join_next(cx) {
+                match finished {
                     Ok(Ok(stream)) => return Poll::Ready(Ok(stream)),
                     Ok(Err(why)) => tracing::info!(%why, "a client is disconnected"),
                     Err(why) => tracing::error!(%why, "a handshake was given up"),
                 }
                 continue;
             }
-            if self.shaking.len() >= HANDSHAKES {
+            if self.handshakes.len() >= HANDSHAKES {
                 return Poll::Pending;
             }
             let (tcp, client) = ready!(self.tcp.poll_accept(cx))?;
             let setup = Arc::clone(&self.setup);
-            self.shaking.spawn(async move {
+            self.handshakes.spawn(async move {
                 let limit = setup.config.handshake_timeout;
-                let shaken = tokio::time::timeout(limit, shake(tcp, &setup, client)).await;
-                shaken.unwrap_or(Err(SetupError::TimedOut(client)))
+                let finished = tokio::time::timeout(limit, handshake(tcp, &setup, client)).await;
+                finished.unwrap_or(Err(SetupError::TimedOut(client)))
             });
         }
     }
 }
 
-async fn shake(
+async fn handshake(
     mut tcp: TcpStream,
     setup: &Setup,
     client: SocketAddr,

@@ -68,7 +68,7 @@ pub(crate) struct Rdma {
     /// Wakes both halves.
     waker: Waker,
     /// True once the marker that ends this side's data is posted.
-    marked: bool,
+    marker_posted: bool,
 }
 
 impl Rdma {
@@ -82,7 +82,7 @@ impl Rdma {
             idle_since: None,
             waker: Waker::from(Arc::clone(&waiting)),
             waiting,
-            marked: false,
+            marker_posted: false,
         })
     }
 
@@ -268,8 +268,8 @@ impl Rdma {
     /// write side.
     pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
-            self.marked = self.marked || self.connection.post_marker();
-            if self.marked && self.connection.is_flushed() {
+            self.marker_posted = self.marker_posted || self.connection.post_flush_marker();
+            if self.marker_posted && self.connection.is_flushed() {
                 break;
             }
             if !self.progress(Half::Writer) {

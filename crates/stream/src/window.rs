@@ -40,7 +40,7 @@ pub struct Window {
 
 /// Flags and immediate of a message to post.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mark {
+pub struct MessageFlags {
     /// Immediate of the message.
     pub imm: u32,
     /// `wr_id` if the message is signaled, to be passed to [`Window::completed`] on completion;
@@ -86,7 +86,7 @@ impl Window {
 
     /// Returns true if a writer that found no room should try again: an eighth of the window is
     /// free.
-    pub fn is_wide(&self) -> bool {
+    pub fn has_enough_room(&self) -> bool {
         self.room() >= usize::from(self.local / 8).max(1)
     }
 
@@ -96,9 +96,9 @@ impl Window {
         self.slots == 0 || (self.acks == 0 && self.owes_ack())
     }
 
-    /// Counts a message with payload and returns its mark, or `None` without [room](Self::room).
+    /// Counts a message with payload and returns its flags, or `None` without [room](Self::room).
     /// `last` is true for the last message of a write.
-    pub fn send(&mut self, bytes: usize, last: bool) -> Option<Mark> {
+    pub fn send(&mut self, bytes: usize, last: bool) -> Option<MessageFlags> {
         if self.room() == 0 {
             return None;
         }
@@ -117,7 +117,7 @@ impl Window {
             (self.unsolicited, self.unsolicited_bytes) = (0, 0);
         }
         let signaled = self.unsignaled >= (self.local / 4).max(1);
-        Some(Mark {
+        Some(MessageFlags {
             imm: imm.into(),
             signaled: signaled.then(|| std::mem::take(&mut self.unsignaled).into()),
             solicited,
@@ -129,20 +129,20 @@ impl Window {
         self.owed > self.remote / 2
     }
 
-    /// Counts a pure acknowledgement and returns its mark, if one is due and may be posted.
-    pub fn ack(&mut self) -> Option<Mark> {
+    /// Counts a pure acknowledgement and returns its flags and immediate, if one is due and may be posted.
+    pub fn ack(&mut self) -> Option<MessageFlags> {
         if !self.owes_ack() {
             return None;
         }
         self.force_ack()
     }
 
-    /// Counts a pure acknowledgement, due or not, and returns its mark. Its completion says that
+    /// Counts a pure acknowledgement, due or not, and returns its flags. Its completion says that
     /// the peer has received everything before it. Returns `None` while three of them are in
     /// flight.
-    pub fn force_ack(&mut self) -> Option<Mark> {
+    pub fn force_ack(&mut self) -> Option<MessageFlags> {
         self.acks = self.acks.checked_sub(1)?;
-        Some(Mark {
+        Some(MessageFlags {
             imm: std::mem::take(&mut self.owed).into(),
             signaled: Some(ACK | u64::from(std::mem::take(&mut self.unsignaled))),
             solicited: true,
@@ -186,7 +186,7 @@ impl Window {
     }
 
     /// Returns the number of messages with payload that have not completed.
-    pub fn under_way(&self) -> u16 {
+    pub fn in_flight(&self) -> u16 {
         self.local - self.slots
     }
 

@@ -1,8 +1,8 @@
 //! The client's side of the handshake.
 
 use super::codec::parse;
-use super::error::{HandshakeError, Shown};
-use super::hello::{Hello, Progress, Said};
+use super::error::{EscapedBytes, HandshakeError};
+use super::hello::{Hello, ParsedHello, Progress};
 use super::version::{MAGIC_BYTES, Version};
 
 /// State of a client that has sent its hello and reads the server's.
@@ -70,12 +70,12 @@ impl Client {
             if let Some(magic) = self.bytes.first_chunk::<MAGIC_BYTES>()
                 && magic != self.version.magic()
             {
-                return Err(HandshakeError::Magic(Shown(*magic)));
+                return Err(HandshakeError::Magic(EscapedBytes(*magic)));
             }
             match parse(self.version, &self.bytes)? {
                 Progress::Wants(more) => self.wants = more,
-                Progress::Done(Said::Rdma(hello)) => return Ok(Some(Answer::Rdma(hello))),
-                Progress::Done(Said::Declined) => return Ok(Some(Answer::Tcp)),
+                Progress::Done(ParsedHello::Rdma(hello)) => return Ok(Some(Answer::Rdma(hello))),
+                Progress::Done(ParsedHello::Declined) => return Ok(Some(Answer::Tcp)),
             }
         }
         Ok(None)

@@ -10,7 +10,7 @@ use super::version::{MAGIC_BYTES, Version};
 pub enum HandshakeError {
     /// The server's first bytes are not those of a hello of this version.
     #[error("the peer answers {0} instead of a hello: it does not speak brpc's RDMA handshake")]
-    Magic(Shown),
+    Magic(EscapedBytes),
     /// A hello declares a length that is out of range.
     #[error("a hello of {len} bytes: version {version} has {min} to {max}")]
     Length {
@@ -48,15 +48,15 @@ pub enum HandshakeError {
 
 /// The first bytes of data that are not a hello, displayed as text.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Shown(pub [u8; MAGIC_BYTES]);
+pub struct EscapedBytes(pub [u8; MAGIC_BYTES]);
 
-impl fmt::Debug for Shown {
+impl fmt::Debug for EscapedBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\"{}\"", self.0.escape_ascii())
     }
 }
 
-impl fmt::Display for Shown {
+impl fmt::Display for EscapedBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)
     }

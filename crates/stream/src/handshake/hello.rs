@@ -61,7 +61,7 @@ impl Hello {
 
 /// Result of parsing a complete hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum ParsedHello {
     /// The peer can use RDMA.
     Rdma(Hello),
     /// The peer declines, or speaks a version of the protocol that this side does not support.
@@ -71,5 +71,5 @@ pub(crate) enum Said {
 /// Progress of parsing a hello: the number of missing bytes, or the result.
 pub(crate) enum Progress {
     Wants(usize),
-    Done(Said),
+    Done(ParsedHello),
 }

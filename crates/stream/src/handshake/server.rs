@@ -2,7 +2,7 @@
 
 use super::codec::parse;
 use super::error::HandshakeError;
-use super::hello::{Hello, Progress, Said};
+use super::hello::{Hello, ParsedHello, Progress};
 use super::version::{MAGIC_BYTES, Version};
 use super::{v2, v3};
 
@@ -88,12 +88,12 @@ impl Server {
             };
             match parse(version, &self.bytes)? {
                 Progress::Wants(wants) => self.state = State::Hello { version, wants },
-                Progress::Done(said) => {
+                Progress::Done(parsed) => {
                     self.state = State::Answering(version);
                     self.bytes.clear();
-                    return Ok(Some(match said {
-                        Said::Rdma(hello) => Request::Rdma(hello),
-                        Said::Declined => Request::Tcp,
+                    return Ok(Some(match parsed {
+                        ParsedHello::Rdma(hello) => Request::Rdma(hello),
+                        ParsedHello::Declined => Request::Tcp,
                     }));
                 }
             }

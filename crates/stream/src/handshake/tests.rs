@@ -81,7 +81,7 @@ fn wrong_hellos_are_refused_and_other_versions_declined() {
     };
     assert_eq!(request(&with(6, &[0, 3])), Ok(Some(Request::Tcp)));
     assert_eq!(request(&with(8, &[0, 2])), Ok(Some(Request::Tcp)));
-    let field = |name: &str, said: Result<Option<Request>, HandshakeError>| match said {
+    let field = |name: &str, outcome: Result<Option<Request>, HandshakeError>| match outcome {
         Err(HandshakeError::Field { field, .. }) => assert_eq!(field, name),
         other => panic!("{name}: {other:?}"),
     };
@@ -176,8 +176,8 @@ fn declining_and_acknowledging() {
 #[test]
 fn a_server_of_another_protocol_is_named() {
     let (mut client, _) = Client::new(Version::V2, &HELLO);
-    let said = client.receive(b"HTTP").expect_err("no hello");
-    assert!(said.to_string().contains("\"HTTP\""), "{said}");
+    let outcome = client.receive(b"HTTP").expect_err("no hello");
+    assert!(outcome.to_string().contains("\"HTTP\""), "{outcome}");
 }
 
 proptest! {
@@ -193,16 +193,16 @@ proptest! {
         let version = if v3 { Version::V3 } else { Version::V2 };
         let (mut client, bytes) = Client::new(version, &hello);
         let mut server = Server::new();
-        let mut said = None;
+        let mut outcome = None;
         for part in bytes.chunks(cut) {
-            said = server.receive(part).expect("a good hello");
+            outcome = server.receive(part).expect("a good hello");
         }
-        prop_assert_eq!(said, Some(Request::Rdma(hello)));
-        let mut said = None;
+        prop_assert_eq!(outcome, Some(Request::Rdma(hello)));
+        let mut outcome = None;
         for part in server.answer(Some(&hello)).chunks(cut) {
-            said = client.receive(part).expect("a good hello");
+            outcome = client.receive(part).expect("a good hello");
         }
-        prop_assert_eq!(said, Some(Answer::Rdma(hello)));
+        prop_assert_eq!(outcome, Some(Answer::Rdma(hello)));
         prop_assert_eq!(server.receive_ack(&ack(true)), Ok(Some(true)));
     }
 }

@@ -1,7 +1,7 @@
 //! Hello of version 2: a structure of 40 bytes.
 
 use super::error::HandshakeError;
-use super::hello::{Hello, Progress, Said};
+use super::hello::{Hello, ParsedHello, Progress};
 use super::version::{MAGIC_BYTES, Version};
 
 /// Bytes of a hello.
@@ -57,7 +57,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
         u16::from_be_bytes(take(&mut rest)),
     ];
     if versions != [HELLO_VERSION, IMPL_VERSION] {
-        return Ok(Progress::Done(Said::Declined));
+        return Ok(Progress::Done(ParsedHello::Declined));
     }
     let hello = Hello {
         block_bytes: u32::from_be_bytes(take(&mut rest)),
@@ -69,7 +69,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
     };
     hello
         .checked()
-        .map(|hello| Progress::Done(Said::Rdma(hello)))
+        .map(|hello| Progress::Done(ParsedHello::Rdma(hello)))
 }
 
 /// Returns the next bytes; the caller has checked that enough remain.

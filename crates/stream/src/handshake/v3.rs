@@ -3,7 +3,7 @@
 use prost::Message;
 
 use super::error::HandshakeError;
-use super::hello::{Hello, Progress, Said};
+use super::hello::{Hello, ParsedHello, Progress};
 use super::version::{MAGIC_BYTES, Version};
 
 /// Maximum bytes of the message.
@@ -72,10 +72,10 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Progress, HandshakeError> {
         return Ok(Progress::Wants(missing));
     }
     let hello = RdmaHello::decode(message).map_err(|e| HandshakeError::Message(e.to_string()))?;
-    said(&hello).map(Progress::Done)
+    parsed(&hello).map(Progress::Done)
 }
 
-fn said(hello: &RdmaHello) -> Result<Said, HandshakeError> {
+fn parsed(hello: &RdmaHello) -> Result<ParsedHello, HandshakeError> {
     let required = |name, value: Option<u32>| value.ok_or(HandshakeError::Missing(name));
     let short = |field, value: u32| {
         u16::try_from(value).map_err(|_| HandshakeError::Field {
@@ -98,7 +98,7 @@ fn said(hello: &RdmaHello) -> Result<Said, HandshakeError> {
         most: 16,
     })?;
     if qpn == 0 {
-        return Ok(Said::Declined);
+        return Ok(ParsedHello::Declined);
     }
     let hello = Hello {
         block_bytes,
@@ -108,5 +108,5 @@ fn said(hello: &RdmaHello) -> Result<Said, HandshakeError> {
         gid,
         qpn,
     };
-    hello.checked().map(Said::Rdma)
+    hello.checked().map(ParsedHello::Rdma)
 }

@@ -12,7 +12,7 @@ fn windows_keep_three_wrs_for_acknowledgements() {
     assert_eq!(w.room(), 29, "the peer's receives, less three");
     assert_eq!(w.remote, 61, "the own receives, less three");
     while w.send(10, true).is_some() {}
-    assert_eq!(w.under_way(), 29);
+    assert_eq!(w.in_flight(), 29);
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn a_marker_completes_what_is_before_it() {
     for _ in 0..5 {
         assert_eq!(w.send(1, true).expect("room").signaled, None);
     }
-    let marker = w.force_ack().and_then(|mark| mark.signaled);
+    let marker = w.force_ack().and_then(|flags| flags.signaled);
     assert!(!w.is_idle());
     assert_eq!(w.completed(marker.expect("signaled")), 5);
     assert!(w.is_idle());
@@ -125,23 +125,23 @@ impl Side {
     }
 
     /// Delivers a message at once: completion at this side, receive at the peer.
-    fn post(&mut self, peer: &mut Side, mark: Mark, bytes: usize) {
+    fn post(&mut self, peer: &mut Side, flags: MessageFlags, bytes: usize) {
         self.sq_used += 1;
         self.sq_unsignaled += 1;
         assert!(self.sq_used <= self.sq_size, "the send queue overflows");
-        if let Some(id) = mark.signaled {
+        if let Some(id) = flags.signaled {
             self.sq.push_back(std::mem::take(&mut self.sq_unsignaled));
             self.completions.push_back(id);
         }
         assert!(peer.receives > 0, "receiver not ready");
         peer.receives -= 1;
-        peer.arrived.push_back((mark.imm, bytes));
+        peer.arrived.push_back((flags.imm, bytes));
         self.sent += u64::from(bytes > 0);
     }
 
     fn write(&mut self, peer: &mut Side) {
-        if let Some(mark) = self.window.send(1, true) {
-            self.post(peer, mark, 1);
+        if let Some(flags) = self.window.send(1, true) {
+            self.post(peer, flags, 1);
         }
     }
 
@@ -169,8 +169,8 @@ impl Side {
         self.unread -= count;
         self.receives += usize::from(count);
         self.window.reposted(count);
-        if let Some(mark) = self.window.ack() {
-            self.post(peer, mark, 0);
+        if let Some(flags) = self.window.ack() {
+            self.post(peer, flags, 0);
         }
     }
 
