@@ -16,7 +16,7 @@ use verbs::{
 };
 
 use crate::link::Exe;
-use crate::micro::{Direction, Knobs, Outcome, Runner, Stream, Task, Verb};
+use crate::micro::{Direction, Outcome, Parameters, Runner, Stream, Task, Verb};
 use crate::nic::NicChoice;
 use crate::pin::Cores;
 use crate::simulated;
@@ -44,13 +44,13 @@ enum Program {
     /// A stream of one verb. If `in_bytes` is true, its work is counted in bytes instead of
     /// operations.
     Stream {
-        of: fn(bool) -> (Verb, Knobs),
+        of: fn(bool) -> (Verb, Parameters),
         in_bytes: bool,
         receive: fn(bool) -> Receive,
     },
     /// Rounds of a function on the software NIC, and the equivalent on a simulated NIC.
     Rounds {
-        run: fn(&Lab, bool, u64) -> Result<()>,
+        run: fn(&Testbed, bool, u64) -> Result<()>,
         simulated: Simulated,
     },
 }
@@ -66,7 +66,7 @@ enum Simulated {
 /// Virtual duration of a stream, in ms.
 const VIRTUAL_MS: u64 = 3;
 
-const fn stream(of: fn(bool) -> (Verb, Knobs)) -> Program {
+const fn stream(of: fn(bool) -> (Verb, Parameters)) -> Program {
     Program::Stream {
         of,
         in_bytes: false,
@@ -89,13 +89,13 @@ pub const ALL: [Programs; 13] = [
         threads: 14,
         peers: 14,
         program: stream(|keeps| {
-            let knobs = Knobs {
+            let parameters = Parameters {
                 payload_bytes: Some(60),
                 batch: Some(pick(keeps, 16, 1)),
                 queue_pairs: Some(6),
-                ..Knobs::default()
+                ..Parameters::default()
             };
-            (Verb::UdSend, knobs)
+            (Verb::UdSend, parameters)
         }),
     },
     Programs {
@@ -106,13 +106,13 @@ pub const ALL: [Programs; 13] = [
         threads: 14,
         peers: 14,
         program: stream(|keeps| {
-            let knobs = Knobs {
+            let parameters = Parameters {
                 payload_bytes: Some(pick(keeps, 60, 61)),
                 batch: Some(1),
                 queue_pairs: Some(6),
-                ..Knobs::default()
+                ..Parameters::default()
             };
-            (Verb::UdSend, knobs)
+            (Verb::UdSend, parameters)
         }),
     },
     Programs {
@@ -123,13 +123,13 @@ pub const ALL: [Programs; 13] = [
         threads: 14,
         peers: 14,
         program: stream(|keeps| {
-            let knobs = Knobs {
+            let parameters = Parameters {
                 payload_bytes: Some(16),
                 inline: Some(keeps),
                 queue_pairs: Some(6),
-                ..Knobs::default()
+                ..Parameters::default()
             };
-            (Verb::UdSend, knobs)
+            (Verb::UdSend, parameters)
         }),
     },
     Programs {
@@ -140,12 +140,12 @@ pub const ALL: [Programs; 13] = [
         threads: 1,
         peers: 1,
         program: stream(|keeps| {
-            let knobs = Knobs {
+            let parameters = Parameters {
                 signal_every: Some(pick(keeps, 64, 1)),
                 queue_pairs: Some(10),
-                ..Knobs::default()
+                ..Parameters::default()
             };
-            (Verb::RcWrite, knobs)
+            (Verb::RcWrite, parameters)
         }),
     },
     Programs {
@@ -156,13 +156,13 @@ pub const ALL: [Programs; 13] = [
         threads: 14,
         peers: 1,
         program: stream(|keeps| {
-            let knobs = Knobs {
+            let parameters = Parameters {
                 payload_bytes: Some(pick(keeps, 0, 4)),
                 queue_pairs: Some(6),
                 processes: Some(1),
-                ..Knobs::default()
+                ..Parameters::default()
             };
-            (Verb::UdSend, knobs)
+            (Verb::UdSend, parameters)
         }),
     },
     Programs {
@@ -174,12 +174,12 @@ pub const ALL: [Programs; 13] = [
         peers: 8,
         program: Program::Stream {
             of: |_| {
-                let knobs = Knobs {
+                let parameters = Parameters {
                     payload_bytes: Some(32),
                     direction: Direction::Inbound,
-                    ..Knobs::default()
+                    ..Parameters::default()
                 };
-                (Verb::UdSend, knobs)
+                (Verb::UdSend, parameters)
             },
             in_bytes: false,
             receive: |keeps| pick(keeps, Receive::Inline, Receive::Regular),
@@ -193,11 +193,11 @@ pub const ALL: [Programs; 13] = [
         threads: 1,
         peers: 1,
         program: stream(|keeps| {
-            let knobs = Knobs {
+            let parameters = Parameters {
                 queue_pairs: Some(pick(keeps, 10, 1)),
-                ..Knobs::default()
+                ..Parameters::default()
             };
-            (Verb::RcWrite, knobs)
+            (Verb::RcWrite, parameters)
         }),
     },
     Programs {
@@ -208,15 +208,15 @@ pub const ALL: [Programs; 13] = [
         threads: 14,
         peers: 1,
         program: stream(|keeps| {
-            let knobs = Knobs {
+            let parameters = Parameters {
                 addresses: Some(pick(keeps, 512, 8)),
                 spacing_bytes: Some(pick(keeps, 8, 4096)),
                 window: Some(64),
                 queue_pairs: Some(2),
                 processes: Some(1),
-                ..Knobs::default()
+                ..Parameters::default()
             };
-            (Verb::Atomics, knobs)
+            (Verb::Atomics, parameters)
         }),
     },
     Programs {
@@ -227,12 +227,12 @@ pub const ALL: [Programs; 13] = [
         threads: 14,
         peers: 1,
         program: Program::Rounds {
-            run: |lab, keeps, rounds| {
+            run: |testbed, keeps, rounds| {
                 if keeps {
-                    return lab.requests(16, rounds);
+                    return testbed.requests(16, rounds);
                 }
-                let into = lab.region.slice(0..8)?;
-                lab.one_sided(16, 16, 1, rounds, |list, to, _| {
+                let into = testbed.region.slice(0..8)?;
+                testbed.one_sided(16, 16, 1, rounds, |list, to, _| {
                     list.atomic_fetch_and_add(into, to, 1)
                 })
             },
@@ -253,14 +253,14 @@ pub const ALL: [Programs; 13] = [
         peers: 1,
         program: Program::Stream {
             of: |keeps| {
-                let knobs = Knobs {
+                let parameters = Parameters {
                     payload_bytes: Some(pick(keeps, 48, 24)),
                     batch: Some(pick(keeps, 8, 16)),
                     queue_pairs: Some(2),
                     processes: Some(1),
-                    ..Knobs::default()
+                    ..Parameters::default()
                 };
-                (Verb::RcRead, knobs)
+                (Verb::RcRead, parameters)
             },
             in_bytes: true,
             receive: |_| Receive::Regular,
@@ -274,11 +274,11 @@ pub const ALL: [Programs; 13] = [
         threads: 14,
         peers: 14,
         program: stream(|keeps| {
-            let knobs = Knobs {
+            let parameters = Parameters {
                 window: Some(pick(keeps, 256, 1024)),
-                ..Knobs::default()
+                ..Parameters::default()
             };
-            (Verb::RcRead, knobs)
+            (Verb::RcRead, parameters)
         }),
     },
     Programs {
@@ -289,13 +289,13 @@ pub const ALL: [Programs; 13] = [
         threads: 1,
         peers: 1,
         program: Program::Rounds {
-            run: |lab, keeps, rounds| {
+            run: |testbed, keeps, rounds| {
                 if keeps {
-                    lab.datagrams(15, 30 * rounds, |list, to| {
+                    testbed.datagrams(15, 30 * rounds, |list, to| {
                         list.send(Inline(&[7; 16]), to);
                     })
                 } else {
-                    lab.many(450, rounds)
+                    testbed.many(450, rounds)
                 }
             },
             simulated: Simulated::No("has room for the state of any number of queue pairs"),
@@ -309,10 +309,10 @@ pub const ALL: [Programs; 13] = [
         threads: 1,
         peers: 1,
         program: Program::Rounds {
-            run: |lab, keeps, rounds| {
+            run: |testbed, keeps, rounds| {
                 let bytes = pick(keeps, 8 << 20, 128 << 20);
-                let _pool = lab.pd.alloc(bytes, Access::LOCAL_WRITE)?;
-                lab.one_sided(16, 16, 16, rounds, |list, to, _| {
+                let _pool = testbed.pd.alloc(bytes, Access::LOCAL_WRITE)?;
+                testbed.one_sided(16, 16, 16, rounds, |list, to, _| {
                     list.rdma_write(Inline(&[7; 16]), to)
                 })
             },
@@ -337,11 +337,11 @@ impl Programs {
     pub fn run(&self, keeps: bool, rounds: u64, worker: Exe) -> Result<f64> {
         match &self.program {
             Program::Rounds { run, .. } => {
-                let lab = Lab::new()?;
+                let testbed = Testbed::new()?;
                 // Warm up: touch connections and memory before the timed run.
-                run(&lab, keeps, 1)?;
+                run(&testbed, keeps, 1)?;
                 let begun = Instant::now();
-                run(&lab, keeps, rounds)?;
+                run(&testbed, keeps, rounds)?;
                 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
                 let rounds = rounds as f64;
                 Ok(rounds / begun.elapsed().as_secs_f64().max(1e-9))
@@ -417,10 +417,10 @@ impl Programs {
         let Program::Stream { of, .. } = &self.program else {
             bail!("{} is no stream", self.guideline);
         };
-        let (verb, mut knobs) = of(keeps);
-        knobs.threads = Some(threads);
-        knobs.processes = Some(processes);
-        Ok(Task::Stream(Stream::new(verb, &knobs, ms)?))
+        let (verb, mut parameters) = of(keeps);
+        parameters.threads = Some(threads);
+        parameters.processes = Some(processes);
+        Ok(Task::Stream(Stream::new(verb, &parameters, ms)?))
     }
 
     /// Returns the work per second, in operations or in bytes.
@@ -440,18 +440,18 @@ impl Programs {
 }
 
 /// Maximum wait for a completion.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of memory that the programs read and write.
 const REGION_BYTES: usize = 64 << 10;
 
 /// Resources that every program uses: a device, memory, and a completion queue.
-struct Lab {
+struct Testbed {
     pd: ProtectionDomain,
     cq: CompletionQueue,
     region: MemoryRegion,
 }
 
-impl Lab {
+impl Testbed {
     fn new() -> Result<Self> {
         let context = Provider::softnic().device(None)?.open()?;
         let (pd, cq) = (context.alloc_pd()?, context.create_cq(4096)?);
@@ -503,7 +503,7 @@ impl Lab {
     fn wait(&self, mut count: usize) -> Result<()> {
         let mut buffer = WcBuffer::<32>::new();
         while count > 0 {
-            let found = verbs::poll_until(PATIENCE, || match self.cq.poll(&mut buffer) {
+            let found = verbs::poll_until(TIMEOUT, || match self.cq.poll(&mut buffer) {
                 Ok(completions) if completions.is_empty() => None,
                 Ok(completions) => {
                     let good = completions.map(|wc| wc.map(drop).map_err(|failed| failed.status()));
@@ -655,8 +655,8 @@ mod tests {
             }
             if let Program::Rounds { run, .. } = &programs.program {
                 for keeps in [false, true] {
-                    let lab = Lab::new().expect("a device");
-                    let ran = run(&lab, keeps, 3);
+                    let testbed = Testbed::new().expect("a device");
+                    let ran = run(&testbed, keeps, 3);
                     assert!(ran.is_ok(), "{} {keeps}: {ran:?}", guideline.name);
                 }
             }

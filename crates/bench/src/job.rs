@@ -53,7 +53,8 @@ pub struct DriveOrder {
     pub(crate) far: Exe,
     /// NIC of both processes.
     pub(crate) nic: NicChoice,
-    pub(crate) what: Driven,
+    #[serde(rename = "what")]
+    pub(crate) driven: Driven,
 }
 
 /// Measurement to drive.

@@ -2,9 +2,9 @@
 //!
 //! A line that begins with `!` holds the reason why its sender has failed.
 
-mod fan;
+mod consequential_error;
 mod gate;
-mod gone;
+mod lanes;
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -21,9 +21,9 @@ use serde::{Deserialize, Serialize};
 use crate::child::KillOnDrop;
 use crate::pin::spawn_on;
 
+use consequential_error::ConsequentialError;
+pub(crate) use consequential_error::root_cause;
 pub(crate) use gate::Gate;
-use gone::Gone;
-pub(crate) use gone::cause;
 
 /// First character of a line that holds the reason why its sender has failed.
 const FAILED: char = '!';
@@ -173,14 +173,16 @@ impl Link {
         self.writer
             .write_all(&line)
             .and_then(|()| self.writer.flush())
-            .map_err(|_| Gone("the other process of the benchmark is gone".to_owned()).into())
+            .map_err(|_| {
+                ConsequentialError("the other process of the benchmark is gone".to_owned()).into()
+            })
     }
 
     /// Sends the reason why this end has failed. Errors are ignored, because the other end may be
     /// gone.
     pub fn fail(&mut self, error: &anyhow::Error) {
         if let Ok(reason) = serde_json::to_string(&format!("{error:#}")) {
-            // One write, because a lane of a fan takes each write for a line.
+            // One write, because a lane takes each write for a line.
             let line = format!("{FAILED}{reason}\n");
             let _ = self.writer.write_all(line.as_bytes());
             let _ = self.writer.flush();
@@ -192,19 +194,19 @@ impl Link {
     ///
     /// # Errors
     /// When the other end is gone, or another thread of this side has given up.
-    pub(crate) fn meet(&mut self) -> Result<()> {
+    pub(crate) fn barrier(&mut self) -> Result<()> {
         let Some(gate) = self.gate.clone() else {
             self.send(&"ready")?;
             let _: String = self.recv()?;
             return Ok(());
         };
         let _: String = self.recv()?;
-        gate.pass()?;
+        gate.wait()?;
         self.send(&"ready")
     }
 
-    /// Sets the gate at which this end waits when it meets the other end.
-    pub(crate) fn through(&mut self, gate: &Arc<Gate>) {
+    /// Sets the gate at which this end waits in [`barrier`](Self::barrier).
+    pub(crate) fn set_gate(&mut self, gate: &Arc<Gate>) {
         self.gate = Some(Arc::clone(gate));
     }
 
@@ -215,7 +217,7 @@ impl Link {
     pub fn recv<T: DeserializeOwned>(&mut self) -> Result<T> {
         match self.recv_or_end()? {
             Some(value) => Ok(value),
-            None => Err(Gone(
+            None => Err(ConsequentialError(
                 "the other process of the benchmark ended early; its messages are above".to_owned(),
             )
             .into()),
@@ -229,7 +231,7 @@ impl Link {
     pub fn recv_or_end<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         let mut line = String::new();
         let read = self.reader.read_line(&mut line).map_err(|error| {
-            Gone(format!(
+            ConsequentialError(format!(
                 "cannot hear the other process of the benchmark: {error}"
             ))
         })?;
@@ -238,7 +240,10 @@ impl Link {
         }
         if let Some(reason) = line.strip_prefix(FAILED) {
             let reason = serde_json::from_str(reason).unwrap_or_else(|_| reason.to_owned());
-            return Err(Gone(format!("the other end of the benchmark failed: {reason}")).into());
+            return Err(ConsequentialError(format!(
+                "the other end of the benchmark failed: {reason}"
+            ))
+            .into());
         }
         serde_json::from_str(&line)
             .map(Some)

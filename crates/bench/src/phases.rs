@@ -8,7 +8,7 @@ use perf_event::{Builder, Counter};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::now_ns;
-use crate::patience::{PATIENCE_NS, Patience};
+use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Two ends of a connection on one core. `post` and `post_recv` handle a whole window per call.
 pub(crate) trait OneCore {
@@ -146,12 +146,12 @@ fn phases(
 }
 
 fn until(count: u64, mut step: impl FnMut() -> Result<u64>, what: &str) -> Result<()> {
-    let mut patience = Patience::new(PATIENCE_NS);
+    let mut timeout = PollTimeout::new(TIMEOUT_NS);
     let mut done = 0;
     while done < count {
         let more = step()?;
         if more == 0 {
-            patience.check(what)?;
+            timeout.check(what)?;
         }
         done += more;
     }

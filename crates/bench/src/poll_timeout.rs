@@ -5,23 +5,23 @@ use anyhow::{Result, bail};
 use crate::clock::now_ns;
 
 /// Timeout for an event that should happen at once, in ns.
-pub(crate) const PATIENCE_NS: u64 = 10_000_000_000;
+pub(crate) const TIMEOUT_NS: u64 = 10_000_000_000;
 
 /// Time of one poll of unchanged memory on a simulated core, in nanoseconds, as in
 /// [`verbs::Waiter`].
 const LOOK: u64 = 20;
 
 /// A timeout that does not read the clock at each poll.
-pub(crate) struct Patience {
+pub(crate) struct PollTimeout {
     empty: u32,
     since_ns: Option<u64>,
     limit_ns: u64,
     pauses: bool,
 }
 
-impl Patience {
-    pub(crate) fn new(limit_ns: u64) -> Patience {
-        Patience {
+impl PollTimeout {
+    pub(crate) fn new(limit_ns: u64) -> PollTimeout {
+        PollTimeout {
             empty: 0,
             since_ns: None,
             limit_ns,
@@ -32,10 +32,10 @@ impl Patience {
     /// Creates a timeout that polls again without a pause, for latencies. A processor's pause
     /// instruction takes up to a hundred cycles, and makes an emulated processor leave its
     /// translated code.
-    pub(crate) fn eager(limit_ns: u64) -> Patience {
-        Patience {
+    pub(crate) fn without_pause(limit_ns: u64) -> PollTimeout {
+        PollTimeout {
             pauses: false,
-            ..Patience::new(limit_ns)
+            ..PollTimeout::new(limit_ns)
         }
     }
 
@@ -86,10 +86,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patience_ends() {
-        let mut patience = Patience::new(1_000_000);
-        while patience.check("the test").is_ok() {}
-        patience.reset();
-        assert!(!patience.is_over());
+    fn a_timeout_ends() {
+        let mut timeout = PollTimeout::new(1_000_000);
+        while timeout.check("the test").is_ok() {}
+        timeout.reset();
+        assert!(!timeout.is_over());
     }
 }

@@ -21,7 +21,7 @@ use crate::link::{Exe, Link};
 pub const PROTOCOL: u32 = 2;
 
 /// Time for which the connecting side waits for the listening side.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// First line of either side.
 #[derive(Debug, Serialize, Deserialize)]
@@ -32,16 +32,17 @@ struct Hello {
     /// Total number of connections.
     connections: usize,
     /// Description of the measurement.
-    what: Value,
+    #[serde(rename = "what")]
+    task_description: Value,
 }
 
 impl Hello {
-    fn new(connections: usize, what: &Value) -> Hello {
+    fn new(connections: usize, task_description: &Value) -> Hello {
         Hello {
             protocol: PROTOCOL,
             commit: env!("VERBATIM_COMMIT").to_owned(),
             connections,
-            what: what.clone(),
+            task_description: task_description.clone(),
         }
     }
 
@@ -58,7 +59,12 @@ impl Hello {
             );
         }
         let mut others = Vec::new();
-        differences("", &self.what, &peer.what, &mut others);
+        differences(
+            "",
+            &self.task_description,
+            &peer.task_description,
+            &mut others,
+        );
         if !others.is_empty() {
             bail!(
                 "the two sides were started with different settings: {}; start both with the same",
@@ -95,7 +101,7 @@ pub struct Peer {
     /// Host and port of the listening side.
     pub address: String,
     /// Description of the measurement on this side.
-    pub what: Value,
+    pub task_description: Value,
     /// Number of processes on the listening side.
     pub processes: usize,
 }
@@ -107,7 +113,7 @@ impl Peer {
     /// When no program listens, another program listens, or the descriptions of the measurement
     /// differ.
     pub fn connect(&self) -> Result<Vec<Link>> {
-        let own = Hello::new(self.processes, &self.what);
+        let own = Hello::new(self.processes, &self.task_description);
         let link = |_| -> Result<Link> {
             let mut link = Link::tcp(reach(&self.address)?)?;
             link.send(&own)?;
@@ -133,12 +139,12 @@ fn reach(address: &str) -> Result<TcpStream> {
         let mut refusal = None;
         let found = address.to_socket_addrs();
         for one in found.with_context(|| format!("there is no host of {address}"))? {
-            match TcpStream::connect_timeout(&one, PATIENCE) {
+            match TcpStream::connect_timeout(&one, TIMEOUT) {
                 Ok(stream) => return Ok(stream),
                 Err(error) => refusal = Some(error),
             }
         }
-        if begin.elapsed() >= PATIENCE {
+        if begin.elapsed() >= TIMEOUT {
             return match refusal {
                 Some(refusal) => Err(refusal).with_context(hint),
                 None => bail!(hint()),
@@ -151,25 +157,25 @@ fn reach(address: &str) -> Result<TcpStream> {
 /// Serves one connecting side: starts a worker process for each of its connections, and waits until
 /// all have ended.
 ///
-/// `told` is called with the address as soon as connections to it succeed.
+/// `on_listening` is called with the address as soon as connections to it succeed.
 ///
 /// # Errors
 /// When the address cannot be listened on, the descriptions of the measurement differ, or a worker
 /// fails.
 pub fn listen(
     address: &str,
-    what: &Value,
+    task_description: &Value,
     worker: &Exe,
-    told: impl FnOnce(SocketAddr) -> Result<()>,
+    on_listening: impl FnOnce(SocketAddr) -> Result<()>,
 ) -> Result<()> {
     let listener = TcpListener::bind(address)
         .with_context(|| format!("cannot listen on {address}; name another address or port"))?;
-    told(listener.local_addr()?)?;
+    on_listening(listener.local_addr()?)?;
     let (mut workers, mut wanted) = (Vec::new(), 1);
     while workers.len() < wanted {
         let (stream, from) = listener.accept()?;
-        let (more, worker) =
-            welcome(stream, what, worker).with_context(|| format!("cannot measure with {from}"))?;
+        let (more, worker) = accept_connection(stream, task_description, worker)
+            .with_context(|| format!("cannot measure with {from}"))?;
         wanted = more;
         workers.push(worker);
     }
@@ -185,11 +191,15 @@ pub fn listen(
 
 /// Answers the first line of a new connection and passes the connection to a worker. Returns the
 /// total number of connections, and the worker.
-fn welcome(stream: TcpStream, what: &Value, worker: &Exe) -> Result<(usize, Child)> {
-    stream.set_read_timeout(Some(PATIENCE))?;
+fn accept_connection(
+    stream: TcpStream,
+    task_description: &Value,
+    worker: &Exe,
+) -> Result<(usize, Child)> {
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let mut link = Link::tcp(stream.try_clone()?)?;
     let peer: Hello = link.recv().context("it says nothing of ours")?;
-    let own = Hello::new(peer.connections, what);
+    let own = Hello::new(peer.connections, task_description);
     // Send the own description before the check, so that the other side can report the differences
     // too.
     link.send(&own)?;
@@ -205,7 +215,8 @@ fn welcome(stream: TcpStream, what: &Value, worker: &Exe) -> Result<(usize, Chil
         .spawn();
     let child = child.context("cannot start a worker")?;
     Ok((
-        peer.connections.clamp(1, crate::micro::knobs::MAX_THREADS),
+        peer.connections
+            .clamp(1, crate::micro::parameters::MAX_THREADS),
         child,
     ))
 }
@@ -246,20 +257,23 @@ mod tests {
             args: Vec::new(),
             envs: Vec::new(),
         };
-        let what = json!("the same");
+        let task_description = json!("the same");
         let serve = |program: &str, talk: &(dyn Fn(SocketAddr) + Sync)| {
             let (tell, told) = std::sync::mpsc::channel();
             thread::scope(|scope| {
                 scope.spawn(move || talk(told.recv().unwrap()));
-                listen("127.0.0.1:0", &what, &worker(program), |address| {
-                    Ok(tell.send(address)?)
-                })
+                listen(
+                    "127.0.0.1:0",
+                    &task_description,
+                    &worker(program),
+                    |address| Ok(tell.send(address)?),
+                )
             })
         };
         let connects = |address: SocketAddr| {
             let peer = Peer {
                 address: address.to_string(),
-                what: json!("the same"),
+                task_description: json!("the same"),
                 processes: 2,
             };
             assert_eq!(peer.connect().unwrap().len(), 2);

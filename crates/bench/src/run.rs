@@ -13,7 +13,7 @@ use crate::goal::{Limit, Peer, Row};
 use crate::peers::redis;
 use crate::rows::{self, limit, peer};
 use crate::stats::Spread;
-use crate::summary::Taken;
+use crate::summary::Samples;
 
 pub use crate::setup::{Bench, Measured, Settings};
 pub use crate::summary::{Event, Figures, RowResult, Sample, Side, Summary, Verdict};
@@ -34,7 +34,7 @@ pub fn steps(rows: &[Row]) -> usize {
 /// When the cores cannot be used, or the settings have no rounds.
 pub fn run(bench: &Bench, mut on_event: impl FnMut(&Event)) -> Result<Summary> {
     let rows = &bench.settings.rows;
-    let mut taken = Taken::default();
+    let mut samples = Samples::default();
     let mut bounces = Vec::new();
     let bounce_rounds = u32::try_from(200_000 / bench.settings.shrink.clamp(1, 1000))?;
     let mut redis = None;
@@ -54,16 +54,16 @@ pub fn run(bench: &Bench, mut on_event: impl FnMut(&Event)) -> Result<Summary> {
                 Ok(measured) => {
                     let sample = Sample::new(measured, round, row, side, [before, after]);
                     on_event(&Event::Sample(sample.clone()));
-                    taken.samples.push(sample);
+                    samples.samples.push(sample);
                 }
-                Err(err) => taken.note(row, side, round, &err),
+                Err(err) => samples.note(row, side, round, &err),
             }
             before = after;
         }
     }
     let bounce_ns = Spread::of(&bounces)
         .ok_or_else(|| anyhow::anyhow!("at least one round is needed: raise the rounds"))?;
-    Ok(taken.summary(rows, bounce_ns))
+    Ok(samples.summary(rows, bounce_ns))
 }
 
 /// Returns the measurements of a round, in order.

@@ -142,7 +142,8 @@ pub struct RowResult {
     /// Row that was measured.
     pub row: Row,
     /// Description of the row.
-    pub what: String,
+    #[serde(rename = "what")]
+    pub description: String,
     /// Unit of all figures except ratios and shares.
     pub unit: Unit,
     /// Name of the peer.
@@ -204,7 +205,7 @@ impl Sample {
 
 /// All samples and errors.
 #[derive(Default)]
-pub(crate) struct Taken {
+pub(crate) struct Samples {
     pub(crate) samples: Vec<Sample>,
     errors: Vec<(Row, Side, String)>,
 }
@@ -218,7 +219,7 @@ fn is_of(of: Row, side: Side, row: Row) -> bool {
     }
 }
 
-impl Taken {
+impl Samples {
     pub(crate) fn note(&mut self, row: Row, side: Side, round: u32, err: &anyhow::Error) {
         let text = format!("round {round}, {}: {err:#}", side.name());
         self.errors.push((row, side, text));
@@ -283,7 +284,7 @@ impl Taken {
         let moved = ours().filter(|s| s.distance().is_none()).count();
         RowResult {
             row,
-            what: row.what(),
+            description: row.description(),
             unit: row.unit(),
             peer_name: row.peer().map(|peer| peer.name().to_owned()),
             limit_name: row.limit().map(|limit| limit.name().to_owned()),
@@ -307,7 +308,7 @@ mod tests {
     const FAR: [f64; 2] = [170.0, 180.0];
     const MOVED: [f64; 2] = [30.0, 170.0];
 
-    fn taken(samples: &[(u32, Row, Side, f64, [f64; 2])]) -> Taken {
+    fn samples_with(samples: &[(u32, Row, Side, f64, [f64; 2])]) -> Samples {
         let of = |&(round, row, side, value, bounce_ns): &(u32, Row, Side, f64, [f64; 2])| {
             let measured = Measured {
                 value,
@@ -316,7 +317,7 @@ mod tests {
             };
             Sample::new(measured, round, row, side, bounce_ns)
         };
-        Taken {
+        Samples {
             samples: samples.iter().map(of).collect(),
             errors: vec![],
         }
@@ -330,7 +331,7 @@ mod tests {
                 [(Side::Ours, ours), (Side::Peer, peer), (Side::Limit, limit)]
                     .map(|(side, value)| (round, Row::UdSend, side, value, at))
             });
-        taken(&samples.collect::<Vec<_>>()).result(Row::UdSend)
+        samples_with(&samples.collect::<Vec<_>>()).result(Row::UdSend)
     }
 
     #[test]
@@ -365,42 +366,42 @@ mod tests {
             (0, Row::UdSend, Side::Ours, 80.0, NEAR),
             (0, Row::UdSend, Side::Peer, 2.0, FAR),
         ];
-        let near = taken(&samples).result(Row::UdSend).near.unwrap();
+        let near = samples_with(&samples).result(Row::UdSend).near.unwrap();
         assert!(near.ratio.is_none() && near.verdict.is_none());
     }
 
     #[test]
     fn rows_share_peers_and_limits() {
-        let taken = taken(&[
+        let samples = samples_with(&[
             (0, Row::RcSend, Side::Ours, 80.0, NEAR),
             (0, Row::UdSend, Side::Peer, 20.0, NEAR),
             (0, Row::UdSend8, Side::Limit, 100.0, NEAR),
             (0, Row::UdSend, Side::Limit, 200.0, NEAR),
         ]);
-        let near = taken.result(Row::RcSend).near.unwrap();
+        let near = samples.result(Row::RcSend).near.unwrap();
         assert_eq!(near.ratio.unwrap().median, 4.0);
         assert_eq!(near.share.unwrap().median, 0.8);
     }
 
     #[test]
     fn a_limit_is_judged_by_our_own_figure() {
-        let of = |value| taken(&[(0, Row::Connect, Side::Ours, value, FAR)]);
+        let of = |value| samples_with(&[(0, Row::Connect, Side::Ours, value, FAR)]);
         assert!(of(1.5).result(Row::Connect).at_least_reached);
         assert!(!of(9.5).result(Row::Connect).at_least_reached);
     }
 
     #[test]
     fn a_row_with_an_error_or_without_a_figure_reaches_nothing() {
-        let mut taken = taken(&[(0, Row::Connect, Side::Ours, 1.5, NEAR)]);
-        assert!(!taken.result(Row::RcSend).at_least_reached);
-        taken.note(Row::Connect, Side::Ours, 1, &anyhow::anyhow!("no"));
-        let result = taken.result(Row::Connect);
+        let mut samples = samples_with(&[(0, Row::Connect, Side::Ours, 1.5, NEAR)]);
+        assert!(!samples.result(Row::RcSend).at_least_reached);
+        samples.note(Row::Connect, Side::Ours, 1, &anyhow::anyhow!("no"));
+        let result = samples.result(Row::Connect);
         assert_eq!(result.errors, ["round 1, ours: no"]);
         assert!(!result.at_least_reached);
         // A failed peer is an error of all rows that have it.
-        taken.note(Row::UdSend, Side::Peer, 0, &anyhow::anyhow!("none"));
-        assert_eq!(taken.result(Row::RcSend).errors.len(), 1);
-        assert_eq!(taken.result(Row::Connect).errors.len(), 1);
+        samples.note(Row::UdSend, Side::Peer, 0, &anyhow::anyhow!("none"));
+        assert_eq!(samples.result(Row::RcSend).errors.len(), 1);
+        assert_eq!(samples.result(Row::Connect).errors.len(), 1);
     }
 
     #[test]
@@ -413,7 +414,7 @@ mod tests {
             serde_json::to_string(&bounce).unwrap(),
             r#"{"type":"bounce","data":{"round":0,"bounce_ns":31.5}}"#
         );
-        let sample = taken(&[(2, Row::Connect, Side::Ours, 1.5, NEAR)])
+        let sample = samples_with(&[(2, Row::Connect, Side::Ours, 1.5, NEAR)])
             .samples
             .remove(0);
         assert_eq!(

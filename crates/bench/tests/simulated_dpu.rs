@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bench::micro::{Knobs, Outcome, PingPong, Task, Verb};
+use bench::micro::{Outcome, Parameters, PingPong, Task, Verb};
 use bench::simulated::micro::run_towards;
 use bench::simulated::sequencer::{self as simulated, Setup};
 use nicmodel::profile::{Place, Profile, builtin};
@@ -83,14 +83,14 @@ fn a_place_that_is_not_there_is_refused() {
 }
 
 fn latency_ns(verb: Verb, payload: usize, inline: bool, place: Place) -> f64 {
-    let knobs = Knobs {
+    let parameters = Parameters {
         payload_bytes: Some(payload),
         inline: inline
             .then_some(true)
             .or((verb == Verb::RcSend).then_some(false)),
-        ..Knobs::default()
+        ..Parameters::default()
     };
-    let ping = PingPong::new(verb, &knobs, 1).expect("knobs that fit");
+    let ping = PingPong::new(verb, &parameters, 1).expect("parameters that fit");
     match run_towards(bf2(), &Task::PingPong(ping), place).expect("it runs") {
         Outcome::Latency(latency) => latency.latency_ns_p50,
         Outcome::Rate(_) => panic!("a ping-pong has a latency"),

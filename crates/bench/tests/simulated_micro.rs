@@ -2,7 +2,7 @@
 //! published rates and the model's predictions. Virtual time is deterministic, so figures can be
 //! compared.
 
-use bench::micro::{Direction, Knobs, Outcome, Rate, Stream, Task, Verb};
+use bench::micro::{Direction, Outcome, Parameters, Rate, Stream, Task, Verb};
 use bench::simulated::micro::{run, run_counted};
 use nicmodel::Profile;
 use nicmodel::profile::builtin;
@@ -20,18 +20,22 @@ fn measure(nic: &Profile, stream: Stream) -> Rate {
 }
 
 /// Parameters that use all cores of the machine, with enough queue pairs for all units of its NIC.
-fn busy(nic: &Profile, direction: Direction) -> Knobs {
-    Knobs {
+fn busy(nic: &Profile, direction: Direction) -> Parameters {
+    Parameters {
         direction,
         threads: Some(nic.host.cores.value as usize),
         queue_pairs: Some(4),
-        ..Knobs::default()
+        ..Parameters::default()
     }
 }
 
-fn rate(nic: &Profile, verb: Verb, knobs: &Knobs) -> f64 {
+fn rate(nic: &Profile, verb: Verb, parameters: &Parameters) -> f64 {
     // The duration is long compared with the time that all outstanding operations take.
-    measure(nic, Stream::new(verb, knobs, 3).expect("knobs that fit")).rate_mops
+    measure(
+        nic,
+        Stream::new(verb, parameters, 3).expect("parameters that fit"),
+    )
+    .rate_mops
 }
 
 #[track_caller]
@@ -46,17 +50,17 @@ fn printed(id: &str) -> f64 {
 #[test]
 fn the_peaks_of_both_directions_are_those_published() {
     let cib = nic("cib");
-    let of = |verb, direction, change: fn(Knobs) -> Knobs| {
+    let of = |verb, direction, change: fn(Parameters) -> Parameters| {
         rate(cib, verb, &change(busy(cib, direction)))
     };
-    let header_only = |knobs| Knobs {
+    let header_only = |parameters| Parameters {
         payload_bytes: Some(0),
-        ..knobs
+        ..parameters
     };
-    let on_one_queue_pair = |knobs| Knobs {
+    let on_one_queue_pair = |parameters| Parameters {
         batch: Some(1),
         queue_pairs: Some(1),
-        ..knobs
+        ..parameters
     };
     let (outbound, inbound) = (Direction::Outbound, Direction::Inbound);
     near(
@@ -70,17 +74,17 @@ fn the_peaks_of_both_directions_are_those_published() {
         0.02,
     );
     near(
-        of(Verb::UdSend, inbound, |knobs| knobs),
+        of(Verb::UdSend, inbound, |parameters| parameters),
         printed("ud_recv_regular"),
         0.02,
     );
     near(
-        of(Verb::UcWrite, inbound, |knobs| knobs),
+        of(Verb::UcWrite, inbound, |parameters| parameters),
         printed("in_write_small"),
         0.02,
     );
     near(
-        of(Verb::RcRead, inbound, |knobs| knobs),
+        of(Verb::RcRead, inbound, |parameters| parameters),
         printed("in_read_le64"),
         0.02,
     );
@@ -89,10 +93,10 @@ fn the_peaks_of_both_directions_are_those_published() {
         printed("out_read"),
         0.03,
     );
-    let two_lines = |knobs| Knobs {
+    let two_lines = |parameters| Parameters {
         payload_bytes: Some(32),
         batch: Some(1),
-        ..knobs
+        ..parameters
     };
     near(
         of(Verb::UcWrite, outbound, two_lines),
@@ -107,12 +111,12 @@ fn the_peaks_of_both_directions_are_those_published() {
 fn atomics_depend_on_how_many_locks_their_counters_use() {
     let cib = nic("cib");
     let of = |addresses, spacing_bytes| {
-        let knobs = Knobs {
+        let parameters = Parameters {
             addresses: Some(addresses),
             spacing_bytes: Some(spacing_bytes),
             ..busy(cib, Direction::Inbound)
         };
-        rate(cib, Verb::Atomics, &knobs)
+        rate(cib, Verb::Atomics, &parameters)
     };
     let one = printed("atomics_cib_z1");
     near(of(1, 8), one, 0.03);
@@ -130,12 +134,12 @@ fn atomics_depend_on_how_many_locks_their_counters_use() {
 fn connectx3_has_one_lock_for_all() {
     let cx3 = nic("cx3");
     for addresses in [1, 4096] {
-        let knobs = Knobs {
+        let parameters = Parameters {
             addresses: Some(addresses),
             ..busy(cx3, Direction::Inbound)
         };
         near(
-            rate(cx3, Verb::Atomics, &knobs),
+            rate(cx3, Verb::Atomics, &parameters),
             printed("atomics_cx3"),
             0.03,
         );
@@ -147,12 +151,12 @@ fn connectx3_has_one_lock_for_all() {
 fn more_queue_pairs_of_one_core_are_faster_until_the_core_is_busy() {
     let cib = nic("cib");
     let of = |queue_pairs| {
-        let knobs = Knobs {
+        let parameters = Parameters {
             queue_pairs: Some(queue_pairs),
-            ..Knobs::default()
+            ..Parameters::default()
         };
         // WRITEs need no receiving core.
-        let stream = Stream::new(Verb::UcWrite, &knobs, 1).expect("knobs that fit");
+        let stream = Stream::new(Verb::UcWrite, &parameters, 1).expect("parameters that fit");
         let model = stream.bounds(cib).expect("it can").predicted_mops;
         let got = measure(cib, stream).rate_mops;
         near(got, model.expect("a bound"), 0.06);
@@ -177,13 +181,13 @@ fn counted_reads_are_those_expected_and_the_misses() {
         (Verb::RcRead, Direction::Inbound, 100, 4),
         (Verb::Atomics, Direction::Inbound, 8, 4),
     ] {
-        let knobs = Knobs {
+        let parameters = Parameters {
             direction,
             payload_bytes: Some(payload),
             batch: Some(batch),
-            ..Knobs::default()
+            ..Parameters::default()
         };
-        let stream = Stream::new(verb, &knobs, 1).expect("knobs that fit");
+        let stream = Stream::new(verb, &parameters, 1).expect("parameters that fit");
         let expected = stream.footprint(cib).expect("it can");
         let expected = match direction {
             Direction::Outbound => expected.requester.lines_read(),
@@ -205,11 +209,11 @@ fn counted_reads_are_those_expected_and_the_misses() {
 
 #[test]
 fn what_a_simulated_nic_cannot_show_is_refused() {
-    let knobs = Knobs {
+    let parameters = Parameters {
         pages: Some(bench::micro::Pages::Huge),
-        ..Knobs::default()
+        ..Parameters::default()
     };
-    let stream = Stream::new(Verb::RcRead, &knobs, 1).expect("knobs that fit");
+    let stream = Stream::new(Verb::RcRead, &parameters, 1).expect("parameters that fit");
     let refused = run(nic("cib"), &Task::Stream(stream)).expect_err("refused");
     assert!(
         refused.to_string().contains("translates no addresses"),

@@ -20,7 +20,7 @@ pub enum Finding {
         how: String,
     },
     /// The measured rates do not depend on the number, or gave an impossible value.
-    Hidden {
+    NotFitted {
         /// Reason why the number could not be fitted.
         why: String,
     },
@@ -29,14 +29,14 @@ pub enum Finding {
 }
 
 /// Keys of a profile, such as `processing.send_ns`, each with its result.
-pub(super) type Found = Vec<(&'static str, Finding)>;
+pub(super) type Findings = Vec<(&'static str, Finding)>;
 
 type Number = Result<f64, String>;
 
 /// Collects fitted numbers; a later number may build on an earlier one.
 struct Fit<'r> {
     results: &'r Results,
-    found: Found,
+    findings: Findings,
 }
 
 impl Fit<'_> {
@@ -58,19 +58,19 @@ impl Fit<'_> {
                     .collect(),
                 how: how.to_owned(),
             },
-            Err(why) => Finding::Hidden { why: why.clone() },
+            Err(why) => Finding::NotFitted { why: why.clone() },
         };
-        self.found.push((key, finding));
+        self.findings.push((key, finding));
         number
     }
 }
 
 /// Fits every number that the results show. Sizes of WQEs and headers are taken from the profile
 /// `like`.
-pub(super) fn fit(results: &Results, like: &Profile) -> Found {
+pub(super) fn fit(results: &Results, like: &Profile) -> Findings {
     let mut fit = Fit {
         results,
-        found: Vec::new(),
+        findings: Vec::new(),
     };
     of_cores(&mut fit);
     let units = of_units(&mut fit);
@@ -80,7 +80,7 @@ pub(super) fn fit(results: &Results, like: &Profile) -> Found {
     of_pcie(&mut fit, like);
     of_latencies(&mut fit, &units);
     of_cache(&mut fit);
-    fit.found
+    fit.findings
 }
 
 /// Fits the CPU time of each verb.
@@ -193,7 +193,7 @@ fn of_units(fit: &mut Fit<'_>) -> Units {
         };
     }
     for key in ["processing.units", "processing.wqe_fetch_wait_ns"] {
-        fit.found.push((key, Finding::LeftOut));
+        fit.findings.push((key, Finding::LeftOut));
     }
     let read_ns = fit.add(
         "processing.read_ns",
@@ -287,7 +287,7 @@ fn of_link(fit: &mut Fit<'_>, like: &Profile) {
         to: probes.map(|probe| fit.results.evidence(probe)).to_vec(),
         how: "all ports of the NIC together are taken for one".to_owned(),
     };
-    fit.found.push(("port.count", count));
+    fit.findings.push(("port.count", count));
     let how = "what longer payload takes longer; where PCIe is slower than the network, it is that";
     let _ = fit.add(
         "port.gbps",
@@ -382,7 +382,7 @@ fn of_cache(fit: &mut Fit<'_>) {
     let best = first.and_then(|first| windows.get(first.checked_sub(1)?));
     let Some(&best) = best else {
         for key in ["cache.read_window", "cache.read_window_threads"] {
-            fit.found.push((key, Finding::LeftOut));
+            fit.findings.push((key, Finding::LeftOut));
         }
         return;
     };

@@ -4,7 +4,7 @@ use nicmodel::profile::LinkLayer;
 
 /// A machine and its NIC.
 #[derive(Clone, Debug)]
-pub struct About {
+pub struct MachineFacts {
     /// Name of the profile.
     pub name: String,
     /// NIC and machine, in one line.
@@ -14,7 +14,7 @@ pub struct About {
     /// Link layer of the NIC's port.
     pub link_layer: LinkLayer,
     /// Published numbers: key, value, and source.
-    pub said: Vec<(&'static str, f64, String)>,
+    pub published: Vec<(&'static str, f64, String)>,
     /// Number of cores that post.
     pub cores: usize,
 }

@@ -6,8 +6,8 @@
 //! assumed. On the software NIC all costs are costs of software, and the resulting profile
 //! describes no hardware.
 
-mod about;
 mod fit;
+mod machine_facts;
 mod probes;
 mod write;
 
@@ -16,8 +16,8 @@ use nicmodel::Profile;
 use nicmodel::profile::{LinkLayer, ProfileError};
 use verbs::Provider;
 
-pub use about::About;
 pub use fit::Finding;
+pub use machine_facts::MachineFacts;
 pub use probes::Sample;
 use probes::{Probe, Results};
 
@@ -30,7 +30,7 @@ pub trait Machine {
     ///
     /// # Errors
     /// When the device or the system does not report them.
-    fn about(&self) -> Result<About>;
+    fn facts(&self) -> Result<MachineFacts>;
 
     /// Returns true if samples include the cache lines that the NIC read.
     fn counts_reads(&self) -> bool;
@@ -65,20 +65,20 @@ pub fn calibrate(
     like: &Profile,
     mut done: impl FnMut(usize),
 ) -> Result<Calibration> {
-    let about = machine.about()?;
+    let facts = machine.facts()?;
     let probes = Probe::all(machine.counts_reads());
     let mut results = Results::default();
     for probe in &probes {
-        let stream = probe.stream(about.cores, machine.duration_ms())?;
+        let stream = probe.stream(facts.cores, machine.duration_ms())?;
         results.add(*probe, stream, machine.measure(&stream));
         done(probes.len());
     }
     if let Some(why) = results.nothing() {
         bail!("nothing could be measured: {why}");
     }
-    let mut found = fit::fit(&results, like);
+    let mut findings = fit::fit(&results, like);
     loop {
-        let text = write::profile(&about, &found, like);
+        let text = write::profile(&facts, &findings, like);
         let problems = match Profile::parse(&text) {
             Ok(profile) => return Ok(Calibration { profile, text }),
             Err(ProfileError::Impossible(problems)) => problems,
@@ -88,13 +88,13 @@ pub fn calibrate(
         // number is replaced by the one of `like`.
         let mut given_up = false;
         for problem in &problems {
-            let finding = found.iter_mut().find(|(key, _)| *key == problem.key);
+            let finding = findings.iter_mut().find(|(key, _)| *key == problem.key);
             if let Some((_, finding @ Finding::Fitted { .. })) = finding {
                 let why = format!(
                     "what was measured gives a value that is none: {}",
                     problem.message
                 );
-                *finding = Finding::Hidden { why };
+                *finding = Finding::NotFitted { why };
                 given_up = true;
             }
         }
@@ -111,18 +111,18 @@ pub fn calibrate(
 pub struct Simulated<'p>(pub &'p Profile);
 
 impl Machine for Simulated<'_> {
-    fn about(&self) -> Result<About> {
+    fn facts(&self) -> Result<MachineFacts> {
         let profile = self.0;
         let port = f64::from(profile.port.mtu_bytes.value);
         let inline = f64::from(profile.wqe.max_inline_bytes.value);
         let cores = profile.host.cores.value;
         let says = |what: &str| format!("{what} of the simulated machine");
-        Ok(About {
+        Ok(MachineFacts {
             name: format!("{}-calibrated", profile.name).chars().take(32).collect(),
             title: format!("Calibrated on a simulated NIC: {}", profile.title),
             about: "Measured in virtual time on the NIC that the profile describes; to see that calibration works.".to_owned(),
             link_layer: profile.link_layer,
-            said: vec![
+            published: vec![
                 ("host.cores", f64::from(cores), says("ibv_devices")),
                 ("port.mtu_bytes", port, says("ibv_query_port: active_mtu")),
                 ("wqe.max_inline_bytes", inline, says("ibv_create_qp: max_inline_data")),
@@ -190,7 +190,7 @@ fn posting_cores() -> Result<usize> {
 }
 
 impl Machine for Real {
-    fn about(&self) -> Result<About> {
+    fn facts(&self) -> Result<MachineFacts> {
         let provider = Provider::by_name(&self.nic.provider)?;
         let context = provider.device(self.nic.device.as_deref())?.open()?;
         let port = context.query_port(self.nic.port_num)?;
@@ -205,7 +205,7 @@ impl Machine for Real {
         let device = context.device_name().to_owned();
         let software = self.nic.provider == "softnic";
         #[expect(clippy::cast_precision_loss, reason = "a small number")]
-        let mut said = vec![
+        let mut published = vec![
             (
                 "host.cores",
                 cores as f64,
@@ -223,11 +223,11 @@ impl Machine for Real {
                 "ibv_create_qp: max_inline_data, at most 900".to_owned(),
             ),
         ];
-        said.extend(
+        published.extend(
             cpu.clock_ghz
                 .map(|clock| ("host.clock_ghz", clock, "/proc/cpuinfo: cpu MHz".to_owned())),
         );
-        Ok(About {
+        Ok(MachineFacts {
             name: name(&device),
             title: format!("{device} of {}, {}", self.nic.provider, cpu.model),
             about: if software {
@@ -240,7 +240,7 @@ impl Machine for Real {
                 verbs::LinkLayer::InfiniBand => LinkLayer::Infiniband,
                 _ => LinkLayer::Roce,
             },
-            said,
+            published,
             cores: posting_cores()?,
         })
     }

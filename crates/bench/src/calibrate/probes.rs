@@ -5,7 +5,7 @@ use std::fmt;
 
 use anyhow::Result;
 
-use crate::micro::{Direction, Knobs, Rate, Stream, Verb};
+use crate::micro::{Direction, Parameters, Rate, Stream, Verb};
 
 /// A stream to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -109,76 +109,76 @@ impl Probe {
     pub(super) fn stream(self, cores: usize, duration_ms: u64) -> Result<Stream> {
         let some = Some::<usize>;
         // One core with so many queue pairs that no processing unit of the NIC limits it.
-        let one = Knobs {
+        let one = Parameters {
             batch: some(1),
             window: some(256),
             signal_every: some(64),
             queue_pairs: some(16),
-            ..Knobs::default()
+            ..Parameters::default()
         };
-        let all = Knobs {
+        let all = Parameters {
             batch: some(16),
             window: some(64),
             signal_every: some(16),
             queue_pairs: some(4),
             threads: some(cores),
-            ..Knobs::default()
+            ..Parameters::default()
         };
-        let inbound = Knobs {
+        let inbound = Parameters {
             direction: Direction::Inbound,
             ..all
         };
-        let sends = Knobs {
+        let sends = Parameters {
             window: some(256),
             ..inbound
         };
         // Few operations outstanding: one lock completes about two per microsecond.
-        let locks = Knobs {
+        let locks = Parameters {
             batch: some(4),
             window: some(16),
             signal_every: some(4),
             ..inbound
         };
-        let unit = Knobs {
+        let unit = Parameters {
             queue_pairs: some(1),
             ..one
         };
-        let complete = Knobs {
+        let complete = Parameters {
             window: some(1),
             signal_every: some(1),
             queue_pairs: some(1),
             ..one
         };
-        let payload = |bytes, knobs| Knobs {
+        let payload = |bytes, parameters| Parameters {
             payload_bytes: some(bytes),
-            ..knobs
+            ..parameters
         };
-        let (verb, knobs) = match self {
+        let (verb, parameters) = match self {
             Probe::OneLine => (Verb::RcWrite, one),
             Probe::ThreeLines => (
                 Verb::RcWrite,
-                Knobs {
+                Parameters {
                     inline: Some(true),
                     ..payload(THREE_LINES, one)
                 },
             ),
             Probe::Lists => (
                 Verb::RcWrite,
-                Knobs {
+                Parameters {
                     batch: some(32),
                     ..one
                 },
             ),
             Probe::ListsSignaled => (
                 Verb::RcWrite,
-                Knobs {
+                Parameters {
                     batch: some(32),
                     signal_every: some(1),
                     ..one
                 },
             ),
             Probe::Receive => {
-                let knobs = Knobs {
+                let parameters = Parameters {
                     batch: some(16),
                     queue_pairs: some(8),
                     ..one
@@ -187,9 +187,9 @@ impl Probe {
                     Verb::UdSend,
                     payload(
                         0,
-                        Knobs {
+                        Parameters {
                             direction: Direction::Inbound,
-                            ..knobs
+                            ..parameters
                         },
                     ),
                 )
@@ -197,14 +197,14 @@ impl Probe {
             Probe::UnitSingly => (Verb::RcWrite, unit),
             Probe::UnitLists(len) => (
                 Verb::RcWrite,
-                Knobs {
+                Parameters {
                     batch: some(len),
                     window: some(512),
                     ..unit
                 },
             ),
             Probe::Send => {
-                let sends = Knobs {
+                let sends = Parameters {
                     window: some(256),
                     ..all
                 };
@@ -212,7 +212,7 @@ impl Probe {
             }
             Probe::Read => (
                 Verb::RcRead,
-                Knobs {
+                Parameters {
                     batch: some(1),
                     ..all
                 },
@@ -222,14 +222,14 @@ impl Probe {
             Probe::InboundPayload => (Verb::UdSend, sends),
             Probe::Atomics => (
                 Verb::Atomics,
-                Knobs {
+                Parameters {
                     addresses: some(COUNTERS),
                     ..inbound
                 },
             ),
             Probe::OneLock => (Verb::Atomics, locks),
             Probe::TwoLocks(bits) => {
-                let counters = Knobs {
+                let counters = Parameters {
                     addresses: some(2),
                     spacing_bytes: some(1 << bits),
                     ..locks
@@ -238,21 +238,21 @@ impl Probe {
             }
             Probe::CompleteInline => (
                 Verb::UcWrite,
-                Knobs {
+                Parameters {
                     inline: Some(true),
                     ..complete
                 },
             ),
             Probe::CompleteFetched => (
                 Verb::UcWrite,
-                Knobs {
+                Parameters {
                     inline: Some(false),
                     ..complete
                 },
             ),
             Probe::CompleteRead => (Verb::RcRead, complete),
             Probe::Link(bytes) => {
-                let few = Knobs {
+                let few = Parameters {
                     batch: some(8),
                     window: some(16),
                     signal_every: some(8),
@@ -261,7 +261,7 @@ impl Probe {
                 (Verb::RcRead, payload(bytes, few))
             }
             Probe::PcieLists => {
-                let lists = Knobs {
+                let lists = Parameters {
                     batch: some(64),
                     window: some(256),
                     signal_every: some(64),
@@ -269,14 +269,14 @@ impl Probe {
                 };
                 (
                     Verb::UdSend,
-                    Knobs {
+                    Parameters {
                         inline: Some(true),
                         ..payload(60, lists)
                     },
                 )
             }
             Probe::PcieMmio => {
-                let singly = Knobs {
+                let singly = Parameters {
                     batch: some(1),
                     inline: Some(true),
                     ..all
@@ -284,7 +284,7 @@ impl Probe {
                 (Verb::RcWrite, payload(THREE_LINES, singly))
             }
             Probe::ReadWindow(window) => {
-                let sliding = Knobs {
+                let sliding = Parameters {
                     batch: some(1),
                     window: some(window),
                     queue_pairs: some(1),
@@ -296,7 +296,7 @@ impl Probe {
         // One lock completes about two operations per microsecond, so these streams run longer.
         let slow = matches!(self, Probe::OneLock | Probe::TwoLocks(_));
         let duration_ms = if slow { 5 * duration_ms } else { duration_ms };
-        Stream::new(verb, &knobs, duration_ms)
+        Stream::new(verb, &parameters, duration_ms)
     }
 }
 

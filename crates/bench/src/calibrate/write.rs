@@ -5,8 +5,8 @@ use std::fmt::Write;
 use nicmodel::Profile;
 use nicmodel::profile::LinkLayer;
 
-use super::about::About;
-use super::fit::{Finding, Found};
+use super::fit::{Finding, Findings};
+use super::machine_facts::MachineFacts;
 
 /// The tables of a profile, in their order.
 const TABLES: [&str; 7] = [
@@ -21,8 +21,8 @@ const TABLES: [&str; 7] = [
 
 /// Returns the text of the file. Published and fitted numbers come first; all other numbers are
 /// copied from `like`.
-pub(super) fn profile(about: &About, found: &Found, like: &Profile) -> String {
-    let link_layer = match about.link_layer {
+pub(super) fn profile(facts: &MachineFacts, findings: &Findings, like: &Profile) -> String {
+    let link_layer = match facts.link_layer {
         LinkLayer::Infiniband => "infiniband",
         LinkLayer::Roce => "roce",
     };
@@ -31,9 +31,9 @@ pub(super) fn profile(about: &About, found: &Found, like: &Profile) -> String {
          schema = {}\nname = {}\ntitle = {}\nabout = {}\nlink_layer = {}\n",
         like.name,
         nicmodel::profile::SCHEMA,
-        quoted(&about.name),
-        quoted(&about.title),
-        quoted(&about.about),
+        quoted(&facts.name),
+        quoted(&facts.title),
+        quoted(&facts.about),
         quoted(link_layer),
     );
     let assumed = like.numbers();
@@ -41,15 +41,18 @@ pub(super) fn profile(about: &About, found: &Found, like: &Profile) -> String {
         let _ = write!(text, "\n[{table}]\n");
         let of_table = |key: &str| key.split_once('.').is_some_and(|(of, _)| of == table);
         let mut keys: Vec<&str> = Vec::new();
-        let said = about.said.iter().map(|(key, ..)| *key);
+        let published = facts.published.iter().map(|(key, ..)| *key);
         let known = assumed.iter().map(|number| number.key.as_str());
-        for key in said.chain(known).chain(found.iter().map(|(key, _)| *key)) {
+        for key in published
+            .chain(known)
+            .chain(findings.iter().map(|(key, _)| *key))
+        {
             if of_table(key) && !keys.contains(&key) {
                 keys.push(key);
             }
         }
         for key in keys {
-            let line = line(key, about, found, like);
+            let line = line(key, facts, findings, like);
             if let (Some(line), Some((_, field))) = (line, key.split_once('.')) {
                 let _ = writeln!(text, "{field} = {{ {line} }}");
             }
@@ -59,17 +62,21 @@ pub(super) fn profile(about: &About, found: &Found, like: &Profile) -> String {
 }
 
 /// Returns a number with its evidence, or `None` if the number is left out.
-fn line(key: &str, about: &About, found: &Found, like: &Profile) -> Option<String> {
-    if let Some((_, value, who)) = about.said.iter().find(|(said, ..)| *said == key) {
+fn line(key: &str, facts: &MachineFacts, findings: &Findings, like: &Profile) -> Option<String> {
+    if let Some((_, value, who)) = facts
+        .published
+        .iter()
+        .find(|(published, ..)| *published == key)
+    {
         return Some(format!(
             "value = {}, source = \"published\", where = {}",
             number(*value),
             quoted(who)
         ));
     }
-    let finding = found
+    let finding = findings
         .iter()
-        .find(|(found, _)| *found == key)
+        .find(|(findings, _)| *findings == key)
         .map(|(_, finding)| finding);
     let hidden = match finding {
         Some(Finding::Fitted { value, to, how }) => {
@@ -85,7 +92,7 @@ fn line(key: &str, about: &About, found: &Found, like: &Profile) -> Option<Strin
             ));
         }
         Some(Finding::LeftOut) => return None,
-        Some(Finding::Hidden { why }) => format!("{why}; "),
+        Some(Finding::NotFitted { why }) => format!("{why}; "),
         None => "not measured; ".to_owned(),
     };
     let all = like.numbers();

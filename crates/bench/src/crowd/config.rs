@@ -40,7 +40,7 @@ impl Kind {
 
 /// Kind and size of a crowd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Scene {
+pub struct CrowdConfig {
     /// Communication pattern of the processes.
     pub kind: Kind,
     /// Number of polling processes.
@@ -51,20 +51,20 @@ pub struct Scene {
 
 /// Flow control of the messages from one process to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Pace {
+pub(super) struct FlowControl {
     /// Maximum number of messages that are sent and not answered.
     pub(super) window: u64,
     /// Messages per answer.
     pub(super) answer_every: u64,
 }
 
-impl Scene {
+impl CrowdConfig {
     /// Creates the description of a crowd of `processes` processes. [`Kind::BesideBusy`] always has
     /// 2.
     ///
     /// # Errors
     /// When the number of processes makes no pairs.
-    pub fn new(kind: Kind, processes: usize, messages_each: u64) -> Result<Scene> {
+    pub fn new(kind: Kind, processes: usize, messages_each: u64) -> Result<CrowdConfig> {
         if processes < 2 || (kind != Kind::AllToAll && !processes.is_multiple_of(2)) {
             bail!("{processes} processes make no pairs; take an even number from 2 on");
         }
@@ -73,7 +73,7 @@ impl Scene {
         } else {
             processes
         };
-        Ok(Scene {
+        Ok(CrowdConfig {
             kind,
             processes,
             messages_each,
@@ -105,13 +105,13 @@ impl Scene {
         self.kind == Kind::AllToAll
     }
 
-    pub(super) fn pace(&self) -> Pace {
+    pub(super) fn flow_control(&self) -> FlowControl {
         let (window, answer_every) = match self.kind {
             Kind::PingPong | Kind::BesideBusy => (1, 1),
             Kind::Stream => (128, 32),
             Kind::AllToAll => (8, 1),
         };
-        Pace {
+        FlowControl {
             window,
             answer_every,
         }
@@ -124,15 +124,18 @@ mod tests {
 
     #[test]
     fn pairs_and_messages() {
-        let all = Scene::new(Kind::AllToAll, 8, 10).unwrap();
+        let all = CrowdConfig::new(Kind::AllToAll, 8, 10).unwrap();
         assert_eq!((all.pairs().len(), all.messages()), (28, 560));
-        let pairs = Scene::new(Kind::Stream, 4, 10).unwrap();
+        let pairs = CrowdConfig::new(Kind::Stream, 4, 10).unwrap();
         assert_eq!(
             (pairs.pairs(), pairs.messages()),
             (vec![(0, 1), (2, 3)], 20)
         );
-        assert!(Scene::new(Kind::PingPong, 3, 1).is_err());
-        assert!(Scene::new(Kind::AllToAll, 3, 1).is_ok());
-        assert_eq!(Scene::new(Kind::BesideBusy, 8, 1).unwrap().processes, 2);
+        assert!(CrowdConfig::new(Kind::PingPong, 3, 1).is_err());
+        assert!(CrowdConfig::new(Kind::AllToAll, 3, 1).is_ok());
+        assert_eq!(
+            CrowdConfig::new(Kind::BesideBusy, 8, 1).unwrap().processes,
+            2
+        );
     }
 }

@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use verbs::QpEndpoint;
 
-use super::member::{Done, MemberOrder, Role};
-use super::scene::{Kind, Scene};
+use super::config::{CrowdConfig, Kind};
+use super::member::{MemberOrder, MemberResult, Role};
 use crate::job::Job;
 use crate::link::{Exe, Link};
 use crate::nic::NicChoice;
@@ -15,7 +15,7 @@ use crate::pin::{Cores, pin_to};
 
 /// Time and messages of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Taken {
+pub struct RunResult {
     /// Time from the first member's start to the last member's end. For pairs in turn, the sum over
     /// the pairs.
     pub elapsed_ns: u64,
@@ -28,7 +28,7 @@ pub struct Taken {
 pub struct Crowd {
     cores: Cores,
     nic: NicChoice,
-    scene: Scene,
+    config: CrowdConfig,
     links: Vec<Link>,
 }
 
@@ -37,29 +37,34 @@ impl Crowd {
     ///
     /// # Errors
     /// When a process cannot be started.
-    pub fn start(cores: Cores, worker: &Exe, nic: &NicChoice, scene: &Scene) -> Result<Crowd> {
-        let links = (0..scene.processes).map(|_| Link::spawn(worker, cores.requester));
+    pub fn start(
+        cores: Cores,
+        worker: &Exe,
+        nic: &NicChoice,
+        config: &CrowdConfig,
+    ) -> Result<Crowd> {
+        let links = (0..config.processes).map(|_| Link::spawn(worker, cores.requester));
         Ok(Crowd {
             cores,
             nic: nic.clone(),
-            scene: *scene,
+            config: *config,
             links: links.collect::<Result<_>>()?,
         })
     }
 
     /// Starts a crowd whose members are threads of this process.
     #[cfg(test)]
-    pub(super) fn of_threads(cores: Cores, nic: &NicChoice, scene: &Scene) -> Result<Crowd> {
+    pub(super) fn of_threads(cores: Cores, nic: &NicChoice, config: &CrowdConfig) -> Result<Crowd> {
         let mut links = Vec::new();
-        for _ in 0..scene.processes {
-            let (near, mut far) = Link::pair()?;
-            std::thread::spawn(move || crate::worker::serve(&mut far, None));
-            links.push(near);
+        for _ in 0..config.processes {
+            let (here, mut there) = Link::pair()?;
+            std::thread::spawn(move || crate::worker::serve(&mut there, None));
+            links.push(here);
         }
         Ok(Crowd {
             cores,
             nic: nic.clone(),
-            scene: *scene,
+            config: *config,
             links,
         })
     }
@@ -68,10 +73,10 @@ impl Crowd {
     ///
     /// # Errors
     /// When a verb fails, messages are out of order, or no message arrives for 30 s.
-    pub fn together(&mut self) -> Result<Taken> {
-        let pairs = self.scene.pairs();
+    pub fn together(&mut self) -> Result<RunResult> {
+        let pairs = self.config.pairs();
         let both = [self.cores.requester, self.cores.responder];
-        if self.scene.kind != Kind::BesideBusy {
+        if self.config.kind != Kind::BesideBusy {
             return self.run(&pairs, [&both, &both]);
         }
         let over = AtomicBool::new(false);
@@ -84,10 +89,10 @@ impl Crowd {
                 }
                 pinned
             });
-            let taken = self.run(&pairs, [&both, &both]);
+            let result = self.run(&pairs, [&both, &both]);
             over.store(true, Ordering::Relaxed);
             busy.join().expect("a loop does not panic")?;
-            taken
+            result
         })
     }
 
@@ -95,26 +100,26 @@ impl Crowd {
     ///
     /// # Errors
     /// As [`together`](Self::together).
-    pub fn in_turn(&mut self) -> Result<Taken> {
+    pub fn in_turn(&mut self) -> Result<RunResult> {
         let (one, other) = ([self.cores.requester], [self.cores.responder]);
-        let mut sum = Taken::default();
-        for pair in self.scene.pairs() {
-            let taken = self.run(&[pair], [&one, &other])?;
-            sum.elapsed_ns += taken.elapsed_ns;
-            sum.verified += taken.verified;
+        let mut sum = RunResult::default();
+        for pair in self.config.pairs() {
+            let result = self.run(&[pair], [&one, &other])?;
+            sum.elapsed_ns += result.elapsed_ns;
+            sum.verified += result.verified;
         }
         Ok(sum)
     }
 
     /// Runs `pairs` at once. The first members of the pairs run on `cores[0]`, the second members
     /// on `cores[1]`.
-    fn run(&mut self, pairs: &[(usize, usize)], cores: [&[usize]; 2]) -> Result<Taken> {
+    fn run(&mut self, pairs: &[(usize, usize)], cores: [&[usize]; 2]) -> Result<RunResult> {
         // For each member: its peers, the index of the queue pair at the peer, and the member's
         // role.
         let mut peers = vec![Vec::new(); self.links.len()];
         for &(one, other) in pairs {
             let places = (peers[one].len(), peers[other].len());
-            let (asks, answers) = (true, self.scene.both_ask());
+            let (asks, answers) = (true, self.config.both_ask());
             peers[one].push((other, places.1, Role { asks, answers }));
             let (asks, answers) = (answers, asks);
             peers[other].push((one, places.0, Role { asks, answers }));
@@ -124,8 +129,8 @@ impl Crowd {
             let second = pairs.iter().any(|pair| pair.1 == member);
             let order = MemberOrder {
                 nic: self.nic.clone(),
-                pace: self.scene.pace(),
-                messages_each: self.scene.messages_each,
+                flow_control: self.config.flow_control(),
+                messages_each: self.config.messages_each,
                 roles: peers[member].iter().map(|(_, _, role)| *role).collect(),
                 cores: cores[usize::from(second)].to_vec(),
             };
@@ -136,7 +141,7 @@ impl Crowd {
         let begin = done.iter().map(|done| done.begin_ns).min();
         let end = done.iter().map(|done| done.end_ns).max();
         let elapsed = begin.zip(end).context("a crowd of nobody")?;
-        Ok(Taken {
+        Ok(RunResult {
             elapsed_ns: elapsed.1.saturating_sub(elapsed.0),
             verified: done.iter().map(|done| done.verified).sum(),
         })
@@ -159,18 +164,18 @@ impl Crowd {
     }
 
     /// Starts all members together, collects their results, and lets them end together.
-    fn wait_for(&mut self, members: &[usize]) -> Result<Vec<Done>> {
-        self.meet(members)?;
+    fn wait_for(&mut self, members: &[usize]) -> Result<Vec<MemberResult>> {
+        self.barrier(members)?;
         let mut done = Vec::new();
         for &member in members {
             done.push(self.links[member].recv()?);
         }
-        self.meet(members)?;
+        self.barrier(members)?;
         Ok(done)
     }
 
     /// Waits until all members have reached this point, then lets them continue.
-    fn meet(&mut self, members: &[usize]) -> Result<()> {
+    fn barrier(&mut self, members: &[usize]) -> Result<()> {
         for &member in members {
             let _: String = self.links[member].recv()?;
         }

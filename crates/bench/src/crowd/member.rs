@@ -9,19 +9,20 @@ use verbs::{
     RecvList, WcBuffer,
 };
 
-use super::scene::Pace;
+use super::config::FlowControl;
 use crate::clock::now_ns;
 use crate::connect::exchange;
 use crate::link::Link;
 use crate::nic::{Nic, NicChoice, reap, small};
-use crate::patience::{PATIENCE_NS, Patience};
 use crate::pin::pinned_to;
+use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Order that the driver sends to a member of a crowd.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MemberOrder {
     pub(super) nic: NicChoice,
-    pub(super) pace: Pace,
+    #[serde(rename = "pace")]
+    pub(super) flow_control: FlowControl,
     pub(super) messages_each: u64,
     /// Role toward each peer, in the order of the queue pairs.
     pub(super) roles: Vec<Role>,
@@ -38,7 +39,7 @@ pub(super) struct Role {
 
 /// Result of a member, with its start and end time.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct Done {
+pub(super) struct MemberResult {
     pub(super) begin_ns: u64,
     pub(super) end_ns: u64,
     /// Messages that arrived in order.
@@ -58,17 +59,17 @@ pub(crate) fn work(link: &mut Link, order: &MemberOrder) -> Result<()> {
     pinned_to(&order.cores, || {
         let nic = Nic::open(&order.nic)?;
         let mut member = Member::new(link, &nic, order)?;
-        link.meet()?;
+        link.barrier()?;
         let begin_ns = now_ns();
         let verified = member.run()?;
         let end_ns = now_ns();
-        link.send(&Done {
+        link.send(&MemberResult {
             begin_ns,
             end_ns,
             verified,
         })?;
         // Keeps the queue pairs alive until all members have ended.
-        link.meet()
+        link.barrier()
     })
 }
 
@@ -98,7 +99,7 @@ impl Peer {
     }
 
     /// Posts the answers and messages that may be sent now, and the receives.
-    fn go_on(&mut self, pace: Pace) -> Result<()> {
+    fn go_on(&mut self, flow_control: FlowControl) -> Result<()> {
         self.list.clear();
         let room = |peer: &Self| peer.in_flight + peer.list.len() < peer.list.capacity();
         if let Some(number) = self.answer
@@ -107,7 +108,10 @@ impl Peer {
             self.add(number, 1);
             self.answer = None;
         }
-        while self.sent < self.to_send && self.sent - self.answered < pace.window && room(self) {
+        while self.sent < self.to_send
+            && self.sent - self.answered < flow_control.window
+            && room(self)
+        {
             self.sent += 1;
             self.add(self.sent, 0);
         }
@@ -130,7 +134,7 @@ impl Peer {
     }
 
     /// Processes an arrived message. Returns true for a message and false for an answer.
-    fn take(&mut self, number: u64, is_answer: bool, pace: Pace) -> Result<bool> {
+    fn take(&mut self, number: u64, is_answer: bool, flow_control: FlowControl) -> Result<bool> {
         if is_answer {
             if number <= self.answered || number > self.sent {
                 bail!("an answer to message {number} of {} came", self.sent);
@@ -142,7 +146,7 @@ impl Peer {
         if number != self.came {
             bail!("message {number} came as number {}", self.came);
         }
-        if number.is_multiple_of(pace.answer_every) || number == self.to_come {
+        if number.is_multiple_of(flow_control.answer_every) || number == self.to_come {
             self.answer = Some(number);
         }
         Ok(true)
@@ -154,14 +158,14 @@ struct Member {
     peers: Vec<Peer>,
     numbers: HashMap<Qpn, usize>,
     memory: MemoryRegion,
-    pace: Pace,
+    flow_control: FlowControl,
 }
 
 impl Member {
     fn new(link: &mut Link, nic: &Nic, order: &MemberOrder) -> Result<Member> {
-        let pace = order.pace;
+        let flow_control = order.flow_control;
         // Receives for the messages and the answers of both sides.
-        let recvs = usize::try_from(2 * pace.window)?;
+        let recvs = usize::try_from(2 * flow_control.window)?;
         let sends = recvs + 2;
         let cq = nic.cq(order.roles.len() * (recvs + sends))?;
         let bytes = order.roles.len() * recvs * MESSAGE_BYTES;
@@ -207,7 +211,7 @@ impl Member {
             peers,
             numbers,
             memory,
-            pace,
+            flow_control,
         })
     }
 
@@ -215,19 +219,19 @@ impl Member {
     /// received.
     fn run(&mut self) -> Result<u64> {
         let mut wcs = WcBuffer::<POLL>::new();
-        let mut patience = Patience::eager(3 * PATIENCE_NS);
+        let mut timeout = PollTimeout::without_pause(3 * TIMEOUT_NS);
         let (mut verified, mut left) = (0, self.peers.len());
         let mut changed: Vec<usize> = (0..self.peers.len()).collect();
         while left > 0 {
             for number in changed.drain(..) {
-                self.peers[number].go_on(self.pace)?;
+                self.peers[number].go_on(self.flow_control)?;
             }
             let Self {
                 cq,
                 peers,
                 numbers,
                 memory,
-                pace,
+                flow_control,
             } = self;
             let came = reap(cq, &mut wcs, |wc| {
                 let number = *numbers
@@ -237,8 +241,8 @@ impl Member {
                 if wc.is_recv() {
                     let at = usize::try_from(wc.wr_id())? * MESSAGE_BYTES;
                     let is_answer = memory.read_u64(at + 8)? != 0;
-                    let taken = peer.take(memory.read_u64(at)?, is_answer, *pace)?;
-                    verified += u64::from(taken);
+                    let in_order = peer.take(memory.read_u64(at)?, is_answer, *flow_control)?;
+                    verified += u64::from(in_order);
                     peer.recvs
                         .recv(memory.slice(at..at + MESSAGE_BYTES)?, wc.wr_id());
                 } else {
@@ -250,9 +254,9 @@ impl Member {
                 Ok(())
             })?;
             if came == 0 {
-                patience.check("a message of a crowd")?;
+                timeout.check("a message of a crowd")?;
             } else {
-                patience.reset();
+                timeout.reset();
                 left = self.peers.iter().filter(|peer| !peer.is_done()).count();
             }
         }

@@ -6,13 +6,13 @@
 //! in time. These processes take no measures themselves: each polls its completion queue and never
 //! yields.
 
+mod config;
 mod drive;
 mod member;
-mod scene;
 
-pub use drive::{Crowd, Taken};
+pub use config::{CrowdConfig, Kind};
+pub use drive::{Crowd, RunResult};
 pub(crate) use member::{MemberOrder, work};
-pub use scene::{Kind, Scene};
 
 #[cfg(test)]
 mod tests {
@@ -24,11 +24,11 @@ mod tests {
     fn each_kind_does_its_work_in_a_crowd_and_in_turn() {
         let nic = NicChoice::first_of("softnic");
         for kind in Kind::ALL {
-            let scene = Scene::new(kind, 4, 50).unwrap();
-            let mut crowd = Crowd::of_threads(Cores::first_two().unwrap(), &nic, &scene).unwrap();
-            for taken in [crowd.together().unwrap(), crowd.in_turn().unwrap()] {
-                assert!(taken.elapsed_ns > 0);
-                assert_eq!(taken.verified, scene.messages(), "{kind:?}");
+            let config = CrowdConfig::new(kind, 4, 50).unwrap();
+            let mut crowd = Crowd::of_threads(Cores::first_two().unwrap(), &nic, &config).unwrap();
+            for result in [crowd.together().unwrap(), crowd.in_turn().unwrap()] {
+                assert!(result.elapsed_ns > 0);
+                assert_eq!(result.verified, config.messages(), "{kind:?}");
             }
         }
     }

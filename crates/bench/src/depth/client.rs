@@ -8,15 +8,17 @@ use verbs::{
     Access, CompletionQueue, MemoryRegion, Postlist, Qpn, QueuePair, Rc, RecvList, WcBuffer,
 };
 
+use super::config::{
+    DepthOrder, ExchangeConfig, POLL, REQUEST_BYTES, RESPONSE_BYTES, TransferVerb,
+};
 use super::data::{check, stamp};
-use super::shape::{DepthOrder, POLL, REQUEST_BYTES, RESPONSE_BYTES, Shape, Way};
 use crate::clock::now_ns;
 use crate::connect::connect_all;
 use crate::job::Job;
 use crate::link::Link;
 use crate::nic::{Nic, NicChoice, reap, small};
-use crate::patience::{PATIENCE_NS, Patience};
 use crate::pin::pinned;
+use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Result of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,16 +33,21 @@ pub struct Rate {
 ///
 /// # Errors
 /// When a verb fails, data are wrong, or no response arrives for 10 s.
-pub fn run(core: usize, link: &mut Link, nic: &NicChoice, shape: &Shape) -> Result<Rate> {
-    pinned(core, || drive(link, nic, &Nic::open(nic)?, shape))
+pub fn run(core: usize, link: &mut Link, nic: &NicChoice, config: &ExchangeConfig) -> Result<Rate> {
+    pinned(core, || drive(link, nic, &Nic::open(nic)?, config))
 }
 
-pub(super) fn drive(link: &mut Link, choice: &NicChoice, nic: &Nic, shape: &Shape) -> Result<Rate> {
+pub(super) fn drive(
+    link: &mut Link,
+    choice: &NicChoice,
+    nic: &Nic,
+    config: &ExchangeConfig,
+) -> Result<Rate> {
     link.send(&Job::Depth(DepthOrder {
         nic: choice.clone(),
-        shape: *shape,
+        config: *config,
     }))?;
-    let mut client = Client::new(link, nic, shape)?;
+    let mut client = Client::new(link, nic, config)?;
     let requests_per_s = client.exchange()?;
     let verified: u64 = link.recv()?;
     if verified != client.answered {
@@ -64,7 +71,7 @@ struct End {
 }
 
 struct Client<'s> {
-    shape: &'s Shape,
+    config: &'s ExchangeConfig,
     cq: CompletionQueue,
     ends: Vec<End>,
     numbers: HashMap<Qpn, usize>,
@@ -81,20 +88,20 @@ struct Client<'s> {
 const SENT: u64 = 1 << 32;
 
 impl<'s> Client<'s> {
-    fn new(link: &mut Link, nic: &Nic, shape: &'s Shape) -> Result<Self> {
-        let (slots, depth) = (shape.slots(), shape.depth);
+    fn new(link: &mut Link, nic: &Nic, config: &'s ExchangeConfig) -> Result<Self> {
+        let (slots, depth) = (config.slots(), config.depth);
         // A response may arrive before the SEND of its request has completed, so the send queue
         // holds more than `depth` requests.
         let sends = 4 * depth + 1;
-        let cq = nic.cq(shape.queue_pairs * (sends + 2 * depth))?;
+        let cq = nic.cq(config.queue_pairs * (sends + 2 * depth))?;
         let mut qps = Vec::new();
-        for _ in 0..shape.queue_pairs {
+        for _ in 0..config.queue_pairs {
             let qp = nic.qp::<Rc>(&cq, &cq).max_send_wr(small(sends));
             qps.push(qp.max_recv_wr(small(2 * depth)).build()?);
         }
-        let data = shape
+        let data = config
             .memory
-            .register(nic, slots * shape.stride(), Access::ALL)?;
+            .register(nic, slots * config.stride(), Access::ALL)?;
         // One slot more, for the request that ends the exchange.
         let requests = nic.alloc((slots + 1) * REQUEST_BYTES, Access::LOCAL_WRITE, None)?;
         let responses = nic.alloc(2 * slots * RESPONSE_BYTES, Access::LOCAL_WRITE, None)?;
@@ -120,9 +127,9 @@ impl<'s> Client<'s> {
             in_flight: 0,
         });
         let ends = ends.collect();
-        link.meet()?;
+        link.barrier()?;
         Ok(Self {
-            shape,
+            config,
             cq,
             ends,
             numbers,
@@ -138,11 +145,11 @@ impl<'s> Client<'s> {
     /// Exchanges requests for the configured time, then ends the exchange. Returns the requests per
     /// second.
     fn exchange(&mut self) -> Result<f64> {
-        let span = self.shape.duration_ms * 1_000_000;
+        let span = self.config.duration_ms * 1_000_000;
         let begin = now_ns() + span / 10;
         let mut measured = None;
         let mut wcs = WcBuffer::<POLL>::new();
-        let mut patience = Patience::eager(PATIENCE_NS);
+        let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         let mut free: Vec<_> = (0..self.waits_for.len()).collect();
         let (mut looked, mut first) = (0, None);
         loop {
@@ -153,7 +160,7 @@ impl<'s> Client<'s> {
             if self.answered == self.asked {
                 break;
             }
-            self.poll(&mut wcs, &mut patience, &mut free)?;
+            self.poll(&mut wcs, &mut timeout, &mut free)?;
             if self.answered - looked >= 64 {
                 looked = self.answered;
                 let now = now_ns();
@@ -176,7 +183,7 @@ impl<'s> Client<'s> {
         let mut waiting = 0;
         for turn in 0..free.len() {
             let slot = free[turn];
-            let end = &self.ends[slot / self.shape.depth];
+            let end = &self.ends[slot / self.config.depth];
             if end.in_flight + end.list.len() < end.list.capacity() {
                 self.ask(slot)?;
             } else {
@@ -192,14 +199,14 @@ impl<'s> Client<'s> {
     fn ask(&mut self, slot: usize) -> Result<()> {
         self.asked += 1;
         self.waits_for[slot] = self.asked;
-        if self.shape.way == Way::Read {
-            let at = slot * self.shape.stride();
-            stamp(&self.data, at, self.shape.payload_bytes, self.asked)?;
+        if self.config.verb == TransferVerb::Read {
+            let at = slot * self.config.stride();
+            stamp(&self.data, at, self.config.payload_bytes, self.asked)?;
         }
         let at = slot * REQUEST_BYTES;
         self.requests.write_u64(at, self.asked)?;
         let request = self.requests.slice(at..at + REQUEST_BYTES)?;
-        let end = &mut self.ends[slot / self.shape.depth];
+        let end = &mut self.ends[slot / self.config.depth];
         end.list.send(request).signaled().wr_id(SENT);
         Ok(())
     }
@@ -223,11 +230,11 @@ impl<'s> Client<'s> {
     fn poll(
         &mut self,
         wcs: &mut WcBuffer<POLL>,
-        patience: &mut Patience,
+        timeout: &mut PollTimeout,
         free: &mut Vec<usize>,
     ) -> Result<()> {
         let Self {
-            shape,
+            config,
             cq,
             ends,
             numbers,
@@ -252,8 +259,8 @@ impl<'s> Client<'s> {
             if number == 0 || waits_for.get(slot) != Some(&number) {
                 bail!("a response to request {number} in slot {slot}, which waits for none");
             }
-            if shape.way == Way::Write {
-                check(data, slot * shape.stride(), shape.payload_bytes, number)?;
+            if config.verb == TransferVerb::Write {
+                check(data, slot * config.stride(), config.payload_bytes, number)?;
             }
             waits_for[slot] = 0;
             *answered += 1;
@@ -263,21 +270,21 @@ impl<'s> Client<'s> {
             Ok(())
         })?;
         if came == 0 {
-            return patience.check("a response");
+            return timeout.check("a response");
         }
-        patience.reset();
+        timeout.reset();
         Ok(())
     }
 
     /// Tells the server that no more requests follow.
     fn end(&mut self, wcs: &mut WcBuffer<POLL>) -> Result<()> {
-        let at = self.shape.slots() * REQUEST_BYTES;
+        let at = self.config.slots() * REQUEST_BYTES;
         let request = self.requests.slice(at..at + REQUEST_BYTES)?;
         self.ends[0].list.send(request).signaled().wr_id(SENT);
         self.post()?;
-        let mut patience = Patience::eager(PATIENCE_NS);
+        let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         while self.ends.iter().any(|end| end.in_flight > 0) {
-            self.poll(wcs, &mut patience, &mut Vec::new())?;
+            self.poll(wcs, &mut timeout, &mut Vec::new())?;
         }
         Ok(())
     }

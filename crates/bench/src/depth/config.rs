@@ -8,20 +8,20 @@ use crate::nic::{Nic, NicChoice};
 /// Verb with which the server moves the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Way {
+pub enum TransferVerb {
     /// An RDMA WRITE into the client's memory: the client reads a block.
     Write,
     /// An RDMA READ of the client's memory: the client writes a block.
     Read,
 }
 
-impl Way {
+impl TransferVerb {
     /// Returns the name on the command line and in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Way::Write => "write",
-            Way::Read => "read",
+            TransferVerb::Write => "write",
+            TransferVerb::Read => "read",
         }
     }
 }
@@ -68,9 +68,10 @@ impl Memory {
 
 /// Parameters of one exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shape {
+pub struct ExchangeConfig {
     /// Verb with which the server moves the data.
-    pub way: Way,
+    #[serde(rename = "way")]
+    pub verb: TransferVerb,
     /// Kind of memory that holds the data.
     pub memory: Memory,
     /// Requests in flight on each queue pair, at least 1.
@@ -91,7 +92,7 @@ pub(super) const RESPONSE_BYTES: usize = 16;
 /// same time, so that neither waits for the other's batches.
 pub(super) const POLL: usize = 8;
 
-impl Shape {
+impl ExchangeConfig {
     /// Returns the number of slots: the requests in flight on all queue pairs.
     pub(super) fn slots(&self) -> usize {
         self.depth * self.queue_pairs
@@ -107,5 +108,6 @@ impl Shape {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DepthOrder {
     pub(super) nic: NicChoice,
-    pub(super) shape: Shape,
+    #[serde(rename = "shape")]
+    pub(super) config: ExchangeConfig,
 }

@@ -7,14 +7,14 @@
 //! side polls one completion queue and posts once per poll.
 
 mod client;
+mod config;
 mod data;
 mod server;
-mod shape;
 
 pub use client::{Rate, run};
+pub(crate) use config::DepthOrder;
+pub use config::{ExchangeConfig, Memory, TransferVerb};
 pub(crate) use server::work;
-pub(crate) use shape::DepthOrder;
-pub use shape::{Memory, Shape, Way};
 
 #[cfg(test)]
 mod tests {
@@ -23,7 +23,7 @@ mod tests {
     use crate::link::Link;
     use crate::nic::{Nic, NicChoice};
 
-    fn tiny(shape: Shape) -> Rate {
+    fn tiny(config: ExchangeConfig) -> Rate {
         let nic = NicChoice::first_of("softnic");
         let (mut left, mut right) = Link::pair().unwrap();
         std::thread::scope(|scope| {
@@ -31,7 +31,7 @@ mod tests {
                 Job::Depth(order) => work(&mut right, &order),
                 job => anyhow::bail!("{job:?} is no exchange of requests"),
             });
-            let rate = client::drive(&mut left, &nic, &Nic::open(&nic).unwrap(), &shape);
+            let rate = client::drive(&mut left, &nic, &Nic::open(&nic).unwrap(), &config);
             drop(left);
             worker.join().unwrap().unwrap();
             rate.unwrap()
@@ -40,19 +40,19 @@ mod tests {
 
     #[test]
     fn both_ways_at_several_depths_in_each_kind_of_memory() {
-        for way in [Way::Write, Way::Read] {
+        for verb in [TransferVerb::Write, TransferVerb::Read] {
             for memory in [Memory::Shared, Memory::Heap, Memory::Large] {
                 for (depth, queue_pairs) in [(1, 1), (16, 1), (3, 2)] {
-                    let shape = Shape {
-                        way,
+                    let config = ExchangeConfig {
+                        verb,
                         memory,
                         depth,
                         queue_pairs,
                         payload_bytes: 4096,
                         duration_ms: 5,
                     };
-                    let rate = tiny(shape);
-                    assert!(rate.verified > 0 && rate.requests_per_s > 0.0, "{shape:?}");
+                    let rate = tiny(config);
+                    assert!(rate.verified > 0 && rate.requests_per_s > 0.0, "{config:?}");
                 }
             }
         }
@@ -61,8 +61,8 @@ mod tests {
     #[test]
     fn payloads_of_few_words() {
         for payload_bytes in [8, 16, 24, 100] {
-            let rate = tiny(Shape {
-                way: Way::Write,
+            let rate = tiny(ExchangeConfig {
+                verb: TransferVerb::Write,
                 memory: Memory::Shared,
                 depth: 2,
                 queue_pairs: 1,

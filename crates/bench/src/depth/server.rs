@@ -8,12 +8,14 @@ use verbs::{
     SharedReceiveQueue, WcBuffer,
 };
 
+use super::config::{
+    DepthOrder, ExchangeConfig, POLL, REQUEST_BYTES, RESPONSE_BYTES, TransferVerb,
+};
 use super::data::{check, stamp};
-use super::shape::{DepthOrder, POLL, REQUEST_BYTES, RESPONSE_BYTES, Shape, Way};
 use crate::connect::connect_all;
 use crate::link::Link;
 use crate::nic::{Nic, reap, small};
-use crate::patience::{PATIENCE_NS, Patience};
+use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Runs the server in the worker process.
 ///
@@ -21,7 +23,7 @@ use crate::patience::{PATIENCE_NS, Patience};
 /// When a verb fails, data are wrong, or the driver is gone.
 pub(crate) fn work(link: &mut Link, order: &DepthOrder) -> Result<()> {
     let nic = Nic::open(&order.nic)?;
-    let verified = Server::new(link, &nic, &order.shape)?.serve()?;
+    let verified = Server::new(link, &nic, &order.config)?.serve()?;
     link.send(&verified)
 }
 
@@ -43,7 +45,7 @@ struct End {
 }
 
 struct Server<'s> {
-    shape: &'s Shape,
+    config: &'s ExchangeConfig,
     cq: CompletionQueue,
     ends: Vec<End>,
     numbers: HashMap<Qpn, usize>,
@@ -65,21 +67,21 @@ struct Server<'s> {
 const READ: u64 = 1 << 32;
 
 impl<'s> Server<'s> {
-    fn new(link: &mut Link, nic: &Nic, shape: &'s Shape) -> Result<Self> {
-        let slots = shape.slots();
+    fn new(link: &mut Link, nic: &Nic, config: &'s ExchangeConfig) -> Result<Self> {
+        let slots = config.slots();
         // Each request takes two WRs, and the client may receive the response before the server's
         // SEND has completed.
-        let sends = 4 * shape.depth + 4;
-        let cq = nic.cq(shape.queue_pairs * sends + 2 * slots)?;
+        let sends = 4 * config.depth + 4;
+        let cq = nic.cq(config.queue_pairs * sends + 2 * slots)?;
         let srq = nic.pd.create_srq(small(2 * slots), 1)?;
         let mut qps = Vec::new();
-        for _ in 0..shape.queue_pairs {
+        for _ in 0..config.queue_pairs {
             let qp = nic.qp::<Rc>(&cq, &cq).max_send_wr(small(sends)).srq(&srq);
             qps.push(qp.build()?);
         }
-        let data = shape
+        let data = config
             .memory
-            .register(nic, slots * shape.stride(), Access::ALL)?;
+            .register(nic, slots * config.stride(), Access::ALL)?;
         let requests = nic.alloc(2 * slots * REQUEST_BYTES, Access::LOCAL_WRITE, None)?;
         let responses = nic.alloc(slots * RESPONSE_BYTES, Access::LOCAL_WRITE, None)?;
         let mut recvs = srq.recv_list(2 * slots);
@@ -98,9 +100,9 @@ impl<'s> Server<'s> {
             in_flight: 0,
         });
         let ends = ends.collect();
-        link.meet()?;
+        link.barrier()?;
         Ok(Self {
-            shape,
+            config,
             cq,
             ends,
             numbers,
@@ -120,7 +122,7 @@ impl<'s> Server<'s> {
     /// Serves requests until the client ends the exchange. Returns the number of verified requests.
     fn serve(mut self) -> Result<u64> {
         let mut wcs = WcBuffer::<POLL>::new();
-        let mut patience = Patience::eager(PATIENCE_NS);
+        let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         let mut came = Vec::with_capacity(POLL);
         while !self.ended || self.ends.iter().any(|end| end.in_flight > 0) {
             came.clear();
@@ -130,11 +132,11 @@ impl<'s> Server<'s> {
             })?;
             if came.is_empty() {
                 if !self.ended {
-                    patience.check("a request")?;
+                    timeout.check("a request")?;
                 }
                 continue;
             }
-            patience.reset();
+            timeout.reset();
             self.recvs.clear();
             for (is_recv, wr_id, qpn) in came.drain(..) {
                 let queue_pair = *self.numbers.get(&qpn).context("not of a queue pair here")?;
@@ -181,9 +183,11 @@ impl<'s> Server<'s> {
 
     /// Starts the transfers of waiting requests whose send queue has room.
     fn go_on(&mut self) -> Result<()> {
-        let Shape {
-            way, payload_bytes, ..
-        } = *self.shape;
+        let ExchangeConfig {
+            verb,
+            payload_bytes,
+            ..
+        } = *self.config;
         for _ in 0..self.waiting.len() {
             let Some(request) = self.waiting.pop_front() else {
                 break;
@@ -193,19 +197,19 @@ impl<'s> Server<'s> {
                 self.waiting.push_back(request);
                 continue;
             }
-            let at = request.slot * self.shape.stride();
+            let at = request.slot * self.config.stride();
             let local = self.data.slice(at..at + payload_bytes)?;
             let remote = self
                 .client
                 .at(at as u64)
                 .context("the client has too little memory")?;
-            match way {
-                Way::Write => {
+            match verb {
+                TransferVerb::Write => {
                     stamp(&self.data, at, payload_bytes, request.number)?;
                     end.list.rdma_write(local, remote);
                     self.respond(request)?;
                 }
-                Way::Read => {
+                TransferVerb::Read => {
                     self.reading[request.slot] = Some(request);
                     end.list
                         .rdma_read(local, remote)
@@ -232,10 +236,10 @@ impl<'s> Server<'s> {
     fn completed(&mut self, queue_pair: usize, wr_id: u64) -> Result<()> {
         let end = &mut self.ends[queue_pair];
         if wr_id & READ == 0 {
-            end.in_flight -= match self.shape.way {
+            end.in_flight -= match self.config.verb {
                 // This completion also covers the WRITE before the response, which is not signaled.
-                Way::Write => 2,
-                Way::Read => 1,
+                TransferVerb::Write => 2,
+                TransferVerb::Read => 1,
             };
             return Ok(());
         }
@@ -244,8 +248,8 @@ impl<'s> Server<'s> {
         let request = self.reading[slot]
             .take()
             .context("a READ completed twice")?;
-        let at = slot * self.shape.stride();
-        check(&self.data, at, self.shape.payload_bytes, request.number)?;
+        let at = slot * self.config.stride();
+        check(&self.data, at, self.config.payload_bytes, request.number)?;
         self.respond(request)
     }
 }

@@ -6,7 +6,7 @@ use verbs::{
     RecvList, WcBuffer,
 };
 
-use super::end::{End, MESSAGE_BYTES, Message, Sleep};
+use super::end::{End, EpollWait, MESSAGE_BYTES, Message};
 use crate::connect::connect;
 use crate::link::Link;
 use crate::nic::{Nic, NicChoice, reap, small};
@@ -24,7 +24,7 @@ pub(super) struct Channel {
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
     channel: CompletionChannel,
-    sleep: Sleep,
+    wait: EpollWait,
     sends: Postlist<Rc>,
     sent: usize,
     recvs: Vec<RecvList>,
@@ -55,9 +55,9 @@ impl Channel {
         }
         let qp = connect(link, qp)?;
         recv_cq.req_notify(false)?;
-        link.meet()?;
+        link.barrier()?;
         Ok(Channel {
-            sleep: Sleep::on(&channel)?,
+            wait: EpollWait::new(&channel)?,
             sends: qp.postlist(1),
             qp,
             send_cq,
@@ -109,7 +109,7 @@ impl End for Channel {
             if let Some(message) = self.poll()? {
                 return Ok(message);
             }
-            self.sleep.until_readable()?;
+            self.wait.until_readable()?;
             self.channel.wait()?;
             self.recv_cq.req_notify(false)?;
         }

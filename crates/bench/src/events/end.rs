@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::link::Link;
-use crate::patience::PATIENCE_NS;
+use crate::poll_timeout::TIMEOUT_NS;
 use crate::usage::Usage;
 
 /// Bytes of a request, and of an answer.
@@ -145,18 +145,18 @@ pub(super) fn answer_all(end: &mut dyn End) -> Result<u64> {
 }
 
 /// An epoll descriptor that watches one other descriptor.
-pub(super) struct Sleep {
+pub(super) struct EpollWait {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
 }
 
-impl Sleep {
-    pub(super) fn on(fd: impl AsFd) -> Result<Sleep> {
+impl EpollWait {
+    pub(super) fn new(fd: impl AsFd) -> Result<EpollWait> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .context("cannot make an epoll descriptor")?;
         let data = epoll::EventData::new_u64(0);
         epoll::add(&epoll, fd, data, epoll::EventFlags::IN).context("cannot watch a descriptor")?;
-        Ok(Sleep {
+        Ok(EpollWait {
             epoll,
             events: Vec::with_capacity(1),
         })
@@ -164,15 +164,15 @@ impl Sleep {
 
     /// Sleeps until the descriptor is readable.
     pub(super) fn until_readable(&mut self) -> Result<()> {
-        let patience = Timespec {
-            tv_sec: (PATIENCE_NS / 1_000_000_000).cast_signed(),
+        let timeout = Timespec {
+            tv_sec: (TIMEOUT_NS / 1_000_000_000).cast_signed(),
             tv_nsec: 0,
         };
         loop {
             self.events.clear();
             let room = spare_capacity(&mut self.events);
-            match epoll::wait(&self.epoll, room, Some(&patience)) {
-                Ok(0) => bail!("no message came for {} s", patience.tv_sec),
+            match epoll::wait(&self.epoll, room, Some(&timeout)) {
+                Ok(0) => bail!("no message came for {} s", timeout.tv_sec),
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error).context("cannot wait for a descriptor"),

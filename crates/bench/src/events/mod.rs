@@ -1,4 +1,4 @@
-//! Round trips between two processes that sleep: completion channels compared with TCP and Unix
+//! Round trips between two processes that wait: completion channels compared with TCP and Unix
 //! sockets.
 //!
 //! Each side is an event-driven program. It waits in `epoll_wait(2)` for one descriptor, takes the

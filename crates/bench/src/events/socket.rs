@@ -8,13 +8,13 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
-use super::end::{End, MESSAGE_BYTES, Message, Sleep};
+use super::end::{End, EpollWait, MESSAGE_BYTES, Message};
 use crate::link::Link;
 
 /// A connected nonblocking socket.
 pub(super) struct Socket<S> {
     stream: S,
-    sleep: Sleep,
+    wait: EpollWait,
 }
 
 /// Connects to the worker's TCP socket, whose address arrives over the link.
@@ -61,7 +61,7 @@ fn unix(stream: UnixStream) -> Result<Socket<UnixStream>> {
 impl<S: Read + Write + AsFd> Socket<S> {
     fn new(stream: S) -> Result<Self> {
         Ok(Self {
-            sleep: Sleep::on(&stream)?,
+            wait: EpollWait::new(&stream)?,
             stream,
         })
     }
@@ -77,7 +77,7 @@ impl<S: Read + Write + AsFd> End for Socket<S> {
         let mut message = [0; MESSAGE_BYTES];
         let mut filled = 0;
         while filled < MESSAGE_BYTES {
-            self.sleep.until_readable()?;
+            self.wait.until_readable()?;
             match self.stream.read(&mut message[filled..]) {
                 Ok(0) => bail!("the other end has closed its socket"),
                 Ok(read) => filled += read,

@@ -5,7 +5,7 @@ use super::Row;
 impl Row {
     /// Describes the row in full.
     #[must_use]
-    pub fn what(self) -> String {
+    pub fn description(self) -> String {
         if let Some(sends) = self.sends() {
             return sends.text(false);
         }

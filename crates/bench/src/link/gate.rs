@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use anyhow::Result;
 use verbs::Waiter;
 
-use super::gone::Gone;
+use super::consequential_error::ConsequentialError;
 
 /// A barrier at which `threads` threads wait for each other, once.
 #[derive(Debug)]
@@ -34,14 +34,17 @@ impl Gate {
     ///
     /// # Errors
     /// When one of the threads has given up.
-    pub(crate) fn pass(&self) -> Result<()> {
+    pub(crate) fn wait(&self) -> Result<()> {
         let mut state = self.state();
         state.came += 1;
         self.changed.notify_all();
         let mut waiter = Waiter::new();
         loop {
             if state.given_up {
-                return Err(Gone("another thread of the benchmark failed".to_owned()).into());
+                return Err(ConsequentialError(
+                    "another thread of the benchmark failed".to_owned(),
+                )
+                .into());
             }
             if state.came >= self.threads {
                 return Ok(());
@@ -76,8 +79,8 @@ mod tests {
     fn all_pass_together_or_none() {
         let gate = Gate::new(3);
         std::thread::scope(|scope| {
-            let threads = [(); 2].map(|()| scope.spawn(|| gate.pass().is_ok()));
-            assert!(gate.pass().is_ok());
+            let threads = [(); 2].map(|()| scope.spawn(|| gate.wait().is_ok()));
+            assert!(gate.wait().is_ok());
             assert!(
                 threads
                     .map(|t| t.join().unwrap())
@@ -87,9 +90,15 @@ mod tests {
         });
         let gate = Gate::new(2);
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| gate.pass());
+            let waits = scope.spawn(|| gate.wait());
             gate.give_up();
-            assert!(waits.join().unwrap().unwrap_err().is::<Gone>());
+            assert!(
+                waits
+                    .join()
+                    .unwrap()
+                    .unwrap_err()
+                    .is::<ConsequentialError>()
+            );
         });
     }
 }

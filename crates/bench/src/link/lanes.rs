@@ -17,22 +17,22 @@ type SharedWriter = Arc<Mutex<Box<dyn Write + Send>>>;
 
 impl Link {
     /// Runs `each` in `lanes` threads and returns the results in order. Each thread has a link to
-    /// the thread of the same number at the other end. The other end must fan out into as many
+    /// the thread of the same number at the other end. The other end must split its link into as many
     /// threads.
-    pub(crate) fn fan<R: Send>(
+    pub(crate) fn split_into_lanes<R: Send>(
         &mut self,
         lanes: usize,
         each: impl Fn(usize, &mut Link) -> Result<R> + Sync,
     ) -> Vec<Result<R>> {
         let own = std::mem::replace(&mut self.writer, Box::new(io::sink()));
         let writer: SharedWriter = Arc::new(Mutex::new(own));
-        let (said, heard): (Vec<_>, Vec<_>) = (0..lanes).map(|_| channel()).unzip();
+        let (lines, receivers): (Vec<_>, Vec<_>) = (0..lanes).map(|_| channel()).unzip();
         let (reader, each) = (&mut self.reader, &each);
         let results = thread::scope(|scope| {
-            let thread = |(number, said)| {
+            let thread = |(number, lines)| {
                 let mut link = Link {
                     reader: Box::new(BufReader::new(LaneReader {
-                        said,
+                        lines,
                         rest: Vec::new(),
                     })),
                     writer: Box::new(LaneWriter {
@@ -50,8 +50,8 @@ impl Link {
                     result
                 })
             };
-            let threads: Vec<_> = heard.into_iter().enumerate().map(thread).collect();
-            scope.spawn(move || hear(reader, said.into_iter().map(Some).collect()));
+            let threads: Vec<_> = receivers.into_iter().enumerate().map(thread).collect();
+            scope.spawn(move || dispatch_lines(reader, lines.into_iter().map(Some).collect()));
             let end = |thread: thread::ScopedJoinHandle<'_, Result<R>>| {
                 let panicked = |_| Err(anyhow!("a thread of the benchmark panicked"));
                 thread.join().unwrap_or_else(panicked)
@@ -67,7 +67,7 @@ impl Link {
 }
 
 /// Passes lines on to their lanes until all lanes have ended.
-fn hear(reader: &mut Box<dyn BufRead + Send>, mut lanes: Vec<Option<Sender<Vec<u8>>>>) {
+fn dispatch_lines(reader: &mut Box<dyn BufRead + Send>, mut lanes: Vec<Option<Sender<Vec<u8>>>>) {
     let mut line = Vec::new();
     while lanes.iter().any(Option::is_some) {
         line.clear();
@@ -93,7 +93,7 @@ fn hear(reader: &mut Box<dyn BufRead + Send>, mut lanes: Vec<Option<Sender<Vec<u
 }
 
 struct LaneReader {
-    said: Receiver<Vec<u8>>,
+    lines: Receiver<Vec<u8>>,
     rest: Vec<u8>,
 }
 
@@ -101,7 +101,7 @@ impl Read for LaneReader {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if self.rest.is_empty() {
             // A dropped sender means the end of the stream.
-            self.rest = self.said.recv().unwrap_or_default();
+            self.rest = self.lines.recv().unwrap_or_default();
         }
         let count = self.rest.len().min(into.len());
         into[..count].copy_from_slice(&self.rest[..count]);
@@ -158,10 +158,10 @@ mod tests {
     ) -> (Vec<Result<L>>, Vec<Result<R>>) {
         let (mut one, mut other) = Link::pair().unwrap();
         let done = thread::scope(|scope| {
-            let there = scope.spawn(|| other.fan(3, right));
-            (one.fan(3, left), there.join().unwrap())
+            let there = scope.spawn(|| other.split_into_lanes(3, right));
+            (one.split_into_lanes(3, left), there.join().unwrap())
         });
-        // After the fan, the link carries single values again.
+        // After the lanes, the link carries single values again.
         one.send(&7).unwrap();
         assert_eq!(other.recv::<u32>().unwrap(), 7);
         done
@@ -172,8 +172,8 @@ mod tests {
         let talk = |number: usize, link: &mut Link| {
             for round in 0..50 {
                 link.send(&(number, round))?;
-                let heard: (usize, usize) = link.recv()?;
-                assert_eq!(heard, (number, round));
+                let receivers: (usize, usize) = link.recv()?;
+                assert_eq!(receivers, (number, round));
             }
             Ok(number)
         };
@@ -194,8 +194,8 @@ mod tests {
         };
         let (left, right) = both(fails, |_, link| link.recv::<String>());
         assert!(left[1].is_err() && left[0].is_ok());
-        let told = right[1].as_ref().unwrap_err().to_string();
-        assert!(told.contains("no such\nqueue pair"), "{told}");
+        let error = right[1].as_ref().unwrap_err().to_string();
+        assert!(error.contains("no such\nqueue pair"), "{error}");
         assert_eq!(right[2].as_ref().unwrap(), "here");
     }
 
@@ -204,9 +204,9 @@ mod tests {
         let (mut one, mut other) = Link::pair().unwrap();
         other.fail(&anyhow!("no device"));
         drop(other);
-        for result in one.fan(2, |_, link| link.recv::<u32>()) {
-            let told = result.unwrap_err().to_string();
-            assert!(told.contains("no device"), "{told}");
+        for result in one.split_into_lanes(2, |_, link| link.recv::<u32>()) {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains("no device"), "{error}");
         }
     }
 }

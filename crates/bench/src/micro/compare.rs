@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use verbs::Provider;
 
-use super::knobs::{Knobs, Stream};
 use super::outcome::Outcome;
+use super::parameters::{Parameters, Stream};
 use super::runner::Runner;
 use super::task::{PingPong, Task};
 use super::verb::Verb;
@@ -95,9 +95,9 @@ impl Comparison {
     /// When a payload size is invalid.
     pub fn tasks(&self) -> Result<Vec<Task>> {
         let duration_ms = self.settings.duration_ms;
-        let knobs = |payload_bytes: usize| Knobs {
+        let parameters = |payload_bytes: usize| Parameters {
             payload_bytes: Some(payload_bytes),
-            ..Knobs::default()
+            ..Parameters::default()
         };
         let mut tasks = Vec::new();
         for verb in [Verb::UdSend, Verb::RcSend, Verb::RcWrite, Verb::RcRead] {
@@ -105,13 +105,13 @@ impl Comparison {
                 if verb == Verb::UdSend && payload > self.mtu_bytes as usize {
                     continue;
                 }
-                let stream = Stream::new(verb, &knobs(payload), duration_ms)?;
+                let stream = Stream::new(verb, &parameters(payload), duration_ms)?;
                 tasks.push(Task::Stream(stream));
             }
         }
         for verb in [Verb::RcSend, Verb::RcWrite] {
             for &payload in &self.settings.payloads_bytes {
-                let ping = PingPong::new(verb, &knobs(payload), duration_ms)?;
+                let ping = PingPong::new(verb, &parameters(payload), duration_ms)?;
                 tasks.push(Task::PingPong(ping));
             }
         }
@@ -235,7 +235,7 @@ impl Summary {
 pub fn run(comparison: &Comparison, mut on_event: impl FnMut(&Event)) -> Result<Summary> {
     let tasks = comparison.tasks()?;
     let mut runner = Runner::new(comparison.cores, comparison.worker.clone());
-    let mut taken = Taken::default();
+    let mut samples = Samples::default();
     for round in 0..comparison.settings.rounds {
         for (row, task) in tasks.iter().enumerate() {
             // Alternate the order of the sides, so that neither always finds the machine warmer.
@@ -256,9 +256,9 @@ pub fn run(comparison: &Comparison, mut on_event: impl FnMut(&Event)) -> Result<
                         if side == Side::System {
                             on_device = Some(value);
                         }
-                        taken.sample(round, row, side, value, Some(outcome), &mut on_event);
+                        samples.sample(round, row, side, value, Some(outcome), &mut on_event);
                     }
-                    Err(err) => taken.failed(round, row, side, &err),
+                    Err(err) => samples.failed(round, row, side, &err),
                 }
             }
             if comparison.settings.perftest
@@ -268,15 +268,15 @@ pub fn run(comparison: &Comparison, mut on_event: impl FnMut(&Event)) -> Result<
                 let side = Side::Perftest;
                 on_event(&Event::Begin { task: *task, side });
                 match by_perftest(comparison, task, on_device) {
-                    Ok(value) => taken.sample(round, row, side, value, None, &mut on_event),
-                    Err(err) => taken.failed(round, row, side, &err),
+                    Ok(value) => samples.sample(round, row, side, value, None, &mut on_event),
+                    Err(err) => samples.failed(round, row, side, &err),
                 }
             }
         }
     }
     let rows = tasks.iter().enumerate();
     Ok(Summary {
-        rows: rows.map(|(row, task)| taken.result(row, *task)).collect(),
+        rows: rows.map(|(row, task)| samples.result(row, *task)).collect(),
     })
 }
 
@@ -311,12 +311,12 @@ fn value(outcome: &Outcome) -> f64 {
 }
 
 #[derive(Default)]
-struct Taken {
+struct Samples {
     samples: Vec<Sample>,
     errors: BTreeMap<usize, Vec<String>>,
 }
 
-impl Taken {
+impl Samples {
     fn sample(
         &mut self,
         round: u32,
@@ -419,24 +419,24 @@ mod tests {
     }
 
     fn stream(payload_bytes: usize) -> Task {
-        let knobs = Knobs {
+        let parameters = Parameters {
             payload_bytes: Some(payload_bytes),
-            ..Knobs::default()
+            ..Parameters::default()
         };
-        Task::Stream(Stream::new(Verb::RcSend, &knobs, 1).unwrap())
+        Task::Stream(Stream::new(Verb::RcSend, &parameters, 1).unwrap())
     }
 
     fn ping() -> Task {
-        Task::PingPong(PingPong::new(Verb::RcSend, &Knobs::default(), 1).unwrap())
+        Task::PingPong(PingPong::new(Verb::RcSend, &Parameters::default(), 1).unwrap())
     }
 
     fn result(task: Task, rounds: &[(f64, f64)]) -> RowResult {
-        let mut taken = Taken::default();
+        let mut samples = Samples::default();
         for (round, (softnic, system)) in (0..).zip(rounds) {
-            taken.sample(round, 0, Side::Softnic, *softnic, None, &mut |_| {});
-            taken.sample(round, 0, Side::System, *system, None, &mut |_| {});
+            samples.sample(round, 0, Side::Softnic, *softnic, None, &mut |_| {});
+            samples.sample(round, 0, Side::System, *system, None, &mut |_| {});
         }
-        taken.result(0, task)
+        samples.result(0, task)
     }
 
     #[test]

@@ -5,11 +5,11 @@
 use anyhow::{Context, Result};
 use verbs::{Access, MemoryRegion, Postlist, QueuePair, RemoteMemory, Uc, WcBuffer};
 
-use super::knobs::{Direction, Stream};
+use super::parameters::{Direction, Stream};
 use super::verb::{Verb, tail};
 use crate::link::Link;
 use crate::nic::{Nic, reap};
-use crate::patience::{PATIENCE_NS, Patience};
+use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Send WRs of the responder on each queue pair.
 pub(super) const SEND_WRS: usize = 16;
@@ -60,9 +60,9 @@ impl Credits {
 
     /// Waits until `until` WRITEs have arrived on a queue pair.
     pub(super) fn wait(&self, queue_pair: usize, until: u64) -> Result<()> {
-        let mut patience = Patience::new(PATIENCE_NS);
+        let mut timeout = PollTimeout::new(TIMEOUT_NS);
         while u64::from_le(self.memory.read_u64(NUMBER_BYTES * queue_pair)?) < until {
-            patience.check("word of the responder that WRITEs have arrived (UC may lose some)")?;
+            timeout.check("word of the responder that WRITEs have arrived (UC may lose some)")?;
         }
         Ok(())
     }
@@ -85,15 +85,15 @@ pub(super) fn end(
     )
     .signaled();
     qp.post_send(&mut list)?;
-    let (mut wcs, mut patience) = (WcBuffer::<1>::new(), Patience::new(PATIENCE_NS));
+    let (mut wcs, mut timeout) = (WcBuffer::<1>::new(), PollTimeout::new(TIMEOUT_NS));
     while reap(qp.send_cq(), &mut wcs, |_| Ok(()))? == 0 {
-        patience.check("completion of the last WRITE")?;
+        timeout.check("completion of the last WRITE")?;
     }
     Ok(())
 }
 
 /// The responder's side of a queue pair.
-struct Giver<'q> {
+struct CreditSender<'q> {
     qp: &'q QueuePair<Uc>,
     list: Postlist<Uc>,
     /// Number of WRITEs that have arrived when the next part is complete.
@@ -102,7 +102,7 @@ struct Giver<'q> {
 }
 
 /// Reports the arrived WRITEs until the requester has ended.
-pub(super) fn give(
+pub(super) fn send_credits(
     nic: &Nic,
     qps: &[QueuePair<Uc>],
     stream: &Stream,
@@ -116,7 +116,7 @@ pub(super) fn give(
     let numbers = nic
         .pd
         .alloc(NUMBER_BYTES * parts * qps.len(), Access::LOCAL_READ)?;
-    let giver = |(place, qp): (usize, _)| {
+    let sender = |(place, qp): (usize, _)| {
         let mut list = QueuePair::postlist(qp, parts);
         let to = to.at((NUMBER_BYTES * place) as u64);
         let to = to.context("the requester offers too little memory")?;
@@ -125,46 +125,48 @@ pub(super) fn give(
             list.rdma_write(numbers.slice(at..at + NUMBER_BYTES)?, to)
                 .signaled();
         }
-        Ok(Giver {
+        Ok(CreditSender {
             qp,
             list,
             due: part as u64,
             outstanding: 0,
         })
     };
-    let mut givers: Vec<_> = qps.iter().enumerate().map(giver).collect::<Result<_>>()?;
+    let mut senders: Vec<_> = qps.iter().enumerate().map(sender).collect::<Result<_>>()?;
     let mut wcs = WcBuffer::<SEND_WRS>::new();
-    let mut patience = Patience::new(PATIENCE_NS);
+    let mut timeout = PollTimeout::new(TIMEOUT_NS);
     let word = |place: usize| Ok::<_, anyhow::Error>(u64::from_le(memory.read_u64(place)?));
     while word(stream.window_bytes())? == 0 {
         let mut came = false;
-        for (place, giver) in givers.iter_mut().enumerate() {
-            let slot = usize::try_from((giver.due - 1) % stream.window as u64)?;
+        for (place, sender) in senders.iter_mut().enumerate() {
+            let slot = usize::try_from((sender.due - 1) % stream.window as u64)?;
             let at = (place * stream.window + slot) * stream.stride() + tail(stream.payload_bytes);
-            if word(at)? < giver.due {
+            if word(at)? < sender.due {
                 continue;
             }
             came = true;
-            while giver.outstanding >= parts.min(SEND_WRS) {
-                giver.outstanding -= reap(giver.qp.send_cq(), &mut wcs, |_| Ok(()))?;
-                patience.check("completion of a WRITE to the requester")?;
+            while sender.outstanding >= parts.min(SEND_WRS) {
+                sender.outstanding -= reap(sender.qp.send_cq(), &mut wcs, |_| Ok(()))?;
+                timeout.check("completion of a WRITE to the requester")?;
             }
             let turn = slot / part;
-            numbers.write_u64(NUMBER_BYTES * (place * parts + turn), giver.due.to_le())?;
-            giver.qp.post_send_range(&mut giver.list, turn..turn + 1)?;
-            giver.outstanding += 1;
-            giver.due += part as u64;
+            numbers.write_u64(NUMBER_BYTES * (place * parts + turn), sender.due.to_le())?;
+            sender
+                .qp
+                .post_send_range(&mut sender.list, turn..turn + 1)?;
+            sender.outstanding += 1;
+            sender.due += part as u64;
         }
         if came {
-            patience.reset();
+            timeout.reset();
         } else {
-            patience.check("WRITEs, or word of the requester that it has ended")?;
+            timeout.check("WRITEs, or word of the requester that it has ended")?;
         }
     }
-    for giver in &mut givers {
-        while giver.outstanding > 0 {
-            giver.outstanding -= reap(giver.qp.send_cq(), &mut wcs, |_| Ok(()))?;
-            patience.check("completion of a WRITE to the requester")?;
+    for sender in &mut senders {
+        while sender.outstanding > 0 {
+            sender.outstanding -= reap(sender.qp.send_cq(), &mut wcs, |_| Ok(()))?;
+            timeout.check("completion of a WRITE to the requester")?;
         }
     }
     Ok(())
@@ -173,7 +175,7 @@ pub(super) fn give(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::micro::knobs::Knobs;
+    use crate::micro::parameters::Parameters;
 
     #[test]
     fn parts_are_whole_postlists_and_divide_the_window() {
@@ -186,13 +188,13 @@ mod tests {
             (1, 1),
             (10, 5),
         ] {
-            let knobs = Knobs {
+            let parameters = Parameters {
                 window: Some(window),
                 batch: Some(batch),
                 signal_every: Some(1),
-                ..Knobs::default()
+                ..Parameters::default()
             };
-            let stream = Stream::new(Verb::UcWrite, &knobs, 1).expect("knobs that fit");
+            let stream = Stream::new(Verb::UcWrite, &parameters, 1).expect("parameters that fit");
             let part = part(&stream);
             assert!(
                 window.is_multiple_of(part) && part.is_multiple_of(batch),

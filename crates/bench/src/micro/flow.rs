@@ -7,12 +7,12 @@ use anyhow::Result;
 use verbs::{Connected, Postlist, QueuePair, WcBuffer};
 
 use super::credit::Credits;
-use super::knobs::Stream;
-use super::pace::{Meter, Pace, Timed};
+use super::parameters::Stream;
 use super::signals::Signals;
+use super::timer::{Meter, RunTimer, Timed};
 use crate::clock::now_ns;
 use crate::nic::reap;
-use crate::patience::{PATIENCE_NS, Patience};
+use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Consecutive WRs of one queue pair, in consecutive slots of its window.
 pub(super) struct Run {
@@ -125,14 +125,14 @@ impl<'q, T: Connected> Flow<'q, T> {
 
     fn wait_longer<R: Requests<T>>(&mut self, until: u64, requests: &mut R) -> Result<()> {
         let mut wcs = WcBuffer::<32>::new();
-        let mut patience = Patience::new(PATIENCE_NS);
+        let mut timeout = PollTimeout::new(TIMEOUT_NS);
         while self.completed < until {
             let came = reap(self.qp.send_cq(), &mut wcs, |_| Ok(()))?;
             if came == 0 {
-                patience.check("completions")?;
+                timeout.check("completions")?;
                 continue;
             }
-            patience.reset();
+            timeout.reset();
             self.complete(came * self.stream.signal_every, requests)?;
         }
         Ok(())
@@ -165,12 +165,12 @@ pub(super) fn run<T: Connected, R: Requests<T>>(
     let flows = flows.map(|(number, qp)| Flow::new(number, qp, stream, &mut requests));
     let mut flows: Vec<Flow<'_, T>> = flows.collect::<Result<_>>()?;
     let mut meter = Meter::new(stream.duration_ms);
-    let mut pace = Pace::new(stream.duration_ms);
+    let mut timer = RunTimer::new(stream.duration_ms);
     let (lists, turn) = (stream.lists_of_turn(), stream.turn());
     let mut posted = 0u64;
     let mut last = false;
     while !last {
-        last = pace.is_over()
+        last = timer.is_over()
             && stream.can_end_after(posted)
             && credits.is_none_or(|credits| credits.can_end_at(posted + turn));
         let room = stream.done_before_next(posted);

@@ -10,12 +10,12 @@ use std::thread;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::ends::{far, near};
 use super::outcome::{Outcome, Rate};
+use super::sides::{run_measured_side, run_other_side};
 use super::target::{Target, check};
 use super::task::Task;
 use crate::job::{Job, MicroOrder};
-use crate::link::{Gate, Link, cause};
+use crate::link::{Gate, Link, root_cause};
 use crate::nic::{Nic, NicChoice};
 use crate::pin::pinned;
 
@@ -34,7 +34,7 @@ pub(crate) fn together(results: Vec<Result<Outcome>>) -> Result<Outcome> {
             Err(error) => errors.push(error),
         }
     }
-    if let Some(error) = cause(errors) {
+    if let Some(error) = root_cause(errors) {
         return Err(error);
     }
     let mut rates = outcomes.iter().filter_map(|outcome| match outcome {
@@ -68,29 +68,31 @@ pub(crate) fn measure(
         }))?;
     }
     let lane = |lane: usize, link: &mut Link| {
-        link.through(&gate);
-        let done = on_core(here, lane, || near(link, &nic, task, &target));
+        link.set_gate(&gate);
+        let done = on_core(here, lane, || run_measured_side(link, &nic, task, &target));
         if done.is_err() {
             gate.give_up();
         }
         done
     };
     let results: Vec<_> = thread::scope(|scope| {
-        let fans: Vec<_> = links
+        let threads: Vec<_> = links
             .iter_mut()
             .enumerate()
             .map(|(process, link)| {
                 let lanes = lanes_of(process, threads, processes);
                 let lane = &lane;
                 scope.spawn(move || {
-                    link.fan(lanes, |number, link| {
+                    link.split_into_lanes(lanes, |number, link| {
                         lane(process + number * processes, link)
                     })
                 })
             })
             .collect();
-        let ended = fans.into_iter().map(|fan| fan.join());
-        ended.flat_map(|fan| fan.unwrap_or_default()).collect()
+        let ended = threads.into_iter().map(|thread| thread.join());
+        ended
+            .flat_map(|thread| thread.unwrap_or_default())
+            .collect()
     });
     let outcome = together(results)?;
     check(target.wrong()?)?;
@@ -108,11 +110,13 @@ pub(crate) fn measure(
 pub(crate) fn work(link: &mut Link, order: &MicroOrder) -> Result<()> {
     let nic = Nic::open(&order.nic)?;
     let target = Target::new(&nic, &order.task)?;
-    let results = link.fan(order.lanes, |lane, link| {
-        on_core(&order.cores, lane, || far(link, &nic, &order.task, &target))
+    let results = link.split_into_lanes(order.lanes, |lane, link| {
+        on_core(&order.cores, lane, || {
+            run_other_side(link, &nic, &order.task, &target)
+        })
     });
     let errors = results.into_iter().filter_map(Result::err).collect();
-    if let Some(error) = cause(errors) {
+    if let Some(error) = root_cause(errors) {
         return Err(error);
     }
     link.send(&End {

@@ -8,39 +8,39 @@
 
 pub mod compare;
 mod credit;
-mod ends;
 mod flow;
 mod form;
-mod found;
-pub(crate) mod knobs;
 pub(crate) mod lanes;
 mod model;
 pub(crate) mod one_core;
 mod one_sided;
 pub(crate) mod outcome;
-pub(crate) mod pace;
+pub(crate) mod parameters;
 mod ping;
 mod receiver;
+mod receiver_result;
 mod requests;
 pub(crate) mod runner;
 mod send;
 mod sender;
+mod sides;
 mod signals;
 mod target;
 pub(crate) mod task;
 #[cfg(test)]
 mod tests;
+pub(crate) mod timer;
 mod transport;
 pub(crate) mod verb;
 
-pub(crate) use self::ends::{far, near};
-pub use self::knobs::{
-    AUTO_INLINE_BYTES, Direction, Knobs, MAX_ADDRESSES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS,
-    MAX_SPACING_BYTES, MAX_THREADS, MAX_WINDOW, Stream,
-};
 pub(crate) use self::lanes::together;
 pub use self::outcome::{Latency, Outcome, Rate};
+pub use self::parameters::{
+    AUTO_INLINE_BYTES, Direction, MAX_ADDRESSES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS,
+    MAX_SPACING_BYTES, MAX_THREADS, MAX_WINDOW, Parameters, Stream,
+};
 pub use self::runner::Runner;
+pub(crate) use self::sides::{run_measured_side, run_other_side};
 pub(crate) use self::target::{Target, check};
 pub use self::task::{PingPong, Task};
 pub use self::verb::Verb;

@@ -3,7 +3,7 @@
 use nicmodel::{Bounds, Footprint, Load, Method, Mix, Operation, OperationError, Profile, Role};
 use nicmodel::{Transport, Verb as ModelVerb, locks};
 
-use super::knobs::{Direction, Stream};
+use super::parameters::{Direction, Stream};
 use super::verb::Verb;
 
 impl Stream {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use verbs::{QueuePair, Rc, Uc, Ud, WcBuffer};
 
 use super::form::{Form, with_form};
-use super::knobs::Stream;
+use super::parameters::Stream;
 use super::receiver::{Places, Receiver};
 use super::send::qp;
 use super::sender::Sender;
@@ -103,18 +103,18 @@ impl<T: Sends, F: Form> OneCore for Ends<'_, T, F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::micro::knobs::Knobs;
+    use crate::micro::parameters::Parameters;
 
     #[test]
     fn every_kind_of_send_has_phases() {
         for verb in [Verb::UdSend, Verb::RcSend, Verb::UcSend] {
             for (payload_bytes, batch) in [(0, 16), (0, 1), (8, 16), (8, 1)] {
-                let knobs = Knobs {
+                let parameters = Parameters {
                     payload_bytes: Some(payload_bytes),
                     batch: Some(batch),
-                    ..Knobs::default()
+                    ..Parameters::default()
                 };
-                let stream = Stream::new(verb, &knobs, 2).unwrap();
+                let stream = Stream::new(verb, &parameters, 2).unwrap();
                 let measured = measure(&NicChoice::first_of("softnic"), &stream).unwrap();
                 assert!(measured.ns.sender() > 0.0 && measured.ns.receiver() > 0.0);
                 assert!(measured.verified_ops >= 2 * 256, "{verb:?}: {measured:?}");

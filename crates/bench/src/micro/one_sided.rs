@@ -18,21 +18,21 @@ use verbs::{Access, Connected, MemoryRegion, QueuePair, Rc, RemoteMemory, Uc};
 use super::credit::{self, Credits};
 use super::flow::run;
 use super::form::{both_ends, with_write_form};
-use super::knobs::Stream;
 use super::outcome::Rate;
-use super::pace::Timed;
+use super::parameters::Stream;
 use super::requests::{AddsToMany, AddsToOne, Reads, Writes};
 use super::target::{Target, check};
+use super::timer::Timed;
 use super::verb::{Verb, tail};
 use crate::connect::connect_all;
 use crate::link::Link;
 use crate::nic::{Nic, small};
-use crate::patience::{PATIENCE_NS, Patience};
 use crate::peers::copy::pattern;
+use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Maximum wait of the worker for a WRITE that has completed at the requester, in ns. On UC,
 /// completion only means that the WRITE was sent.
-const ARRIVAL_NS: u64 = PATIENCE_NS / 5;
+const ARRIVAL_NS: u64 = TIMEOUT_NS / 5;
 
 /// Number of WRITEs or adds on each queue pair.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -109,7 +109,7 @@ fn connected<T: Connected>(
     });
     let qps = connect_all(link, prepared.collect::<Result<_>>()?)?;
     // UC drops messages that arrive before the other side is ready.
-    link.meet()?;
+    link.barrier()?;
     Ok(qps)
 }
 
@@ -146,7 +146,7 @@ pub(super) fn work(link: &mut Link, nic: &Nic, stream: &Stream, target: &Target)
         let to = if credits { Some(link.recv()?) } else { None };
         let qps = connected::<Uc>(link, nic, stream)?;
         if let Some(to) = to {
-            credit::give(nic, &qps, stream, &memory, to)?;
+            credit::send_credits(nic, &qps, stream, &memory, to)?;
         }
         verify(link, stream, &memory)
     } else {
@@ -158,13 +158,13 @@ pub(super) fn work(link: &mut Link, nic: &Nic, stream: &Stream, target: &Target)
 /// Receives the number of operations and sends a description of the first wrong slot, or `None`.
 fn verify(link: &mut Link, stream: &Stream, memory: &MemoryRegion) -> Result<()> {
     let Count(count) = link.recv()?;
-    let mut patience = Patience::new(ARRIVAL_NS);
+    let mut timeout = PollTimeout::new(ARRIVAL_NS);
     let wrong = loop {
         let wrong = match stream.verb {
             Verb::RcRead => None,
             _ => wrong_place(stream, memory, count)?,
         };
-        if wrong.is_none() || patience.is_over() {
+        if wrong.is_none() || timeout.is_over() {
             break wrong;
         }
     };
@@ -208,18 +208,18 @@ fn wrong_place(stream: &Stream, memory: &MemoryRegion, count: u64) -> Result<Opt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::micro::knobs::Knobs;
+    use crate::micro::parameters::Parameters;
     use crate::nic::NicChoice;
 
     #[test]
     fn a_place_with_another_number_is_found() {
         let nic = Nic::open(&NicChoice::first_of("softnic")).unwrap();
-        let knobs = Knobs {
+        let parameters = Parameters {
             payload_bytes: Some(24),
             window: Some(4),
-            ..Knobs::default()
+            ..Parameters::default()
         };
-        let stream = Stream::new(Verb::RcWrite, &knobs, 1).unwrap();
+        let stream = Stream::new(Verb::RcWrite, &parameters, 1).unwrap();
         let memory = nic.pd.alloc(4 * 24, Access::LOCAL_WRITE).unwrap();
         assert_eq!(wrong_place(&stream, &memory, 0).unwrap(), None);
         // Six WRITEs: numbers 4 and 5 went to the first two slots. Stamps are one higher than

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::knobs::Stream;
-use super::pace::Timed;
+use super::parameters::Stream;
+use super::timer::Timed;
 use crate::clock::mops;
 
 /// Result of a [`Stream`].

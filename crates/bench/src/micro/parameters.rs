@@ -58,7 +58,7 @@ impl Direction {
 
 /// Parameters of a measurement. `None` selects a default that fits the other parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Knobs {
+pub struct Parameters {
     /// Payload bytes of each message; 8 by default.
     pub payload_bytes: Option<usize>,
     /// WRs per doorbell; 16 by default, or fewer if the window is too small.
@@ -96,7 +96,7 @@ pub struct Knobs {
     pub private: bool,
 }
 
-impl Knobs {
+impl Parameters {
     pub(super) fn inline(&self, verb: Verb, payload_bytes: usize) -> Result<bool> {
         let possible = verb.carries_payload() && payload_bytes > 0;
         match self.inline {
@@ -153,27 +153,32 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Creates a stream and fills in the parameters that `knobs` leaves open.
+    /// Creates a stream and fills in the parameters that `parameters` leaves open.
     ///
     /// # Errors
     /// When parameters contradict each other. The message says which one to change.
-    pub fn new(verb: Verb, knobs: &Knobs, duration_ms: u64) -> Result<Stream> {
-        let payload_bytes = knobs.payload_bytes.unwrap_or(8);
+    pub fn new(verb: Verb, parameters: &Parameters, duration_ms: u64) -> Result<Stream> {
+        let payload_bytes = parameters.payload_bytes.unwrap_or(8);
         verb.check_payload(payload_bytes)?;
-        if verb != Verb::Atomics && (knobs.addresses.is_some() || knobs.spacing_bytes.is_some()) {
+        if verb != Verb::Atomics
+            && (parameters.addresses.is_some() || parameters.spacing_bytes.is_some())
+        {
             bail!(
                 "{} uses no counters, so that their number and spacing mean nothing; leave them out",
                 verb.label()
             );
         }
-        let given = lcm(knobs.batch.unwrap_or(1), knobs.signal_every.unwrap_or(1));
-        let threads = knobs.threads.or(knobs.processes).unwrap_or(1);
-        let processes = knobs.processes.unwrap_or(threads);
-        let queue_pairs = knobs.queue_pairs.unwrap_or(1);
-        let window = knobs.window.unwrap_or_else(|| {
+        let given = lcm(
+            parameters.batch.unwrap_or(1),
+            parameters.signal_every.unwrap_or(1),
+        );
+        let threads = parameters.threads.or(parameters.processes).unwrap_or(1);
+        let processes = parameters.processes.unwrap_or(threads);
+        let queue_pairs = parameters.queue_pairs.unwrap_or(1);
+        let window = parameters.window.unwrap_or_else(|| {
             let mut fit = (AUTO_WINDOW_BYTES / payload_bytes.max(1)).clamp(2, 256);
-            if let (Verb::RcRead, Some(kept)) = (verb, knobs.reads_kept) {
-                let threads_of_requester = match knobs.direction {
+            if let (Verb::RcRead, Some(kept)) = (verb, parameters.reads_kept) {
+                let threads_of_requester = match parameters.direction {
                     Direction::Outbound => threads,
                     Direction::Inbound => threads.div_ceil(processes.max(1)),
                 };
@@ -187,20 +192,20 @@ impl Stream {
         let auto = || largest_divisor(window, 16.min(window / 2));
         let stream = Stream {
             verb,
-            direction: knobs.direction,
+            direction: parameters.direction,
             payload_bytes,
-            batch: knobs.batch.unwrap_or_else(auto),
+            batch: parameters.batch.unwrap_or_else(auto),
             window,
-            signal_every: knobs.signal_every.unwrap_or_else(auto),
-            inline: knobs.inline(verb, payload_bytes)?,
-            burst: knobs.burst,
+            signal_every: parameters.signal_every.unwrap_or_else(auto),
+            inline: parameters.inline(verb, payload_bytes)?,
+            burst: parameters.burst,
             queue_pairs,
             threads,
             processes,
-            addresses: knobs.addresses.unwrap_or(1),
-            spacing_bytes: knobs.spacing_bytes.unwrap_or(8),
-            pages: knobs.pages,
-            private: knobs.private,
+            addresses: parameters.addresses.unwrap_or(1),
+            spacing_bytes: parameters.spacing_bytes.unwrap_or(8),
+            pages: parameters.pages,
+            private: parameters.private,
             duration_ms,
         };
         stream.check()?;
@@ -373,10 +378,10 @@ fn lcm(a: usize, b: usize) -> usize {
 mod tests {
     use super::*;
 
-    fn of(payload_bytes: usize) -> Knobs {
-        Knobs {
+    fn of(payload_bytes: usize) -> Parameters {
+        Parameters {
             payload_bytes: Some(payload_bytes),
-            ..Knobs::default()
+            ..Parameters::default()
         }
     }
 
@@ -396,56 +401,58 @@ mod tests {
 
     #[test]
     fn a_window_grows_around_what_was_asked_for() {
-        let knobs = Knobs {
+        let parameters = Parameters {
             batch: Some(300),
             signal_every: Some(200),
-            ..Knobs::default()
+            ..Parameters::default()
         };
-        let s = Stream::new(Verb::RcWrite, &knobs, 1).unwrap();
+        let s = Stream::new(Verb::RcWrite, &parameters, 1).unwrap();
         assert_eq!((s.window, s.batch, s.signal_every), (1200, 300, 200));
     }
 
     #[test]
     fn contradictions_are_refused_with_what_to_change() {
-        let refused = |verb, knobs: Knobs| Stream::new(verb, &knobs, 1).unwrap_err().to_string();
+        let refused = |verb, parameters: Parameters| {
+            Stream::new(verb, &parameters, 1).unwrap_err().to_string()
+        };
         assert!(refused(Verb::RcWrite, of(0)).contains("8 or more"));
         assert!(refused(Verb::RcSend, of(7)).contains("header-only"));
         assert!(refused(Verb::Atomics, of(16)).contains("8 bytes"));
-        let window = |batch, window, signal_every| Knobs {
+        let window = |batch, window, signal_every| Parameters {
             batch: Some(batch),
             window: Some(window),
             signal_every: Some(signal_every),
-            ..Knobs::default()
+            ..Parameters::default()
         };
         assert!(refused(Verb::RcSend, window(16, 40, 8)).contains("no multiple"));
         assert!(refused(Verb::RcSend, window(16, 16, 16)).contains("never has room"));
         assert!(refused(Verb::RcSend, window(1, 10_000, 1)).contains("at most 8192"));
-        let inline = Knobs {
+        let inline = Parameters {
             inline: Some(true),
-            ..Knobs::default()
+            ..Parameters::default()
         };
         assert!(refused(Verb::RcRead, inline).contains("inline"));
-        let long = Knobs {
+        let long = Parameters {
             payload_bytes: Some(MAX_PAYLOAD_BYTES),
             window: Some(64),
-            ..Knobs::default()
+            ..Parameters::default()
         };
         assert!(refused(Verb::RcRead, long).contains("lower one"));
     }
 
     #[test]
     fn threads_processes_and_counters_fit_each_other() {
-        let of = |verb, knobs: &Knobs| Stream::new(verb, knobs, 1);
-        let plain = of(Verb::Atomics, &Knobs::default()).unwrap();
+        let of = |verb, parameters: &Parameters| Stream::new(verb, parameters, 1);
+        let plain = of(Verb::Atomics, &Parameters::default()).unwrap();
         assert_eq!(
             (plain.threads, plain.processes, plain.queue_pairs),
             (1, 1, 1)
         );
         assert_eq!((plain.addresses, plain.spacing_bytes), (1, 8));
-        let processes = |threads, processes| Knobs {
+        let processes = |threads, processes| Parameters {
             threads,
             processes,
-            ..Knobs::default()
+            ..Parameters::default()
         };
         for (threads, processes_given, want) in [
             (Some(4), None, (4, 4)),
@@ -455,13 +462,13 @@ mod tests {
             let stream = of(Verb::RcRead, &processes(threads, processes_given)).unwrap();
             assert_eq!((stream.threads, stream.processes), want);
         }
-        let refused = |verb, knobs: Knobs| of(verb, &knobs).unwrap_err().to_string();
+        let refused = |verb, parameters: Parameters| of(verb, &parameters).unwrap_err().to_string();
         assert!(refused(Verb::RcRead, processes(Some(1), Some(2))).contains("raise the threads"));
         assert!(refused(Verb::RcRead, processes(Some(0), None)).contains("1 to 256 threads"));
-        let counters = |addresses, spacing| Knobs {
+        let counters = |addresses, spacing| Parameters {
             addresses: Some(addresses),
             spacing_bytes: Some(spacing),
-            ..Knobs::default()
+            ..Parameters::default()
         };
         assert!(refused(Verb::RcRead, counters(2, 8)).contains("no counters"));
         assert!(refused(Verb::Atomics, counters(2, 12)).contains("multiple of 8"));
@@ -471,15 +478,15 @@ mod tests {
 
     #[test]
     fn a_burst_waits_for_its_whole_window() {
-        let knobs = Knobs {
+        let parameters = Parameters {
             window: Some(8),
             batch: Some(2),
             signal_every: Some(8),
             queue_pairs: Some(2),
             burst: true,
-            ..Knobs::default()
+            ..Parameters::default()
         };
-        let burst = Stream::new(Verb::RcRead, &knobs, 1).unwrap();
+        let burst = Stream::new(Verb::RcRead, &parameters, 1).unwrap();
         let waits: Vec<_> = (0..10)
             .map(|list| burst.done_before_next(2 * list))
             .collect();

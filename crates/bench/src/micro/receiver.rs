@@ -6,12 +6,12 @@ use anyhow::Result;
 use verbs::{Access, HeaderOnly, MemoryRegion, Postlist, RecvList, WcBuffer, WorkCompletion};
 
 use super::form::{Form, ImmOnly, low};
-use super::found::{Found, LOST_NS, chunk};
-use super::knobs::Stream;
-use super::pace::Meter;
+use super::parameters::Stream;
+use super::receiver_result::{LOST_NS, ReceiverResult, chunk};
+use super::timer::Meter;
 use super::transport::{SendQp, Sends};
 use crate::nic::{Nic, reap};
-use crate::patience::{PATIENCE_NS, Patience};
+use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Send WRs for reports.
 pub(super) const REPORT_WRS: usize = 64;
@@ -24,13 +24,13 @@ pub(super) fn receive<T: Sends, F: Form>(
     stream: &Stream,
     qps: &[SendQp<T>],
     places: Vec<Places>,
-) -> Result<Found> {
+) -> Result<ReceiverResult> {
     let receivers = qps.iter().zip(places);
     let receivers = receivers.map(|(qp, places)| Receiver::<T, F>::new(qp, stream, places));
     let mut receivers: Vec<_> = receivers.collect();
     let mut wcs = WcBuffer::<32>::new();
     let mut meter = Meter::new(stream.duration_ms);
-    let mut patience = Patience::new(if T::LOSES { 4 * LOST_NS } else { PATIENCE_NS });
+    let mut timeout = PollTimeout::new(if T::LOSES { 4 * LOST_NS } else { TIMEOUT_NS });
     let mut received = 0u64;
     let mut quiet = false;
     while !quiet && receivers.iter().any(|receiver| !receiver.ended) {
@@ -41,19 +41,19 @@ pub(super) fn receive<T: Sends, F: Form>(
             if came > 0 {
                 taken += came;
                 received += came as u64;
-                if receiver.give_back(came, &mut wcs)? {
+                if receiver.repost_recvs(came, &mut wcs)? {
                     meter.tick(received);
                 }
             }
         }
         if taken > 0 {
-            patience.reset();
+            timeout.reset();
         } else {
-            quiet = patience.is_over();
+            quiet = timeout.is_over();
         }
     }
-    let timed = meter.finish(received, patience.quiet_since_ns());
-    Ok(Found {
+    let timed = meter.finish(received, timeout.quiet_since_ns());
+    Ok(ReceiverResult {
         received,
         ops: timed.ops,
         elapsed_ns: timed.elapsed_ns,
@@ -172,7 +172,7 @@ impl<'q, T: Sends, F: Form> Receiver<'q, T, F> {
     /// Counts `came` messages, posts RECVs again in whole chunks, and reports each chunk. Returns
     /// true if a chunk was complete.
     #[inline]
-    fn give_back(&mut self, came: usize, wcs: &mut WcBuffer<32>) -> Result<bool> {
+    fn repost_recvs(&mut self, came: usize, wcs: &mut WcBuffer<32>) -> Result<bool> {
         self.used += came;
         let whole = self.used >= self.chunk;
         while self.used >= self.chunk {
@@ -206,12 +206,12 @@ impl<'q, T: Sends, F: Form> Receiver<'q, T, F> {
             self.signals += 1;
         }
         self.from.qp.post_send(&mut self.report)?;
-        let mut patience = Patience::new(PATIENCE_NS);
+        let mut timeout = PollTimeout::new(TIMEOUT_NS);
         while self.signals >= REPORT_WRS / REPORTS_SIGNALED / 2 {
             let done = reap(self.from.qp.send_cq(), wcs, |_| Ok(()))?;
             self.signals -= done;
             if done == 0 {
-                patience.check("completions of reports")?;
+                timeout.check("completions of reports")?;
             }
         }
         Ok(())

@@ -2,15 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::knobs::{Stream, gcd};
-use crate::patience::PATIENCE_NS;
+use super::parameters::{Stream, gcd};
+use crate::poll_timeout::TIMEOUT_NS;
 
 /// Time after which a missing datagram counts as lost, in ns.
-pub(super) const LOST_NS: u64 = PATIENCE_NS / 20;
+pub(super) const LOST_NS: u64 = TIMEOUT_NS / 20;
 
 /// Result of the receiver at the end of a stream.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Found {
+pub(super) struct ReceiverResult {
     pub(super) received: u64,
     pub(super) ops: u64,
     pub(super) elapsed_ns: u64,
@@ -30,19 +30,19 @@ pub(super) fn reports(stream: &Stream) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::micro::knobs::Knobs;
+    use crate::micro::parameters::Parameters;
     use crate::micro::verb::Verb;
 
     #[test]
     fn reports_come_in_whole_chunks() {
         for window in 1..=300 {
-            let knobs = Knobs {
+            let parameters = Parameters {
                 batch: Some(1),
                 signal_every: Some(1),
                 window: Some(window),
-                ..Knobs::default()
+                ..Parameters::default()
             };
-            let stream = Stream::new(Verb::RcSend, &knobs, 1).unwrap();
+            let stream = Stream::new(Verb::RcSend, &parameters, 1).unwrap();
             let chunk = chunk(&stream);
             assert!(window.is_multiple_of(chunk) && chunk <= (window / 4).max(1));
             assert!(reports(&stream) >= 2);

@@ -5,7 +5,7 @@ use verbs::{Access, Connected, MemoryRegion, MrSlice, Postlist, QueuePair, Rc, R
 
 use super::flow::{Requests, Run};
 use super::form::{Form, Layout, both_ends};
-use super::knobs::Stream;
+use super::parameters::Stream;
 use super::verb::tail;
 use crate::nic::Nic;
 

@@ -11,10 +11,10 @@ use anyhow::Result;
 use verbs::{Access, QpBuilder, Rc, Uc, Ud};
 
 use super::form::{Form, with_form};
-use super::found::reports;
-use super::knobs::Stream;
 use super::outcome::Rate;
+use super::parameters::Stream;
 use super::receiver::{Places, REPORT_WRS, receive};
+use super::receiver_result::reports;
 use super::sender::send;
 use super::transport::Sends;
 use super::verb::Verb;
@@ -74,6 +74,6 @@ fn work_in<T: Sends, F: Form>(link: &mut Link, nic: &Nic, stream: &Stream) -> Re
         qps.push(qp);
     }
     let qps = T::join(link, nic, stream.payload_bytes, qps)?;
-    link.meet()?;
+    link.barrier()?;
     link.send(&receive::<T, F>(stream, &qps, places)?)
 }

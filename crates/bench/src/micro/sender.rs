@@ -4,15 +4,15 @@ use anyhow::{Context, Result, bail};
 use verbs::{Postlist, RecvList, WcBuffer};
 
 use super::form::{Form, ImmOnly, Layout, low};
-use super::found::{Found, LOST_NS};
-use super::knobs::Stream;
 use super::outcome::Rate;
-use super::pace::{Pace, Timed};
+use super::parameters::Stream;
+use super::receiver_result::{LOST_NS, ReceiverResult};
 use super::signals::Signals;
+use super::timer::{RunTimer, Timed};
 use super::transport::{SendQp, Sends};
 use crate::link::Link;
 use crate::nic::{Nic, reap};
-use crate::patience::{PATIENCE_NS, Patience};
+use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Sends on all queue pairs for the duration of the stream.
 pub(super) fn send<T: Sends, F: Form>(
@@ -25,13 +25,13 @@ pub(super) fn send<T: Sends, F: Form>(
     let senders = qps.iter().zip(reports);
     let senders = senders.map(|(qp, recvs)| Sender::<T, F>::new(nic, qp, stream, recvs));
     let mut senders: Vec<_> = senders.collect::<Result<_>>()?;
-    link.meet()?;
-    let mut pace = Pace::new(stream.duration_ms);
+    link.barrier()?;
+    let mut timer = RunTimer::new(stream.duration_ms);
     let lists = stream.lists_of_turn();
     let mut sent = 0;
     let mut last = false;
     while !last {
-        last = pace.is_over() && stream.can_end_after(sent);
+        last = timer.is_over() && stream.can_end_after(sent);
         for sender in &mut senders {
             sender.make_room(sent)?;
             for list in 1..=lists {
@@ -41,27 +41,27 @@ pub(super) fn send<T: Sends, F: Form>(
         sent += stream.turn();
     }
     for sender in &mut senders {
-        let mut patience = Patience::new(PATIENCE_NS);
+        let mut timeout = PollTimeout::new(TIMEOUT_NS);
         while sender.completed < sent {
             if sender.reap_sends()? == 0 {
-                patience.check("completions of the last SENDs")?;
+                timeout.check("completions of the last SENDs")?;
             }
         }
     }
     let sent = sent * senders.len() as u64;
-    let found: Found = link.recv()?;
-    if let Some(wrong) = found.wrong {
+    let result: ReceiverResult = link.recv()?;
+    if let Some(wrong) = result.wrong {
         bail!("the receiver found {wrong}");
     }
-    if !T::LOSES && found.received != sent {
-        bail!("the receiver got {} of {sent} messages", found.received);
+    if !T::LOSES && result.received != sent {
+        bail!("the receiver got {} of {sent} messages", result.received);
     }
     let timed = Timed {
-        ops: found.ops,
-        elapsed_ns: found.elapsed_ns,
+        ops: result.ops,
+        elapsed_ns: result.elapsed_ns,
     };
-    let lost = sent.saturating_sub(found.received);
-    Ok(Rate::new(stream, timed, found.received, lost))
+    let lost = sent.saturating_sub(result.received);
+    Ok(Rate::new(stream, timed, result.received, lost))
 }
 
 pub(super) struct Sender<'q, T: Sends, F: Form> {
@@ -166,14 +166,14 @@ impl<'q, T: Sends, F: Form> Sender<'q, T, F> {
     }
 
     fn wait(&mut self, least: u64, end: u64) -> Result<()> {
-        let mut patience = Patience::new(PATIENCE_NS);
-        let mut lost = Patience::new(LOST_NS);
+        let mut timeout = PollTimeout::new(TIMEOUT_NS);
+        let mut lost = PollTimeout::new(LOST_NS);
         while self.completed.min(self.credit) < least {
             // Poll both CQs: a NIC in software progresses only when it is polled.
             let done = self.reap_sends()?;
             let taken = self.reap_reports(end)?;
             if done + taken > 0 {
-                patience.reset();
+                timeout.reset();
                 lost.reset();
                 continue;
             }
@@ -182,7 +182,7 @@ impl<'q, T: Sends, F: Form> Sender<'q, T, F> {
             if T::LOSES && self.completed >= least && lost.is_over() {
                 self.credit = least;
             }
-            patience.check("completions of SENDs, or reports of the receiver")?;
+            timeout.check("completions of SENDs, or reports of the receiver")?;
         }
         Ok(())
     }

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 
-use super::knobs::Direction;
 use super::outcome::Outcome;
+use super::parameters::Direction;
 use super::target::Target;
 use super::task::Task;
 use super::{one_sided, ping, send};
@@ -11,7 +11,12 @@ use crate::link::Link;
 use crate::nic::Nic;
 
 /// Runs the thread of a lane on the measured side. Returns the result of the lane's requester.
-pub(crate) fn near(link: &mut Link, nic: &Nic, task: &Task, target: &Target) -> Result<Outcome> {
+pub(crate) fn run_measured_side(
+    link: &mut Link,
+    nic: &Nic,
+    task: &Task,
+    target: &Target,
+) -> Result<Outcome> {
     match task.direction() {
         Direction::Outbound => drive_on(link, nic, task),
         Direction::Inbound => {
@@ -22,7 +27,12 @@ pub(crate) fn near(link: &mut Link, nic: &Nic, task: &Task, target: &Target) -> 
 }
 
 /// Runs the thread of a lane on the other side.
-pub(crate) fn far(link: &mut Link, nic: &Nic, task: &Task, target: &Target) -> Result<()> {
+pub(crate) fn run_other_side(
+    link: &mut Link,
+    nic: &Nic,
+    task: &Task,
+    target: &Target,
+) -> Result<()> {
     match task.direction() {
         Direction::Outbound => work_on(link, nic, task, target),
         Direction::Inbound => {

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use super::knobs::{Direction, Knobs, Stream};
+use super::parameters::{Direction, Parameters, Stream};
 use super::verb::Verb;
 
 fn one() -> u32 {
@@ -33,18 +33,18 @@ pub struct PingPong {
 }
 
 impl PingPong {
-    /// Creates a ping-pong and fills in the parameters that `knobs` leaves open. Batch, window and
+    /// Creates a ping-pong and fills in the parameters that `parameters` leaves open. Batch, window and
     /// signaled period are ignored.
     ///
     /// # Errors
     /// When parameters contradict each other. The message says which one to change.
-    pub fn new(verb: Verb, knobs: &Knobs, duration_ms: u64) -> Result<PingPong> {
-        let payload_bytes = knobs.payload_bytes.unwrap_or(8);
+    pub fn new(verb: Verb, parameters: &Parameters, duration_ms: u64) -> Result<PingPong> {
+        let payload_bytes = parameters.payload_bytes.unwrap_or(8);
         verb.check_payload(payload_bytes)?;
         Ok(PingPong {
             verb,
             payload_bytes,
-            inline: knobs.inline(verb, payload_bytes)?,
+            inline: parameters.inline(verb, payload_bytes)?,
             exchanges_per_sample: 1,
             duration_ms,
         })

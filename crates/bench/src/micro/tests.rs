@@ -30,8 +30,8 @@ fn tiny(task: Task) -> Outcome {
     }
 }
 
-fn stream(verb: Verb, knobs: Knobs) -> Rate {
-    let stream = Stream::new(verb, &knobs, 5).unwrap();
+fn stream(verb: Verb, parameters: Parameters) -> Rate {
+    let stream = Stream::new(verb, &parameters, 5).unwrap();
     let Outcome::Rate(rate) = tiny(Task::Stream(stream)) else {
         panic!("a stream has a rate");
     };
@@ -43,10 +43,10 @@ fn stream(verb: Verb, knobs: Knobs) -> Rate {
     rate
 }
 
-fn of(payload_bytes: usize) -> Knobs {
-    Knobs {
+fn of(payload_bytes: usize) -> Parameters {
+    Parameters {
         payload_bytes: Some(payload_bytes),
-        ..Knobs::default()
+        ..Parameters::default()
     }
 }
 
@@ -66,17 +66,17 @@ fn every_verb_streams_every_form_of_payload() {
 }
 
 #[test]
-fn knobs_that_do_not_fit_each_other_well() {
+fn parameters_that_do_not_fit_each_other_well() {
     for verb in Verb::ALL {
         for (batch, window, signal_every) in [(1, 1, 1), (1, 7, 7), (3, 18, 9), (5, 10, 2)] {
             stream(
                 verb,
-                Knobs {
+                Parameters {
                     batch: Some(batch),
                     window: Some(window),
                     signal_every: Some(signal_every),
                     inline: Some(false),
-                    ..Knobs::default()
+                    ..Parameters::default()
                 },
             );
         }
@@ -112,11 +112,11 @@ fn every_verb_plays_ping_pong() {
 #[test]
 fn a_datagram_longer_than_the_mtu_is_refused() {
     for direction in [Direction::Outbound, Direction::Inbound] {
-        let knobs = Knobs {
+        let parameters = Parameters {
             direction,
             ..of(4097)
         };
-        let long = Stream::new(Verb::UdSend, &knobs, 5).unwrap();
+        let long = Stream::new(Verb::UdSend, &parameters, 5).unwrap();
         let (refused, worked) = run(&Task::Stream(long));
         let refused = refused.unwrap_err();
         assert!(refused.to_string().contains("MTU"), "{refused}");
@@ -131,13 +131,13 @@ fn either_end_can_be_measured_with_many_threads() {
             for (threads, processes, queue_pairs) in [(1, 1, 3), (2, 1, 2), (3, 2, 1)] {
                 let rate = stream(
                     verb,
-                    Knobs {
+                    Parameters {
                         direction,
                         window: Some(16),
                         threads: Some(threads),
                         processes: Some(processes),
                         queue_pairs: Some(queue_pairs),
-                        ..Knobs::default()
+                        ..Parameters::default()
                     },
                 );
                 // Each queue pair sends at least two windows.
@@ -156,12 +156,12 @@ fn atomics_on_many_counters_are_checked() {
     for (threads, addresses, spacing_bytes) in [(1, 5, 8), (1, 100, 64), (2, 7, 4096)] {
         stream(
             Verb::Atomics,
-            Knobs {
+            Parameters {
                 direction: Direction::Inbound,
                 threads: Some(threads),
                 addresses: Some(addresses),
                 spacing_bytes: Some(spacing_bytes),
-                ..Knobs::default()
+                ..Parameters::default()
             },
         );
     }
@@ -173,12 +173,12 @@ fn bursts_end_and_are_checked() {
         for (window, batch, signal_every) in [(1, 1, 1), (8, 1, 8), (8, 8, 8), (12, 3, 4)] {
             stream(
                 verb,
-                Knobs {
+                Parameters {
                     window: Some(window),
                     batch: Some(batch),
                     signal_every: Some(signal_every),
                     burst: true,
-                    ..Knobs::default()
+                    ..Parameters::default()
                 },
             );
         }

@@ -6,7 +6,7 @@ use crate::clock::now_ns;
 const WARM_UP: u64 = 10;
 
 /// Timer that reads the clock about once per thousandth of its duration.
-pub(crate) struct Pace {
+pub(crate) struct RunTimer {
     begin_ns: u64,
     duration_ns: u64,
     last_ns: u64,
@@ -16,11 +16,11 @@ pub(crate) struct Pace {
     over: bool,
 }
 
-impl Pace {
+impl RunTimer {
     /// Starts the timer now.
-    pub(crate) fn new(duration_ms: u64) -> Pace {
+    pub(crate) fn new(duration_ms: u64) -> RunTimer {
         let now = now_ns();
-        Pace {
+        RunTimer {
             begin_ns: now,
             duration_ns: duration_ms.saturating_mul(1_000_000),
             last_ns: now,
@@ -120,12 +120,12 @@ mod tests {
 
     #[test]
     fn a_time_ends_and_stays_over() {
-        let mut pace = Pace::new(2);
+        let mut timer = RunTimer::new(2);
         let begin = now_ns();
-        while !pace.is_over() {}
+        while !timer.is_over() {}
         assert!(now_ns() - begin >= 1_900_000);
-        assert!((0..1000).all(|_| pace.is_over()));
-        assert!(Pace::new(0).is_over());
+        assert!((0..1000).all(|_| timer.is_over()));
+        assert!(RunTimer::new(0).is_over());
     }
 
     #[test]

@@ -11,8 +11,8 @@ use super::mapping::{Words, WordsAt};
 use crate::clock::{mops, now_ns};
 use crate::job::Job;
 use crate::link::Link;
-use crate::micro::pace::{Meter, Pace, Timed};
-use crate::patience::{PATIENCE_NS, Patience};
+use crate::micro::timer::{Meter, RunTimer, Timed};
+use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Exchanges between two readings of the clock in a ping-pong.
 const EXCHANGES: u64 = 64;
@@ -29,17 +29,17 @@ pub struct Figure {
 
 /// Counts of one end.
 #[derive(Debug, Serialize, Deserialize)]
-struct Seen {
+struct EndCounts {
     received: u64,
     ops: u64,
     elapsed_ns: u64,
     wrong: Option<String>,
 }
 
-impl Seen {
-    fn new<const WORDS: usize>(receiver: &Receiver<'_, WORDS>, meter: &Meter) -> Seen {
+impl EndCounts {
+    fn new<const WORDS: usize>(receiver: &Receiver<'_, WORDS>, meter: &Meter) -> EndCounts {
         let Timed { ops, elapsed_ns } = meter.finish(receiver.due, now_ns());
-        Seen {
+        EndCounts {
             received: receiver.due,
             ops,
             elapsed_ns,
@@ -113,39 +113,39 @@ fn rings<const WORDS: usize>(words: &Words) -> Result<[Ring<'_, WORDS>; 2]> {
 fn drive_on<const WORDS: usize>(link: &mut Link, words: &Words, bare: Bare) -> Result<Figure> {
     let [there, back] = rings::<WORDS>(words)?;
     let (mut producer, mut receiver) = (Producer::new(there), Receiver::new(back));
-    link.meet()?;
-    let (sent, seen) = match bare.exchange {
+    link.barrier()?;
+    let (sent, counts) = match bare.exchange {
         Exchange::Stream => {
             let sent = stream(&mut producer, bare)?;
-            (sent, link.recv::<Seen>()?)
+            (sent, link.recv::<EndCounts>()?)
         }
         Exchange::PingPong => ping_pong(&mut producer, &mut receiver, bare)?,
         Exchange::Rpc => requests(&mut producer, &mut receiver, bare)?,
     };
-    seen.check(sent)?;
+    counts.check(sent)?;
     if bare.exchange != Exchange::Stream {
-        link.recv::<Seen>()?.check(sent)?;
+        link.recv::<EndCounts>()?.check(sent)?;
     }
-    let rate = mops(seen.ops, seen.elapsed_ns);
+    let rate = mops(counts.ops, counts.elapsed_ns);
     Ok(Figure {
         value: match bare.exchange {
             Exchange::PingPong => 1e3 / rate / 2.0,
             Exchange::Stream | Exchange::Rpc => rate,
         },
-        verified_ops: seen.received,
+        verified_ops: counts.received,
     })
 }
 
 fn work_on<const WORDS: usize>(link: &mut Link, words: &Words, bare: Bare) -> Result<()> {
     let [there, back] = rings::<WORDS>(words)?;
     let (mut producer, mut receiver) = (Producer::new(back), Receiver::new(there));
-    link.meet()?;
-    let seen = match bare.exchange {
+    link.barrier()?;
+    let counts = match bare.exchange {
         Exchange::Stream => sink(&mut receiver, bare)?,
-        Exchange::PingPong => answer(&mut producer, &mut receiver, 1, Patience::eager)?,
-        Exchange::Rpc => answer(&mut producer, &mut receiver, WINDOW, Patience::new)?,
+        Exchange::PingPong => answer(&mut producer, &mut receiver, 1, PollTimeout::without_pause)?,
+        Exchange::Rpc => answer(&mut producer, &mut receiver, WINDOW, PollTimeout::new)?,
     };
-    link.send(&seen)
+    link.send(&counts)
 }
 
 /// Waits until the next `count` messages fit the window.
@@ -154,24 +154,24 @@ fn make_room<const WORDS: usize>(producer: &mut Producer<'_, WORDS>, count: usiz
     if producer.has_room(count) {
         return Ok(());
     }
-    let mut patience = Patience::new(PATIENCE_NS);
+    let mut timeout = PollTimeout::new(TIMEOUT_NS);
     loop {
         producer.poll()?;
         if producer.has_room(count) {
             return Ok(());
         }
-        patience.check("the consumer of a bare ring")?;
+        timeout.check("the consumer of a bare ring")?;
     }
 }
 
 /// Sends for the configured time. Returns the number of messages.
 fn stream<const WORDS: usize>(producer: &mut Producer<'_, WORDS>, bare: Bare) -> Result<u64> {
     let mut wrs = SendList::<WORDS>::new();
-    let mut pace = Pace::new(bare.duration_ms);
+    let mut timer = RunTimer::new(bare.duration_ms);
     let mut sent = 0;
     let mut last = false;
     while !last {
-        last = pace.is_over() && sent >= 2 * WINDOW as u64;
+        last = timer.is_over() && sent >= 2 * WINDOW as u64;
         make_room(producer, bare.list)?;
         wrs.fill(sent, bare.list, last);
         producer.post(&wrs, bare.list);
@@ -181,20 +181,20 @@ fn stream<const WORDS: usize>(producer: &mut Producer<'_, WORDS>, bare: Bare) ->
 }
 
 /// Receives up to the last message.
-fn sink<const WORDS: usize>(receiver: &mut Receiver<'_, WORDS>, bare: Bare) -> Result<Seen> {
+fn sink<const WORDS: usize>(receiver: &mut Receiver<'_, WORDS>, bare: Bare) -> Result<EndCounts> {
     let mut meter = Meter::new(bare.duration_ms);
-    let mut patience = Patience::new(PATIENCE_NS);
+    let mut timeout = PollTimeout::new(TIMEOUT_NS);
     while !receiver.ended {
         if receiver.poll(WINDOW) == 0 {
-            patience.check("messages of a bare ring")?;
+            timeout.check("messages of a bare ring")?;
             continue;
         }
-        patience.reset();
-        if receiver.give_back() {
+        timeout.reset();
+        if receiver.repost_recvs() {
             meter.tick(receiver.due);
         }
     }
-    Ok(Seen::new(receiver, &meter))
+    Ok(EndCounts::new(receiver, &meter))
 }
 
 /// Sends one message at a time and waits for its answer, for the configured time.
@@ -202,27 +202,30 @@ fn ping_pong<const WORDS: usize>(
     producer: &mut Producer<'_, WORDS>,
     receiver: &mut Receiver<'_, WORDS>,
     bare: Bare,
-) -> Result<(u64, Seen)> {
+) -> Result<(u64, EndCounts)> {
     let mut wrs = SendList::<WORDS>::new();
-    let (mut pace, mut meter) = (Pace::new(bare.duration_ms), Meter::new(bare.duration_ms));
+    let (mut timer, mut meter) = (
+        RunTimer::new(bare.duration_ms),
+        Meter::new(bare.duration_ms),
+    );
     let mut sent = 0;
     meter.tick(0);
     while !receiver.ended {
-        let last = sent % EXCHANGES == EXCHANGES - 1 && pace.is_over();
+        let last = sent % EXCHANGES == EXCHANGES - 1 && timer.is_over();
         make_room(producer, 1)?;
         wrs.fill(sent, 1, last);
         producer.post(&wrs, 1);
         sent += 1;
-        let mut patience = Patience::eager(PATIENCE_NS);
+        let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         while receiver.poll(1) == 0 {
-            patience.check("the answer through a bare ring")?;
+            timeout.check("the answer through a bare ring")?;
         }
-        receiver.give_back();
+        receiver.repost_recvs();
         if sent % EXCHANGES == 0 {
             meter.tick(sent);
         }
     }
-    Ok((sent, Seen::new(receiver, &meter)))
+    Ok((sent, EndCounts::new(receiver, &meter)))
 }
 
 /// Keeps a window of requests outstanding for the configured time.
@@ -230,10 +233,13 @@ fn requests<const WORDS: usize>(
     producer: &mut Producer<'_, WORDS>,
     receiver: &mut Receiver<'_, WORDS>,
     bare: Bare,
-) -> Result<(u64, Seen)> {
+) -> Result<(u64, EndCounts)> {
     let mut wrs = SendList::<WORDS>::new();
-    let (mut pace, mut meter) = (Pace::new(bare.duration_ms), Meter::new(bare.duration_ms));
-    let mut patience = Patience::new(PATIENCE_NS);
+    let (mut timer, mut meter) = (
+        RunTimer::new(bare.duration_ms),
+        Meter::new(bare.duration_ms),
+    );
+    let mut timeout = PollTimeout::new(TIMEOUT_NS);
     let mut sent = 0;
     let mut last = false;
     while !receiver.ended {
@@ -243,22 +249,22 @@ fn requests<const WORDS: usize>(
                 producer.poll()?;
             }
             if producer.has_room(bare.list) {
-                last = pace.is_over() && sent >= 2 * WINDOW as u64;
+                last = timer.is_over() && sent >= 2 * WINDOW as u64;
                 wrs.fill(sent, bare.list, last);
                 producer.post(&wrs, bare.list);
                 sent += bare.list as u64;
             }
         }
         if receiver.poll(WINDOW) == 0 {
-            patience.check("answers through a bare ring")?;
+            timeout.check("answers through a bare ring")?;
             continue;
         }
-        patience.reset();
-        if receiver.give_back() {
+        timeout.reset();
+        if receiver.repost_recvs() {
             meter.tick(receiver.due);
         }
     }
-    Ok((sent, Seen::new(receiver, &meter)))
+    Ok((sent, EndCounts::new(receiver, &meter)))
 }
 
 /// Answers each message with its number, up to the last one. Takes up to `at_once` messages per
@@ -267,17 +273,17 @@ fn answer<const WORDS: usize>(
     producer: &mut Producer<'_, WORDS>,
     receiver: &mut Receiver<'_, WORDS>,
     at_once: usize,
-    patience: impl Fn(u64) -> Patience,
-) -> Result<Seen> {
+    timeout: impl Fn(u64) -> PollTimeout,
+) -> Result<EndCounts> {
     let mut wrs = SendList::<WORDS>::new();
-    let mut patience = patience(PATIENCE_NS);
+    let mut timeout = timeout(TIMEOUT_NS);
     let mut sent = 0;
     while !receiver.ended {
         if receiver.poll(at_once) == 0 {
-            patience.check("requests through a bare ring")?;
+            timeout.check("requests through a bare ring")?;
             continue;
         }
-        patience.reset();
+        timeout.reset();
         while sent < receiver.due {
             let count = usize::try_from(receiver.due - sent)?.min(MAX_LIST);
             make_room(producer, count)?;
@@ -286,9 +292,9 @@ fn answer<const WORDS: usize>(
             producer.post(&wrs, count);
             sent = end;
         }
-        receiver.give_back();
+        receiver.repost_recvs();
     }
-    Ok(Seen::new(receiver, &Meter::new(0)))
+    Ok(EndCounts::new(receiver, &Meter::new(0)))
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ impl<const WORDS: usize> OneCore for Ends<'_, WORDS> {
     }
 
     fn post_recv(&mut self) -> Result<()> {
-        self.receiver.give_back();
+        self.receiver.repost_recvs();
         Ok(())
     }
 

@@ -51,7 +51,7 @@ const CHUNK: usize = WINDOW / 4;
 /// Records after which the consumer publishes its position; it also does so when no more records
 /// are available. Measured on an EPYC guest with near cores: publishing after each poll costs lists
 /// of one message 15 % of their rate. It costs a ping-pong as much.
-const TOLD: u64 = 32;
+const PUBLISH_EVERY: u64 = 32;
 
 /// Maximum entries that one poll takes, as in the rows that the ring limits.
 const POLLED: usize = 32;
@@ -311,7 +311,7 @@ struct Consumer<'m, const WORDS: usize> {
     /// Position of the next record, which is also the number of RECVs taken.
     next: u64,
     /// Position that was published last.
-    told: u64,
+    published: u64,
     /// Number of RECVs posted so far.
     posted: u64,
     queue: [Entry; WINDOW],
@@ -363,12 +363,12 @@ impl<const WORDS: usize> Consumer<'_, WORDS> {
             self.next += 1;
             taken += 1;
         }
-        let untold = self.next - self.told;
-        if untold >= TOLD || (taken == 0 && untold > 0) {
+        let unpublished = self.next - self.published;
+        if unpublished >= PUBLISH_EVERY || (taken == 0 && unpublished > 0) {
             // Release orders the loads above before this store: from here on, the producer may
             // overwrite these slots.
             self.ring.consumed.store(self.next, Ordering::Release);
-            self.told = self.next;
+            self.published = self.next;
         }
         taken
     }
@@ -415,7 +415,7 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
         let mut consumer = Consumer {
             ring,
             next: 0,
-            told: 0,
+            published: 0,
             posted: 0,
             queue: [Entry { wr_id: 0, sge }; WINDOW],
             memory: Box::new([0; WINDOW]),
@@ -472,7 +472,7 @@ impl<'m, const WORDS: usize> Receiver<'m, WORDS> {
 
     /// Posts the RECVs of whole chunks again. Returns true if at least one chunk was complete.
     #[inline]
-    pub(crate) fn give_back(&mut self) -> bool {
+    pub(crate) fn repost_recvs(&mut self) -> bool {
         let has_chunk = self.used >= CHUNK;
         while self.used >= CHUNK {
             let chunk = self.chunk..self.chunk + CHUNK;
@@ -510,7 +510,7 @@ mod tests {
             }
             assert!(sent - receiver.due <= WINDOW as u64);
             while receiver.poll(POLLED) > 0 {
-                receiver.give_back();
+                receiver.repost_recvs();
             }
             assert_eq!((receiver.due, receiver.wrong.clone()), (sent, None));
             assert!(producer.poll().unwrap() > 0);
@@ -541,7 +541,7 @@ mod tests {
         }
         while receiver.poll(POLLED) > 0 {}
         assert_eq!(receiver.due, WINDOW as u64);
-        receiver.give_back();
+        receiver.repost_recvs();
         while receiver.poll(POLLED) > 0 {}
         assert_eq!(receiver.due, 2 * WINDOW as u64);
     }

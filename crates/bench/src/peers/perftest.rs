@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::port::{free_port, wait_for_listener};
 use crate::child::KillOnDrop;
-use crate::micro::knobs::Stream;
+use crate::micro::parameters::Stream;
 use crate::micro::task::{PingPong, Task};
 use crate::micro::verb::Verb;
 use crate::pin::{Cores, spawn_on};
@@ -316,7 +316,7 @@ fn columns(header: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::micro::knobs::Knobs;
+    use crate::micro::parameters::Parameters;
 
     /// Output of perftest 6.06 on Soft-RoCE.
     const SEND_BW: &str = "\
@@ -394,12 +394,13 @@ Device not recognized to implement inline feature. Disabling it
     }
 
     #[test]
-    fn the_same_knobs() {
-        let knobs = |payload_bytes| Knobs {
+    fn the_same_parameters() {
+        let parameters = |payload_bytes| Parameters {
             payload_bytes: Some(payload_bytes),
-            ..Knobs::default()
+            ..Parameters::default()
         };
-        let stream = |verb, payload| Task::Stream(Stream::new(verb, &knobs(payload), 1).unwrap());
+        let stream =
+            |verb, payload| Task::Stream(Stream::new(verb, &parameters(payload), 1).unwrap());
         let send = stream(Verb::UdSend, 64);
         assert_eq!(tool(&send), Some("ib_send_bw"));
         assert_eq!(
@@ -411,7 +412,7 @@ Device not recognized to implement inline feature. Disabling it
             args(&read, iterations(&read, 1)).join(" "),
             "-F -n 16 -t 8 -l 4 -Q 4 -s 1048576 -o 16"
         );
-        let ping = PingPong::new(Verb::RcWrite, &knobs(4096), 1).unwrap();
+        let ping = PingPong::new(Verb::RcWrite, &parameters(4096), 1).unwrap();
         let ping = Task::PingPong(ping);
         assert_eq!(tool(&ping), Some("ib_write_lat"));
         assert_eq!(

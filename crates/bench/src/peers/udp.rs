@@ -27,13 +27,13 @@ const END: u64 = u64::MAX;
 /// full.
 const ENDS: usize = 100;
 /// Time without a datagram after which the other side counts as gone.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Size of the receiver's buffer in bytes, as for the software NIC.
 const BUFFER_BYTES: i32 = 8 << 20;
 
 /// Result of the worker.
 #[derive(Debug, Serialize, Deserialize)]
-struct Seen {
+struct EndCounts {
     datagrams: u64,
     in_order: bool,
     seconds: f64,
@@ -72,11 +72,11 @@ pub fn drive(
         let _ = socket.send_to(&end, to);
         std::thread::sleep(Duration::from_millis(1));
     }
-    let seen: Seen = link.recv()?;
-    ensure!(seen.in_order, "datagrams arrived out of order");
+    let counts: EndCounts = link.recv()?;
+    ensure!(counts.in_order, "datagrams arrived out of order");
     #[allow(clippy::cast_precision_loss)] // far below 2^52 datagrams
     match exchange {
-        Exchange::Stream { .. } => Ok(seen.datagrams as f64 / seen.seconds),
+        Exchange::Stream { .. } => Ok(counts.datagrams as f64 / counts.seconds),
         Exchange::PingPong => Ok(value),
     }
 }
@@ -136,7 +136,7 @@ pub fn work(link: &mut Link, request: Datagrams) -> Result<()> {
     let socket = open(ADDRESSES[1])?;
     link.send(&socket.local_addr()?)?;
     let mut buffer = vec![0; 65_536];
-    let mut seen = Seen {
+    let mut counts = EndCounts {
         datagrams: 0,
         in_order: true,
         seconds: 0.0,
@@ -151,18 +151,18 @@ pub fn work(link: &mut Link, request: Datagrams) -> Result<()> {
                 bail!("a datagram without a number");
             };
             if number == END {
-                return link.send(&seen);
+                return link.send(&counts);
             }
-            seen.in_order &= number >= next;
+            counts.in_order &= number >= next;
             next = number + 1;
-            seen.datagrams += 1;
+            counts.datagrams += 1;
         }
         if request.exchange == Exchange::PingPong {
             socket
                 .send_to(&buffer[..len], from)
                 .context("cannot answer a datagram")?;
         } else {
-            seen.seconds = begin
+            counts.seconds = begin
                 .get_or_insert_with(Instant::now)
                 .elapsed()
                 .as_secs_f64();
@@ -179,8 +179,8 @@ fn poll(socket: &UdpSocket, buffer: &mut [u8]) -> Result<(usize, SocketAddr)> {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) => return Err(e).context("cannot receive datagrams"),
         }
-        if begin.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
-            bail!("no datagram came for {} s", PATIENCE.as_secs());
+        if begin.get_or_insert_with(Instant::now).elapsed() > TIMEOUT {
+            bail!("no datagram came for {} s", TIMEOUT.as_secs());
         }
     }
 }

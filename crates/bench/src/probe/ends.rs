@@ -3,20 +3,20 @@
 use anyhow::Result;
 use verbs::{Access, Connected, MemoryRegion, Postlist, QueuePair, Rc, RemoteMemory, Uc, WcBuffer};
 
-use super::question::{Probe, Question, Seen};
+use super::question::{Probe, ProbeResult, Question};
 use crate::connect::connect;
 use crate::job::{Job, ProbeOrder};
 use crate::link::Link;
 use crate::micro::verb::Verb;
 use crate::nic::{Nic, NicChoice, reap};
-use crate::patience::{PATIENCE_NS, Patience};
 use crate::pin::pinned;
+use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Runs a probe with the worker at the other end of `link` as the target.
 ///
 /// # Errors
 /// When a verb fails, or no message arrives for 10 s.
-pub fn run(core: usize, link: &mut Link, nic: &NicChoice, probe: Probe) -> Result<Seen> {
+pub fn run(core: usize, link: &mut Link, nic: &NicChoice, probe: Probe) -> Result<ProbeResult> {
     pinned(core, || {
         let own = Nic::open(nic)?;
         link.send(&Job::Probe(ProbeOrder {
@@ -27,7 +27,7 @@ pub fn run(core: usize, link: &mut Link, nic: &NicChoice, probe: Probe) -> Resul
     })
 }
 
-fn drive(link: &mut Link, nic: &Nic, probe: &Probe) -> Result<Seen> {
+fn drive(link: &mut Link, nic: &Nic, probe: &Probe) -> Result<ProbeResult> {
     match probe.verb {
         Verb::UcWrite => Writer::<Uc>::new(link, nic, probe)?.drive(link, probe),
         _ => Writer::<Rc>::new(link, nic, probe)?.drive(link, probe),
@@ -66,7 +66,7 @@ impl<T: Connected> Writer<T> {
         let memory = nic.pd.alloc(probe.payload_bytes, Access::LOCAL_READ)?;
         let mut list = qp.postlist(1);
         list.rdma_write(memory.slice(..)?, remote).signaled();
-        link.meet()?;
+        link.barrier()?;
         Ok(Self {
             qp,
             list,
@@ -81,14 +81,14 @@ impl<T: Connected> Writer<T> {
             self.memory.write_u64(at, u64::from(number).to_le())?;
         }
         self.qp.post_send(&mut self.list)?;
-        let mut patience = Patience::eager(PATIENCE_NS);
+        let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         while reap(self.qp.send_cq(), &mut self.wcs, |_| Ok(()))? == 0 {
-            patience.check("the completion of a WRITE")?;
+            timeout.check("the completion of a WRITE")?;
         }
         Ok(())
     }
 
-    fn drive(mut self, link: &mut Link, probe: &Probe) -> Result<Seen> {
+    fn drive(mut self, link: &mut Link, probe: &Probe) -> Result<ProbeResult> {
         for number in 1..=probe.writes {
             self.write(number)?;
             if probe.question == Question::Visible {
@@ -114,7 +114,7 @@ impl<T: Connected> Target<T> {
         link.send(&memory.remote())?;
         let cq = nic.cq(1)?;
         let qp = connect(link, nic.qp::<T>(&cq, &cq).max_recv_wr(1u32).build()?)?;
-        link.meet()?;
+        link.barrier()?;
         Ok(Self { _qp: qp, memory })
     }
 
@@ -130,13 +130,13 @@ impl<T: Connected> Target<T> {
     }
 
     fn look(self, link: &mut Link, probe: &Probe) -> Result<()> {
-        let mut seen = Seen::default();
+        let mut result = ProbeResult::default();
         match probe.question {
             Question::Visible => {
                 for _ in 0..probe.writes {
                     let number: u32 = link.recv()?;
-                    seen.looks += 1;
-                    seen.missing += u64::from(self.lacks(number)?);
+                    result.inspected += 1;
+                    result.missing += u64::from(self.lacks(number)?);
                     link.send(&number)?;
                 }
             }
@@ -144,21 +144,21 @@ impl<T: Connected> Target<T> {
                 let last = self.memory.len() - 8;
                 let mut before = 0;
                 while before < probe.writes {
-                    let mut patience = Patience::eager(PATIENCE_NS);
+                    let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
                     let number = loop {
                         let word = u64::from_le(self.memory.read_u64(last)?);
                         if word > u64::from(before) {
                             break u32::try_from(word)?;
                         }
-                        patience.check("the last word of a WRITE")?;
+                        timeout.check("the last word of a WRITE")?;
                     };
-                    seen.looks += 1;
-                    seen.missing += u64::from(self.lacks(number)?);
+                    result.inspected += 1;
+                    result.missing += u64::from(self.lacks(number)?);
                     before = number;
                 }
             }
         }
-        link.send(&seen)
+        link.send(&result)
     }
 }
 
@@ -166,15 +166,15 @@ impl<T: Connected> Target<T> {
 mod tests {
     use super::*;
 
-    fn probe(question: Question, verb: Verb, payload_bytes: usize) -> Seen {
+    fn probe(question: Question, verb: Verb, payload_bytes: usize) -> ProbeResult {
         let nic = NicChoice::first_of("softnic");
         let probe = Probe::new(question, verb, payload_bytes, 300).expect("it fits");
         let (mut left, mut right) = Link::pair().expect("pipes");
         std::thread::scope(|scope| {
             let worker = scope.spawn(|| target(&mut right, &Nic::open(&nic)?, &probe));
-            let seen = drive(&mut left, &Nic::open(&nic).expect("a NIC"), &probe);
+            let result = drive(&mut left, &Nic::open(&nic).expect("a NIC"), &probe);
             worker.join().expect("no panic").expect("the target works");
-            seen.expect("the requester works")
+            result.expect("the requester works")
         })
     }
 
@@ -182,17 +182,21 @@ mod tests {
     fn what_has_completed_is_seen() {
         for verb in [Verb::RcWrite, Verb::UcWrite] {
             for bytes in [16, 4096] {
-                let seen = probe(Question::Visible, verb, bytes);
-                assert_eq!((seen.looks, seen.missing), (300, 0), "{verb:?} {bytes}");
+                let result = probe(Question::Visible, verb, bytes);
+                assert_eq!(
+                    (result.inspected, result.missing),
+                    (300, 0),
+                    "{verb:?} {bytes}"
+                );
             }
         }
     }
 
     #[test]
     fn the_order_is_looked_at_until_the_last_write() {
-        let seen = probe(Question::Order, Verb::RcWrite, 64);
-        assert!((1..=300).contains(&seen.looks), "{seen:?}");
-        assert!(seen.missing <= seen.looks);
+        let result = probe(Question::Order, Verb::RcWrite, 64);
+        assert!((1..=300).contains(&result.inspected), "{result:?}");
+        assert!(result.missing <= result.inspected);
     }
 
     #[test]

@@ -58,10 +58,11 @@ impl Probe {
 
 /// Result of the target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seen {
+pub struct ProbeResult {
     /// Number of inspected WRITEs. With [`Question::Order`] the target misses some, because the
     /// requester does not wait for it.
-    pub looks: u64,
+    #[serde(rename = "looks")]
+    pub inspected: u64,
     /// Inspected WRITEs of which a word was missing: left of their last word, or after completion.
     pub missing: u64,
 }

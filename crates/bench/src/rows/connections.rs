@@ -9,8 +9,8 @@ use crate::clock::now_ns;
 use crate::job::{ConnectionsOrder, Job};
 use crate::link::Link;
 use crate::nic::{Nic, NicChoice, reap};
-use crate::patience::{PATIENCE_NS, Patience};
 use crate::pin::pinned;
+use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 use crate::setup::{Bench, Measured};
 use crate::usage::Usage;
 
@@ -177,15 +177,15 @@ fn check_all(qps: &[QueuePair<Rc>]) -> Result<()> {
     list.send_with_imm(HeaderOnly, 0).signaled();
     let mut wcs = WcBuffer::<CHECKED_AT_ONCE>::new();
     let mut outstanding = 0;
-    let mut patience = Patience::new(PATIENCE_NS);
+    let mut timeout = PollTimeout::new(TIMEOUT_NS);
     let mut wait = |outstanding: &mut usize, left: usize| -> Result<()> {
         while *outstanding > left {
             let done = reap(first.send_cq(), &mut wcs, |_| Ok(()))?;
             *outstanding -= done;
             if done == 0 {
-                patience.check("completions of SENDs")?;
+                timeout.check("completions of SENDs")?;
             } else {
-                patience.reset();
+                timeout.reset();
             }
         }
         Ok(())
@@ -269,7 +269,7 @@ impl Connected {
     fn check(&mut self) -> Result<usize> {
         let mut seen = vec![false; self.qps.len()];
         let mut wcs = WcBuffer::<CHECKED_AT_ONCE>::new();
-        let mut patience = Patience::new(PATIENCE_NS);
+        let mut timeout = PollTimeout::new(TIMEOUT_NS);
         let mut taken = 0;
         while taken < self.qps.len() {
             let qps = &self.qps;
@@ -283,10 +283,10 @@ impl Connected {
             })?;
             taken += came;
             if came == 0 {
-                patience.check("a message over each connection")?;
+                timeout.check("a message over each connection")?;
                 continue;
             }
-            patience.reset();
+            timeout.reset();
             self.recvs.set_len(came);
             self.srq.post_recv(&mut self.recvs)?;
         }

@@ -3,8 +3,8 @@
 use anyhow::{Result, bail};
 
 use crate::goal::{BULK_PAYLOAD_BYTES, Row};
-use crate::micro::knobs::{Knobs, Stream};
 use crate::micro::outcome::Outcome;
+use crate::micro::parameters::{Parameters, Stream};
 use crate::micro::runner::Runner;
 use crate::micro::task::{PingPong, Task};
 use crate::micro::verb::Verb;
@@ -28,41 +28,45 @@ pub(super) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
 pub(crate) fn task(bench: &Bench, row: Row) -> Result<Task> {
     let shrink = bench.settings.shrink.max(1);
     let duration_ms = (DURATION_MS / shrink).max(1);
-    let knobs = |batch, window, signal_every| Knobs {
+    let parameters = |batch, window, signal_every| Parameters {
         batch: Some(batch),
         window: Some(window),
         signal_every: Some(signal_every),
-        ..Knobs::default()
+        ..Parameters::default()
     };
     if let Some(sends) = row.sends() {
-        let knobs = Knobs {
+        let parameters = Parameters {
             payload_bytes: Some(sends.payload_bytes),
-            ..knobs(sends.list, WINDOW, 16)
+            ..parameters(sends.list, WINDOW, 16)
         };
-        return Ok(Task::Stream(Stream::new(sends.verb, &knobs, duration_ms)?));
+        return Ok(Task::Stream(Stream::new(
+            sends.verb,
+            &parameters,
+            duration_ms,
+        )?));
     }
-    let (verb, knobs) = match row {
+    let (verb, parameters) = match row {
         Row::RcLatency => {
-            let ping = PingPong::new(Verb::RcSend, &Knobs::default(), duration_ms)?;
+            let ping = PingPong::new(Verb::RcSend, &Parameters::default(), duration_ms)?;
             return Ok(Task::PingPong(PingPong {
                 exchanges_per_sample: u32::try_from(256 / shrink)?.max(1),
                 ..ping
             }));
         }
-        Row::RcWrite => (Verb::RcWrite, knobs(16, 128, 16)),
-        Row::RcWriteSingle => (Verb::RcWrite, knobs(1, 128, 16)),
-        Row::FetchAdd => (Verb::Atomics, knobs(16, 16, 1)),
+        Row::RcWrite => (Verb::RcWrite, parameters(16, 128, 16)),
+        Row::RcWriteSingle => (Verb::RcWrite, parameters(1, 128, 16)),
+        Row::FetchAdd => (Verb::Atomics, parameters(16, 16, 1)),
         Row::WriteMapped | Row::WritePrivate => (
             Verb::RcWrite,
-            Knobs {
+            Parameters {
                 payload_bytes: Some(BULK_PAYLOAD_BYTES),
                 private: row == Row::WritePrivate,
-                ..knobs(1, 1, 1)
+                ..parameters(1, 1, 1)
             },
         ),
         _ => bail!("{} is not of one verb", row.name()),
     };
-    Ok(Task::Stream(Stream::new(verb, &knobs, duration_ms)?))
+    Ok(Task::Stream(Stream::new(verb, &parameters, duration_ms)?))
 }
 
 /// Returns the figure of a row: a rate, a bandwidth for long payloads, or a mean latency.

@@ -11,7 +11,7 @@ use super::verbs::figure;
 use crate::goal::Row;
 use crate::job::{DriveOrder, Driven, Job};
 use crate::link::{Exe, Link};
-use crate::micro::knobs::{Knobs, Stream};
+use crate::micro::parameters::{Parameters, Stream};
 use crate::micro::runner::Runner;
 use crate::micro::task::{PingPong, Task};
 use crate::micro::verb::Verb;
@@ -35,23 +35,23 @@ const LOSS: &str = "drop,direction=send,p=0.01";
 /// Measures a row of [`Row::WIRE`] once.
 pub(super) fn measure(bench: &Bench, row: Row) -> Result<Measured> {
     let fault = if row == Row::WireLoss { LOSS } else { "" };
-    of_processes(bench, what(bench, row)?, fault)
+    of_processes(bench, measurement_of(bench, row)?, fault)
 }
 
 /// Measures the row with losses without its fault plan.
 pub(super) fn without_faults(bench: &Bench) -> Result<Measured> {
-    of_processes(bench, what(bench, Row::WireLoss)?, "")
+    of_processes(bench, measurement_of(bench, Row::WireLoss)?, "")
 }
 
-fn what(bench: &Bench, row: Row) -> Result<Driven> {
+fn measurement_of(bench: &Bench, row: Row) -> Result<Driven> {
     let duration_ms = (DURATION_MS / bench.settings.shrink.max(1)).max(1);
-    let stream = |verb, knobs: Knobs| Stream::new(verb, &knobs, duration_ms);
-    let of = |payload, batch, window, signal_every| Knobs {
+    let stream = |verb, parameters: Parameters| Stream::new(verb, &parameters, duration_ms);
+    let of = |payload, batch, window, signal_every| Parameters {
         payload_bytes: Some(payload),
         batch: Some(batch),
         window: Some(window),
         signal_every: Some(signal_every),
-        ..Knobs::default()
+        ..Parameters::default()
     };
     let task = match row {
         Row::WireSend | Row::WireSendRate => {
@@ -65,7 +65,7 @@ fn what(bench: &Bench, row: Row) -> Result<Driven> {
             of(BANDWIDTH_PAYLOAD_BYTES, 1, 32, 1),
         )?),
         Row::WireLatency => {
-            let ping = PingPong::new(Verb::RcSend, &Knobs::default(), duration_ms)?;
+            let ping = PingPong::new(Verb::RcSend, &Parameters::default(), duration_ms)?;
             Task::PingPong(PingPong {
                 exchanges_per_sample: u32::try_from(64 / bench.settings.shrink.max(1))?.max(1),
                 ..ping
@@ -82,7 +82,7 @@ fn what(bench: &Bench, row: Row) -> Result<Driven> {
 
 /// Measures between a process with the first address and a process with the second, both under a
 /// fault plan.
-fn of_processes(bench: &Bench, what: Driven, fault: &str) -> Result<Measured> {
+fn of_processes(bench: &Bench, driven: Driven, fault: &str) -> Result<Measured> {
     let exe = |address| {
         bench.worker.with_envs([
             ("VERBATIM_PATH", "packets"),
@@ -97,7 +97,7 @@ fn of_processes(bench: &Bench, what: Driven, fault: &str) -> Result<Measured> {
         cores: bench.cores,
         far,
         nic: bench.nic.clone(),
-        what,
+        driven,
     }))?;
     driver.recv()
 }
@@ -107,7 +107,7 @@ fn of_processes(bench: &Bench, what: Driven, fault: &str) -> Result<Measured> {
 /// # Errors
 /// When the measurement fails, or the benchmark's process is gone.
 pub(crate) fn drive(link: &mut Link, order: &DriveOrder) -> Result<()> {
-    let measured = match &order.what {
+    let measured = match &order.driven {
         Driven::Task(task) => {
             let mut runner = Runner::new(order.cores, order.far.clone());
             figure(task, &runner.measure(&order.nic, task)?)

@@ -25,7 +25,7 @@ use service::workload::Chooser;
 use verbs::{Context, Waiter};
 
 use super::sequencer::check_cores;
-use super::{Bed, Gate};
+use super::{Gate, SimulatedCluster};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -37,11 +37,14 @@ pub struct Setup {
     /// Exponent of Zipf's law, which the popularity of keys follows.
     pub exponent: f64,
     /// Time for which the same keys are popular.
-    pub every: Duration,
+    #[serde(rename = "every")]
+    pub phase_duration: Duration,
     /// Number of phases; other keys are popular in each.
-    pub jumps: u32,
+    #[serde(rename = "jumps")]
+    pub phases: u32,
     /// Period of the controller; `None` for a fixed split.
-    pub looks: Option<Duration>,
+    #[serde(rename = "looks")]
+    pub controller_period: Option<Duration>,
     /// Place where the controller runs.
     pub controller: Place,
     /// Initial share of requests that the DPU serves, 0 to 1 exclusive.
@@ -60,9 +63,9 @@ impl Default for Setup {
             keys: 1_000_000,
             dpu_share: 0.25,
             exponent: 0.99,
-            every: Duration::from_millis(100),
-            jumps: 3,
-            looks: Some(Duration::from_micros(500)),
+            phase_duration: Duration::from_millis(100),
+            phases: 3,
+            controller_period: Some(Duration::from_micros(500)),
             controller: Place::Host,
             begin: 0.25,
             handover_bytes_per_s: 1_000_000_000,
@@ -188,10 +191,10 @@ pub fn best_static(profile: &Profile, setup: &Setup) -> Result<(f64, f64)> {
     for percent in (10..=45).step_by(5) {
         let begin = f64::from(percent) / 100.0;
         let still = Setup {
-            looks: None,
+            controller_period: None,
             begin,
-            jumps: 1,
-            every: Duration::from_millis(4),
+            phases: 1,
+            phase_duration: Duration::from_millis(4),
             ..setup.clone()
         };
         let outcome = run(profile, &still)?;
@@ -211,25 +214,25 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     for place in [Place::Host, Place::Dpu] {
         check_cores(profile, place, WORKERS + 1)?;
     }
-    let bed = Bed::new(profile, 1 + MACHINES, setup.seed)?;
+    let cluster = SimulatedCluster::new(profile, 1 + MACHINES, setup.seed)?;
     let split = key_of(split_at(setup, 0, setup.begin));
     let stop = Rc::new(Cell::new(false));
-    let servers = [Place::Host, Place::Dpu].map(|place| serve(&bed, setup, place, split));
+    let servers = [Place::Host, Place::Dpu].map(|place| serve(&cluster, setup, place, split));
     let servers = servers.into_iter().collect::<Result<Vec<_>>>()?;
-    let ways: Vec<Connector> = servers.iter().map(LocalServer::connector).collect();
+    let connectors: Vec<Connector> = servers.iter().map(LocalServer::connector).collect();
     for (i, server) in servers.iter().enumerate() {
-        start_mover(&bed, i, server, &ways, &stop)?;
+        start_mover(&cluster, i, server, &connectors, &stop)?;
     }
-    if let Some(every) = setup.looks {
-        start_controller(&bed, setup, every, split, &ways, &stop)?;
+    if let Some(period) = setup.controller_period {
+        start_controller(&cluster, setup, period, split, &connectors, &stop)?;
     }
     let clients = Clients::default();
-    clients.start(&bed, setup, &ways)?;
-    let (points, jumps_ms) = watch(&bed, setup, &servers, &clients);
-    bed.run_until(|| clients.left.get() == 0)?;
+    clients.start(&cluster, setup, &connectors)?;
+    let (points, jumps_ms) = watch(&cluster, setup, &servers, &clients);
+    cluster.run_until(|| clients.left.get() == 0)?;
     stop.set(true);
-    ways.iter().for_each(Connector::stop);
-    bed.finish()?;
+    connectors.iter().for_each(Connector::stop);
+    cluster.finish()?;
     let mut failures = servers.iter().filter_map(LocalServer::failure);
     if let Some(failure) = failures.next().or_else(|| clients.failure.take()) {
         bail!("it failed: {failure}");
@@ -246,36 +249,36 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
 
 /// Records the course until the last phase ends.
 fn watch(
-    bed: &Bed,
+    cluster: &SimulatedCluster,
     setup: &Setup,
     servers: &[LocalServer],
     clients: &Clients,
 ) -> (Vec<Point>, Vec<f64>) {
-    let began = bed.cluster.now();
-    let total = setup.every * setup.jumps;
+    let began = cluster.simulation.now();
+    let total = setup.phase_duration * setup.phases;
     let mut points = Vec::new();
     let (mut done, mut gets) = (0, [0u64; 2]);
-    while bed.cluster.now() - began < total {
-        bed.pass(STEP);
+    while cluster.simulation.now() - began < total {
+        cluster.advance(STEP);
         let now = clients.done.get();
         let asked = clients.asked();
         let by = [asked[0] - gets[0], asked[1] - gets[1]];
         #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
         points.push(Point {
-            ms: (bed.cluster.now() - began).as_secs_f64() * 1e3,
+            ms: (cluster.simulation.now() - began).as_secs_f64() * 1e3,
             rate_mops: (now - done) as f64 / STEP.as_secs_f64() * 1e-6,
             dpu_share: by[1] as f64 / (by[0] + by[1]).max(1) as f64,
             moved: servers.iter().map(|s| s.stats().taken_entries).sum(),
         });
         (done, gets) = (now, asked);
     }
-    let jumps = (0..setup.jumps).map(|i| (setup.every * i).as_secs_f64() * 1e3);
-    (points, jumps.collect())
+    let begins = (0..setup.phases).map(|i| (setup.phase_duration * i).as_secs_f64() * 1e3);
+    (points, begins.collect())
 }
 
 /// Creates a server with its part of the keys, and starts its workers.
-fn serve(bed: &Bed, setup: &Setup, place: Place, split: u64) -> Result<LocalServer> {
-    let (context, machine) = bed.at(0, place)?;
+fn serve(cluster: &SimulatedCluster, setup: &Setup, place: Place, split: u64) -> Result<LocalServer> {
+    let (context, machine) = cluster.at(0, place)?;
     let (server_number, share) = match place {
         Place::Host => (0, 1.0 - setup.dpu_share),
         Place::Dpu => (1, setup.dpu_share),
@@ -312,7 +315,9 @@ fn serve(bed: &Bed, setup: &Setup, place: Place, split: u64) -> Result<LocalServ
     loaded.map_err(|e| anyhow::anyhow!("cannot load the tree: {e}"))?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
         let name = format!("worker {i} on the {place}");
-        bed.cluster.spawn(machine, name, move || worker.run());
+        cluster
+            .simulation
+            .spawn(machine, name, move || worker.run());
     }
     Ok(server)
 }
@@ -328,21 +333,22 @@ fn config() -> ClientConfig {
 
 /// Starts the thread that takes ranges from the other server, on its own core.
 fn start_mover(
-    bed: &Bed,
+    cluster: &SimulatedCluster,
     part: usize,
     server: &LocalServer,
-    ways: &[Connector],
+    connectors: &[Connector],
     stop: &Rc<Cell<bool>>,
 ) -> Result<()> {
     let place = [Place::Host, Place::Dpu][part];
-    let (context, machine) = bed.at(0, place)?;
-    let (context, ways, stop) = (context.clone(), ways.to_vec(), Rc::clone(stop));
+    let (context, machine) = cluster.at(0, place)?;
+    let (context, connectors, stop) = (context.clone(), connectors.to_vec(), Rc::clone(stop));
     let service = std::sync::Arc::clone(server.service());
-    bed.cluster
+    cluster
+        .simulation
         .spawn(machine, format!("mover on the {place}"), move || {
             let mut mover = service.mover(move |giver| {
-                let way = ways[usize::from(giver)].clone();
-                Pipeline::connect_through(way, &context, config())
+                let connector = connectors[usize::from(giver)].clone();
+                Pipeline::connect_through(connector, &context, config())
             });
             while !stop.get() {
                 if !mover.take_chunk() {
@@ -354,20 +360,26 @@ fn start_mover(
 }
 
 fn start_controller(
-    bed: &Bed,
+    cluster: &SimulatedCluster,
     setup: &Setup,
-    every: Duration,
+    period: Duration,
     split: u64,
-    ways: &[Connector],
+    connectors: &[Connector],
     stop: &Rc<Cell<bool>>,
 ) -> Result<()> {
-    let (context, machine) = bed.at(0, setup.controller)?;
-    let (context, ways, stop) = (context.clone(), ways.to_vec(), Rc::clone(stop));
-    bed.cluster
+    let (context, machine) = cluster.at(0, setup.controller)?;
+    let (context, connectors, stop) = (context.clone(), connectors.to_vec(), Rc::clone(stop));
+    cluster
+        .simulation
         .spawn(machine, "controller".to_owned(), move || {
-            let connect =
-                |way: &Connector| Pipeline::connect_through(way.clone(), &context, config());
-            let Ok(parts) = ways.iter().map(connect).collect::<Result<Vec<_>, _>>() else {
+            let connect = |connector: &Connector| {
+                Pipeline::connect_through(connector.clone(), &context, config())
+            };
+            let Ok(parts) = connectors
+                .iter()
+                .map(connect)
+                .collect::<Result<Vec<_>, _>>()
+            else {
                 return;
             };
             // The rates of the study: the host walks three times as fast as the DPU.
@@ -377,7 +389,7 @@ fn start_controller(
                 if controller.rebalance_once().is_err() {
                     return;
                 }
-                pass(every);
+                pass(period);
             }
         });
     Ok(())
@@ -463,22 +475,31 @@ impl Clients {
     }
 
     /// Starts all clients, waits until they have connected, and lets them begin.
-    fn start(&self, bed: &Bed, setup: &Setup, ways: &[Connector]) -> Result<()> {
+    fn start(
+        &self,
+        cluster: &SimulatedCluster,
+        setup: &Setup,
+        connectors: &[Connector],
+    ) -> Result<()> {
         let gate = Gate::default();
         self.left.set(setup.clients);
         for i in 0..setup.clients {
             let machine = 1 + i % MACHINES;
-            let (context, gate, own) = (bed.contexts[machine].clone(), gate.clone(), self.clone());
-            let (ways, setup) = (ways.to_vec(), setup.clone());
-            bed.spawn(machine, format!("client {i}"), move || {
-                if let Err(e) = own.run(i as u64, &context, &setup, (&ways, &gate)) {
+            let (context, gate, own) = (
+                cluster.contexts[machine].clone(),
+                gate.clone(),
+                self.clone(),
+            );
+            let (connectors, setup) = (connectors.to_vec(), setup.clone());
+            cluster.spawn(machine, format!("client {i}"), move || {
+                if let Err(e) = own.run(i as u64, &context, &setup, (&connectors, &gate)) {
                     gate.came.set(gate.came.get() + 1);
                     *own.failure.borrow_mut() = Some(e.to_string());
                 }
                 own.left.set(own.left.get() - 1);
             });
         }
-        bed.run_until(|| gate.came.get() == setup.clients)?;
+        cluster.run_until(|| gate.came.get() == setup.clients)?;
         gate.open.set(true);
         match self.failure.take() {
             Some(failure) => bail!("a client cannot connect: {failure}"),
@@ -492,23 +513,27 @@ impl Clients {
         number: u64,
         context: &Context,
         setup: &Setup,
-        (ways, gate): (&[Connector], &Gate),
+        (connectors, gate): (&[Connector], &Gate),
     ) -> Result<()> {
-        let connect = |way: &Connector| Pipeline::connect_through(way.clone(), context, config());
-        let parts = ways.iter().map(connect).collect::<Result<Vec<_>, _>>()?;
+        let connect =
+            |connector: &Connector| Pipeline::connect_through(connector.clone(), context, config());
+        let parts = connectors
+            .iter()
+            .map(connect)
+            .collect::<Result<Vec<_>, _>>()?;
         let mut counted = Counted {
             router: Router::new(parts),
             clients: self.clone(),
         };
-        gate.pass();
+        gate.wait();
         let began = verbs::time::now();
-        for phase in 0..setup.jumps {
+        for phase in 0..setup.phases {
             let workload = Workload {
                 keys: KEYS,
                 popularity: popularity(setup, phase),
                 ..Workload::default()
             };
-            let until = Until::At(began + setup.every * (phase + 1));
+            let until = Until::At(began + setup.phase_duration * (phase + 1));
             let seed = setup.seed.wrapping_mul(1 << 20) + number + 1000 * u64::from(phase);
             let report =
                 load::run(&mut counted, &workload, until, seed).context("a client cannot go on")?;
@@ -529,12 +554,12 @@ mod tests {
     fn the_split_follows_a_hot_spot_that_jumps() {
         let bf2 = builtin("bf2").expect("built in");
         let setup = Setup {
-            every: Duration::from_millis(12),
-            jumps: 2,
+            phase_duration: Duration::from_millis(12),
+            phases: 2,
             ..Setup::default()
         };
         let still = Setup {
-            looks: None,
+            controller_period: None,
             ..setup.clone()
         };
         let (adaptive, fixed) = (

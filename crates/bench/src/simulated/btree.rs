@@ -23,7 +23,7 @@ use serde::Serialize;
 use verbs::Context;
 
 use super::sequencer::check_cores;
-use super::{Bed, Gate};
+use super::{Gate, SimulatedCluster};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -216,18 +216,18 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     for part in &parts {
         check_cores(profile, part.place, setup.cores)?;
     }
-    let bed = Bed::new(profile, 1 + setup.machines, setup.seed)?;
-    check_costs(&bed, profile, setup)?;
-    let servers = parts.iter().map(|part| serve(&bed, setup, part));
+    let cluster = SimulatedCluster::new(profile, 1 + setup.machines, setup.seed)?;
+    check_costs(&cluster, profile, setup)?;
+    let servers = parts.iter().map(|part| serve(&cluster, setup, part));
     let servers = servers.collect::<Result<Vec<_>>>()?;
     assign_to_others(&parts, &servers)?;
     let clients = Clients::default();
-    clients.start(&bed, setup, &parts, &servers)?;
-    bed.pass(warm_up(setup));
-    let (from, before) = (bed.cluster.now(), clients.done.get());
-    bed.pass(setup.time);
-    let (to, after) = (bed.cluster.now(), clients.done.get());
-    bed.finish()?;
+    clients.start(&cluster, setup, &parts, &servers)?;
+    cluster.advance(warm_up(setup));
+    let (from, before) = (cluster.simulation.now(), clients.done.get());
+    cluster.advance(setup.time);
+    let (to, after) = (cluster.simulation.now(), clients.done.get());
+    cluster.finish()?;
     let mut failures = servers.iter().filter_map(LocalServer::failure);
     if let Some(failure) = failures.next().or_else(|| clients.failure.take()) {
         bail!("it failed: {failure}");
@@ -242,7 +242,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     Ok(Outcome {
         rate_mops,
         levels: levels.max().unwrap_or(0),
-        virtual_ms: bed.cluster.now().as_secs_f64() * 1e3,
+        virtual_ms: cluster.simulation.now().as_secs_f64() * 1e3,
         ..outcome
     })
 }
@@ -254,8 +254,8 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
 /// As [`run`].
 pub fn run_local(profile: &Profile, setup: &Setup) -> Result<f64> {
     check_cores(profile, setup.place, setup.cores)?;
-    let bed = Bed::new(profile, 1, setup.seed)?;
-    let (context, machine) = bed.at(0, setup.place)?;
+    let cluster = SimulatedCluster::new(profile, 1, setup.seed)?;
+    let (context, machine) = cluster.at(0, setup.place)?;
     let all = Part {
         place: setup.place,
         shape: setup.shape(setup.keys),
@@ -269,7 +269,7 @@ pub fn run_local(profile: &Profile, setup: &Setup) -> Result<f64> {
         let (rate, wrong, walk_cost) = (Rc::clone(&rate), Rc::clone(&wrong), Rc::clone(&walk_cost));
         let store = Arc::clone(server.service().store());
         let mut random = Random::new(setup.seed << 8 ^ i);
-        bed.cluster.spawn(machine, format!("core {i}"), move || {
+        cluster.simulation.spawn(machine, format!("core {i}"), move || {
             let begun = verbs::time::now();
             for _ in 0..LOCAL {
                 let key = key_of(random.below(all.small.keys));
@@ -277,12 +277,11 @@ pub fn run_local(profile: &Profile, setup: &Setup) -> Result<f64> {
                 if store.get(0, key) != Ok(Some(value_of(key, 0))) {
                     wrong.set(true);
                 }
-            }
-            let took = verbs::time::now() - begun;
-            rate.set(rate.get() + f64::from(LOCAL) / took.as_secs_f64() * 1e-6);
-        });
+                let took = verbs::time::now() - begun;
+                rate.set(rate.get() + f64::from(LOCAL) / took.as_secs_f64() * 1e-6);
+            });
     }
-    bed.finish()?;
+    cluster.finish()?;
     if wrong.get() {
         bail!("a look-up found no value or another key's");
     }
@@ -297,10 +296,10 @@ fn warm_up(setup: &Setup) -> Duration {
 }
 
 /// Fails for a profile that lacks the costs of a server's cores.
-fn check_costs(bed: &Bed, profile: &Profile, setup: &Setup) -> Result<()> {
+fn check_costs(cluster: &SimulatedCluster, profile: &Profile, setup: &Setup) -> Result<()> {
     // With one-sided READs, the server's cores do nothing.
     if setup.access != Access::Read {
-        bed.check_costs_of_cores(profile)?;
+        cluster.check_costs_of_cores(profile)?;
     }
     Ok(())
 }
@@ -346,12 +345,14 @@ fn assign_to_others(servers: &[Part], servers: &[LocalServer]) -> Result<()> {
 }
 
 /// Creates a server, loads its tree, and starts its workers.
-fn serve(bed: &Bed, setup: &Setup, part: &Part) -> Result<LocalServer> {
-    let (context, machine) = bed.at(0, part.place)?;
+fn serve(cluster: &SimulatedCluster, setup: &Setup, part: &Part) -> Result<LocalServer> {
+    let (context, machine) = cluster.at(0, part.place)?;
     let mut server = load(context, setup, part)?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
         let name = format!("worker {i} on the {}", part.place);
-        bed.cluster.spawn(machine, name, move || worker.run());
+        cluster
+            .simulation
+            .spawn(machine, name, move || worker.run());
     }
     Ok(server)
 }
@@ -370,7 +371,7 @@ impl Clients {
     /// Starts all clients, waits until they have connected, and lets them begin.
     fn start(
         &self,
-        bed: &Bed,
+        cluster: &SimulatedCluster,
         setup: &Setup,
         parts: &[Part],
         servers: &[LocalServer],
@@ -383,9 +384,13 @@ impl Clients {
         self.left.set(setup.clients);
         for i in 0..setup.clients {
             let machine = 1 + i % setup.machines;
-            let (context, gate, own) = (bed.contexts[machine].clone(), gate.clone(), self.clone());
+            let (context, gate, own) = (
+                cluster.contexts[machine].clone(),
+                gate.clone(),
+                self.clone(),
+            );
             let workload = workload.clone();
-            let ways: Vec<_> = servers.iter().map(LocalServer::connector).collect();
+            let connectors: Vec<_> = servers.iter().map(LocalServer::connector).collect();
             let config = ClientConfig {
                 access: setup.access,
                 cache_nodes: setup.cache_nodes,
@@ -397,12 +402,15 @@ impl Clients {
             let seed = setup.seed.wrapping_mul(1 << 20) + i as u64;
             // Clients of a network do not start synchronously.
             let later = Random::new(setup.seed ^ (i as u64) << 32).below(ROUND_TRIP_NS);
-            bed.spawn(machine, format!("client {i}"), move || {
+            cluster.spawn(machine, format!("client {i}"), move || {
                 let connect =
                     |way| Pipeline::connect_through(Clone::clone(way), &context, config.clone());
-                let connected = ways.iter().map(connect).collect::<Result<Vec<_>, _>>();
+                let connected = connectors
+                    .iter()
+                    .map(connect)
+                    .collect::<Result<Vec<_>, _>>();
                 let ran = connected.and_then(|pipelines| {
-                    gate.pass();
+                    gate.wait();
                     verbs::time::work(Duration::from_nanos(later));
                     let until = Until::At(verbs::time::now() + time);
                     let (router, done) = (Router::new(pipelines), Rc::clone(&own.done));
@@ -417,11 +425,11 @@ impl Clients {
                 }
                 own.left.set(own.left.get() - 1);
                 if own.left.get() == 0 {
-                    ways.iter().for_each(|way| way.stop());
+                    connectors.iter().for_each(|connector| connector.stop());
                 }
             });
         }
-        bed.run_until(|| gate.came.get() == setup.clients)?;
+        cluster.run_until(|| gate.came.get() == setup.clients)?;
         gate.open.set(true);
         match self.failure.take() {
             Some(failure) => bail!("a client cannot connect: {failure}"),

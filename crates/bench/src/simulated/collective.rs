@@ -9,7 +9,7 @@ use collective::{Config, ring_of, slice_bytes};
 use nicmodel::bounds::{Resource, Role};
 use nicmodel::{Bounds, Load, Mix, Operation, Profile, Transport, Verb};
 
-use super::Bed;
+use super::SimulatedCluster;
 pub use crate::collective::{Outcome, Setup};
 use crate::collective::{outcome, rank};
 
@@ -24,8 +24,8 @@ pub fn run(profile: &Profile, setup: &Setup, seed: u64) -> Result<Outcome> {
     if setup.ranks < 2 {
         bail!("a ring has 2 ranks or more");
     }
-    let bed = Bed::new(profile, setup.ranks, seed)?;
-    let domains = bed.contexts.iter().map(verbs::Context::alloc_pd);
+    let cluster = SimulatedCluster::new(profile, setup.ranks, seed)?;
+    let domains = cluster.contexts.iter().map(verbs::Context::alloc_pd);
     let domains = domains.collect::<Result<Vec<_>, _>>()?;
     let config = Config {
         lanes: setup.lanes,
@@ -35,12 +35,12 @@ pub fn run(profile: &Profile, setup: &Setup, seed: u64) -> Result<Outcome> {
     let measured = Rc::new(RefCell::new(Vec::new()));
     for (index, (ring, pd)) in rings.into_iter().zip(domains).enumerate() {
         let (mut ring, setup, measured) = (Box::new(ring), *setup, Rc::clone(&measured));
-        bed.spawn(index, format!("rank {index}"), move || {
+        cluster.spawn(index, format!("rank {index}"), move || {
             let found = rank(&mut ring, &pd, &setup);
             measured.borrow_mut().push(found);
         });
     }
-    bed.finish()?;
+    cluster.finish()?;
     let measured = measured.take().into_iter().collect::<Result<Vec<_>>>()?;
     outcome(setup, &measured)
 }

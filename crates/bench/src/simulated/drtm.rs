@@ -12,7 +12,7 @@ use nicmodel::Profile;
 use serde::Serialize;
 use verbs::{Access, MemoryRegion, MrSlice, Postlist, QueuePair, RemoteMemory, Waiter, WcBuffer};
 
-use super::Bed;
+use super::SimulatedCluster;
 
 /// Bytes that a GET READs, which is one value.
 const VALUE_BYTES: usize = 32;
@@ -211,8 +211,8 @@ impl Client {
 /// # Errors
 /// When the profile lacks what a simulation needs, or a verb fails.
 pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
-    let bed = Bed::new(profile, 1 + setup.machines, setup.seed)?;
-    let server = &bed.contexts[0];
+    let cluster = SimulatedCluster::new(profile, 1 + setup.machines, setup.seed)?;
+    let server = &cluster.contexts[0];
     let pd = server.alloc_pd()?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     let values = pd.alloc(RECORDS * RECORD_BYTES, access)?;
@@ -224,7 +224,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     let window = setup.window.max(1);
     for i in 0..setup.clients {
         let machine = 1 + i % setup.machines;
-        let context = &bed.contexts[machine];
+        let context = &cluster.contexts[machine];
         let own_pd = context.alloc_pd()?;
         let memory = own_pd.alloc(window * RECORD_BYTES, Access::LOCAL_WRITE)?;
         let depth = u32::try_from(window + 1)?;
@@ -255,18 +255,18 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             counts: Rc::clone(&counts),
         };
         let failure = Rc::clone(&failure);
-        bed.spawn(machine, format!("client {i}"), move || {
+        cluster.spawn(machine, format!("client {i}"), move || {
             if let Err(error) = client.run() {
                 failure.replace(Some(error));
             }
         });
     }
-    bed.pass(setup.time / 5);
+    cluster.advance(setup.time / 5);
     let before = counts.done.get();
-    bed.pass(setup.time);
+    cluster.advance(setup.time);
     let after = counts.done.get();
     counts.over.set(true);
-    bed.finish()?;
+    cluster.finish()?;
     if let Some(error) = failure.take() {
         return Err(error);
     }

@@ -17,7 +17,7 @@ use serde::Serialize;
 use simnic::Counters;
 
 use super::sequencer::ATC16_SEND_DEPTH;
-use super::{Bed, Gate};
+use super::{Gate, SimulatedCluster};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -163,10 +163,10 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             profile.name
         );
     }
-    let bed = Bed::new(profile, 1 + setup.machines, setup.seed)?;
+    let cluster = SimulatedCluster::new(profile, 1 + setup.machines, setup.seed)?;
     // With `atomics`, the clients do everything and the server's cores do nothing.
     if setup.design != Design::Atomics {
-        bed.check_costs_of_cores(profile)?;
+        cluster.check_costs_of_cores(profile)?;
     }
     // The CPU time of a request besides its verbs is fitted to one core of the paper's server,
     // batched and unbatched.
@@ -193,7 +193,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     };
     let cost = Duration::from_secs_f64(cost_ns * 1e-9);
     let mut server = LocalServer::new(
-        &bed.contexts[0],
+        &cluster.contexts[0],
         config,
         ServerRuntime::simulated(setup.seed, cost),
     )?;
@@ -212,7 +212,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     let known = Arc::new(RecordCache::new(room));
     fill(&server, &workload, &known)?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
-        bed.spawn(0, format!("worker {i}"), move || worker.run());
+        cluster.spawn(0, format!("worker {i}"), move || worker.run());
     }
     let warm_up = (setup.time / 5).max(WARM_UP);
     let gate = Gate::default();
@@ -223,7 +223,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     let connector = server.connector();
     for i in 0..setup.clients {
         let machine = 1 + i % setup.machines;
-        let (context, gate) = (bed.contexts[machine].clone(), gate.clone());
+        let (context, gate) = (cluster.contexts[machine].clone(), gate.clone());
         let (reports, failure, left) = (Rc::clone(&reports), Rc::clone(&failure), Rc::clone(&left));
         let (done, workload) = (Rc::clone(&done), workload.clone());
         let (known, connector) = (Arc::clone(&known), connector.clone());
@@ -235,11 +235,11 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         };
         let time = warm_up + setup.time + BEHIND;
         let seed = setup.seed.wrapping_mul(1 << 20) + i as u64;
-        bed.spawn(machine, format!("client {i}"), move || {
+        cluster.spawn(machine, format!("client {i}"), move || {
             let connected = Pipeline::connect_through(connector.clone(), &context, config);
             let ran = connected.and_then(|mut pipeline| {
                 pipeline.share_record_cache(known);
-                gate.pass();
+                gate.advance();
                 let until = Until::At(verbs::time::now() + time);
                 load::run_counting(&mut pipeline, &workload, until, seed, |n| {
                     done.set(done.get() + n);
@@ -258,17 +258,17 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             }
         });
     }
-    bed.run_until(|| gate.came.get() == setup.clients)?;
+    cluster.run_until(|| gate.came.get() == setup.clients)?;
     gate.open.set(true);
     if let Some(failure) = failure.take() {
         bail!("a client cannot connect: {failure}");
     }
-    let counters = || bed.cluster.counters(bed.cluster.machine(0));
-    bed.pass(warm_up);
-    let (from, before, posted) = (bed.cluster.now(), done.get(), counters());
-    bed.pass(setup.time);
-    let (to, after, posts) = (bed.cluster.now(), done.get(), counters());
-    bed.finish()?;
+    let counters = || cluster.simulation.counters(cluster.simulation.machine(0));
+    cluster.advance(warm_up);
+    let (from, before, posted) = (cluster.simulation.now(), done.get(), counters());
+    cluster.advance(setup.time);
+    let (to, after, posts) = (cluster.simulation.now(), done.get(), counters());
+    cluster.finish()?;
     if let Some(failure) = server.failure().or_else(|| failure.take()) {
         bail!("it failed: {failure}");
     }
@@ -290,7 +290,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         verified: reports
             .iter()
             .all(|r| r.is_right() && r.misses == 0 && r.lost == 0),
-        virtual_ms: bed.cluster.now().as_secs_f64() * 1e3,
+        virtual_ms: cluster.simulation.now().as_secs_f64() * 1e3,
     })
 }
 

@@ -15,8 +15,8 @@ use nicmodel::profile::Place;
 use nicmodel::{Profile, Receive};
 use simnic::Counters;
 
-use super::Bed;
-use crate::link::{Gate, Link, cause};
+use super::SimulatedCluster;
+use crate::link::{Gate, Link, root_cause};
 use crate::micro::{self, Direction, Outcome, Target, Task};
 use crate::nic::Nic;
 
@@ -41,8 +41,8 @@ pub fn run_counted(profile: &Profile, task: &Task) -> Result<(Outcome, Counters)
 ///
 /// # Errors
 /// As [`run`], and when the NIC has no DPU.
-pub fn run_towards(profile: &Profile, task: &Task, far: Place) -> Result<Outcome> {
-    Ok(run_on(profile, task, Receive::Regular, far)?.0)
+pub fn run_towards(profile: &Profile, task: &Task, other_side: Place) -> Result<Outcome> {
+    Ok(run_on(profile, task, Receive::Regular, other_side)?.0)
 }
 
 /// Runs a task once, with RECVs that deliver payload in the given way.
@@ -61,7 +61,7 @@ fn run_on(
     profile: &Profile,
     task: &Task,
     receive: Receive,
-    far: Place,
+    other_side: Place,
 ) -> Result<(Outcome, Counters)> {
     let (threads, processes) = match task {
         Task::Stream(stream) => (stream.threads, stream.processes),
@@ -76,13 +76,13 @@ fn run_on(
         );
     }
     check_atomics(profile, task)?;
-    let bed = Bed::new(profile, 1 + processes, 1)?;
+    let cluster = SimulatedCluster::new(profile, 1 + processes, 1)?;
     if receive == Receive::Inline {
-        bed.cluster.receive_inline();
+        cluster.simulation.receive_inline();
     }
     let machine = |index| {
-        let place = if index == 0 { Place::Host } else { far };
-        let (context, cores) = bed.at(index, place)?;
+        let place = if index == 0 { Place::Host } else { other_side };
+        let (context, cores) = cluster.at(index, place)?;
         let nic = Nic::on(context)?;
         let target = Target::new(&nic, task)?;
         Ok((cores, Rc::new((nic, target))))
@@ -98,7 +98,7 @@ fn run_on(
     let failures = Rc::new(RefCell::new(Vec::new()));
     for lane in 0..threads {
         let (mut left, mut right) = Link::simulated_pair();
-        left.through(&gate);
+        left.set_gate(&gate);
         let (there, task) = (1 + lane % processes, *task);
         let (own, told, gate) = (
             Rc::clone(&machines[0]),
@@ -106,8 +106,8 @@ fn run_on(
             Arc::clone(&gate),
         );
         let left_one = Rc::clone(&ended);
-        bed.spawn(0, format!("measured thread {lane}"), move || {
-            let measured = micro::near(&mut left, &own.0, &task, &own.1);
+        cluster.spawn(0, format!("measured thread {lane}"), move || {
+            let measured = micro::run_measured_side(&mut left, &own.0, &task, &own.1);
             if let Err(error) = &measured {
                 left.fail(error);
                 gate.give_up();
@@ -117,8 +117,8 @@ fn run_on(
         });
         let (own, told) = (Rc::clone(&machines[there]), Rc::clone(&failures));
         let name = format!("thread {lane} of the other side");
-        bed.cluster.spawn(cores[there], name, move || {
-            if let Err(error) = micro::far(&mut right, &own.0, &task, &own.1) {
+        cluster.simulation.spawn(cores[there], name, move || {
+            if let Err(error) = micro::run_other_side(&mut right, &own.0, &task, &own.1) {
                 right.fail(&error);
                 told.borrow_mut().push(error);
             }
@@ -126,11 +126,11 @@ fn run_on(
     }
     let counted = match task {
         Task::Stream(stream) if is_counted(stream) => {
-            counted_mops(&bed, stream, || ended.get() == threads)
+            counted_mops(&cluster, stream, || ended.get() == threads)
         }
         _ => None,
     };
-    let finished = bed.finish();
+    let finished = cluster.finish();
     let mut errors = failures.take();
     let outcome = match micro::together(outcomes.take()) {
         Ok(Outcome::Rate(rate)) => Some(Outcome::Rate(match counted {
@@ -143,14 +143,14 @@ fn run_on(
             None
         }
     };
-    if let Some(error) = cause(errors) {
+    if let Some(error) = root_cause(errors) {
         return Err(error);
     }
     finished?;
     for machine in &machines {
         micro::check(machine.1.wrong()?)?;
     }
-    let counters = bed.cluster.counters(bed.cluster.machine(0));
+    let counters = cluster.simulation.counters(cluster.simulation.machine(0));
     Ok((outcome.context("nothing was measured")?, counters))
 }
 
@@ -176,18 +176,22 @@ fn is_counted(stream: &micro::Stream) -> bool {
 
 /// Returns the rate of the measured NIC's sent or received messages in 10^6 per second, without the
 /// beginning and the end of a stream. `None` if all threads end before that.
-fn counted_mops(bed: &Bed, stream: &micro::Stream, ended: impl Fn() -> bool) -> Option<f64> {
-    let counters = || bed.cluster.counters(bed.cluster.machine(0));
+fn counted_mops(
+    cluster: &SimulatedCluster,
+    stream: &micro::Stream,
+    ended: impl Fn() -> bool,
+) -> Option<f64> {
+    let counters = || cluster.simulation.counters(cluster.simulation.machine(0));
     let count = || match stream.direction {
         Direction::Outbound => counters().sent,
         Direction::Inbound => counters().received,
     };
-    bed.run_until(|| count() > 0 || ended()).ok()?;
+    cluster.run_until(|| count() > 0 || ended()).ok()?;
     let time = Duration::from_millis(stream.duration_ms);
-    bed.pass(time / 10);
-    let (from, before) = (bed.cluster.now(), count());
-    bed.pass(time * 17 / 20);
-    let (to, after) = (bed.cluster.now(), count());
+    cluster.advance(time / 10);
+    let (from, before) = (cluster.simulation.now(), count());
+    cluster.advance(time * 17 / 20);
+    let (to, after) = (cluster.simulation.now(), count());
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     let mops = (after - before) as f64 / (to - from).as_secs_f64() * 1e-6;
     (!ended() && mops > 0.0).then_some(mops)
@@ -198,14 +202,14 @@ mod tests {
     use nicmodel::profile::builtin;
 
     use super::*;
-    use crate::micro::{Knobs, PingPong, Stream, Verb};
+    use crate::micro::{Parameters, PingPong, Stream, Verb};
 
     fn cib() -> &'static Profile {
         builtin("cib").expect("built in")
     }
 
-    fn stream(verb: Verb, knobs: &Knobs) -> micro::Rate {
-        let stream = Stream::new(verb, knobs, 1).expect("knobs that fit");
+    fn stream(verb: Verb, parameters: &Parameters) -> micro::Rate {
+        let stream = Stream::new(verb, parameters, 1).expect("parameters that fit");
         match run(cib(), &Task::Stream(stream)).expect("it runs") {
             Outcome::Rate(rate) => rate,
             Outcome::Latency(_) => panic!("a stream has a rate"),
@@ -215,10 +219,10 @@ mod tests {
     #[test]
     fn every_verb_streams_and_gives_the_same_twice() {
         for verb in Verb::ALL {
-            let rate = stream(verb, &Knobs::default());
+            let rate = stream(verb, &Parameters::default());
             assert!(rate.rate_mops > 1.0, "{verb:?}: {rate:?}");
             assert_eq!(rate.lost_ops, 0, "{verb:?}");
-            assert_eq!(rate, stream(verb, &Knobs::default()), "{verb:?}");
+            assert_eq!(rate, stream(verb, &Parameters::default()), "{verb:?}");
         }
     }
 
@@ -227,7 +231,7 @@ mod tests {
     #[test]
     fn times_are_those_of_the_profile() {
         for verb in Verb::ALL {
-            let ping = PingPong::new(verb, &Knobs::default(), 1).expect("knobs that fit");
+            let ping = PingPong::new(verb, &Parameters::default(), 1).expect("parameters that fit");
             let outcome = run(cib(), &Task::PingPong(ping)).expect("it runs");
             let Outcome::Latency(latency) = outcome else {
                 panic!("a ping-pong has a latency");
@@ -239,7 +243,7 @@ mod tests {
                 "{verb:?}: {latency:?}"
             );
         }
-        let atomics = stream(Verb::Atomics, &Knobs::default());
+        let atomics = stream(Verb::Atomics, &Parameters::default());
         assert!((atomics.rate_mops / 2.24 - 1.0).abs() < 0.03, "{atomics:?}");
     }
 
@@ -257,15 +261,15 @@ mod tests {
             (Verb::Atomics, Of::AtomicFetchAndAdd, 8, false),
         ];
         for (verb, of, payload_bytes, inline) in cases {
-            let knobs = Knobs {
+            let parameters = Parameters {
                 batch: Some(1),
                 window: Some(1),
                 signal_every: Some(1),
                 payload_bytes: (verb != Verb::Atomics).then_some(payload_bytes),
                 inline: (verb == Verb::RcWrite).then_some(inline),
-                ..Knobs::default()
+                ..Parameters::default()
             };
-            let rate = stream(verb, &knobs).rate_mops;
+            let rate = stream(verb, &parameters).rate_mops;
             #[expect(clippy::cast_possible_truncation, reason = "a few KiB")]
             let operation = Operation {
                 inline,
@@ -292,15 +296,15 @@ mod tests {
             (Verb::UcWrite, Direction::Inbound),
         ] {
             for (queue_pairs, ports) in [(1, 1.0), (2, 2.0), (4, 2.0)] {
-                let knobs = Knobs {
+                let parameters = Parameters {
                     direction,
                     queue_pairs: Some(queue_pairs),
                     payload_bytes: Some(65536),
                     window: Some(16),
                     signal_every: Some(1),
-                    ..Knobs::default()
+                    ..Parameters::default()
                 };
-                let gbytes = stream(verb, &knobs).rate_mops * 65.536;
+                let gbytes = stream(verb, &parameters).rate_mops * 65.536;
                 let all = ports * port;
                 assert!(
                     gbytes < 1.002 * all && gbytes > 0.9 * all,
@@ -314,15 +318,15 @@ mod tests {
     #[test]
     fn no_rate_is_above_what_binds_it() {
         for payload_bytes in [8, 256] {
-            let knobs = Knobs {
+            let parameters = Parameters {
                 direction: Direction::Inbound,
                 threads: Some(14),
                 queue_pairs: Some(4),
                 payload_bytes: Some(payload_bytes),
-                ..Knobs::default()
+                ..Parameters::default()
             };
-            let rate = stream(Verb::UcWrite, &knobs).rate_mops;
-            let task = Stream::new(Verb::UcWrite, &knobs, 1).expect("knobs that fit");
+            let rate = stream(Verb::UcWrite, &parameters).rate_mops;
+            let task = Stream::new(Verb::UcWrite, &parameters, 1).expect("parameters that fit");
             let bounds = task.bounds(cib()).expect("a Connect-IB does that");
             let bound = bounds.predicted_mops.expect("a bound");
             assert!(
@@ -334,8 +338,10 @@ mod tests {
 
     #[test]
     fn a_profile_without_the_numbers_is_refused() {
-        let task = Task::Stream(Stream::new(Verb::UdSend, &Knobs::default(), 1).expect("fits"));
-        let atomics = Task::Stream(Stream::new(Verb::Atomics, &Knobs::default(), 1).expect("fits"));
+        let task =
+            Task::Stream(Stream::new(Verb::UdSend, &Parameters::default(), 1).expect("fits"));
+        let atomics =
+            Task::Stream(Stream::new(Verb::Atomics, &Parameters::default(), 1).expect("fits"));
         let error = run(builtin("cx").expect("built in"), &atomics).expect_err("refused");
         assert!(error.to_string().contains("has no atomics"), "{error}");
         let mut lacking = cib().clone();

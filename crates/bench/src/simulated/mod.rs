@@ -38,23 +38,23 @@ pub struct UnknownCosts {
 }
 
 /// A simulated cluster with its devices open.
-struct Bed {
-    cluster: Cluster,
+struct SimulatedCluster {
+    simulation: Cluster,
     /// Devices of the hosts, by machine.
     contexts: Vec<Context>,
     /// Devices of the DPUs, by machine; empty if the NIC has no DPU.
     dpus: Vec<Context>,
 }
 
-impl Bed {
+impl SimulatedCluster {
     fn new(profile: &Profile, machines: usize, seed: u64) -> Result<Self> {
-        let cluster = Cluster::new(profile, machines, seed)?;
+        let simulation = Cluster::new(profile, machines, seed)?;
         let devices = Provider::simnic().devices()?;
         let contexts = devices.iter().map(verbs::Device::open);
         let mut contexts = contexts.collect::<Result<Vec<_>, _>>()?;
         let dpus = contexts.split_off(machines);
         Ok(Self {
-            cluster,
+            simulation,
             contexts,
             dpus,
         })
@@ -62,7 +62,7 @@ impl Bed {
 
     /// Fails for a profile that lacks the costs of a server's cores.
     fn check_costs_of_cores(&self, profile: &Profile) -> Result<(), UnknownCosts> {
-        let missing = self.cluster.unknown_of_cores();
+        let missing = self.simulation.unknown_of_cores();
         if missing.is_empty() {
             return Ok(());
         }
@@ -81,7 +81,7 @@ impl Bed {
             Place::Host => &self.contexts,
             Place::Dpu => &self.dpus,
         };
-        let place = self.cluster.at(machine, place);
+        let place = self.simulation.at(machine, place);
         contexts
             .get(machine)
             .zip(place)
@@ -90,8 +90,8 @@ impl Bed {
 
     /// Starts a thread on a machine.
     fn spawn(&self, machine: usize, name: String, body: impl FnOnce() + 'static) {
-        self.cluster
-            .spawn(self.cluster.machine(machine), name, body);
+        self.simulation
+            .spawn(self.simulation.machine(machine), name, body);
     }
 
     /// Runs the simulation until `ready` returns true.
@@ -101,7 +101,7 @@ impl Bed {
             if ready() {
                 return Ok(());
             }
-            self.cluster.run_until(self.cluster.now() + step);
+            self.simulation.run_until(self.simulation.now() + step);
         }
         bail!(
             "nothing was ready within {:?} of virtual time",
@@ -110,17 +110,17 @@ impl Bed {
     }
 
     /// Runs the simulation for `time`.
-    fn pass(&self, time: Duration) {
-        self.cluster.run_until(self.cluster.now() + time);
+    fn advance(&self, time: Duration) {
+        self.simulation.run_until(self.simulation.now() + time);
     }
 
     /// Runs the simulation until all threads have ended.
     fn finish(&self) -> Result<()> {
-        self.cluster.run().context("the simulation stalled")
+        self.simulation.run().context("the simulation stalled")
     }
 }
 
-/// Maximum steps of 10 µs in [`Bed::run_until`].
+/// Maximum steps of 10 µs in [`SimulatedCluster::run_until`].
 const MOST_STEPS: u32 = 100_000;
 
 /// A barrier for simulated threads: each thread arrives and waits until `open` is set.
@@ -132,7 +132,7 @@ struct Gate {
 
 impl Gate {
     /// Notes the arrival of a simulated thread, and waits until the gate is open.
-    fn pass(&self) {
+    fn wait(&self) {
         self.came.set(self.came.get() + 1);
         let mut waiter = Waiter::new();
         while !self.open.get() {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use nicmodel::profile::{Place, Profile, builtin};
 use verbs::{Access, QueuePair, RemoteMemory, Waiter, WcBuffer};
 
-use super::Bed;
+use super::SimulatedCluster;
 
 type End = (usize, Place);
 
@@ -19,9 +19,14 @@ fn bf2() -> &'static Profile {
 
 /// READs a word from the memory of `to` over a queue pair of `from` that is connected to a queue
 /// pair of `through`. Returns the time and the word, or the reason of a failure.
-fn read(bed: &Bed, from: End, through: End, to: End) -> Result<(Duration, u64), String> {
+fn read(
+    cluster: &SimulatedCluster,
+    from: End,
+    through: End,
+    to: End,
+) -> Result<(Duration, u64), String> {
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
-    let at = |(machine, place)| bed.at(machine, place).expect("it is there").0;
+    let at = |(machine, place)| cluster.at(machine, place).expect("it is there").0;
     let (here, there) = (
         at(from).alloc_pd().expect("a PD"),
         at(through).alloc_pd().expect("a PD"),
@@ -41,11 +46,11 @@ fn read(bed: &Bed, from: End, through: End, to: End) -> Result<(Duration, u64), 
     let _peer = peer.connect(&here_end).expect("it connects");
     let result = Rc::new(RefCell::new(None));
     let (told, remote) = (Rc::clone(&result), memory.remote());
-    let cores = bed.at(from.0, from.1).expect("it is there").1;
-    bed.cluster.spawn(cores, "reads", move || {
+    let cores = cluster.at(from.0, from.1).expect("it is there").1;
+    cluster.simulation.spawn(cores, "reads", move || {
         *told.borrow_mut() = Some(read_once(qp, remote, &here));
     });
-    bed.finish().expect("it ends");
+    cluster.finish().expect("it ends");
     result.take().expect("it was read")
 }
 
@@ -74,11 +79,11 @@ fn read_once(
 
 #[test]
 fn memory_of_a_dpu_is_nearer_than_the_hosts_and_no_network_is_between_them() {
-    let bed = Bed::new(bf2(), 2, 1).expect("it can be simulated");
+    let cluster = SimulatedCluster::new(bf2(), 2, 1).expect("it can be simulated");
     let (host, dpu) = ((0, Place::Host), (0, Place::Dpu));
     let (far_host, far_dpu) = ((1, Place::Host), (1, Place::Dpu));
     let took = |from, to| {
-        let (took, word) = read(&bed, from, to, to).expect("it can be read");
+        let (took, word) = read(&cluster, from, to, to).expect("it can be read");
         assert_eq!(word, WORD);
         took
     };
@@ -96,8 +101,8 @@ fn memory_of_a_dpu_is_nearer_than_the_hosts_and_no_network_is_between_them() {
 fn memory_belongs_to_the_place_where_it_was_registered() {
     let (host, dpu) = ((1, Place::Host), (1, Place::Dpu));
     for (through, to) in [(host, dpu), (dpu, host)] {
-        let bed = Bed::new(bf2(), 2, 1).expect("it can be simulated");
-        let refused = read(&bed, (0, Place::Host), through, to).expect_err("another place's");
+        let cluster = SimulatedCluster::new(bf2(), 2, 1).expect("it can be simulated");
+        let refused = read(&cluster, (0, Place::Host), through, to).expect_err("another place's");
         assert!(refused.contains("remote access error"), "{refused}");
     }
 }
@@ -105,25 +110,29 @@ fn memory_belongs_to_the_place_where_it_was_registered() {
 #[test]
 fn a_nic_without_a_dpu_has_no_such_place() {
     let cib = builtin("cib").expect("built in");
-    let bed = Bed::new(cib, 2, 1).expect("it can be simulated");
-    assert!(bed.cluster.at(1, Place::Dpu).is_none());
-    let error = bed.at(1, Place::Dpu).expect_err("no DPU").to_string();
+    let cluster = SimulatedCluster::new(cib, 2, 1).expect("it can be simulated");
+    assert!(cluster.simulation.at(1, Place::Dpu).is_none());
+    let error = cluster.at(1, Place::Dpu).expect_err("no DPU").to_string();
     assert!(error.contains("has no DPU"), "{error}");
-    assert_eq!(bed.contexts.len(), 2);
+    assert_eq!(cluster.contexts.len(), 2);
 }
 
 #[test]
 fn devices_are_named_by_machine_and_place() {
-    let bed = Bed::new(bf2(), 2, 1).expect("it can be simulated");
+    let cluster = SimulatedCluster::new(bf2(), 2, 1).expect("it can be simulated");
     let names = |contexts: &[verbs::Context]| {
         let names = contexts
             .iter()
             .map(|context| context.device_name().to_owned());
         names.collect::<Vec<_>>()
     };
-    assert_eq!(names(&bed.contexts), ["sim0", "sim1"]);
-    assert_eq!(names(&bed.dpus), ["sim0_dpu", "sim1_dpu"]);
-    let cores = |place| bed.cluster.cores(bed.cluster.at(0, place).expect("there"));
+    assert_eq!(names(&cluster.contexts), ["sim0", "sim1"]);
+    assert_eq!(names(&cluster.dpus), ["sim0_dpu", "sim1_dpu"]);
+    let cores = |place| {
+        cluster
+            .simulation
+            .cores(cluster.simulation.at(0, place).expect("there"))
+    };
     let dpu = bf2().dpu.as_ref().expect("it has one").cores.value;
     assert_eq!(cores(Place::Host), bf2().host.cores.value);
     assert_eq!(cores(Place::Dpu), dpu);

@@ -14,7 +14,7 @@ use sequencer::{
 };
 use serde::Serialize;
 
-use super::{Bed, Gate};
+use super::{Gate, SimulatedCluster};
 
 /// Parameters of the experiment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -46,7 +46,7 @@ pub struct Setup {
     /// Number of UD queue pairs of a worker; `None` means as in the paper.
     pub queues: Option<usize>,
     /// Loops of clients and workers.
-    #[serde(skip_serializing_if = "Loops::are_ours")]
+    #[serde(skip_serializing_if = "Loops::is_default")]
     pub loops: Loops,
     /// Seed of random numbers, which determine when each client begins, and the keys of the NICs.
     pub seed: u64,
@@ -159,7 +159,7 @@ impl Loops {
 
     /// Returns true if these are the loops of this project.
     #[must_use]
-    pub fn are_ours(&self) -> bool {
+    pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 }
@@ -233,16 +233,18 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         .machines
         .unwrap_or(setup.clients.div_ceil(client_cores))
         .max(1);
-    let bed = Bed::new(profile, 1 + machines, setup.seed)?;
+    let cluster = SimulatedCluster::new(profile, 1 + machines, setup.seed)?;
     if setup.design != Design::Atomics {
-        bed.check_costs_of_cores(profile)?;
+        cluster.check_costs_of_cores(profile)?;
     }
-    let (context, machine) = bed.at(0, place)?;
+    let (context, machine) = cluster.at(0, place)?;
     let config = server_config(profile, setup);
     let mut server = LocalServer::new(context, config, ServerRuntime::Caller)?;
     for (i, worker) in server.take_workers().into_iter().enumerate() {
         let name = format!("worker {i}");
-        bed.cluster.spawn(machine, name, move || worker.run());
+        cluster
+            .simulation
+            .spawn(machine, name, move || worker.run());
     }
     let gate = Gate::default();
     let reports: Rc<RefCell<Vec<ClientReport>>> = Rc::default();
@@ -253,7 +255,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     let connector = server.connector();
     for i in 0..sessions {
         let machine = 1 + i / setup.sessions % machines;
-        let (context, gate) = (bed.contexts[machine].clone(), gate.clone());
+        let (context, gate) = (cluster.contexts[machine].clone(), gate.clone());
         let (reports, failure, left) = (Rc::clone(&reports), Rc::clone(&failure), Rc::clone(&left));
         let config = ClientConfig {
             window,
@@ -267,10 +269,10 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         let until = Until::DurationMs(ran_ms(setup.time));
         // Clients of a network do not start synchronously.
         let later = Random::new(setup.seed ^ (i as u64) << 32).below(ROUND_TRIP_NS);
-        bed.spawn(machine, format!("client {i}"), move || {
+        cluster.spawn(machine, format!("client {i}"), move || {
             match Client::connect_through(connector.clone(), &context, config) {
                 Ok(mut client) => {
-                    gate.pass();
+                    gate.wait();
                     verbs::time::work(Duration::from_nanos(later));
                     let report = client.run(until);
                     reports.borrow_mut().push(report);
@@ -286,16 +288,16 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             }
         });
     }
-    bed.run_until(|| gate.came.get() == sessions)?;
+    cluster.run_until(|| gate.came.get() == sessions)?;
     gate.open.set(true);
     if let Some(failure) = failure.take() {
         bail!("a client cannot connect: {failure}");
     }
-    bed.pass(setup.time / 5);
-    let (from, before) = (bed.cluster.now(), server.service().next());
-    bed.pass(setup.time);
-    let (to, after) = (bed.cluster.now(), server.service().next());
-    bed.finish()?;
+    cluster.advance(setup.time / 5);
+    let (from, before) = (cluster.simulation.now(), server.service().next());
+    cluster.advance(setup.time);
+    let (to, after) = (cluster.simulation.now(), server.service().next());
+    cluster.finish()?;
     if let Some(failure) = server.failure() {
         bail!("the server failed: {failure}");
     }
@@ -306,7 +308,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     }
     let verdict = checker.verdict(Some(server.service().next()));
     let measured = (after - before, to - from);
-    Ok(outcome(&bed, &server, &reports, &verdict, measured))
+    Ok(outcome(&cluster, &server, &reports, &verdict, measured))
 }
 
 /// Fails for a place that the NIC does not have, and for more cores than that place has.
@@ -370,7 +372,7 @@ fn ran_ms(time: Duration) -> u64 {
     reason = "counts and times far below 2^52"
 )]
 fn outcome(
-    bed: &Bed,
+    cluster: &SimulatedCluster,
     server: &LocalServer,
     reports: &[ClientReport],
     verdict: &Verdict,
@@ -378,8 +380,10 @@ fn outcome(
 ) -> Outcome {
     let stats = server.stats();
     let mut messages = Messages::default();
-    for machine in 0..bed.contexts.len() {
-        let counters = bed.cluster.counters(bed.cluster.machine(machine));
+    for machine in 0..cluster.contexts.len() {
+        let counters = cluster
+            .simulation
+            .counters(cluster.simulation.machine(machine));
         messages.sent += counters.sent;
         messages.received += counters.received;
         messages.dropped += counters.dropped;
@@ -400,7 +404,7 @@ fn outcome(
         messages,
         verified: verdict.ok,
         verdict: verdict.to_string(),
-        virtual_ms: bed.cluster.now().as_secs_f64() * 1e3,
+        virtual_ms: cluster.simulation.now().as_secs_f64() * 1e3,
     }
 }
 

@@ -11,7 +11,7 @@ use nicmodel::{Profile, Verb};
 use serde::Serialize;
 use verbs::{Access, Inline, MrSlice, Postlist, QueuePair, RemoteMemory, Waiter, WcBuffer};
 
-use super::Bed;
+use super::SimulatedCluster;
 
 /// Bytes of each READ or WRITE.
 const BYTES: usize = 8;
@@ -86,17 +86,17 @@ impl Core {
 /// When the profile lacks what a simulation needs, or a verb fails.
 pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     let cores = profile.host.cores.value as usize;
-    let bed = Bed::new(profile, 1 + cores, 1)?;
+    let cluster = SimulatedCluster::new(profile, 1 + cores, 1)?;
     let over = Rc::new(Cell::new(false));
     let failure: Rc<RefCell<Option<anyhow::Error>>> = Rc::default();
-    let pd = bed.contexts[0].alloc_pd()?;
+    let pd = cluster.contexts[0].alloc_pd()?;
     let depth = u32::try_from(setup.window + 1)?;
     let mut others = Vec::new();
-    for (i, there) in bed.contexts.iter().enumerate().skip(1) {
+    for (i, there) in cluster.contexts.iter().enumerate().skip(1) {
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let there_pd = there.alloc_pd()?;
         let memory = there_pd.alloc(BYTES, access)?;
-        let (cq, there_cq) = (bed.contexts[0].create_cq(depth)?, there.create_cq(1)?);
+        let (cq, there_cq) = (cluster.contexts[0].create_cq(depth)?, there.create_cq(1)?);
         let qp = pd.qp::<verbs::Rc>(&cq, &cq);
         let qp = qp.max_send_wr(depth).max_recv_wr(1);
         let qp = qp.inline_up_to(u32::try_from(BYTES)?).build()?;
@@ -114,7 +114,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             setup: *setup,
         };
         let (over, failure) = (Rc::clone(&over), Rc::clone(&failure));
-        bed.spawn(0, format!("core {i}"), move || {
+        cluster.spawn(0, format!("core {i}"), move || {
             if let Err(error) = core.run(&over) {
                 failure.replace(Some(error));
             }
@@ -125,13 +125,13 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     // windows, and the sent messages are counted.
     let windows = u32::try_from(8 * cores * setup.window)?;
     let time = setup.time.max(AT_MOST * windows);
-    let counters = || bed.cluster.counters(bed.cluster.machine(0));
-    bed.pass(time);
+    let counters = || cluster.simulation.counters(cluster.simulation.machine(0));
+    cluster.advance(time);
     let before = counters();
-    bed.pass(time);
+    cluster.advance(time);
     let after = counters();
     over.set(true);
-    bed.finish()?;
+    cluster.finish()?;
     if let Some(error) = failure.take() {
         return Err(error);
     }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::common::CoresArgs;
 use super::common::nic_choice;
 use super::ends::EndsArgs;
-use super::knobs::SimulationArgs;
+use super::parameters::SimulationArgs;
 use crate::Outcome;
 use crate::args::{self, NicArgs, PortArgs};
 use crate::model::NicProfileArgs;

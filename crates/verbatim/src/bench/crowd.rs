@@ -1,7 +1,7 @@
 //! `verbatim bench crowd`: many polling processes on two cores.
 
 use anyhow::Result;
-use bench::crowd::{Crowd, Kind, Scene, Taken};
+use bench::crowd::{Crowd, CrowdConfig, Kind, RunResult};
 use bench::record::Record;
 use bench::stats::Spread;
 use clap::ValueEnum;
@@ -90,14 +90,15 @@ fn messages(kind: Kind) -> u64 {
 #[derive(Serialize)]
 struct Settings {
     rounds: u32,
-    scenes: Vec<Scene>,
+    #[serde(rename = "scenes")]
+    configs: Vec<CrowdConfig>,
 }
 
 /// The result of one kind of crowd, as `--json` prints it.
 #[derive(Serialize)]
 struct Measured {
     #[serde(flatten)]
-    scene: Scene,
+    config: CrowdConfig,
     together_ms: Option<Spread>,
     in_turn_ms: Option<Spread>,
     /// `together` divided by `in_turn` of the same round.
@@ -110,10 +111,10 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     args.nic.settle()?;
     let nic = nic_choice(&args.nic, &args.port);
     let cores = args.cores.settle()?;
-    let scenes = scenes(args)?;
+    let configs = configs(args)?;
     let settings = Settings {
         rounds: args.rounds,
-        scenes: scenes.clone(),
+        configs: configs.clone(),
     };
     let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     if args.json {
@@ -121,17 +122,17 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     }
     warn_of_circumstances(&record);
     let worker = worker()?;
-    let bar = progress(u64::from(args.rounds) * scenes.len() as u64);
+    let bar = progress(u64::from(args.rounds) * configs.len() as u64);
     let mut all = Vec::new();
-    for scene in scenes {
-        let mut crowd = Crowd::start(cores, &worker, &nic, &scene)?;
+    for config in configs {
+        let mut crowd = Crowd::start(cores, &worker, &nic, &config)?;
         let (mut together, mut in_turn) = (Vec::new(), Vec::new());
         for _ in 0..args.rounds {
             together.push(crowd.together()?);
             in_turn.push(crowd.in_turn()?);
             bar.inc(1);
         }
-        let measured = Measured::new(scene, &together, &in_turn);
+        let measured = Measured::new(config, &together, &in_turn);
         if args.json {
             print_typed("crowd", &measured)?;
         }
@@ -153,27 +154,27 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     })
 }
 
-fn scenes(args: &Args) -> Result<Vec<Scene>> {
+fn configs(args: &Args) -> Result<Vec<CrowdConfig>> {
     let kinds: Vec<Kind> = if args.only.is_empty() {
         Kind::ALL.to_vec()
     } else {
         args.only.iter().map(|kind| kind.kind()).collect()
     };
-    let scene = |kind: Kind| {
+    let config = |kind: Kind| {
         let messages = args.messages.unwrap_or_else(|| messages(kind));
-        Scene::new(kind, args.processes, messages)
+        CrowdConfig::new(kind, args.processes, messages)
     };
-    kinds.into_iter().map(scene).collect()
+    kinds.into_iter().map(config).collect()
 }
 
 impl Measured {
     #[allow(clippy::cast_precision_loss)] // far below 2^52
-    fn new(scene: Scene, together: &[Taken], in_turn: &[Taken]) -> Measured {
-        let ms = |taken: &Taken| taken.elapsed_ns as f64 / 1e6;
+    fn new(config: CrowdConfig, together: &[RunResult], in_turn: &[RunResult]) -> Measured {
+        let ms = |result: &RunResult| result.elapsed_ns as f64 / 1e6;
         let ratios = together.iter().zip(in_turn);
         let ratios = ratios.map(|(together, in_turn)| ms(together) / ms(in_turn).max(1e-6));
         Measured {
-            scene,
+            config,
             together_ms: Spread::of(&together.iter().map(ms).collect::<Vec<_>>()),
             in_turn_ms: Spread::of(&in_turn.iter().map(ms).collect::<Vec<_>>()),
             ratio: Spread::of(&ratios.collect::<Vec<_>>()),
@@ -197,9 +198,9 @@ fn print_table(all: &[Measured]) -> Result<()> {
     );
     for line in all {
         rows.add_row([
-            line.scene.kind.name().to_owned(),
-            line.scene.processes.to_string(),
-            line.scene.messages().to_string(),
+            line.config.kind.name().to_owned(),
+            line.config.processes.to_string(),
+            line.config.messages().to_string(),
             spread(line.together_ms, 1.0),
             spread(line.in_turn_ms, 1.0),
             spread(line.ratio, 1.0),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use bench::depth::{self, Memory, Shape, Way};
+use bench::depth::{self, ExchangeConfig, Memory, TransferVerb};
 use bench::link::Link;
 use bench::peers::handover;
 use bench::record::Record;
@@ -92,14 +92,15 @@ fn payload(text: &str) -> Result<usize, String> {
 #[derive(Serialize)]
 struct Settings {
     rounds: u32,
-    shapes: Vec<Shape>,
+    #[serde(rename = "shapes")]
+    exchanges: Vec<ExchangeConfig>,
 }
 
 /// The result of one depth, as `--json` prints it.
 #[derive(Serialize)]
 struct Measured {
     #[serde(flatten)]
-    shape: Shape,
+    config: ExchangeConfig,
     requests_per_s: Option<Spread>,
     /// The rate divided by the rate at the first depth in the same round.
     ratio_to_first: Option<Spread>,
@@ -122,10 +123,10 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     args.nic.settle()?;
     let nic = nic_choice(&args.nic, &args.port);
     let cores = args.cores.settle()?;
-    let shapes = shapes(args);
+    let exchanges = exchanges(args);
     let settings = Settings {
         rounds: args.rounds,
-        shapes: shapes.clone(),
+        exchanges: exchanges.clone(),
     };
     let record = Record::new(cores, nic.provider.clone(), nic.device_name()?, settings);
     if args.json {
@@ -133,16 +134,16 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     }
     warn_of_circumstances(&record);
     let mut link = Link::spawn(&worker()?, cores.responder)?;
-    let mut samples: Vec<Samples> = shapes.iter().map(|_| Samples::default()).collect();
-    let bar = progress(u64::from(args.rounds) * shapes.len() as u64);
+    let mut samples: Vec<Samples> = exchanges.iter().map(|_| Samples::default()).collect();
+    let bar = progress(u64::from(args.rounds) * exchanges.len() as u64);
     for _ in 0..args.rounds {
         let mut first = None;
-        for (shape, samples) in shapes.iter().zip(&mut samples) {
-            let rate = depth::run(cores.requester, &mut link, &nic, shape)?;
+        for (config, samples) in exchanges.iter().zip(&mut samples) {
+            let rate = depth::run(cores.requester, &mut link, &nic, config)?;
             let copies = handover::copies_per_s(
                 cores,
-                shape.payload_bytes,
-                shape.depth * shape.queue_pairs,
+                config.payload_bytes,
+                config.depth * config.queue_pairs,
                 args.duration / 4,
             )?;
             samples.rates.push(rate.requests_per_s);
@@ -154,13 +155,16 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         }
     }
     bar.finish_and_clear();
-    let measured = shapes.iter().zip(samples).map(|(shape, samples)| Measured {
-        shape: *shape,
-        requests_per_s: Spread::of(&samples.rates),
-        ratio_to_first: Spread::of(&samples.ratios),
-        copies_per_s: Spread::of(&samples.copies),
-        verified: samples.verified,
-    });
+    let measured = exchanges
+        .iter()
+        .zip(samples)
+        .map(|(config, samples)| Measured {
+            config: *config,
+            requests_per_s: Spread::of(&samples.rates),
+            ratio_to_first: Spread::of(&samples.ratios),
+            copies_per_s: Spread::of(&samples.copies),
+            verified: samples.verified,
+        });
     let measured: Vec<_> = measured.collect();
     if args.json {
         for line in &measured {
@@ -172,8 +176,8 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         "requests of 64 B, data of {} by {} in {} memory, {} queue pair(s), on {}, cores {} and {}; medians of {} rounds \
          (min..max)",
         bytes(args.payload),
-        shapes[0].way.name(),
-        shapes[0].memory.name(),
+        exchanges[0].verb.name(),
+        exchanges[0].memory.name(),
         args.queue_pairs,
         record.device,
         cores.requester,
@@ -183,11 +187,11 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     print_table(&measured)
 }
 
-fn shapes(args: &Args) -> Vec<Shape> {
-    let shape = |depth: &usize| Shape {
-        way: match args.verb {
-            WayArg::Write => Way::Write,
-            WayArg::Read => Way::Read,
+fn exchanges(args: &Args) -> Vec<ExchangeConfig> {
+    let config = |depth: &usize| ExchangeConfig {
+        verb: match args.verb {
+            WayArg::Write => TransferVerb::Write,
+            WayArg::Read => TransferVerb::Read,
         },
         memory: match args.memory {
             MemoryArg::Shared => Memory::Shared,
@@ -199,7 +203,7 @@ fn shapes(args: &Args) -> Vec<Shape> {
         payload_bytes: args.payload,
         duration_ms: u64::try_from(args.duration.as_millis()).unwrap_or(u64::MAX),
     };
-    args.depth.iter().map(shape).collect()
+    args.depth.iter().map(config).collect()
 }
 
 fn print_table(measured: &[Measured]) -> Result<Outcome> {
@@ -215,7 +219,7 @@ fn print_table(measured: &[Measured]) -> Result<Outcome> {
     );
     for line in measured {
         rows.add_row([
-            line.shape.depth.to_string(),
+            line.config.depth.to_string(),
             spread(line.requests_per_s, 1e3),
             spread(line.ratio_to_first, 1.0),
             spread(line.copies_per_s, 1e3),

@@ -45,15 +45,15 @@ impl EndsArgs {
         self.listens() || self.connect.is_some()
     }
 
-    /// Serves as the other side of the measurements `what`, with this host's `nic`.
-    pub(super) fn listen(&self, what: &impl Serialize, nic: &NicChoice) -> Result<Outcome> {
+    /// Serves as the other side of the measurements `task_description`, with this host's `nic`.
+    pub(super) fn listen(&self, task_description: &impl Serialize, nic: &NicChoice) -> Result<Parameters> {
         nic.device_name()?;
         let mut worker = worker()?;
         worker
             .args
             .extend(["--nic".to_owned(), serde_json::to_string(nic)?]);
         let address = self.listen.as_deref().unwrap_or(LISTEN);
-        remote::listen(address, &json!(what), &worker, |address| {
+        remote::listen(address, &json!(task_description), &worker, |address| {
             eprintln!("listening on {address}");
             Ok(())
         })?;
@@ -69,20 +69,20 @@ impl EndsArgs {
         let processes = tasks.iter().map(Task::processes).max().unwrap_or(1);
         let peer = Peer {
             address: address.clone(),
-            what: json!(tasks),
+            task_description: json!(tasks),
             processes,
         };
         Ok(Runner::connecting(cores, peer))
     }
 
-    /// Connects to one process of the other side, which carries out `what`.
-    pub(super) fn link(&self, core: usize, what: &impl Serialize) -> Result<Link> {
+    /// Connects to one process of the other side, which carries out `task_description`.
+    pub(super) fn link(&self, core: usize, task_description: &impl Serialize) -> Result<Link> {
         let Some(address) = &self.connect else {
             return Link::spawn(&worker()?, core);
         };
         let peer = Peer {
             address: address.clone(),
-            what: json!(what),
+            task_description: json!(task_description),
             processes: 1,
         };
         Ok(peer.connect()?.swap_remove(0))

@@ -176,7 +176,7 @@ fn is_emulated(record: &Record<Settings>) -> bool {
 #[cfg(test)]
 mod tests {
     use bench::micro::compare::RowResult;
-    use bench::micro::{Knobs, PingPong, Verb};
+    use bench::micro::{Parameters, PingPong, Verb};
     use bench::pin::Cores;
 
     use super::*;
@@ -218,12 +218,12 @@ mod tests {
     }
 
     fn summary() -> Summary {
-        let knobs = |payload_bytes| Knobs {
+        let parameters = |payload_bytes| Parameters {
             payload_bytes: Some(payload_bytes),
-            ..Knobs::default()
+            ..Parameters::default()
         };
-        let stream = |payload| Stream::new(Verb::RcSend, &knobs(payload), 1).expect("it fits");
-        let ping = PingPong::new(Verb::RcWrite, &knobs(8), 1).expect("it fits");
+        let stream = |payload| Stream::new(Verb::RcSend, &parameters(payload), 1).expect("it fits");
+        let ping = PingPong::new(Verb::RcWrite, &parameters(8), 1).expect("it fits");
         let mut failed = row(Task::Stream(stream(64)), 1.0, 1.0, None);
         failed.system = None;
         failed.ratio = None;

@@ -8,8 +8,8 @@ mod depth;
 mod ends;
 mod events;
 mod guidelines;
-mod knobs;
 mod markdown;
+mod parameters;
 mod peers;
 mod probe;
 mod providers;
@@ -90,28 +90,28 @@ enum What {
     Providers(providers::Args),
     /// Message rate and bandwidth of SENDs over UD
     #[command(after_help = verb::EXAMPLES)]
-    UdSend(knobs::StreamArgs),
+    UdSend(parameters::StreamArgs),
     /// Message rate and bandwidth of RECVs over UD: one NIC gets what others SEND
     #[command(after_help = verb::EXAMPLES)]
-    UdRecv(knobs::StreamArgs),
+    UdRecv(parameters::StreamArgs),
     /// Message rate and bandwidth of SENDs over RC
     #[command(after_help = verb::EXAMPLES)]
-    RcSend(knobs::StreamArgs),
+    RcSend(parameters::StreamArgs),
     /// Message rate and bandwidth of SENDs over UC
     #[command(after_help = verb::EXAMPLES)]
-    UcSend(knobs::StreamArgs),
+    UcSend(parameters::StreamArgs),
     /// Message rate and bandwidth of RDMA WRITEs over RC
     #[command(after_help = verb::EXAMPLES)]
-    RcWrite(knobs::StreamArgs),
+    RcWrite(parameters::StreamArgs),
     /// Message rate and bandwidth of RDMA WRITEs over UC
     #[command(after_help = verb::EXAMPLES)]
-    UcWrite(knobs::StreamArgs),
+    UcWrite(parameters::StreamArgs),
     /// Message rate and bandwidth of RDMA READs
     #[command(after_help = verb::EXAMPLES)]
-    RcRead(knobs::StreamArgs),
+    RcRead(parameters::StreamArgs),
     /// Rate of fetch-and-adds, on one counter or many
     #[command(after_help = verb::EXAMPLES)]
-    Atomics(knobs::StreamArgs),
+    Atomics(parameters::StreamArgs),
     /// Latency of a verb: half of a round trip for SENDs and WRITEs, all of it for the others
     #[command(after_help = verb::LATENCY_EXAMPLES)]
     Latency(verb::LatencyArgs),

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use bench::micro::{
-    Direction, Knobs, MAX_ADDRESSES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS, MAX_SPACING_BYTES,
-    MAX_THREADS, MAX_WINDOW, Pages, Verb,
+    Direction, MAX_ADDRESSES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS, MAX_SPACING_BYTES, MAX_THREADS,
+    MAX_WINDOW, Pages, Parameters, Verb,
 };
 use bench::nic::NicChoice;
 use clap::ValueEnum;
@@ -102,20 +102,20 @@ impl Common {
         nic_choice(&self.nic, &self.port)
     }
 
-    pub(super) fn knobs(&self) -> Knobs {
+    pub(super) fn parameters(&self) -> Parameters {
         let inline = match (self.inline, self.no_inline) {
             (true, _) => Some(true),
             (_, true) => Some(false),
             _ => None,
         };
-        Knobs {
+        Parameters {
             payload_bytes: if self.header_only {
                 Some(0)
             } else {
                 self.payload
             },
             inline,
-            ..Knobs::default()
+            ..Parameters::default()
         }
     }
 
@@ -218,12 +218,12 @@ enum PagesArg {
 impl StreamArgs {
     /// Returns the knobs as asked for; the default number of threads depends on the machine.
     /// `direction` is set for verbs that have only one, such as RECVs.
-    pub(super) fn knobs(
+    pub(super) fn parameters(
         &self,
         verb: Verb,
         direction: Option<Direction>,
         simulated: Option<&Profile>,
-    ) -> Result<Knobs> {
+    ) -> Result<Parameters> {
         let asked = self.direction.map(|asked| match asked {
             DirectionArg::Outbound => Direction::Outbound,
             DirectionArg::Inbound => Direction::Inbound,
@@ -236,7 +236,7 @@ impl StreamArgs {
         if direction == Direction::Inbound && threads.is_none() {
             threads = Some(self.usual_threads(verb, simulated)?);
         }
-        Ok(Knobs {
+        Ok(Parameters {
             direction,
             batch: self.batch,
             window: self.window,
@@ -252,7 +252,7 @@ impl StreamArgs {
                 PagesArg::Huge => Pages::Huge,
             }),
             reads_kept: simulated.and_then(reads_kept),
-            ..self.common.knobs()
+            ..self.common.parameters()
         })
     }
 

@@ -219,17 +219,17 @@ fn show(record: &Record, summary: &Summary) -> Result<()> {
         if row.lost_ops > 0 {
             print(format_args!(
                 "{}: {} datagrams were lost",
-                row.what, row.lost_ops
+                row.description, row.lost_ops
             ))?;
         }
         if row.moved > 0 {
             print(format_args!(
                 "{}: the cores moved during {} measurements, which do not count",
-                row.what, row.moved
+                row.description, row.moved
             ))?;
         }
         for error in &row.errors {
-            eprintln!("error: {}: {error}", row.what);
+            eprintln!("error: {}: {error}", row.description);
         }
     }
     Ok(())
@@ -345,7 +345,7 @@ mod tests {
         };
         let row = RowResult {
             row: Row::RcSend,
-            what: Row::RcSend.what(),
+            description: Row::RcSend.description(),
             unit: Row::RcSend.unit(),
             peer_name: Some("UCX am_bw".to_owned()),
             limit_name: Some("bare ring".to_owned()),

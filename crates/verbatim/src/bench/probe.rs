@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use bench::micro::{MAX_PAYLOAD_BYTES, Verb};
-use bench::probe::{self, Probe, Question, Seen};
+use bench::probe::{self, Probe, ProbeResult, Question};
 use bench::record::Record;
 use clap::ValueEnum;
 use serde::Serialize;
@@ -78,7 +78,7 @@ struct Probed {
     question: Question,
     payload_bytes: usize,
     #[serde(flatten)]
-    seen: Seen,
+    result: ProbeResult,
 }
 
 /// Runs one of the commands.
@@ -108,21 +108,21 @@ pub(super) fn run(question: Question, args: &Args) -> Result<Outcome> {
     let bar = progress(probes.len() as u64);
     let mut all_there = true;
     for probe in probes {
-        let seen = probe::run(cores.requester, &mut link, &nic, probe)?;
+        let result = probe::run(cores.requester, &mut link, &nic, probe)?;
         bar.inc(1);
         let payload_bytes = probe.payload_bytes();
-        all_there &= seen.missing == 0;
+        all_there &= result.missing == 0;
         if args.json {
             print_typed(
                 "probe",
                 &Probed {
                     question,
                     payload_bytes,
-                    seen,
+                    result,
                 },
             )?;
         }
-        let verdict = match (question, seen.missing) {
+        let verdict = match (question, result.missing) {
             (Question::Order, 0) => "left to right in every look",
             (Question::Order, _) => "the last word may be seen first",
             (Question::Visible, 0) => "seen whenever completed",
@@ -130,8 +130,8 @@ pub(super) fn run(question: Question, args: &Args) -> Result<Outcome> {
         };
         rows.add_row([
             bytes(payload_bytes),
-            seen.looks.to_string(),
-            seen.missing.to_string(),
+            result.inspected.to_string(),
+            result.missing.to_string(),
             verdict.to_owned(),
         ]);
     }

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use anyhow::{Context, Result, bail};
 use bench::micro::{
-    Direction, Knobs, MAX_ADDRESSES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS, MAX_SPACING_BYTES,
-    MAX_THREADS, MAX_WINDOW, Outcome as Measured, Stream, Task, Verb,
+    Direction, MAX_ADDRESSES, MAX_PAYLOAD_BYTES, MAX_QUEUE_PAIRS, MAX_SPACING_BYTES, MAX_THREADS,
+    MAX_WINDOW, Outcome as Measured, Parameters, Stream, Task, Verb,
 };
 use bench::record::Record;
 use chart::{Axis, Chart, Series};
@@ -15,7 +15,7 @@ use nicmodel::Profile;
 use serde::Serialize;
 
 use super::common::{Lines, warn_of_circumstances, with_range};
-use super::knobs::StreamArgs;
+use super::parameters::StreamArgs;
 use super::verb::{RateResult, head, rate_result};
 use crate::Outcome;
 use crate::args;
@@ -139,16 +139,16 @@ impl Over {
         }
     }
 
-    fn knob(self, knobs: &mut Knobs) -> &mut Option<usize> {
+    fn parameter_mut(self, parameters: &mut Parameters) -> &mut Option<usize> {
         match self {
-            Over::Payload => &mut knobs.payload_bytes,
-            Over::Batch => &mut knobs.batch,
-            Over::Window => &mut knobs.window,
-            Over::SignalEvery => &mut knobs.signal_every,
-            Over::QueuePairs => &mut knobs.queue_pairs,
-            Over::Threads => &mut knobs.threads,
-            Over::Addresses => &mut knobs.addresses,
-            Over::Spacing => &mut knobs.spacing_bytes,
+            Over::Payload => &mut parameters.payload_bytes,
+            Over::Batch => &mut parameters.batch,
+            Over::Window => &mut parameters.window,
+            Over::SignalEvery => &mut parameters.signal_every,
+            Over::QueuePairs => &mut parameters.queue_pairs,
+            Over::Threads => &mut parameters.threads,
+            Over::Addresses => &mut parameters.addresses,
+            Over::Spacing => &mut parameters.spacing_bytes,
         }
     }
 
@@ -221,14 +221,14 @@ enum Line<'a> {
 /// Returns the knob's values, each with its stream.
 fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<(usize, Stream)>> {
     let Swept { verb, direction } = args.verb;
-    let mut knobs = args.stream.knobs(verb, direction, simulated)?;
+    let mut parameters = args.stream.parameters(verb, direction, simulated)?;
     if args.over == Over::Threads && !args.stream.asks_for_threads() {
-        knobs.threads = None;
+        parameters.threads = None;
     }
-    if args.over == Over::Spacing && knobs.addresses.is_none() {
+    if args.over == Over::Spacing && parameters.addresses.is_none() {
         bail!("one counter has no spacing; ask for several by --addresses");
     }
-    if args.over.knob(&mut knobs).is_some() {
+    if args.over.parameter_mut(&mut parameters).is_some() {
         let name = args.over.name();
         bail!(
             "--{name} is what is swept; give its values by --values, or sweep another knob by --over"
@@ -247,9 +247,9 @@ fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<(usize, Strea
         bail!("{} is from 1 to {most}, not {wrong}", args.over.name());
     }
     let stream = |value: usize| {
-        *args.over.knob(&mut knobs) = Some(value);
-        let duration_ms = args.stream.common.duration_ms(knobs.payload_bytes)?;
-        let stream = Stream::new(verb, &knobs, duration_ms);
+        *args.over.parameter_mut(&mut parameters) = Some(value);
+        let duration_ms = args.stream.common.duration_ms(parameters.payload_bytes)?;
+        let stream = Stream::new(verb, &parameters, duration_ms);
         Ok((
             value,
             stream.with_context(|| format!("{} of {value}", args.over.name()))?,
@@ -494,9 +494,9 @@ mod tests {
                 let values = over.usual(verb);
                 assert!(!values.is_empty());
                 for value in values {
-                    let mut knobs = Knobs::default();
-                    *over.knob(&mut knobs) = Some(value);
-                    let stream = Stream::new(verb, &knobs, 1);
+                    let mut parameters = Parameters::default();
+                    *over.parameter_mut(&mut parameters) = Some(value);
+                    let stream = Stream::new(verb, &parameters, 1);
                     assert!(stream.is_ok(), "{verb:?} {over:?} {value}: {stream:?}");
                 }
             }

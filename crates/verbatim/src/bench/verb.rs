@@ -10,7 +10,7 @@ use nicmodel::Profile;
 use serde::Serialize;
 
 use super::common::{Lines, bytes, warn_of_circumstances, with_range};
-use super::knobs::{Common, StreamArgs};
+use super::parameters::{Common, StreamArgs};
 use crate::Outcome;
 use crate::output::{figure, print};
 use crate::picture::place;
@@ -91,16 +91,20 @@ pub(super) fn stream(
     args: &StreamArgs,
 ) -> Result<Outcome> {
     let profile = args.common.simulation.profile()?;
-    let knobs = args.knobs(verb, direction, profile.as_ref())?;
-    let duration_ms = args.common.duration_ms(knobs.payload_bytes)?;
-    let stream = Stream::new(verb, &knobs, duration_ms)?;
+    let parameters = args.parameters(verb, direction, profile.as_ref())?;
+    let duration_ms = args.common.duration_ms(parameters.payload_bytes)?;
+    let stream = Stream::new(verb, &parameters, duration_ms)?;
     measure(&Task::Stream(stream), &args.common, profile.as_ref())
 }
 
 /// Measures a latency.
 pub(super) fn latency(args: &LatencyArgs) -> Result<Outcome> {
     let common = &args.common;
-    let ping = PingPong::new(args.verb.verb(), &common.knobs(), common.duration_ms(None)?)?;
+    let ping = PingPong::new(
+        args.verb.verb(),
+        &common.parameters(),
+        common.duration_ms(None)?,
+    )?;
     measure(
         &Task::PingPong(ping),
         common,

@@ -6,7 +6,9 @@
 use std::fmt::Write;
 
 use anyhow::{Result, bail};
-use bench::micro::{Knobs, MAX_THREADS, MAX_WINDOW, Outcome as Measured, Rate, Stream, Task, Verb};
+use bench::micro::{
+    MAX_THREADS, MAX_WINDOW, Outcome as Measured, Parameters, Rate, Stream, Task, Verb,
+};
 use bench::record::Record;
 use bench::stats::median;
 use chart::{Axis, Chart, Series};
@@ -15,7 +17,7 @@ use nicmodel::Profile;
 use serde::Serialize;
 
 use super::common::{Lines, warn_of_circumstances};
-use super::knobs::Common;
+use super::parameters::Common;
 use super::verb::head;
 use crate::Outcome;
 use crate::args;
@@ -155,20 +157,20 @@ fn streams(args: &Args, simulated: Option<&Profile>) -> Result<Vec<Stream>> {
     let mut streams = Vec::new();
     for verb in &args.verb {
         for &window in &args.window {
-            let knobs = Knobs {
+            let parameters = Parameters {
                 batch: Some(1),
                 window: Some(window),
                 signal_every: Some(window),
                 burst: true,
                 threads: args.threads.or(cores),
-                ..args.common.knobs()
+                ..args.common.parameters()
             };
             let verb = match verb {
                 WindowVerb::RcRead => Verb::RcRead,
                 WindowVerb::RcWrite => Verb::RcWrite,
             };
-            let duration_ms = args.common.duration_ms(knobs.payload_bytes)?;
-            streams.push(Stream::new(verb, &knobs, duration_ms)?);
+            let duration_ms = args.common.duration_ms(parameters.payload_bytes)?;
+            streams.push(Stream::new(verb, &parameters, duration_ms)?);
         }
     }
     Ok(streams)
@@ -411,15 +413,15 @@ mod tests {
 
     #[test]
     fn what_is_counted_beyond_what_is_expected_was_missed() {
-        let knobs = Knobs {
+        let parameters = Parameters {
             threads: Some(2),
             window: Some(4),
             batch: Some(1),
             signal_every: Some(4),
             burst: true,
-            ..Knobs::default()
+            ..Parameters::default()
         };
-        let stream = Stream::new(Verb::RcRead, &knobs, 1).expect("knobs that fit");
+        let stream = Stream::new(Verb::RcRead, &parameters, 1).expect("parameters that fit");
         let sample = |lines_read, wqe_cache_misses| Sample {
             outcome: Measured::Rate(Rate {
                 rate_mops: 10.0,

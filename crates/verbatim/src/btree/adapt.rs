@@ -83,8 +83,8 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     };
     let profile = chosen.chosen()?;
     let setup = Setup {
-        every: args.every,
-        jumps: args.jumps,
+        phase_duration: args.every,
+        phases: args.jumps,
         exponent: args.exponent,
         seed: args.seed,
         ..Setup::default()
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     bar.inc(1);
     bar.set_message("the split of the beginning");
     let still = Setup {
-        looks: None,
+        controller_period: None,
         begin: best_share,
         ..setup.clone()
     };
@@ -147,7 +147,7 @@ fn show(nic: &str, setup: &Setup, s: &Summary) -> Result<()> {
         "simulated {nic}: keys shared by host and DPU; popular ones are neighbours (Zipf {}) and jump every {} ms of virtual \
          time\n",
         setup.exponent,
-        setup.every.as_millis()
+        setup.phase_duration.as_millis()
     ))?;
     let mut table = output::table(["split", "look-ups/s after 10 ms", "of the best"], &[1, 2]);
     for (name, rate) in [

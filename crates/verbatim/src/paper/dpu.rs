@@ -1,7 +1,7 @@
 //! Numbers of the study of BlueField-2: the sequencer and SENDs on a simulated host and on its DPU; `dpu_btree` has the B-tree.
 
 use anyhow::{Context, Result, bail};
-use bench::micro::{Knobs, Outcome, PingPong, Task, Verb};
+use bench::micro::{Outcome, Parameters, PingPong, Task, Verb};
 use bench::simulated::micro::run_towards;
 use bench::simulated::sequencer::{Setup, run};
 use nicmodel::profile::{Place, Profile, builtin};
@@ -111,12 +111,12 @@ fn rate(bf2: &Profile, design: Design, place: Place) -> Result<f64> {
 
 /// Half a round trip of SENDs that are not inlined, in µs.
 fn latency(bf2: &Profile, place: Place) -> Result<f64> {
-    let knobs = Knobs {
+    let parameters = Parameters {
         payload_bytes: Some(MESSAGE_BYTES),
         inline: Some(false),
-        ..Knobs::default()
+        ..Parameters::default()
     };
-    let ping = PingPong::new(Verb::RcSend, &knobs, PING_MS)?;
+    let ping = PingPong::new(Verb::RcSend, &parameters, PING_MS)?;
     match run_towards(bf2, &Task::PingPong(ping), place)? {
         Outcome::Latency(latency) => Ok(latency.latency_ns_p50 * 1e-3),
         Outcome::Rate(_) => bail!("a ping-pong has a latency"),

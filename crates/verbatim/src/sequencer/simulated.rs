@@ -300,7 +300,7 @@ fn show(args: &Args, profiles: &[Profile], rows: &[Row]) -> Result<()> {
     // Rows of one design differ only in the swept knob; rows of different designs differ in more.
     let alike = rows.iter().filter(|row| row.setup.design == first.design);
     let of = |setting: fn(&Setup) -> usize| all_of(alike.clone().map(|row| setting(&row.setup)));
-    let loops = if first.loops.are_ours() {
+    let loops = if first.loops.is_default() {
         ""
     } else {
         " Loops are those of the paper's benchmark."

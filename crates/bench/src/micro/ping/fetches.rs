@@ -9,7 +9,7 @@ use crate::link::Link;
 use crate::micro::task::PingPong;
 use crate::micro::verb::{Verb, tail};
 use crate::nic::{Nic, reap};
-use crate::patience::{PATIENCE_NS, Patience};
+use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Requester that READs or fetches and adds.
 pub(super) struct Fetches {
@@ -49,9 +49,9 @@ impl Fetches {
         self.into.write_u64(0, u64::MAX)?;
         self.into.write_u64(end, u64::MAX)?;
         self.qp.post_send(&mut self.list)?;
-        let mut patience = Patience::eager(PATIENCE_NS);
+        let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         while reap(self.qp.send_cq(), &mut self.wcs, |_| Ok(()))? == 0 {
-            patience.check("the completion")?;
+            timeout.check("the completion")?;
         }
         // A READ finds zeros; fetch-and-add n returns n - 1.
         let want = match self.verb {

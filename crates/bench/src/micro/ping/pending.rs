@@ -7,7 +7,7 @@ use super::timed::LAST;
 use crate::micro::form::{Form, Layout};
 use crate::micro::task::PingPong;
 use crate::nic::reap;
-use crate::patience::{PATIENCE_NS, Patience};
+use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Send queue depth of either side.
 pub(super) const SEND_WRS: usize = 32;
@@ -72,12 +72,12 @@ impl Pending {
         if self.outstanding <= left {
             return Ok(());
         }
-        let mut patience = Patience::eager(PATIENCE_NS);
+        let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         while self.outstanding > left {
             let done = reap(cq, &mut self.wcs, |_| Ok(()))?;
             self.outstanding = self.outstanding.saturating_sub(done);
             if done == 0 {
-                patience.check("completions")?;
+                timeout.check("completions")?;
             }
         }
         Ok(())

@@ -10,7 +10,7 @@ use crate::micro::form::{Form, low};
 use crate::micro::task::PingPong;
 use crate::micro::transport::{SendQp, Sends};
 use crate::nic::{Nic, reap, small};
-use crate::patience::{PATIENCE_NS, Patience};
+use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 /// Returns the RECVs of either side, in two lists that are used in turn. Many RECVs make posting
 /// rare; long messages get few.
@@ -73,7 +73,7 @@ impl<T: Sends, F: Form> SendEnd<T, F> {
         let places = RecvPlaces::post::<T>(nic, ping, &qp)?;
         let to = T::join(link, nic, ping.payload_bytes, vec![qp])?.pop();
         let to = to.context("one queue pair was connected")?;
-        link.meet()?;
+        link.barrier()?;
         Ok(SendEnd {
             list: to.qp.postlist(1),
             to,
@@ -101,7 +101,7 @@ impl<T: Sends, F: Form> SendEnd<T, F> {
 
     #[inline]
     pub(super) fn receive(&mut self) -> Result<u32> {
-        let mut patience = Patience::eager(PATIENCE_NS);
+        let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         let (memory, payload_bytes) = (&self.places.memory, self.payload_bytes);
         let mut number = 0;
         loop {
@@ -116,7 +116,7 @@ impl<T: Sends, F: Form> SendEnd<T, F> {
             if taken > 0 {
                 break;
             }
-            patience.check("the other end's SEND")?;
+            timeout.check("the other end's SEND")?;
         }
         self.places.received += 1;
         if self.places.received == self.places.lists[0].len() {

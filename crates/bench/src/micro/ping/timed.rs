@@ -117,13 +117,13 @@ fn clock_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::micro::knobs::Knobs;
+    use crate::micro::parameters::Parameters;
     use crate::micro::verb::Verb;
 
     #[test]
     fn half_of_a_round_trip_or_all_of_it() {
         let latency = |verb| {
-            let ping = PingPong::new(verb, &Knobs::default(), 20).unwrap();
+            let ping = PingPong::new(verb, &Parameters::default(), 20).unwrap();
             let mut numbers = Vec::new();
             let latency = timed(&ping, |number| {
                 numbers.push(number);
@@ -155,7 +155,7 @@ mod tests {
     fn a_sample_of_many_exchanges_is_the_time_of_one() {
         let ping = PingPong {
             exchanges_per_sample: 5,
-            ..PingPong::new(Verb::RcRead, &Knobs::default(), 1).unwrap()
+            ..PingPong::new(Verb::RcRead, &Parameters::default(), 1).unwrap()
         };
         let mut exchanges = 0;
         let latency = timed(&ping, |_| {

@@ -12,7 +12,7 @@ use crate::micro::form::Form;
 use crate::micro::task::PingPong;
 use crate::micro::verb::tail;
 use crate::nic::{Nic, small};
-use crate::patience::{PATIENCE_NS, Patience};
+use crate::poll_timeout::{PollTimeout, TIMEOUT_NS};
 
 pub(super) struct WriteEnd<T: Connected, F: Form> {
     qp: QueuePair<T>,
@@ -39,7 +39,7 @@ impl<T: Connected, F: Form> WriteEnd<T, F> {
             .max_inline_data(small(ping.inline_bytes()))
             .build()?;
         let qp = connect(link, qp)?;
-        link.meet()?;
+        link.barrier()?;
         Ok(WriteEnd {
             list: qp.postlist(1),
             qp,
@@ -67,7 +67,7 @@ impl<T: Connected, F: Form> WriteEnd<T, F> {
     /// its last.
     #[inline]
     fn receive(&mut self, before: u32) -> Result<u32> {
-        let mut patience = Patience::eager(PATIENCE_NS);
+        let mut timeout = PollTimeout::without_pause(TIMEOUT_NS);
         loop {
             // The bytes of one WRITE arrive in no guaranteed order, so wait for both words.
             let last = u64::from_le(self.memory.read_u64(self.tail)?);
@@ -77,7 +77,7 @@ impl<T: Connected, F: Form> WriteEnd<T, F> {
                     return u32::try_from(last).context("another payload");
                 }
             }
-            patience.check("the other end's WRITE")?;
+            timeout.check("the other end's WRITE")?;
         }
     }
 

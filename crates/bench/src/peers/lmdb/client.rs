@@ -12,7 +12,7 @@ use super::socket::Idle;
 use super::wire::{ANSWER_BYTES, Request};
 
 /// Time without an answer after which the client gives up.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Source of requests, and check of their answers.
 pub(super) trait Requests {
@@ -151,8 +151,8 @@ impl Client {
     fn wait(&self, idle: &mut Idle, what: &str) -> Result<()> {
         let socket = std::iter::once(self.stream.as_fd());
         let waited = idle.wait(socket, Duration::from_millis(20))?;
-        if waited > PATIENCE {
-            bail!("the LMDB server {what} for {} s", PATIENCE.as_secs());
+        if waited > TIMEOUT {
+            bail!("the LMDB server {what} for {} s", TIMEOUT.as_secs());
         }
         Ok(())
     }
