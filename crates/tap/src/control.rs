@@ -399,7 +399,7 @@ unsafe extern "C" fn modify_qp<P: Provider>(
         {
             if mask & IBV_QP_AV != 0 {
                 let machine = machine(known.context.process_shift, &attr.ah_attr, attr.dest_qp_num);
-                known.mine().add_peer(machine);
+                known.thread_entry().add_peer(machine);
             }
             if mask & IBV_QP_STATE != 0 && attr.qp_state == IBV_QPS_RESET {
                 data_path::reset(known);

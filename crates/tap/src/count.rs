@@ -6,14 +6,14 @@ use verbs_abi::*;
 
 use crate::layout::*;
 use crate::machines::machine_of_datagram;
-use crate::objects::{Context, Cq, QPS, Qp, QpUse, place_of, qp_key};
+use crate::objects::{Context, Cq, QPS, Qp, QpThread, place_of, qp_key};
 use crate::request::{NOTHING_REPEATS, Pattern, Request};
 use crate::session::{add, raise, set};
 
 /// The time is read once per this number of work requests or completions (a power of two), and for the first
 /// few of them.
-const TOUCH_EVERY: u64 = 256;
-const TOUCH_FIRST: u64 = 64;
+const TIME_EVERY: u64 = 256;
+const TIME_FIRST: u64 = 64;
 /// Number of look-ups of destinations after which no more are made.
 const MAX_LOOKUPS: u64 = 1 << 16;
 
@@ -23,23 +23,23 @@ const MAX_REPEATED: u64 = 255;
 /// Counts an accepted postlist.
 #[inline(always)]
 pub(crate) fn posted(qp: &Qp, requests: impl Iterator<Item = impl Request> + Clone) {
-    let mine = qp.mine();
+    let entry = qp.thread_entry();
     let mut first = requests.clone();
     let Some(request) = first.next() else {
         return;
     };
     let alone = first.next().is_none();
-    if alone && mine.repeats(qp, request.pattern(), || request.destination()) {
-        return add(&mine.cell.repeated, 1);
+    if alone && entry.repeats(qp, request.pattern(), || request.destination()) {
+        return add(&entry.cell.repeated, 1);
     }
-    mine.settle(qp);
-    posted_in_full(qp, mine, requests, alone);
+    entry.count_repeated(qp);
+    posted_in_full(qp, entry, requests, alone);
 }
 
 #[inline(always)]
 fn posted_in_full(
     qp: &Qp,
-    mine: &QpUse,
+    entry: &QpThread,
     requests: impl Iterator<Item = impl Request>,
     alone: bool,
 ) {
@@ -73,7 +73,7 @@ fn posted_in_full(
         }
         let kind = kind_of(qp, &request);
         if kind != key {
-            mine.add_sent(key, in_row, signaled_in_row);
+            entry.add_sent(key, in_row, signaled_in_row);
             (key, in_row, signaled_in_row) = (kind, 0, 0);
         }
         in_row += equal;
@@ -88,17 +88,17 @@ fn posted_in_full(
             count += equal;
         }
         if datagram {
-            mine.add_destination(qp.context, request.destination());
+            entry.add_destination(qp.context, request.destination());
         } else if fetches {
-            mine.add_fetch(request.opcode(), request.remote(), request.payload().1);
+            entry.add_fetch(request.opcode(), request.remote(), request.payload().1);
         }
     }
-    mine.add_sent(key, in_row, signaled_in_row);
+    entry.add_sent(key, in_row, signaled_in_row);
     qp.advance(&qp.posted, count);
     if signaled > 0 {
         qp.advance(&qp.signaled, signaled);
     }
-    let cell = mine.cell;
+    let cell = entry.cell;
     add(&cell.lists[class_of(count, LIST_CLASSES)], 1);
     let outstanding = before
         .saturating_sub(qp.retired())
@@ -108,16 +108,16 @@ fn posted_in_full(
         count * outstanding + count * (count + 1) / 2,
     );
     raise(&cell.outstanding_max, outstanding + count);
-    let found = mine.thread.found.load(Relaxed);
-    if mine.found.load(Relaxed) != found {
-        mine.found.store(found, Relaxed);
+    let found = entry.thread.found.load(Relaxed);
+    if entry.found.load(Relaxed) != found {
+        entry.found.store(found, Relaxed);
         add(&cell.runs, 1);
     }
     if alone && let Some(pattern) = first {
-        mine.may_repeat(pattern, key, signaled > 0, outstanding + 1);
+        entry.may_repeat(pattern, key, signaled > 0, outstanding + 1);
     }
     if is_time(before, count) {
-        mine.touch(qp);
+        entry.record_time(qp);
     }
 }
 
@@ -125,22 +125,22 @@ fn posted_in_full(
 #[inline(always)]
 fn kind_of(qp: &Qp, request: &impl Request) -> Key {
     let (num_sge, bytes) = request.payload();
-    let inline = (request.flags() | qp.forced) & IBV_SEND_INLINE != 0;
+    let inline = (request.flags() | qp.implied_flags) & IBV_SEND_INLINE != 0;
     Key::new(request.opcode(), num_sge, bytes).inline(inline)
 }
 
 #[inline(always)]
 fn is_signaled(qp: &Qp, request: &impl Request) -> bool {
-    (request.flags() | qp.forced) & IBV_SEND_SIGNALED != 0
+    (request.flags() | qp.implied_flags) & IBV_SEND_SIGNALED != 0
 }
 
 /// Returns true if the time is due when `more` is added to `before`.
 #[inline(always)]
 fn is_time(before: u64, more: u64) -> bool {
-    before < TOUCH_FIRST || (before ^ (before + more)) >= TOUCH_EVERY
+    before < TIME_FIRST || (before ^ (before + more)) >= TIME_EVERY
 }
 
-impl QpUse {
+impl QpThread {
     /// Returns true if a post of one work request equals the previous post, so that only a repetition must be
     /// counted.
     ///
@@ -153,8 +153,8 @@ impl QpUse {
         pattern: Pattern,
         destination: impl FnOnce() -> (*mut ibv_ah, u32),
     ) -> bool {
-        self.repeated_what.load(Relaxed) == pattern.what
-            && self.repeated_how.load(Relaxed) == pattern.how
+        self.repeated_opcode_and_sges.load(Relaxed) == pattern.opcode_and_sges
+            && self.repeated_flags_and_bytes.load(Relaxed) == pattern.flags_and_bytes
             && self.found.load(Relaxed) == self.thread.found.load(Relaxed)
             && Repeated(self.cell.repeated.load(Relaxed)).count() < MAX_REPEATED
             && (qp.qp_type != IBV_QPT_UD || self.knows(destination()))
@@ -167,27 +167,27 @@ impl QpUse {
         let single = place < SINGLE_SENT_KINDS && self.sent_key.load(Relaxed) == key.0;
         let fetches = key.opcode() >= IBV_WR_RDMA_READ;
         if !single || fetches {
-            return set(&self.repeated_what, NOTHING_REPEATS);
+            return set(&self.repeated_opcode_and_sges, NOTHING_REPEATS);
         }
-        set(&self.repeated_what, pattern.what);
-        set(&self.repeated_how, pattern.how);
+        set(&self.repeated_opcode_and_sges, pattern.opcode_and_sges);
+        set(&self.repeated_flags_and_bytes, pattern.flags_and_bytes);
         set(&self.cell.repeated, Repeated::none(place, signaled).0);
         set(&self.cell.repeated_outstanding, outstanding);
     }
 
     /// Counts in full the posts that were only counted as repetitions so far.
     #[inline(always)]
-    pub(crate) fn settle(&self, qp: &Qp) {
+    pub(crate) fn count_repeated(&self, qp: &Qp) {
         let repeated = Repeated(self.cell.repeated.load(Relaxed));
         if repeated.count() > 0 {
-            self.settle_some(qp, repeated);
+            self.count_repeated_out_of_line(qp, repeated);
         }
     }
 
     /// Records the time of a post, now and then.
     #[cold]
-    fn touch(&self, qp: &Qp) {
-        let now = qp.context.session.touch();
+    fn record_time(&self, qp: &Qp) {
+        let now = qp.context.session.record_time();
         if self.cell.first_ns.load(Relaxed) == 0 {
             self.cell.first_ns.store(now, Relaxed);
         }
@@ -195,7 +195,7 @@ impl QpUse {
     }
 
     #[inline(never)]
-    fn settle_some(&self, qp: &Qp, repeated: Repeated) {
+    fn count_repeated_out_of_line(&self, qp: &Qp, repeated: Repeated) {
         let cell = self.cell;
         let count = repeated.count();
         cell.repeated.store(repeated.0 - count, Relaxed);
@@ -221,7 +221,7 @@ impl QpUse {
         }
         qp.advance(&qp.posted, count);
         if is_time(posted, count) {
-            self.touch(qp);
+            self.record_time(qp);
         }
     }
 
@@ -397,20 +397,20 @@ impl Completion {
 /// Counts a poll that found no completion.
 #[inline(always)]
 pub(crate) fn polled_empty(cq: &Cq) {
-    add(&cq.mine().cell.empty_polls, 1);
+    add(&cq.thread_entry().cell.empty_polls, 1);
 }
 
 /// Counts a poll that found completions.
 #[inline(always)]
 pub(crate) fn polled(cq: &Cq, count: u64) {
-    let mine = cq.mine();
-    let cell = mine.cell;
+    let entry = cq.thread_entry();
+    let cell = entry.cell;
     let before = cell.completions.load(Relaxed);
-    add(&mine.thread.found, 1);
+    add(&entry.thread.found, 1);
     add(&cell.completions, count);
     add(&cell.found[class_of(count, POLL_CLASSES)], 1);
     if is_time(before, count) {
-        cq.context.session.touch();
+        cq.context.session.record_time();
     }
 }
 
@@ -459,20 +459,20 @@ pub(crate) fn add_completed(cq: &Cq, completion: Completion, count: u64) {
     match key.0 {
         0 => {
             // The completed work requests were posted before.
-            if let Some(mine) = qp.known_use() {
-                mine.settle(qp);
+            if let Some(entry) = qp.existing_entry() {
+                entry.count_repeated(qp);
             }
             qp.advance(&qp.completed, count);
         }
         u64::MAX => {
-            let mine = qp.mine();
-            mine.settle(qp);
-            add(&mine.cell.failed, count);
+            let entry = qp.thread_entry();
+            entry.count_repeated(qp);
+            add(&entry.cell.failed, count);
             // The opcode of a failed completion is not valid (ibv_poll_cq), and the failed operation may be a
             // receive. The queue pair is then in error, and at most as many operations are outstanding as are
             // flushed.
             qp.retire(count);
         }
-        _ => qp.mine().add_received(key, count),
+        _ => qp.thread_entry().add_received(key, count),
     }
 }

@@ -63,10 +63,10 @@ unsafe extern "C" fn post_send(
             let pattern = Pattern::new(one.opcode, one.send_flags, 1, length_at(one.sg_list));
             if let Some(qp) = QP_HANDLES.find_first(key_of(handle))
                 && let Some(post_send) = qp.post_send
-                && let Some(mine) = qp.known_use()
-                && mine.repeats(qp, pattern, || one.destination())
+                && let Some(entry) = qp.existing_entry()
+                && entry.repeats(qp, pattern, || one.destination())
             {
-                let cell = mine.cell;
+                let cell = entry.cell;
                 let result = post_send(handle, wr, bad_wr);
                 let word = if result == 0 {
                     &cell.repeated
@@ -175,7 +175,7 @@ unsafe extern "C" fn post_send_traced(
 #[cold]
 fn count_refused(qp: &Qp, bad_wr: *mut ibv_send_wr) -> *mut ibv_send_wr {
     let rest = List::new(bad_wr, ptr::null_mut());
-    add(&qp.mine().cell.refused, rest.count() as u64);
+    add(&qp.thread_entry().cell.refused, rest.count() as u64);
     bad_wr
 }
 
@@ -215,7 +215,7 @@ unsafe extern "C" fn poll_cq(handle: *mut ibv_cq, num_entries: c_int, wc: *mut i
 
 /// Forgets the outstanding operations of a queue pair.
 pub(crate) fn reset(qp: &Qp) {
-    qp.mine().settle(qp);
+    qp.thread_entry().count_repeated(qp);
     qp.reset();
-    qp.mine().read_end.store(u64::MAX, Relaxed);
+    qp.thread_entry().read_end.store(u64::MAX, Relaxed);
 }

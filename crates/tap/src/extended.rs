@@ -29,7 +29,7 @@ unsafe fn qp_of(qp: *mut ibv_qp_ex) -> Option<&'static Qp> {
 unsafe fn list(qp: &Qp) -> &mut Vec<Built> {
     // SAFETY: only this thread uses the list, and only during the functions below, which do not call each
     // other.
-    unsafe { &mut *qp.mine().list.get() }
+    unsafe { &mut *qp.thread_entry().list.get() }
 }
 
 /// Adds a work request to the list that the calling thread is building.
@@ -206,7 +206,7 @@ unsafe extern "C" fn wr_complete(handle: *mut ibv_qp_ex) -> c_int {
         if result == 0 {
             count::posted(qp, built.iter().copied());
         } else {
-            crate::session::add(&qp.mine().cell.refused, built.len() as u64);
+            crate::session::add(&qp.thread_entry().cell.refused, built.len() as u64);
         }
         built.clear();
         result
@@ -263,7 +263,7 @@ unsafe extern "C" fn start_poll(handle: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_a
         .start_poll
         .map_or(libc::EINVAL, |start| unsafe { start(handle, attr) });
     if result == 0 {
-        cq.mine().batch.store(1, Relaxed);
+        cq.thread_entry().batch.store(1, Relaxed);
         // SAFETY: this thread has started polling the queue.
         unsafe { count_current(cq, own, handle, "start_poll") };
     } else {
@@ -284,7 +284,7 @@ unsafe extern "C" fn next_poll(handle: *mut ibv_cq_ex) -> c_int {
         .next_poll
         .map_or(libc::EINVAL, |next| unsafe { next(handle) });
     if result == 0 {
-        crate::session::add(&cq.mine().batch, 1);
+        crate::session::add(&cq.thread_entry().batch, 1);
         // SAFETY: as above.
         unsafe { count_current(cq, own, handle, "next_poll") };
     }
@@ -295,7 +295,7 @@ unsafe extern "C" fn end_poll(handle: *mut ibv_cq_ex) {
     let Some((cq, own)) = cq_of(handle) else {
         return;
     };
-    count::polled(cq, cq.mine().batch.swap(0, Relaxed));
+    count::polled(cq, cq.thread_entry().batch.swap(0, Relaxed));
     if let Some(end) = own.end_poll {
         // SAFETY: the caller promises that this thread polls the queue.
         unsafe { end(handle) };

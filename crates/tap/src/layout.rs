@@ -106,8 +106,8 @@ pub(crate) struct Recvs<W> {
     pub(crate) bytes: W,
     /// Number of receives that were posted one per call with the same buffer size, and that size; not yet
     /// included in the other words.
-    pub(crate) alike: W,
-    pub(crate) alike_room: W,
+    pub(crate) repeated: W,
+    pub(crate) repeated_bytes: W,
 }
 
 /// Counters of one thread for one queue pair.
@@ -306,10 +306,10 @@ impl Repeated {
 impl Recvs<u64> {
     /// Returns the total numbers of calls and of receives, and the bytes of their buffers.
     pub(crate) fn totals(&self) -> (u64, u64, u64) {
-        let room = self.alike.saturating_mul(self.alike_room);
+        let room = self.repeated.saturating_mul(self.repeated_bytes);
         (
-            self.posts.saturating_add(self.alike),
-            self.wrs.saturating_add(self.alike),
+            self.posts.saturating_add(self.repeated),
+            self.wrs.saturating_add(self.repeated),
             self.bytes.saturating_add(room),
         )
     }

@@ -68,19 +68,19 @@ pub(crate) fn context_of(context: *mut ibv_context) -> Option<&'static Context> 
 }
 
 /// A list with one entry for each thread that uses the object, newest first; entries live for ever.
-pub(crate) struct Uses<U: 'static> {
+pub(crate) struct PerThread<U: 'static> {
     first: AtomicPtr<U>,
 }
 
 /// One thread's entry for an object.
-pub(crate) trait Use: Sized {
+pub(crate) trait ThreadEntry: Sized {
     /// Returns the thread, as [`thread_token`] identifies it.
     fn owner(&self) -> usize;
     /// Returns the next entry of the list.
     fn next(&self) -> &AtomicPtr<Self>;
 }
 
-impl<U: Use> Uses<U> {
+impl<U: ThreadEntry> PerThread<U> {
     fn new() -> Self {
         Self {
             first: AtomicPtr::new(ptr::null_mut()),
@@ -89,7 +89,7 @@ impl<U: Use> Uses<U> {
 
     /// Returns the calling thread's entry, if it has one.
     #[inline(always)]
-    fn known(&self, token: usize) -> Option<&'static U> {
+    fn existing(&self, token: usize) -> Option<&'static U> {
         // Acquire: pairs with the Release of `enter`.
         let mut at = self.first.load(Ordering::Acquire);
         // SAFETY: entries live for ever.
@@ -104,9 +104,9 @@ impl<U: Use> Uses<U> {
 
     /// Returns the calling thread's entry, and makes it if necessary.
     #[inline(always)]
-    fn mine(&self, make: impl FnOnce(usize) -> U) -> &'static U {
+    fn thread_entry(&self, make: impl FnOnce(usize) -> U) -> &'static U {
         let token = thread_token();
-        match self.known(token) {
+        match self.existing(token) {
             Some(known) => known,
             None => self.enter(make(token)),
         }
@@ -141,8 +141,8 @@ pub(crate) struct Qp {
     pub(crate) qp_type: ibv_qp_type,
     cap: ibv_qp_cap,
     /// Flags that apply to every work request: signaled, if `sq_sig_all` is set.
-    pub(crate) forced: u32,
-    uses: Uses<QpUse>,
+    pub(crate) implied_flags: u32,
+    threads: PerThread<QpThread>,
     /// True if more than one thread posts to the queue pair or polls for it.
     shared: AtomicBool,
     /// Numbers of posted work requests, and of signaled ones.
@@ -156,9 +156,9 @@ pub(crate) struct Qp {
 }
 
 /// One thread's entry for a queue pair.
-pub(crate) struct QpUse {
+pub(crate) struct QpThread {
     owner: usize,
-    next: AtomicPtr<QpUse>,
+    next: AtomicPtr<QpThread>,
     pub(crate) cell: &'static QpCounters,
     pub(crate) thread: &'static Thread,
     /// Value of `thread.found` at this thread's last post.
@@ -168,8 +168,8 @@ pub(crate) struct QpUse {
     pub(crate) sent_place: AtomicU64,
     /// The [`Pattern`](crate::request::Pattern) of the last post; a post with an equal pattern is a
     /// repetition.
-    pub(crate) repeated_what: AtomicU64,
-    pub(crate) repeated_how: AtomicU64,
+    pub(crate) repeated_opcode_and_sges: AtomicU64,
+    pub(crate) repeated_flags_and_bytes: AtomicU64,
     pub(crate) received_key: AtomicU64,
     pub(crate) received_place: AtomicU64,
     /// Remote end address of the previous READ.
@@ -182,11 +182,11 @@ pub(crate) struct QpUse {
 }
 
 // SAFETY: only the owning thread uses `list`; all other fields are atomic or never change.
-unsafe impl Sync for QpUse {}
+unsafe impl Sync for QpThread {}
 // SAFETY: as above; the handles in `list` are only compared.
-unsafe impl Send for QpUse {}
+unsafe impl Send for QpThread {}
 
-impl Use for QpUse {
+impl ThreadEntry for QpThread {
     #[inline(always)]
     fn owner(&self) -> usize {
         self.owner
@@ -219,8 +219,8 @@ impl Qp {
             qpn: qp.qp_num,
             qp_type: qp.qp_type,
             cap,
-            forced: if sq_sig_all { IBV_SEND_SIGNALED } else { 0 },
-            uses: Uses::new(),
+            implied_flags: if sq_sig_all { IBV_SEND_SIGNALED } else { 0 },
+            threads: PerThread::new(),
             shared: AtomicBool::new(false),
             posted: AtomicU64::new(0),
             signaled: AtomicU64::new(0),
@@ -232,19 +232,19 @@ impl Qp {
 
     /// Returns the calling thread's entry, and makes it if necessary.
     #[inline(always)]
-    pub(crate) fn mine(&self) -> &'static QpUse {
-        self.uses.mine(|token| self.first_use(token))
+    pub(crate) fn thread_entry(&self) -> &'static QpThread {
+        self.threads.thread_entry(|token| self.new_entry(token))
     }
 
     /// Returns the calling thread's entry, if it has one.
     #[inline(always)]
-    pub(crate) fn known_use(&self) -> Option<&'static QpUse> {
-        self.uses.known(thread_token())
+    pub(crate) fn existing_entry(&self) -> Option<&'static QpThread> {
+        self.threads.existing(thread_token())
     }
 
     #[cold]
-    fn first_use(&self, owner: usize) -> QpUse {
-        if !self.uses.first.load(Relaxed).is_null() {
+    fn new_entry(&self, owner: usize) -> QpThread {
+        if !self.threads.first.load(Relaxed).is_null() {
             self.shared.store(true, Relaxed);
         }
         let session = self.context.session;
@@ -258,7 +258,7 @@ impl Qp {
                 (&cell.max_send_wr, self.cap.max_send_wr.into()),
                 (&cell.max_recv_wr, self.cap.max_recv_wr.into()),
                 (&cell.max_inline_data, self.cap.max_inline_data.into()),
-                (&cell.sq_sig_all, u64::from(self.forced != 0)),
+                (&cell.sq_sig_all, u64::from(self.implied_flags != 0)),
             ] {
                 word.store(number, Relaxed);
             }
@@ -268,7 +268,7 @@ impl Qp {
         } else {
             0
         };
-        QpUse {
+        QpThread {
             owner,
             next: AtomicPtr::new(ptr::null_mut()),
             cell,
@@ -276,8 +276,8 @@ impl Qp {
             found: AtomicU64::new(u64::MAX),
             sent_key: AtomicU64::new(0),
             sent_place: AtomicU64::new(0),
-            repeated_what: AtomicU64::new(NOTHING_REPEATS),
-            repeated_how: AtomicU64::new(0),
+            repeated_opcode_and_sges: AtomicU64::new(NOTHING_REPEATS),
+            repeated_flags_and_bytes: AtomicU64::new(0),
             received_key: AtomicU64::new(0),
             received_place: AtomicU64::new(0),
             read_end: AtomicU64::new(u64::MAX),
@@ -349,7 +349,7 @@ pub(crate) struct Cq {
     pub(crate) device: *mut ibv_context,
     cqe: u64,
     id: u64,
-    uses: Uses<CqUse>,
+    threads: PerThread<CqThread>,
     pub(crate) poll_ops: OnceLock<PollOps>,
 }
 
@@ -359,9 +359,9 @@ unsafe impl Sync for Cq {}
 unsafe impl Send for Cq {}
 
 /// One thread's entry for a completion queue.
-pub(crate) struct CqUse {
+pub(crate) struct CqThread {
     owner: usize,
-    next: AtomicPtr<CqUse>,
+    next: AtomicPtr<CqThread>,
     pub(crate) cell: &'static CqCounters,
     pub(crate) thread: &'static Thread,
     /// Number of completions since `ibv_start_poll`.
@@ -370,7 +370,7 @@ pub(crate) struct CqUse {
     pub(crate) empty: AtomicU64,
 }
 
-impl Use for CqUse {
+impl ThreadEntry for CqThread {
     #[inline(always)]
     fn owner(&self) -> usize {
         self.owner
@@ -392,22 +392,22 @@ impl Cq {
             device,
             cqe: u64::try_from(cqe).unwrap_or(0),
             id: NEXT_ID.fetch_add(1, Relaxed),
-            uses: Uses::new(),
+            threads: PerThread::new(),
             poll_ops: OnceLock::new(),
         }
     }
 
     /// Returns the calling thread's entry, and makes it if necessary.
     #[inline(always)]
-    pub(crate) fn mine(&self) -> &'static CqUse {
-        self.uses.mine(|token| self.first_use(token))
+    pub(crate) fn thread_entry(&self) -> &'static CqThread {
+        self.threads.thread_entry(|token| self.new_entry(token))
     }
 
     #[cold]
-    fn first_use(&self, owner: usize) -> CqUse {
+    fn new_entry(&self, owner: usize) -> CqThread {
         let session = self.context.session;
         let thread = session.thread();
-        CqUse {
+        CqThread {
             owner,
             next: AtomicPtr::new(ptr::null_mut()),
             cell: session.take_cq(|cell| {
@@ -427,17 +427,17 @@ pub(crate) struct Srq {
     context: &'static Context,
     pub(crate) post_srq_recv: PostSrqRecv,
     id: u64,
-    uses: Uses<SrqUse>,
+    threads: PerThread<SrqThread>,
 }
 
 /// One thread's entry for a shared receive queue.
-pub(crate) struct SrqUse {
+pub(crate) struct SrqThread {
     owner: usize,
-    next: AtomicPtr<SrqUse>,
+    next: AtomicPtr<SrqThread>,
     pub(crate) cell: &'static SrqCounters,
 }
 
-impl Use for SrqUse {
+impl ThreadEntry for SrqThread {
     #[inline(always)]
     fn owner(&self) -> usize {
         self.owner
@@ -455,23 +455,23 @@ impl Srq {
             context,
             post_srq_recv: context.ops.post_srq_recv,
             id: NEXT_ID.fetch_add(1, Relaxed),
-            uses: Uses::new(),
+            threads: PerThread::new(),
         }
     }
 
     /// Returns the calling thread's entry, if it has one.
     #[inline(always)]
-    pub(crate) fn known_use(&self) -> Option<&'static SrqUse> {
-        self.uses.known(thread_token())
+    pub(crate) fn existing_entry(&self) -> Option<&'static SrqThread> {
+        self.threads.existing(thread_token())
     }
 
     /// Returns the calling thread's entry, and makes it if necessary.
     #[inline(always)]
-    pub(crate) fn mine(&self) -> &'static SrqUse {
-        self.uses.mine(|owner| {
+    pub(crate) fn thread_entry(&self) -> &'static SrqThread {
+        self.threads.thread_entry(|owner| {
             let session = self.context.session;
             let thread = session.thread();
-            SrqUse {
+            SrqThread {
                 owner,
                 next: AtomicPtr::new(ptr::null_mut()),
                 cell: session.take_srq(|cell| {

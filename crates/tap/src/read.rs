@@ -84,22 +84,22 @@ pub(crate) fn read_at(
     if limits.iter().any(|(used, max)| *used > *max as u64) {
         return Err(ReadError::Damaged("more cells than there can be"));
     }
-    let mut reading = Reading::default();
+    let mut builder = ProfileBuilder::default();
     for index in 0..header.cq_cells as usize {
-        reading.add_cq(&one(
+        builder.add_cq(&one(
             &fetch,
             CQ_CELLS_AT + index * size_of::<CqCell<u64>>(),
         )?);
     }
     for index in 0..header.srq_cells as usize {
         let offset = SRQ_CELLS_AT + index * size_of::<SrqCell<u64>>();
-        reading.add_srq(&one(&fetch, offset)?);
+        builder.add_srq(&one(&fetch, offset)?);
     }
     for index in 0..header.qp_cells as usize {
         let offset = QP_CELLS_AT + index * size_of::<QpCell<u64>>();
-        reading.add_qp(&one(&fetch, offset)?, header.first_ns);
+        builder.add_qp(&one(&fetch, offset)?, header.first_ns);
     }
-    Ok(reading.finish(&header))
+    Ok(builder.finish(&header))
 }
 
 fn sum(numbers: &[u64]) -> u64 {
@@ -115,7 +115,7 @@ fn text(words: &[u64], len: u64) -> String {
 
 /// The cells read so far.
 #[derive(Default)]
-struct Reading {
+struct ProfileBuilder {
     threads: BTreeMap<u64, Thread>,
     /// Queue pairs by number, each with the sum from which its mean number of outstanding operations is
     /// computed.
@@ -127,7 +127,7 @@ struct Reading {
     foreign_queue_pairs: BTreeSet<u64>,
 }
 
-impl Reading {
+impl ProfileBuilder {
     fn thread(&mut self, id: u64) -> &mut Thread {
         self.threads.entry(id).or_insert_with(|| Thread {
             id: narrow(id),
@@ -167,7 +167,7 @@ impl Reading {
         let posts = sum(&cell.lists).saturating_add(repeated.count());
         let thread = self.thread(cell.thread);
         thread.posts = thread.posts.saturating_add(posts);
-        thread.posted = both(thread.posted, span(cell, began));
+        thread.posted = union(thread.posted, span(cell, began));
         thread.recv_posts = thread.recv_posts.saturating_add(cell.recvs.totals().0);
         self.peers
             .extend(cell.peers.iter().filter(|peer| **peer != 0));
@@ -185,7 +185,7 @@ impl Reading {
         ] {
             *outstanding_sum = outstanding_sum.saturating_add(more);
         }
-        qp.posted = both(qp.posted, span(cell, began));
+        qp.posted = union(qp.posted, span(cell, began));
         add_counts(qp, cell, repeated, posts);
         let unmodelled = add_kinds(qp, cell, repeated, transport);
         self.unmodelled = self.unmodelled.saturating_add(unmodelled);
@@ -225,7 +225,8 @@ impl Reading {
     fn finish(self, header: &Header<u64>) -> Recorded {
         let notes = self.notes(header.uncounted);
         let queue_pairs = self.queue_pairs.into_values();
-        let queue_pairs = queue_pairs.map(|(qp, outstanding_sum)| finished(qp, outstanding_sum));
+        let queue_pairs =
+            queue_pairs.map(|(qp, outstanding_sum)| made_consistent(qp, outstanding_sum));
         let profile = OperationProfile {
             version: op_profile::VERSION,
             program: text(&header.program, header.program_len),
@@ -312,7 +313,7 @@ fn add_kinds(
 }
 
 /// Makes the numbers of a queue pair consistent with each other, whatever the file contains.
-fn finished(mut qp: QueuePair, outstanding_sum: u64) -> QueuePair {
+fn made_consistent(mut qp: QueuePair, outstanding_sum: u64) -> QueuePair {
     let operations = qp.operations();
     // Operations that the model does not have are left out of their lists.
     qp.postlists = qp.postlists.min(operations);
@@ -339,7 +340,7 @@ fn span(cell: &QpCell<u64>, began: u64) -> Option<Span> {
 }
 
 /// Returns the shortest period that contains both, or the known one of the two.
-fn both(one: Option<Span>, other: Option<Span>) -> Option<Span> {
+fn union(one: Option<Span>, other: Option<Span>) -> Option<Span> {
     match (one, other) {
         (Some(one), Some(other)) => Some(one.and(other)),
         (known, unknown) => known.or(unknown),
@@ -451,7 +452,7 @@ mod tests {
 
     #[test]
     fn cells_of_several_threads_are_one_queue_pair() {
-        let mut reading = Reading::default();
+        let mut builder = ProfileBuilder::default();
         for thread in [0, 1] {
             let mut cell = QpCell::<u64>::new_zeroed();
             cell.thread = thread;
@@ -464,10 +465,10 @@ mod tests {
                 bytes: 24,
                 signaled: 3 * thread,
             };
-            reading.add_qp(&cell, 0);
+            builder.add_qp(&cell, 0);
         }
         let header = Header::<u64>::new_zeroed();
-        let profile = reading.finish(&header).profile;
+        let profile = builder.finish(&header).profile;
         assert_eq!(profile.threads.len(), 2);
         let [qp] = &profile.queue_pairs[..] else {
             panic!("one queue pair: {profile:?}");

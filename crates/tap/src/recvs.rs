@@ -66,11 +66,11 @@ macro_rules! queue {
 
             #[inline(always)]
             fn known(&self) -> Option<&'static Recvs<AtomicU64>> {
-                Some(&self.known_use()?.cell.recvs)
+                Some(&self.existing_entry()?.cell.recvs)
             }
 
             fn counters(&self) -> &'static Recvs<AtomicU64> {
-                &self.mine().cell.recvs
+                &self.thread_entry().cell.recvs
             }
         }
     };
@@ -99,11 +99,11 @@ pub(crate) unsafe extern "C" fn post<Q: Queue>(
             && let Some(queue) = Q::ALL.find_first(key_of(handle))
             && let Some(post) = queue.post()
             && let Some(known) = queue.known()
-            && known.alike_room.load(Relaxed) == u64::from(length_at(one.sg_list))
+            && known.repeated_bytes.load(Relaxed) == u64::from(length_at(one.sg_list))
         {
             let result = post(handle, wr, bad_wr);
             if result == 0 {
-                add(&known.alike, 1);
+                add(&known.repeated, 1);
             }
             return result;
         }
@@ -219,13 +219,16 @@ unsafe fn count<Q: Queue>(
 impl Recvs<AtomicU64> {
     /// Counts a call that posted receives.
     fn add(&self, count: u64, bytes: u64) {
-        let (alike, room) = (self.alike.load(Relaxed), self.alike_room.load(Relaxed));
-        self.alike.store(0, Relaxed);
-        add(&self.posts, alike + 1);
-        add(&self.wrs, alike + count);
-        add(&self.bytes, alike * room + bytes);
+        let (repeated, room) = (
+            self.repeated.load(Relaxed),
+            self.repeated_bytes.load(Relaxed),
+        );
+        self.repeated.store(0, Relaxed);
+        add(&self.posts, repeated + 1);
+        add(&self.wrs, repeated + count);
+        add(&self.bytes, repeated * room + bytes);
         if count == 1 {
-            self.alike_room.store(bytes, Relaxed);
+            self.repeated_bytes.store(bytes, Relaxed);
         }
     }
 }

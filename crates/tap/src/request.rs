@@ -25,17 +25,17 @@ pub(crate) trait Request {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pattern {
     /// Number of scatter/gather elements in the low half, and opcode in the high half.
-    pub(crate) what: u64,
+    pub(crate) opcode_and_sges: u64,
     /// Flags in the low half, and payload bytes in the high half.
-    pub(crate) how: u64,
+    pub(crate) flags_and_bytes: u64,
 }
 
 impl Pattern {
     #[inline(always)]
     pub(crate) const fn new(opcode: ibv_wr_opcode, flags: u32, num_sge: u32, bytes: u32) -> Self {
         Self {
-            what: num_sge as u64 | (opcode as u64) << 32,
-            how: flags as u64 | (bytes as u64) << 32,
+            opcode_and_sges: num_sge as u64 | (opcode as u64) << 32,
+            flags_and_bytes: flags as u64 | (bytes as u64) << 32,
         }
     }
 }

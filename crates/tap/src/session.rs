@@ -225,7 +225,7 @@ impl Session {
 
     /// Records that the data path is in use, and returns the time.
     #[cold]
-    pub(crate) fn touch(&self) -> u64 {
+    pub(crate) fn record_time(&self) -> u64 {
         let now = now_ns();
         let header = self.header();
         let _ = header.first_ns.compare_exchange(0, now, Relaxed, Relaxed);
@@ -240,7 +240,7 @@ impl Session {
         used: &AtomicU64,
         at: usize,
         max: usize,
-        unread: fn() -> &'static C,
+        discarded_cell: fn() -> &'static C,
         fill: impl FnOnce(&C),
     ) -> &'static C {
         let _one = self.taking.lock().unwrap_or_else(PoisonError::into_inner);
@@ -248,7 +248,7 @@ impl Session {
         let offset = at + index * size_of::<C>();
         if index >= max || reserve(&self.file, offset, size_of::<C>()).is_err() {
             add(&self.header().uncounted, 1);
-            return unread();
+            return discarded_cell();
         }
         // SAFETY: the cell is within the array of such cells, which consist of zeroed words; it was reserved,
         // so the file system has memory for it.
@@ -260,17 +260,17 @@ impl Session {
 
     pub(crate) fn take_qp(&self, fill: impl FnOnce(&QpCounters)) -> &'static QpCounters {
         let used = &self.header().qp_cells;
-        self.take(used, QP_CELLS_AT, MAX_QP_CELLS, unread, fill)
+        self.take(used, QP_CELLS_AT, MAX_QP_CELLS, discarded_cell, fill)
     }
 
     pub(crate) fn take_cq(&self, fill: impl FnOnce(&CqCounters)) -> &'static CqCounters {
         let used = &self.header().cq_cells;
-        self.take(used, CQ_CELLS_AT, MAX_CQ_CELLS, unread, fill)
+        self.take(used, CQ_CELLS_AT, MAX_CQ_CELLS, discarded_cell, fill)
     }
 
     pub(crate) fn take_srq(&self, fill: impl FnOnce(&SrqCounters)) -> &'static SrqCounters {
         let used = &self.header().srq_cells;
-        self.take(used, SRQ_CELLS_AT, MAX_SRQ_CELLS, unread, fill)
+        self.take(used, SRQ_CELLS_AT, MAX_SRQ_CELLS, discarded_cell, fill)
     }
 
     /// Returns the calling thread's record.
@@ -304,7 +304,7 @@ fn reserve(file: &File, offset: usize, len: usize) -> io::Result<()> {
 }
 
 /// Returns a cell that is written but never read.
-fn unread<C>() -> &'static C {
+fn discarded_cell<C>() -> &'static C {
     // SAFETY: cells consist of atomic words, for which zero is a valid value.
     Box::leak(unsafe { Box::<C>::new_zeroed().assume_init() })
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 /// Number of slots of a table; at most half of them are used.
 const SLOTS: usize = 1 << 15;
 /// Maximum number of slots that are searched.
-const REACH: usize = 64;
+const MAX_PROBES: usize = 64;
 /// Keys of slots without an object: never used, and removed.
 const FREE: u64 = 0;
 const GONE: u64 = 1;
@@ -66,7 +66,7 @@ impl<T> Table<T> {
     /// Returns the object of a key.
     pub(crate) fn find(&self, key: u64) -> Option<&'static T> {
         let start = Self::start(key);
-        for step in 0..REACH {
+        for step in 0..MAX_PROBES {
             match self.slots[(start + step) % SLOTS].get(key) {
                 Ok(found) => return found,
                 Err(FREE) => return None,
@@ -79,7 +79,7 @@ impl<T> Table<T> {
     /// Inserts an object; returns false if there is no room. Only one thread may call this at a time.
     pub(crate) fn insert(&self, key: u64, value: &'static T) -> bool {
         let start = Self::start(key);
-        for step in 0..REACH {
+        for step in 0..MAX_PROBES {
             let slot = &self.slots[(start + step) % SLOTS];
             if matches!(slot.key.load(Ordering::Relaxed), FREE | GONE) {
                 slot.value
@@ -94,7 +94,7 @@ impl<T> Table<T> {
     /// Removes a key. Only one thread may call this at a time.
     pub(crate) fn remove(&self, key: u64) {
         let start = Self::start(key);
-        for step in 0..REACH {
+        for step in 0..MAX_PROBES {
             let slot = &self.slots[(start + step) % SLOTS];
             match slot.key.load(Ordering::Relaxed) {
                 found if found == key => return slot.key.store(GONE, Ordering::Relaxed),

@@ -243,7 +243,7 @@ impl Poll {
 
 /// Writes completions.
 fn write_completions(verb: &str, queue: usize, cq: &Cq, mut lines: Vec<String>) {
-    let empty = cq.mine().empty.swap(0, Relaxed);
+    let empty = cq.thread_entry().empty.swap(0, Relaxed);
     if let Some(first) = lines.first_mut().filter(|_| empty > 0) {
         let _ = write!(first, " after {empty} empty polls");
     }
@@ -268,8 +268,8 @@ pub(crate) fn one_found(verb: &str, queue: *mut ibv_cq_ex, cq: &Cq, completion: 
 /// Counts a poll that found nothing; writes a line after 1000, 1000000, … of them in a row.
 #[cold]
 pub(crate) fn empty_poll(queue: usize, cq: &Cq) {
-    let count = cq.mine().empty.load(Relaxed) + 1;
-    cq.mine().empty.store(count, Relaxed);
+    let count = cq.thread_entry().empty.load(Relaxed) + 1;
+    cq.thread_entry().empty.store(count, Relaxed);
     if matches!(count, 1_000 | 1_000_000 | 1_000_000_000) {
         let errno = errno();
         let mut line = "poll_cq ".to_owned();

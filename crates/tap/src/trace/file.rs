@@ -53,11 +53,11 @@ fn trace() -> Option<&'static Trace> {
         let path = PathBuf::from(std::env::var_os(VARIABLE).filter(|path| !path.is_empty())?);
         let opened = open(&path).and_then(|file| Ok((file.metadata()?, file)));
         match opened {
-            Ok((about, file)) => Some(Trace {
+            Ok((stat, file)) => Some(Trace {
                 path,
                 fd: AtomicI32::new(file.into_raw_fd()),
-                device: about.dev(),
-                inode: about.ino(),
+                device: stat.dev(),
+                inode: stat.ino(),
             }),
             Err(error) => {
                 let path = String::from_utf8_lossy(path.as_os_str().as_bytes());
@@ -81,11 +81,11 @@ impl Trace {
     fn fd(&self) -> i32 {
         let fd = self.fd.load(Relaxed);
         // SAFETY: any bytes are a valid `stat`, which receives the answer.
-        let mut about: libc::stat = unsafe { std::mem::zeroed() };
+        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
         // SAFETY: as above; the call only queries the descriptor, whatever it is.
-        let known = unsafe { libc::fstat(fd, &raw mut about) } == 0
-            && about.st_dev == self.device
-            && about.st_ino == self.inode;
+        let known = unsafe { libc::fstat(fd, &raw mut stat) } == 0
+            && stat.st_dev == self.device
+            && stat.st_ino == self.inode;
         if known {
             return fd;
         }

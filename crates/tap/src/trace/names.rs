@@ -24,8 +24,8 @@ struct Names {
 /// the lock.
 fn with<T>(work: impl FnOnce(&mut Names) -> T) -> Option<T> {
     static NAMES: Mutex<Option<Names>> = Mutex::new(None);
-    const PATIENCE: u32 = 1000;
-    for _ in 0..PATIENCE {
+    const MAX_TRIES: u32 = 1000;
+    for _ in 0..MAX_TRIES {
         match NAMES.try_lock() {
             Ok(mut names) => return Some(work(names.get_or_insert_default())),
             Err(TryLockError::Poisoned(names)) => {

@@ -17,14 +17,14 @@ use super::value::{Pointee, Value};
 
 /// Declares object types, and the names of their handles.
 macro_rules! objects {
-    ($( $type:ty = $name:literal, |$this:ident, $text:ident| $about:expr; )*) => {
+    ($( $type:ty = $name:literal, |$this:ident, $text:ident| $details:expr; )*) => {
         $(
             impl Pointee for $type {
                 const KIND: Option<Kind> = Some(Kind($name));
 
                 #[allow(unused_unsafe, reason = "most have nothing to say")]
-                unsafe fn about($this: *const Self, $text: &mut String) {
-                    let _ = unsafe { $about };
+                unsafe fn object_details($this: *const Self, $text: &mut String) {
+                    let _ = unsafe { $details };
                 }
             }
         )*
@@ -121,7 +121,7 @@ impl Pointee for ibv_gid {
         text.push('&');
     }
 
-    unsafe fn stored(this: *const Self, text: &mut String) {
+    unsafe fn stored_value(this: *const Self, text: &mut String) {
         let _ = write!(text, "{}", std::net::Ipv6Addr::from(unsafe { (*this).raw }));
     }
 }
@@ -176,7 +176,7 @@ fn qp_init(
 }
 
 impl Pointee for ibv_qp_init_attr_ex {
-    unsafe fn held(this: *const Self, text: &mut String) {
+    unsafe fn input_content(this: *const Self, text: &mut String) {
         let this = unsafe { &*this };
         let cqs = [this.send_cq, this.recv_cq];
         qp_init(
@@ -210,14 +210,14 @@ impl Pointee for ibv_qp_init_attr {
 }
 
 impl Pointee for ibv_srq_init_attr {
-    unsafe fn held(this: *const Self, text: &mut String) {
+    unsafe fn input_content(this: *const Self, text: &mut String) {
         let attr = unsafe { &(*this).attr };
         let _ = write!(text, "{{max_wr {}, max_sge {}}}", attr.max_wr, attr.max_sge);
     }
 }
 
 impl Pointee for ibv_cq_init_attr_ex {
-    unsafe fn held(this: *const Self, text: &mut String) {
+    unsafe fn input_content(this: *const Self, text: &mut String) {
         let this = unsafe { &*this };
         let _ = write!(text, "{{cqe {}, channel ", this.cqe);
         unsafe { this.channel.input("", text) };
@@ -226,13 +226,13 @@ impl Pointee for ibv_cq_init_attr_ex {
 }
 
 impl Pointee for ibv_alloc_dm_attr {
-    unsafe fn held(this: *const Self, text: &mut String) {
+    unsafe fn input_content(this: *const Self, text: &mut String) {
         let _ = write!(text, "{{length {}}}", unsafe { (*this).length });
     }
 }
 
 impl Pointee for ibv_flow_attr {
-    unsafe fn held(this: *const Self, text: &mut String) {
+    unsafe fn input_content(this: *const Self, text: &mut String) {
         // Programs pack the structure, so it need not be aligned.
         let attr = unsafe { this.read_unaligned() };
         text.push('{');
@@ -256,7 +256,7 @@ impl Pointee for ibv_flow_attr {
 }
 
 impl Pointee for ibv_wq_init_attr {
-    unsafe fn held(this: *const Self, text: &mut String) {
+    unsafe fn input_content(this: *const Self, text: &mut String) {
         let attr = unsafe { &*this };
         let _ = write!(
             text,
@@ -269,7 +269,7 @@ impl Pointee for ibv_wq_init_attr {
 }
 
 impl Pointee for ibv_wq_attr {
-    unsafe fn held(this: *const Self, text: &mut String) {
+    unsafe fn input_content(this: *const Self, text: &mut String) {
         let attr = unsafe { &*this };
         if attr.attr_mask & IBV_WQ_ATTR_STATE != 0 {
             text.push('{');
@@ -280,14 +280,14 @@ impl Pointee for ibv_wq_attr {
 }
 
 impl Pointee for ibv_rwq_ind_table_init_attr {
-    unsafe fn held(this: *const Self, text: &mut String) {
+    unsafe fn input_content(this: *const Self, text: &mut String) {
         let log_size = unsafe { (*this).log_ind_tbl_size };
         let _ = write!(text, "{{log_ind_tbl_size {log_size}}}");
     }
 }
 
 impl Pointee for ibv_async_event {
-    unsafe fn stored(this: *const Self, text: &mut String) {
+    unsafe fn stored_value(this: *const Self, text: &mut String) {
         let (event, element) = unsafe { ((*this).event_type, &(*this).element) };
         name_number(text, event, "IBV_EVENT_", EVENTS);
         text.push(' ');
@@ -318,7 +318,7 @@ impl Pointee for ibv_async_event {
 }
 
 impl Pointee for rdma_cm_event {
-    unsafe fn arrived(this: *const Self, text: &mut String) {
+    unsafe fn stored_pointee(this: *const Self, text: &mut String) {
         let this = unsafe { &*this };
         name_number(text, this.event, "RDMA_CM_EVENT_", CM_EVENTS);
         text.push_str(", ");
@@ -336,7 +336,7 @@ impl Pointee for rdma_cm_event {
 }
 
 impl Pointee for rdma_conn_param {
-    unsafe fn held(this: *const Self, text: &mut String) {
+    unsafe fn input_content(this: *const Self, text: &mut String) {
         let this = unsafe { &*this };
         let _ = write!(
             text,

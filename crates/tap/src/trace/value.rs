@@ -47,22 +47,22 @@ pub trait Pointee: Sized {
                 let name = std::any::type_name::<Self>();
                 let name = name.rsplit(':').next().unwrap_or(name);
                 let _ = write!(text, "&{name}");
-                unsafe { Self::held(this, text) };
+                unsafe { Self::input_content(this, text) };
             }
         }
     }
 
     /// Writes the content of a structure that is passed to a function.
-    unsafe fn held(_this: *const Self, _text: &mut String) {}
+    unsafe fn input_content(_this: *const Self, _text: &mut String) {}
 
     /// Writes the value that a function stored in the target.
-    unsafe fn stored(_this: *const Self, _text: &mut String) {}
+    unsafe fn stored_value(_this: *const Self, _text: &mut String) {}
 
     /// Writes the content of a structure whose pointer a function stored.
-    unsafe fn arrived(_this: *const Self, _text: &mut String) {}
+    unsafe fn stored_pointee(_this: *const Self, _text: &mut String) {}
 
     /// Writes the properties of a new object.
-    unsafe fn about(_this: *const Self, _text: &mut String) {}
+    unsafe fn object_details(_this: *const Self, _text: &mut String) {}
 }
 
 impl<T: Pointee> Value for *const T {
@@ -76,7 +76,7 @@ impl<T: Pointee> Value for *const T {
 
     unsafe fn output(self, text: &mut String) {
         if !self.is_null() {
-            unsafe { T::stored(self, text) };
+            unsafe { T::stored_value(self, text) };
         }
     }
 }
@@ -97,11 +97,11 @@ impl<T: Pointee> Pointee for *mut T {
         text.push('&');
     }
 
-    unsafe fn stored(this: *const Self, text: &mut String) {
+    unsafe fn stored_value(this: *const Self, text: &mut String) {
         unsafe {
             match T::KIND {
                 Some(kind) => named(text, kind, (*this).addr(), T::IS_NEW_IN_ARGUMENT),
-                None if !(*this).is_null() => T::arrived(*this, text),
+                None if !(*this).is_null() => T::stored_pointee(*this, text),
                 None => {}
             }
         }
@@ -118,7 +118,7 @@ impl<T: Pointee> Outcome for *mut T {
         match T::KIND {
             Some(kind) => {
                 named(text, kind, self.addr(), T::IS_NEW);
-                unsafe { T::about(self, text) };
+                unsafe { T::object_details(self, text) };
             }
             None => text.push_str("a pointer"),
         }
@@ -260,7 +260,7 @@ macro_rules! places {
                     text.push('&');
                 }
 
-                unsafe fn stored(this: *const Self, text: &mut String) {
+                unsafe fn stored_value(this: *const Self, text: &mut String) {
                     let _ = write!(text, "{}", unsafe { this.read() });
                 }
             }
