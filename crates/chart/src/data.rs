@@ -74,7 +74,7 @@ pub enum Scale {
 
 /// Number format of an axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Numbers {
+pub enum NumberFormat {
     /// Decimal.
     #[default]
     Decimal,
@@ -90,7 +90,7 @@ pub struct Axis {
     /// Mapping from values to positions.
     pub scale: Scale,
     /// Number format.
-    pub numbers: Numbers,
+    pub number_format: NumberFormat,
     /// True if the values are outcomes and not settings: ticks are at round numbers.
     pub is_outcome: bool,
 }
@@ -130,7 +130,7 @@ impl Axis {
     /// Formats the numbers as bytes.
     #[must_use]
     pub fn in_bytes(mut self) -> Self {
-        self.numbers = Numbers::Bytes;
+        self.number_format = NumberFormat::Bytes;
         self
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::{Arguments, Write};
 
 use crate::data::{Chart, Series};
 use crate::legend::{self, level_dash, whisker};
-use crate::scale::Places;
+use crate::scale::AxisMapping;
 use crate::style::{self, DIM, GRID, INK, PAGE, dash, fill, marker, stroke};
 use crate::{note, text};
 
@@ -73,8 +73,8 @@ pub(crate) fn svg(chart: &Chart) -> String {
         .chain(published().map(|p| p.1))
         .chain(ranges);
     let ys: Vec<f64> = ys.chain(chart.levels.iter().map(|(_, y)| *y)).collect();
-    let x = Places::x(&chart.x, &xs, LEFT + 10.0, RIGHT - 6.0);
-    let y = Places::y(&chart.y, &ys, bottom, top);
+    let x = AxisMapping::x(&chart.x, &xs, LEFT + 10.0, RIGHT - 6.0);
+    let y = AxisMapping::y(&chart.y, &ys, bottom, top);
     axes(&mut picture, chart, (&x, &y), &sampled, (top, bottom));
     for (at, (_, level)) in chart.levels.iter().enumerate() {
         picture.add(format_args!(
@@ -133,8 +133,8 @@ fn description(chart: &Chart) -> String {
             continue;
         };
         let place = |point: &crate::data::Point| {
-            let x = text::number(point.x, chart.x.numbers);
-            format!("{} at {x}", text::number(point.y, chart.y.numbers))
+            let x = text::number(point.x, chart.x.number_format);
+            format!("{} at {x}", text::number(point.y, chart.y.number_format))
         };
         let _ = write!(
             words,
@@ -145,7 +145,11 @@ fn description(chart: &Chart) -> String {
         );
     }
     for (name, level) in &chart.levels {
-        let _ = write!(words, " {name}: {}.", text::number(*level, chart.y.numbers));
+        let _ = write!(
+            words,
+            " {name}: {}.",
+            text::number(*level, chart.y.number_format)
+        );
     }
     words.trim_start().to_owned()
 }
@@ -170,7 +174,7 @@ fn finite(chart: &Chart) -> Chart {
 fn axes(
     picture: &mut Picture,
     chart: &Chart,
-    (x, y): (&Places, &Places),
+    (x, y): (&AxisMapping, &AxisMapping),
     sampled: &[f64],
     (top, bottom): (f64, f64),
 ) {
@@ -215,7 +219,7 @@ fn axes(
 }
 
 /// Draws a series: line, whiskers, markers, published points.
-fn curve(picture: &mut Picture, at: usize, series: &Series, (x, y): (&Places, &Places)) {
+fn curve(picture: &mut Picture, at: usize, series: &Series, (x, y): (&AxisMapping, &AxisMapping)) {
     let mut line = String::new();
     for (index, point) in series.points.iter().enumerate() {
         let move_or_line = if index == 0 { 'M' } else { 'L' };
@@ -269,7 +273,7 @@ fn curve(picture: &mut Picture, at: usize, series: &Series, (x, y): (&Places, &P
 }
 
 /// Returns the y value of a series' line at the x value `at`, interpolated between points.
-fn value_at(series: &Series, at: f64, x: &Places) -> Option<f64> {
+fn value_at(series: &Series, at: f64, x: &AxisMapping) -> Option<f64> {
     let place = x.at(at);
     series.points.windows(2).find_map(|pair| {
         let (left, right) = (x.at(pair[0].x), x.at(pair[1].x));

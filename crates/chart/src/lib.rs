@@ -22,7 +22,7 @@ mod style;
 mod text;
 
 pub use bars::{Bar, bars};
-pub use data::{Axis, Chart, Numbers, Point, Scale, Series};
+pub use data::{Axis, Chart, NumberFormat, Point, Scale, Series};
 pub use text::escape;
 
 impl Chart {

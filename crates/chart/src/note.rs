@@ -1,19 +1,19 @@
 //! Notes on series that coincide with others, so that one hides the other.
 
 use crate::data::{Axis, Series};
-use crate::scale::Places;
+use crate::scale::AxisMapping;
 use crate::text;
 
 /// Distance in pixels within which two points look the same.
 const SAME: f64 = 2.0;
 
 /// Returns a sentence for each pair of series of which two or more consecutive points coincide.
-pub(crate) fn coincidences(series: &[Series], x: &Axis, y: &Places) -> Vec<String> {
+pub(crate) fn coincidences(series: &[Series], x: &Axis, y: &AxisMapping) -> Vec<String> {
     let mut notes = Vec::new();
     for (at, upper) in series.iter().enumerate() {
         for lower in &series[..at] {
             let stretches = runs(lower, upper, y).into_iter().map(|(from, to)| {
-                let [from, to] = [from, to].map(|value| text::number(value, x.numbers));
+                let [from, to] = [from, to].map(|value| text::number(value, x.number_format));
                 format!("from {from} to {to}")
             });
             let stretches: Vec<_> = stretches.collect();
@@ -31,7 +31,7 @@ pub(crate) fn coincidences(series: &[Series], x: &Axis, y: &Places) -> Vec<Strin
 }
 
 /// Returns the ranges of x over which both series have the same values.
-fn runs(lower: &Series, upper: &Series, y: &Places) -> Vec<(f64, f64)> {
+fn runs(lower: &Series, upper: &Series, y: &AxisMapping) -> Vec<(f64, f64)> {
     let mut runs = Vec::new();
     let mut run: Option<(f64, f64, usize)> = None;
     for point in &lower.points {

@@ -1,6 +1,6 @@
 //! Mapping of an axis's values to positions, and the ticks.
 
-use crate::data::{Axis, Numbers, Scale};
+use crate::data::{Axis, NumberFormat, Scale};
 use crate::text;
 
 /// Maximum number of values that all get a tick; with more values, ticks are at round numbers.
@@ -9,13 +9,13 @@ const MEASURED: usize = 24;
 const LETTER: f64 = 7.0;
 
 /// The mapping of an axis from values to positions.
-pub(crate) struct Places {
+pub(crate) struct AxisMapping {
     is_log: bool,
     low: f64,
     high: f64,
     from: f64,
     to: f64,
-    numbers: Numbers,
+    format: NumberFormat,
     is_outcome: bool,
 }
 
@@ -39,13 +39,13 @@ fn is_log(axis: &Axis, values: &[f64]) -> bool {
     }
 }
 
-impl Places {
+impl AxisMapping {
     /// Returns the mapping of the x axis, which covers exactly the values.
     pub(crate) fn x(axis: &Axis, values: &[f64], from: f64, to: f64) -> Self {
         let is_log = is_log(axis, values);
-        let places = values.iter().filter(|v| !is_log || **v > 0.0);
-        let places = places.map(|v| if is_log { v.log2() } else { *v });
-        let (mut low, mut high) = bounds(places);
+        let positions = values.iter().filter(|v| !is_log || **v > 0.0);
+        let positions = positions.map(|v| if is_log { v.log2() } else { *v });
+        let (mut low, mut high) = bounds(positions);
         // Zero is placed one step before the smallest positive value.
         if is_log && values.contains(&0.0) {
             low -= 1.0;
@@ -53,13 +53,13 @@ impl Places {
         if low == high {
             (low, high) = (low - 0.5, high + 0.5);
         }
-        Places {
+        AxisMapping {
             is_log,
             low,
             high,
             from,
             to,
-            numbers: axis.numbers,
+            format: axis.number_format,
             is_outcome: axis.is_outcome,
         }
     }
@@ -74,13 +74,13 @@ impl Places {
             let (low, high) = bounds(values.iter().copied().chain([0.0]));
             (1.06 * low, if high > 0.0 { 1.06 * high } else { 1.0 })
         };
-        Places {
+        AxisMapping {
             is_log,
             low,
             high,
             from,
             to,
-            numbers: axis.numbers,
+            format: axis.number_format,
             is_outcome: axis.is_outcome,
         }
     }
@@ -109,7 +109,7 @@ impl Places {
         }
         let mut free = f64::NEG_INFINITY;
         let tick = |value: f64| {
-            let (place, label) = (self.at(value), text::number(value, self.numbers));
+            let (place, label) = (self.at(value), text::number(value, self.format));
             #[allow(clippy::cast_precision_loss)] // a few letters
             let half = LETTER * label.chars().count() as f64 / 2.0;
             let fits = place - half >= free;
@@ -128,7 +128,7 @@ impl Places {
     pub(crate) fn rounded(&self) -> Vec<Tick> {
         let tick = |value| Tick {
             place: self.at(value),
-            label: Some(text::number(value, self.numbers)),
+            label: Some(text::number(value, self.format)),
         };
         self.round().into_iter().map(tick).collect()
     }
@@ -150,10 +150,10 @@ impl Places {
             .collect();
         #[allow(clippy::cast_possible_truncation)] // logarithms
         let powers = self.low.ceil() as i32..=self.high.floor() as i32;
-        match self.numbers {
-            Numbers::Bytes => powers.map(|power| 2_f64.powi(power)).collect(),
-            Numbers::Decimal if decimal.len() >= 2 => decimal,
-            Numbers::Decimal => steps(low, high),
+        match self.format {
+            NumberFormat::Bytes => powers.map(|power| 2_f64.powi(power)).collect(),
+            NumberFormat::Decimal if decimal.len() >= 2 => decimal,
+            NumberFormat::Decimal => steps(low, high),
         }
     }
 }
@@ -195,19 +195,19 @@ mod tests {
     #[test]
     fn ticks_are_the_values_measured() {
         let values = [1.0, 2.0, 4.0, 8.0, 16.0];
-        let places = Places::x(&Axis::log("n"), &values, 0.0, 600.0);
+        let mapping = AxisMapping::x(&Axis::log("n"), &values, 0.0, 600.0);
         assert_eq!(
-            labels(&places.measured(&values)),
+            labels(&mapping.measured(&values)),
             ["1", "2", "4", "8", "16"]
         );
-        assert_eq!(places.at(4.0), 300.0);
+        assert_eq!(mapping.at(4.0), 300.0);
     }
 
     #[test]
     fn labels_without_room_are_left_out_and_their_marks_stay() {
         let values = [1.0, 2.0, 3.0, 1000.0];
-        let places = Places::x(&Axis::linear("n"), &values, 0.0, 600.0);
-        let ticks = places.measured(&values);
+        let mapping = AxisMapping::x(&Axis::linear("n"), &values, 0.0, 600.0);
+        let ticks = mapping.measured(&values);
         assert_eq!(labels(&ticks), ["1", "1000"]);
         assert_eq!(ticks.len(), 4);
     }
@@ -215,13 +215,13 @@ mod tests {
     #[test]
     fn zero_has_a_place_on_a_logarithmic_axis() {
         let values = [0.0, 8.0, 16.0];
-        let places = Places::x(&Axis::log("bytes"), &values, 0.0, 200.0);
-        assert_eq!(values.map(|v| places.at(v)), [0.0, 100.0, 200.0]);
+        let mapping = AxisMapping::x(&Axis::log("bytes"), &values, 0.0, 200.0);
+        assert_eq!(values.map(|v| mapping.at(v)), [0.0, 100.0, 200.0]);
     }
 
     #[test]
     fn rates_that_span_decades_get_a_logarithmic_axis() {
-        let is_log = |values: &[f64]| Places::y(&Axis::auto("M/s"), values, 1.0, 0.0).is_log();
+        let is_log = |values: &[f64]| AxisMapping::y(&Axis::auto("M/s"), values, 1.0, 0.0).is_log();
         assert!(is_log(&[0.1, 20.0]));
         assert!(!is_log(&[1.0, 20.0]));
         assert!(!is_log(&[0.0, 20.0]));
@@ -231,8 +231,8 @@ mod tests {
     fn nothing_and_one_value_have_places() {
         for values in [&[][..], &[3.0][..], &[0.0][..]] {
             for axis in [Axis::log("n"), Axis::linear("n"), Axis::auto("n")] {
-                let x = Places::x(&axis, values, 0.0, 100.0);
-                let y = Places::y(&axis, values, 100.0, 0.0);
+                let x = AxisMapping::x(&axis, values, 0.0, 100.0);
+                let y = AxisMapping::y(&axis, values, 100.0, 0.0);
                 for value in values {
                     assert!(x.at(*value).is_finite() && y.at(*value).is_finite());
                 }
