@@ -57,7 +57,7 @@ impl World<'_> {
                 18 => self.end_qp(input),
                 19 => self.change_qp(input),
                 20 | 21 => self.connect(input),
-                22 => self.ask(input),
+                22 => self.query(input),
                 23 => self.make_ah(input),
                 24 => self.end_ah(input),
                 25..=29 => self.post_send(input),
@@ -66,9 +66,9 @@ impl World<'_> {
                 34 => self.notify(input),
                 35 => self.events(input),
                 36 => self.window(input),
-                37 => self.group(input),
-                38 => self.small_objects(input),
-                _ => self.build(input),
+                37 => self.multicast(input),
+                38 => self.domains_and_memory(input),
+                _ => self.post_extended(input),
             }
         }
     }

@@ -201,7 +201,7 @@ impl World<'_> {
     }
 
     /// Posts work requests through the extended API.
-    pub(super) unsafe fn build(&mut self, input: &mut Input<'_>) {
+    pub(super) unsafe fn post_extended(&mut self, input: &mut Input<'_>) {
         let qp = self.qps[input.one_of(QPS)].live();
         if qp.is_null() {
             return;

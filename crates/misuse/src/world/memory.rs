@@ -163,7 +163,8 @@ impl World<'_> {
         }
     }
 
-    pub(super) unsafe fn small_objects(&mut self, input: &mut Input<'_>) {
+    /// Creates or destroys a thread domain, device memory or an XRC domain, or writes device memory.
+    pub(super) unsafe fn domains_and_memory(&mut self, input: &mut Input<'_>) {
         let place = input.one_of(2);
         let context = self.device.context;
         // SAFETY: as in `make_pd`.

@@ -169,7 +169,8 @@ impl World<'_> {
         }
     }
 
-    pub(super) unsafe fn ask(&mut self, input: &mut Input<'_>) {
+    /// Queries an object.
+    pub(super) unsafe fn query(&mut self, input: &mut Input<'_>) {
         let verbs = self.tables.symbols;
         let context = self.device.context;
         let nowhere = input.rarely(4);
@@ -248,7 +249,8 @@ impl World<'_> {
         place.ended(unsafe { (self.tables.symbols.ibv_destroy_ah)(place.handle) });
     }
 
-    pub(super) unsafe fn group(&mut self, input: &mut Input<'_>) {
+    /// Attaches a queue pair to a multicast group, or detaches it.
+    pub(super) unsafe fn multicast(&mut self, input: &mut Input<'_>) {
         let qp = self.qps[input.one_of(QPS)];
         let mut gid = ibv_gid { raw: [0xff; 16] };
         // SAFETY: as in `make_pd`; any bytes are a GID.
