@@ -14,17 +14,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const VARIABLE: &str = "VERBATIM_PRELOADED";
 
 /// True once the process has listed the devices.
-static ASKED: AtomicBool = AtomicBool::new(false);
+static LISTED: AtomicBool = AtomicBool::new(false);
 /// True once the process has opened a device.
 static OPENED: AtomicBool = AtomicBool::new(false);
 
 /// Records that the process lists the devices.
-pub(crate) fn asked() {
-    ASKED.store(true, Ordering::Relaxed);
+pub(crate) fn record_listing() {
+    LISTED.store(true, Ordering::Relaxed);
 }
 
 /// Records that the process has opened a device.
-pub(crate) fn opened() {
+pub(crate) fn record_open() {
     OPENED.store(true, Ordering::Relaxed);
 }
 
@@ -47,7 +47,7 @@ extern "C" fn at_exit() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let what = if let Some(other) = other_library(&maps) {
         format!("has loaded {other} and opened no device of the software NIC")
-    } else if ASKED.load(Ordering::Relaxed)
+    } else if LISTED.load(Ordering::Relaxed)
         && std::env::var_os(VARIABLE).is_none_or(|v| v != "wheels")
     {
         "has asked for RDMA devices and opened none".to_owned()

@@ -11,7 +11,7 @@ use verbs_abi::*;
 
 use crate::nic;
 
-macro_rules! hand_over {
+macro_rules! forward {
     ($( fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
         $(
             pub(crate) unsafe extern "C" fn $name($( $arg: $type ),*) $(-> $ret)? {
@@ -24,7 +24,7 @@ macro_rules! hand_over {
     };
 }
 
-hand_over! {
+forward! {
     fn ibv_alloc_dmah(context: *mut ibv_context, attr: *mut ibv_dmah_init_attr) -> *mut ibv_dmah;
     fn ibv_dealloc_dmah(dmah: *mut ibv_dmah) -> c_int;
     fn ibv_query_port_speed(context: *mut ibv_context, port_num: u32, port_speed: *mut u64) -> c_int;

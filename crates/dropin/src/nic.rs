@@ -46,7 +46,7 @@ fn later_symbols() -> &'static LaterSymbols {
 }
 
 /// Defines each function of a table as a call of the software NIC's function.
-macro_rules! hand_over {
+macro_rules! forward {
     ($table:path: $( $(#[$meta:meta])* fn $name:ident($( $arg:ident: $type:ty ),*) $(-> $ret:ty)?; )*) => {
         $(
             pub(crate) unsafe extern "C" fn $name($( $arg: $type ),*) $(-> $ret)? {
@@ -59,21 +59,21 @@ macro_rules! hand_over {
     };
 }
 
-macro_rules! hand_over_first {
-    ($( $all:tt )*) => { hand_over! { symbols: $( $all )* } };
+macro_rules! forward_first {
+    ($( $all:tt )*) => { forward! { symbols: $( $all )* } };
 }
 
-macro_rules! hand_over_later {
-    ($( $all:tt )*) => { hand_over! { later_symbols: $( $all )* } };
+macro_rules! forward_later {
+    ($( $all:tt )*) => { forward! { later_symbols: $( $all )* } };
 }
 
 /// The functions of libibverbs 1.0 and 1.1.
 mod first {
     use super::*;
-    for_each_symbol!(hand_over_first);
+    for_each_symbol!(forward_first);
 }
 
-for_each_later_symbol!(hand_over_later);
+for_each_later_symbol!(forward_later);
 pub(crate) use first::*;
 
 /// Lists the devices. If the list cannot be made, prints the reason to standard error, as rdma-core's library
@@ -83,7 +83,7 @@ pub(crate) use first::*;
 pub(crate) unsafe extern "C" fn ibv_get_device_list(
     num_devices: *mut c_int,
 ) -> *mut *mut verbs_abi::ibv_device {
-    bypass::asked();
+    bypass::record_listing();
     // SAFETY: the caller promises the contract of the man page.
     let list = unsafe { first::ibv_get_device_list(num_devices) };
     if list.is_null()
@@ -105,7 +105,7 @@ pub(crate) unsafe extern "C" fn ibv_open_device(
     // SAFETY: the caller promises the contract of the man page.
     let context = unsafe { first::ibv_open_device(device) };
     if !context.is_null() {
-        bypass::opened();
+        bypass::record_open();
     }
     context
 }
