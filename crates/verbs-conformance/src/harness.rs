@@ -19,11 +19,11 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_de
 
 use crate::deviations::{Deviation, Deviations, Kind};
 use crate::env::{Cap, Env, Outcome, Settings, Test};
-use crate::notes::{PATIENCE, print_notes};
+use crate::notes::{WAIT_LIMIT_VARIABLE, print_notes};
 use crate::role::{ARG, ROLE, SETTINGS};
 use crate::{peer, worker};
 
-pub use crate::notes::{case, note, patience};
+pub use crate::notes::{case, note, wait_limit};
 pub use crate::role::role_command;
 
 /// Exit status of a skipped test.
@@ -52,8 +52,8 @@ pub struct Variant {
 
 /// Time after which a test that is known to fail counts as hung.
 const KNOWN_LIMIT: Duration = Duration::from_secs(20);
-/// Seconds that a test that is known to fail waits for an event that will not occur; see [`patience`].
-const KNOWN_PATIENCE_S: &str = "3";
+/// Seconds that a test that is known to fail waits for an event that will not occur; see [`wait_limit`].
+const KNOWN_WAIT_LIMIT_S: &str = "3";
 
 impl Variant {
     /// Returns the variant for the software NIC in a fresh fabric; `link_layer` is `roce` or `ib`.
@@ -521,7 +521,7 @@ fn try_run_in_child(
         command.env("VERBATIM_ADDRESS", next_address());
     }
     if known {
-        command.env(PATIENCE, KNOWN_PATIENCE_S);
+        command.env(WAIT_LIMIT_VARIABLE, KNOWN_WAIT_LIMIT_S);
     }
     // A file, because a pipe would stay open as long as any grandchild lives.
     let mut output = anonymous_file().context("a file for the test's output")?;

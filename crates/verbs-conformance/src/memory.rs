@@ -184,7 +184,7 @@ impl Memory {
     /// completes at its requester before its data arrives.
     #[track_caller]
     pub fn expect_at(&self, offset: usize, len: usize, seed: u64) {
-        let end = Instant::now() + crate::harness::patience();
+        let end = Instant::now() + crate::harness::wait_limit();
         while self.read(offset, len) != pattern(seed, len) && Instant::now() < end {
             std::thread::yield_now();
         }

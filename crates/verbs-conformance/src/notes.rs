@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Variable with the number of seconds that a test waits.
-pub(crate) const PATIENCE: &str = "VERBATIM_TEST_PATIENCE";
+pub(crate) const WAIT_LIMIT_VARIABLE: &str = "VERBATIM_TEST_PATIENCE";
 
 /// The current case and the current wait of the running test, printed at a hang or a failure.
 static NOTE: Mutex<(String, String)> = Mutex::new((String::new(), String::new()));
@@ -38,8 +38,8 @@ pub(crate) fn print_notes() {
 ///
 /// The time is not a bound on speed, only the end of a hang.
 #[must_use]
-pub fn patience() -> Duration {
-    let seconds = std::env::var(PATIENCE)
+pub fn wait_limit() -> Duration {
+    let seconds = std::env::var(WAIT_LIMIT_VARIABLE)
         .ok()
         .and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(20))

@@ -131,7 +131,7 @@ impl Spec {
 
     /// Reduces timeout and retries, so that a send to a silent peer fails after some milliseconds.
     #[must_use]
-    pub fn impatient(mut self) -> Self {
+    pub fn short_timeouts(mut self) -> Self {
         self.timeout = 8;
         self.retry_cnt = 2;
         self
@@ -515,14 +515,14 @@ impl Side {
     /// Waits for the next completion of a send.
     #[must_use]
     #[track_caller]
-    pub fn sent(&self) -> Wc {
+    pub fn send_completion(&self) -> Wc {
         self.scq.next()
     }
 
     /// Waits for the next completion of a receive.
     #[must_use]
     #[track_caller]
-    pub fn received(&self) -> Wc {
+    pub fn recv_completion(&self) -> Wc {
         self.rcq.next()
     }
 
@@ -560,8 +560,10 @@ impl Pair {
             source.memory.fill(seed);
             to.recv(seed, [target.all()]);
             from.post(crate::wr::send([source.all()]).id(seed));
-            from.sent().sent(seed, crate::wr::Verb::Send);
-            to.received().received(seed, 100 + to.grh_len());
+            from.send_completion()
+                .expect_sent(seed, crate::wr::Verb::Send);
+            to.recv_completion()
+                .expect_received(seed, 100 + to.grh_len());
             target.memory.check_at(to.grh_len(), 100, seed);
         }
     }

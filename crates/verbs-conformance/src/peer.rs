@@ -99,13 +99,13 @@ pub struct Peer {
     answers: BufReader<ChildStdout>,
 }
 
-fn tell(mut to: impl Write, what: &impl Serialize) -> anyhow::Result<()> {
+fn send_json(mut to: impl Write, what: &impl Serialize) -> anyhow::Result<()> {
     writeln!(to, "{}", serde_json::to_string(what)?)?;
     to.flush()?;
     Ok(())
 }
 
-fn hear<T: DeserializeOwned>(mut from: impl BufRead) -> anyhow::Result<Option<T>> {
+fn receive_json<T: DeserializeOwned>(mut from: impl BufRead) -> anyhow::Result<Option<T>> {
     let mut line = String::new();
     if from.read_line(&mut line)? == 0 {
         return Ok(None);
@@ -162,8 +162,8 @@ impl Peer {
     #[track_caller]
     pub fn ask(&mut self, order: &Order) -> Answer {
         crate::notes::note(&format!("the peer does {order:?}"));
-        tell(&mut self.orders, order).expect("the peer is there");
-        let answer = hear(&mut self.answers).expect("the peer answers in words");
+        send_json(&mut self.orders, order).expect("the peer is there");
+        let answer = receive_json(&mut self.answers).expect("the peer answers in words");
         crate::notes::note("");
         answer.unwrap_or_else(|| panic!("the peer failed at {order:?}"))
     }
@@ -171,14 +171,14 @@ impl Peer {
     /// Gives an order without waiting for the answer.
     #[track_caller]
     pub fn order(&mut self, order: &Order) {
-        tell(&mut self.orders, order).expect("the peer is there");
+        send_json(&mut self.orders, order).expect("the peer is there");
     }
 
     /// Waits for the answer to an [`order`](Self::order).
     #[must_use]
     #[track_caller]
     pub fn answer(&mut self) -> Answer {
-        hear(&mut self.answers)
+        receive_json(&mut self.answers)
             .expect("the peer answers in words")
             .expect("the peer failed")
     }
@@ -220,10 +220,10 @@ impl Drop for Peer {
 pub fn serve(env: &Env) -> anyhow::Result<ExitCode> {
     let mut made: Option<(Side, Buf)> = None;
     let mut orders = std::io::stdin().lock();
-    while let Some(order) = hear::<Order>(&mut orders)? {
+    while let Some(order) = receive_json::<Order>(&mut orders)? {
         let end = matches!(order, Order::End);
-        let answer = obey(env, &mut made, order)?;
-        tell(std::io::stdout(), &answer)?;
+        let answer = execute(env, &mut made, order)?;
+        send_json(std::io::stdout(), &answer)?;
         if end {
             return Ok(ExitCode::SUCCESS);
         }
@@ -231,7 +231,7 @@ pub fn serve(env: &Env) -> anyhow::Result<ExitCode> {
     bail!("the test is gone")
 }
 
-fn obey(env: &Env, made: &mut Option<(Side, Buf)>, order: Order) -> anyhow::Result<Answer> {
+fn execute(env: &Env, made: &mut Option<(Side, Buf)>, order: Order) -> anyhow::Result<Answer> {
     if let Order::Make(spec, buf_len) = order {
         let side = spec.side(env);
         let buf = side.buf(buf_len);
@@ -257,7 +257,8 @@ fn obey(env: &Env, made: &mut Option<(Side, Buf)>, order: Order) -> anyhow::Resu
             let to = [buf.sge(offset, len)];
             tags.add(id, (tag, u64::MAX), &to)
                 .expect("ibv_post_srq_ops");
-            side.received().ok(id, verbs_abi::IBV_WC_TM_ADD);
+            side.recv_completion()
+                .expect_success(id, verbs_abi::IBV_WC_TM_ADD);
         }
         Order::Write(offset, bytes) => buf.memory.write(offset, &bytes),
         Order::Read(offset, len) => return Ok(Answer::Bytes(buf.memory.read(offset, len))),
@@ -271,21 +272,22 @@ fn obey(env: &Env, made: &mut Option<(Side, Buf)>, order: Order) -> anyhow::Resu
                 }
                 channel.expect_event(&side.rcq);
             }
-            return Ok(completion(&side.received()));
+            return Ok(completion(&side.recv_completion()));
         }
         Order::Fill(offset, len, seed) => buf.memory.fill_at(offset, len, seed),
         Order::Check(offset, len, seed) => buf.memory.check_at(offset, len, seed),
         Order::Load(offset) => return Ok(Answer::Word(buf.memory.load(offset))),
         Order::Send(offset, len) => {
             side.post(crate::wr::send([buf.sge(offset as u64, len)]).id(1));
-            side.sent().sent(1, Verb::Send);
+            side.send_completion().expect_sent(1, Verb::Send);
         }
         Order::FetchAdd(word, times) => {
             let result = side.buf(8);
             let mut last = None;
             for i in 0..times {
                 side.post(crate::wr::fetch_add(result.all(), word, 1).id(i));
-                side.sent().sent(i, Verb::AtomicFetchAndAdd);
+                side.send_completion()
+                    .expect_sent(i, Verb::AtomicFetchAndAdd);
                 let old = result.memory.load(0);
                 assert!(last < Some(old), "{old} after {last:?}");
                 last = Some(old);
@@ -364,7 +366,7 @@ pub(crate) fn open_and_tell(settings: &Settings) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    tell(std::io::stdout(), &opening)?;
+    send_json(std::io::stdout(), &opening)?;
     let mut line = String::new();
     while std::io::stdin().read_line(&mut line)? > 0 {}
     drop(context);
@@ -407,7 +409,7 @@ pub(crate) fn idle(env: &Env, arg: &str) -> anyhow::Result<ExitCode> {
         resident_kib: resident_kib(),
         before_kib,
     };
-    tell(std::io::stdout(), &idle)?;
+    send_json(std::io::stdout(), &idle)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -65,7 +65,7 @@ impl Raw {
 
     /// Creates a flow that steers packets matching `rule` to the queue pair.
     #[track_caller]
-    pub fn steer(&mut self, rule: &Rule) {
+    pub fn add_flow(&mut self, rule: &Rule) {
         let flow = Flow::new(&self.ctx, &self.qp, rule).expect("ibv_create_flow");
         self.flows.push(flow);
     }
@@ -227,7 +227,7 @@ impl Wq {
 
     /// Returns the state that the library has recorded.
     #[must_use]
-    pub fn believed_state(&self) -> ibv_wq_state {
+    pub fn cached_state(&self) -> ibv_wq_state {
         // SAFETY: the work queue is live; the field is a plain number.
         unsafe { (*self.raw.as_ptr()).state }
     }

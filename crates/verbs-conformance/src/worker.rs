@@ -18,7 +18,7 @@ use verbs_abi::*;
 
 use crate::env::{Cap, Env};
 use crate::memory::{MemKind, same};
-use crate::notes::patience;
+use crate::notes::wait_limit;
 use crate::objects::{Buf, Channel, Context};
 use crate::pair::{Address, Side, Spec};
 use crate::rng::{Rng, pattern};
@@ -159,10 +159,10 @@ pub fn work(env: &Env, plan: &str) -> anyhow::Result<ExitCode> {
         constant_seed,
         counter: counter.remote(),
     };
-    tell(&hello)?;
+    send_json(&hello)?;
     let mut line = String::new();
     if std::io::stdin().lock().read_line(&mut line)? == 0 {
-        tell(&Report::default())?;
+        send_json(&Report::default())?;
         return Ok(ExitCode::SUCCESS);
     }
     let peer: Hello = serde_json::from_str(&line).context("the peer's hello")?;
@@ -204,13 +204,13 @@ pub fn work(env: &Env, plan: &str) -> anyhow::Result<ExitCode> {
         report: Report::default(),
     };
     worker.run();
-    tell(&worker.report)?;
+    send_json(&worker.report)?;
     drop(worker);
     drop((area, constant, counter));
     Ok(ExitCode::SUCCESS)
 }
 
-fn tell(what: &impl Serialize) -> anyhow::Result<()> {
+fn send_json(what: &impl Serialize) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", serde_json::to_string(what)?)?;
     out.flush()?;
@@ -240,7 +240,7 @@ impl Worker {
                 continue;
             }
             assert!(
-                quiet_since.elapsed() < patience(),
+                quiet_since.elapsed() < wait_limit(),
                 "nothing happens any more"
             );
             if self.plan.event_driven {
@@ -251,17 +251,17 @@ impl Worker {
         }
         // The remaining requests must be flushed in order, and no other completion may follow.
         while let Some((id, ..)) = self.flights.pop_front() {
-            self.rc.sent().flushed(id);
+            self.rc.send_completion().expect_flushed(id);
         }
         // Messages that arrived in time come first, and then the flushed receives.
         let mut flushed = false;
         for _ in 0..RC_RECEIVES {
-            let wc = self.rc.received();
+            let wc = self.rc.recv_completion();
             if wc.status() == IBV_WC_SUCCESS {
                 assert!(!flushed, "a message behind flushed receives");
                 self.receive(&wc);
             } else {
-                wc.flushed(wc.id());
+                wc.expect_flushed(wc.id());
                 flushed = true;
             }
         }
@@ -413,7 +413,7 @@ impl Worker {
                     .recv(id, [self.incoming.sge(id * SLOT as u64, SLOT)]);
             } else {
                 // The send queue's completion reports the failure; this completion only follows.
-                wc.flushed(wc.id());
+                wc.expect_flushed(wc.id());
                 let id = wc.id();
                 self.rc
                     .recv(id, [self.incoming.sge(id * SLOT as u64, SLOT)]);
@@ -432,7 +432,7 @@ impl Worker {
                     self.report.failed = Some(verb);
                     self.report.memory = Some(self.plan.memory);
                 } else {
-                    wc.flushed(id);
+                    wc.expect_flushed(id);
                 }
                 continue;
             }
@@ -465,7 +465,7 @@ impl Worker {
             }
             for wc in ud.rcq.poll(8) {
                 busy = true;
-                wc.received(wc.id(), 40);
+                wc.expect_received(wc.id(), 40);
                 let number = wc.imm().expect("an immediate").into();
                 assert!(
                     self.last_datagram < Some(number),
@@ -518,7 +518,7 @@ impl Worker {
         if self.take_completions() || self.report.status.is_some() {
             return;
         }
-        assert!(channel.readable(patience()), "asleep for ever");
+        assert!(channel.readable(wait_limit()), "asleep for ever");
         channel.set_nonblocking(true);
         while let Ok((raw, _)) = channel.event() {
             let cq = cqs

@@ -362,7 +362,7 @@ impl Wc {
 
     /// Panics unless the status is success, with this `wr_id` and opcode.
     #[track_caller]
-    pub fn ok(&self, wr_id: u64, opcode: ibv_wc_opcode) -> &Self {
+    pub fn expect_success(&self, wr_id: u64, opcode: ibv_wc_opcode) -> &Self {
         assert_eq!(self.0.status, IBV_WC_SUCCESS, "of {self:?}");
         assert_eq!(self.0.wr_id, wr_id, "wr_id of {self:?}");
         assert_eq!(self.0.opcode, opcode, "opcode of {self:?}");
@@ -371,21 +371,21 @@ impl Wc {
 
     /// Panics unless the completion is a success of this verb at the requester.
     #[track_caller]
-    pub fn sent(&self, wr_id: u64, verb: Verb) -> &Self {
-        self.ok(wr_id, verb.wc_opcode())
+    pub fn expect_sent(&self, wr_id: u64, verb: Verb) -> &Self {
+        self.expect_success(wr_id, verb.wc_opcode())
     }
 
     /// Panics unless the completion is a received SEND of `byte_len` bytes.
     #[track_caller]
-    pub fn received(&self, wr_id: u64, byte_len: usize) -> &Self {
-        self.ok(wr_id, IBV_WC_RECV);
+    pub fn expect_received(&self, wr_id: u64, byte_len: usize) -> &Self {
+        self.expect_success(wr_id, IBV_WC_RECV);
         assert_eq!(self.0.byte_len as usize, byte_len, "byte_len of {self:?}");
         self
     }
 
     /// Panics unless the status is one of `statuses`, with this `wr_id`.
     #[track_caller]
-    pub fn failed(&self, wr_id: u64, statuses: &[ibv_wc_status]) -> &Self {
+    pub fn expect_failed(&self, wr_id: u64, statuses: &[ibv_wc_status]) -> &Self {
         assert!(
             statuses.contains(&self.0.status),
             "{self:?}, expected one of {statuses:?}"
@@ -396,8 +396,8 @@ impl Wc {
 
     /// Panics unless the completion was flushed, with this `wr_id`.
     #[track_caller]
-    pub fn flushed(&self, wr_id: u64) -> &Self {
-        self.failed(wr_id, &[IBV_WC_WR_FLUSH_ERR])
+    pub fn expect_flushed(&self, wr_id: u64) -> &Self {
+        self.expect_failed(wr_id, &[IBV_WC_WR_FLUSH_ERR])
     }
 }
 

@@ -196,7 +196,11 @@ impl Scene {
             std::thread::sleep(Duration::from_millis(20));
         }
         self.target.memory.check(SEED);
-        assert_eq!(self.stranger.received(), 0, "a stranger is answered");
+        assert_eq!(
+            self.stranger.received_packets(),
+            0,
+            "a stranger is answered"
+        );
     }
 }
 
@@ -216,7 +220,7 @@ fn value(counters: &[(&str, u64)], name: &str) -> u64 {
 
 impl Sender {
     /// Returns the number of packets received.
-    fn received(&self) -> usize {
+    fn received_packets(&self) -> usize {
         let mut count = 0;
         while self.socket.recv(&mut [0; 65536]).is_ok() {
             count += 1;
@@ -229,7 +233,7 @@ impl Sender {
     fn one_answer(&self) -> (Syndrome, Psn) {
         let mut bytes = [0; 65536];
         let len = self.socket.recv(&mut bytes).expect("an answer");
-        assert_eq!(self.received(), 0, "more than one answer");
+        assert_eq!(self.received_packets(), 0, "more than one answer");
         let (transport, _) = icrc::split(&bytes[..len]).expect("an ICRC");
         let packet = Packet::parse(transport).expect("a packet");
         assert_eq!(packet.bth.dest_qpn, PEER_QPN);
@@ -305,7 +309,7 @@ fn a_stranger_reaches_no_connection(env: &Env) {
         scene.send(&scene.stranger, packet);
     }
     scene.expect(&[("rx_wrong_source", packets.len() as u64)]);
-    assert_eq!(scene.peer.received(), 0);
+    assert_eq!(scene.peer.received_packets(), 0);
 }
 
 /// Returns the first PSN that the queue pair sends.
@@ -324,7 +328,7 @@ fn a_wrong_icrc_is_dropped(env: &Env) {
         scene.send_raw(&scene.peer, &datagram);
     }
     scene.expect(&[("rx_icrc_encapsulated", 100)]);
-    assert_eq!(scene.peer.received(), 0);
+    assert_eq!(scene.peer.received_packets(), 0);
 }
 
 fn nobody_has_the_queue_pair(env: &Env) {
@@ -353,7 +357,7 @@ fn nobody_has_the_queue_pair(env: &Env) {
     };
     scene.send(&scene.peer, &emit(datagram, deth, &[0xee; 64]));
     scene.expect(&[("rx_unknown_qp", count + 1)]);
-    assert_eq!(scene.peer.received(), 0);
+    assert_eq!(scene.peer.received_packets(), 0);
 }
 
 fn another_partition_is_dropped(env: &Env) {
@@ -364,7 +368,7 @@ fn another_partition_is_dropped(env: &Env) {
         scene.send(&scene.peer, &emit(bth, scene.reth(64), &[0xee; 64]));
     }
     scene.expect(&[("rx_wrong_pkey", 5)]);
-    assert_eq!(scene.peer.received(), 0);
+    assert_eq!(scene.peer.received_packets(), 0);
 }
 
 fn a_wrong_qkey_is_dropped(env: &Env) {
@@ -391,7 +395,7 @@ fn a_wrong_qkey_is_dropped(env: &Env) {
     scene.side.rcq.expect_empty();
     // With the right Q_Key a datagram of any sender arrives, and is not answered.
     scene.send(&scene.stranger, &datagram(QKEY));
-    scene.side.received().received(1, 40 + 64);
+    scene.side.recv_completion().expect_received(1, 40 + 64);
     scene.expect(&[("rx_wrong_qkey", 4), ("rdma_recvs", 1)]);
 }
 
@@ -406,7 +410,7 @@ fn a_queue_pair_that_is_not_connected_takes_nothing(env: &Env) {
         scene.send(from, &emit(bth, scene.reth(64), &[0xee; 64]));
     }
     scene.expect(&[("rx_qp_not_ready", 2)]);
-    assert_eq!(scene.peer.received(), 0);
+    assert_eq!(scene.peer.received_packets(), 0);
 }
 
 fn psns_ahead_get_one_nak(env: &Env) {
@@ -427,7 +431,7 @@ fn psns_from_before_the_connection_get_nothing(env: &Env) {
         scene.send(&scene.peer, &packet);
     }
     scene.expect(&[("duplicate_request", 101)]);
-    assert_eq!(scene.peer.received(), 0);
+    assert_eq!(scene.peer.received_packets(), 0);
 }
 
 fn a_guessed_rkey_ends_the_connection_once(env: &Env) {
@@ -475,7 +479,7 @@ fn truncated_packets_are_dropped(env: &Env) {
     padded[1] |= 3 << 4;
     scene.send(&scene.peer, &padded);
     scene.expect(&[("rx_malformed", 28 + 5 + 4 + 2)]);
-    assert_eq!(scene.peer.received(), 0);
+    assert_eq!(scene.peer.received_packets(), 0);
 }
 
 fn a_payload_longer_than_the_path_mtu_is_refused(env: &Env) {
@@ -488,7 +492,7 @@ fn a_payload_longer_than_the_path_mtu_is_refused(env: &Env) {
     // The largest possible datagram, to a queue pair that has failed.
     scene.send(&scene.peer, &scene.write(PSN, &[0xee; 65_000]));
     scene.expect(&[("sent_pkts", 1), ("rx_qp_not_ready", 1)]);
-    assert_eq!(scene.peer.received(), 0);
+    assert_eq!(scene.peer.received_packets(), 0);
 }
 
 fn a_flood_of_notifications_is_obeyed_and_not_answered(env: &Env) {
@@ -516,7 +520,13 @@ fn a_flood_of_notifications_is_obeyed_and_not_answered(env: &Env) {
         dealt_with = obeyed + dropped + lost;
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert_eq!((scene.peer.received(), scene.stranger.received()), (0, 0));
+    assert_eq!(
+        (
+            scene.peer.received_packets(),
+            scene.stranger.received_packets()
+        ),
+        (0, 0)
+    );
     // The connection still works.
     let source = scene.side.buf(64);
     scene.side.recv(1, [source.all()]);
@@ -526,7 +536,7 @@ fn a_flood_of_notifications_is_obeyed_and_not_answered(env: &Env) {
         &[0xee; 64],
     );
     scene.send(&scene.peer, &message);
-    scene.side.received().received(1, 64);
+    scene.side.recv_completion().expect_received(1, 64);
 }
 
 fn rubbish_for_qp1_is_dropped(env: &Env) {

@@ -91,7 +91,7 @@ impl Worker {
         line
     }
 
-    fn tell(&mut self, line: &str) {
+    fn write_line(&mut self, line: &str) {
         // The worker may already be dead on purpose.
         if let Some(input) = &mut self.input {
             let _ = input.write_all(line.as_bytes());
@@ -146,10 +146,10 @@ fn one_kill(env: &Env, seed: u64) -> (Report, bool) {
     }
     let hellos = [workers[0].line(), workers[1].line()];
     if !hellos[victim].is_empty() {
-        workers[1 - victim].tell(&hellos[victim]);
+        workers[1 - victim].write_line(&hellos[victim]);
     }
     let other = hellos[1 - victim].clone();
-    workers[victim].tell(&other);
+    workers[victim].write_line(&other);
     if !early {
         // Most are killed while they work, some just after the start.
         let longest = if rng.one_in(4) { 2_000 } else { 60_000 };
@@ -323,8 +323,8 @@ fn all_at_once(env: &Env) -> Outcome {
             let mut two = [round << 8 | pair << 1, round << 8 | pair << 1 | 1]
                 .map(|seed| Worker::start(env, &plan(seed)));
             let hellos = [two[0].line(), two[1].line()];
-            two[0].tell(&hellos[1]);
-            two[1].tell(&hellos[0]);
+            two[0].write_line(&hellos[1]);
+            two[1].write_line(&hellos[0]);
             workers.extend(two);
         }
         std::thread::sleep(Duration::from_millis(30));

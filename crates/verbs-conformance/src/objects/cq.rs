@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use verbs_abi::*;
 
-use super::{Channel, Context, Cq, MOMENT, last_errno, must, readable, set_errno, set_nonblocking};
-use crate::harness::{note, patience};
+use super::{
+    Channel, Context, Cq, QUIET_PERIOD, last_errno, must, readable, set_errno, set_nonblocking,
+};
+use crate::harness::{note, wait_limit};
 use crate::wr::Wc;
 use crate::xrc::ops;
 
@@ -51,7 +53,7 @@ impl Channel {
     pub fn expect_event(&self, cq: &Cq) {
         self.set_nonblocking(true);
         note("waiting for a CQ event");
-        assert!(self.readable(patience()), "no CQ event came");
+        assert!(self.readable(wait_limit()), "no CQ event came");
         note("");
         let (raw, _) = must("ibv_get_cq_event", self.event());
         assert_eq!(raw, cq.raw(), "the event is another CQ's");
@@ -61,7 +63,7 @@ impl Channel {
     /// Panics if an event is waiting or occurs within a moment.
     #[track_caller]
     pub fn expect_no_event(&self) {
-        assert!(!self.readable(MOMENT), "a CQ event came");
+        assert!(!self.readable(QUIET_PERIOD), "a CQ event came");
         self.set_nonblocking(true);
         assert_eq!(self.event(), Err(libc::EAGAIN));
     }
@@ -126,7 +128,7 @@ impl Cq {
     #[must_use]
     #[track_caller]
     pub fn take(&self, n: usize) -> Vec<Wc> {
-        let deadline = Instant::now() + patience();
+        let deadline = Instant::now() + wait_limit();
         let mut wcs: Vec<Wc> = Vec::with_capacity(n);
         note(&format!("waiting for {n} completions"));
         let mut idle = 0u32;
@@ -167,7 +169,7 @@ impl Cq {
     #[must_use]
     #[track_caller]
     pub fn drain(&self) -> Vec<Wc> {
-        let end = Instant::now() + MOMENT;
+        let end = Instant::now() + QUIET_PERIOD;
         let mut wcs = Vec::new();
         loop {
             wcs.extend(self.poll(64));

@@ -10,7 +10,7 @@ use super::{
     Channel, Context, Cq, Pd, Qp, Srq, last_errno, must, readable, set_errno, set_nonblocking,
 };
 use crate::env::Env;
-use crate::notes::{note, patience};
+use crate::notes::{note, wait_limit};
 
 /// Returns the names of the provider's devices.
 ///
@@ -315,7 +315,7 @@ impl Context {
     #[track_caller]
     pub fn next_async_event(&self) -> AsyncEvent {
         note("waiting for an async event");
-        let deadline = Instant::now() + patience();
+        let deadline = Instant::now() + wait_limit();
         while let Some(left) = deadline.checked_duration_since(Instant::now()) {
             if let Some(event) = self.async_event(left)
                 && event.kind() != IBV_EVENT_COMM_EST

@@ -153,7 +153,7 @@ fn must<T>(what: &str, result: Result<T, i32>) -> T {
 }
 
 /// Time for which tests wait to see that an event does *not* occur.
-pub const MOMENT: Duration = Duration::from_millis(20);
+pub const QUIET_PERIOD: Duration = Duration::from_millis(20);
 /// Returns true if `fd` is readable within `wait`.
 #[must_use]
 pub fn readable(fd: c_int, wait: Duration) -> bool {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use verbs_abi::*;
 
 use super::{Cq, Pd, Qp, Srq, must};
-use crate::notes::{note, patience};
+use crate::notes::{note, wait_limit};
 use crate::wr::{RecvWr, Refused, SendWr, link_recv, link_send};
 
 impl Srq {
@@ -176,7 +176,7 @@ impl Qp {
 
     /// Returns `qp->state`: the state that the library has recorded.
     #[must_use]
-    pub fn believed_state(&self) -> ibv_qp_state {
+    pub fn cached_state(&self) -> ibv_qp_state {
         // SAFETY: the QP is live; the field is a plain number that a racing write cannot make invalid.
         unsafe { (&raw const (*self.raw()).state).read_volatile() }
     }
@@ -198,7 +198,7 @@ impl Qp {
             assert_eq!((*qp).qp_type, init.qp_type);
             assert_eq!((*qp).qp_context.addr(), 0x99);
         }
-        assert_eq!(self.believed_state(), IBV_QPS_RESET);
+        assert_eq!(self.cached_state(), IBV_QPS_RESET);
     }
 
     /// Calls `ibv_modify_qp`.
@@ -258,7 +258,7 @@ impl Qp {
 
     #[track_caller]
     fn await_attr(&self, what: &str, reached: impl Fn(&ibv_qp_attr) -> bool) {
-        let deadline = Instant::now() + patience();
+        let deadline = Instant::now() + wait_limit();
         note(&format!("waiting for {what}"));
         loop {
             let (attr, _) = self.query();

@@ -159,9 +159,9 @@ fn local_flaw(env: &Env, flaw: Flaw) {
                 any(verb, [sge], remote.remote()).id(2),
                 write([good.all()], remote.remote()).id(3),
             ]);
-            pair.a.sent().sent(1, Verb::RdmaWrite);
-            pair.a.sent().failed(2, &env.failure(IBV_WC_LOC_PROT_ERR));
-            pair.a.sent().flushed(3);
+            pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
+            pair.a.send_completion().expect_failed(2, &env.failure(IBV_WC_LOC_PROT_ERR));
+            pair.a.send_completion().expect_flushed(3);
             assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
             if !verb.is_atomic() || env.has(Cap::EarlyChecks) {
                 remote.memory.check_byte(0, 256, 0);
@@ -183,7 +183,7 @@ fn local_protection_errors_have_their_status(env: &Env) {
             let remote = pair.b.buf(256);
             pair.b.recv(9, [remote.all()]);
             pair.a.post(any(verb, [local.sge(flaw)], remote.remote()).id(1));
-            pair.a.sent().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+            pair.a.send_completion().expect_failed(1, &[IBV_WC_LOC_PROT_ERR]);
         }
     }
 }
@@ -207,11 +207,11 @@ fn both_keys_wrong(env: &Env, spec: &Spec) {
         pair.b.recv(9, []);
         pair.a.post(any(verb, [sge], remote).id(1));
         if verb.is_send() || verb.is_write() {
-            pair.a.sent().failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
+            pair.a.send_completion().expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
             pair.b.rcq.expect_empty();
             assert_eq!(pair.b.qp.state(), IBV_QPS_RTS, "the peer has heard of nothing");
         } else {
-            pair.a.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+            pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
         }
     }
 }
@@ -224,8 +224,8 @@ fn length_errors_have_their_status(env: &Env) {
     let target = pair.b.buf(64);
     pair.b.recv(1, [target.sge(0, 63)]);
     pair.a.post(send([source.all()]).id(2));
-    pair.b.received().failed(1, &[IBV_WC_LOC_LEN_ERR]);
-    pair.a.sent().failed(2, &[IBV_WC_REM_INV_REQ_ERR]);
+    pair.b.recv_completion().expect_failed(1, &[IBV_WC_LOC_LEN_ERR]);
+    pair.a.send_completion().expect_failed(2, &[IBV_WC_REM_INV_REQ_ERR]);
 }
 
 /// A receive consumed for the immediate of a refused WRITE fails.
@@ -241,8 +241,8 @@ fn a_refused_write_with_imm_is_a_local_access_error_of_its_receive(env: &Env) {
     };
     pair.b.recv(1, []);
     pair.a.post(crate::wr::write_imm([local.all()], nowhere, 7).id(2));
-    pair.a.sent().failed(2, &[IBV_WC_REM_ACCESS_ERR]);
-    pair.b.received().failed(1, &[IBV_WC_LOC_ACCESS_ERR, IBV_WC_WR_FLUSH_ERR]);
+    pair.a.send_completion().expect_failed(2, &[IBV_WC_REM_ACCESS_ERR]);
+    pair.b.recv_completion().expect_failed(1, &[IBV_WC_LOC_ACCESS_ERR, IBV_WC_WR_FLUSH_ERR]);
 }
 
 /// An atomic with an invalid result buffer must not change the remote word, so the requester must check the
@@ -257,7 +257,7 @@ fn an_atomic_without_a_place_for_its_result_is_not_made(env: &Env) {
         lkey: local.mr.lkey(),
     };
     pair.a.post(crate::wr::fetch_add(outside, word.remote(), 1).id(1));
-    pair.a.sent().failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
+    pair.a.send_completion().expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
     assert_eq!(word.memory.load(0), 0, "the remote word");
 }
 
@@ -269,7 +269,7 @@ fn local_second_sge_is_checked_too(env: &Env) {
     bad.lkey ^= 0x0f0f;
     local.memory.fill(1);
     pair.a.post(write([local.sge(0, 32), bad], remote.remote()).id(1));
-    pair.a.sent().failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
+    pair.a.send_completion().expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
 }
 
 fn local_read_target_needs_local_write(env: &Env) {
@@ -279,7 +279,7 @@ fn local_read_target_needs_local_write(env: &Env) {
         let remote = pair.b.buf(64);
         remote.memory.fill(1);
         pair.a.post(read([local.all()], remote.remote()).id(1));
-        pair.a.sent().failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
+        pair.a.send_completion().expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
         local.memory.check_byte(0, 64, 0);
     }
 }
@@ -289,7 +289,7 @@ fn local_atomic_target_needs_local_write(env: &Env) {
     let local = pair.a.buf_with(8, IBV_ACCESS_REMOTE_READ);
     let remote = pair.b.buf(8);
     pair.a.post(crate::wr::fetch_add(local.all(), remote.remote(), 1).id(1));
-    pair.a.sent().failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
+    pair.a.send_completion().expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
     assert_eq!(local.memory.load(0), 0);
 }
 
@@ -299,7 +299,7 @@ fn local_source_needs_no_right(env: &Env) {
     local.memory.fill(1);
     let remote = pair.b.buf(64);
     pair.a.post(write([local.all()], remote.remote()).id(1));
-    pair.a.sent().sent(1, Verb::RdmaWrite);
+    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
     remote.memory.check(1);
 }
 
@@ -312,16 +312,16 @@ fn send_queue_error(env: &Env, spec: &Spec) {
     bad.lkey ^= 0x0f0f;
     pair.a.recv(7, [buf.all()]);
     pair.a.post_list(vec![send([bad]).id(1), send([buf.sge(0, 8)]).id(2)]);
-    pair.a.sent().failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
-    pair.a.sent().flushed(2);
+    pair.a.send_completion().expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
+    pair.a.send_completion().expect_flushed(2);
     assert_eq!(pair.a.qp.state(), IBV_QPS_SQE);
     let source = pair.b.buf(8);
     pair.b.post(send([source.all()]).id(3));
-    pair.b.sent().sent(3, Verb::Send);
-    pair.a.received().received(7, 8 + pair.a.grh_len());
+    pair.b.send_completion().expect_sent(3, Verb::Send);
+    pair.a.recv_completion().expect_received(7, 8 + pair.a.grh_len());
     // WRs posted in SQE are flushed, too.
     pair.a.post(send([buf.sge(0, 8)]).id(4));
-    pair.a.sent().flushed(4);
+    pair.a.send_completion().expect_flushed(4);
     pair.a.qp.to_state(IBV_QPS_RTS);
     pair.check_works();
 }
@@ -338,10 +338,10 @@ fn receive_flaw(env: &Env, flaw: Flaw) {
         pair.b.recv(1, [target.sge(flaw)]);
         pair.b.recv(2, []);
         pair.a.post_list(vec![send([source.all()]).id(3), send([]).id(4)]);
-        pair.b.received().failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
-        pair.b.received().flushed(2);
-        pair.a.sent().failed(3, &[IBV_WC_REM_OP_ERR]);
-        pair.a.sent().flushed(4);
+        pair.b.recv_completion().expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
+        pair.b.recv_completion().expect_flushed(2);
+        pair.a.send_completion().expect_failed(3, &[IBV_WC_REM_OP_ERR]);
+        pair.a.send_completion().expect_flushed(4);
         assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
         assert_eq!(pair.b.qp.state(), IBV_QPS_ERR);
         target.memory.check_byte(0, LEN, 0);
@@ -359,10 +359,10 @@ fn receive_too_small_on_rc(env: &Env) {
             pair.b.recv(1, [target.sge(0, room)]);
             pair.b.recv(2, []);
             pair.a.post_list(vec![send([source.all()]).id(3), send([]).id(4)]);
-            pair.b.received().failed(1, &env.failure(IBV_WC_LOC_LEN_ERR));
-            pair.b.received().flushed(2);
-            pair.a.sent().failed(3, &env.failure(IBV_WC_REM_INV_REQ_ERR));
-            pair.a.sent().flushed(4);
+            pair.b.recv_completion().expect_failed(1, &env.failure(IBV_WC_LOC_LEN_ERR));
+            pair.b.recv_completion().expect_flushed(2);
+            pair.a.send_completion().expect_failed(3, &env.failure(IBV_WC_REM_INV_REQ_ERR));
+            pair.a.send_completion().expect_flushed(4);
             assert_eq!(pair.b.qp.state(), IBV_QPS_ERR);
             assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
             target.memory.check_byte(room, 8, 0);
@@ -376,8 +376,8 @@ fn receive_too_small_on_rc_in_two_sges(env: &Env) {
     let target = pair.b.buf(64);
     pair.b.recv(1, [target.sge(0, 31), target.sge(31, 32)]);
     pair.a.post(send([source.all()]).id(2));
-    pair.b.received().failed(1, &env.failure(IBV_WC_LOC_LEN_ERR));
-    pair.a.sent().failed(2, &env.failure(IBV_WC_REM_INV_REQ_ERR));
+    pair.b.recv_completion().expect_failed(1, &env.failure(IBV_WC_LOC_LEN_ERR));
+    pair.a.send_completion().expect_failed(2, &env.failure(IBV_WC_REM_INV_REQ_ERR));
 }
 
 /// Unreliable transports have no NAK: the message is lost. The receive fails with LOC_LEN_ERR, or remains for
@@ -390,16 +390,16 @@ fn receive_too_small_unreliable(env: &Env, spec: &Spec) {
     source.memory.fill(9);
     pair.b.recv(1, [target.sge(0, grh + 63)]);
     pair.a.post(send([source.all()]).id(2));
-    pair.a.sent().sent(2, Verb::Send);
+    pair.a.send_completion().expect_sent(2, Verb::Send);
     let wcs = pair.b.rcq.drain();
     assert_eq!(target.memory.read(grh + 63, 1), [0]);
     if let Some(wc) = wcs.first() {
-        wc.failed(1, &env.failure(IBV_WC_LOC_LEN_ERR));
+        wc.expect_failed(1, &env.failure(IBV_WC_LOC_LEN_ERR));
         return;
     }
     pair.a.post(send([source.sge(0, 63)]).id(3));
-    pair.a.sent().sent(3, Verb::Send);
-    pair.b.received().received(1, grh + 63);
+    pair.a.send_completion().expect_sent(3, Verb::Send);
+    pair.b.recv_completion().expect_received(1, grh + 63);
     target.memory.check_at(grh, 63, 9);
 }
 
@@ -453,22 +453,22 @@ fn remote_flaw(env: &Env, flaw: Flaw) {
                 send([]).id(3),
             ]);
             if flaw == Flaw::QpNoRight {
-                pair.a.sent().failed(1, &without_the_right(env));
+                pair.a.send_completion().expect_failed(1, &without_the_right(env));
             } else {
-                pair.a.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+                pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
             }
-            pair.a.sent().flushed(2);
-            pair.a.sent().flushed(3);
-            pair.a.received().flushed(9);
+            pair.a.send_completion().expect_flushed(2);
+            pair.a.send_completion().expect_flushed(3);
+            pair.a.recv_completion().expect_flushed(9);
             assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
             assert_eq!(local.memory.read(0, local.memory.len()), before, "the requester's memory");
             target.memory.check_byte(0, 3 * LEN, 0);
-            let wc = pair.b.received();
+            let wc = pair.b.recv_completion();
             if verb == Verb::RdmaWriteWithImm && wc.status() != IBV_WC_WR_FLUSH_ERR {
                 // The NIC may have consumed the receive for the immediate already.
-                wc.failed(8, &env.failure(IBV_WC_LOC_ACCESS_ERR));
+                wc.expect_failed(8, &env.failure(IBV_WC_LOC_ACCESS_ERR));
             } else {
-                wc.flushed(8);
+                wc.expect_flushed(8);
             }
             pair.b.qp.await_state(IBV_QPS_ERR);
             if env.has(Cap::Events) && env.has(Cap::ErrorEvents) {
@@ -490,17 +490,17 @@ fn remote_zero_bytes_need_no_key(env: &Env) {
         rkey: 0x1234,
     };
     pair.a.post(write([], nowhere).id(1));
-    pair.a.sent().sent(1, Verb::RdmaWrite);
+    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
     if env.has(Cap::Read) {
         pair.a.post(read([], nowhere).id(2));
-        pair.a.sent().sent(2, Verb::RdmaRead);
+        pair.a.send_completion().expect_sent(2, Verb::RdmaRead);
     }
     pair.b.recv(3, []);
     pair.a.post(crate::wr::write_imm([], nowhere, 77).id(4));
-    let wc = pair.b.received();
-    wc.ok(3, IBV_WC_RECV_RDMA_WITH_IMM);
+    let wc = pair.b.recv_completion();
+    wc.expect_success(3, IBV_WC_RECV_RDMA_WITH_IMM);
     assert_eq!((wc.raw().byte_len, wc.imm()), (0, Some(77)));
-    pair.a.sent().sent(4, Verb::RdmaWriteWithImm);
+    pair.a.send_completion().expect_sent(4, Verb::RdmaWriteWithImm);
 }
 
 fn remote_rights_do_not_imply_each_other(env: &Env) {
@@ -513,11 +513,11 @@ fn remote_rights_do_not_imply_each_other(env: &Env) {
             let local = pair.a.buf(8);
             pair.b.recv(1, []);
             pair.a.post(any(verb, [local.all()], target.remote()).id(2));
-            let wc = pair.a.sent();
+            let wc = pair.a.send_completion();
             if needed == granted {
-                wc.sent(2, verb);
+                wc.expect_sent(2, verb);
             } else {
-                wc.failed(2, &[IBV_WC_REM_ACCESS_ERR]);
+                wc.expect_failed(2, &[IBV_WC_REM_ACCESS_ERR]);
             }
         }
     }
@@ -537,7 +537,7 @@ fn remote_write_on_uc_is_dropped(env: &Env) {
         };
         for remote in [wrong_key, target.remote().plus(8), unwritable.remote()] {
             pair.a.post(write([source.all()], remote).id(1));
-            pair.a.sent().sent(1, Verb::RdmaWrite);
+            pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
         }
         target.memory.check_byte(0, 64, 0);
         unwritable.memory.check_byte(0, 64, 0);
@@ -572,12 +572,12 @@ fn remote_rights_of_a_queue_pair_can_change(env: &Env) {
     let target = pair.b.buf(8);
     let local = pair.a.buf(8);
     pair.a.post(write([local.all()], target.remote()).id(1));
-    pair.a.sent().sent(1, Verb::RdmaWrite);
+    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
     set_access(&pair, IBV_ACCESS_REMOTE_READ);
     pair.a.post(read([local.all()], target.remote()).id(2));
-    pair.a.sent().sent(2, Verb::RdmaRead);
+    pair.a.send_completion().expect_sent(2, Verb::RdmaRead);
     pair.a.post(write([local.all()], target.remote()).id(3));
-    pair.a.sent().failed(3, &without_the_right(env));
+    pair.a.send_completion().expect_failed(3, &without_the_right(env));
 }
 
 /// A key is used before and after the deregistration of its region.
@@ -590,14 +590,14 @@ fn remote_region_that_came_and_went(env: &Env) {
         let target = pair.b.buf(4096);
         for i in 0..10 {
             pair.a.post(write([local.all()], target.remote()).id(i));
-            pair.a.sent().sent(i, Verb::RdmaWrite);
+            pair.a.send_completion().expect_sent(i, Verb::RdmaWrite);
         }
         target.memory.check(1);
         let remote = target.remote();
         assert_eq!(target.mr.try_destroy(), 0);
         local.memory.fill(2);
         pair.a.post(write([local.all()], remote).id(99));
-        pair.a.sent().failed(99, &[IBV_WC_REM_ACCESS_ERR]);
+        pair.a.send_completion().expect_failed(99, &[IBV_WC_REM_ACCESS_ERR]);
         target.memory.check(1);
     }
 }
@@ -615,7 +615,7 @@ fn a_failed_write_touches_nothing(env: &Env) {
             rkey: mr.rkey(),
         };
         pair.a.post(write([local.all()], remote).id(1));
-        pair.a.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+        pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
         memory.check_byte(0, 400, 0);
     }
 }

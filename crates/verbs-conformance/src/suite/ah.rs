@@ -67,7 +67,7 @@ fn one_of_another_domain_is_refused_or_loses_the_message(env: &Env) {
     match pair.a.qp.try_post(vec![wr]) {
         Err(refused) => assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0))),
         Ok(()) => {
-            pair.a.sent().failed(2, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_PROT_ERR]);
+            pair.a.send_completion().expect_failed(2, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_PROT_ERR]);
         }
     }
     pair.b.rcq.expect_empty();

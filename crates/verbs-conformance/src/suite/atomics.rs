@@ -31,7 +31,7 @@ fn fetch_add_adds_and_returns_the_old_value(env: &Env) {
         counter.memory.store(8, expected);
         for add in [1, 0, 7, u64::MAX, 1 << 63, 1 << 32] {
             pair.a.post(fetch_add(result.all(), counter.remote().plus(8), add).id(add));
-            pair.a.sent().sent(add, Verb::AtomicFetchAndAdd);
+            pair.a.send_completion().expect_sent(add, Verb::AtomicFetchAndAdd);
             assert_eq!(result.memory.load(0), expected, "old value");
             expected = expected.wrapping_add(add);
             assert_eq!(counter.memory.load(8), expected, "new value");
@@ -46,7 +46,7 @@ fn fetch_add_wraps_around(env: &Env) {
     counter.memory.store(0, u64::MAX - 1);
     for old in [u64::MAX - 1, u64::MAX, 0, 1] {
         pair.a.post(fetch_add(result.all(), counter.remote(), 1));
-        pair.a.sent().sent(0, Verb::AtomicFetchAndAdd);
+        pair.a.send_completion().expect_sent(0, Verb::AtomicFetchAndAdd);
         assert_eq!(result.memory.load(0), old);
     }
 }
@@ -68,7 +68,7 @@ fn cmp_swp_swaps_only_what_it_expects(env: &Env) {
             (0, 0, 0, 0),
         ] {
             pair.a.post(cmp_swp(result.all(), word.remote(), compare, swap).id(old));
-            pair.a.sent().sent(old, Verb::AtomicCmpAndSwp);
+            pair.a.send_completion().expect_sent(old, Verb::AtomicCmpAndSwp);
             assert_eq!(result.memory.load(0), old, "old value of {compare:#x} -> {swap:#x}");
             assert_eq!(word.memory.load(0), new, "new value of {compare:#x} -> {swap:#x}");
         }
@@ -83,7 +83,7 @@ fn results_go_where_the_sges_say(env: &Env) {
     // Any local alignment is valid: only the remote address must be aligned.
     let wr = SendWr::new(Verb::AtomicFetchAndAdd, [result.sge(3, 8)]).atomic(counter.remote(), 1, 0);
     pair.a.post(wr);
-    pair.a.sent().sent(0, Verb::AtomicFetchAndAdd);
+    pair.a.send_completion().expect_sent(0, Verb::AtomicFetchAndAdd);
     assert_eq!(result.memory.read(3, 8), 0x0102_0304_0506_0708_u64.to_ne_bytes());
     result.memory.check_byte(0, 3, 0);
     result.memory.check_byte(11, 53, 0);
@@ -107,7 +107,7 @@ fn misaligned_is_refused(env: &Env) {
                     word.memory.check_byte(0, 64, 0);
                     continue;
                 }
-                pair.a.sent().failed(3, &[IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR]);
+                pair.a.send_completion().expect_failed(3, &[IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR]);
                 word.memory.check_byte(0, 64, 0);
                 pair.b.qp.await_state(IBV_QPS_ERR);
                 assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
@@ -128,10 +128,10 @@ fn a_result_of_another_length_is_refused(env: &Env) {
         match pair.a.qp.try_post(vec![wr]) {
             Err(refused) => assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0))),
             Ok(()) => {
-                let wc = pair.a.sent();
+                let wc = pair.a.send_completion();
                 // A device may accept a buffer larger than 8 bytes.
                 if wc.status() != IBV_WC_SUCCESS || len < 8 {
-                    wc.failed(3, &[IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR]);
+                    wc.expect_failed(3, &[IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR]);
                 }
             }
         }
@@ -145,7 +145,7 @@ fn neighbours_stay_as_they_are(env: &Env) {
     words.memory.write(0, &[0xff; 64]);
     let result = pair.a.buf(8);
     pair.a.post(fetch_add(result.all(), words.remote().plus(24), 1));
-    pair.a.sent().sent(0, Verb::AtomicFetchAndAdd);
+    pair.a.send_completion().expect_sent(0, Verb::AtomicFetchAndAdd);
     words.memory.check_byte(0, 24, 0xff);
     assert_eq!(words.memory.load(24), 0);
     words.memory.check_byte(32, 32, 0xff);
@@ -169,7 +169,7 @@ fn a_chain_of_atomics_is_ordered(env: &Env) {
         pair.a.post_list(wrs);
         for (i, wc) in pair.a.scq.take(16).iter().enumerate() {
             let verb = if i % 2 == 0 { Verb::AtomicFetchAndAdd } else { Verb::AtomicCmpAndSwp };
-            wc.sent(i as u64, verb);
+            wc.expect_sent(i as u64, verb);
             assert_eq!(results.memory.load(i * 8), 10 * (i as u64).div_ceil(2), "result {i}");
         }
         assert_eq!(word.memory.load(0), 80);
@@ -184,7 +184,7 @@ fn atomics_on_the_own_queue_pair(env: &Env) {
     let result = side.buf(8);
     for old in 0..20 {
         side.post(fetch_add(result.all(), word.remote(), 1).id(old));
-        side.sent().sent(old, Verb::AtomicFetchAndAdd);
+        side.send_completion().expect_sent(old, Verb::AtomicFetchAndAdd);
         assert_eq!(result.memory.load(0), old);
     }
 }
@@ -195,7 +195,7 @@ fn no_credit_for_atomics(env: &Env) {
         for verb in [Verb::AtomicFetchAndAdd, Verb::AtomicCmpAndSwp, Verb::RdmaRead] {
             case(format!("{verb:?}, max_rd_atomic {initiator}, max_dest_rd_atomic {responder}"));
             let mut pair = Spec::rc()
-                .impatient()
+                .short_timeouts()
                 .with(|s| {
                     s.max_rd_atomic = initiator;
                     s.max_dest_rd_atomic = responder;
@@ -209,7 +209,7 @@ fn no_credit_for_atomics(env: &Env) {
             match pair.a.qp.try_post(vec![wr]) {
                 Err(refused) => assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno)),
                 Ok(()) => {
-                    pair.a.sent().failed(
+                    pair.a.send_completion().expect_failed(
                         3,
                         &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_RETRY_EXC_ERR],
                     );

@@ -7,7 +7,7 @@ use verbs_abi::*;
 use crate::Env;
 use crate::env::Cap;
 use crate::harness::case;
-use crate::objects::{Context, MOMENT};
+use crate::objects::{Context, QUIET_PERIOD};
 use crate::pair::{Pair, Spec};
 use crate::wr::{Remote, Verb, send, write};
 use crate::xrc::moderate;
@@ -89,7 +89,7 @@ fn an_empty_queue_polls_nothing(env: &Env) {
 fn one_send(pair: &Pair, flags: u32) {
     pair.b.recv(5, []);
     pair.a.post(send([]).id(6).flag(flags));
-    pair.a.sent().sent(6, Verb::Send);
+    pair.a.send_completion().expect_sent(6, Verb::Send);
 }
 
 fn pair(env: &Env) -> Pair {
@@ -108,7 +108,7 @@ fn an_armed_queue_makes_one_event(env: &Env) {
         one_send(&pair, 0);
         channel.expect_no_event();
         for wc in pair.b.rcq.take(2) {
-            wc.received(5, 0);
+            wc.expect_received(5, 0);
         }
     }
 }
@@ -121,17 +121,17 @@ fn what_came_before_arming_makes_no_event(env: &Env) {
     let others_channel = other.b.rchannel.as_ref().expect("a channel");
     for _ in 0..5 {
         one_send(&pair, 0);
-        std::thread::sleep(MOMENT);
+        std::thread::sleep(QUIET_PERIOD);
         pair.b.rcq.arm(false);
         other.b.rcq.arm(false);
         one_send(&other, 0);
         others_channel.expect_event(&other.b.rcq);
-        other.b.received().received(5, 0);
+        other.b.recv_completion().expect_received(5, 0);
         channel.expect_no_event();
         one_send(&pair, 0);
         channel.expect_event(&pair.b.rcq);
         for wc in pair.b.rcq.take(2) {
-            wc.received(5, 0);
+            wc.expect_received(5, 0);
         }
     }
 }
@@ -139,7 +139,7 @@ fn what_came_before_arming_makes_no_event(env: &Env) {
 fn an_unarmed_queue_makes_no_event(env: &Env) {
     let pair = pair(env);
     one_send(&pair, 0);
-    pair.b.received().received(5, 0);
+    pair.b.recv_completion().expect_received(5, 0);
     pair.b.rchannel.as_ref().expect("a channel").expect_no_event();
 }
 
@@ -157,7 +157,7 @@ fn events_carry_queue_and_context(env: &Env) {
     a.rcq.arm(false);
     a.post(send([]).id(1));
     a.recv(2, []);
-    assert!(channel.readable(crate::harness::patience()));
+    assert!(channel.readable(crate::harness::wait_limit()));
     assert_eq!(channel.event(), Ok((a.rcq.raw(), 0x00c0_ffee)));
     a.rcq.ack(1);
     drop(a.rcq.take(2));
@@ -173,14 +173,14 @@ fn a_send_completion_makes_an_event(env: &Env) {
     channel.expect_no_event();
     pair.a.post(write([source.all()], target.remote()).id(2));
     channel.expect_event(&pair.a.scq);
-    pair.a.sent().sent(2, Verb::RdmaWrite);
+    pair.a.send_completion().expect_sent(2, Verb::RdmaWrite);
     // A SEND completes when it has consumed a receive.
     pair.a.scq.arm(false);
     pair.a.post(send([]).id(3));
     channel.expect_no_event();
     pair.b.recv(1, []);
     channel.expect_event(&pair.a.scq);
-    pair.a.sent().sent(3, Verb::Send);
+    pair.a.send_completion().expect_sent(3, Verb::Send);
 }
 
 fn the_descriptor_polls_and_does_not_block(env: &Env) {
@@ -191,7 +191,7 @@ fn the_descriptor_polls_and_does_not_block(env: &Env) {
     assert!(!channel.readable(Duration::ZERO));
     pair.b.rcq.arm(false);
     one_send(&pair, 0);
-    assert!(channel.readable(crate::harness::patience()), "poll() says nothing");
+    assert!(channel.readable(crate::harness::wait_limit()), "poll() says nothing");
     assert!(channel.readable(Duration::ZERO), "poll() takes the event away");
     assert_eq!(channel.event().map(|event| event.0), Ok(pair.b.rcq.raw()));
     assert!(!channel.readable(Duration::ZERO), "readable after its event was taken");
@@ -211,14 +211,14 @@ fn a_blocked_thread_is_woken(env: &Env) {
             one_send(&pair, 0);
             assert_eq!(waiting.join().expect("woken"), Ok(pair.b.rcq.raw().addr()));
             pair.b.rcq.ack(1);
-            pair.b.received().received(5, 0);
+            pair.b.recv_completion().expect_received(5, 0);
         });
     }
 }
 
 /// A program that sleeps until its send completes must wake up when the peer's QP is gone.
 fn a_blocked_thread_is_woken_by_a_failure(env: &Env) {
-    let pair = Spec::rc().with_channels().impatient().pair(env);
+    let pair = Spec::rc().with_channels().short_timeouts().pair(env);
     let channel = pair.a.schannel.as_ref().expect("a channel");
     channel.set_nonblocking(false);
     pair.a.scq.arm(false);
@@ -229,7 +229,7 @@ fn a_blocked_thread_is_woken_by_a_failure(env: &Env) {
         assert_eq!(pair.b.qp.try_destroy(), 0);
         assert_eq!(waiting.join().expect("woken"), Ok(pair.a.scq.raw().addr()));
         pair.a.scq.ack(1);
-        pair.a.sent().failed(1, &[IBV_WC_RETRY_EXC_ERR]);
+        pair.a.send_completion().expect_failed(1, &[IBV_WC_RETRY_EXC_ERR]);
     });
 }
 
@@ -261,8 +261,8 @@ fn a_completion_that_another_thread_polls_makes_an_event(env: &Env) {
             sends.as_ref().expect("a channel").expect_event(&pair.a.scq);
             receives.as_ref().expect("a channel").expect_event(&pair.b.rcq);
             let (sent, received) = poller.join().expect("both completions");
-            sent.sent(round, Verb::Send);
-            received.received(1, 8);
+            sent.expect_sent(round, Verb::Send);
+            received.expect_received(1, 8);
         });
     }
 }
@@ -275,7 +275,7 @@ fn arming_again_loses_no_event(env: &Env) {
         pair.a.scq.arm(false);
         pair.a.post(write([source.all()], target.remote()).id(round));
         if round % 2 == 0 {
-            pair.a.sent().sent(round, Verb::RdmaWrite);
+            pair.a.send_completion().expect_sent(round, Verb::RdmaWrite);
         }
         pair.a.scq.arm(false);
         pair.a.schannel.as_ref().expect("a channel").expect_event(&pair.a.scq);
@@ -307,7 +307,7 @@ fn solicited_write_with_imm_makes_an_event(env: &Env) {
         pair.b.recv(1, []);
         let wr = crate::wr::write_imm([source.all()], target.remote(), 1);
         pair.a.post(wr.id(2).flag(flag));
-        pair.a.sent().sent(2, Verb::RdmaWriteWithImm);
+        pair.a.send_completion().expect_sent(2, Verb::RdmaWriteWithImm);
         if fires {
             channel.expect_event(&pair.b.rcq);
         } else {
@@ -332,8 +332,8 @@ fn solicited_only_fires_on_a_failure(env: &Env) {
     };
     pair.a.post(write([source.all()], nowhere).id(2));
     channel.expect_event(&pair.a.scq);
-    pair.a.sent().sent(1, Verb::RdmaWrite);
-    pair.a.sent().failed(2, &[IBV_WC_REM_ACCESS_ERR]);
+    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
+    pair.a.send_completion().expect_failed(2, &[IBV_WC_REM_ACCESS_ERR]);
 }
 
 fn solicited_on_ud(env: &Env) {
@@ -397,9 +397,9 @@ fn events_are_acknowledged_in_bulk(env: &Env) {
     for _ in 0..10 {
         pair.b.rcq.arm(false);
         one_send(&pair, 0);
-        assert!(channel.readable(crate::harness::patience()));
+        assert!(channel.readable(crate::harness::wait_limit()));
         assert_eq!(channel.event().map(|event| event.0), Ok(pair.b.rcq.raw()));
-        pair.b.received().received(5, 0);
+        pair.b.recv_completion().expect_received(5, 0);
     }
     pair.b.rcq.ack(10);
 }
@@ -410,13 +410,13 @@ fn destroying_waits_for_the_acknowledgement(env: &Env) {
     let channel = pair.b.rchannel.clone().expect("a channel");
     pair.b.rcq.arm(false);
     one_send(&pair, 0);
-    assert!(channel.readable(crate::harness::patience()));
+    assert!(channel.readable(crate::harness::wait_limit()));
     assert_eq!(channel.event().map(|event| event.0), Ok(pair.b.rcq.raw()));
     let cq = pair.b.rcq.clone();
     assert_eq!(pair.b.qp.try_destroy(), 0);
     std::thread::scope(|scope| {
         let destroying = scope.spawn(|| cq.try_destroy());
-        std::thread::sleep(MOMENT);
+        std::thread::sleep(QUIET_PERIOD);
         assert!(!destroying.is_finished(), "destroyed with an event that was not acknowledged");
         cq.ack(1);
         assert_eq!(destroying.join().expect("destroyed"), 0);
@@ -438,7 +438,7 @@ fn destroying_drops_pending_events(env: &Env) {
         cq.arm(false);
         side.recv(1, []);
         side.post(send([]).id(2));
-        assert!(channel.readable(crate::harness::patience()));
+        assert!(channel.readable(crate::harness::wait_limit()));
         assert_eq!(side.qp.try_destroy(), 0);
         assert_eq!(cq.try_destroy(), 0);
         channel.set_nonblocking(true);
@@ -489,14 +489,14 @@ fn event_then_poll_loses_nothing(env: &Env) {
                     if any {
                         continue;
                     }
-                    assert!(channel.readable(crate::harness::patience()), "asleep for ever, {got} received");
+                    assert!(channel.readable(crate::harness::wait_limit()), "asleep for ever, {got} received");
                     assert_eq!(channel.event().map(|event| event.0), Ok(pair.b.rcq.raw()));
                     events += 1;
                 }
             });
             for i in 0..TOTAL {
                 pair.a.post(send([]).id(i));
-                pair.a.sent().sent(i, Verb::Send);
+                pair.a.send_completion().expect_sent(i, Verb::Send);
                 if i % 100 == 0 {
                     std::thread::sleep(Duration::from_micros(300));
                 }
@@ -504,9 +504,9 @@ fn event_then_poll_loses_nothing(env: &Env) {
             // The last message; on UD it is repeated until the receiver gets it.
             while !receiver.is_finished() {
                 pair.a.post(crate::wr::send_imm([], u32::MAX).id(1));
-                let wc = pair.a.sent();
+                let wc = pair.a.send_completion();
                 if reliable {
-                    wc.sent(1, Verb::Send);
+                    wc.expect_sent(1, Verb::Send);
                     break;
                 }
                 std::thread::sleep(Duration::from_millis(1));
@@ -525,22 +525,22 @@ fn event_driven_ping_pong(env: &Env) {
             return *wc;
         }
         side.rchannel.as_ref().expect("a channel").expect_event(&side.rcq);
-        side.received()
+        side.recv_completion()
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for i in 0..200 {
                 pair.b.recv(i, []);
-                wait(&pair.b).received(i, 0);
+                wait(&pair.b).expect_received(i, 0);
                 pair.b.post(send([]).id(i));
-                pair.b.sent().sent(i, Verb::Send);
+                pair.b.send_completion().expect_sent(i, Verb::Send);
             }
         });
         for i in 0..200 {
             pair.a.recv(i, []);
             pair.a.post(send([]).id(i));
-            pair.a.sent().sent(i, Verb::Send);
-            wait(&pair.a).received(i, 0);
+            pair.a.send_completion().expect_sent(i, Verb::Send);
+            wait(&pair.a).expect_received(i, 0);
         }
     });
 }
@@ -559,7 +559,7 @@ fn a_moderated_queue_holds_its_event_back(env: &Env) {
     let period = Duration::from_micros(u16::MAX.into());
     assert!(start.elapsed() >= period, "after {:?}", start.elapsed());
     pair.b.rcq.ack(1);
-    pair.b.received().received(1, 0);
+    pair.b.recv_completion().expect_received(1, 0);
     // Without moderation the next completion is reported at once.
     moderate(&pair.b.ctx, &pair.b.rcq, 0, 0).expect("ibv_modify_cq");
     pair.b.recv(3, [buf.all()]);
@@ -583,7 +583,7 @@ fn a_moderated_queue_makes_its_event_at_the_count(env: &Env) {
         channel.expect_event(&pair.b.rcq);
         pair.b.rcq.ack(1);
         for i in 0..4 {
-            pair.b.received().received(10 * round + i, 0);
+            pair.b.recv_completion().expect_received(10 * round + i, 0);
         }
     }
 }
@@ -600,7 +600,7 @@ fn a_completion_that_came_before_a_failure_is_reported(env: &Env) {
         if !pair.a.scq.poll(1).is_empty() {
             continue;
         }
-        pair.b.received().received(1, 8);
+        pair.b.recv_completion().expect_received(1, 8);
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = IBV_QPS_ERR;
         pair.a.qp.modify(&attr, IBV_QP_STATE).expect("to ERR");

@@ -123,7 +123,7 @@ fn move_once(pair: &Pair, verb: Verb, len: usize, seed: u64, source_cuts: &[usiz
         let target = guarded(a, len);
         let sges = target.split(margin, len, target_cuts);
         a.post(any(verb, sges, source.remote().plus(margin)).id(wr_id));
-        a.sent().sent(wr_id, verb);
+        a.send_completion().expect_sent(wr_id, verb);
         check_guarded(&target, 0, len, seed);
         assert!(b.rcq.poll(1).is_empty());
         return;
@@ -141,19 +141,19 @@ fn move_once(pair: &Pair, verb: Verb, len: usize, seed: u64, source_cuts: &[usiz
     let wr = any(verb, sges, target.remote().plus(margin)).id(wr_id);
     a.post(if verb.has_imm() { wr.imm(imm) } else { wr });
     if verb.recv_opcode().is_none() {
-        a.sent().sent(wr_id, verb);
+        a.send_completion().expect_sent(wr_id, verb);
         check_guarded(&target, grh, len, seed);
         assert!(b.rcq.poll(1).is_empty());
         return;
     }
-    let wc = b.received();
-    wc.ok(wr_id + 1, verb.recv_opcode().expect("checked"));
+    let wc = b.recv_completion();
+    wc.expect_success(wr_id + 1, verb.recv_opcode().expect("checked"));
     assert_eq!(wc.raw().byte_len as usize, grh + len, "byte_len");
     assert_eq!(wc.imm(), verb.has_imm().then_some(imm));
     assert_eq!(wc.qpn(), b.qp.qpn());
     check_guarded(&target, grh, len, seed);
-    let wc = a.sent();
-    wc.sent(wr_id, verb);
+    let wc = a.send_completion();
+    wc.expect_sent(wr_id, verb);
     assert_eq!(wc.qpn(), a.qp.qpn());
 }
 
@@ -184,8 +184,8 @@ fn a_receive_may_be_larger_than_the_message(env: &Env) {
         let source = pair.a.buf(60);
         source.memory.fill(5);
         pair.a.post(crate::wr::send([source.all()]).id(2));
-        pair.b.received().received(1, grh + 60);
-        pair.a.sent().sent(2, Verb::Send);
+        pair.b.recv_completion().expect_received(1, grh + 60);
+        pair.a.send_completion().expect_sent(2, Verb::Send);
         target.memory.check_at(grh, 60, 5);
         target.memory.check_byte(grh + 60, 440 - grh, 0xee);
     }
@@ -214,8 +214,8 @@ fn past_the_region(env: &Env, spec: &Spec) {
                 };
                 pair.b.recv(seed, sges);
                 pair.a.post(crate::wr::send([source.sge(0, len)]).id(seed));
-                pair.b.received().received(seed, grh + len);
-                pair.a.sent().sent(seed, Verb::Send);
+                pair.b.recv_completion().expect_received(seed, grh + len);
+                pair.a.send_completion().expect_sent(seed, Verb::Send);
                 target.memory.expect_at(64 + grh, len, seed);
             }
         }
@@ -245,10 +245,10 @@ fn header_only_messages(env: &Env) {
             let wr = SendWr::new(verb, []).id(i);
             let imm = u32::try_from(i).expect("small") << 24 | 0x5a;
             pair.a.post(if verb.has_imm() { wr.imm(imm) } else { wr });
-            let wc = pair.b.received();
-            wc.received(i, grh);
+            let wc = pair.b.recv_completion();
+            wc.expect_received(i, grh);
             assert_eq!(wc.imm(), verb.has_imm().then_some(imm));
-            pair.a.sent().sent(i, verb);
+            pair.a.send_completion().expect_sent(i, verb);
         }
     }
 }
@@ -268,12 +268,12 @@ fn to_itself(env: &Env, spec: &Spec) {
         source.memory.fill(seed);
         side.recv(seed, [target.all()]);
         side.post(crate::wr::send([source.all()]).id(seed));
-        side.received().received(seed, 300);
-        side.sent().sent(seed, Verb::Send);
+        side.recv_completion().expect_received(seed, 300);
+        side.send_completion().expect_sent(seed, Verb::Send);
         target.memory.check(seed);
         source.memory.fill(seed + 1000);
         side.post(crate::wr::write([source.all()], target.remote()).id(seed));
-        side.sent().sent(seed, Verb::RdmaWrite);
+        side.send_completion().expect_sent(seed, Verb::RdmaWrite);
         if spec.qp_type == verbs_abi::IBV_QPT_RC {
             target.memory.check(seed + 1000);
         }
@@ -293,11 +293,11 @@ fn both_ways_at_once(env: &Env) {
             side.post(crate::wr::send([buffers[i].0.all()]).id(round));
         }
         for (i, side) in sides.iter().enumerate() {
-            side.received().received(round, 5000);
+            side.recv_completion().expect_received(round, 5000);
             buffers[i].1.memory.check(round * 2 + (1 - i as u64));
         }
         for side in sides {
-            side.sent().sent(round, Verb::Send);
+            side.send_completion().expect_sent(round, Verb::Send);
         }
     }
 }
@@ -312,8 +312,8 @@ fn mixed_memory(env: &Env) {
     sources[1].memory.fill(2);
     pair.b.recv(1, [targets[1].all(), targets[0].all()]);
     pair.a.post(crate::wr::send([sources[0].all(), sources[1].all()]).id(2));
-    pair.b.received().received(1, 2000);
-    pair.a.sent().sent(2, Verb::Send);
+    pair.b.recv_completion().expect_received(1, 2000);
+    pair.a.send_completion().expect_sent(2, Verb::Send);
     targets[1].memory.check(1);
     targets[0].memory.check(2);
 }
@@ -333,10 +333,10 @@ fn a_burst_of_large_messages(env: &Env) {
             (0..8).map(|i| crate::wr::send([source.sge(i * LEN as u64, LEN)]).id(i)).collect(),
         );
         for i in 0..8 {
-            pair.b.received().received(i, LEN);
+            pair.b.recv_completion().expect_received(i, LEN);
         }
         for i in 0..8 {
-            pair.a.sent().sent(i, Verb::Send);
+            pair.a.send_completion().expect_sent(i, Verb::Send);
         }
         target.memory.check(77);
     }
@@ -414,13 +414,13 @@ fn random_mix_on_rc(env: &Env) {
             }
             a.post_list(wrs);
             for (i, (len, imm)) in receives.iter().enumerate() {
-                let wc = b.received();
+                let wc = b.recv_completion();
                 assert_eq!(wc.status(), 0, "{wc:?}");
                 assert_eq!((wc.id(), wc.raw().byte_len as usize, wc.imm()), (i as u64, *len, *imm));
             }
             let mut last = None;
             while last != Some(round << 8 | (count - 1)) {
-                let wc = a.sent();
+                let wc = a.send_completion();
                 assert_eq!(wc.status(), 0, "{wc:?}");
                 assert!(last.is_none_or(|last| last < wc.id()), "out of order");
                 last = Some(wc.id());

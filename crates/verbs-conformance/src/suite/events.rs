@@ -6,7 +6,7 @@ use verbs_abi::*;
 
 use crate::Env;
 use crate::env::Cap;
-use crate::objects::MOMENT;
+use crate::objects::QUIET_PERIOD;
 use crate::pair::{Pair, Spec};
 use crate::wr::{Remote, read, send, write};
 
@@ -33,7 +33,7 @@ fn raise(pair: &Pair) -> ibv_event_type {
             rkey: 0xbad,
         };
         pair.a.post(write([local.all()], nowhere).id(1));
-        pair.a.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+        pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
         return IBV_EVENT_QP_ACCESS_ERR;
     }
     drain(pair);
@@ -56,12 +56,12 @@ fn an_access_error_is_an_event_of_the_responder(env: &Env) {
         rkey: 0xbad,
     };
     pair.a.post(write([local.all()], nowhere).id(1));
-    pair.a.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+    pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
     let event = pair.b.ctx.next_async_event();
     assert_eq!(event.kind(), IBV_EVENT_QP_ACCESS_ERR);
     assert!(event.is_of_qp(&pair.b.qp));
     event.ack();
-    assert!(pair.b.ctx.async_event(MOMENT).is_none(), "one event is enough");
+    assert!(pair.b.ctx.async_event(QUIET_PERIOD).is_none(), "one event is enough");
 }
 
 /// A READ to a QP that accepts none (`max_dest_rd_atomic` 0).
@@ -70,7 +70,7 @@ fn an_invalid_request_is_an_event_of_the_responder(env: &Env) {
     let local = pair.a.buf(8);
     let remote = pair.b.buf(8);
     pair.a.post(read([local.all()], remote.remote()).id(1));
-    pair.a.sent().failed(1, &[IBV_WC_REM_INV_REQ_ERR]);
+    pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_INV_REQ_ERR]);
     let event = pair.b.ctx.next_async_event();
     assert!([IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR].contains(&event.kind()));
     assert!(event.is_of_qp(&pair.b.qp));
@@ -80,8 +80,8 @@ fn an_invalid_request_is_an_event_of_the_responder(env: &Env) {
 fn a_failed_request_is_no_event_of_the_requester(env: &Env) {
     let pair = Spec::rc().rnr_retry(0).pair(env);
     pair.a.post(send([]).id(1));
-    pair.a.sent().failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
-    assert!(pair.a.ctx.async_event(MOMENT).is_none());
+    pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+    assert!(pair.a.ctx.async_event(QUIET_PERIOD).is_none());
     assert!(pair.b.ctx.async_event(Duration::ZERO).is_none());
 }
 
@@ -104,7 +104,7 @@ fn destroying_waits_for_the_acknowledgement(env: &Env) {
     assert_eq!(event.kind(), kind);
     std::thread::scope(|scope| {
         let destroying = scope.spawn(|| pair.b.qp.try_destroy());
-        std::thread::sleep(MOMENT);
+        std::thread::sleep(QUIET_PERIOD);
         assert!(!destroying.is_finished(), "destroyed with an event that was not acknowledged");
         event.ack();
         assert_eq!(destroying.join().expect("destroyed"), 0);
@@ -116,7 +116,7 @@ fn events_are_of_the_own_context(env: &Env) {
     let bystander = Spec::rc().side(env);
     raise(&pair);
     drop(pair.b.ctx.next_async_event());
-    assert!(bystander.ctx.async_event(MOMENT).is_none());
+    assert!(bystander.ctx.async_event(QUIET_PERIOD).is_none());
     assert!(pair.a.ctx.async_event(Duration::ZERO).is_none());
 }
 
@@ -157,6 +157,6 @@ fn nobody_has_to_listen(env: &Env) {
             rkey: 0xbad,
         };
         x.post(write([local.all()], nowhere).id(1));
-        x.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+        x.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
     }
 }

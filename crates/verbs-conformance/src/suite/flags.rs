@@ -61,9 +61,9 @@ fn inline(env: &Env, spec: &Spec, verb: Verb) {
             pair.a.post(any(verb, [source.sge(0, len)], at).id(seed).inline());
             source.memory.write(0, &vec![0; max]);
             if let Some(opcode) = verb.recv_opcode() {
-                pair.b.received().ok(seed, opcode);
+                pair.b.recv_completion().expect_success(seed, opcode);
             }
-            pair.a.sent().sent(seed, verb);
+            pair.a.send_completion().expect_sent(seed, verb);
             target.memory.expect_at(grh, len, seed);
             target.memory.check_byte(grh + len, max - len, 0xee);
         }
@@ -83,7 +83,7 @@ fn inline_needs_no_memory_region(env: &Env) {
     };
     pair.a.post(write([sge], target.remote()).inline());
     drop(memory);
-    pair.a.sent().sent(0, Verb::RdmaWrite);
+    pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
     target.memory.check(3);
 }
 
@@ -96,13 +96,13 @@ fn inline_gathers(env: &Env) {
         case(format!("{cuts:?}"));
         target.memory.write(0, &[0; 64]);
         pair.a.post(write(source.split(0, 64, &cuts), target.remote()).inline());
-        pair.a.sent().sent(0, Verb::RdmaWrite);
+        pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
         target.memory.check(8);
         pair.b.recv(1, [target.all()]);
         target.memory.write(0, &[0; 64]);
         pair.a.post(send(source.split(0, 64, &cuts)).inline());
-        pair.b.received().received(1, 64);
-        pair.a.sent().sent(0, Verb::Send);
+        pair.b.recv_completion().expect_received(1, 64);
+        pair.a.send_completion().expect_sent(0, Verb::Send);
         target.memory.check(8);
     }
 }
@@ -152,8 +152,8 @@ fn inline_waits_for_a_receive(env: &Env) {
         pair.b.recv(i, [target.sge(i * 64, 64)]);
     }
     for i in 0..10 {
-        pair.b.received().received(i, 64);
-        pair.a.sent().sent(i, Verb::Send);
+        pair.b.recv_completion().expect_received(i, 64);
+        pair.a.send_completion().expect_sent(i, Verb::Send);
         target.memory.check_at(usize::try_from(i).unwrap() * 64, 64, i);
     }
 }
@@ -174,12 +174,12 @@ fn unsignaled_makes_no_completion(env: &Env) {
         for i in 0..8 {
             pair.b.recv(i, [target.all()]);
             pair.a.post(send([buf.all()]).id(i).unsignaled());
-            pair.b.received().received(i, 8 + pair.b.grh_len());
+            pair.b.recv_completion().expect_received(i, 8 + pair.b.grh_len());
         }
         pair.a.scq.expect_empty();
         pair.b.recv(8, [target.all()]);
         pair.a.post(send([buf.all()]).id(8));
-        pair.a.sent().sent(8, Verb::Send);
+        pair.a.send_completion().expect_sent(8, Verb::Send);
         pair.a.scq.expect_empty();
     }
 }
@@ -193,9 +193,9 @@ fn unsignaled_failures_complete_all_the_same(env: &Env) {
         rkey: 0xbad,
     };
     pair.a.post(write([buf.all()], nowhere).id(1).unsignaled());
-    pair.a.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+    pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
     pair.a.post(write([buf.all()], nowhere).id(2).unsignaled());
-    pair.a.sent().flushed(2);
+    pair.a.send_completion().expect_flushed(2);
 }
 
 fn sq_sig_all_signals_everything(env: &Env) {
@@ -204,11 +204,11 @@ fn sq_sig_all_signals_everything(env: &Env) {
     let target = pair.b.buf(8);
     for i in 0..20 {
         pair.a.post(write([buf.all()], target.remote()).id(i).unsignaled());
-        pair.a.sent().sent(i, Verb::RdmaWrite);
+        pair.a.send_completion().expect_sent(i, Verb::RdmaWrite);
         pair.b.recv(i, []);
         pair.a.post(SendWr::new(Verb::Send, []).id(i).unsignaled());
-        pair.a.sent().sent(i, Verb::Send);
-        pair.b.received().received(i, 0);
+        pair.a.send_completion().expect_sent(i, Verb::Send);
+        pair.b.recv_completion().expect_received(i, 0);
     }
     pair.a.scq.expect_empty();
 }
@@ -240,10 +240,10 @@ fn one_in_eight_signaled_for_ever(env: &Env) {
             pair.a.post_list(wrs.collect());
             if verb.is_send() {
                 for (i, wc) in pair.b.rcq.take(8).iter().enumerate() {
-                    wc.received(i as u64, 8 + pair.b.grh_len());
+                    wc.expect_received(i as u64, 8 + pair.b.grh_len());
                 }
             }
-            pair.a.sent().sent(round * 8 + 7, verb);
+            pair.a.send_completion().expect_sent(round * 8 + 7, verb);
         }
         pair.a.scq.expect_empty();
     }
@@ -264,7 +264,7 @@ fn unsignaled_sends_go_without_polling(env: &Env) {
         }
         for i in 0..n {
             pair.b.recv(i, [target.sge(0, len)]);
-            pair.b.received().received(i, len);
+            pair.b.recv_completion().expect_received(i, len);
         }
         target.memory.check_at(0, len, len as u64);
     }
@@ -286,8 +286,8 @@ fn fence_waits_for_a_read(env: &Env) {
                 read([between.all()], remote.remote()).id(1).unsignaled(),
                 send([between.all()]).id(2).flag(IBV_SEND_FENCE),
             ]);
-            pair.b.received().received(1, len);
-            pair.a.sent().sent(2, Verb::Send);
+            pair.b.recv_completion().expect_received(1, len);
+            pair.a.send_completion().expect_sent(2, Verb::Send);
             target.memory.check(seed);
         }
     }
@@ -303,7 +303,7 @@ fn fence_waits_for_an_atomic(env: &Env) {
             fetch_add(result.all(), word.remote(), 1).unsignaled(),
             write([result.all()], copy.remote()).id(old).flag(IBV_SEND_FENCE),
         ]);
-        pair.a.sent().sent(old, Verb::RdmaWrite);
+        pair.a.send_completion().expect_sent(old, Verb::RdmaWrite);
         assert_eq!(copy.memory.load(0), old);
     }
 }
@@ -316,8 +316,8 @@ fn all_flags_at_once(env: &Env) {
         source.memory.write(0, &pattern(6, 16));
         peer.recv(1, [target.all()]);
         side.post(send([source.all()]).id(2).flag(flags));
-        peer.received().received(1, 16);
-        side.sent().sent(2, Verb::Send);
+        peer.recv_completion().expect_received(1, 16);
+        side.send_completion().expect_sent(2, Verb::Send);
         target.memory.check(6);
     };
     let pair = Spec::rc().pair(env);

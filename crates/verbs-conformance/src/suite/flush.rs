@@ -6,7 +6,7 @@ use crate::Env;
 use crate::env::Cap;
 use crate::harness::case;
 use crate::memory::MemKind;
-use crate::objects::{MOMENT, QpInit};
+use crate::objects::{QUIET_PERIOD, QpInit};
 use crate::pair::{Pair, Spec};
 use crate::wr::{Remote, Verb, recv, send, write};
 
@@ -50,16 +50,16 @@ fn going_to_err_flushes_both_queues_in_order(env: &Env) {
     stuck(&pair, 10);
     pair.a.qp.to_state(IBV_QPS_ERR);
     for (i, wc) in pair.a.scq.take(10).iter().enumerate() {
-        wc.flushed(i as u64);
+        wc.expect_flushed(i as u64);
         assert_eq!(wc.qpn(), pair.a.qp.qpn());
     }
     for (i, wc) in pair.a.rcq.take(10).iter().enumerate() {
-        wc.flushed(100 + i as u64);
+        wc.expect_flushed(100 + i as u64);
         assert_eq!(wc.qpn(), pair.a.qp.qpn());
     }
     pair.a.expect_silence();
     assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
-    assert_eq!(pair.a.qp.believed_state(), IBV_QPS_ERR);
+    assert_eq!(pair.a.qp.cached_state(), IBV_QPS_ERR);
 }
 
 fn going_to_err_flushes_ud(env: &Env) {
@@ -70,13 +70,13 @@ fn going_to_err_flushes_ud(env: &Env) {
     }
     pair.a.qp.to_state(IBV_QPS_ERR);
     for (i, wc) in pair.a.rcq.take(10).iter().enumerate() {
-        wc.flushed(i as u64);
+        wc.expect_flushed(i as u64);
     }
     pair.a.post(send([]).id(5));
-    pair.a.sent().flushed(5);
+    pair.a.send_completion().expect_flushed(5);
     // The peer's QP is in ERR and receives nothing.
     pair.b.post(send([]).id(6));
-    pair.b.sent().sent(6, Verb::Send);
+    pair.b.send_completion().expect_sent(6, Verb::Send);
     pair.a.expect_silence();
 }
 
@@ -91,13 +91,13 @@ fn sends_posted_in_err_are_flushed(env: &Env) {
         pair.a.post(write([source.all()], target.remote()).id(i));
     }
     for i in 0..5 {
-        pair.a.sent().flushed(i);
+        pair.a.send_completion().expect_flushed(i);
     }
     assert_eq!(target.memory.load(0), 0);
     // Repeatedly: flushed WRs do not fill up the queues.
     for i in 0..200 {
         pair.a.post(write([source.all()], target.remote()).id(i));
-        pair.a.sent().flushed(i);
+        pair.a.send_completion().expect_flushed(i);
     }
     assert_eq!(target.memory.load(0), 0);
 }
@@ -109,11 +109,11 @@ fn receives_posted_in_err_are_flushed(env: &Env) {
         pair.a.recv(i, []);
     }
     for i in 0..5 {
-        pair.a.received().flushed(i);
+        pair.a.recv_completion().expect_flushed(i);
     }
     for i in 0..200 {
         pair.a.recv(i, []);
-        pair.a.received().flushed(i);
+        pair.a.recv_completion().expect_flushed(i);
     }
 }
 
@@ -122,7 +122,7 @@ fn unsignaled_wrs_are_flushed_with_a_completion(env: &Env) {
     pair.a.post_list((0..6).map(|i| send([]).id(i).unsignaled()).collect());
     pair.a.qp.to_state(IBV_QPS_ERR);
     for (i, wc) in pair.a.scq.take(6).iter().enumerate() {
-        wc.flushed(i as u64);
+        wc.expect_flushed(i as u64);
     }
 }
 
@@ -143,13 +143,13 @@ fn after_a_failure_everything_behind_is_flushed(env: &Env) {
     ];
     wrs.extend((2..10).map(|i| write([source.all()], target.remote()).id(i).unsignaled()));
     pair.a.post_list(wrs);
-    pair.a.sent().sent(0, Verb::RdmaWrite);
-    pair.a.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+    pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
+    pair.a.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
     for (i, wc) in pair.a.scq.take(8).iter().enumerate() {
-        wc.flushed(2 + i as u64);
+        wc.expect_flushed(2 + i as u64);
     }
     for i in 0..3 {
-        pair.a.received().flushed(50 + i);
+        pair.a.recv_completion().expect_flushed(50 + i);
     }
     pair.a.expect_silence();
 }
@@ -170,11 +170,11 @@ fn a_failure_waits_behind_what_is_on_its_way(env: &Env) {
     }
     pair.a.scq.expect_empty();
     pair.b.recv(9, []);
-    pair.b.received().received(9, 0);
-    pair.a.sent().sent(0, Verb::Send);
-    pair.a.sent().failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
+    pair.b.recv_completion().expect_received(9, 0);
+    pair.a.send_completion().expect_sent(0, Verb::Send);
+    pair.a.send_completion().expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
     for i in 2..6 {
-        pair.a.sent().flushed(i);
+        pair.a.send_completion().expect_flushed(i);
     }
     assert_eq!(target.memory.load(0), 0, "a WRITE was executed behind the failure");
 }
@@ -184,15 +184,15 @@ fn completed_work_stays_completed(env: &Env) {
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
     pair.a.post_list((0..5).map(|i| write([source.all()], target.remote()).id(i)).collect());
-    pair.a.sent().sent(0, Verb::RdmaWrite);
+    pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
     // The other WRITEs also complete before the state changes, because the SEND behind them has arrived.
     pair.b.recv(1, []);
     pair.a.post(send([]).id(5));
-    pair.b.received().received(1, 0);
+    pair.b.recv_completion().expect_received(1, 0);
     for i in 1..5 {
-        pair.a.sent().sent(i, Verb::RdmaWrite);
+        pair.a.send_completion().expect_sent(i, Verb::RdmaWrite);
     }
-    pair.a.sent().sent(5, Verb::Send);
+    pair.a.send_completion().expect_sent(5, Verb::Send);
     pair.a.qp.to_state(IBV_QPS_ERR);
     pair.a.expect_silence();
 }
@@ -247,8 +247,8 @@ fn reset_and_connect_again(env: &Env) {
 }
 
 fn destroying_takes_posted_work_away(env: &Env) {
-    let a = Spec::rc().impatient().side(env);
-    let b = Spec::rc().impatient().side(env);
+    let a = Spec::rc().short_timeouts().side(env);
+    let b = Spec::rc().short_timeouts().side(env);
     for round in 0..20u64 {
         let mut pair = Pair {
             a: a.sibling(),
@@ -276,15 +276,15 @@ fn expect_retry_exceeded(pair: &Pair) {
         send([source.all()]).id(1).unsignaled(),
         send([source.all()]).id(2),
     ]);
-    pair.a.sent().failed(1, &[IBV_WC_RETRY_EXC_ERR]);
-    pair.a.sent().flushed(2);
-    pair.a.received().flushed(77);
+    pair.a.send_completion().expect_failed(1, &[IBV_WC_RETRY_EXC_ERR]);
+    pair.a.send_completion().expect_flushed(2);
+    pair.a.recv_completion().expect_flushed(77);
     assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
 }
 
 fn a_silent_peer_ends_in_retry_exceeded(env: &Env) {
     // The peer is in INIT, so it does not respond yet.
-    let mut pair = Spec::rc().impatient().unconnected(env);
+    let mut pair = Spec::rc().short_timeouts().unconnected(env);
     pair.b.to_init();
     let peer = pair.b.address();
     pair.a.connect(&peer);
@@ -292,14 +292,14 @@ fn a_silent_peer_ends_in_retry_exceeded(env: &Env) {
 }
 
 fn a_peer_that_was_reset_ends_in_retry_exceeded(env: &Env) {
-    let pair = Spec::rc().impatient().pair(env);
+    let pair = Spec::rc().short_timeouts().pair(env);
     pair.check_works();
     pair.b.qp.to_state(IBV_QPS_RESET);
     expect_retry_exceeded(&pair);
 }
 
 fn a_peer_in_err_ends_in_retry_exceeded(env: &Env) {
-    let pair = Spec::rc().impatient().pair(env);
+    let pair = Spec::rc().short_timeouts().pair(env);
     pair.check_works();
     pair.b.qp.to_state(IBV_QPS_ERR);
     expect_retry_exceeded(&pair);
@@ -311,19 +311,19 @@ fn a_peer_that_was_destroyed_ends_in_retry_exceeded(env: &Env) {
             continue;
         }
         case(format!("{verb:?}"));
-        let pair = Spec::rc().impatient().pair(env);
+        let pair = Spec::rc().short_timeouts().pair(env);
         pair.check_works();
         let target = pair.b.buf(8);
         let local = pair.a.buf(8);
         assert_eq!(pair.b.qp.try_destroy(), 0);
         pair.a.post(crate::wr::any(verb, [local.all()], target.remote()).id(4));
-        pair.a.sent().failed(4, &[IBV_WC_RETRY_EXC_ERR]);
+        pair.a.send_completion().expect_failed(4, &[IBV_WC_RETRY_EXC_ERR]);
         assert_eq!(target.memory.load(0), 0);
     }
 }
 
 fn a_peer_that_never_was_ends_in_retry_exceeded(env: &Env) {
-    let mut pair = Spec::rc().impatient().unconnected(env);
+    let mut pair = Spec::rc().short_timeouts().unconnected(env);
     let mut nobody = pair.b.address();
     for qpn in [nobody.qpn ^ 0x3ff, 0x00ff_fffe] {
         case(format!("QP {qpn:#x}"));
@@ -335,13 +335,13 @@ fn a_peer_that_never_was_ends_in_retry_exceeded(env: &Env) {
 }
 
 fn retry_exceeded_flushes_the_rest(env: &Env) {
-    let pair = Spec::rc().impatient().pair(env);
+    let pair = Spec::rc().short_timeouts().pair(env);
     assert_eq!(pair.b.qp.try_destroy(), 0);
     pair.a.post_list((0..10).map(|i| send([]).id(i)).collect());
     let wcs = pair.a.scq.take(10);
-    wcs[0].failed(0, &[IBV_WC_RETRY_EXC_ERR]);
+    wcs[0].expect_failed(0, &[IBV_WC_RETRY_EXC_ERR]);
     for (i, wc) in wcs.iter().enumerate().skip(1) {
-        wc.flushed(i as u64);
+        wc.expect_flushed(i as u64);
     }
 }
 
@@ -359,20 +359,20 @@ fn a_peer_that_gets_ready_later_is_reached(env: &Env) {
     std::thread::sleep(std::time::Duration::from_millis(30));
     assert!(pair.a.scq.poll(1).is_empty(), "completed before the peer listens");
     pair.b.to_rtr(&to_a);
-    pair.b.received().received(1, 8);
-    pair.a.sent().sent(2, Verb::Send);
+    pair.b.recv_completion().expect_received(1, 8);
+    pair.a.send_completion().expect_sent(2, Verb::Send);
     target.memory.check(1);
 }
 
 fn work_in_flight_fails_when_the_peer_is_destroyed(env: &Env) {
-    let pair = Spec::rc().impatient().pair(env);
+    let pair = Spec::rc().short_timeouts().pair(env);
     stuck(&pair, 5);
     std::thread::sleep(std::time::Duration::from_millis(5));
     assert_eq!(pair.b.qp.try_destroy(), 0);
     let wcs = pair.a.scq.take(5);
-    wcs[0].failed(0, &[IBV_WC_RETRY_EXC_ERR]);
+    wcs[0].expect_failed(0, &[IBV_WC_RETRY_EXC_ERR]);
     for (i, wc) in wcs.iter().enumerate().skip(1) {
-        wc.flushed(i as u64);
+        wc.expect_flushed(i as u64);
     }
 }
 
@@ -401,13 +401,13 @@ fn a_flushed_message_is_not_delivered_later(env: &Env) {
                 assert!(pair.b.rcq.poll(1).is_empty());
                 pair.a.qp.to_state(end);
                 if end == IBV_QPS_ERR {
-                    pair.a.sent().flushed(1);
+                    pair.a.send_completion().expect_flushed(1);
                 }
                 source.memory.fill(2);
                 pair.b.recv(2, [target.all()]);
                 for wc in pair.b.rcq.drain() {
                     if wc.status() == IBV_WC_SUCCESS {
-                        wc.received(2, len);
+                        wc.expect_received(2, len);
                         target.memory.check(1);
                     }
                 }
@@ -428,11 +428,11 @@ fn a_received_message_is_not_flushed(env: &Env) {
         pair.b.recv(2, sges(target.all()));
         pair.a.recv(3, []);
         pair.a.post(send(sges(source.all())).id(1));
-        pair.b.received().received(2, len);
+        pair.b.recv_completion().expect_received(2, len);
         pair.b.post(send([]).id(4));
-        pair.a.received().received(3, 0);
+        pair.a.recv_completion().expect_received(3, 0);
         pair.a.qp.to_state(IBV_QPS_ERR);
-        pair.a.sent().sent(1, Verb::Send);
+        pair.a.send_completion().expect_sent(1, Verb::Send);
         pair.a.expect_silence();
     }
 }
@@ -448,12 +448,12 @@ fn what_is_complete_comes_before_what_is_flushed(env: &Env) {
     side.recv(2, []);
     side.post(send([]).id(3));
     let mut got = side.rcq.take(1);
-    got[0].received(1, 0);
-    std::thread::sleep(MOMENT);
+    got[0].expect_received(1, 0);
+    std::thread::sleep(QUIET_PERIOD);
     side.qp.to_state(IBV_QPS_ERR);
     got = side.rcq.take(2);
-    got[0].sent(3, Verb::Send);
-    got[1].flushed(2);
+    got[0].expect_sent(3, Verb::Send);
+    got[1].expect_flushed(2);
 }
 
 /// The requester's device reads the payload whenever it sends. If the region was deregistered meanwhile, that
@@ -470,14 +470,14 @@ fn a_message_of_a_deregistered_region_is_the_senders_failure(env: &Env) {
             pair.a.scq.expect_empty();
             assert_eq!(source.mr.try_destroy(), 0);
             pair.b.recv(2, [target.all()]);
-            let wc = pair.a.sent();
+            let wc = pair.a.send_completion();
             if wc.status() == IBV_WC_SUCCESS {
                 // The device had read the payload already.
-                wc.sent(1, Verb::Send);
-                pair.b.received().received(2, len);
+                wc.expect_sent(1, Verb::Send);
+                pair.b.recv_completion().expect_received(2, len);
                 target.memory.check(1);
             } else {
-                wc.failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
+                wc.expect_failed(1, &env.failure(IBV_WC_LOC_PROT_ERR));
                 pair.b.expect_silence();
                 assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
             }

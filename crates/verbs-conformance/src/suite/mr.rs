@@ -148,7 +148,7 @@ fn any_alignment_and_length(env: &Env) {
         };
         memory.write(offset + len - 1, &[0]);
         pair.a.post(write([source.sge(0, 1)], last).id(1));
-        pair.a.sent().sent(1, Verb::RdmaWrite);
+        pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
         assert_eq!(memory.read(offset + len - 1, 1), source.memory.read(0, 1));
     }
 }
@@ -168,7 +168,7 @@ fn overlapping_regions_are_separate(env: &Env) {
             rkey: again.rkey(),
         };
         pair.a.post(write([source.all()], remote).id(1));
-        pair.a.sent().sent(1, Verb::RdmaWrite);
+        pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
         target.memory.check(4);
     }
 }
@@ -211,7 +211,7 @@ fn many_regions_at_once(env: &Env) {
     for (i, target) in targets.iter().enumerate().step_by(37) {
         source.memory.store(0, i as u64);
         pair.a.post(write([source.all()], target.remote()).id(i as u64));
-        pair.a.sent().sent(i as u64, Verb::RdmaWrite);
+        pair.a.send_completion().expect_sent(i as u64, Verb::RdmaWrite);
         assert_eq!(target.memory.load(0), i as u64);
     }
 }
@@ -266,8 +266,8 @@ fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &Env) {
             pair.b.recv(1, [target.all()]);
             let sges = [nothing(&a, 0x1234_5678, len), source.all()];
             pair.a.post(send(sges).id(2));
-            pair.a.sent().sent(2, Verb::Send);
-            pair.b.received().received(1, room);
+            pair.a.send_completion().expect_sent(2, Verb::Send);
+            pair.b.recv_completion().expect_received(1, room);
             target.memory.check_byte(pair.b.grh_len(), len as usize, 0);
             target.memory.check_byte(room - 1, 1, 9);
             // The received bytes go to no memory.
@@ -275,8 +275,8 @@ fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &Env) {
             pair.b.recv(3, [all]);
             let bytes = pair.a.buf(len as usize + 1);
             pair.a.post(send([bytes.all()]).id(4));
-            pair.a.sent().sent(4, Verb::Send);
-            pair.b.received().received(3, room);
+            pair.a.send_completion().expect_sent(4, Verb::Send);
+            pair.b.recv_completion().expect_received(3, room);
             if is_ud {
                 continue;
             }
@@ -285,18 +285,18 @@ fn a_region_without_memory_drops_writes_and_reads_as_zeros(env: &Env) {
             remote.memory.fill(5);
             let to = Remote { addr: remote.memory.addr(), rkey: remote.mr.rkey() };
             pair.a.post(read([nothing(&a, 8, len)], to).id(5));
-            pair.a.sent().sent(5, Verb::RdmaRead);
+            pair.a.send_completion().expect_sent(5, Verb::RdmaRead);
             pair.a.post(write([nothing(&a, 8, len)], to).id(6));
-            pair.a.sent().sent(6, Verb::RdmaWrite);
+            pair.a.send_completion().expect_sent(6, Verb::RdmaWrite);
             remote.memory.check_byte(0, len as usize, 0);
         }
         assert_eq!(a.rereg_access(ALL_ACCESS), IBV_REREG_MR_ERR_INPUT);
         if !is_ud {
             pair.a.post(write([], Remote { addr: 0, rkey: b.rkey() }).id(7));
-            pair.a.sent().sent(7, Verb::RdmaWrite);
+            pair.a.send_completion().expect_sent(7, Verb::RdmaWrite);
             let byte = pair.a.buf(1);
             pair.a.post(write([byte.all()], Remote { addr: 0, rkey: b.rkey() }).id(8));
-            pair.a.sent().failed(8, &[IBV_WC_REM_ACCESS_ERR]);
+            pair.a.send_completion().expect_failed(8, &[IBV_WC_REM_ACCESS_ERR]);
         }
     }
 }
@@ -314,13 +314,13 @@ fn the_whole_address_space_is_a_region_on_demand(env: &Env) {
         };
         pair.b.recv(1, [sge(&target, remote.lkey())]);
         pair.a.post(send([sge(&source, local.lkey())]).id(2));
-        pair.a.sent().sent(2, Verb::Send);
-        pair.b.received().received(1, len);
+        pair.a.send_completion().expect_sent(2, Verb::Send);
+        pair.b.recv_completion().expect_received(1, len);
         target.check_at(0, len, 7);
         source.fill(9);
         let to = Remote { addr: target.addr(), rkey: remote.rkey() };
         pair.a.post(write([sge(&source, local.lkey())], to).id(3));
-        pair.a.sent().sent(3, Verb::RdmaWrite);
+        pair.a.send_completion().expect_sent(3, Verb::RdmaWrite);
         target.check_at(0, len, 9);
     }
 }
@@ -334,15 +334,15 @@ fn what_is_not_mapped_is_refused_on_demand(env: &Env) {
     let pair = Spec::rc().pair(env);
     let mr = whole(&pair.a.pd);
     pair.a.post(send([ibv_sge { lkey: mr.lkey(), ..hole }]).id(1));
-    pair.a.sent().failed(1, &[IBV_WC_LOC_PROT_ERR]);
+    pair.a.send_completion().expect_failed(1, &[IBV_WC_LOC_PROT_ERR]);
     case("the buffer of a RECV".to_owned());
     let pair = Spec::rc().pair(env);
     let mr = whole(&pair.b.pd);
     let source = pair.a.buf(8);
     pair.b.recv(2, [ibv_sge { lkey: mr.lkey(), ..hole }]);
     pair.a.post(send([source.all()]).id(3));
-    pair.b.received().failed(2, &[IBV_WC_LOC_PROT_ERR]);
-    pair.a.sent().failed(3, &[IBV_WC_REM_OP_ERR]);
+    pair.b.recv_completion().expect_failed(2, &[IBV_WC_LOC_PROT_ERR]);
+    pair.a.send_completion().expect_failed(3, &[IBV_WC_REM_OP_ERR]);
     for verb in [Verb::RdmaWrite, Verb::RdmaRead] {
         case(format!("the remote end of {verb:?}"));
         let pair = Spec::rc().pair(env);
@@ -353,6 +353,6 @@ fn what_is_not_mapped_is_refused_on_demand(env: &Env) {
             _ => write([local.all()], to),
         };
         pair.a.post(wr.id(4));
-        pair.a.sent().failed(4, &[IBV_WC_REM_ACCESS_ERR]);
+        pair.a.send_completion().expect_failed(4, &[IBV_WC_REM_ACCESS_ERR]);
     }
 }

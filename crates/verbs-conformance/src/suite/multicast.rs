@@ -55,7 +55,7 @@ fn send_to(side: &Side, gid: [u8; 16], qkey: u32, seed: u64) {
     source.memory.fill(seed);
     let ah = address(side, gid);
     side.post(send([source.all()]).id(seed).to(&ah, MULTICAST_QPN, qkey));
-    side.sent().sent(seed, Verb::Send);
+    side.send_completion().expect_sent(seed, Verb::Send);
 }
 
 fn every_member_gets_a_datagram_once(env: &Env) {
@@ -77,8 +77,8 @@ fn every_member_gets_a_datagram_once(env: &Env) {
         }
         send_to(&sender, gid, QKEY, 5);
         for (member, target) in members.iter().zip(&targets) {
-            let wc = member.received();
-            wc.received(1, 140);
+            let wc = member.recv_completion();
+            wc.expect_received(1, 140);
             assert_eq!(wc.raw().src_qp, sender.qp.qpn());
             assert_ne!(wc.raw().wc_flags & IBV_WC_GRH, 0);
             target.memory.check_at(40, 100, 5);
@@ -87,7 +87,7 @@ fn every_member_gets_a_datagram_once(env: &Env) {
         // A member also receives its own datagrams.
         send_to(&members[0], gid, QKEY, 6);
         for member in &members {
-            member.received().received(2, 140);
+            member.recv_completion().expect_received(2, 140);
         }
         for member in &members {
             assert_eq!(member.qp.detach_mcast(gid), 0);
@@ -140,7 +140,7 @@ fn datagrams_wait_for_room_at_a_member(env: &Env) {
     }
     drop(sender);
     for id in 0..COUNT {
-        member.received().received(id.into(), 40 + LEN);
+        member.recv_completion().expect_received(id.into(), 40 + LEN);
     }
     target.memory.check_at(40, LEN, 5);
     assert_eq!(member.qp.detach_mcast(group(1)), 0);
@@ -154,7 +154,7 @@ fn the_q_key_counts(env: &Env) {
     send_to(&sender, group(1), QKEY ^ 1, 5);
     member.expect_silence();
     send_to(&sender, group(1), QKEY, 6);
-    member.received().received(1, 140);
+    member.recv_completion().expect_received(1, 140);
     assert_eq!(member.qp.detach_mcast(group(1)), 0);
 }
 

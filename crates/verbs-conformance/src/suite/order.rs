@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use verbs_abi::IBV_WC_REM_ACCESS_ERR;
 
-use crate::harness::{case, patience};
+use crate::harness::{case, wait_limit};
 use crate::memory::MemKind;
 use crate::pair::Spec;
 use crate::wr::{Remote, Verb, fetch_add, read, send, write};
@@ -40,12 +40,12 @@ fn a_write_is_visible_when_a_later_send_arrives(env: &Env) {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for round in 0..500 {
-                    pair.b.received().received(round, 0);
+                    pair.b.recv_completion().expect_received(round, 0);
                     target.memory.check(round);
                     // The receive also permits the sender to continue.
                     pair.b.recv(round + 1, []);
                     pair.b.post(send([]).id(round));
-                    pair.b.sent().sent(round, Verb::Send);
+                    pair.b.send_completion().expect_sent(round, Verb::Send);
                 }
             });
             for round in 0..500 {
@@ -55,8 +55,8 @@ fn a_write_is_visible_when_a_later_send_arrives(env: &Env) {
                     write([source.all()], target.remote()).unsignaled(),
                     send([]).id(round),
                 ]);
-                pair.a.sent().sent(round, Verb::Send);
-                pair.a.received().received(round, 0);
+                pair.a.send_completion().expect_sent(round, Verb::Send);
+                pair.a.recv_completion().expect_received(round, 0);
             }
         });
     }
@@ -70,7 +70,7 @@ fn a_write_is_visible_when_it_completes(env: &Env) {
         for i in 1..2000 {
             source.memory.store(0, i);
             pair.a.post(write([source.all()], target.remote()).id(i));
-            pair.a.sent().sent(i, Verb::RdmaWrite);
+            pair.a.send_completion().expect_sent(i, Verb::RdmaWrite);
             assert_eq!(target.memory.load(0), i);
         }
     }
@@ -91,8 +91,8 @@ fn a_write_follows_a_send_into_the_same_memory(env: &Env) {
                 send([first.all()]).unsignaled(),
                 write([second.all()], target.remote()).id(round),
             ]);
-            pair.a.sent().sent(round, Verb::RdmaWrite);
-            pair.b.received().received(round, 64);
+            pair.a.send_completion().expect_sent(round, Verb::RdmaWrite);
+            pair.b.recv_completion().expect_received(round, 64);
             target.memory.check(2 * round + 1);
         }
     }
@@ -127,11 +127,11 @@ fn a_write_between_sends_keeps_its_place(env: &Env) {
                     pair.b.recv(number, []);
                 }
                 for number in 0..3 {
-                    pair.b.received().received(number, 0);
+                    pair.b.recv_completion().expect_received(number, 0);
                 }
                 target.memory.check(round + 100);
-                pair.a.sent().sent(1, Verb::RdmaWrite);
-                pair.a.sent().sent(2, Verb::Send);
+                pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
+                pair.a.send_completion().expect_sent(2, Verb::Send);
             }
         }
     }
@@ -153,14 +153,14 @@ fn a_write_between_sends_needs_no_second_poll(env: &Env) {
                 write([source.all()], target.remote()).unsignaled(),
                 send([]).id(round),
             ]);
-            pair.b.received().received(1, 0);
+            pair.b.recv_completion().expect_received(1, 0);
             let begin = Instant::now();
             while target.memory.load(0) != round {
-                assert!(begin.elapsed() < patience(), "the WRITE does not come");
+                assert!(begin.elapsed() < wait_limit(), "the WRITE does not come");
                 std::thread::yield_now();
             }
-            pair.b.received().received(2, 0);
-            pair.a.sent().sent(round, Verb::Send);
+            pair.b.recv_completion().expect_received(2, 0);
+            pair.a.send_completion().expect_sent(round, Verb::Send);
         }
     }
 }
@@ -181,11 +181,11 @@ fn a_write_between_sends_is_refused_in_its_place(env: &Env) {
             write([source.all()], nowhere).id(2),
             send([]).id(3),
         ]);
-        pair.b.received().received(1, 0);
-        pair.b.received().flushed(2);
-        pair.a.sent().sent(1, Verb::Send);
-        pair.a.sent().failed(2, &[IBV_WC_REM_ACCESS_ERR]);
-        pair.a.sent().flushed(3);
+        pair.b.recv_completion().expect_received(1, 0);
+        pair.b.recv_completion().expect_flushed(2);
+        pair.a.send_completion().expect_sent(1, Verb::Send);
+        pair.a.send_completion().expect_failed(2, &[IBV_WC_REM_ACCESS_ERR]);
+        pair.a.send_completion().expect_flushed(3);
     }
 }
 
@@ -201,7 +201,7 @@ fn a_read_sees_the_write_before_it(env: &Env) {
                 write([source.all()], target.remote()).unsignaled(),
                 read([back.all()], target.remote()).id(round),
             ]);
-            pair.a.sent().sent(round, Verb::RdmaRead);
+            pair.a.send_completion().expect_sent(round, Verb::RdmaRead);
             back.memory.check(round);
         }
     }
@@ -222,9 +222,9 @@ fn a_read_sees_the_send_before_it(env: &Env) {
                 send([source.all()]).unsignaled(),
                 read([back.all()], target.remote()).id(round),
             ]);
-            pair.a.sent().sent(round, Verb::RdmaRead);
+            pair.a.send_completion().expect_sent(round, Verb::RdmaRead);
             back.memory.check(round);
-            pair.b.received().received(round, 64);
+            pair.b.recv_completion().expect_received(round, 64);
         }
     }
 }
@@ -237,7 +237,7 @@ fn a_read_returns_what_was_there_when_it_completes(env: &Env) {
         for i in 0..2000 {
             target.memory.store(0, i);
             pair.a.post(read([back.all()], target.remote()).id(i));
-            pair.a.sent().sent(i, Verb::RdmaRead);
+            pair.a.send_completion().expect_sent(i, Verb::RdmaRead);
             assert_eq!(back.memory.load(0), i);
         }
     }
@@ -255,7 +255,7 @@ fn an_atomic_sees_the_write_before_it(env: &Env) {
                 write([source.all()], target.remote()).unsignaled(),
                 fetch_add(old.all(), target.remote(), 5).id(i),
             ]);
-            pair.a.sent().sent(i, Verb::AtomicFetchAndAdd);
+            pair.a.send_completion().expect_sent(i, Verb::AtomicFetchAndAdd);
             assert_eq!(old.memory.load(0), i * 1000);
             assert_eq!(target.memory.load(0), i * 1000 + 5);
         }
@@ -293,7 +293,7 @@ fn the_last_byte_of_a_write_arrives_last(env: &Env) {
                             if round >= end.load(Ordering::Relaxed) {
                                 return Ok(());
                             }
-                            if begin.elapsed() > patience() || stop.load(Ordering::Relaxed) {
+                            if begin.elapsed() > wait_limit() || stop.load(Ordering::Relaxed) {
                                 return Err(format!("round {round} never arrives"));
                             }
                         }
@@ -305,7 +305,7 @@ fn the_last_byte_of_a_write_arrives_last(env: &Env) {
                         pair.b.post(send([]).unsignaled().id(round));
                         if round % 8 == 7 {
                             pair.b.post(send([]).id(round));
-                            pair.b.sent().sent(round, Verb::Send);
+                            pair.b.send_completion().expect_sent(round, Verb::Send);
                         }
                     }
                     Ok(())
@@ -321,7 +321,7 @@ fn the_last_byte_of_a_write_arrives_last(env: &Env) {
                     }
                     source.memory.write(0, &payload(round));
                     pair.a.post(write([source.sge(0, len)], target.remote()).id(round));
-                    pair.a.sent().sent(round, Verb::RdmaWrite);
+                    pair.a.send_completion().expect_sent(round, Verb::RdmaWrite);
                     let permissions = if round % 8 == 7 { 2 } else { 1 };
                     for _ in 0..permissions {
                         loop {
@@ -358,14 +358,14 @@ fn memory_of_a_completed_send_may_be_reused(env: &Env) {
             scope.spawn(|| {
                 for round in 0..50 {
                     pair.b.recv(round, [target.all()]);
-                    pair.b.received().received(round, len);
+                    pair.b.recv_completion().expect_received(round, len);
                     target.memory.check(round);
                 }
             });
             for round in 0..50 {
                 source.memory.fill(round);
                 pair.a.post(send([source.all()]).id(round));
-                pair.a.sent().sent(round, Verb::Send);
+                pair.a.send_completion().expect_sent(round, Verb::Send);
                 source.memory.write(0, &vec![0; len]);
             }
         });
@@ -388,7 +388,7 @@ fn writes_of_one_queue_pair_land_in_order(env: &Env) {
                 })
                 .collect();
             pair.a.post_list(wrs);
-            pair.a.sent().sent(63, Verb::RdmaWrite);
+            pair.a.send_completion().expect_sent(63, Verb::RdmaWrite);
             assert_eq!(target.memory.load(0), 63);
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use verbs_abi::*;
 
 use crate::Env;
-use crate::objects::{AsyncEvent, Context, Cq, MOMENT, QpInit};
+use crate::objects::{AsyncEvent, Context, Cq, QUIET_PERIOD, QpInit};
 use crate::pair::{Pair, Side, Spec};
 use crate::peer::{Answer, Order, Peer};
 use crate::wr::{SendWr, Verb, send, write};
@@ -40,7 +40,7 @@ const LONG: Duration = Duration::from_secs(1);
 
 /// Returns attributes with queues of 64 WRs, and CQs of 4 completions or slightly more.
 fn spec() -> Spec {
-    Spec::rc().depth(64).with(|s| s.cqe = 4).impatient()
+    Spec::rc().depth(64).with(|s| s.cqe = 4).short_timeouts()
 }
 
 /// Returns a range of one completion more than `cq` holds.
@@ -103,7 +103,7 @@ fn overrun_receives(pair: &Pair) -> ibv_wc_status {
     for i in messages {
         assert_eq!(status, IBV_WC_SUCCESS);
         pair.a.post(send([]).id(i));
-        status = pair.a.sent().status();
+        status = pair.a.send_completion().status();
     }
     await_overrun(&pair.b.ctx, &pair.b.rcq);
     status
@@ -113,7 +113,7 @@ fn sends_that_nobody_polls(env: &Env) {
     let pair = spec().pair(env);
     overrun_sends(&pair);
     expect_kept(&pair.a.scq, |wc, i| {
-        wc.sent(i, Verb::RdmaWrite);
+        wc.expect_sent(i, Verb::RdmaWrite);
     });
 }
 
@@ -121,7 +121,7 @@ fn receives_that_nobody_polls(env: &Env) {
     let pair = spec().pair(env);
     overrun_receives(&pair);
     expect_kept(&pair.b.rcq, |wc, i| {
-        wc.received(i, 0);
+        wc.expect_received(i, 0);
     });
 }
 
@@ -138,7 +138,7 @@ fn receives_of_another_process(env: &Env) {
     peer.order(&Order::Send(0, 0));
     await_overrun(&side.ctx, &side.rcq);
     expect_kept(&side.rcq, |wc, i| {
-        wc.received(i, 0);
+        wc.expect_received(i, 0);
     });
 }
 
@@ -152,12 +152,12 @@ fn datagrams_of_a_sender_that_has_gone(env: &Env) {
     }
     for i in messages {
         a.post(send([]).id(i));
-        a.sent().sent(i, Verb::Send);
+        a.send_completion().expect_sent(i, Verb::Send);
     }
     drop(a);
     await_overrun(&b.ctx, &b.rcq);
     expect_kept(&b.rcq, |wc, i| {
-        wc.received(i, 40);
+        wc.expect_received(i, 40);
     });
 }
 
@@ -169,7 +169,7 @@ fn receives_that_are_flushed(env: &Env) {
     pair.b.qp.to_state(IBV_QPS_ERR);
     await_overrun(&pair.b.ctx, &pair.b.rcq);
     expect_kept(&pair.b.rcq, |wc, i| {
-        wc.flushed(i);
+        wc.expect_flushed(i);
     });
 }
 
@@ -180,7 +180,7 @@ fn receives_of_who_waits_for_others(env: &Env) {
     overrun_receives(&pair);
     pair.b.rchannel.as_ref().expect("a channel").expect_no_event();
     expect_kept(&pair.b.rcq, |wc, i| {
-        wc.received(i, 0);
+        wc.expect_received(i, 0);
     });
 }
 
@@ -218,8 +218,8 @@ fn queue_pairs_fail_with_their_queue(env: &Env) {
     assert!(await_event(&pair.a.ctx, IBV_EVENT_QP_FATAL).is_of_qp(&pair.a.qp));
     assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
     // The QP's other CQ still works.
-    pair.a.received().flushed(9);
-    assert!(pair.a.ctx.async_event(MOMENT).is_none(), "one event each");
+    pair.a.recv_completion().expect_flushed(9);
+    assert!(pair.a.ctx.async_event(QUIET_PERIOD).is_none(), "one event each");
 }
 
 fn the_peer_of_a_failed_queue_pair_hears_of_it(env: &Env) {
@@ -228,7 +228,7 @@ fn the_peer_of_a_failed_queue_pair_hears_of_it(env: &Env) {
     pair.b.qp.await_state(IBV_QPS_ERR);
     if last == IBV_WC_SUCCESS {
         pair.a.post(send([]).id(7));
-        pair.a.sent().failed(7, &[IBV_WC_RETRY_EXC_ERR]);
+        pair.a.send_completion().expect_failed(7, &[IBV_WC_RETRY_EXC_ERR]);
     } else {
         assert_eq!(last, IBV_WC_RETRY_EXC_ERR);
     }
@@ -244,10 +244,10 @@ fn what_is_posted_afterwards_completes_nowhere(env: &Env) {
         pair.a.post(write(i));
     }
     expect_kept(&pair.a.scq, |wc, i| {
-        wc.sent(i, Verb::RdmaWrite);
+        wc.expect_sent(i, Verb::RdmaWrite);
     });
     pair.a.scq.arm(true);
-    assert!(pair.a.ctx.async_event(MOMENT).is_none());
+    assert!(pair.a.ctx.async_event(QUIET_PERIOD).is_none());
 }
 
 /// The CQ stays in error until it is destroyed.
@@ -267,7 +267,7 @@ fn a_queue_pair_of_an_overrun_queue_fails_again(env: &Env) {
     pair.b.qp.modify(&attr, mask).expect("INIT to RTR");
     pair.a.post(send([]).id(7));
     assert!(await_event(&pair.b.ctx, IBV_EVENT_QP_FATAL).is_of_qp(&pair.b.qp));
-    pair.a.sent().failed(7, &[IBV_WC_RETRY_EXC_ERR]);
+    pair.a.send_completion().expect_failed(7, &[IBV_WC_RETRY_EXC_ERR]);
     // A QP that is created later also fails.
     let sibling = pair.b.sibling();
     assert_eq!(sibling.qp.state(), IBV_QPS_RESET);
@@ -306,8 +306,8 @@ fn a_shared_receive_queue_goes_on(env: &Env) {
     other.connect(&from);
     other.recv(77, []);
     sender.post(send([]).id(1));
-    sender.sent().sent(1, Verb::Send);
-    other.received().received(77, 0);
+    sender.send_completion().expect_sent(1, Verb::Send);
+    other.recv_completion().expect_received(77, 0);
 }
 
 /// `ibv_get_async_event(3)`: "destroying an object (CQ, SRQ or QP) will wait for all affiliated events for
@@ -325,7 +325,7 @@ fn destroying_waits_for_the_acknowledgement(env: &Env) {
     drop(qp);
     std::thread::scope(|scope| {
         let destroying = scope.spawn(|| scq.try_destroy());
-        std::thread::sleep(MOMENT);
+        std::thread::sleep(QUIET_PERIOD);
         assert!(!destroying.is_finished(), "destroyed with an event that was not acknowledged");
         event.ack();
         assert_eq!(destroying.join().expect("destroyed"), 0);
@@ -341,7 +341,7 @@ fn a_full_queue_is_not_overrun(env: &Env) {
     }
     assert!(pair.a.ctx.async_event(LONG).is_none());
     for (wc, i) in pair.a.scq.take(pair.a.scq.cqe()).iter().zip(1..) {
-        wc.sent(i, Verb::RdmaWrite);
+        wc.expect_sent(i, Verb::RdmaWrite);
     }
     pair.check_works();
 }
@@ -359,13 +359,13 @@ fn a_queue_that_is_polled_is_not_overrun(env: &Env) {
             pair.a.post(write(posted.next().expect("numbers")));
         }
         for wc in pair.a.scq.poll(1) {
-            wc.sent(polled.next().expect("numbers"), Verb::RdmaWrite);
+            wc.expect_sent(polled.next().expect("numbers"), Verb::RdmaWrite);
         }
     }
     for wc in pair.a.scq.take(usize::try_from(posted.start - polled.start).expect("few")) {
-        wc.sent(polled.next().expect("numbers"), Verb::RdmaWrite);
+        wc.expect_sent(polled.next().expect("numbers"), Verb::RdmaWrite);
     }
-    assert!(pair.a.ctx.async_event(MOMENT).is_none());
+    assert!(pair.a.ctx.async_event(QUIET_PERIOD).is_none());
 }
 
 /// Completions that exceed the CQ fit after a resize that comes in time.
@@ -379,13 +379,13 @@ fn a_larger_queue_is_not_overrun(env: &Env) {
     assert_eq!(pair.a.scq.try_resize(63), 0);
     assert!(pair.a.ctx.async_event(LONG).is_none());
     for (wc, i) in pair.a.scq.take(all.count()).iter().zip(0..) {
-        wc.sent(i, Verb::RdmaWrite);
+        wc.expect_sent(i, Verb::RdmaWrite);
     }
     pair.check_works();
 }
 
 fn a_resized_queue_can_be_overrun(env: &Env) {
-    let pair = Spec::rc().depth(64).impatient().pair(env);
+    let pair = Spec::rc().depth(64).short_timeouts().pair(env);
     let smaller = pair.a.scq.try_resize(4);
     if smaller != 0 || pair.a.scq.cqe() >= 64 {
         // "ibv_resize_cq() may not do anything" (`ibv_resize_cq(3)`).
@@ -393,7 +393,7 @@ fn a_resized_queue_can_be_overrun(env: &Env) {
     }
     overrun_sends(&pair);
     expect_kept(&pair.a.scq, |wc, i| {
-        wc.sent(i, Verb::RdmaWrite);
+        wc.expect_sent(i, Verb::RdmaWrite);
     });
 }
 
@@ -420,7 +420,7 @@ fn a_queue_may_ignore_overruns(env: &Env) {
     }
     assert!(pair.a.ctx.async_event(LONG).is_none());
     for (wc, i) in pair.a.scq.take(pair.a.scq.cqe()).iter().zip(0..) {
-        wc.sent(i, Verb::RdmaWrite);
+        wc.expect_sent(i, Verb::RdmaWrite);
     }
     assert_eq!(pair.a.qp.state(), IBV_QPS_RTS);
 }

@@ -84,7 +84,7 @@ fn every_verb(env: &Env, spec: &Spec, verbs: &[Verb]) {
                     crate::wr::cmp_swp(local.sge(0, 8), remote, before, before.wrapping_add(5))
                 };
                 side.post(wr.id(seed));
-                side.sent().sent(seed, verb);
+                side.send_completion().expect_sent(seed, verb);
                 assert_eq!(local.memory.load(0), before);
                 assert_eq!(peer.ask(&Order::Load(0)), Answer::Word(before.wrapping_add(5)));
                 continue;
@@ -92,7 +92,7 @@ fn every_verb(env: &Env, spec: &Spec, verbs: &[Verb]) {
             if verb == Verb::RdmaRead {
                 expect(&mut peer, Order::Fill(0, len, seed));
                 side.post(read([local.sge(0, len)], remote).id(seed));
-                side.sent().sent(seed, verb);
+                side.send_completion().expect_sent(seed, verb);
                 local.memory.check_at(0, len, seed);
                 continue;
             }
@@ -103,7 +103,7 @@ fn every_verb(env: &Env, spec: &Spec, verbs: &[Verb]) {
                 expect(&mut peer, Order::Recv { id: seed, offset: 0, len: 0 });
             }
             side.post(any(verb, [local.sge(0, len)], remote).id(seed));
-            side.sent().sent(seed, verb);
+            side.send_completion().expect_sent(seed, verb);
             if let Some(opcode) = verb.recv_opcode() {
                 let imm = verb.has_imm().then_some(0x1234_5678);
                 expect_received(peer.ask(&Order::Received), seed, len, imm, opcode);
@@ -113,7 +113,7 @@ fn every_verb(env: &Env, spec: &Spec, verbs: &[Verb]) {
                 // it has arrived.
                 expect(&mut peer, Order::Recv { id: 1, offset: 0, len: 0 });
                 side.post(send([]).id(2));
-                side.sent().sent(2, Verb::Send);
+                side.send_completion().expect_sent(2, Verb::Send);
                 expect_received(peer.ask(&Order::Received), 1, 0, None, IBV_WC_RECV);
             }
             expect(&mut peer, Order::Check(0, len, seed));
@@ -123,7 +123,7 @@ fn every_verb(env: &Env, spec: &Spec, verbs: &[Verb]) {
     side.recv(9, [local.all()]);
     expect(&mut peer, Order::Fill(0, 70_000, 4));
     expect(&mut peer, Order::Send(0, 70_000));
-    side.received().received(9, 70_000);
+    side.recv_completion().expect_received(9, 70_000);
     local.memory.check_at(0, 70_000, 4);
     peer.end();
 }
@@ -137,12 +137,12 @@ fn ud_ping_pong(env: &Env) {
             expect(&mut peer, Order::Recv { id: 3, offset: 0, len: 40 + len });
             local.memory.fill_at(0, len, 5);
             side.post(crate::wr::send_imm([local.sge(0, len)], 6).id(1));
-            side.sent().sent(1, Verb::Send);
+            side.send_completion().expect_sent(1, Verb::Send);
             expect_received(peer.ask(&Order::Received), 3, 40 + len, Some(6), IBV_WC_RECV);
             expect(&mut peer, Order::Check(40, len, 5));
             side.recv(4, [local.all()]);
             expect(&mut peer, Order::Send(40, len));
-            side.received().received(4, 40 + len);
+            side.recv_completion().expect_received(4, 40 + len);
             local.memory.check_at(40, len, 5);
         }
         peer.end();
@@ -163,7 +163,7 @@ fn the_peer_needs_no_help_of_the_responder(env: &Env) {
                 _ => fetch_add(local.sge(0, 8), remote, 1),
             };
             side.post(wr.id(i));
-            assert_eq!(side.sent().status(), IBV_WC_SUCCESS);
+            assert_eq!(side.send_completion().status(), IBV_WC_SUCCESS);
         }
         let Answer::Word(after) = peer.ask(&Order::CpuTime) else { panic!("no word") };
         // The orders themselves cost the peer some time; serving 20,000 operations would cost it about as
@@ -183,14 +183,14 @@ fn a_stopped_responder_serves_one_sided_verbs(env: &Env) {
         kill_process(peer.pid(), Signal::STOP).expect("SIGSTOP");
         local.memory.fill(3);
         side.post(write([local.all()], remote).id(1));
-        side.sent().sent(1, Verb::RdmaWrite);
+        side.send_completion().expect_sent(1, Verb::RdmaWrite);
         local.memory.write(0, &[0; 4096]);
         side.post(read([local.all()], remote).id(2));
-        side.sent().sent(2, Verb::RdmaRead);
+        side.send_completion().expect_sent(2, Verb::RdmaRead);
         local.memory.check(3);
         let old = local.memory.load(0);
         side.post(fetch_add(local.sge(8, 8), remote, 1).id(3));
-        side.sent().sent(3, Verb::AtomicFetchAndAdd);
+        side.send_completion().expect_sent(3, Verb::AtomicFetchAndAdd);
         assert_eq!(local.memory.load(8), old);
         kill_process(peer.pid(), Signal::CONT).expect("SIGCONT");
         peer.end();
@@ -209,7 +209,7 @@ fn a_sleeping_receiver_completes_sends(env: &Env) {
         local.memory.fill(5);
         for i in 0..8 {
             side.post(send([local.all()]).id(i));
-            side.sent().sent(i, Verb::Send);
+            side.send_completion().expect_sent(i, Verb::Send);
         }
         for i in 0..8 {
             expect_received(peer.ask(&Order::Received), i, len, None, IBV_WC_RECV);
@@ -232,7 +232,7 @@ fn a_sleeping_receiver_completes_sends_of_who_polls_now_and_then(env: &Env) {
             std::thread::sleep(Duration::from_millis(1));
             side.scq.poll(1).pop()
         });
-        sent.expect("a completion").sent(id, Verb::Send);
+        sent.expect("a completion").expect_sent(id, Verb::Send);
         expect_received(peer.ask(&Order::Received), id, 8, None, IBV_WC_RECV);
     }
     peer.end();
@@ -253,7 +253,7 @@ fn an_event_wakes_another_process(env: &Env) {
             (IBV_WC_RECV_RDMA_WITH_IMM, Some(4))
         };
         expect_received(peer.answer(), i, 8, imm, opcode);
-        assert_eq!(side.sent().status(), IBV_WC_SUCCESS);
+        assert_eq!(side.send_completion().status(), IBV_WC_SUCCESS);
     }
     peer.end();
 }
@@ -270,7 +270,7 @@ fn bad_keys_are_refused(env: &Env) {
                 _ => Remote { addr: remote.addr - 1, ..remote },
             };
             side.post(write([local.all()], bad).id(1));
-            side.sent().failed(1, &[IBV_WC_REM_ACCESS_ERR]);
+            side.send_completion().expect_failed(1, &[IBV_WC_REM_ACCESS_ERR]);
             peer.end();
         }
     }
@@ -280,11 +280,11 @@ fn bad_keys_are_refused(env: &Env) {
 fn freed_memory_is_refused(env: &Env) {
     for memory in MemKind::ALL {
         case(format!("{memory:?}"));
-        let spec = Spec::rc().impatient().memory(memory);
+        let spec = Spec::rc().short_timeouts().memory(memory);
         let (mut peer, side, remote) = Peer::connected(env, &spec, 1 << 16);
         let local = side.buf(64);
         side.post(write([local.all()], remote).id(1));
-        side.sent().sent(1, Verb::RdmaWrite);
+        side.send_completion().expect_sent(1, Verb::RdmaWrite);
         // Making a new queue pair destroys the old one and its buffer.
         let Answer::Made(address, _) = peer.ask(&Order::Make(Box::new(spec.clone()), 1 << 16)) else {
             panic!("nothing made");
@@ -294,7 +294,7 @@ fn freed_memory_is_refused(env: &Env) {
         second.connect(&address);
         let local = second.buf(64);
         second.post(write([local.all()], remote).id(2));
-        second.sent().failed(2, &[IBV_WC_REM_ACCESS_ERR]);
+        second.send_completion().expect_failed(2, &[IBV_WC_REM_ACCESS_ERR]);
         peer.end();
     }
 }
@@ -304,7 +304,7 @@ fn a_receive_that_is_too_small(env: &Env) {
     let local = side.buf(100);
     expect(&mut peer, Order::Recv { id: 7, offset: 0, len: 99 });
     side.post(send([local.all()]).id(1));
-    side.sent().failed(1, &env.failure(IBV_WC_REM_INV_REQ_ERR));
+    side.send_completion().expect_failed(1, &env.failure(IBV_WC_REM_INV_REQ_ERR));
     let Answer::Completion { id, status, .. } = peer.ask(&Order::Received) else { panic!("no completion") };
     assert_eq!(id, 7);
     assert!(env.failure(IBV_WC_LOC_LEN_ERR).contains(&status), "status {status}");
@@ -319,7 +319,7 @@ fn not_ready_and_later_ready(env: &Env) {
     side.scq.expect_empty();
     expect(&mut peer, Order::Recv { id: 7, offset: 0, len: 100 });
     expect_received(peer.ask(&Order::Received), 7, 100, None, IBV_WC_RECV);
-    side.sent().sent(1, Verb::Send);
+    side.send_completion().expect_sent(1, Verb::Send);
     expect(&mut peer, Order::Check(0, 100, 8));
     peer.end();
 }
@@ -344,7 +344,7 @@ fn fetch_add_from_three_processes(env: &Env) {
         let mut last = None;
         for i in 0..EACH {
             own.post(fetch_add(result.all(), word.remote(), 1).id(i));
-            own.sent().sent(i, Verb::AtomicFetchAndAdd);
+            own.send_completion().expect_sent(i, Verb::AtomicFetchAndAdd);
             let old = result.memory.load(0);
             assert!(last < Some(old), "{old} after {last:?}");
             last = Some(old);
@@ -361,57 +361,57 @@ fn fetch_add_from_three_processes(env: &Env) {
 
 fn a_killed_peer_ends_in_retry_exceeded(env: &Env) {
     for memory in MemKind::ALL {
-        let spec = Spec::rc().impatient().memory(memory);
+        let spec = Spec::rc().short_timeouts().memory(memory);
         let (mut peer, side, _) = Peer::connected(env, &spec, 4096);
         let local = side.buf(64);
         expect(&mut peer, Order::Recv { id: 7, offset: 0, len: 64 });
         side.post(send([local.all()]).id(1));
-        side.sent().sent(1, Verb::Send);
+        side.send_completion().expect_sent(1, Verb::Send);
         side.recv(9, [local.all()]);
         peer.kill();
         side.post_list(vec![send([local.all()]).id(2), send([local.all()]).id(3).unsignaled()]);
-        side.sent().failed(2, &[IBV_WC_RETRY_EXC_ERR]);
-        side.sent().flushed(3);
-        side.received().flushed(9);
+        side.send_completion().expect_failed(2, &[IBV_WC_RETRY_EXC_ERR]);
+        side.send_completion().expect_flushed(3);
+        side.recv_completion().expect_flushed(9);
     }
 }
 
 fn a_killed_peer_ends_the_waiting_for_a_receive(env: &Env) {
-    let (peer, side, _) = Peer::connected(env, &Spec::rc().impatient(), 4096);
+    let (peer, side, _) = Peer::connected(env, &Spec::rc().short_timeouts(), 4096);
     let local = side.buf(100_000);
     side.post_list((0..4).map(|i| send([local.all()]).id(i)).collect());
     side.scq.expect_empty();
     peer.kill();
-    side.sent().failed(0, &[IBV_WC_RETRY_EXC_ERR]);
+    side.send_completion().expect_failed(0, &[IBV_WC_RETRY_EXC_ERR]);
     for i in 1..4 {
-        side.sent().flushed(i);
+        side.send_completion().expect_flushed(i);
     }
 }
 
 fn a_peer_that_ends_properly_ends_in_retry_exceeded(env: &Env) {
-    let (peer, side, _) = Peer::connected(env, &Spec::rc().impatient(), 4096);
+    let (peer, side, _) = Peer::connected(env, &Spec::rc().short_timeouts(), 4096);
     peer.end();
     side.post(send([]).id(2));
-    side.sent().failed(2, &[IBV_WC_RETRY_EXC_ERR]);
+    side.send_completion().expect_failed(2, &[IBV_WC_RETRY_EXC_ERR]);
 }
 
 fn one_sided_verbs_to_a_killed_peer_fail(env: &Env) {
     for memory in MemKind::ALL {
         for verb in [Verb::RdmaWrite, Verb::RdmaRead, Verb::AtomicFetchAndAdd, Verb::RdmaWriteWithImm] {
             case(format!("{verb:?}, {memory:?}"));
-            let spec = Spec::rc().impatient().memory(memory);
+            let spec = Spec::rc().short_timeouts().memory(memory);
             let (peer, side, remote) = Peer::connected(env, &spec, 4096);
             let local = side.buf(8);
             side.post(write([local.all()], remote).id(1));
-            side.sent().sent(1, Verb::RdmaWrite);
+            side.send_completion().expect_sent(1, Verb::RdmaWrite);
             peer.kill();
             // The death takes a moment to propagate.
-            let deadline = std::time::Instant::now() + crate::harness::patience();
+            let deadline = std::time::Instant::now() + crate::harness::wait_limit();
             loop {
                 side.post(any(verb, [local.all()], remote).id(2));
-                let wc = side.sent();
+                let wc = side.send_completion();
                 if wc.status() != IBV_WC_SUCCESS {
-                    wc.failed(2, &[IBV_WC_RETRY_EXC_ERR]);
+                    wc.expect_failed(2, &[IBV_WC_RETRY_EXC_ERR]);
                     break;
                 }
                 assert!(std::time::Instant::now() < deadline, "the dead still serve");
@@ -425,11 +425,11 @@ fn a_killed_datagram_receiver_loses_messages(env: &Env) {
     let (peer, side, _) = Peer::connected(env, &Spec::ud(), 4096);
     let local = side.buf(500);
     side.post(send([local.all()]).id(1));
-    side.sent().sent(1, Verb::Send);
+    side.send_completion().expect_sent(1, Verb::Send);
     peer.kill();
     for i in 0..1000 {
         side.post(send([local.all()]).id(i));
-        side.sent().sent(i, Verb::Send);
+        side.send_completion().expect_sent(i, Verb::Send);
     }
 }
 
@@ -441,7 +441,7 @@ fn many_processes_at_once(env: &Env) {
             let local = side.buf(4096);
             local.memory.fill(round << 8 | i as u64);
             side.post(write([local.all()], *remote).id(round));
-            side.sent().sent(round, Verb::RdmaWrite);
+            side.send_completion().expect_sent(round, Verb::RdmaWrite);
             expect(peer, Order::Check(0, 4096, round << 8 | i as u64));
         }
     }

@@ -65,7 +65,7 @@ fn a_postlist_stops_where_the_queue_is_full(env: &Env) {
     let refused = pair.a.qp.try_post(wrs).expect_err("the list is longer than the queue");
     assert_eq!((refused.errno, refused.bad), (REFUSED_FULL, Some(depth)));
     for (i, wc) in pair.a.scq.take(depth).iter().enumerate() {
-        wc.sent(i as u64, Verb::RdmaWrite);
+        wc.expect_sent(i as u64, Verb::RdmaWrite);
         assert_eq!(target.memory.load(i * 8), 7);
     }
     target.memory.check_byte(8 * depth, 40, 0);
@@ -75,7 +75,7 @@ fn a_postlist_stops_where_the_queue_is_full(env: &Env) {
         .map(|i| write([source.all()], target.remote().plus(i as u64 * 8)).id(i as u64));
     pair.a.post_list(rest.collect());
     for (i, wc) in pair.a.scq.take(5).iter().enumerate() {
-        wc.sent((depth + i) as u64, Verb::RdmaWrite);
+        wc.expect_sent((depth + i) as u64, Verb::RdmaWrite);
     }
 }
 
@@ -104,16 +104,16 @@ fn polling_makes_room_in_the_send_queue(env: &Env) {
         let wr = write([source.all()], target.remote()).id(i.into());
         pair.a.post(if i + 1 == depth { wr } else { wr.unsignaled() });
     }
-    pair.a.sent().sent((depth - 1).into(), Verb::RdmaWrite);
+    pair.a.send_completion().expect_sent((depth - 1).into(), Verb::RdmaWrite);
     for i in 0..depth {
         pair.a.post(write([source.all()], target.remote()).id(i.into()));
     }
     let one_more = pair.a.qp.try_post(vec![write([source.all()], target.remote())]);
     assert_eq!(one_more.expect_err("full again").errno, REFUSED_FULL);
-    pair.a.sent().sent(0, Verb::RdmaWrite);
+    pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
     pair.a.post(write([source.all()], target.remote()).id(depth.into()));
     for (i, wc) in pair.a.scq.take(depth as usize).iter().enumerate() {
-        wc.sent(i as u64 + 1, Verb::RdmaWrite);
+        wc.expect_sent(i as u64 + 1, Verb::RdmaWrite);
     }
 }
 
@@ -143,8 +143,8 @@ fn a_consumed_receive_makes_room(env: &Env) {
     }
     for i in 0..3 * depth {
         pair.a.post(send([]).id(i));
-        pair.b.received().received(i, 0);
-        pair.a.sent().sent(i, Verb::Send);
+        pair.b.recv_completion().expect_received(i, 0);
+        pair.a.send_completion().expect_sent(i, Verb::Send);
         pair.b.recv(depth + i, []);
         assert!(pair.b.qp.try_recv(vec![recv(0, [])]).is_err(), "more than the depth");
     }
@@ -165,7 +165,7 @@ fn too_many_sges_are_refused_with_bad_wr(env: &Env) {
     let refused = pair.a.qp.try_post(wrs).expect_err("too many SGEs");
     assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
     assert_eq!(refused.bad, Some(1));
-    pair.a.sent().sent(1, Verb::RdmaWrite);
+    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
     pair.a.scq.expect_empty();
     let sges = (0..=pair.b.cap.max_recv_sge).map(|_| target.sge(0, 1));
     let refused = pair.b.qp.try_recv(vec![recv(1, []), recv(2, sges)]).expect_err("too many SGEs");
@@ -184,13 +184,13 @@ fn as_many_sges_as_granted_work(env: &Env) {
     source.memory.fill(5);
     let target = pair.b.buf(n * 3);
     pair.a.post(write(source.split(0, n * 3, &vec![2; n - 1]), target.remote()));
-    pair.a.sent().sent(0, Verb::RdmaWrite);
+    pair.a.send_completion().expect_sent(0, Verb::RdmaWrite);
     target.memory.check(5);
     let n = (pair.b.cap.max_recv_sge as usize).min(3 * n);
     target.memory.write(0, &[0; 1]);
     pair.b.recv(1, target.split(0, target.memory.len(), &vec![1; n - 1]));
     pair.a.post(send([source.all()]).id(1));
-    pair.b.received().received(1, source.memory.len());
+    pair.b.recv_completion().expect_received(1, source.memory.len());
     target.memory.check(5);
 }
 
@@ -205,10 +205,10 @@ fn a_postlist_fills_the_queue_at_once(env: &Env) {
             let sends = (0..u64::from(depth)).map(|i| send([]).id(round << 32 | i)).collect();
             pair.a.post_list(sends);
             for (i, wc) in pair.b.rcq.take(depth as usize).iter().enumerate() {
-                wc.received(i as u64, 0);
+                wc.expect_received(i as u64, 0);
             }
             for (i, wc) in pair.a.scq.take(depth as usize).iter().enumerate() {
-                wc.sent(round << 32 | i as u64, Verb::Send);
+                wc.expect_sent(round << 32 | i as u64, Verb::Send);
             }
         }
         drop(source);
@@ -242,7 +242,7 @@ fn completions_come_in_order(env: &Env) {
         let consuming = verbs.iter().filter(|verb| verb.recv_opcode().is_some()).count();
         drop(pair.b.rcq.take(consuming));
         for (i, wc) in pair.a.scq.take(40).iter().enumerate() {
-            wc.sent(round << 8 | i as u64, verbs[i]);
+            wc.expect_sent(round << 8 | i as u64, verbs[i]);
         }
     }
 }
@@ -265,7 +265,7 @@ fn receives_are_taken_in_order(env: &Env) {
             pair.a.post(send([source.sge(i, 1)]).unsignaled());
         }
         for (i, wc) in pair.b.rcq.take(50).iter().enumerate() {
-            wc.received(i as u64 * 3, grh + 1);
+            wc.expect_received(i as u64 * 3, grh + 1);
             assert_eq!(buf.memory.read(i * 64 + grh, 1), source.memory.read(i, 1));
         }
     }
@@ -284,11 +284,11 @@ fn queues_wrap_around(env: &Env) {
         source.memory.store(0, round);
         pair.a.post_list((0..burst).map(|i| send([source.all()]).id(round << 4 | i)).collect());
         for (i, wc) in pair.b.rcq.take(usize::try_from(burst).unwrap()).iter().enumerate() {
-            wc.received(round << 4 | i as u64, 8);
+            wc.expect_received(round << 4 | i as u64, 8);
             assert_eq!(target.memory.load(8 * i), round);
         }
         for (i, wc) in pair.a.scq.take(usize::try_from(burst).unwrap()).iter().enumerate() {
-            wc.sent(round << 4 | i as u64, Verb::Send);
+            wc.expect_sent(round << 4 | i as u64, Verb::Send);
         }
     }
 }
@@ -301,8 +301,8 @@ fn a_queue_pair_without_send_queue(env: &Env) {
     let target = pair.b.buf(8);
     pair.b.recv(1, [target.all()]);
     pair.a.post(send([source.all()]).id(2));
-    pair.b.received().received(1, 8);
-    pair.a.sent().sent(2, Verb::Send);
+    pair.b.recv_completion().expect_received(1, 8);
+    pair.a.send_completion().expect_sent(2, Verb::Send);
     if pair.b.cap.max_send_wr == 0 {
         let refused = pair.b.qp.try_post(vec![send([]).id(3)]).expect_err("there is no send queue");
         assert!([libc::ENOMEM, libc::EINVAL].contains(&refused.errno));
@@ -316,10 +316,10 @@ fn a_queue_pair_without_receive_queue(env: &Env) {
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
     pair.a.post(write([source.all()], target.remote()).id(2));
-    pair.a.sent().sent(2, Verb::RdmaWrite);
+    pair.a.send_completion().expect_sent(2, Verb::RdmaWrite);
     if env.has(Cap::Read) {
         pair.b.post(read([target.all()], source.remote()).id(2));
-        pair.b.sent().sent(2, Verb::RdmaRead);
+        pair.b.send_completion().expect_sent(2, Verb::RdmaRead);
     }
     if pair.a.cap.max_recv_wr == 0 {
         let refused = pair.a.qp.try_recv(vec![recv(3, [])]).expect_err("there is no receive queue");
@@ -342,9 +342,9 @@ fn one_cq_for_both_queues(env: &Env) {
         a.post(send([]).id(i));
         let mut wcs = cq.take(2);
         wcs.sort_by_key(|wc| wc.id());
-        wcs[0].sent(i, Verb::Send);
+        wcs[0].expect_sent(i, Verb::Send);
         assert_eq!(wcs[0].qpn(), a.qp.qpn());
-        wcs[1].received(1000 + i, 0);
+        wcs[1].expect_received(1000 + i, 0);
         assert_eq!(wcs[1].qpn(), b.qp.qpn());
     }
 }
@@ -370,7 +370,7 @@ fn completions_of_sends_are_not_put_off_for_ever(env: &Env) {
         a.recv(1000 + i, []);
         b.recv(i, []);
         a.post(send([]).id(i));
-        b.received().received(i, 0);
+        b.recv_completion().expect_received(i, 0);
         b.post(send([]).id(i));
         taken.extend(cq.take(1));
     }
@@ -428,24 +428,24 @@ fn answered_sends_complete_and_others_when_they_are_taken(env: &Env) {
             pair.a.recv(turn, [reply]);
             pair.b.recv(turn, [question]);
             pair.a.post(send([request]).id(turn));
-            pair.b.received().received(turn, len);
+            pair.b.recv_completion().expect_received(turn, len);
             let taken_only = turn % 20 == 19;
             if taken_only {
-                pair.a.sent().sent(turn, Verb::Send);
+                pair.a.send_completion().expect_sent(turn, Verb::Send);
             }
             pair.b.post(send([answer]).id(turn));
             // The answer is outstanding when the completion is polled, or has been received.
             let answered_first = turn % 2 == 0;
             if answered_first {
-                pair.a.received().received(turn, len);
+                pair.a.recv_completion().expect_received(turn, len);
             }
             if !taken_only {
-                pair.a.sent().sent(turn, Verb::Send);
+                pair.a.send_completion().expect_sent(turn, Verb::Send);
             }
             if !answered_first {
-                pair.a.received().received(turn, len);
+                pair.a.recv_completion().expect_received(turn, len);
             }
-            pair.b.sent().sent(turn, Verb::Send);
+            pair.b.send_completion().expect_sent(turn, Verb::Send);
         }
         for connection in 0..2 {
             pair.a.post(send([request]).id(1000));
@@ -453,12 +453,12 @@ fn answered_sends_complete_and_others_when_they_are_taken(env: &Env) {
             // An answer to another message.
             pair.a.recv(1001, [reply]);
             pair.b.post(send([answer]).id(1001));
-            pair.a.received().received(1001, len);
+            pair.a.recv_completion().expect_received(1001, len);
             pair.a.scq.expect_empty();
             pair.b.recv(1000, [question]);
-            pair.b.received().received(1000, len);
-            pair.a.sent().sent(1000, Verb::Send);
-            pair.b.sent().sent(1001, Verb::Send);
+            pair.b.recv_completion().expect_received(1000, len);
+            pair.a.send_completion().expect_sent(1000, Verb::Send);
+            pair.b.send_completion().expect_sent(1001, Verb::Send);
             if connection == 0 {
                 pair.a.qp.to_state(IBV_QPS_RESET);
                 pair.b.qp.to_state(IBV_QPS_RESET);
@@ -493,14 +493,14 @@ fn one_cq_for_hundreds_of_queue_pairs(env: &Env) {
     let mut next = std::collections::HashMap::new();
     for wc in b.rcq.take(8 * PAIRS) {
         let next: &mut u64 = next.entry(wc.qpn()).or_default();
-        wc.received(*next, 0);
+        wc.expect_received(*next, 0);
         *next += 1;
     }
     assert_eq!(next.len(), PAIRS);
     let mut next = std::collections::HashMap::new();
     for wc in a.scq.take(8 * PAIRS) {
         let next: &mut u64 = next.entry(wc.qpn()).or_default();
-        wc.sent(*next, Verb::Send);
+        wc.expect_sent(*next, Verb::Send);
         *next += 1;
     }
     // One queue pair that always sends, and one that sends once.
@@ -509,7 +509,7 @@ fn one_cq_for_hundreds_of_queue_pairs(env: &Env) {
         rare.1.recv(99, []);
         rare.0.post(send([]).id(99));
         let mut heard = false;
-        let deadline = std::time::Instant::now() + crate::harness::patience();
+        let deadline = std::time::Instant::now() + crate::harness::wait_limit();
         // The busy queue is never full, even if acknowledgements are slow.
         let mut in_flight = 0;
         while !heard {
@@ -553,15 +553,15 @@ fn busy_sends_do_not_starve_receives(env: &Env) {
         pair.a.post(write([source.all()], target.remote()).id(1));
         let wc = cq.next();
         if wc.id() == 2 {
-            wc.received(2, 0);
+            wc.expect_received(2, 0);
             break;
         }
-        wc.sent(1, Verb::RdmaWrite);
+        wc.expect_sent(1, Verb::RdmaWrite);
         polls += 1;
         assert!(polls < 2000, "receives starve");
     }
     drop(cq.drain());
-    pair.b.sent().sent(3, Verb::Send);
+    pair.b.send_completion().expect_sent(3, Verb::Send);
     for _ in 0..2 {
         pair.a.recv(2, []);
         pair.b.post(send([]).id(3));
@@ -574,10 +574,10 @@ fn busy_sends_do_not_starve_receives(env: &Env) {
         drop(pair.b.scq.poll(16));
         let wc = cq.next();
         if wc.id() == 1 {
-            wc.sent(1, Verb::RdmaWrite);
+            wc.expect_sent(1, Verb::RdmaWrite);
             break;
         }
-        wc.received(2, 0);
+        wc.expect_received(2, 0);
         polls += 1;
         assert!(polls < 2000, "sends starve");
     }
@@ -606,7 +606,7 @@ fn a_deep_queue_of_messages_that_wait(env: &Env) {
                 pair.b.recv(next + i, [target.sge(i * len as u64, len)]);
             }
             for i in 0..batch {
-                pair.b.received().received(next + i, len);
+                pair.b.recv_completion().expect_received(next + i, len);
                 let at = usize::try_from((next + i) % 64).unwrap() * len;
                 let got = target.memory.read(usize::try_from(i).unwrap() * len, len);
                 crate::memory::same(&got, &expected[at..at + len], at);
@@ -614,7 +614,7 @@ fn a_deep_queue_of_messages_that_wait(env: &Env) {
             next += batch;
         }
         for (i, wc) in pair.a.scq.take(depth as usize).iter().enumerate() {
-            wc.sent(i as u64, Verb::Send);
+            wc.expect_sent(i as u64, Verb::Send);
         }
     }
 }
@@ -629,7 +629,7 @@ fn poll_takes_no_more_than_asked_for(env: &Env) {
     while next < 10 {
         for max in [1, 3] {
             for wc in pair.a.scq.poll(max) {
-                wc.sent(next, Verb::RdmaWrite);
+                wc.expect_sent(next, Verb::RdmaWrite);
                 next += 1;
             }
         }
@@ -659,7 +659,7 @@ fn an_overflowing_cq_loses_nothing_silently(env: &Env) {
         assert!([IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL].contains(&event.kind()));
     } else {
         for (i, wc) in wcs.iter().enumerate() {
-            wc.sent(i as u64, Verb::RdmaWrite);
+            wc.expect_sent(i as u64, Verb::RdmaWrite);
         }
     }
 }

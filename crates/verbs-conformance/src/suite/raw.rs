@@ -66,7 +66,7 @@ fn transmit(raw: &Raw, frame: &[u8]) {
     let source = raw.pd.buf(frame.len());
     source.memory.write(0, frame);
     raw.qp.post(send([source.all()]).id(7));
-    raw.cq.next().sent(7, Verb::Send);
+    raw.cq.next().expect_sent(7, Verb::Send);
 }
 
 /// Returns a receiver with this rule and `recvs` posted receives, whose `wr_id` count from 0.
@@ -78,7 +78,7 @@ fn receiver(env: &Env, rule: &Rule, recvs: u64) -> (Raw, Vec<Buf>) {
         buffer
     });
     let buffers = buffers.collect();
-    raw.steer(rule);
+    raw.add_flow(rule);
     (raw, buffers)
 }
 
@@ -86,7 +86,7 @@ fn receiver(env: &Env, rule: &Rule, recvs: u64) -> (Raw, Vec<Buf>) {
 #[track_caller]
 fn got(cq: &Cq, buffers: &[Buf], id: u64, frame: &[u8]) -> Wc {
     let wc = cq.next();
-    wc.received(id, frame.len());
+    wc.expect_received(id, frame.len());
     let at = usize::try_from(id).expect("few");
     assert_eq!(buffers[at].memory.read(0, frame.len()), frame);
     wc
@@ -206,7 +206,7 @@ fn the_best_priority_traps(env: &Env) {
     best.flows.clear();
     let mut passing = first.clone();
     passing.attr.flags = IBV_FLOW_ATTR_FLAGS_DONT_TRAP;
-    best.steer(&passing);
+    best.add_flow(&passing);
     transmit(&sender, &frames[0]);
     got(&best.cq, &in_best, 1, &frames[0]);
     got(&second.cq, &in_second, 1, &frames[0]);
@@ -216,7 +216,7 @@ fn the_best_priority_traps(env: &Env) {
         r#type: IBV_FLOW_SPEC_ACTION_DROP,
         size: u16::try_from(size_of::<ibv_flow_spec_action_drop>()).expect("short"),
     };
-    best.steer(&first.spec(drop));
+    best.add_flow(&first.spec(drop));
     transmit(&sender, &frames[0]);
     best.cq.expect_empty();
     second.cq.expect_empty();
@@ -276,7 +276,7 @@ fn several_flows_bring_a_frame_once(env: &Env) {
         rule
     };
     let (mut receiver, buffers) = receiver(env, &passing, 2);
-    receiver.steer(&Rule::to(env, mac(1)).priority(1));
+    receiver.add_flow(&Rule::to(env, mac(1)).priority(1));
     let frame = datagram(mac(1), 1, &[1; 60]);
     transmit(&sender, &frame);
     got(&receiver.cq, &buffers, 0, &frame);
@@ -301,7 +301,7 @@ fn a_flow_ends(env: &Env) {
     transmit(&sender, &frame);
     receiver.cq.expect_empty();
     // A new flow may follow.
-    receiver.steer(&Rule::to(env, mac(1)));
+    receiver.add_flow(&Rule::to(env, mac(1)));
     transmit(&sender, &frame);
     got(&receiver.cq, &buffers, 0, &frame);
 }
@@ -323,7 +323,7 @@ fn flows_tag_completions(env: &Env) {
         receiver.qp.recv(id, [buffer.all()]);
     }
     for (last, tag_id) in [(1, 0xabc), (2, 0xdef)] {
-        receiver.steer(&Rule::to(env, mac(last)).spec(tag(tag_id)));
+        receiver.add_flow(&Rule::to(env, mac(last)).spec(tag(tag_id)));
         transmit(&sender, &datagram(mac(last), 1, &[1; 60]));
         assert_eq!(next_flow_tag(&receiver.cq), Some(tag_id));
     }
@@ -372,7 +372,7 @@ fn short_frames_are_padded_and_impossible_ones_fail(env: &Env) {
         let sender = Raw::new(env);
         let source = sender.pd.buf(len.max(1));
         sender.qp.post(send([source.sge(0, len)]).id(1));
-        sender.cq.next().failed(1, &[IBV_WC_LOC_LEN_ERR]);
+        sender.cq.next().expect_failed(1, &[IBV_WC_LOC_LEN_ERR]);
         sender.qp.await_state(IBV_QPS_SQE);
     }
 }
@@ -401,7 +401,7 @@ fn a_frame_is_read_when_it_is_posted(env: &Env) {
         source.memory.write(i * 9000, frame);
         sender.qp.post(send([source.sge(i as u64 * 9000, frame.len())]));
     }
-    std::thread::sleep(crate::objects::MOMENT);
+    std::thread::sleep(crate::objects::QUIET_PERIOD);
     for i in 0..frames.len() {
         source.memory.write(i * 9000 + 100, &[0xee; 7000]);
     }
@@ -410,7 +410,7 @@ fn a_frame_is_read_when_it_is_posted(env: &Env) {
         receiver.qp.recv(id, [target.sge(id * 9000, 9000)]);
     }
     for wc in receiver.cq.drain() {
-        wc.received(wc.id(), frames[0].len());
+        wc.expect_received(wc.id(), frames[0].len());
         let at = usize::try_from(wc.id()).expect("few") * 9000;
         let found = target.memory.read(at, frames[0].len());
         assert!(frames.contains(&found), "{:02x?}", &found[..64]);
@@ -497,7 +497,7 @@ fn work_queues(raw: &Raw, count: usize, recvs: u64) -> (Vec<Wq>, Buf) {
     let wqs = (0..count).map(|_| {
         let wq = Wq::new(&raw.pd, &raw.ctx.cq(64)).expect("ibv_create_wq");
         assert_eq!(wq.to_state(IBV_WQS_RDY), 0);
-        assert_eq!(wq.believed_state(), IBV_WQS_RDY);
+        assert_eq!(wq.cached_state(), IBV_WQS_RDY);
         for id in 0..recvs {
             wq.recv(id, &buffer).expect("ibv_post_wq_recv");
         }
@@ -552,7 +552,7 @@ fn work_queues_have_states(env: &Env) {
     let raw = Raw::new(env);
     let wq = Wq::new(&raw.pd, &raw.cq).expect("ibv_create_wq");
     let buffer = raw.pd.buf(64);
-    assert_eq!(wq.believed_state(), IBV_WQS_RESET);
+    assert_eq!(wq.cached_state(), IBV_WQS_RESET);
     let refused = Refused {
         errno: libc::EINVAL,
         bad: Some(0),
@@ -562,7 +562,7 @@ fn work_queues_have_states(env: &Env) {
     assert_eq!(wq.recv(1, &buffer), Ok(()));
     assert_eq!(wq.to_state(IBV_WQS_ERR), 0);
     let wc = raw.cq.next();
-    wc.flushed(1);
+    wc.expect_flushed(1);
     assert_eq!(wc.qpn(), wq.number());
     assert_eq!(wq.to_state(IBV_WQS_RDY), libc::EINVAL);
     assert_eq!(wq.to_state(IBV_WQS_RESET), 0);

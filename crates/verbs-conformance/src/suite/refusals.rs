@@ -43,8 +43,8 @@ pub(super) fn expect_refused(pair: &Pair, wr: SendWr) {
         Err(refused) => {
             assert!([libc::EINVAL, libc::EOPNOTSUPP].contains(&refused.errno), "{refused:?}");
             assert_eq!(refused.bad, Some(1), "bad_wr");
-            pair.b.received().received(70, 8 + grh);
-            a.sent().sent(71, Verb::Send);
+            pair.b.recv_completion().expect_received(70, 8 + grh);
+            a.send_completion().expect_sent(71, Verb::Send);
             a.expect_silence();
             assert_eq!(a.qp.state(), IBV_QPS_RTS);
             pair.check_works();
@@ -52,9 +52,9 @@ pub(super) fn expect_refused(pair: &Pair, wr: SendWr) {
         Ok(()) => {
             let env = a.ctx.env();
             assert!(!env.has(Cap::ImmediateChecks), "ibv_post_send took it");
-            pair.b.received().received(70, 8 + grh);
-            a.sent().sent(71, Verb::Send);
-            a.sent().failed(72, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_REM_INV_REQ_ERR]);
+            pair.b.recv_completion().expect_received(70, 8 + grh);
+            a.send_completion().expect_sent(71, Verb::Send);
+            a.send_completion().expect_failed(72, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_REM_INV_REQ_ERR]);
         }
     }
 }
@@ -115,11 +115,11 @@ fn read_and_atomics_cannot_be_inline(env: &Env) {
         match pair.a.qp.try_post(vec![wr]) {
             Err(refused) => assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0))),
             Ok(()) => {
-                let wc = pair.a.sent();
+                let wc = pair.a.send_completion();
                 if wc.status() == IBV_WC_SUCCESS {
                     assert_eq!(local.memory.load(0), 42);
                 } else {
-                    wc.failed(1, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_PROT_ERR]);
+                    wc.expect_failed(1, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_PROT_ERR]);
                 }
             }
         }
@@ -143,9 +143,9 @@ fn ud_message_of_more_than_the_mtu_is_not_sent(env: &Env) {
                 assert_eq!(refused.bad, Some(0));
             }
             Ok(()) => {
-                let wc = pair.a.sent();
+                let wc = pair.a.send_completion();
                 if wc.status() != IBV_WC_SUCCESS {
-                    wc.failed(2, &[IBV_WC_LOC_LEN_ERR]);
+                    wc.expect_failed(2, &[IBV_WC_LOC_LEN_ERR]);
                 }
             }
         }
@@ -175,7 +175,7 @@ fn a_message_beyond_4_gib_is_refused(env: &Env) {
                     assert!([libc::EINVAL, libc::ENOMEM].contains(&refused.errno), "{refused:?}");
                 }
                 Ok(()) => {
-                    pair.a.sent().failed(2, &[IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR]);
+                    pair.a.send_completion().expect_failed(2, &[IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR]);
                 }
             }
             target.memory.check_byte(0, 64, 0);
@@ -208,7 +208,7 @@ fn a_length_in_the_sge_beyond_the_region_is_refused(env: &Env) {
                 // The remote range is invalid, too: either side may report its error first.
                 let mut statuses = env.failure(IBV_WC_LOC_PROT_ERR);
                 statuses.extend([IBV_WC_LOC_LEN_ERR, IBV_WC_REM_ACCESS_ERR]);
-                pair.a.sent().failed(2, &statuses);
+                pair.a.send_completion().expect_failed(2, &statuses);
             }
         }
         remote.memory.check_byte(0, 4096, 0);

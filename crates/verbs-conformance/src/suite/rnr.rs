@@ -34,8 +34,8 @@ fn rnr_retry_0_gives_up_at_once(env: &Env) {
             let pair = Spec::rc().memory(memory).rnr_retry(0).pair(env);
             let source = pair.a.buf(len + 1);
             pair.a.post_list(vec![send([source.sge(0, len)]).id(1), send([]).id(2)]);
-            pair.a.sent().failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
-            pair.a.sent().flushed(2);
+            pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+            pair.a.send_completion().expect_flushed(2);
             assert_eq!(pair.a.qp.state(), IBV_QPS_ERR);
         }
     }
@@ -46,13 +46,13 @@ fn rnr_retry_0_gives_up_on_write_with_imm(env: &Env) {
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
     pair.a.post(write_imm([source.all()], target.remote(), 1).id(1));
-    pair.a.sent().failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+    pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
 }
 
 fn rnr_retry_3_gives_up_after_a_while(env: &Env) {
     let pair = Spec::rc().rnr_retry(3).pair(env);
     pair.a.post(send([]).id(1));
-    pair.a.sent().failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+    pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
     pair.b.expect_silence();
 }
 
@@ -68,8 +68,8 @@ fn rnr_retry_7_waits_for_the_receive(env: &Env) {
             pair.a.scq.expect_empty();
             pair.b.rcq.expect_empty();
             pair.b.recv(2, [target.sge(0, len)]);
-            pair.b.received().received(2, len);
-            pair.a.sent().sent(1, Verb::Send);
+            pair.b.recv_completion().expect_received(2, len);
+            pair.a.send_completion().expect_sent(1, Verb::Send);
             target.memory.check_at(0, len, 3);
         }
     }
@@ -83,10 +83,10 @@ fn rnr_retry_7_waits_for_write_with_imm(env: &Env) {
     pair.a.post(write_imm([source.all()], target.remote(), 9).id(1));
     pair.a.scq.expect_empty();
     pair.b.recv(2, []);
-    let wc = pair.b.received();
-    wc.ok(2, IBV_WC_RECV_RDMA_WITH_IMM);
+    let wc = pair.b.recv_completion();
+    wc.expect_success(2, IBV_WC_RECV_RDMA_WITH_IMM);
     assert_eq!((wc.raw().byte_len, wc.imm()), (100, Some(9)));
-    pair.a.sent().sent(1, Verb::RdmaWrite);
+    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
     target.memory.check(3);
 }
 
@@ -103,9 +103,9 @@ fn what_follows_waits_too(env: &Env) {
         pair.a.scq.expect_empty();
         assert_eq!(target.memory.load(0), 0, "the WRITE overtook the SEND");
         pair.b.recv(3, []);
-        pair.b.received().received(3, 0);
-        pair.a.sent().sent(1, Verb::Send);
-        pair.a.sent().sent(2, Verb::RdmaWrite);
+        pair.b.recv_completion().expect_received(3, 0);
+        pair.a.send_completion().expect_sent(1, Verb::Send);
+        pair.a.send_completion().expect_sent(2, Verb::RdmaWrite);
         assert_eq!(target.memory.load(0), 7);
     }
 }
@@ -117,7 +117,7 @@ fn the_receiver_is_not_harmed(env: &Env) {
     let source = pair.a.buf(64);
     source.memory.fill(1);
     pair.a.post(send([source.all()]).id(1));
-    pair.a.sent().failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+    pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
     assert_eq!(pair.b.qp.state(), IBV_QPS_RTS);
     let target = pair.b.buf(64);
     pair.b.recv(2, [target.all()]);
@@ -136,10 +136,10 @@ fn several_messages_wait_in_order(env: &Env) {
             std::thread::sleep(Duration::from_millis(2));
         }
         pair.b.recv(i, [target.sge(i * 8, 8)]);
-        pair.b.received().received(i, 8);
+        pair.b.recv_completion().expect_received(i, 8);
     }
     for i in 0..16 {
-        pair.a.sent().sent(i, Verb::Send);
+        pair.a.send_completion().expect_sent(i, Verb::Send);
     }
     target.memory.check(4);
 }
@@ -150,24 +150,24 @@ fn waiting_while_the_other_way_goes_on(env: &Env) {
     for i in 0..50 {
         pair.a.recv(i, []);
         pair.b.post(send([]).id(i));
-        pair.a.received().received(i, 0);
-        pair.b.sent().sent(i, Verb::Send);
+        pair.a.recv_completion().expect_received(i, 0);
+        pair.b.send_completion().expect_sent(i, Verb::Send);
     }
     pair.b.recv(2, []);
-    pair.b.received().received(2, 0);
-    pair.a.sent().sent(1, Verb::Send);
+    pair.b.recv_completion().expect_received(2, 0);
+    pair.a.send_completion().expect_sent(1, Verb::Send);
 }
 
 fn an_empty_srq_is_not_ready_either(env: &Env) {
     let pair = Spec::rc().with_srq().rnr_retry(0).pair(env);
     pair.a.post(send([]).id(1));
-    pair.a.sent().failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+    pair.a.send_completion().expect_failed(1, &[IBV_WC_RNR_RETRY_EXC_ERR]);
     let pair = Spec::rc().with_srq().pair(env);
     pair.a.post(send([]).id(1));
     pair.a.scq.expect_empty();
     pair.b.recv(2, []);
-    pair.b.received().received(2, 0);
-    pair.a.sent().sent(1, Verb::Send);
+    pair.b.recv_completion().expect_received(2, 0);
+    pair.a.send_completion().expect_sent(1, Verb::Send);
 }
 
 fn lost(env: &Env, spec: &Spec) {
@@ -175,18 +175,18 @@ fn lost(env: &Env, spec: &Spec) {
     let buf = pair.b.buf(64);
     for i in 0..5 {
         pair.a.post(send([]).id(i));
-        pair.a.sent().sent(i, Verb::Send);
+        pair.a.send_completion().expect_sent(i, Verb::Send);
     }
     pair.b.expect_silence();
     pair.b.recv(1, [buf.all()]);
     pair.b.expect_silence();
     pair.a.post(send([]).id(9));
-    pair.b.received().received(1, pair.b.grh_len());
-    pair.a.sent().sent(9, Verb::Send);
+    pair.b.recv_completion().expect_received(1, pair.b.grh_len());
+    pair.a.send_completion().expect_sent(9, Verb::Send);
     if env.has(Cap::Uc) && pair.b.grh_len() == 0 {
         let source = pair.a.buf(8);
         pair.a.post(write_imm([source.all()], buf.remote(), 1).id(10));
-        pair.a.sent().sent(10, Verb::RdmaWrite);
+        pair.a.send_completion().expect_sent(10, Verb::RdmaWrite);
         pair.b.expect_silence();
     }
 }
@@ -197,7 +197,7 @@ fn going_to_err_ends_the_waiting(env: &Env) {
     std::thread::sleep(Duration::from_millis(3));
     pair.a.qp.to_state(IBV_QPS_ERR);
     for i in 0..3 {
-        pair.a.sent().flushed(i);
+        pair.a.send_completion().expect_flushed(i);
     }
     pair.a.expect_silence();
     // A flush error does not say whether the messages were delivered; the receiver itself is not affected.

@@ -5,7 +5,7 @@ use verbs_abi::*;
 use crate::Env;
 use crate::env::Cap;
 use crate::harness::case;
-use crate::objects::{Context, MOMENT};
+use crate::objects::{Context, QUIET_PERIOD};
 use crate::pair::{Pair, Side, Spec};
 use crate::wr::{Verb, recv, send};
 
@@ -93,10 +93,10 @@ fn queue_pairs_share_it_in_order(env: &Env) {
         let (pair, buf, seed) =
             if i % 3 == 0 { (&first, &source, 1) } else { (&second, &other, 2) };
         pair.a.post(send([buf.all()]).id(i));
-        let wc = first.b.received();
-        wc.received(i, 8);
+        let wc = first.b.recv_completion();
+        wc.expect_received(i, 8);
         assert_eq!(wc.qpn(), pair.b.qp.qpn(), "qp_num tells whose message it is");
-        pair.a.sent().sent(i, Verb::Send);
+        pair.a.send_completion().expect_sent(i, Verb::Send);
         target.memory.check_at(usize::try_from(i).unwrap() * 8, 8, seed);
     }
 }
@@ -114,7 +114,7 @@ fn receives_go_to_whoever_is_first(env: &Env) {
             first.b.recv(0, []);
             let wcs = first.b.rcq.take(9);
             assert!(wcs.iter().all(|wc| wc.status() == 0 && wc.qpn() == second.b.qp.qpn()));
-            second.a.sent().sent(99, Verb::Send);
+            second.a.send_completion().expect_sent(99, Verb::Send);
         }
     }
     drop(first.b.rcq.take(6));
@@ -132,8 +132,8 @@ fn posting_to_the_queue_pair_is_refused(env: &Env) {
 fn consume(pair: &Pair, n: u64) {
     for i in 0..n {
         pair.a.post(send([]).id(i));
-        assert_eq!(pair.b.received().status(), 0);
-        pair.a.sent().sent(i, Verb::Send);
+        assert_eq!(pair.b.recv_completion().status(), 0);
+        pair.a.send_completion().expect_sent(i, Verb::Send);
     }
 }
 
@@ -146,14 +146,14 @@ fn the_limit_is_an_event_once(env: &Env) {
     }
     srq.modify(None, Some(5)).expect("ibv_modify_srq");
     consume(&pair, 5);
-    assert!(pair.b.ctx.async_event(MOMENT).is_none(), "5 are left, which is not below 5");
+    assert!(pair.b.ctx.async_event(QUIET_PERIOD).is_none(), "5 are left, which is not below 5");
     consume(&pair, 1);
     let event = pair.b.ctx.next_async_event();
     assert_eq!(event.kind(), IBV_EVENT_SRQ_LIMIT_REACHED);
     assert!(event.is_of_srq(srq));
     drop(event);
     consume(&pair, 3);
-    assert!(pair.b.ctx.async_event(MOMENT).is_none(), "the event disarms the limit");
+    assert!(pair.b.ctx.async_event(QUIET_PERIOD).is_none(), "the event disarms the limit");
     assert_eq!(srq.query().srq_limit, 0);
 }
 
@@ -171,7 +171,7 @@ fn the_limit_can_be_set_again_and_off(env: &Env) {
     srq.modify(None, Some(10)).expect("ibv_modify_srq");
     srq.modify(None, Some(0)).expect("off");
     consume(&pair, 10);
-    assert!(pair.b.ctx.async_event(MOMENT).is_none());
+    assert!(pair.b.ctx.async_event(QUIET_PERIOD).is_none());
 }
 
 fn a_limit_beyond_the_size_is_refused(env: &Env) {
@@ -213,10 +213,10 @@ fn datagrams_share_it_too(env: &Env) {
         first.b.recv(i, [target.all()]);
         let pair = if i % 2 == 0 { &first } else { &second };
         pair.a.post(send([]).id(i));
-        let wc = first.b.received();
-        wc.received(i, 40);
+        let wc = first.b.recv_completion();
+        wc.expect_received(i, 40);
         assert_eq!((wc.qpn(), wc.raw().src_qp), (pair.b.qp.qpn(), pair.a.qp.qpn()));
-        pair.a.sent().sent(i, Verb::Send);
+        pair.a.send_completion().expect_sent(i, Verb::Send);
     }
 }
 
@@ -227,17 +227,17 @@ fn a_failing_receive_takes_only_its_queue_pair_down(env: &Env) {
     first.b.recv(1, [target.sge(0, 10)]);
     first.b.recv(2, [target.all()]);
     first.a.post(send([source.all()]).id(3));
-    let wc = first.b.received();
-    wc.failed(1, &env.failure(IBV_WC_LOC_LEN_ERR));
+    let wc = first.b.recv_completion();
+    wc.expect_failed(1, &env.failure(IBV_WC_LOC_LEN_ERR));
     assert_eq!(wc.qpn(), first.b.qp.qpn());
-    first.a.sent().failed(3, &env.failure(IBV_WC_REM_INV_REQ_ERR));
+    first.a.send_completion().expect_failed(3, &env.failure(IBV_WC_REM_INV_REQ_ERR));
     assert_eq!(first.b.qp.state(), IBV_QPS_ERR);
     // The other WRs of the SRQ remain for the other queue pair.
     first.b.rcq.expect_empty();
     let other = second.a.buf(100);
     second.a.post(send([other.all()]).id(4));
-    first.b.received().received(2, 100);
-    second.a.sent().sent(4, Verb::Send);
+    first.b.recv_completion().expect_received(2, 100);
+    second.a.send_completion().expect_sent(4, Verb::Send);
 }
 
 fn receives_survive_their_queue_pairs(env: &Env) {
@@ -250,8 +250,8 @@ fn receives_survive_their_queue_pairs(env: &Env) {
     first.b.rcq.expect_empty();
     for i in 0..5 {
         second.a.post(send([]).id(i));
-        second.b.received().received(i, 0);
-        second.a.sent().sent(i, Verb::Send);
+        second.b.recv_completion().expect_received(i, 0);
+        second.a.send_completion().expect_sent(i, Verb::Send);
     }
 }
 
@@ -276,8 +276,8 @@ fn wraps_around(env: &Env) {
         }
         for i in 0..n {
             pair.a.post(send([]).id(i));
-            pair.b.received().received(round << 8 | i, 0);
-            pair.a.sent().sent(i, Verb::Send);
+            pair.b.recv_completion().expect_received(round << 8 | i, 0);
+            pair.a.send_completion().expect_sent(i, Verb::Send);
         }
     }
 }
@@ -300,14 +300,14 @@ fn two_threads_post(env: &Env) {
         }
         scope.spawn(|| {
             for _ in 0..2 * EACH {
-                assert_eq!(first.b.received().status(), 0);
+                assert_eq!(first.b.recv_completion().status(), 0);
             }
         });
         for pair in [&first, &second] {
             scope.spawn(|| {
                 for i in 0..EACH {
                     pair.a.post(send([]).id(i));
-                    pair.a.sent().sent(i, Verb::Send);
+                    pair.a.send_completion().expect_sent(i, Verb::Send);
                 }
             });
         }

@@ -7,7 +7,7 @@ use verbs_abi::*;
 use crate::Env;
 use crate::env::Cap;
 use crate::harness::case;
-use crate::objects::MOMENT;
+use crate::objects::QUIET_PERIOD;
 use crate::pair::{Address, Pair, Side, Spec};
 use crate::wr::{Verb, recv, send, write};
 
@@ -55,7 +55,7 @@ fn modify_state(side: &Side, state: ibv_qp_state) -> Result<(), i32> {
 #[track_caller]
 fn expect_state(side: &Side, state: ibv_qp_state) {
     assert_eq!(side.qp.state(), state, "the state that ibv_query_qp gives");
-    assert_eq!(side.qp.believed_state(), state, "qp->state");
+    assert_eq!(side.qp.cached_state(), state, "qp->state");
 }
 
 fn walk(env: &Env, spec: &Spec) {
@@ -338,7 +338,7 @@ fn a_refused_change_changes_nothing(env: &Env) {
     let source = pair.a.buf(8);
     let target = pair.b.buf(8);
     pair.a.post(write([source.all()], target.remote()).id(1));
-    pair.a.sent().sent(1, Verb::RdmaWrite);
+    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
 }
 
 fn unknown_states_are_refused(env: &Env) {
@@ -438,8 +438,8 @@ fn receives_posted_in_init_are_used(env: &Env) {
     pair.a.connect(&to_b);
     for i in 0..3 {
         pair.a.post(send([]).id(i));
-        pair.b.received().received(i, 0);
-        pair.a.sent().sent(i, Verb::Send);
+        pair.b.recv_completion().expect_received(i, 0);
+        pair.a.send_completion().expect_sent(i, Verb::Send);
     }
 }
 
@@ -453,12 +453,12 @@ fn rtr_receives_and_does_not_send(env: &Env) {
     let target = pair.b.buf(8);
     source.memory.fill(3);
     pair.a.post(write([source.all()], target.remote()).id(1));
-    pair.a.sent().sent(1, Verb::RdmaWrite);
+    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
     target.memory.check(3);
     pair.b.recv(2, []);
     pair.a.post(send([]).id(3));
-    pair.b.received().received(2, 0);
-    pair.a.sent().sent(3, Verb::Send);
+    pair.b.recv_completion().expect_received(2, 0);
+    pair.a.send_completion().expect_sent(3, Verb::Send);
     if env.has(Cap::ImmediateChecks) {
         let refused = pair.b.qp.try_post(vec![send([])]).expect_err("a send in RTR");
         assert_eq!((refused.errno, refused.bad), (libc::EINVAL, Some(0)));
@@ -512,14 +512,14 @@ fn sqd_holds_sends_back_and_rts_resumes(env: &Env) {
         for i in 0..3 {
             pair.a.post(send([]).id(i));
         }
-        std::thread::sleep(MOMENT);
+        std::thread::sleep(QUIET_PERIOD);
         pair.a.expect_silence();
         pair.b.expect_silence();
         pair.a.qp.await_drained();
         modify_state(&pair.a, IBV_QPS_RTS).expect("SQD to RTS");
         for i in 0..3 {
-            pair.b.received().received(i, pair.b.grh_len());
-            pair.a.sent().sent(i, Verb::Send);
+            pair.b.recv_completion().expect_received(i, pair.b.grh_len());
+            pair.a.send_completion().expect_sent(i, Verb::Send);
         }
     }
 }
@@ -531,9 +531,9 @@ fn sqd_still_receives(env: &Env) {
     let target = pair.b.buf(8);
     pair.b.recv(1, []);
     pair.a.post_list(vec![write([source.all()], target.remote()).id(1), send([]).id(2)]);
-    pair.a.sent().sent(1, Verb::RdmaWrite);
-    pair.b.received().received(1, 0);
-    pair.a.sent().sent(2, Verb::Send);
+    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
+    pair.b.recv_completion().expect_received(1, 0);
+    pair.a.send_completion().expect_sent(2, Verb::Send);
 }
 
 fn sqd_changes_what_rts_cannot(env: &Env) {

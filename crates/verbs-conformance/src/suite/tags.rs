@@ -66,8 +66,8 @@ impl Tags {
 
     /// Takes the next completion of the receiver: an operation, or a part of a message.
     fn completes(&self, wr_id: u64, opcode: ibv_wc_opcode) -> Wc {
-        let wc = self.receiver.received();
-        wc.ok(wr_id, opcode);
+        let wc = self.receiver.recv_completion();
+        wc.expect_success(wr_id, opcode);
         wc
     }
 
@@ -105,7 +105,7 @@ fn a_message_goes_to_what_it_matches(env: &Env) {
             assert_eq!(wc.imm(), Some(77));
             let expected = IBV_WC_TM_MATCH | IBV_WC_TM_DATA_VALID | IBV_WC_WITH_IMM;
             assert_eq!(flags(&wc), expected);
-            tags.sender.sent().sent(i, Verb::SendWithImm);
+            tags.sender.send_completion().expect_sent(i, Verb::SendWithImm);
             to.memory.check_at(0, len, i + tag);
         }
     }
@@ -124,7 +124,7 @@ fn what_matches_nothing_is_unexpected(env: &Env) {
         assert_eq!((flags(&wc), wc.raw().byte_len), (0, 6016));
         assert_eq!(plain.memory.read(0, 16), header(operation, 0, 8));
         plain.memory.check_at(16, 6000, i);
-        tags.sender.sent().sent(i, Verb::Send);
+        tags.sender.send_completion().expect_sent(i, Verb::Send);
     }
 }
 
@@ -147,7 +147,7 @@ fn messages_without_a_tag_go_to_receives(env: &Env) {
         let wc = tags.completes(20 + i, IBV_WC_TM_NO_TAG);
         assert_eq!((flags(&wc), wc.raw().byte_len as usize), (0, bytes.len()));
         assert_eq!(plain.memory.read(0, bytes.len()), *bytes);
-        tags.sender.sent().sent(i, Verb::Send);
+        tags.sender.send_completion().expect_sent(i, Verb::Send);
     }
 }
 
@@ -160,20 +160,20 @@ fn what_comes_behind_an_unexpected_message_waits(env: &Env) {
     let message = tags.message(&header(EAGER, 0, 7), 8, 0);
     tags.send(0, &message);
     tags.completes(20, IBV_WC_TM_RECV);
-    tags.sender.sent().sent(0, Verb::Send);
+    tags.sender.send_completion().expect_sent(0, Verb::Send);
     // The program has not polled the unexpected message yet; otherwise it would not have added this receive.
     tags.tags.add(1, (7, ANY), &[tagged.all()]).expect("ibv_post_srq_ops");
     assert_eq!(flags(&tags.completes(1, IBV_WC_TM_ADD)), IBV_WC_TM_SYNC_REQ);
     tags.send(1, &message);
     tags.completes(21, IBV_WC_TM_RECV);
-    tags.sender.sent().sent(1, Verb::Send);
+    tags.sender.send_completion().expect_sent(1, Verb::Send);
     tags.tags.sync(2, 1).expect("ibv_post_srq_ops");
     assert_eq!(flags(&tags.completes(2, IBV_WC_TM_SYNC)), IBV_WC_TM_SYNC_REQ);
     tags.tags.sync(3, 2).expect("ibv_post_srq_ops");
     assert_eq!(flags(&tags.completes(3, IBV_WC_TM_SYNC)), 0);
     tags.send(2, &message);
     tags.completes(1, IBV_WC_TM_RECV);
-    tags.sender.sent().sent(2, Verb::Send);
+    tags.sender.send_completion().expect_sent(2, Verb::Send);
 }
 
 fn what_is_deleted_matches_nothing(env: &Env) {
@@ -185,10 +185,10 @@ fn what_is_deleted_matches_nothing(env: &Env) {
     tags.tags.srq.recv(20, [plain.all()]);
     tags.send(0, &tags.message(&header(EAGER, 0, 7), 8, 0));
     tags.completes(20, IBV_WC_TM_RECV);
-    tags.sender.sent().sent(0, Verb::Send);
+    tags.sender.send_completion().expect_sent(0, Verb::Send);
     // "Operation may fail due to concurrent tag consumption".
     tags.tags.delete(3, handle).expect("ibv_post_srq_ops");
-    tags.receiver.received().failed(3, &[IBV_WC_TM_ERR]);
+    tags.receiver.recv_completion().expect_failed(3, &[IBV_WC_TM_ERR]);
 }
 
 /// Returns a rendezvous message for `payload`.
@@ -230,10 +230,10 @@ fn a_rendezvous_is_read_and_finished(env: &Env) {
         found.extend(halves[1].memory.read(0, len - found.len()));
         assert_eq!(found, pattern(i, len));
         tags.completes(40, IBV_WC_TM_RECV);
-        tags.sender.received().received(50 + i, 16);
+        tags.sender.recv_completion().expect_received(50 + i, 16);
         assert_eq!(fins.memory.read(0, 16), header(FIN, 55, i));
-        tags.sender.sent().sent(i, Verb::Send);
-        tags.sender.sent().sent(10 + i, Verb::Send);
+        tags.sender.send_completion().expect_sent(i, Verb::Send);
+        tags.sender.send_completion().expect_sent(10 + i, Verb::Send);
     }
 }
 
@@ -245,7 +245,7 @@ fn a_rendezvous_that_cannot_be_read_fails(env: &Env) {
     tags.send(0, &rendezvous(&tags, 7, &payload, wrong));
     assert_eq!(flags(&tags.completes(1, IBV_WC_TM_RECV)), IBV_WC_TM_MATCH);
     let statuses = env.failure(IBV_WC_REM_ACCESS_ERR);
-    tags.receiver.received().failed(1, &statuses);
+    tags.receiver.recv_completion().expect_failed(1, &statuses);
     assert_eq!(tags.receiver.qp.state(), IBV_QPS_ERR);
 }
 
@@ -255,9 +255,9 @@ fn a_message_that_is_too_long_fails(env: &Env) {
     tags.add(1, 7, &to);
     tags.send(0, &tags.message(&header(EAGER, 0, 7), 100, 0));
     let statuses = env.failure(IBV_WC_LOC_LEN_ERR);
-    tags.receiver.received().failed(1, &statuses);
+    tags.receiver.recv_completion().expect_failed(1, &statuses);
     let statuses = env.failure(IBV_WC_REM_INV_REQ_ERR);
-    tags.sender.sent().failed(0, &statuses);
+    tags.sender.send_completion().expect_failed(0, &statuses);
 }
 
 /// "When a posted tagged buffer is insufficient to hold the data of a rendezvous request, the HW completes the buffer with an
@@ -270,24 +270,24 @@ fn a_rendezvous_that_is_too_long_is_left_to_the_program(env: &Env) {
     tags.add(1, 7, &to);
     tags.add(2, 7, &to);
     tags.send(0, &tags.message(&place, 0, 0));
-    tags.receiver.received().failed(1, &[IBV_WC_TM_RNDV_INCOMPLETE]);
+    tags.receiver.recv_completion().expect_failed(1, &[IBV_WC_TM_RNDV_INCOMPLETE]);
     assert_eq!(to.memory.read(0, 32), place);
-    tags.sender.sent().sent(0, Verb::Send);
+    tags.sender.send_completion().expect_sent(0, Verb::Send);
     // The program reads the payload and finishes; the queue pairs are unaffected.
     let all = tags.receiver.buf(100);
     payload.memory.fill(3);
     tags.receiver.post(read([all.all()], payload.remote()).id(4));
-    tags.receiver.sent().sent(4, Verb::RdmaRead);
+    tags.receiver.send_completion().expect_sent(4, Verb::RdmaRead);
     all.memory.check_at(0, 100, 3);
     tags.send(1, &tags.message(&header(EAGER, 0, 7), 50, 4));
     tags.completes(2, IBV_WC_TM_RECV);
-    tags.sender.sent().sent(1, Verb::Send);
+    tags.sender.send_completion().expect_sent(1, Verb::Send);
     // The tagged buffer must have room for the headers.
     let small = tags.receiver.buf(31);
     tags.add(3, 7, &small);
     tags.send(2, &tags.message(&place, 0, 0));
-    tags.receiver.received().failed(3, &env.failure(IBV_WC_LOC_LEN_ERR));
-    tags.sender.sent().failed(2, &env.failure(IBV_WC_REM_INV_REQ_ERR));
+    tags.receiver.recv_completion().expect_failed(3, &env.failure(IBV_WC_LOC_LEN_ERR));
+    tags.sender.send_completion().expect_failed(2, &env.failure(IBV_WC_REM_INV_REQ_ERR));
 }
 
 fn what_is_not_for_tags_is_refused(env: &Env) {
@@ -324,7 +324,7 @@ fn do_it(peer: &mut Peer, order: Order) {
 /// Starts another process connected with a new side of this one. The arguments are the numbers of tags of the
 /// SRQs in this process and in the other.
 fn with_peer(env: &Env, here: u32, there: u32) -> (Peer, Side, Remote) {
-    let spec = |tags| Spec::rc().impatient().with_tags(tags);
+    let spec = |tags| Spec::rc().short_timeouts().with_tags(tags);
     let mut peer = Peer::start(env);
     let make = Order::Make(Box::new(spec(there)), LEN + 4096);
     let Answer::Made(address, remote) = peer.ask(&make) else { panic!("nothing was made") };
@@ -336,8 +336,8 @@ fn with_peer(env: &Env, here: u32, there: u32) -> (Peer, Side, Remote) {
 
 /// Checks that the next completion of a side's receives is a tagged message.
 fn matched(side: &Side, wr_id: u64, expected: u32, len: usize) {
-    let wc = side.received();
-    wc.ok(wr_id, IBV_WC_TM_RECV);
+    let wc = side.recv_completion();
+    wc.expect_success(wr_id, IBV_WC_TM_RECV);
     assert_eq!((flags(&wc), wc.raw().byte_len as usize), (expected, len));
 }
 
@@ -351,7 +351,7 @@ fn messages_of_another_process_are_matched(env: &Env) {
     let (to, plain) = (side.buf(LEN), side.buf(4096));
     let add = |id, tag| {
         tags.add(id, (tag, ANY), &[to.all()]).expect("ibv_post_srq_ops");
-        side.received().ok(id, IBV_WC_TM_ADD);
+        side.recv_completion().expect_success(id, IBV_WC_TM_ADD);
     };
     for (seed, len) in [0, 1, 100, 5000, LEN - 16].into_iter().enumerate() {
         case(format!("an eager message of {len} bytes"));
@@ -387,7 +387,7 @@ fn messages_of_another_process_are_matched(env: &Env) {
     do_it(&mut peer, Order::Send(0, 16));
     matched(&side, 20, 0, 16);
     tags.sync(21, 1).expect("ibv_post_srq_ops");
-    side.received().ok(21, IBV_WC_TM_SYNC);
+    side.recv_completion().expect_success(21, IBV_WC_TM_SYNC);
     peer.end();
 }
 
@@ -412,16 +412,16 @@ fn another_process_matches(env: &Env) {
     message.memory.write(0, &rendezvous_header(8, payload.remote(), LEN));
     side.recv(9, [back.all()]);
     side.post(send([message.sge(0, 32)]).id(3));
-    side.sent().sent(3, Verb::Send);
+    side.send_completion().expect_sent(3, Verb::Send);
     finished(&mut peer, 2, LEN);
     finished(&mut peer, 2, LEN);
     do_it(&mut peer, Order::Check(0, LEN, 5));
-    side.received().received(9, 16);
+    side.recv_completion().expect_received(9, 16);
     assert_eq!(back.memory.read(0, 16), header(FIN, 55, 8));
     message.memory.write(0, &header(EAGER, 0, 7));
     message.memory.fill_at(16, 5000, 6);
     side.post(send([message.all()]).id(4));
-    side.sent().sent(4, Verb::Send);
+    side.send_completion().expect_sent(4, Verb::Send);
     finished(&mut peer, 1, 5000);
     do_it(&mut peer, Order::Check(0, 5000, 6));
     peer.end();
@@ -437,7 +437,7 @@ fn a_killed_sender_of_a_rendezvous_ends_it(env: &Env) {
         let (mut peer, side, remote) = with_peer(env, 4, 0);
         let (tags, to) = (side.tags.clone().expect("it has a list"), side.buf(LEN));
         tags.add(1, (7, ANY), &[to.all()]).expect("ibv_post_srq_ops");
-        side.received().ok(1, IBV_WC_TM_ADD);
+        side.recv_completion().expect_success(1, IBV_WC_TM_ADD);
         do_it(&mut peer, Order::Fill(0, LEN, 3));
         do_it(&mut peer, Order::Recv { id: 1, offset: BACK as u64, len: 64 });
         do_it(&mut peer, Order::Write(MESSAGE, rendezvous_header(7, remote, LEN)));
@@ -451,20 +451,20 @@ fn a_killed_sender_of_a_rendezvous_ends_it(env: &Env) {
                 continue;
             }
             Some(wc) => {
-                wc.ok(1, IBV_WC_TM_RECV);
+                wc.expect_success(1, IBV_WC_TM_RECV);
                 assert_eq!(flags(wc), IBV_WC_TM_MATCH);
-                side.received()
+                side.recv_completion()
             }
         };
         if ended.status() == IBV_WC_SUCCESS {
-            ended.ok(1, IBV_WC_TM_RECV);
+            ended.expect_success(1, IBV_WC_TM_RECV);
             to.memory.check_at(0, LEN, 3);
         } else {
-            ended.failed(1, &env.failure(IBV_WC_RETRY_EXC_ERR));
+            ended.expect_failed(1, &env.failure(IBV_WC_RETRY_EXC_ERR));
         }
         // The tag list still works, for the next connection.
         tags.sync(2, 0).expect("ibv_post_srq_ops");
-        side.received().ok(2, IBV_WC_TM_SYNC);
+        side.recv_completion().expect_success(2, IBV_WC_TM_SYNC);
     }
 }
 
@@ -481,19 +481,19 @@ fn a_killed_receiver_of_a_rendezvous_ends_it(env: &Env) {
         peer.order(&Order::Received);
         std::thread::sleep(Duration::from_micros(us));
         peer.kill();
-        let wc = side.sent();
+        let wc = side.send_completion();
         if wc.status() == IBV_WC_SUCCESS {
-            wc.sent(3, Verb::Send);
+            wc.expect_sent(3, Verb::Send);
             side.post(send([message.sge(0, 32)]).id(4));
-            side.sent().failed(4, &env.failure(IBV_WC_RETRY_EXC_ERR));
+            side.send_completion().expect_failed(4, &env.failure(IBV_WC_RETRY_EXC_ERR));
         } else {
-            wc.failed(3, &env.failure(IBV_WC_RETRY_EXC_ERR));
+            wc.expect_failed(3, &env.failure(IBV_WC_RETRY_EXC_ERR));
         }
-        let wc = side.received();
+        let wc = side.recv_completion();
         if wc.status() == IBV_WC_SUCCESS {
-            wc.received(9, 16);
+            wc.expect_received(9, 16);
         } else {
-            wc.flushed(9);
+            wc.expect_flushed(9);
         }
     }
 }
@@ -508,7 +508,7 @@ fn operations_that_nobody_polls_overrun_their_queue(env: &Env) {
     }
     await_overrun(&tags.receiver.ctx, cq);
     for (wc, i) in cq.take(3).iter().zip(0..) {
-        wc.ok(i, IBV_WC_TM_ADD);
+        wc.expect_success(i, IBV_WC_TM_ADD);
     }
     cq.expect_empty();
 }

@@ -49,7 +49,7 @@ fn two_threads_post_on_one_queue_pair(env: &Env) {
                 for wc in pair.a.scq.take(1) {
                     let thread = usize::try_from(wc.id() >> 32).expect("small");
                     // Each thread's WRs complete in the order of its posts.
-                    wc.sent((wc.id() >> 32 << 32) | next[thread], Verb::RdmaWrite);
+                    wc.expect_sent((wc.id() >> 32 << 32) | next[thread], Verb::RdmaWrite);
                     next[thread] += 1;
                 }
             }
@@ -70,7 +70,7 @@ fn two_threads_poll_one_cq(env: &Env) {
             scope.spawn(|| {
                 while count.load(Ordering::Relaxed) < TOTAL {
                     for wc in pair.a.scq.poll(4) {
-                        wc.sent(wc.id(), Verb::Send);
+                        wc.expect_sent(wc.id(), Verb::Send);
                         sum.fetch_add(wc.id(), Ordering::Relaxed);
                         count.fetch_add(1, Ordering::Relaxed);
                     }
@@ -114,9 +114,9 @@ fn two_threads_post_receives(env: &Env) {
         }
         scope.spawn(|| {
             let mut next = [0u64; 2];
-            for wc in (0..2 * EACH).map(|_| pair.b.received()) {
+            for wc in (0..2 * EACH).map(|_| pair.b.recv_completion()) {
                 let thread = usize::try_from(wc.id() >> 32).expect("small");
-                wc.received((wc.id() >> 32 << 32) | next[thread], 0);
+                wc.expect_received((wc.id() >> 32 << 32) | next[thread], 0);
                 next[thread] += 1;
             }
         });
@@ -124,7 +124,7 @@ fn two_threads_post_receives(env: &Env) {
             pair.a.post(send([]).id(i));
             if i % 32 == 31 {
                 for (k, wc) in pair.a.scq.take(32).iter().enumerate() {
-                    wc.sent(i - 31 + k as u64, Verb::Send);
+                    wc.expect_sent(i - 31 + k as u64, Verb::Send);
                 }
             }
         }
@@ -153,9 +153,9 @@ fn many_threads_with_queue_pairs_of_their_own(env: &Env) {
                     source.memory.fill(thread << 32 | i);
                     pair.b.recv(i, [target.all()]);
                     pair.a.post(send([source.all()]).id(i));
-                    pair.b.received().received(i, 1000);
+                    pair.b.recv_completion().expect_received(i, 1000);
                     target.memory.check(thread << 32 | i);
-                    pair.a.sent().sent(i, Verb::Send);
+                    pair.a.send_completion().expect_sent(i, Verb::Send);
                 }
             });
         }
@@ -198,7 +198,7 @@ fn fetch_add_is_atomic(env: &Env) {
                                 .collect();
                             pair.a.post_list(wrs);
                             for (i, wc) in pair.a.scq.take(8).iter().enumerate() {
-                                wc.sent(i as u64, Verb::AtomicFetchAndAdd);
+                                wc.expect_sent(i as u64, Verb::AtomicFetchAndAdd);
                                 seen.push(results.memory.load(8 * i));
                             }
                         }
@@ -242,7 +242,7 @@ fn cmp_swp_is_atomic(env: &Env) {
                     let mut done = 0;
                     while done < EACH {
                         pair.a.post(cmp_swp(result.all(), word, expected, expected + 1));
-                        pair.a.sent().sent(0, Verb::AtomicCmpAndSwp);
+                        pair.a.send_completion().expect_sent(0, Verb::AtomicCmpAndSwp);
                         let old = result.memory.load(0);
                         if old == expected {
                             done += 1;
@@ -276,7 +276,7 @@ fn atomics_of_one_queue_pair_from_two_threads(env: &Env) {
             });
         }
         for _ in 0..2 * EACH {
-            assert_eq!(pair.a.sent().status(), 0);
+            assert_eq!(pair.a.send_completion().status(), 0);
         }
     });
     assert_eq!(counter.memory.load(0), 2 * EACH * 3);
@@ -300,7 +300,7 @@ fn registering_while_others_write(env: &Env) {
             });
             for i in 0..1000 {
                 pair.a.post(write([source.all()], target.remote()).id(i));
-                pair.a.sent().sent(i, Verb::RdmaWrite);
+                pair.a.send_completion().expect_sent(i, Verb::RdmaWrite);
             }
             stop.store(true, Ordering::Relaxed);
         });
@@ -310,7 +310,7 @@ fn registering_while_others_write(env: &Env) {
 
 /// A QP is destroyed while its peer sends messages: they succeed or fail, and nothing crashes.
 fn destroying_while_the_peer_sends(env: &Env) {
-    let first = Spec::rc().impatient().pair(env);
+    let first = Spec::rc().short_timeouts().pair(env);
     let verbs = if env.has(Cap::Read) { 3 } else { 2 };
     for round in 0..30u64 {
         case(format!("round {round}"));
@@ -338,9 +338,9 @@ fn destroying_while_the_peer_sends(env: &Env) {
             for (i, wc) in pair.a.scq.take(10).iter().enumerate() {
                 assert_eq!(wc.id(), i as u64);
                 if failed {
-                    wc.flushed(i as u64);
+                    wc.expect_flushed(i as u64);
                 } else if wc.status() != 0 {
-                    wc.failed(i as u64, &[verbs_abi::IBV_WC_RETRY_EXC_ERR]);
+                    wc.expect_failed(i as u64, &[verbs_abi::IBV_WC_RETRY_EXC_ERR]);
                     failed = true;
                 }
             }
@@ -405,7 +405,7 @@ fn changing_state_beside_posting_threads(env: &Env) {
         for wc in pair.a.scq.take(taken) {
             failed |= wc.status() != 0;
             if failed {
-                wc.flushed(wc.id());
+                wc.expect_flushed(wc.id());
             }
         }
         pair.a.scq.expect_empty();

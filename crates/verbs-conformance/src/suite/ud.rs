@@ -6,7 +6,7 @@ use crate::Env;
 use crate::env::Cap;
 use crate::harness::case;
 use crate::memory::Memory;
-use crate::objects::{Buf, MOMENT, same_destination};
+use crate::objects::{Buf, QUIET_PERIOD, same_destination};
 use crate::pair::{Pair, QKEY, Side, Spec};
 use crate::wr::{Verb, Wc, send, send_imm};
 
@@ -44,9 +44,9 @@ tests! { "ud";
 fn deliver(pair: &Pair, target: &Buf, wr_id: u64) -> Wc {
     pair.b.recv(wr_id, [target.all()]);
     pair.a.post(send([]).id(wr_id));
-    let wc = pair.b.received();
-    wc.received(wr_id, 40);
-    pair.a.sent().sent(wr_id, Verb::Send);
+    let wc = pair.b.recv_completion();
+    wc.expect_received(wr_id, 40);
+    pair.a.send_completion().expect_sent(wr_id, Verb::Send);
     wc
 }
 
@@ -95,9 +95,9 @@ fn the_grh_is_in_front(env: &Env) {
         target.memory.write(0, &[0xee; 140]);
         pair.b.recv(1, [target.all()]);
         pair.a.post(send([source.sge(0, len)]).id(2));
-        let wc = pair.b.received();
-        wc.received(1, 40 + len);
-        pair.a.sent().sent(2, Verb::Send);
+        let wc = pair.b.recv_completion();
+        wc.expect_received(1, 40 + len);
+        pair.a.send_completion().expect_sent(2, Verb::Send);
         target.memory.check_at(40, len, 5);
         target.memory.check_byte(40 + len, 100 - len, 0xee);
         if is_ethernet(&pair.b) {
@@ -117,13 +117,13 @@ fn the_first_40_bytes_may_be_an_sge_of_their_own(env: &Env) {
     let target = pair.b.buf(64);
     pair.b.recv(1, [headers.all(), target.sge(0, 10), target.sge(10, 54)]);
     pair.a.post(send([source.all()]).id(2));
-    pair.b.received().received(1, 104);
+    pair.b.recv_completion().expect_received(1, 104);
     target.memory.check(5);
     // The GRH itself may be split over SGEs.
     target.memory.write(0, &[0; 64]);
     pair.b.recv(3, [headers.sge(0, 7), headers.sge(7, 33), target.all()]);
     pair.a.post(send([source.all()]).id(2));
-    pair.b.received().received(3, 104);
+    pair.b.recv_completion().expect_received(3, 104);
     target.memory.check(5);
 }
 
@@ -155,11 +155,11 @@ fn a_wrong_qkey_is_dropped(env: &Env) {
     pair.b.recv(1, [target.all()]);
     for qkey in [0, 1, QKEY ^ 1, QKEY ^ 0x4000_0000, u32::MAX >> 1] {
         pair.a.post(send([]).id(2).to(&ah, qpn, qkey));
-        pair.a.sent().sent(2, Verb::Send);
+        pair.a.send_completion().expect_sent(2, Verb::Send);
     }
     pair.b.expect_silence();
     pair.a.post(send([]).id(3));
-    pair.b.received().received(1, 40);
+    pair.b.recv_completion().expect_received(1, 40);
 }
 
 /// IBTA vol. 1, 10.2.5: "If the high-order bit of the Q_Key is set, the Q_Key in the QP context is used".
@@ -170,8 +170,8 @@ fn a_qkey_with_the_high_bit_means_the_own(env: &Env) {
     for qkey in [1 << 31, u32::MAX] {
         pair.b.recv(1, [target.all()]);
         pair.a.post(send([]).id(2).to(&ah, qpn, qkey));
-        pair.b.received().received(1, 40);
-        pair.a.sent().sent(2, Verb::Send);
+        pair.b.recv_completion().expect_received(1, 40);
+        pair.a.send_completion().expect_sent(2, Verb::Send);
     }
     let mut other = Pair {
         a: Spec::ud().with(|s| s.qkey = 7).side(env),
@@ -182,10 +182,10 @@ fn a_qkey_with_the_high_bit_means_the_own(env: &Env) {
     other.b.recv(3, [target.all()]);
     let (ah, qpn, _) = other.a.route.clone().expect("a route");
     other.a.post(send([]).id(4).to(&ah, qpn, 1 << 31));
-    other.a.sent().sent(4, Verb::Send);
+    other.a.send_completion().expect_sent(4, Verb::Send);
     other.b.expect_silence();
     other.a.post(send([]).id(5).to(&ah, qpn, QKEY));
-    other.b.received().received(3, 40);
+    other.b.recv_completion().expect_received(3, 40);
 }
 
 fn the_qkey_can_change(env: &Env) {
@@ -196,11 +196,11 @@ fn the_qkey_can_change(env: &Env) {
     pair.b.qp.modify(&attr, IBV_QP_QKEY).expect("RTS to RTS");
     pair.b.recv(1, [target.all()]);
     pair.a.post(send([]).id(2));
-    pair.a.sent().sent(2, Verb::Send);
+    pair.a.send_completion().expect_sent(2, Verb::Send);
     pair.b.expect_silence();
     let (ah, qpn, _) = pair.a.route.clone().expect("a route");
     pair.a.post(send([]).id(3).to(&ah, qpn, 99));
-    pair.b.received().received(1, 40);
+    pair.b.recv_completion().expect_received(1, 40);
 }
 
 fn grh(target: &Buf) -> [u8; 40] {
@@ -217,11 +217,11 @@ fn a_reply_follows_the_completion(env: &Env) {
         pair.a.recv(2, [reply.all()]);
         let wr = send_imm([], 77).id(3).to(&ah, wc.raw().src_qp, QKEY);
         pair.b.qp.post(wr);
-        let wc = pair.a.received();
-        wc.received(2, 40);
+        let wc = pair.a.recv_completion();
+        wc.expect_received(2, 40);
         assert_eq!(wc.imm(), Some(77));
         assert_eq!(wc.raw().src_qp, pair.b.qp.qpn());
-        pair.b.sent().sent(3, Verb::Send);
+        pair.b.send_completion().expect_sent(3, Verb::Send);
     }
 }
 
@@ -256,12 +256,12 @@ fn one_sender_many_receivers(env: &Env) {
         });
         sender.a.post_list(wrs.collect());
         for (i, receiver) in receivers.iter().enumerate() {
-            let wc = receiver.received();
-            wc.received(round, 40);
+            let wc = receiver.recv_completion();
+            wc.expect_received(round, 40);
             assert_eq!(wc.imm(), u32::try_from(i).ok());
         }
         for (i, wc) in sender.a.scq.take(receivers.len()).iter().enumerate() {
-            wc.sent(i as u64, Verb::Send);
+            wc.expect_sent(i as u64, Verb::Send);
         }
     }
 }
@@ -289,7 +289,7 @@ fn many_senders_one_receiver(env: &Env) {
         expected.sort_unstable();
         assert_eq!(sources, expected);
         for sender in &senders {
-            sender.sent().sent(1, Verb::Send);
+            sender.send_completion().expect_sent(1, Verb::Send);
         }
     }
 }
@@ -320,7 +320,7 @@ fn hundreds_of_destinations(env: &Env) {
         sender.post_list(wrs);
         let mut heard = [false; RECEIVERS];
         for wc in first.rcq.take(RECEIVERS) {
-            wc.received(round, 40);
+            wc.expect_received(round, 40);
             let i = wc.imm().expect("an immediate") as usize;
             assert_eq!(wc.qpn(), receivers[i].qp.qpn(), "somebody else's message");
             assert!(!std::mem::replace(&mut heard[i], true), "twice");
@@ -374,7 +374,7 @@ fn a_busy_source_starves_nobody(env: &Env) {
         sender.post(send_imm([], 1).id(0));
     }
     for _ in &senders {
-        assert_eq!(receiver.received().imm(), Some(1));
+        assert_eq!(receiver.recv_completion().imm(), Some(1));
         receiver.recv(1, [target.all()]);
     }
     drop(first.scq.take(SENDERS));
@@ -389,12 +389,12 @@ fn a_busy_source_starves_nobody(env: &Env) {
             busy.post(send_imm([], 2).id(0).unsignaled());
         }
         rare.post(send_imm([], 3).id(0));
-        first.scq.next().sent(0, Verb::Send);
+        first.scq.next().expect_sent(0, Verb::Send);
         let mut polls = 0;
         loop {
             busy.post(send_imm([], 2).id(0));
-            first.scq.next().sent(0, Verb::Send);
-            let wc = receiver.received();
+            first.scq.next().expect_sent(0, Verb::Send);
+            let wc = receiver.recv_completion();
             receiver.recv(1, [target.all()]);
             if wc.imm() == Some(3) {
                 break;
@@ -429,7 +429,7 @@ fn a_program_that_is_held_up_loses_no_datagram(env: &Env) {
     pair.b.rchannel.as_ref().expect("a channel").expect_event(&pair.b.rcq);
     pair.b.rcq.arm(false);
     for n in 0..SENT {
-        assert_eq!(pair.b.received().imm(), u32::try_from(n).ok());
+        assert_eq!(pair.b.recv_completion().imm(), u32::try_from(n).ok());
         pair.b.recv(1, [target.all()]);
     }
 }
@@ -442,10 +442,10 @@ fn to_itself(env: &Env) {
     for i in 0..50 {
         side.recv(i, [target.all()]);
         side.post(send([]).id(i));
-        let wc = side.received();
-        wc.received(i, 40);
+        let wc = side.recv_completion();
+        wc.expect_received(i, 40);
         assert_eq!(wc.raw().src_qp, side.qp.qpn());
-        side.sent().sent(i, Verb::Send);
+        side.send_completion().expect_sent(i, Verb::Send);
     }
 }
 
@@ -458,7 +458,7 @@ fn a_stranger_is_never_reached(env: &Env) {
         }
         case(format!("QP {stranger:#x}"));
         pair.a.post(send([]).id(1).to(&ah, stranger, QKEY));
-        pair.a.sent().sent(1, Verb::Send);
+        pair.a.send_completion().expect_sent(1, Verb::Send);
     }
     pair.check_works();
 }
@@ -469,7 +469,7 @@ fn a_receiver_that_is_gone_loses_messages(env: &Env) {
     assert_eq!(pair.b.qp.try_destroy(), 0);
     for i in 0..200 {
         pair.a.post(send([]).id(i));
-        pair.a.sent().sent(i, Verb::Send);
+        pair.a.send_completion().expect_sent(i, Verb::Send);
     }
     assert_eq!(pair.a.qp.state(), IBV_QPS_RTS);
 }
@@ -482,7 +482,7 @@ fn memory_may_go_before_its_queue_pair(env: &Env) {
     let mr = pair.b.pd.reg(&memory, IBV_ACCESS_LOCAL_WRITE);
     pair.b.recv(1, [ibv_sge { addr: memory.addr(), length: 64, lkey: mr.lkey() }]);
     pair.a.post(send([]).id(2));
-    pair.a.sent().sent(2, Verb::Send);
+    pair.a.send_completion().expect_sent(2, Verb::Send);
     memory.protect(0, false);
     assert_eq!(pair.b.qp.try_destroy(), 0);
     memory.protect(0, true);
@@ -499,9 +499,9 @@ fn memory_may_go_while_the_program_sleeps(env: &Env) {
     pair.b.rcq.arm(false);
     memory.protect(0, false);
     pair.a.post(send([source.all()]).id(2));
-    pair.a.sent().sent(2, Verb::Send);
+    pair.a.send_completion().expect_sent(2, Verb::Send);
     pair.b.rchannel.as_ref().expect("a channel").expect_event(&pair.b.rcq);
-    let status = pair.b.received().raw().status;
+    let status = pair.b.recv_completion().raw().status;
     assert!([IBV_WC_SUCCESS, IBV_WC_LOC_PROT_ERR].contains(&status), "{status}");
     memory.protect(0, true);
 }
@@ -513,10 +513,10 @@ fn connected_queue_pairs_ignore_datagrams(env: &Env) {
     let pair = Spec::ud().pair(env);
     let (ah, ..) = pair.a.route.clone().expect("a route");
     pair.a.post(send([]).id(2).to(&ah, connected.b.qp.qpn(), QKEY));
-    pair.a.sent().sent(2, Verb::Send);
+    pair.a.send_completion().expect_sent(2, Verb::Send);
     connected.b.expect_silence();
     connected.a.post(send([]).id(3));
-    connected.b.received().received(1, 0);
+    connected.b.recv_completion().expect_received(1, 0);
 }
 
 /// A NIC reads a datagram's payload soon after the post, even if no receive is posted. Programs with their
@@ -532,7 +532,7 @@ fn a_payload_is_read_when_it_is_posted(env: &Env) {
         let wr = send_imm([source.sge(at, 16), source.sge(at + 16, LEN - 16)], u32::try_from(i).expect("few"));
         pair.a.post(wr.unsignaled());
     }
-    std::thread::sleep(MOMENT);
+    std::thread::sleep(QUIET_PERIOD);
     source.memory.write(0, &[0xee; COUNT * LEN]);
     for i in 0..COUNT {
         pair.b.recv(i as u64, [target.sge((i * (40 + LEN)) as u64, 40 + LEN)]);
@@ -540,7 +540,7 @@ fn a_payload_is_read_when_it_is_posted(env: &Env) {
     // Datagrams that found no receive are lost.
     for wc in pair.b.rcq.drain() {
         let seed = wc.imm().expect("an immediate").into();
-        wc.received(wc.id(), 40 + LEN);
+        wc.expect_received(wc.id(), 40 + LEN);
         let at = usize::try_from(wc.id()).expect("small") * (40 + LEN) + 40;
         target.memory.check_at(at, LEN, seed);
     }
@@ -562,7 +562,7 @@ fn a_flood_loses_but_never_lies(env: &Env) {
             let mut last = None;
             let mut got = 0;
             loop {
-                let wc = pair.b.received();
+                let wc = pair.b.recv_completion();
                 let imm = wc.imm().expect("an immediate");
                 assert!(last.is_none_or(|last| last < imm), "{imm} after {last:?}");
                 last = Some(imm);
@@ -571,7 +571,7 @@ fn a_flood_loses_but_never_lies(env: &Env) {
                 }
                 got += 1;
                 let len = usize::try_from(imm % 256).expect("small");
-                wc.received(wc.id(), 40 + len);
+                wc.expect_received(wc.id(), 40 + len);
                 let at = usize::try_from(wc.id()).expect("small") * 300 + 40;
                 target.memory.check_at(at, len, imm.into());
                 pair.b.recv(wc.id(), [slot(wc.id())]);
@@ -585,12 +585,12 @@ fn a_flood_loses_but_never_lies(env: &Env) {
             let len = usize::try_from(i % 256).expect("small");
             source.memory.fill_at(usize::try_from(at).expect("small"), len, i.into());
             pair.a.post(send_imm([source.sge(at, len)], i).id(i.into()));
-            pair.a.sent().sent(i.into(), Verb::Send);
+            pair.a.send_completion().expect_sent(i.into(), Verb::Send);
         }
         while !receiver.is_finished() {
             std::thread::sleep(std::time::Duration::from_millis(1));
             pair.a.post(send_imm([], u32::MAX).id(0));
-            pair.a.sent().sent(0, Verb::Send);
+            pair.a.send_completion().expect_sent(0, Verb::Send);
         }
         let got = receiver.join().expect("the receiver ends");
         assert!(got > 0, "all of {TOTAL} messages were lost");
@@ -606,8 +606,8 @@ fn payload_of_exactly_the_mtu(env: &Env) {
         source.memory.fill(seed);
         pair.b.recv(1, [target.all()]);
         pair.a.post(send([source.all()]).id(2));
-        pair.b.received().received(1, mtu + 40);
-        pair.a.sent().sent(2, Verb::Send);
+        pair.b.recv_completion().expect_received(1, mtu + 40);
+        pair.a.send_completion().expect_sent(2, Verb::Send);
         target.memory.check_at(40, mtu, seed);
     }
 }
@@ -620,12 +620,12 @@ fn rtr_receives(env: &Env) {
     let target = pair.b.buf(64);
     pair.b.recv(1, [target.all()]);
     pair.a.post(send([]).id(1));
-    pair.a.sent().sent(1, Verb::Send);
+    pair.a.send_completion().expect_sent(1, Verb::Send);
     pair.b.rcq.expect_empty();
     pair.b.to_rtr(&to_a);
     pair.a.post(send([]).id(2));
-    pair.b.received().received(1, 40);
-    pair.a.sent().sent(2, Verb::Send);
+    pair.b.recv_completion().expect_received(1, 40);
+    pair.a.send_completion().expect_sent(2, Verb::Send);
 }
 
 /// An address handle is needed until the send has completed, and no longer.
@@ -639,8 +639,8 @@ fn an_address_handle_may_go_after_the_send(env: &Env) {
         pair.b.recv(i, [target.all()]);
         let wr = send([]).id(i).flag(inline).to(&ah, pair.b.qp.qpn(), QKEY);
         pair.a.post(wr);
-        pair.a.sent().sent(i, Verb::Send);
+        pair.a.send_completion().expect_sent(i, Verb::Send);
         drop(ah);
-        pair.b.received().received(i, 40);
+        pair.b.recv_completion().expect_received(i, 40);
     }
 }

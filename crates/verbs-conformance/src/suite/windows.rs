@@ -43,7 +43,7 @@ fn part(buf: &Buf, access: i32) -> Part<'_> {
 fn bind_2(side: &Side, window: &Window, part: &Part<'_>) -> u32 {
     let rkey = inc_rkey(window.rkey());
     side.post(window.bind_wr(rkey, part).id(90));
-    side.sent().ok(90, IBV_WC_BIND_MW);
+    side.send_completion().expect_success(90, IBV_WC_BIND_MW);
     rkey
 }
 
@@ -53,7 +53,7 @@ fn reaches(pair: &Pair, to: Remote, buf: &Buf, value: u64) {
     let source = pair.a.buf(8);
     source.memory.store(0, value);
     pair.a.post(write([source.all()], to).id(value));
-    pair.a.sent().sent(value, Verb::RdmaWrite);
+    pair.a.send_completion().expect_sent(value, Verb::RdmaWrite);
     let at = usize::try_from(to.addr - buf.memory.addr()).expect("an offset");
     assert_eq!(buf.memory.load(at), value);
 }
@@ -63,7 +63,7 @@ fn reaches(pair: &Pair, to: Remote, buf: &Buf, value: u64) {
 fn is_refused(pair: &Pair, to: Remote) {
     let source = pair.a.buf(8);
     pair.a.post(write([source.all()], to).id(77));
-    pair.a.sent().failed(77, &[IBV_WC_REM_ACCESS_ERR]);
+    pair.a.send_completion().expect_failed(77, &[IBV_WC_REM_ACCESS_ERR]);
 }
 
 fn a_window_of_type_1_gives_access_until_it_is_rebound(env: &Env) {
@@ -74,12 +74,12 @@ fn a_window_of_type_1_gives_access_until_it_is_rebound(env: &Env) {
         let window = Window::new(&pair.b.pd, IBV_MW_TYPE_1);
         let first = part(&buf, WRITE);
         window.bind(&pair.b.qp, 1, &first).expect("ibv_bind_mw");
-        pair.b.sent().ok(1, IBV_WC_BIND_MW);
+        pair.b.send_completion().expect_success(1, IBV_WC_BIND_MW);
         let old = window.rkey();
         reaches(&pair, through(old, &first, 8), &buf, 5);
         let second = part(&other, WRITE);
         window.bind(&pair.b.qp, 2, &second).expect("ibv_bind_mw");
-        pair.b.sent().ok(2, IBV_WC_BIND_MW);
+        pair.b.send_completion().expect_success(2, IBV_WC_BIND_MW);
         assert_ne!(window.rkey(), old);
         reaches(&pair, through(window.rkey(), &second, 8), &other, 6);
         is_refused(&pair, through(old, &first, 8));
@@ -93,11 +93,11 @@ fn a_window_of_type_1_without_a_length_is_unbound(env: &Env) {
     let window = Window::new(&pair.b.pd, IBV_MW_TYPE_1);
     let bound = part(&buf, WRITE);
     window.bind(&pair.b.qp, 1, &bound).expect("ibv_bind_mw");
-    pair.b.sent().ok(1, IBV_WC_BIND_MW);
+    pair.b.send_completion().expect_success(1, IBV_WC_BIND_MW);
     reaches(&pair, through(window.rkey(), &bound, 0), &buf, 5);
     let key = window.rkey();
     window.bind(&pair.b.qp, 2, &Part { len: 0, ..bound }).expect("ibv_bind_mw");
-    pair.b.sent().ok(2, IBV_WC_BIND_MW);
+    pair.b.send_completion().expect_success(2, IBV_WC_BIND_MW);
     is_refused(&pair, through(key, &bound, 0));
 }
 
@@ -142,7 +142,7 @@ fn a_window_gives_only_what_was_bound(env: &Env) {
             write([local.all()], to)
         };
         pair.a.post(wr.id(3));
-        pair.a.sent().failed(3, &[IBV_WC_REM_ACCESS_ERR]);
+        pair.a.send_completion().expect_failed(3, &[IBV_WC_REM_ACCESS_ERR]);
     }
 }
 
@@ -155,7 +155,7 @@ fn a_zero_based_window_counts_from_its_start(env: &Env) {
     let source = pair.a.buf(8);
     source.memory.store(0, 9);
     pair.a.post(write([source.all()], Remote { addr: 16, rkey }).id(1));
-    pair.a.sent().sent(1, Verb::RdmaWrite);
+    pair.a.send_completion().expect_sent(1, Verb::RdmaWrite);
     assert_eq!(buf.memory.load(64 + 16), 9);
 }
 
@@ -167,11 +167,11 @@ fn local_invalidation_ends_access(env: &Env) {
     let key = bind_2(&pair.b, &window, &bound);
     reaches(&pair, through(key, &bound, 0), &buf, 5);
     pair.b.post(local_inv(key).id(4));
-    pair.b.sent().ok(4, IBV_WC_LOCAL_INV);
+    pair.b.send_completion().expect_success(4, IBV_WC_LOCAL_INV);
     // The window can be bound again, under the next key.
     let next = inc_rkey(key);
     pair.b.post(window.bind_wr(next, &bound).id(5));
-    pair.b.sent().ok(5, IBV_WC_BIND_MW);
+    pair.b.send_completion().expect_success(5, IBV_WC_BIND_MW);
     reaches(&pair, through(next, &bound, 0), &buf, 6);
     is_refused(&pair, through(key, &bound, 0));
 }
@@ -187,9 +187,9 @@ fn remote_invalidation_ends_access_and_says_so(env: &Env) {
     source.memory.fill(3);
     pair.b.recv(8, [target.all()]);
     pair.a.post(send_inv([source.all()], key).id(7));
-    pair.a.sent().sent(7, Verb::Send);
-    let wc = pair.b.received();
-    wc.received(8, 32);
+    pair.a.send_completion().expect_sent(7, Verb::Send);
+    let wc = pair.b.recv_completion();
+    wc.expect_received(8, 32);
     assert_eq!(wc.imm(), None);
     assert_eq!(wc.invalidated_rkey(), Some(key));
     target.memory.check_at(0, 32, 3);
@@ -205,7 +205,7 @@ fn deallocation_ends_access(env: &Env) {
         let bound = part(&buf, WRITE);
         let key = if mw_type == IBV_MW_TYPE_1 {
             window.bind(&pair.b.qp, 1, &bound).expect("ibv_bind_mw");
-            pair.b.sent().ok(1, IBV_WC_BIND_MW);
+            pair.b.send_completion().expect_success(1, IBV_WC_BIND_MW);
             window.rkey()
         } else {
             bind_2(&pair.b, &window, &bound)
@@ -225,7 +225,7 @@ fn a_region_with_a_bound_window_is_busy(env: &Env) {
     let key = bind_2(&pair.b, &window, &part(&buf, WRITE));
     assert_eq!(buf.mr.try_destroy(), libc::EBUSY);
     pair.b.post(local_inv(key).id(4));
-    pair.b.sent().ok(4, IBV_WC_LOCAL_INV);
+    pair.b.send_completion().expect_success(4, IBV_WC_LOCAL_INV);
     assert_eq!(buf.mr.try_destroy(), 0);
 }
 
@@ -252,7 +252,7 @@ fn binds_that_break_a_rule_fail(env: &Env) {
         let (buf, access, key, len) = make(&pair.b, &window);
         let part = Part { len, ..part(&buf, access) };
         pair.b.post(window.bind_wr(key, &part).id(6));
-        pair.b.sent().failed(6, &[IBV_WC_MW_BIND_ERR]);
+        pair.b.send_completion().expect_failed(6, &[IBV_WC_MW_BIND_ERR]);
         pair.b.qp.await_state(IBV_QPS_ERR);
     }
     case("bound already".to_owned());
@@ -261,7 +261,7 @@ fn binds_that_break_a_rule_fail(env: &Env) {
     let window = Window::new(&pair.b.pd, IBV_MW_TYPE_2);
     let key = bind_2(&pair.b, &window, &part(&buf, WRITE));
     pair.b.post(window.bind_wr(inc_rkey(key), &part(&buf, WRITE)).id(6));
-    pair.b.sent().failed(6, &[IBV_WC_MW_BIND_ERR]);
+    pair.b.send_completion().expect_failed(6, &[IBV_WC_MW_BIND_ERR]);
 }
 
 fn a_key_that_cannot_be_invalidated_fails_the_work_request(env: &Env) {
@@ -271,7 +271,7 @@ fn a_key_that_cannot_be_invalidated_fails_the_work_request(env: &Env) {
         let buf = bindable(&pair.b);
         let one = Window::new(&pair.b.pd, IBV_MW_TYPE_1);
         one.bind(&pair.b.qp, 1, &part(&buf, WRITE)).expect("ibv_bind_mw");
-        pair.b.sent().ok(1, IBV_WC_BIND_MW);
+        pair.b.send_completion().expect_success(1, IBV_WC_BIND_MW);
         let two = Window::new(&pair.b.pd, IBV_MW_TYPE_2);
         let bound = part(&buf, WRITE);
         let key = bind_2(&pair.b, &two, &bound);
@@ -284,7 +284,7 @@ fn a_key_that_cannot_be_invalidated_fails_the_work_request(env: &Env) {
             _ => key,
         };
         other.b.post(local_inv(victim).id(4));
-        other.b.sent().failed(4, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_MW_BIND_ERR]);
+        other.b.send_completion().expect_failed(4, &[IBV_WC_LOC_QP_OP_ERR, IBV_WC_MW_BIND_ERR]);
         // The other keys are still valid.
         reaches(&pair, through(key, &bound, 0), &buf, 5);
         reaches(&pair, through(one.rkey(), &bound, 0), &buf, 6);
@@ -298,8 +298,8 @@ fn a_remote_invalidation_of_a_foreign_key_fails_both_sides(env: &Env) {
     let (source, target) = (pair.a.buf(8), pair.b.buf(8));
     pair.b.recv(8, [target.all()]);
     pair.a.post(send_inv([source.all()], buf.mr.rkey()).id(7));
-    pair.b.received().failed(8, &[IBV_WC_REM_INV_REQ_ERR, IBV_WC_LOC_QP_OP_ERR]);
-    pair.a.sent().failed(
+    pair.b.recv_completion().expect_failed(8, &[IBV_WC_REM_INV_REQ_ERR, IBV_WC_LOC_QP_OP_ERR]);
+    pair.a.send_completion().expect_failed(
         7,
         &[IBV_WC_REM_OP_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_RETRY_EXC_ERR],
     );
@@ -312,11 +312,11 @@ fn a_window_is_no_l_key(env: &Env) {
     let window = Window::new(&pair.a.pd, IBV_MW_TYPE_1);
     let bound = part(&buf, WRITE | IBV_ACCESS_REMOTE_READ);
     window.bind(&pair.a.qp, 1, &bound).expect("ibv_bind_mw");
-    pair.a.sent().ok(1, IBV_WC_BIND_MW);
+    pair.a.send_completion().expect_success(1, IBV_WC_BIND_MW);
     let mut sge = buf.sge(64, 8);
     sge.lkey = window.rkey();
     pair.a.post(send([sge]).id(2));
-    pair.a.sent().failed(2, &env.failure(IBV_WC_LOC_PROT_ERR));
+    pair.a.send_completion().expect_failed(2, &env.failure(IBV_WC_LOC_PROT_ERR));
 }
 
 fn atomics_go_through_windows(env: &Env) {
@@ -330,7 +330,7 @@ fn atomics_go_through_windows(env: &Env) {
         let key = bind_2(&pair.b, &window, &bound);
         let result = pair.a.buf(8);
         pair.a.post(fetch_add(result.all(), through(key, &bound, 0), 2).id(1));
-        pair.a.sent().sent(1, Verb::AtomicFetchAndAdd);
+        pair.a.send_completion().expect_sent(1, Verb::AtomicFetchAndAdd);
         assert_eq!((result.memory.load(0), buf.memory.load(64)), (40, 42));
     }
 }

@@ -87,9 +87,9 @@ fn a_message_goes_to_the_queue_that_it_names(env: &Env) {
         source.memory.fill(i as u64);
         xrc.sender.post(to_srq(send([source.all()]).id(i as u64), xrc.srqn(i)));
         let wc = xrc.srqs[i].2.next();
-        wc.received(10 + i as u64, 64);
+        wc.expect_received(10 + i as u64, 64);
         assert_eq!(wc.qpn(), xrc.receiver.qpn());
-        xrc.scq.next().sent(i as u64, Verb::Send);
+        xrc.scq.next().expect_sent(i as u64, Verb::Send);
         targets[i].memory.check_at(0, 64, i as u64);
     }
     for (_, _, cq) in &xrc.srqs {
@@ -107,9 +107,9 @@ fn long_messages_and_immediates_arrive(env: &Env) {
         xrc.srqs[0].0.recv(id, [target.all()]);
         xrc.sender.post(to_srq(send_imm([source.sge(0, len)], 77).id(id), xrc.srqn(0)));
         let wc = xrc.srqs[0].2.next();
-        wc.received(id, len);
+        wc.expect_received(id, len);
         assert_eq!(wc.imm(), Some(77));
-        xrc.scq.next().sent(id, Verb::SendWithImm);
+        xrc.scq.next().expect_sent(id, Verb::SendWithImm);
         target.memory.check_at(0, len, id);
     }
 }
@@ -141,8 +141,8 @@ fn a_completion_channel_is_called(env: &Env) {
             sender.post(to_srq(send([buf.all()]).id(round), number));
             channel.expect_event(&cq);
             cq.ack(1);
-            cq.next().received(round, 8);
-            scq.next().sent(round, Verb::Send);
+            cq.next().expect_received(round, 8);
+            scq.next().expect_sent(round, Verb::Send);
         }
     }
     drop(srq);
@@ -154,7 +154,7 @@ fn a_receive_may_reach_past_its_region(env: &Env) {
     source.memory.fill(1);
     xrc.srqs[0].0.recv(5, [ibv_sge { length: 4096, ..target.sge(64, 8) }]);
     xrc.sender.post(to_srq(send([source.all()]).id(6), xrc.srqn(0)));
-    xrc.srqs[0].2.next().received(5, 8);
+    xrc.srqs[0].2.next().expect_received(5, 8);
     target.memory.check_at(64, 8, 1);
 }
 
@@ -165,11 +165,11 @@ fn a_message_waits_for_a_receive(env: &Env) {
     xrc.srqs[1].2.expect_empty();
     xrc.scq.expect_empty();
     xrc.srqs[1].0.recv(2, [target.all()]);
-    xrc.srqs[1].2.next().received(2, 8);
-    xrc.scq.next().sent(1, Verb::Send);
-    let impatient = Xrc::new(env, 1);
-    impatient.sender.post(to_srq(send([]).id(3), impatient.srqn(0)));
-    impatient.scq.next().failed(3, &[IBV_WC_RNR_RETRY_EXC_ERR]);
+    xrc.srqs[1].2.next().expect_received(2, 8);
+    xrc.scq.next().expect_sent(1, Verb::Send);
+    let short = Xrc::new(env, 1);
+    short.sender.post(to_srq(send([]).id(3), short.srqn(0)));
+    short.scq.next().expect_failed(3, &[IBV_WC_RNR_RETRY_EXC_ERR]);
 }
 
 fn memory_is_that_of_the_named_queues_protection_domain(env: &Env) {
@@ -181,7 +181,7 @@ fn memory_is_that_of_the_named_queues_protection_domain(env: &Env) {
     let srqn = xrc.srqn(0);
     let post = |wr, id, verb| {
         xrc.sender.post(to_srq(wr, srqn));
-        xrc.scq.next().sent(id, verb);
+        xrc.scq.next().expect_sent(id, verb);
     };
     post(read([local.all()], remote.remote()).id(1), 1, Verb::RdmaRead);
     assert_eq!(local.memory.load(0), 40);
@@ -195,12 +195,12 @@ fn memory_is_that_of_the_named_queues_protection_domain(env: &Env) {
         4,
         Verb::RdmaWriteWithImm,
     );
-    xrc.srqs[0].2.next().ok(9, IBV_WC_RECV_RDMA_WITH_IMM);
+    xrc.srqs[0].2.next().expect_success(9, IBV_WC_RECV_RDMA_WITH_IMM);
     assert_eq!(remote.memory.load(16), 40);
     // Memory of another protection domain than that of the shared receive queue.
     let other = xrc.side.ctx.pd().buf_with(MemKind::Private, 8, ALL_ACCESS);
     xrc.sender.post(to_srq(write([local.all()], other.remote()).id(5), srqn));
-    xrc.scq.next().failed(5, &[IBV_WC_REM_ACCESS_ERR]);
+    xrc.scq.next().expect_failed(5, &[IBV_WC_REM_ACCESS_ERR]);
     assert_eq!(other.memory.load(0), 0);
 }
 
@@ -211,7 +211,7 @@ fn an_unknown_queue_is_an_invalid_request(env: &Env) {
     let wrong = (0..u32::MAX).find(|n| *n != xrc.srqn(0) && *n != xrc.srqn(1));
     xrc.sender.post(to_srq(send([buf.all()]).id(2), wrong.expect("a number")));
     // Only the engine, or the following calls, make progress for the receiver.
-    xrc.scq.next().failed(2, &[IBV_WC_REM_INV_REQ_ERR]);
+    xrc.scq.next().expect_failed(2, &[IBV_WC_REM_INV_REQ_ERR]);
     xrc.receiver.await_state(IBV_QPS_ERR);
     xrc.srqs[0].2.expect_empty();
 }
@@ -259,7 +259,7 @@ fn a_receiver_is_opened_by_its_number(env: &Env) {
     let buf = xrc.pd.buf(8);
     xrc.srqs[0].0.recv(1, [buf.all()]);
     xrc.sender.post(to_srq(send([buf.all()]).id(2), xrc.srqn(0)));
-    xrc.srqs[0].2.next().received(1, 8);
+    xrc.srqs[0].2.next().expect_received(1, 8);
     let unknown = xrc.domain.open_receiver(xrc.sender.qpn(), &xrc.pd, &xrc.scq);
     assert_eq!(unknown.err(), Some(libc::EINVAL));
 }
@@ -280,15 +280,15 @@ fn a_completion_queue_that_is_overrun_ends_its_connections(env: &Env) {
     }
     for i in 0..5 {
         xrc.sender.post(to_srq(send([]).id(i), *srqn));
-        xrc.scq.next().sent(i, Verb::Send);
+        xrc.scq.next().expect_sent(i, Verb::Send);
     }
     let ctx = xrc.pd.ctx();
     await_overrun(ctx, cq);
     xrc.sender.post(to_srq(send([]).id(5), *srqn));
-    xrc.scq.next().failed(5, &[IBV_WC_REM_OP_ERR]);
+    xrc.scq.next().expect_failed(5, &[IBV_WC_REM_OP_ERR]);
     assert!(await_event(ctx, IBV_EVENT_QP_FATAL).is_of_qp(&xrc.receiver));
     for (wc, i) in cq.take(4).iter().zip(0..) {
-        wc.received(i, 0);
+        wc.expect_received(i, 0);
     }
     cq.expect_empty();
 }

@@ -47,7 +47,7 @@ impl Frames {
         let [a, b, c, d] = process::id().to_be_bytes();
         let own = [2, a, b, c, d, 1];
         let mut raw = Raw::of(ctx);
-        raw.steer(&Rule::to(env, own));
+        raw.add_flow(&Rule::to(env, own));
         let room = usize::try_from(FRAMES).expect("small") * ROOM;
         let (outgoing, incoming) = (raw.pd.buf(room), raw.pd.buf(room));
         for i in 0..FRAMES {
@@ -108,12 +108,12 @@ impl Frames {
         let mut received = 0;
         for wc in self.raw.cq.poll(16) {
             if wc.raw().opcode & IBV_WC_RECV == 0 {
-                wc.sent(self.next - self.under_way, Verb::Send);
+                wc.expect_sent(self.next - self.under_way, Verb::Send);
                 self.under_way -= 1;
                 continue;
             }
             let len = wc.raw().byte_len as usize;
-            wc.received(wc.id(), len);
+            wc.expect_received(wc.id(), len);
             let at = usize::try_from(wc.id()).expect("small") * ROOM;
             let frame = self.incoming.memory.read(at, len);
             assert_eq!(frame[..6], self.own, "another's frame");
