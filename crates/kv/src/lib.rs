@@ -7,7 +7,7 @@
 //! - [`store`] is the storage engine without a network, except for memory that clients READ.
 //! - `config`, `wire` and [`rendezvous`] define what server and client agree on.
 //! - At the server, each implementation of `server::design` keeps items in its way. `server::worker` executes requests,
-//!   and [`service::guests`] recovers what dead clients leave behind.
+//!   and [`service::lock_recovery`] recovers what dead clients leave behind.
 //! - At the client, each implementation of `client::design` reaches items in its way. [`Pipeline`] keeps requests
 //!   outstanding, and [`Client`] has blocking calls.
 //!

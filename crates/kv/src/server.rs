@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rpc::herd::{self as herd_rpc, Doorbells, Layout};
 use rpc::{RpcError, UdPortConfig};
-use service::guests::Guests;
+use service::lock_recovery::LockRecovery;
 use service::random::unpredictable;
 use service::worker::Mailbox;
 use service::{ClientCounts, Protocol, Refused, ServerError, Service, Slot, Slots};
@@ -97,7 +97,7 @@ impl Drop for Session {
         let Self { kv, slot } = self;
         kv.design.close_memory(slot.index());
         for worker in &kv.workers {
-            worker.mailbox.tell(Command::Remove(Arc::clone(slot)));
+            worker.mailbox.send(Command::Remove(Arc::clone(slot)));
         }
     }
 }
@@ -177,7 +177,7 @@ impl Service for Kv {
 
     fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), Refused> {
         if hello.lanes.len() != self.workers.len() || hello.answer > self.max_answer {
-            return Err(Refused::never(format!(
+            return Err(Refused::permanent(format!(
                 "queue pairs for {} partitions and messages of {} bytes: this server has {} and sends at most {}",
                 hello.lanes.len(),
                 hello.answer,
@@ -187,7 +187,7 @@ impl Service for Kv {
         }
         let slot = self.slots.take().ok_or_else(|| {
             let max = self.config.max_clients;
-            Refused::now(format!("this server has its {max} clients already"))
+            Refused::temporary(format!("this server has its {max} clients already"))
         })?;
         let session = Session {
             kv: Arc::clone(self),
@@ -235,7 +235,7 @@ impl Service for Kv {
 
     fn stop(&self) {
         for worker in &self.workers {
-            worker.mailbox.tell(Command::Stop);
+            worker.mailbox.send(Command::Stop);
         }
     }
 }
@@ -270,10 +270,10 @@ impl Kv {
         for (lane, worker) in hello.lanes.iter().zip(&self.workers) {
             let ends = (&lane.uc, &lane.ud);
             let connected = herd_rpc::connect_client(&self.pd, self.port, &self.cq, ends);
-            let herd_rpc::Connected { endpoint, qp, to } = connected.map_err(Refused::now)?;
+            let herd_rpc::Connected { endpoint, qp, to } = connected.map_err(Refused::temporary)?;
             let slots = herd_rpc::region_of(&worker.region, &self.layout, slot.index());
-            let slots = slots.ok_or_else(|| Refused::now("the worker has no such slots"))?;
-            let added = worker.mailbox.ask(|done| {
+            let slots = slots.ok_or_else(|| Refused::temporary("the worker has no such slots"))?;
+            let added = worker.mailbox.call(|done| {
                 Command::Add(Box::new(PendingConnection {
                     slot: Arc::clone(slot),
                     session: hello.session,
@@ -284,7 +284,7 @@ impl Kv {
                     done,
                 }))
             });
-            added.map_err(Refused::now)?;
+            added.map_err(Refused::temporary)?;
             lanes.push(LaneAccepted {
                 endpoint,
                 slots,
@@ -311,7 +311,7 @@ fn design(
         |e: NoMemory| ServerError::service(format!("{e}; lower --keys, --value-size or --memory"));
     let store = || Store::new(&of).map(Arc::new).map_err(no_memory);
     let lease = Duration::from_millis(config.lease_ms.into());
-    let guests = |tables| Arc::new(Guests::new(tables, lease, runtime.threads));
+    let lock_recovery = |tables| Arc::new(LockRecovery::new(tables, lease, runtime.threads));
     let (key, value) = (config.key_bytes, config.value_bytes);
     Ok(match (config.design, config.shape()) {
         (Design::Herd, _) => {

@@ -52,7 +52,7 @@ pub enum ClientError {
 
 impl ClientError {
     fn refused(reason: String) -> Self {
-        ConnectError::refused::<Rendezvous>(Refused::never(reason)).into()
+        ConnectError::refused::<Rendezvous>(Refused::permanent(reason)).into()
     }
 
     /// Returns true if another attempt to connect cannot help.
@@ -240,7 +240,7 @@ impl Client {
         let until = time::now() + self.config.reconnect();
         let opened = self
             .target
-            .persist(until, || self.open(), ClientError::is_hopeless);
+            .retry_until(until, || self.open(), ClientError::is_hopeless);
         let (session, accepted) = opened?;
         if accepted.next < self.results.above {
             return Err(ClientError::refused(format!(

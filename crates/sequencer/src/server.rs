@@ -72,7 +72,7 @@ impl Drop for Session {
                 window,
             } = slot;
             let worker = &self.sequencer.workers[worker];
-            worker.mailbox.tell(Command::Remove { index, window });
+            worker.mailbox.send(Command::Remove { index, window });
         }
         lock(&self.sequencer.rcs).remove(&self.slot.index());
     }
@@ -138,20 +138,20 @@ impl Service for Sequencer {
     fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), Refused> {
         let design = self.config.design;
         if hello.design != design {
-            return Err(Refused::never(format!(
+            return Err(Refused::permanent(format!(
                 "this server serves design {design}, not {}",
                 hello.design
             )));
         }
         if self.counter.next() >= self.counter.end() {
-            return Err(Refused::never(format!(
+            return Err(Refused::permanent(format!(
                 "the numbers are used up: design {design} gives none from {} on",
                 self.counter.end()
             )));
         }
         let full = || {
             let max = self.config.max_clients;
-            Refused::now(format!("this server has its {max} clients already"))
+            Refused::temporary(format!("this server has its {max} clients already"))
         };
         let mut session = Session {
             sequencer: Arc::clone(self),
@@ -216,7 +216,7 @@ impl Service for Sequencer {
 
     fn stop(&self) {
         for worker in &self.workers {
-            worker.mailbox.tell(Command::Stop);
+            worker.mailbox.send(Command::Stop);
         }
     }
 }
@@ -407,15 +407,15 @@ impl Sequencer {
     ) -> Result<Accepted, Refused> {
         let peer = hello.ud.ok_or_else(|| missing("ud"))?;
         let to = self.pd.ud_destination_from(self.port, &peer);
-        let to = to.map_err(Refused::now)?;
+        let to = to.map_err(Refused::temporary)?;
         let (worker, index) = self.take_slot(hello.window, worker_slots)?;
         let added = worker
             .mailbox
-            .ask(|done| Command::AddDatagram { index, to, done });
-        added.map_err(Refused::now)?;
+            .call(|done| Command::AddDatagram { index, to, done });
+        added.map_err(Refused::temporary)?;
         let queue = index as usize % worker.endpoints.len().max(1);
         let endpoint = worker.endpoints.get(queue);
-        let endpoint = endpoint.ok_or_else(|| Refused::now("the worker has no endpoint"))?;
+        let endpoint = endpoint.ok_or_else(|| Refused::temporary("the worker has no endpoint"))?;
         Ok(self.accepted(*endpoint))
     }
 
@@ -429,7 +429,7 @@ impl Sequencer {
             hello.ud.ok_or_else(|| missing("ud"))?,
         );
         let connected = herd::connect_client(&self.pd, self.port, &self.cq, (&uc, &ud));
-        let herd::Connected { endpoint, qp, to } = connected.map_err(Refused::now)?;
+        let herd::Connected { endpoint, qp, to } = connected.map_err(Refused::temporary)?;
         let qp = Arc::new(qp);
         let window = u32::try_from(hello.window.next_power_of_two()).unwrap_or(u32::MAX);
         let add = |worker: &WorkerShared, index, tag| {
@@ -437,22 +437,23 @@ impl Sequencer {
                 let slots = herd::region_of(&region, &layout, index)?;
                 Some((slots, herd::Layout { window, ..layout }))
             });
-            let found = slots.ok_or_else(|| Refused::now("the worker has no request region"))?;
-            let added = worker.mailbox.ask(|done| Command::AddHerd {
+            let found =
+                slots.ok_or_else(|| Refused::temporary("the worker has no request region"))?;
+            let added = worker.mailbox.call(|done| Command::AddHerd {
                 index,
                 qp: Arc::clone(&qp),
                 to: to.clone(),
                 slots: (window, tag),
                 done,
             });
-            added.map_err(Refused::now)?;
+            added.map_err(Refused::temporary)?;
             Ok::<_, Refused>(found)
         };
         let mut accepted = self.accepted(endpoint);
         if hello.spread {
             for number in 0..self.workers.len() {
                 let tag = herd::Tag::of_worker(number);
-                let tag = tag.ok_or_else(|| Refused::never("it has too many workers"))?;
+                let tag = tag.ok_or_else(|| Refused::permanent("it has too many workers"))?;
                 let (worker, index) = self.take_slot_at(number, 0, worker_slots)?;
                 let (slots, layout) = add(worker, index, tag)?;
                 accepted.workers.push(slots);
@@ -504,12 +505,12 @@ impl Sequencer {
 }
 
 fn no_room() -> Refused {
-    Refused::now(
+    Refused::temporary(
         "no worker has room for the window: ask for a smaller one, or give the server more workers or a larger \
          recv-depth",
     )
 }
 
 fn missing(what: &str) -> Refused {
-    Refused::never(format!("the message lacks the endpoint {what:?}"))
+    Refused::permanent(format!("the message lacks the endpoint {what:?}"))
 }

@@ -216,7 +216,7 @@ impl Work for Running<'_> {
     type Counts = Counts;
 
     #[cold]
-    fn obey(&mut self, command: Command) -> bool {
+    fn execute(&mut self, command: Command) -> bool {
         match command {
             Command::Stop => return false,
             Command::Remove { index, window } => {

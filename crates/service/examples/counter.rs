@@ -141,7 +141,7 @@ struct Session(Arc<Counter>, Arc<Slot>);
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.0.mailbox.tell(Command::Remove(Arc::clone(&self.1)));
+        self.0.mailbox.send(Command::Remove(Arc::clone(&self.1)));
     }
 }
 
@@ -196,20 +196,20 @@ impl Service for Counter {
         let slot = self
             .slots
             .take()
-            .ok_or_else(|| Refused::now("it is full"))?;
+            .ok_or_else(|| Refused::temporary("it is full"))?;
         let (index, session) = (slot.index(), Session(Arc::clone(self), Arc::new(slot)));
         let ends = (&hello.uc, &hello.ud);
         let connected = herd::connect_client(&self.pd, self.port, &self.cq, ends);
-        let connected = connected.map_err(Refused::now)?;
+        let connected = connected.map_err(Refused::temporary)?;
         let slots = herd::region_of(&self.region, &LAYOUT, index);
         let accepted = Accepted {
             endpoint: connected.endpoint,
-            slots: slots.ok_or_else(|| Refused::now("there are no such slots"))?,
+            slots: slots.ok_or_else(|| Refused::temporary("there are no such slots"))?,
         };
         let added = self
             .mailbox
-            .ask(|done| Command::Add(index, connected, done));
-        added.map_err(Refused::now)?;
+            .call(|done| Command::Add(index, connected, done));
+        added.map_err(Refused::temporary)?;
         Ok((accepted, session))
     }
 
@@ -223,7 +223,7 @@ impl Service for Counter {
     }
 
     fn stop(&self) {
-        self.mailbox.tell(Command::Stop);
+        self.mailbox.send(Command::Stop);
     }
 }
 
@@ -238,7 +238,7 @@ impl Work for Worker<'_> {
     type Command = Command;
     type Counts = Counts;
 
-    fn obey(&mut self, command: Command) -> bool {
+    fn execute(&mut self, command: Command) -> bool {
         match command {
             Command::Add(index, Connected { qp, to, .. }, done) => {
                 let added = self.engine.add_client(index, qp, to, LAYOUT.window);

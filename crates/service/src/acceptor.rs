@@ -139,8 +139,8 @@ mod tests {
         let address = listener.local_addr().expect("bound");
         let _acceptor = Acceptor::start(listener, |_| panic!("on purpose")).expect("starts");
         let mut client = TcpStream::connect(address).expect("it listens");
-        let patience = Duration::from_secs(20);
-        client.set_read_timeout(Some(patience)).expect("a time");
+        let timeout = Duration::from_secs(20);
+        client.set_read_timeout(Some(timeout)).expect("a time");
         assert_eq!(client.read(&mut [0]).expect("not late"), 0);
     }
 }

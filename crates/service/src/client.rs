@@ -10,7 +10,7 @@ use crate::connector::Connector;
 use crate::design::Unsupported;
 use crate::nic::OpenError;
 use crate::protocol::{Protocol, check_welcome};
-use crate::rendezvous::{Answer, Call, Refused, persist};
+use crate::rendezvous::{Answer, Handshake, Refused, retry_until};
 
 /// Location of a server.
 #[derive(Debug, Clone)]
@@ -93,14 +93,14 @@ impl ConnectError {
 impl<P: Protocol> Target<P> {
     /// Opens a session for a client with this window. `prepare` reads the server's offer and
     /// returns the client's message. Its other result is returned together with the server's
-    /// answer. Each step over TCP may take up to `patience`.
+    /// answer. Each step over TCP may take up to `timeout`.
     ///
     /// # Errors
     /// [`ConnectError`], or the error of `prepare`.
     pub fn open<Q, E: From<ConnectError>>(
         &self,
         window: usize,
-        patience: Duration,
+        timeout: Duration,
         prepare: impl FnOnce(&P::Welcome) -> Result<(Q, P::Hello), E>,
     ) -> Result<(Q, P::Accepted, Connection), E> {
         let prepare = |welcome: &P::Welcome| {
@@ -120,10 +120,10 @@ impl<P: Protocol> Target<P> {
                     server: server.clone(),
                     source,
                 };
-                let dialed = Call::dial(server, P::SERVICE, patience);
-                let (call, welcome) = dialed.map_err(unreachable)?;
+                let connected = Handshake::connect(server, P::SERVICE, timeout);
+                let (handshake, welcome) = connected.map_err(unreachable)?;
                 let (prepared, hello) = prepare(&welcome)?;
-                match call.introduce(&hello).map_err(unreachable)? {
+                match handshake.send_hello(&hello).map_err(unreachable)? {
                     (Answer::Accepted(accepted), stream) => {
                         Ok((prepared, accepted, Connection(Held::Tcp(stream))))
                     }
@@ -140,13 +140,13 @@ impl<P: Protocol> Target<P> {
     ///
     /// # Errors
     /// The last error of `open`.
-    pub fn persist<T, E>(
+    pub fn retry_until<T, E>(
         &self,
         until: Instant,
         open: impl FnMut() -> Result<T, E>,
         is_hopeless: impl Fn(&E) -> bool,
     ) -> Result<T, E> {
         let is_local = matches!(self, Self::Local(_));
-        persist(until, open, |e| is_local || is_hopeless(e))
+        retry_until(until, open, |e| is_local || is_hopeless(e))
     }
 }

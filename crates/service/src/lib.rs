@@ -11,7 +11,7 @@
 //! - [`worker`] contains the loop of a worker that polls, waits and sleeps, and its mailbox.
 //! - [`sessions`] records changes, so that none is executed twice. [`Slots`] assigns indices to
 //!   clients.
-//! - [`guests`] recovers the locks of clients that change the server's memory directly.
+//! - [`lock_recovery`] recovers the locks of clients that change the server's memory directly.
 //! - [`workload`] chooses keys for a load and makes values that can be checked. [`random`]
 //!   generates random numbers.
 //! - [`history`] records the results of concurrent clients, and checks whether they are
@@ -28,10 +28,10 @@ mod client;
 pub mod config;
 mod connector;
 pub mod design;
-pub mod guests;
 pub mod history;
 mod host;
 mod local;
+pub mod lock_recovery;
 mod nic;
 mod protocol;
 pub mod qp;

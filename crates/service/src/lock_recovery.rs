@@ -3,7 +3,7 @@
 //!
 //! Such a client locks an object by a compare-and-swap of its lock word, WRITEs the object, and
 //! unlocks it. The client may die, stop or become slow while it holds the lock. Other clients
-//! complain if they wait longer than half of the lease ([`Guests::release`]). The server then
+//! complain if they wait longer than half of the lease ([`LockRecovery::release`]). The server then
 //! proceeds in this order:
 //!
 //! 1. If the owner is connected, the server waits until the same acquisition has lasted for a lease
@@ -36,7 +36,7 @@ use crate::worker::lock;
 #[cfg(test)]
 mod tests;
 
-/// Owner number of the server itself; [`Guests::next_owner`] assigns it to no client.
+/// Owner number of the server itself; [`LockRecovery::next_owner`] assigns it to no client.
 pub const SERVER_OWNER: u32 = 0xff_ffff;
 
 /// Returns the lock word of an acquisition: 24 bits of owner, 16 bits of lease in milliseconds, 24
@@ -74,23 +74,23 @@ pub trait LockTable: Debug + Send + Sync + 'static {
     fn redo(&self, entry: &[u8], owner: u32) -> bool;
 }
 
-/// The clients that access a server's memory, with their locks.
+/// Recovery of the locks of clients that access a server's memory: the clients, their access and their locks.
 #[derive(Debug)]
-pub struct Guests<T> {
+pub struct LockRecovery<T> {
     tables: Vec<Arc<T>>,
     lease: Duration,
     threads: bool,
     /// Clients by owner number.
-    guests: Mutex<HashMap<u32, Guest>>,
+    clients: Mutex<HashMap<u32, Client>>,
     owners: AtomicU32,
     /// Locks with complaints: the acquisition, and the time of its first complaint.
-    suspects: Mutex<HashMap<(usize, u64), (u64, Instant)>>,
+    complaints: Mutex<HashMap<(usize, u64), (u64, Instant)>>,
     recovered: AtomicU64,
-    expelled: AtomicU64,
+    revoked: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Guest {
+struct Client {
     /// Index of the client at the server.
     index: u32,
     /// Access of the client; `None` while it is being revoked.
@@ -108,7 +108,7 @@ pub struct ClientAccess {
     pub redo: Option<MemoryRegion>,
 }
 
-impl<T: LockTable> Guests<T> {
+impl<T: LockTable> LockRecovery<T> {
     /// Creates a set without clients. `tables` are the parts of the objects, empty if clients only
     /// READ. With `threads`, a separate thread revokes a client's access, so that no worker waits.
     /// Without, as on a simulated NIC, the caller of [`release`](Self::release) revokes it.
@@ -117,22 +117,22 @@ impl<T: LockTable> Guests<T> {
             tables,
             lease,
             threads,
-            guests: Mutex::default(),
+            clients: Mutex::default(),
             owners: AtomicU32::new(0),
-            suspects: Mutex::default(),
+            complaints: Mutex::default(),
             recovered: AtomicU64::new(0),
-            expelled: AtomicU64::new(0),
+            revoked: AtomicU64::new(0),
         }
     }
 
     /// Returns an owner number for a new connection's lock words: 24 bits, neither 0 nor
     /// [`SERVER_OWNER`].
     pub fn next_owner(&self) -> u32 {
-        let guests = lock(&self.guests);
+        let clients = lock(&self.clients);
         loop {
             let owner = self.owners.fetch_add(1, Ordering::Relaxed) % (SERVER_OWNER - 1) + 1;
             // Numbers are reused; skip a number that a client still has.
-            if !guests.contains_key(&owner) {
+            if !clients.contains_key(&owner) {
                 return owner;
             }
         }
@@ -140,48 +140,48 @@ impl<T: LockTable> Guests<T> {
 
     /// Adds a connected client: `index` at the server, `owner` in lock words.
     pub fn add(&self, index: u32, owner: u32, access: ClientAccess) {
-        let guest = Guest {
+        let client = Client {
             index,
             access: Some(access),
         };
-        lock(&self.guests).insert(owner, guest);
+        lock(&self.clients).insert(owner, client);
     }
 
     /// Returns the number of locks freed for their owners, and the number of clients whose access
     /// was revoked for that.
     pub fn counts(&self) -> (u64, u64) {
         let of = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        (of(&self.recovered), of(&self.expelled))
+        (of(&self.recovered), of(&self.revoked))
     }
 
     /// Removes the client with this index: revokes its access and finishes its changes.
     pub fn remove(&self, index: u32) {
-        let owner = lock(&self.guests)
+        let owner = lock(&self.clients)
             .iter()
-            .find(|(_, guest)| guest.index == index && guest.access.is_some())
+            .find(|(_, client)| client.index == index && client.access.is_some())
             .map(|(owner, _)| *owner);
         if let Some((owner, access)) = owner.and_then(|owner| Some((owner, self.take(owner)?))) {
-            self.expel(owner, access);
+            self.revoke_access(owner, access);
         }
     }
 
     /// Revokes the access of an owner that has held a lock for too long.
-    fn expel_slow(&self, owner: u32) {
+    fn revoke_expired(&self, owner: u32) {
         if let Some(access) = self.take(owner) {
             tracing::warn!("a client holds a lock beyond its lease: its access is taken away");
-            self.expelled.fetch_add(1, Ordering::Relaxed);
-            self.expel(owner, access);
+            self.revoked.fetch_add(1, Ordering::Relaxed);
+            self.revoke_access(owner, access);
         }
     }
 
     /// Returns an owner's access to the first caller, and `None` to later callers.
     fn take(&self, owner: u32) -> Option<ClientAccess> {
-        lock(&self.guests).get_mut(&owner)?.access.take()
+        lock(&self.clients).get_mut(&owner)?.access.take()
     }
 
     /// Revokes an owner's access and finishes its changes. On the software NIC, this waits for a
     /// process that was stopped in the middle of a WRITE.
-    fn expel(&self, owner: u32, access: ClientAccess) {
+    fn revoke_access(&self, owner: u32, access: ClientAccess) {
         let ClientAccess { qp, memory, redo } = access;
         if let Err(e) = qp.to_error() {
             tracing::warn!("a client's queue pair does not go to ERR: {e}");
@@ -190,7 +190,7 @@ impl<T: LockTable> Guests<T> {
         if let Some(redo) = redo {
             self.finish(owner, &redo);
         }
-        lock(&self.guests).remove(&owner);
+        lock(&self.clients).remove(&owner);
     }
 
     /// Executes the redo entries of a client whose locks it still holds.
@@ -226,9 +226,9 @@ impl<T: LockTable> Guests<T> {
             return true;
         }
         let owner = table.owner_of(word);
-        let connected = lock(&self.guests)
+        let connected = lock(&self.clients)
             .get(&owner)
-            .map(|guest| guest.access.is_some());
+            .map(|client| client.access.is_some());
         match connected {
             Some(false) => return false,
             Some(true) => {
@@ -237,14 +237,14 @@ impl<T: LockTable> Guests<T> {
                 }
                 if self.threads {
                     // A worker must not wait here. The client complains again.
-                    let guests = Arc::clone(self);
+                    let recovery = Arc::clone(self);
                     let thread = std::thread::Builder::new().name("expel".to_owned());
-                    if let Err(e) = thread.spawn(move || guests.expel_slow(owner)) {
+                    if let Err(e) = thread.spawn(move || recovery.revoke_expired(owner)) {
                         tracing::error!("no thread to take a client's access away: {e}");
                     }
                     return false;
                 }
-                self.expel_slow(owner);
+                self.revoke_expired(owner);
             }
             None => {}
         }
@@ -263,19 +263,19 @@ impl<T: LockTable> Guests<T> {
         /// Maximum number of watched locks; beyond it all are dropped, and clients complain again.
         const MOST: usize = 4096;
         let now = verbs::time::now();
-        let mut suspects = lock(&self.suspects);
+        let mut complaints = lock(&self.complaints);
         // Old entries are meaningless, because numbers of acquisitions repeat.
-        suspects.retain(|_, (_, since)| now.duration_since(*since) < 8 * self.lease);
-        if suspects.len() >= MOST {
-            suspects.clear();
+        complaints.retain(|_, (_, since)| now.duration_since(*since) < 8 * self.lease);
+        if complaints.len() >= MOST {
+            complaints.clear();
         }
-        let entry = suspects.entry((part, object)).or_insert((word, now));
+        let entry = complaints.entry((part, object)).or_insert((word, now));
         if entry.0 != word {
             *entry = (word, now);
         }
         let over = now.duration_since(entry.1) >= self.lease;
         if over {
-            suspects.remove(&(part, object));
+            complaints.remove(&(part, object));
         }
         over
     }

@@ -46,14 +46,14 @@ pub(crate) fn check_welcome<P: Protocol>(
 ) -> Result<(), Refused> {
     let (protocol, version) = (welcome.protocol(), welcome.version());
     if protocol != P::NAME || version != P::VERSION {
-        return Err(Refused::never(format!(
+        return Err(Refused::permanent(format!(
             "it speaks {protocol} {version}, this client {} {}",
             P::NAME,
             P::VERSION
         )));
     }
     if window > welcome.max_window() {
-        return Err(Refused::never(format!(
+        return Err(Refused::permanent(format!(
             "its largest window is {}, not {window}",
             welcome.max_window()
         )));
@@ -65,13 +65,13 @@ pub(crate) fn check_welcome<P: Protocol>(
 pub(crate) fn check_hello<P: Protocol>(hello: &P::Hello, max_window: usize) -> Result<(), Refused> {
     let (version, window) = (hello.version(), hello.window());
     if version != P::VERSION {
-        return Err(Refused::never(format!(
+        return Err(Refused::permanent(format!(
             "version {version} of the exchange, {} expected",
             P::VERSION
         )));
     }
     if window == 0 || window > max_window {
-        return Err(Refused::never(format!(
+        return Err(Refused::permanent(format!(
             "a window of {window}: this server takes 1 to {max_window} (its max-window)"
         )));
     }

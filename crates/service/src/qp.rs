@@ -25,7 +25,7 @@ pub fn responder(
         .inline_up_to(0)
         .access(access)
         .build()
-        .map_err(Refused::now)?;
+        .map_err(Refused::temporary)?;
     let endpoint = qp.endpoint();
-    Ok((endpoint, qp.connect(client).map_err(Refused::now)?))
+    Ok((endpoint, qp.connect(client).map_err(Refused::temporary)?))
 }

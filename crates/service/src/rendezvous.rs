@@ -2,8 +2,8 @@
 //!
 //! The server sends its identity and offer first. Then the client sends its own message, and the
 //! server accepts or refuses it ([`Answer`]). Afterwards the connection stays open and silent. When
-//! it ends, for whatever reason, the server frees the client's resources. Clients use [`Call`]; a
-//! server [`attend`]s to the connections that its acceptor passes on.
+//! it ends, for whatever reason, the server frees the client's resources. Clients use [`Handshake`];
+//! [`serve_connection`] serves the connections that a server's acceptor passes on.
 
 use std::fmt::Display;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 /// Maximum length of a message, in bytes.
 const LINE_MAX: u64 = 64 * 1024;
 /// Time that a client may take to send its message.
-const PATIENCE: Duration = Duration::from_secs(5);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Answer of a server to a client's message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +40,7 @@ pub struct Refused {
 
 impl Refused {
     /// Creates a refusal for a permanent reason.
-    pub fn never(reason: impl Display) -> Self {
+    pub fn permanent(reason: impl Display) -> Self {
         Self {
             reason: reason.to_string(),
             retry: false,
@@ -48,7 +48,7 @@ impl Refused {
     }
 
     /// Creates a refusal for a temporary reason.
-    pub fn now(reason: impl Display) -> Self {
+    pub fn temporary(reason: impl Display) -> Self {
         Self {
             reason: reason.to_string(),
             retry: true,
@@ -63,17 +63,17 @@ fn send_line(stream: &mut TcpStream, message: &impl Serialize) -> io::Result<()>
     stream.write_all(&line)
 }
 
-/// Receives one message. Fails unless the whole message arrives within `patience`.
+/// Receives one message. Fails unless the whole message arrives within `timeout`.
 fn receive_line<T: DeserializeOwned>(
     stream: &mut TcpStream,
     whose: &str,
-    patience: Duration,
+    timeout: Duration,
 ) -> io::Result<T> {
     let mut line = Vec::new();
-    let bytes = Patient {
+    let bytes = TimedStream {
         stream,
         begun: Instant::now(),
-        patience,
+        timeout,
     };
     // The two sides take turns, so the reader buffers nothing beyond the line.
     BufReader::new(bytes.take(LINE_MAX)).read_until(b'\n', &mut line)?;
@@ -94,16 +94,16 @@ fn receive_line<T: DeserializeOwned>(
 }
 
 /// A stream with a total time for reading, independent of how the bytes arrive.
-struct Patient<'s> {
+struct TimedStream<'s> {
     stream: &'s mut TcpStream,
     begun: Instant,
-    patience: Duration,
+    timeout: Duration,
 }
 
-impl Read for Patient<'_> {
+impl Read for TimedStream<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let late = || io::Error::new(ErrorKind::TimedOut, "no message came in time");
-        let left = self.patience.saturating_sub(self.begun.elapsed());
+        let left = self.timeout.saturating_sub(self.begun.elapsed());
         if left.is_zero() {
             return Err(late());
         }
@@ -117,32 +117,32 @@ impl Read for Patient<'_> {
 
 /// A client's connection, from the server's first message to its answer.
 #[derive(Debug)]
-pub(crate) struct Call {
+pub(crate) struct Handshake {
     stream: TcpStream,
     whose: &'static str,
-    patience: Duration,
+    timeout: Duration,
 }
 
-impl Call {
+impl Handshake {
     /// Connects to a server and receives its first message. `whose` names the service in errors.
-    /// Each step may take up to `patience`.
+    /// Each step may take up to `timeout`.
     ///
     /// # Errors
     /// As connecting and reading. [`ErrorKind::InvalidInput`] if the address is invalid.
-    pub(crate) fn dial<W: DeserializeOwned>(
+    pub(crate) fn connect<W: DeserializeOwned>(
         server: &str,
         whose: &'static str,
-        patience: Duration,
+        timeout: Duration,
     ) -> io::Result<(Self, W)> {
-        let mut stream = connect(server, patience)?;
+        let mut stream = connect_tcp(server, timeout)?;
         stream.set_nodelay(true)?;
-        let welcome = receive_line(&mut stream, whose, patience)?;
-        let call = Self {
+        let welcome = receive_line(&mut stream, whose, timeout)?;
+        let handshake = Self {
             stream,
             whose,
-            patience,
+            timeout,
         };
-        Ok((call, welcome))
+        Ok((handshake, welcome))
     }
 
     /// Sends the client's message and receives the answer. The returned stream belongs to the
@@ -150,21 +150,21 @@ impl Call {
     ///
     /// # Errors
     /// As writing and reading.
-    pub(crate) fn introduce<A: DeserializeOwned>(
+    pub(crate) fn send_hello<A: DeserializeOwned>(
         mut self,
         hello: &impl Serialize,
     ) -> io::Result<(Answer<A>, TcpStream)> {
         send_line(&mut self.stream, hello)?;
-        let answer = receive_line(&mut self.stream, self.whose, self.patience)?;
+        let answer = receive_line(&mut self.stream, self.whose, self.timeout)?;
         Ok((answer, self.stream))
     }
 }
 
 /// Connects to the first reachable address of a server.
-fn connect(server: &str, patience: Duration) -> io::Result<TcpStream> {
+fn connect_tcp(server: &str, timeout: Duration) -> io::Result<TcpStream> {
     let mut error = io::Error::new(ErrorKind::InvalidInput, "no address of that name");
     for address in server.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, patience) {
+        match TcpStream::connect_timeout(&address, timeout) {
             Ok(stream) => return Ok(stream),
             Err(e) => error = e,
         }
@@ -177,7 +177,7 @@ fn connect(server: &str, patience: Duration) -> io::Result<TcpStream> {
 ///
 /// # Errors
 /// The last error of `open`.
-pub(crate) fn persist<T, E>(
+pub(crate) fn retry_until<T, E>(
     until: Instant,
     mut open: impl FnMut() -> Result<T, E>,
     hopeless: impl Fn(&E) -> bool,
@@ -196,24 +196,26 @@ pub(crate) fn persist<T, E>(
 /// Runs the server's side of a connection until it ends. Sends the first message, receives the
 /// client's message, and answers with the result of `accept`. The session that `accept` returns is
 /// dropped when the connection ends.
-pub(crate) fn attend<H: DeserializeOwned, A: Serialize, S>(
+pub(crate) fn serve_connection<H: DeserializeOwned, A: Serialize, S>(
     mut stream: TcpStream,
     whose: &str,
     welcome: &impl Serialize,
     accept: impl FnOnce(&H) -> Result<(A, S), Refused>,
 ) {
-    let mut hear = || {
+    let mut receive_hello = || {
         stream.set_nodelay(true)?;
         send_line(&mut stream, welcome)?;
-        receive_line(&mut stream, whose, PATIENCE)
+        receive_line(&mut stream, whose, HELLO_TIMEOUT)
     };
-    let accepted = hear().map_err(Refused::now).and_then(|h| accept(&h));
+    let accepted = receive_hello()
+        .map_err(Refused::temporary)
+        .and_then(|h| accept(&h));
     let (answer, session) = match accepted {
         Ok((accepted, session)) => (Answer::Accepted(accepted), Some(session)),
         Err(refused) => (Answer::Refused(refused), None),
     };
-    let told = send_line(&mut stream, &answer);
-    if session.is_some() && told.is_ok() && stream.set_read_timeout(None).is_ok() {
+    let sent = send_line(&mut stream, &answer);
+    if session.is_some() && sent.is_ok() && stream.set_read_timeout(None).is_ok() {
         // The connection is silent from here on; the read returns when the client ends it.
         while matches!(stream.read(&mut [0; 1]), Err(e) if e.kind() == ErrorKind::Interrupted) {}
     }
@@ -245,8 +247,8 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(10));
             }
         });
-        let patience = Duration::from_millis(50);
-        let e = receive_line::<u64>(&mut here, "test", patience).expect_err("never whole");
+        let timeout = Duration::from_millis(50);
+        let e = receive_line::<u64>(&mut here, "test", timeout).expect_err("never whole");
         assert_eq!(e.kind(), ErrorKind::TimedOut, "{e}");
         drop(here);
         drip.join().expect("ended");
@@ -254,7 +256,7 @@ mod tests {
 
     #[test]
     fn answers_have_the_documented_form() {
-        let refused = Answer::<u64>::Refused(Refused::now("full"));
+        let refused = Answer::<u64>::Refused(Refused::temporary("full"));
         let text = serde_json::to_string(&refused).expect("serializes");
         assert_eq!(text, r#"{"refused":{"reason":"full","retry":true}}"#);
         assert_eq!(

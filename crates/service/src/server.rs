@@ -11,7 +11,7 @@ use crate::config::ServerConfig;
 use crate::connector::AcceptSide;
 use crate::host::{Host, ServerError, Service};
 use crate::protocol::Protocol;
-use crate::rendezvous::attend;
+use crate::rendezvous::serve_connection;
 
 /// A running server; dropping it stops the server.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl<S: Service> Server<S> {
         let host = Arc::clone(&self.host);
         self.acceptor = Some(Acceptor::start(listener, move |stream| {
             let welcome = host.welcome();
-            attend(stream, S::Protocol::SERVICE, &welcome, |hello| {
+            serve_connection(stream, S::Protocol::SERVICE, &welcome, |hello| {
                 host.accept_client(hello)
             });
         })?);

@@ -14,7 +14,7 @@ pub const MAX_WINDOW: usize = 4096;
 
 /// State of a change that arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seen {
+pub enum ChangeState {
     /// The change is new and must be executed.
     New,
     /// The change was executed, with this answer.
@@ -54,20 +54,20 @@ impl Session {
 
     /// Returns the state of a change.
     #[inline]
-    pub fn seen(&self, seq: u32) -> Seen {
+    pub fn state_of(&self, seq: u32) -> ChangeState {
         let behind = self.highest.wrapping_sub(seq);
         if behind < 1 << 31 && behind as usize >= self.ring.len() {
-            return Seen::Stale;
+            return ChangeState::Stale;
         }
         match self.ring.get(seq as usize % self.ring.len()) {
-            Some(&(number, answer)) if number == seq && seq != 0 => Seen::Answered(answer),
-            _ => Seen::New,
+            Some(&(number, answer)) if number == seq && seq != 0 => ChangeState::Answered(answer),
+            _ => ChangeState::New,
         }
     }
 
     /// Records that a change was executed, with this answer.
     #[inline]
-    pub fn made(&mut self, seq: u32, answer: u64) {
+    pub fn record_answer(&mut self, seq: u32, answer: u64) {
         let place = seq as usize % self.ring.len();
         self.ring[place] = (seq, answer);
         if seq.wrapping_sub(self.highest) < 1 << 31 {
@@ -101,21 +101,21 @@ pub struct Sessions {
     /// By client index: the session's name, and the session.
     connected: Vec<Option<(u64, Session)>>,
     /// Sessions without a connection by name, each with the logical time of its disconnection.
-    away: HashMap<u64, (u64, Session)>,
+    disconnected: HashMap<u64, (u64, Session)>,
     time: u64,
 }
 
 impl Sessions {
     /// Maximum number of kept sessions without a connection. A session takes 16 bytes for each
     /// change of its span.
-    const MOST_AWAY: usize = 1024;
+    const MAX_DISCONNECTED: usize = 1024;
 
     /// Creates an empty set of sessions, with requests of at most `longest` bytes.
     pub fn new(longest: usize) -> Self {
         Self {
             longest,
             connected: Vec::new(),
-            away: HashMap::new(),
+            disconnected: HashMap::new(),
             time: 0,
         }
     }
@@ -134,7 +134,7 @@ impl Sessions {
         let other = self.connected.iter_mut().find(other).and_then(Option::take);
         let session = match other {
             Some((_, session)) => session,
-            None => match self.away.remove(&name) {
+            None => match self.disconnected.remove(&name) {
                 Some((_, session)) => session,
                 None => Session::new(window, self.longest),
             },
@@ -150,12 +150,16 @@ impl Sessions {
         let place = self.connected.get_mut(client as usize);
         if let Some((name, session)) = place.and_then(Option::take) {
             self.time += 1;
-            self.away.insert(name, (self.time, session));
+            self.disconnected.insert(name, (self.time, session));
         }
-        if self.away.len() > Self::MOST_AWAY
-            && let Some(oldest) = self.away.iter().min_by_key(|(_, s)| s.0).map(|(n, _)| *n)
+        if self.disconnected.len() > Self::MAX_DISCONNECTED
+            && let Some(oldest) = self
+                .disconnected
+                .iter()
+                .min_by_key(|(_, s)| s.0)
+                .map(|(n, _)| *n)
         {
-            self.away.remove(&oldest);
+            self.disconnected.remove(&oldest);
         }
     }
 }
@@ -169,24 +173,27 @@ mod tests {
         let mut sessions = Sessions::new(1 << 17);
         sessions.connect(3, 77, 64);
         let s = sessions.of(3).expect("connected");
-        assert_eq!(s.seen(1), Seen::New);
-        s.made(1, 100);
-        s.made(3, 300);
+        assert_eq!(s.state_of(1), ChangeState::New);
+        s.record_answer(1, 100);
+        s.record_answer(3, 300);
         sessions.disconnect(3);
         assert!(sessions.of(3).is_none());
         sessions.connect(0, 78, 64);
-        assert_eq!(sessions.of(0).expect("connected").seen(1), Seen::New);
+        assert_eq!(
+            sessions.of(0).expect("connected").state_of(1),
+            ChangeState::New
+        );
         sessions.connect(5, 77, 64);
         let s = sessions.of(5).expect("connected");
-        assert_eq!(s.seen(1), Seen::Answered(100));
-        assert_eq!(s.seen(2), Seen::New);
-        assert_eq!(s.seen(3), Seen::Answered(300));
+        assert_eq!(s.state_of(1), ChangeState::Answered(100));
+        assert_eq!(s.state_of(2), ChangeState::New);
+        assert_eq!(s.state_of(3), ChangeState::Answered(300));
         // The old connection may still exist when the new one arrives.
         sessions.connect(6, 77, 64);
         assert!(sessions.of(5).is_none());
         assert_eq!(
-            sessions.of(6).expect("connected").seen(3),
-            Seen::Answered(300)
+            sessions.of(6).expect("connected").state_of(3),
+            ChangeState::Answered(300)
         );
         sessions.disconnect(5);
         assert!(sessions.of(6).is_some());
@@ -196,15 +203,15 @@ mod tests {
     fn what_is_long_past_is_stale_also_when_numbers_wrap() {
         let mut s = Session::new(64, 1 << 17);
         for seq in [u32::MAX - 1, u32::MAX, 1, 2] {
-            assert_eq!(s.seen(seq), Seen::New);
+            assert_eq!(s.state_of(seq), ChangeState::New);
             s.highest = if s.highest == 0 { seq } else { s.highest };
-            s.made(seq, 5);
-            assert_eq!(s.seen(seq), Seen::Answered(5));
+            s.record_answer(seq, 5);
+            assert_eq!(s.state_of(seq), ChangeState::Answered(5));
         }
-        s.made(2 + span(64), 6);
-        assert_eq!(s.seen(2), Seen::Stale);
-        assert_eq!(s.seen(3), Seen::New);
-        assert_eq!(s.seen(u32::MAX), Seen::Stale);
+        s.record_answer(2 + span(64), 6);
+        assert_eq!(s.state_of(2), ChangeState::Stale);
+        assert_eq!(s.state_of(3), ChangeState::New);
+        assert_eq!(s.state_of(u32::MAX), ChangeState::Stale);
     }
 
     #[test]

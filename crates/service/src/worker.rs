@@ -69,7 +69,7 @@ impl<C, S: Clone + Default> Mailbox<C, S> {
     }
 
     /// Sends a command to the worker, and wakes the worker if it sleeps.
-    pub fn tell(&self, command: C) {
+    pub fn send(&self, command: C) {
         lock(&self.commands).push(command);
         self.pending.store(true, Ordering::Release);
         // The write fails only if the counter is full, and then the worker is awake.
@@ -81,16 +81,16 @@ impl<C, S: Clone + Default> Mailbox<C, S> {
     /// # Errors
     /// The worker's error, or the message that the worker has ended or has not answered for five
     /// seconds.
-    pub fn ask(&self, command: impl FnOnce(Done) -> C) -> Result<(), String> {
+    pub fn call(&self, command: impl FnOnce(Done) -> C) -> Result<(), String> {
         let stops = || Err("the server stops".to_owned());
-        let (done, said) = sync_channel(1);
-        self.tell(command(done));
-        let said = verbs::poll_until(Duration::from_secs(5), || match said.try_recv() {
+        let (done, answer) = sync_channel(1);
+        self.send(command(done));
+        let answer = verbs::poll_until(Duration::from_secs(5), || match answer.try_recv() {
             Ok(outcome) => Some(outcome),
             Err(TryRecvError::Empty) => None,
             Err(TryRecvError::Disconnected) => Some(stops()),
         });
-        said.unwrap_or_else(stops)
+        answer.unwrap_or_else(stops)
     }
 
     /// Returns the worker's counts. Counts of a busy worker may lag by a few thousand requests.
@@ -109,7 +109,7 @@ pub trait Work {
     type Counts: Clone + Default;
 
     /// Executes a command. Returns false if the worker must stop.
-    fn obey(&mut self, command: Self::Command) -> bool;
+    fn execute(&mut self, command: Self::Command) -> bool;
 
     /// Processes what is pending, and returns the amount of work done.
     ///
@@ -142,7 +142,7 @@ pub fn run<W: Work>(
     let mut waiter = Waiter::new().with_patience(512, 1_500);
     let mut polls = 0u32;
     loop {
-        if mailbox.pending.load(Ordering::Relaxed) && !obey(work, mailbox) {
+        if mailbox.pending.load(Ordering::Relaxed) && !execute_commands(work, mailbox) {
             publish(work, mailbox);
             return Ok(());
         }
@@ -170,9 +170,9 @@ fn publish<W: Work>(work: &W, mailbox: &Mailbox<W::Command, W::Counts>) {
 }
 
 #[cold]
-fn obey<W: Work>(work: &mut W, mailbox: &Mailbox<W::Command, W::Counts>) -> bool {
+fn execute_commands<W: Work>(work: &mut W, mailbox: &Mailbox<W::Command, W::Counts>) -> bool {
     // Clear the flag before taking the commands: a later command sets it again.
     mailbox.pending.swap(false, Ordering::AcqRel);
     let commands = std::mem::take(&mut *lock(&mailbox.commands));
-    commands.into_iter().all(|command| work.obey(command))
+    commands.into_iter().all(|command| work.execute(command))
 }

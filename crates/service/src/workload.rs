@@ -84,7 +84,7 @@ impl Chooser {
 
     /// Returns a random number below 2^32, for other choices.
     #[inline]
-    pub fn dice(&mut self) -> u64 {
+    pub fn random_u64(&mut self) -> u64 {
         self.random.bits() >> 32
     }
 

@@ -467,11 +467,13 @@ impl Service for Listening {
 
     fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), Refused> {
         let count = hello.endpoints.len();
-        in_range("queue pairs", count, 2..=1 + QUEUE_PAIRS_MAX).map_err(Refused::never)?;
+        in_range("queue pairs", count, 2..=1 + QUEUE_PAIRS_MAX).map_err(Refused::permanent)?;
         let base = &self.base;
-        let prepared = Prepared::new(&base.place, count - 1).map_err(Refused::now)?;
+        let prepared = Prepared::new(&base.place, count - 1).map_err(Refused::temporary)?;
         let endpoints = prepared.endpoints();
-        let queues = prepared.connect(&hello.endpoints).map_err(Refused::now)?;
+        let queues = prepared
+            .connect(&hello.endpoints)
+            .map_err(Refused::temporary)?;
         let link = Link::new(hello.name.clone(), queues, &base.shelf);
         base.engine.add(Arc::clone(&link));
         Ok((

@@ -75,7 +75,7 @@ impl Opener {
     /// Opens a session, and retries until the deadline while a retry can help.
     pub(super) fn open_until(&self, until: Instant) -> Result<Opened, ClientError> {
         let target = &self.target;
-        target.persist(until, || self.open(), ClientError::is_hopeless)
+        target.retry_until(until, || self.open(), ClientError::is_hopeless)
     }
 
     fn open(&self) -> Result<Opened, ClientError> {

@@ -10,7 +10,7 @@
 //! lease.
 
 use rpc::RpcError;
-use service::guests::lock_word;
+use service::lock_recovery::lock_word;
 use verbs::{RemoteMemory, time};
 
 use super::request::{Answer, ClientStats, Pending};

@@ -211,7 +211,7 @@ impl<'w> Run<'w> {
         if requests.outstanding() + self.found.len() >= requests.window() {
             return Ok(false);
         }
-        let dice = self.chooser.dice();
+        let dice = self.chooser.random_u64();
         let i = self.chooser.next(self.newest);
         let tree = self.workload.tree;
         let (lookup, kind) = (Op::Get { key: key_of(i) }, RequestKind::Lookup);

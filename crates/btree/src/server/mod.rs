@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rpc::herd::{self, Doorbells, Layout};
 use rpc::{RpcError, UdPortConfig};
-use service::guests::{ClientAccess, Guests};
+use service::lock_recovery::{ClientAccess, LockRecovery};
 use service::qp::responder;
 use service::worker::Mailbox;
 use service::{ClientCounts, Protocol, Refused, ServerError, Service, Slot, Slots};
@@ -40,7 +40,7 @@ pub struct Btree {
     cq: CompletionQueue,
     store: Arc<Store>,
     /// Clients that may change leaves themselves.
-    guests: Arc<Guests<Store>>,
+    guests: Arc<LockRecovery<Store>>,
     handovers: Arc<Handovers>,
     stopping: AtomicBool,
     /// A random number that differs in every run.
@@ -110,7 +110,7 @@ impl Drop for Session {
         let Self { btree, slot, .. } = self;
         btree.guests.remove(slot.index());
         for worker in &btree.workers {
-            worker.mailbox.tell(Command::Remove(Arc::clone(slot)));
+            worker.mailbox.send(Command::Remove(Arc::clone(slot)));
         }
     }
 }
@@ -150,7 +150,7 @@ impl Service for Btree {
         });
         let lease = Duration::from_millis(config.lease_ms.into());
         let tables = vec![Arc::clone(&store)];
-        let guests = Arc::new(Guests::new(tables, lease, runtime.threads));
+        let lock_recovery = Arc::new(LockRecovery::new(tables, lease, runtime.threads));
         let layout = Layout {
             window: u32::try_from(config.max_window.next_power_of_two()).unwrap_or(u32::MAX),
             payload: u32::try_from(wire::REQUEST).unwrap_or(24),
@@ -225,7 +225,7 @@ impl Service for Btree {
 
     fn accept(self: &Arc<Self>, hello: &Hello) -> Result<(Accepted, Session), Refused> {
         if hello.lanes.len() != self.workers.len() || hello.answer > self.max_answer {
-            return Err(Refused::never(format!(
+            return Err(Refused::permanent(format!(
                 "queue pairs for {} workers and messages of {} bytes: this server has {} and sends at most {}",
                 hello.lanes.len(),
                 hello.answer,
@@ -235,7 +235,7 @@ impl Service for Btree {
         }
         let slot = self.slots.take().ok_or_else(|| {
             let max = self.config.max_clients;
-            Refused::now(format!("this server has its {max} clients already"))
+            Refused::temporary(format!("this server has its {max} clients already"))
         })?;
         let mut session = Session {
             btree: Arc::clone(self),
@@ -328,7 +328,7 @@ impl Service for Btree {
     fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         for worker in &self.workers {
-            worker.mailbox.tell(Command::Stop);
+            worker.mailbox.send(Command::Stop);
         }
     }
 }
@@ -395,11 +395,11 @@ impl Btree {
     ) -> Result<RemoteNodes, Refused> {
         let (endpoint, qp) = responder(&self.pd, &self.cq, self.port, Rights::ALL, peer)?;
         let own = self.store.register_again(Rights::ALL);
-        let own = own.map_err(Refused::now)?;
+        let own = own.map_err(Refused::temporary)?;
         let nodes = own.remote();
         let rights = Rights::LOCAL_WRITE | Rights::REMOTE_WRITE;
         let bytes = hello.window * redo::bytes(self.config.node_bytes / 8);
-        let redo = self.pd.alloc(bytes, rights).map_err(Refused::now)?;
+        let redo = self.pd.alloc(bytes, rights).map_err(Refused::temporary)?;
         let owner = self.guests.next_owner();
         let writes = Some(Writes {
             owner,
@@ -429,10 +429,10 @@ impl Btree {
         for (lane, worker) in hello.lanes.iter().zip(&self.workers) {
             let ends = (&lane.uc, &lane.ud);
             let connected = herd::connect_client(&self.pd, self.port, &self.cq, ends);
-            let herd::Connected { endpoint, qp, to } = connected.map_err(Refused::now)?;
+            let herd::Connected { endpoint, qp, to } = connected.map_err(Refused::temporary)?;
             let slots = herd::region_of(&worker.region, &self.layout, slot.index());
-            let slots = slots.ok_or_else(|| Refused::now("the worker has no such slots"))?;
-            let added = worker.mailbox.ask(|done| {
+            let slots = slots.ok_or_else(|| Refused::temporary("the worker has no such slots"))?;
+            let added = worker.mailbox.call(|done| {
                 Command::Add(Box::new(PendingConnection {
                     slot: Arc::clone(slot),
                     session: hello.session,
@@ -443,7 +443,7 @@ impl Btree {
                     done,
                 }))
             });
-            added.map_err(Refused::now)?;
+            added.map_err(Refused::temporary)?;
             lanes.push(LaneAccepted {
                 endpoint,
                 slots,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use rpc::{Counts, Handler, Reply, Request, RpcError, herd};
 use service::Slot;
-use service::guests::Guests;
-use service::sessions::{Seen, Sessions};
+use service::lock_recovery::LockRecovery;
+use service::sessions::{ChangeState, Sessions};
 use service::worker::{self, Done, Mailbox, Wake, Work};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
@@ -61,7 +61,7 @@ pub struct Worker {
     pub(crate) engine: herd::Server,
     pub(crate) shared: Arc<WorkerShared>,
     pub(crate) store: Arc<Store>,
-    pub(crate) guests: Arc<Guests<Store>>,
+    pub(crate) guests: Arc<LockRecovery<Store>>,
     pub(crate) handovers: Arc<Handovers>,
     /// Extra time per request, which simulates a slower processor.
     pub(crate) slow_by: Duration,
@@ -113,7 +113,7 @@ impl Work for Running<'_> {
     type Counts = WorkerCounts;
 
     #[cold]
-    fn obey(&mut self, command: Command) -> bool {
+    fn execute(&mut self, command: Command) -> bool {
         match command {
             Command::Stop => return false,
             Command::Remove(slot) => {
@@ -176,7 +176,7 @@ impl Work for Running<'_> {
 /// Answers requests from the trees.
 struct Serve<'s> {
     store: &'s Store,
-    guests: Arc<Guests<Store>>,
+    guests: Arc<LockRecovery<Store>>,
     handovers: Arc<Handovers>,
     slow_by: Duration,
     /// True if the server shares the keys with other servers, and reports its load.
@@ -331,17 +331,17 @@ impl Serve<'_> {
         let Some(session) = self.sessions.of(client) else {
             return;
         };
-        let word = match session.seen(seq) {
-            Seen::Answered(word) => {
+        let word = match session.state_of(seq) {
+            ChangeState::Answered(word) => {
                 self.counts.repeated += 1;
                 word
             }
             // The client no longer waits for this change.
-            Seen::Stale => {
+            ChangeState::Stale => {
                 self.counts.repeated += 1;
                 return;
             }
-            Seen::New => {
+            ChangeState::New => {
                 let found = |before: Option<u64>| wire::word(Status::Ok, before.is_some());
                 let changed = match op {
                     Op::Put { key, value, when } => {
@@ -361,7 +361,7 @@ impl Serve<'_> {
                         if let Some(walk_cost) = &self.walk_cost {
                             walk_cost.charge_change();
                         }
-                        session.made(seq, word);
+                        session.record_answer(seq, word);
                         word
                     }
                     // The change was not made, so it may be executed when it arrives again.

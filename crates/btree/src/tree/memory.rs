@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
 use rpc::{Loopback, RpcError};
-use service::guests::SERVER_OWNER;
+use service::lock_recovery::SERVER_OWNER;
 use service::worker::lock;
 use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain, RemoteMemory, VerbError, prefetch};
 

@@ -2,11 +2,11 @@
 //! dies.
 //!
 //! An entry has two words more than a node: the node's number, the client's lock word, words 1 to the last of the new
-//! node, and a checksum. See [`service::guests`] for the recovery.
+//! node, and a checksum. See [`service::lock_recovery`] for the recovery.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use service::guests::{LockTable, owner_of};
+use service::lock_recovery::{LockTable, owner_of};
 
 use super::store::Store;
 use crate::node::{Node, term};

@@ -50,7 +50,7 @@ pub enum ClientError {
 impl ClientError {
     /// Creates the error for a permanent refusal, by the server or by this client.
     pub(crate) fn refused(reason: impl Into<String>) -> Self {
-        ConnectError::refused::<Rendezvous>(Refused::never(reason.into())).into()
+        ConnectError::refused::<Rendezvous>(Refused::permanent(reason.into())).into()
     }
 
     /// Returns true if another attempt to connect cannot help.

@@ -5,7 +5,7 @@
 //! executes them in this order, so the READ returns the record as of the lock. If the lock was free, the second
 //! postlist follows. It has a WRITE of this client's redo entry at the server, a WRITE of the record, and the unlocking
 //! compare-and-swap. If the client dies between any two of them, the server finishes the recorded change
-//! ([`service::guests`]). Readers verify a record by its checksum, and ignore locks.
+//! ([`service::lock_recovery`]). Readers verify a record by its checksum, and ignore locks.
 //!
 //! The record number of a key is cached ([`RecordCache`]) or found by a READ of the key's neighbourhood. Otherwise the
 //! server is asked: only the server knows that a key has no record.
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rpc::RpcError;
 use rpc::one_sided::{OneSided, Prepared};
-use service::guests::lock_word;
+use service::lock_recovery::lock_word;
 use verbs::{RemoteMemory, time};
 
 use super::design::Done;

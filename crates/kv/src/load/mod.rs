@@ -359,7 +359,7 @@ impl<'w> Run<'w> {
         if pipeline.outstanding() + self.found.len() >= pipeline.config().window {
             return Ok(false);
         }
-        let dice = self.chooser.dice();
+        let dice = self.chooser.random_u64();
         let key = self.chooser.next(self.newest);
         if dice < self.puts_below {
             if self.workload.inserts {

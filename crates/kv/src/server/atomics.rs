@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rpc::RpcError;
 use service::Refused;
-use service::guests::{ClientAccess, Guests};
+use service::lock_recovery::{ClientAccess, LockRecovery};
 use verbs::Access;
 
 use super::design::{ConnectingClient, DesignStats, ServerDesign};
@@ -22,7 +22,7 @@ use crate::wire::{self, Op, RecordRequest, Status};
 #[derive(Debug)]
 pub(crate) struct Atomics {
     pub(crate) tables: Tables,
-    pub(crate) guests: Arc<Guests<Table>>,
+    pub(crate) guests: Arc<LockRecovery<Table>>,
     /// Milliseconds that a client may hold a lock while others wait for it.
     pub(crate) lease_ms: u16,
 }
@@ -46,13 +46,13 @@ impl ServerDesign for Atomics {
         let mut partitions = Vec::new();
         for table in self.tables.all() {
             let own = table.memory().register_again(Access::ALL);
-            let own = own.map_err(Refused::now)?;
+            let own = own.map_err(Refused::temporary)?;
             partitions.push(own.remote());
             memory.push(own);
         }
         let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let bytes = client.hello.window * redo::bytes(&shape);
-        let redo = client.pd.alloc(bytes, rights).map_err(Refused::now)?;
+        let redo = client.pd.alloc(bytes, rights).map_err(Refused::temporary)?;
         let owner = self.guests.next_owner();
         let writes = Some(Writes {
             owner,
@@ -96,7 +96,7 @@ struct ClientRecords {
     table: Arc<Table>,
     seed: u64,
     partition: usize,
-    guests: Arc<Guests<Table>>,
+    guests: Arc<LockRecovery<Table>>,
 }
 
 impl Items for ClientRecords {

@@ -63,7 +63,7 @@ impl ConnectingClient<'_> {
         access: Access,
     ) -> Result<(QpEndpoint, QueuePair<Rc>), Refused> {
         let peer = self.hello.rc.ok_or_else(|| {
-            Refused::never(format!("no RC queue pair, which design {design} needs"))
+            Refused::permanent(format!("no RC queue pair, which design {design} needs"))
         })?;
         responder(self.pd, self.cq, self.port, access, &peer)
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rpc::RpcError;
 use service::Refused;
-use service::guests::{ClientAccess, Guests};
+use service::lock_recovery::{ClientAccess, LockRecovery};
 use verbs::Access;
 
 use super::design::{ConnectingClient, DesignStats, ServerDesign};
@@ -24,7 +24,7 @@ use crate::wire::{self, Op, Status};
 pub(crate) struct ReadIndex {
     /// The log as its workers use it.
     pub(crate) log: Herd,
-    pub(crate) guests: Arc<Guests<Table>>,
+    pub(crate) guests: Arc<LockRecovery<Table>>,
     /// Bytes of an item with key and value of the expected lengths.
     pub(crate) item_bytes: usize,
 }
@@ -65,7 +65,7 @@ impl ServerDesign for ReadIndex {
 #[derive(Debug)]
 pub(crate) struct ReadRecords {
     pub(crate) tables: Tables,
-    pub(crate) guests: Arc<Guests<Table>>,
+    pub(crate) guests: Arc<LockRecovery<Table>>,
 }
 
 impl ServerDesign for ReadRecords {
@@ -106,7 +106,7 @@ impl ServerDesign for ReadRecords {
 
 /// Creates the queue pair by which a client READs.
 fn open_for_reads(
-    guests: &Guests<Table>,
+    lock_recovery: &LockRecovery<Table>,
     client: &ConnectingClient<'_>,
 ) -> Result<verbs::QpEndpoint, Refused> {
     let (endpoint, qp) = client.responder(Design::Reads, Access::REMOTE_READ)?;

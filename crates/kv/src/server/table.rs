@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rpc::{Loopback, RpcError};
-use service::guests::{LockTable, SERVER_OWNER, owner_of};
+use service::lock_recovery::{LockTable, SERVER_OWNER, owner_of};
 use service::worker::lock;
 use verbs::{Access, MemoryRegion, PortGid, ProtectionDomain};
 

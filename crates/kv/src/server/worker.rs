@@ -6,7 +6,7 @@ use std::time::Duration;
 use rpc::{Counts, Handler, Reply, Request, RpcError, herd};
 use service::Slot;
 use service::random::Random;
-use service::sessions::{Seen, Sessions};
+use service::sessions::{ChangeState, Sessions};
 use service::worker::{self, Done, Mailbox, Wake, Work};
 use verbs::{QueuePair, Uc, UdDestination, Waiter};
 
@@ -135,7 +135,7 @@ impl<I: Items> Work for Running<'_, I> {
     type Counts = WorkerCounts;
 
     #[cold]
-    fn obey(&mut self, command: Command) -> bool {
+    fn execute(&mut self, command: Command) -> bool {
         match command {
             Command::Stop => return false,
             Command::Remove(slot) => {
@@ -289,22 +289,22 @@ impl<I: Items> Serve<'_, I> {
         let Some(session) = self.sessions.of(client) else {
             return;
         };
-        let word = match session.seen(seq) {
-            Seen::Answered(word) => {
+        let word = match session.state_of(seq) {
+            ChangeState::Answered(word) => {
                 self.counts.repeated += 1;
                 word
             }
             // The client no longer waits for this change.
-            Seen::Stale => {
+            ChangeState::Stale => {
                 self.counts.repeated += 1;
                 return;
             }
-            Seen::New => {
+            ChangeState::New => {
                 self.counts.changes += 1;
                 let changed = self.items.change(partition, hash, op);
                 self.counts.bad += u64::from(changed.is_none());
                 let word = changed.unwrap_or(wire::answer_word(Status::Bad, 0));
-                session.made(seq, word);
+                session.record_answer(seq, word);
                 word
             }
         };

@@ -355,7 +355,7 @@ pub(crate) mod redo {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use service::guests::lock_word;
+    use service::lock_recovery::lock_word;
 
     fn shape(locks: LockPlacement) -> Shape {
         Shape::new(100, (16, 32), 512, locks, 64)

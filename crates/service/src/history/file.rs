@@ -69,7 +69,7 @@ pub enum ScanFault {
 
 impl ScanFault {
     /// Describes a fault in words.
-    fn told(code: u64, entry: u64) -> Option<String> {
+    fn describe(code: u64, entry: u64) -> Option<String> {
         Some(match code {
             1 => format!("misses {entry:#x}, which was there all the time"),
             2 => format!("has {entry:#x} twice, or behind a greater one"),
@@ -350,8 +350,8 @@ fn add(bytes: &[u8], history: &mut History) -> Result<(), usize> {
                 record.version
             )),
             (None, WRONG_SCAN) => {
-                let told = ScanFault::told(record.version, record.value).ok_or(i)?;
-                history.wrong.push(format!("a scan of client {process} {told}"));
+                let fault = ScanFault::describe(record.version, record.value).ok_or(i)?;
+                history.wrong.push(format!("a scan of client {process} {fault}"));
             }
             _ => return Err(i),
         }

@@ -91,23 +91,23 @@ fn access(entries: &[[u64; 3]]) -> ClientAccess {
     }
 }
 
-fn guests(table: &Arc<Words>, lease: Duration) -> Arc<Guests<Words>> {
-    Arc::new(Guests::new(vec![Arc::clone(table)], lease, false))
+fn recovery(table: &Arc<Words>, lease: Duration) -> Arc<LockRecovery<Words>> {
+    Arc::new(LockRecovery::new(vec![Arc::clone(table)], lease, false))
 }
 
 #[test]
 fn an_owner_that_is_in_use_is_not_given_again() {
-    let guests = Guests::<Words>::new(Vec::new(), Duration::ZERO, false);
-    assert_eq!(guests.next_owner(), 1);
-    let guest = Guest {
+    let recovery = LockRecovery::<Words>::new(Vec::new(), Duration::ZERO, false);
+    assert_eq!(recovery.next_owner(), 1);
+    let client = Client {
         index: 0,
         access: None,
     };
-    lock(&guests.guests).insert(1, guest);
-    guests.owners.store(SERVER_OWNER - 2, Ordering::Relaxed);
+    lock(&recovery.clients).insert(1, client);
+    recovery.owners.store(SERVER_OWNER - 2, Ordering::Relaxed);
     // The last owner number is followed by the first free one; 0 and the server's number are
     // skipped.
-    let next = [guests.next_owner(), guests.next_owner()];
+    let next = [recovery.next_owner(), recovery.next_owner()];
     assert_eq!(next, [SERVER_OWNER - 1, 2]);
 }
 
@@ -122,54 +122,57 @@ fn a_lock_word_names_its_owner() {
 #[test]
 fn a_connected_owner_keeps_its_lock_for_a_lease() {
     let table = Words::new(2);
-    let guests = guests(&table, Duration::from_secs(3600));
-    let owner = guests.next_owner();
-    guests.add(0, owner, access(&[]));
+    let recovery = recovery(&table, Duration::from_secs(3600));
+    let owner = recovery.next_owner();
+    recovery.add(0, owner, access(&[]));
     table.lock(1, lock_word(owner, 9, 1));
-    assert!(guests.release(0, 0), "it is free");
+    assert!(recovery.release(0, 0), "it is free");
     assert!(
-        guests.release(0, 2) && guests.release(1, 0),
+        recovery.release(0, 2) && recovery.release(1, 0),
         "there is none"
     );
-    assert!(!guests.release(0, 1) && !guests.release(0, 1));
-    assert_eq!(guests.counts(), (0, 0));
+    assert!(!recovery.release(0, 1) && !recovery.release(0, 1));
+    assert_eq!(recovery.counts(), (0, 0));
     // No client with this owner number is connected.
     table.lock(0, lock_word(owner + 1, 9, 1));
-    assert!(guests.release(0, 0));
-    assert_eq!((table.get(0), guests.counts()), ((0, 0), (1, 0)));
+    assert!(recovery.release(0, 0));
+    assert_eq!((table.get(0), recovery.counts()), ((0, 0), (1, 0)));
 }
 
 #[test]
 fn a_slow_owner_loses_its_access_and_what_it_wrote_down_is_finished() {
     let table = Words::new(3);
-    let guests = guests(&table, Duration::ZERO);
-    let owner = guests.next_owner();
+    let recovery = recovery(&table, Duration::ZERO);
+    let owner = recovery.next_owner();
     let words = [1, 2, 3].map(|number| lock_word(owner, 9, number));
     // Object 0 has an entry, 1 was unlocked and locked again since its entry, 2 has no entry, and 9
     // does not exist.
     let entries = [[0, words[0], 55], [1, words[1] + 10, 66], [9, words[2], 77]];
-    guests.add(0, owner, access(&entries));
+    recovery.add(0, owner, access(&entries));
     (0..3).for_each(|object| table.lock(object, words[object]));
-    assert!(guests.release(0, 2), "with a lease of 0 it is over at once");
+    assert!(
+        recovery.release(0, 2),
+        "with a lease of 0 it is over at once"
+    );
     let seen = [table.get(0), table.get(1), table.get(2)];
     assert_eq!(seen, [(0, 55), (words[1], 0), (0, 0)]);
-    assert_eq!(guests.counts(), (2, 1));
+    assert_eq!(recovery.counts(), (2, 1));
     // The owner is gone, so its other lock is freed at the first complaint.
-    assert!(guests.release(0, 1));
-    assert_eq!((table.get(1), guests.counts()), ((0, 0), (3, 1)));
-    assert!(lock(&guests.guests).is_empty());
+    assert!(recovery.release(0, 1));
+    assert_eq!((table.get(1), recovery.counts()), ((0, 0), (3, 1)));
+    assert!(lock(&recovery.clients).is_empty());
 }
 
 #[test]
 fn a_client_that_ends_leaves_finished_changes() {
     let table = Words::new(1);
-    let guests = guests(&table, Duration::from_secs(3600));
-    let owner = guests.next_owner();
+    let recovery = recovery(&table, Duration::from_secs(3600));
+    let owner = recovery.next_owner();
     let word = lock_word(owner, 9, 1);
     table.lock(0, word);
-    guests.add(5, owner, access(&[[0, word, 44]]));
-    guests.remove(4);
+    recovery.add(5, owner, access(&[[0, word, 44]]));
+    recovery.remove(4);
     assert_eq!(table.get(0), (word, 0));
-    guests.remove(5);
-    assert_eq!((table.get(0), guests.counts()), ((0, 44), (1, 0)));
+    recovery.remove(5);
+    assert_eq!((table.get(0), recovery.counts()), ((0, 44), (1, 0)));
 }
