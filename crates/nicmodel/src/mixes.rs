@@ -4,17 +4,24 @@ use serde::Serialize;
 
 use crate::bounds::{Load, Mix, Role};
 use crate::operation::{Operation, Receive};
-use crate::profile::{Evidence, Profile};
+use crate::profile::{Profile, Sourced, builtin};
 use crate::published::{self, Published};
 use crate::verb::{Transport, Verb};
 
-/// Work of HERD for a request beside its verbs, in ns, fitted to one core: 6.7 M/s
-/// (`herd_base_1c`).
-pub const HERD_NS: f64 = 52.25;
-
-/// The same with batches (12.3 M/s, `herd_batch_1c`), as the simulated store needs it. It is more, though it prefetches: without
-/// batches a core fetches its data while it is held by MMIO writes.
-pub const HERD_BATCH_NS: f64 = 69.0;
+/// Work of HERD for a request beside its verbs, in ns: a number of the profile, or where that does not have it Connect-IB's.
+#[must_use]
+pub fn lookup_ns(profile: &Profile, batched: bool) -> f64 {
+    let of = |profile: &Profile| {
+        let host = &profile.host;
+        let number = match batched {
+            true => &host.batched_lookup_ns,
+            false => &host.lookup_ns,
+        };
+        number.as_ref().map(|number| number.value)
+    };
+    let known = of(profile).or_else(|| builtin("cib").and_then(of));
+    known.unwrap_or(0.0)
+}
 
 /// Requests that arrive by WRITE: a key and an operation. No bound of these mixes depends on it.
 const REQUEST_BYTES: u32 = 16;
@@ -59,23 +66,17 @@ impl Named {
             other => other,
         };
         let numbers = profile.numbers();
-        let in_profile = numbers.iter().any(|number| match number.evidence {
-            Evidence::Fitted { to, .. } => to.iter().any(|to| {
-                let name = to.split_whitespace().next();
-                name.is_some_and(|name| name == id || name == same)
-            }),
-            _ => false,
+        let in_profile = numbers.iter().any(|number| {
+            let mut to = number.evidence.fitted_to();
+            to.any(|name| name == id || name == same)
         });
-        if in_profile || FITTED_MIXES.contains(&id) {
-            Some(Basis::Fitted)
+        Some(if in_profile {
+            Basis::Fitted
         } else {
-            Some(Basis::Predicted)
-        }
+            Basis::Predicted
+        })
     }
 }
-
-/// What the applications' work was fitted to.
-const FITTED_MIXES: [&str; 2] = ["herd_base_1c", "herd_batch_1c"];
 
 /// The mixes of the publications that this NIC can do.
 ///
@@ -233,35 +234,45 @@ fn herd_rpc(response_bytes: u32, postlist: f64, queue_pairs: u32) -> Vec<Load> {
     ]
 }
 
-fn systems(profile: &Profile) -> Vec<Named> {
+/// A sequencer whose messages are these.
+fn sequencer(profile: &Profile, loads: Vec<Load>, cores: u32, postlist: f64) -> Mix {
     let host = &profile.host;
-    let add_ns = |cores| {
-        let add = if cores == 1 {
-            &host.atomic_add_ns
-        } else {
-            &host.contended_add_ns
-        };
-        add.as_ref().map_or(0.0, |add| add.value)
+    let known = |number: &Option<Sourced<f64>>| number.as_ref().map_or(0.0, |number| number.value);
+    let add_ns = match cores {
+        1 => known(&host.atomic_add_ns),
+        _ => known(&host.contended_add_ns),
     };
-    let request_ns = host
-        .request_ns
-        .as_ref()
-        .map_or(0.0, |request| request.value);
-    let sequencer = |loads, cores, postlist: f64| Mix {
+    Mix {
         loads,
         cores: Some(cores),
-        app_ns: request_ns + add_ns(cores) / postlist,
-        shared_ns: if cores == 1 {
-            0.0
-        } else {
-            add_ns(cores) / postlist
-        },
+        app_ns: known(&host.request_ns) + add_ns / postlist,
+        shared_ns: if cores == 1 { 0.0 } else { add_ns / postlist },
         outstanding: None,
-    };
-    let rpc = |cores, postlist, queue_pairs| {
-        let loads = herd_rpc(8, postlist, queue_pairs * cores);
-        sequencer(loads, cores, postlist)
-    };
+    }
+}
+
+/// A sequencer by HERD RPC, with so many queue pairs for each core.
+fn rpc(profile: &Profile, cores: u32, postlist: f64, queue_pairs: u32) -> Mix {
+    let loads = herd_rpc(8, postlist, queue_pairs * cores);
+    sequencer(profile, loads, cores, postlist)
+}
+
+/// The mix of a rate of the sequencer by RPC that is noted in the authors' benchmark, by its id (`bench_rpc_…`).
+#[must_use]
+pub fn of_benchmark(profile: &Profile, id: &str) -> Option<Mix> {
+    let (design, cores) = id.strip_prefix("bench_rpc_")?.rsplit_once('_')?;
+    let cores = cores.strip_suffix('c')?.parse().ok()?;
+    match design {
+        "base" => Some(rpc(profile, cores, 1.0, 2)),
+        "batch" => Some(rpc(profile, cores, SEQUENCER_BATCH, 2)),
+        "batch_mq" => Some(rpc(profile, cores, SEQUENCER_BATCH, 6)),
+        _ => None,
+    }
+}
+
+fn systems(profile: &Profile) -> Vec<Named> {
+    let sequencer = |loads, cores, postlist| sequencer(profile, loads, cores, postlist);
+    let rpc = |cores, postlist, queue_pairs| rpc(profile, cores, postlist, queue_pairs);
     let herd = |cores, postlist, app_ns| Mix {
         loads: herd_rpc(32, postlist, 2 * cores),
         cores: Some(cores),
@@ -347,25 +358,25 @@ fn systems(profile: &Profile) -> Vec<Named> {
         named(
             "herd-1",
             "HERD key-value store, one core",
-            herd(1, 1.0, HERD_NS),
+            herd(1, 1.0, lookup_ns(profile, false)),
             on_cib("herd_base_1c"),
         ),
         named(
             "herd",
             "HERD key-value store, all cores",
-            herd(all, 1.0, HERD_NS),
+            herd(all, 1.0, lookup_ns(profile, false)),
             on_cib("herd_base_peak"),
         ),
         named(
             "herd-batch-1",
             "HERD with batches, one core",
-            herd(1, HERD_BATCH, HERD_BATCH_NS),
+            herd(1, HERD_BATCH, lookup_ns(profile, true)),
             on_cib("herd_batch_1c"),
         ),
         named(
             "herd-batch",
             "HERD with batches, 12 cores",
-            herd(12, HERD_BATCH, HERD_BATCH_NS),
+            herd(12, HERD_BATCH, lookup_ns(profile, true)),
             on_cib("herd_batch_peak"),
         ),
         named(

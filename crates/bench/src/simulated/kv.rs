@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use kv::load::{self, LoadReport, Until, Workload, key_bytes, value_bytes};
+use kv::load::{self, LoadReport, Random, Until, Workload, key_bytes, value_bytes};
 use kv::store::{LockPlacement, Mode};
 use kv::{
     ClientConfig, Design, LocalServer, Pipeline, RecordCache, Scan, ServerConfig, ServerRuntime,
@@ -170,11 +170,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     }
     // The CPU time of a request besides its verbs is fitted to one core of the paper's server,
     // batched and unbatched.
-    let cost_ns = if setup.batch > 1 {
-        mixes::HERD_BATCH_NS
-    } else {
-        mixes::HERD_NS
-    };
+    let cost_ns = mixes::lookup_ns(profile, setup.batch > 1);
     let loops = loops(profile, setup);
     let config = ServerConfig {
         design: setup.design,
@@ -214,7 +210,11 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     for (i, worker) in server.take_workers().into_iter().enumerate() {
         cluster.spawn(0, format!("worker {i}"), move || worker.run());
     }
-    let warm_up = (setup.time / 5).max(WARM_UP);
+    let within = match setup.atc16 {
+        true => begin_within_ns(setup.clients, setup.window, setup.cores),
+        false => 0,
+    };
+    let warm_up = (setup.time / 5).max(WARM_UP) + Duration::from_nanos(within);
     let gate = Gate::default();
     let done = Rc::new(Cell::new(0u64));
     let reports: Rc<RefCell<Vec<LoadReport>>> = Rc::default();
@@ -241,6 +241,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
                 pipeline.share_record_cache(known);
                 gate.advance();
                 let until = Until::At(verbs::time::now() + time);
+                verbs::time::work(Duration::from_nanos(later));
                 load::run_counting(&mut pipeline, &workload, until, seed, |n| {
                     done.set(done.get() + n);
                 })

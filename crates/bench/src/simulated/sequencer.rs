@@ -167,6 +167,16 @@ impl Loops {
 /// Time within which clients begin, about a round trip.
 const ROUND_TRIP_NS: u64 = 2000;
 
+/// About what a core of a server takes for a request.
+const REQUEST_NS: u64 = 100;
+
+/// Clients that are stop-and-go begin within the time in which the server answers a window of each. If they began
+/// together they would stay in step for milliseconds: the server would have nothing to do while all send their next window.
+pub(super) fn begin_within_ns(clients: usize, window: usize, cores: usize) -> u64 {
+    let requests = (clients * window / cores.max(1)) as u64;
+    (requests * REQUEST_NS).max(ROUND_TRIP_NS)
+}
+
 /// Returns the number of UD queue pairs of a worker in the paper: one for each port of the NIC,
 /// three per port with multi-queue.
 fn paper_queues(setup: &Setup, profile: &Profile) -> usize {
@@ -252,6 +262,11 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     let sessions = setup.clients * setup.sessions;
     let window = setup.window.div_ceil(setup.sessions);
     let left = Rc::new(Cell::new(sessions));
+    let within = match setup.loops.policy {
+        WindowPolicy::StopAndGo => begin_within_ns(setup.clients, setup.window, setup.cores),
+        _ => ROUND_TRIP_NS,
+    };
+    let warm_up = setup.time / 5 + Duration::from_nanos(within - ROUND_TRIP_NS);
     let connector = server.connector();
     for i in 0..sessions {
         let machine = 1 + i / setup.sessions % machines;
@@ -266,9 +281,9 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
             ..ClientConfig::default()
         };
         let connector = connector.clone();
-        let until = Until::DurationMs(ran_ms(setup.time));
+        let until = Until::DurationMs(ran_ms(warm_up + setup.time));
         // Clients of a network do not start synchronously.
-        let later = Random::new(setup.seed ^ (i as u64) << 32).below(ROUND_TRIP_NS);
+        let later = Random::new(setup.seed ^ (i as u64) << 32).below(within);
         cluster.spawn(machine, format!("client {i}"), move || {
             match Client::connect_through(connector.clone(), &context, config) {
                 Ok(mut client) => {
@@ -363,7 +378,7 @@ fn server_config(profile: &Profile, setup: &Setup) -> ServerConfig {
 /// Returns the duration of the clients in whole milliseconds, longer than the warm-up and the
 /// measured time.
 fn ran_ms(time: Duration) -> u64 {
-    let most = u64::try_from((time + time / 5).as_millis()).unwrap_or(u64::MAX);
+    let most = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     most.saturating_add(1)
 }
 

@@ -97,6 +97,10 @@ section! {
         empty_look_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
         /// Work of a core for a small request that it serves, beside verbs and shared counters.
         request_ns: Option<Sourced<f64>> = 0.0 to 1_000_000.0,
+        /// The same for a request to a key-value store, which looks up its key; as on Connect-IB's host if absent.
+        lookup_ns: Option<Sourced<f64>> = 0.0 to 1_000_000.0,
+        /// The same when the look-ups of a batch are prefetched together; as on Connect-IB's host if absent.
+        batched_lookup_ns: Option<Sourced<f64>> = 0.0 to 1_000_000.0,
         /// Bytes of a core's own caches: a line that is in them costs nothing beside the program's work.
         core_cache_bytes: Option<Sourced<u32>> = 0 to 1_000_000_000,
         /// Bytes of the last-level cache, which the cores share.
@@ -304,6 +308,28 @@ impl Profile {
         self.cache.numbers(&mut all);
         self.dpu.iter().for_each(|dpu| dpu.numbers(&mut all));
         all
+    }
+
+    /// The same with another value for the number of this key, such as `host.request_ns`. Whole numbers are rounded. The
+    /// evidence stays, and neither range nor agreement with other numbers is checked.
+    ///
+    /// Nothing if the profile has no such number.
+    #[must_use]
+    pub fn with(&self, key: &str, value: f64) -> Option<Self> {
+        let mut changed = self.clone();
+        let (table, field) = key.split_once('.')?;
+        let is_set = match table {
+            "host" => changed.host.set(field, value),
+            "pcie" => changed.pcie.set(field, value),
+            "wqe" => changed.wqe.set(field, value),
+            "processing" => changed.processing.set(field, value),
+            "atomics" => changed.atomics.set(field, value),
+            "port" => changed.port.set(field, value),
+            "cache" => changed.cache.set(field, value),
+            "dpu" => changed.dpu.as_mut()?.set(field, value),
+            _ => false,
+        };
+        is_set.then_some(changed)
     }
 
     fn problems(&self, text: &str) -> Vec<Problem> {

@@ -74,6 +74,8 @@ impl Dpu {
             contended_add_ns: slower(&host.contended_add_ns),
             empty_look_ns: slower(&host.empty_look_ns),
             request_ns: slower(&host.request_ns),
+            lookup_ns: slower(&host.lookup_ns),
+            batched_lookup_ns: slower(&host.batched_lookup_ns),
             core_cache_bytes: self.core_cache_bytes.clone(),
             cache_bytes: self.cache_bytes.clone(),
             cache_hit_ns: self.cache_hit_ns.clone(),

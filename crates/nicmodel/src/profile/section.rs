@@ -28,17 +28,52 @@ fn in_words<S: serde::Serializer>(evidence: &&Evidence, serializer: S) -> Result
 pub(super) trait Field {
     /// Value, evidence, and where it stands in the text.
     fn number(&self) -> Option<(f64, &Evidence, usize)>;
+
+    /// Gives it another value; false if it is unknown.
+    fn set(&mut self, value: f64) -> bool;
 }
 
-impl<T: Copy + Into<f64>> Field for Sourced<T> {
-    fn number(&self) -> Option<(f64, &Evidence, usize)> {
-        Some((self.value.into(), &self.evidence, self.span.start))
+/// A type of numbers in profiles.
+pub(super) trait Value: Copy + Into<f64> {
+    /// The value next to this one.
+    fn nearest(value: f64) -> Self;
+}
+
+impl Value for f64 {
+    fn nearest(value: f64) -> Self {
+        value
     }
 }
 
-impl<T: Copy + Into<f64>> Field for Option<Sourced<T>> {
+impl Value for u32 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the cast saturates"
+    )]
+    fn nearest(value: f64) -> Self {
+        value.round() as Self
+    }
+}
+
+impl<T: Value> Field for Sourced<T> {
+    fn number(&self) -> Option<(f64, &Evidence, usize)> {
+        Some((self.value.into(), &self.evidence, self.span.start))
+    }
+
+    fn set(&mut self, value: f64) -> bool {
+        self.value = T::nearest(value);
+        true
+    }
+}
+
+impl<T: Value> Field for Option<Sourced<T>> {
     fn number(&self) -> Option<(f64, &Evidence, usize)> {
         self.as_ref().and_then(Field::number)
+    }
+
+    fn set(&mut self, value: f64) -> bool {
+        self.as_mut().is_some_and(|number| number.set(value))
     }
 }
 
@@ -80,6 +115,16 @@ macro_rules! section {
                         });
                     }
                 )+
+            }
+
+            /// Gives a field another value; false if there is no such field, or it is unknown.
+            pub(in crate::profile) fn set(&mut self, field: &str, value: f64) -> bool {
+                $(
+                    if field == stringify!($field) {
+                        return $crate::profile::section::Field::set(&mut self.$field, value);
+                    }
+                )+
+                false
             }
 
             /// The range of a field.

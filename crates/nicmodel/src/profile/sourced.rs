@@ -47,6 +47,17 @@ impl Evidence {
     }
 }
 
+impl Evidence {
+    /// The ids of the published values that it was fitted to: the first word of each entry.
+    pub fn fitted_to(&self) -> impl Iterator<Item = &str> {
+        let to: &[String] = match self {
+            Self::Fitted { to, .. } => to,
+            _ => &[],
+        };
+        to.iter().filter_map(|name| name.split_whitespace().next())
+    }
+}
+
 impl fmt::Display for Evidence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
