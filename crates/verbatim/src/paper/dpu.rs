@@ -1,10 +1,12 @@
 //! Numbers of the study of BlueField-2: the sequencer and SENDs on a simulated host and on its DPU; `dpu_btree` has the B-tree.
 
+use std::cell::RefCell;
+
 use anyhow::{Context, Result, bail};
 use bench::micro::{Outcome, Parameters, PingPong, Task, Verb};
 use bench::simulated::micro::run_towards;
 use bench::simulated::sequencer::{Setup, run};
-use nicmodel::profile::{Place, Profile, builtin};
+use nicmodel::profile::{Place, Profile};
 use sequencer::Design;
 
 use super::dpu_btree::{self, DpuBtree};
@@ -33,6 +35,8 @@ pub(super) struct Dpu {
     /// Rates in 10^6 a second, latencies in µs.
     results: Vec<(Run, f64)>,
     pub(super) btree: DpuBtree,
+    /// Simulations that a number was asked for and that have not run.
+    missing: RefCell<Vec<Run>>,
 }
 
 impl Dpu {
@@ -51,8 +55,7 @@ impl Dpu {
     }
 
     /// Runs one of them.
-    pub(super) fn add(&mut self, what: Run) -> Result<()> {
-        let bf2 = builtin("bf2").context("BlueField-2 is built in")?;
+    pub(super) fn add(&mut self, bf2: &Profile, what: Run) -> Result<()> {
         let result = match what {
             Run::Sequencer(design, place) => rate(bf2, design, place)?,
             Run::Send(place) => latency(bf2, place)?,
@@ -64,9 +67,24 @@ impl Dpu {
 
     fn result(&self, what: Run) -> Option<f64> {
         let mut found = self.results.iter();
-        found
-            .find(|(run, _)| *run == what)
-            .map(|(_, result)| *result)
+        let found = found.find(|(run, _)| *run == what);
+        if found.is_none() {
+            self.missing.borrow_mut().push(what);
+        }
+        found.map(|(_, result)| *result)
+    }
+
+    /// Takes what numbers were asked for since the last call and has not run, each once.
+    pub(super) fn missing(&self) -> Vec<Run> {
+        let mut all = self.missing.take();
+        all.extend(self.btree.missing().into_iter().map(Run::Btree));
+        let mut once: Vec<Run> = Vec::new();
+        for run in all {
+            if !once.contains(&run) {
+                once.push(run);
+            }
+        }
+        once
     }
 
     /// The number of this id, if it is one of them.

@@ -1,5 +1,7 @@
 //! Numbers of the study of BlueField-2: the remote B-tree on a simulated host, on its DPU, and on both.
 
+use std::cell::RefCell;
+
 use anyhow::{Result, ensure};
 use bench::simulated::btree::{Outcome, Setup, run, run_local};
 use nicmodel::profile::{Place, Profile};
@@ -31,24 +33,27 @@ const ALL: u32 = 16;
 /// Sizes of nodes whose READs the study counts.
 const NODES: [usize; 2] = [512, 2048];
 
+/// Shares of the keys on the DPU, finer where the best share may be.
+fn shares() -> impl Iterator<Item = u32> {
+    (0..=ALL).filter(|share| *share <= ALL / 2 || share % 4 == 0)
+}
+
 /// What was simulated.
 #[derive(Debug, Default)]
 pub(super) struct DpuBtree {
     /// Rates in 10^6 a second, latencies in ns.
     results: Vec<(Run, f64, f64)>,
+    /// Simulations that a number was asked for and that have not run.
+    missing: RefCell<Vec<Run>>,
 }
 
 impl DpuBtree {
     /// All that the numbers need, and, to draw, the figures.
     pub(super) fn runs(draw: bool) -> Vec<Run> {
         let mut runs: Vec<Run> = [SMALL, LARGE].map(|keys| Run::Local { keys }).to_vec();
-        // Finer where the best share may be.
-        let small = (0..=ALL).filter(|share| *share <= ALL / 2 || share % 4 == 0);
-        runs.extend(small.map(|share| Run::Rpc { keys: SMALL, share }));
+        runs.extend(shares().map(|share| Run::Rpc { keys: SMALL, share }));
         let large: Vec<u32> = match draw {
-            true => (0..=ALL)
-                .filter(|share| *share <= ALL / 2 || share % 4 == 0)
-                .collect(),
+            true => shares().collect(),
             false => vec![ALL],
         };
         runs.extend(
@@ -104,13 +109,28 @@ impl DpuBtree {
 
     fn find(&self, what: Run) -> Option<(f64, f64)> {
         let mut found = self.results.iter().filter(|(run, ..)| *run == what);
-        found.next().map(|&(_, result, reads)| (result, reads))
+        let found = found.next();
+        if found.is_none() {
+            self.missing.borrow_mut().push(what);
+        }
+        found.map(|&(_, result, reads)| (result, reads))
+    }
+
+    /// Takes what numbers were asked for and has not run.
+    pub(super) fn missing(&self) -> Vec<Run> {
+        self.missing.take()
+    }
+
+    /// A result, if it was simulated.
+    fn done(&self, what: Run) -> Option<f64> {
+        let mut found = self.results.iter().filter(|(run, ..)| *run == what);
+        found.next().map(|(_, result, _)| *result)
     }
 
     /// Rates by RPC over the share of keys on the DPU.
     pub(super) fn rates(&self, keys: u64) -> Vec<(f64, f64)> {
         let rate = |share| {
-            let (rate, _) = self.find(Run::Rpc { keys, share })?;
+            let rate = self.done(Run::Rpc { keys, share })?;
             Some((f64::from(share) / f64::from(ALL), rate))
         };
         (0..=ALL).filter_map(rate).collect()
@@ -119,7 +139,7 @@ impl DpuBtree {
     /// Rates by READs over the share of keys on the DPU.
     pub(super) fn read_rates(&self) -> Vec<(f64, f64)> {
         let rate = |share| {
-            let (rate, _) = self.find(Run::Read { share })?;
+            let rate = self.done(Run::Read { share })?;
             Some((f64::from(share) / f64::from(ALL), rate))
         };
         (0..=ALL).filter_map(rate).collect()
@@ -151,6 +171,9 @@ impl DpuBtree {
                 predicted(100.0 * (gain - 1.0))
             }
             "dpu_bt_best_share" => {
+                for share in shares() {
+                    let _: Option<f64> = rpc(SMALL, share);
+                }
                 let rates = self.rates(SMALL);
                 let best = rates.iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
                 predicted(best.0)
@@ -180,6 +203,7 @@ mod tests {
             let runs = DpuBtree::runs(draw).into_iter();
             let done = DpuBtree {
                 results: runs.map(|run| (run, 1.0, 1.0)).collect(),
+                ..DpuBtree::default()
             };
             let of_tree = |id: &str| id.starts_with("dpu_bt") || id.starts_with("dpu_os");
             let ids = published::all().iter().map(|number| number.id);

@@ -4,10 +4,15 @@ mod digits;
 mod dpu;
 mod dpu_btree;
 mod figures;
+mod fit;
+mod leave_one_out;
 mod loops;
 mod model;
+mod nics;
 mod number;
+mod parameters;
 mod profiles;
+mod rows;
 mod simulated;
 mod why;
 
@@ -33,6 +38,15 @@ pub(crate) struct Args {
     /// Draw Figures 2b and 7 to 14 and those of the B-tree on a DPU into this folder, as SVG with the published points marked
     #[arg(long, value_name = "DIR")]
     figures: Option<PathBuf>,
+    /// Print which numbers of the profiles each published number depends on, and which were fitted to it (some minutes)
+    #[arg(long, conflicts_with = "figures")]
+    parameters: bool,
+    /// Fit again without each published number that something was fitted to, and predict it (some minutes)
+    #[arg(long, conflicts_with_all = ["figures", "parameters"])]
+    leave_one_out: bool,
+    /// With --leave-one-out: write the errors of predictions, with the bottleneck of each
+    #[arg(long, value_name = "FILE", requires = "leave_one_out")]
+    csv: Option<PathBuf>,
 }
 
 const EXAMPLES: &str = "\
@@ -49,6 +63,14 @@ Examples:
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    if args.parameters {
+        parameters::show(args.json)?;
+        return Ok(Outcome::Done);
+    }
+    if args.leave_one_out {
+        leave_one_out::show(args.json, args.csv.as_deref())?;
+        return Ok(Outcome::Done);
+    }
     if let Some(folder) = &args.figures {
         std::fs::create_dir_all(folder)
             .with_context(|| format!("cannot make the folder {}", folder.display()))?;
@@ -72,73 +94,12 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 
 /// Runs the simulations that numbers come from.
 fn simulate(draw: bool) -> Result<Simulated> {
-    let (setups, drtm) = (Simulated::setups(draw), Simulated::drtm_points(draw));
-    let (herd, windows) = (Simulated::herd_points(draw), Simulated::window_points());
-    let original = Simulated::original_setups();
-    let original_herd = Simulated::herd_points(false);
-    let records = if draw { &drtm[..] } else { &[] };
-    let dpu = dpu::Dpu::runs(draw);
-    let runs = [
-        setups.len(),
-        drtm.len(),
-        records.len(),
-        herd.len(),
-        original.len(),
-        original_herd.len(),
-        windows.len(),
-        dpu.len(),
-    ];
-    let runs: usize = runs.into_iter().sum();
-    let bar = progress(runs as u64);
+    let runs = Simulated::all(draw);
+    let bar = progress(runs.len() as u64);
     let mut simulated = Simulated::default();
-    for setup in setups {
-        bar.set_message(format!(
-            "simulating {} on {} cores",
-            setup.design, setup.cores
-        ));
-        simulated.add(setup)?;
-        bar.inc(1);
-    }
-    for (cores, batched) in herd {
-        bar.set_message(format!("simulating HERD on {cores} cores"));
-        simulated.add_herd((cores, batched))?;
-        bar.inc(1);
-    }
-    for setup in original {
-        bar.set_message(format!(
-            "simulating {} on {} cores with the original loops",
-            setup.design, setup.cores
-        ));
-        simulated.add_original(setup)?;
-        bar.inc(1);
-    }
-    for (cores, batched) in original_herd {
-        bar.set_message(format!(
-            "simulating HERD on {cores} cores with the original loops"
-        ));
-        simulated.add_original_herd((cores, batched))?;
-        bar.inc(1);
-    }
-    for &(nic, puts) in records {
-        bar.set_message(format!(
-            "simulating the atomics-based store on {nic}, {puts} % PUTs"
-        ));
-        simulated.add_records((nic, puts))?;
-        bar.inc(1);
-    }
-    for (nic, puts) in drtm {
-        bar.set_message(format!("simulating DrTM-KV on {nic}, {puts} % PUTs"));
-        simulated.add_drtm((nic, puts))?;
-        bar.inc(1);
-    }
-    for (nic, window) in windows {
-        bar.set_message(format!("simulating windows of {window} READs on {nic}"));
-        simulated.add_window((nic, window))?;
-        bar.inc(1);
-    }
-    for what in dpu {
-        bar.set_message(format!("simulating BlueField-2: {what:?}"));
-        simulated.dpu.add(what)?;
+    for run in runs {
+        bar.set_message(format!("simulating {run}"));
+        simulated.run(run)?;
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -149,14 +110,20 @@ fn simulate(draw: bool) -> Result<Simulated> {
 fn numbers(simulated: &Simulated) -> Vec<Number> {
     let number = |published: &'static nicmodel::published::Published| {
         let id = published.id;
-        let ours = simulated.number(id).or_else(|| profiles::number(id));
-        let ours = ours.or_else(|| model::number(id));
+        let nics = simulated.nics();
+        let ours = simulated.number(id);
+        let ours = ours.or_else(|| profiles::number(nics, id));
+        let ours = ours.or_else(|| model::number(nics, id));
         let why = match &ours {
             Some(_) => why::off(id),
             None => Some(why::absent(id)),
         };
         let number = Number::new(published, ours.as_ref(), why);
-        number.with_original_loops(simulated.original(id))
+        let fitted = parameters::fitted_to(nics, id).into_iter();
+        let fitted = fitted.map(|parameter| parameter.to_string()).collect();
+        number
+            .with_parameters(fitted)
+            .with_original_loops(simulated.original(id))
     };
     nicmodel::published::all().iter().map(number).collect()
 }
@@ -170,6 +137,7 @@ fn show(numbers: &[Number]) -> Result<()> {
         "unit",
         "error",
         "kind",
+        "fitted to it",
         "from",
         "where",
     ];
@@ -191,6 +159,7 @@ fn show(numbers: &[Number]) -> Result<()> {
                 .error()
                 .map_or_else(String::new, |e| format!("{:+.1} %{mark}", 100.0 * e)),
             number.kind().map_or("", Kind::name).to_owned(),
+            shortly(number.fitted_parameters()),
             number.from().unwrap_or_default().to_owned(),
             number.place().to_owned(),
         ]);
@@ -212,6 +181,20 @@ fn show(numbers: &[Number]) -> Result<()> {
         numbers.iter().filter(|n| n.ours().is_none()),
     )?;
     print(format_args!("\n{}", summary(numbers)))
+}
+
+/// Parameters in a narrow column: the first, and how many more.
+fn shortly(parameters: &[String]) -> String {
+    let Some(first) = parameters.first() else {
+        return String::new();
+    };
+    let first = first
+        .rsplit_once('.')
+        .map_or(first.as_str(), |(_, key)| key);
+    match parameters.len() - 1 {
+        0 => first.to_owned(),
+        more => format!("{first} +{more}"),
+    }
 }
 
 fn list<'n>(title: &str, numbers: impl Iterator<Item = &'n Number>) -> Result<()> {

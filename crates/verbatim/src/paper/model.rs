@@ -2,18 +2,18 @@
 
 use nicmodel::bounds::Resource;
 use nicmodel::mixes;
-use nicmodel::profile::{builtin, builtins};
 use nicmodel::published;
 use nicmodel::{Bounds, Load, Mix, Operation, Role, Transport, Verb, locks};
 
+use super::nics::Nics;
 use super::number::{Kind, Ours, Relation};
 
 /// The number of this id, if it is one of them.
-pub(super) fn number(id: &str) -> Option<Ours> {
-    rate(id)
-        .or_else(|| ratio(id))
-        .or_else(|| single_core(id))
-        .or_else(|| other(id))
+pub(super) fn number(nics: &Nics, id: &str) -> Option<Ours> {
+    rate(nics, id)
+        .or_else(|| ratio(nics, id))
+        .or_else(|| single_core(nics, id))
+        .or_else(|| other(nics, id))
 }
 
 fn model(value: f64, kind: Kind) -> Option<Ours> {
@@ -21,7 +21,7 @@ fn model(value: f64, kind: Kind) -> Option<Ours> {
 }
 
 /// Several names of one measurement: the rates are printed in text, tables and slides.
-fn same(id: &str) -> &str {
+pub(super) fn same(id: &str) -> &str {
     match id {
         "seq_rpc_dma_limit" => "ud_send_batched_peak",
         "seq_t3_rpc_opts" => "seq_rpc_batch_mq_6c",
@@ -36,9 +36,9 @@ fn same(id: &str) -> &str {
 }
 
 /// A rate of one of the publications' mixes.
-fn rate(id: &str) -> Option<Ours> {
+fn rate(nics: &Nics, id: &str) -> Option<Ours> {
     let id = same(id);
-    for profile in builtins() {
+    for profile in nics.all() {
         let mixes = mixes::all(profile);
         let found = mixes
             .iter()
@@ -52,15 +52,15 @@ fn rate(id: &str) -> Option<Ours> {
 }
 
 /// The model's rate of a mix.
-pub(super) fn mops(nic: &str, mix: &str) -> Option<f64> {
-    let profile = builtin(nic)?;
+pub(super) fn mops(nics: &Nics, nic: &str, mix: &str) -> Option<f64> {
+    let profile = nics.nic(nic);
     let named = mixes::get(profile, mix)?;
     Bounds::of(profile, &named.mix).ok()?.predicted_mops
 }
 
 /// Gains, drops and ratios of rates.
-fn ratio(id: &str) -> Option<Ours> {
-    let cib = |mix| mops("cib", mix);
+fn ratio(nics: &Nics, id: &str) -> Option<Ours> {
+    let cib = |mix| mops(nics, "cib", mix);
     let gain = |fast, slow| Some(100.0 * (cib(fast)? / cib(slow)? - 1.0));
     let times = |fast, slow| Some(cib(fast)? / cib(slow)?);
     let fitted = |value: Option<f64>| model(value?, Kind::Fitted);
@@ -89,7 +89,7 @@ fn ratio(id: &str) -> Option<Ours> {
             predicted(Some(100.0 * (1.0 - kept)))
         }
         "drtm_cx3_put100" => predicted(Some(
-            100.0 * mops("cx3", "drtm-put")? / mops("cx3", "drtm-get")?,
+            100.0 * mops(nics, "cx3", "drtm-put")? / mops(nics, "cx3", "drtm-get")?,
         )),
         "contention_order" => {
             let ratio = times("atomics-spread", "atomics-one");
@@ -109,8 +109,8 @@ fn dpu_share() -> Option<f64> {
 }
 
 /// Figure 11b: one core that SENDs 60 bytes.
-fn single_core(id: &str) -> Option<Ours> {
-    let profile = builtin("cib")?;
+fn single_core(nics: &Nics, id: &str) -> Option<Ours> {
+    let profile = nics.nic("cib");
     let rate = |postlist, queue_pairs| {
         let send = Operation::new(Verb::Send, Transport::Ud, 60).inlined();
         let load = Load::new(send, Role::Requester).in_postlists(postlist);
@@ -127,11 +127,11 @@ fn single_core(id: &str) -> Option<Ours> {
     }
 }
 
-fn other(id: &str) -> Option<Ours> {
+fn other(nics: &Nics, id: &str) -> Option<Ours> {
     if let Some(nic) = id.strip_prefix("in_read_transition_") {
-        return model(read_transition(nic)?, Kind::Predicted);
+        return model(read_transition(nics, nic)?, Kind::Predicted);
     }
-    let cib = builtin("cib")?;
+    let cib = nics.nic("cib");
     match id {
         "seq_atomics_pcie_latency" => model(
             cib.atomics.lock_hold_ns.as_ref()?.value * 1e-3,
@@ -153,8 +153,8 @@ fn other(id: &str) -> Option<Ours> {
 }
 
 /// The first power of two of bytes at which READs are bound by the link.
-fn read_transition(nic: &str) -> Option<f64> {
-    let profile = builtin(nic)?;
+fn read_transition(nics: &Nics, nic: &str) -> Option<f64> {
+    let profile = nics.all().iter().find(|profile| profile.name == nic)?;
     let payload = (2..12).map(|power| 1u32 << power).find(|&payload| {
         let read = Operation::new(Verb::RdmaRead, Transport::Rc, payload);
         let mix = Mix::new(vec![Load::new(read, Role::Responder)]);

@@ -104,6 +104,9 @@ pub(crate) struct Number {
     #[serde(skip_serializing_if = "Option::is_none")]
     error_with_original_loops: Option<f64>,
     kind: Option<Kind>,
+    /// The numbers of the profiles that were fitted to it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    fitted_parameters: Vec<String>,
     relation: Relation,
     /// `profile`, `model` or `simulation`.
     from: Option<&'static str>,
@@ -136,6 +139,7 @@ impl Number {
             with_original_loops: None,
             error_with_original_loops: None,
             kind: ours.map(|ours| ours.kind),
+            fitted_parameters: Vec::new(),
             relation,
             from: ours.map(|ours| ours.from),
             off,
@@ -150,6 +154,19 @@ impl Number {
             error_with_original_loops: value.map(|value| value / self.published - 1.0),
             ..self
         }
+    }
+
+    /// The same with the numbers of the profiles that were fitted to it.
+    pub(crate) fn with_parameters(self, fitted_parameters: Vec<String>) -> Number {
+        Number {
+            fitted_parameters,
+            ..self
+        }
+    }
+
+    /// The numbers of the profiles that were fitted to it.
+    pub(crate) fn fitted_parameters(&self) -> &[String] {
+        &self.fitted_parameters
     }
 
     /// The result of a simulation with the loops of the authors' benchmark gives, and its error.

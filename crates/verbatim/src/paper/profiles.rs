@@ -1,47 +1,45 @@
 //! Numbers that follow from the profiles by counting and adding up.
 
 use nicmodel::pcie::{self, Purpose};
-use nicmodel::profile::{Profile, builtin};
 use nicmodel::{Footprint, Method, Operation, Receive, Transport, Verb, locks, published, wqe};
 
+use super::nics::Nics;
 use super::number::{Ours, Relation};
 
 /// The number of this id, if it is one of them.
-pub(super) fn number(id: &str) -> Option<Ours> {
-    let value = sizes(id).or_else(|| counts(id)).or_else(|| links(id));
-    let value = value.or_else(|| clusters(id));
-    value.map(Ours::arithmetic).or_else(|| bounds(id))
-}
-
-fn nic(name: &str) -> &'static Profile {
-    builtin(name).expect("built in")
+pub(super) fn number(nics: &Nics, id: &str) -> Option<Ours> {
+    let value = sizes(nics, id).or_else(|| counts(nics, id));
+    let value = value
+        .or_else(|| links(nics, id))
+        .or_else(|| clusters(nics, id));
+    value.map(Ours::arithmetic).or_else(|| bounds(nics, id))
 }
 
 fn ud(payload: u32) -> Operation {
     Operation::new(Verb::Send, Transport::Ud, payload).inlined()
 }
 
-fn lines(operation: &Operation) -> f64 {
-    f64::from(wqe::lines(operation.wqe_bytes(nic("cib"))))
+fn lines(nics: &Nics, operation: &Operation) -> f64 {
+    f64::from(wqe::lines(operation.wqe_bytes(nics.nic("cib"))))
 }
 
-fn slot(operation: &Operation) -> f64 {
-    f64::from(wqe::slot_bytes(operation.wqe_bytes(nic("cib"))))
+fn slot(nics: &Nics, operation: &Operation) -> f64 {
+    f64::from(wqe::slot_bytes(operation.wqe_bytes(nics.nic("cib"))))
 }
 
-fn postlist(name: &str, operation: &Operation, method: Method, len: u32) -> Footprint {
-    Footprint::of_postlist(nic(name), operation, method, len).expect("every NIC can do it")
+fn postlist(nics: &Nics, name: &str, operation: &Operation, method: Method, len: u32) -> Footprint {
+    Footprint::of_postlist(nics.nic(name), operation, method, len).expect("every NIC can do it")
 }
 
 /// A WRITE whose WQE has so many bytes.
-fn write_with_wqe(bytes: u32) -> Operation {
-    let header = nic("cib").wqe.uc_header_bytes.value;
+fn write_with_wqe(nics: &Nics, bytes: u32) -> Operation {
+    let header = nics.nic("cib").wqe.uc_header_bytes.value;
     Operation::new(Verb::RdmaWrite, Transport::Uc, bytes - header).inlined()
 }
 
 /// Sizes of WQEs, headers and immediates.
-fn sizes(id: &str) -> Option<f64> {
-    let cib = nic("cib");
+fn sizes(nics: &Nics, id: &str) -> Option<f64> {
+    let cib = nics.nic("cib");
     let header_only = Operation::header_only(Transport::Ud);
     let header = |verb, transport| f64::from(wqe::header_bytes(cib, verb, transport));
     let longest = |verb, transport, lines| {
@@ -51,7 +49,7 @@ fn sizes(id: &str) -> Option<f64> {
     let write = |imm| {
         let plain = Operation::new(Verb::RdmaWrite, Transport::Uc, 8).inlined();
         let operation = if imm { plain.with_imm() } else { plain };
-        let one = postlist("cib", &operation, Method::WqeByMmio, 1);
+        let one = postlist(nics, "cib", &operation, Method::WqeByMmio, 1);
         one.network.to_responder.bytes
     };
     Some(match id {
@@ -59,41 +57,54 @@ fn sizes(id: &str) -> Option<f64> {
         "wqe_hdr_uc" => header(Verb::RdmaWrite, Transport::Uc),
         "wqe_hdr_ud" => header(Verb::Send, Transport::Ud),
         "wqe_hdr_recv" => f64::from(cib.wqe.recv_bytes.value),
-        "wqe_ud_min_lines" => lines(&ud(1)),
-        "wqe_ud_ho_lines" => lines(&header_only),
+        "wqe_ud_min_lines" => lines(nics, &ud(1)),
+        "wqe_ud_ho_lines" => lines(nics, &header_only),
         "wqe_slide18_header" => f64::from(header_only.wqe_bytes(cib)),
         "wqe_slide18_size" => f64::from(cib.wqe.inline_size_bytes.value),
         "wqe_slide18_data" => f64::from(response) - header(Verb::Send, Transport::Ud),
         "wqe_slide18_unused" => f64::from(wqe::slot_bytes(response) - response),
-        "seq_rpc_response_dma_bytes" => slot(&ud(8)),
-        "seq_spec_s0_response_dma_bytes" => slot(&header_only),
-        "seq_spec_s0_dma_reduction" => 100.0 * (1.0 - slot(&header_only) / slot(&ud(8))),
+        "seq_rpc_response_dma_bytes" => slot(nics, &ud(8)),
+        "seq_spec_s0_response_dma_bytes" => slot(nics, &header_only),
+        "seq_spec_s0_dma_reduction" => {
+            100.0 * (1.0 - slot(nics, &header_only) / slot(nics, &ud(8)))
+        }
         "seq_imm_bytes" | "gen_imm_app_bytes" => write(true) - write(false),
         "seq_counter_bytes" => f64::from(nicmodel::ATOMIC_BYTES),
         // One number in 2^32 does not have the upper half that a client guesses.
         "seq_spec_s0_regular_fraction" => 2f64.powf(-8.0 * (write(true) - write(false))),
         "ud_send_2line_max_payload" => longest(Verb::Send, Transport::Ud, 2)?,
         "out_write_1line_max" => longest(Verb::RdmaWrite, Transport::Uc, 1)?,
-        "ud_recv_inline_limit" => f64::from(nic("cx3").wqe.inline_recv_bytes.as_ref()?.value),
-        "dpu_inline_limit" => f64::from(nic("bf2").wqe.max_inline_bytes.value),
-        "host_llc" => f64::from(nic("bf2").host.cache_bytes.as_ref()?.value),
-        "dpu_llc" => f64::from(nic("bf2").dpu.as_ref()?.cache_bytes.as_ref()?.value),
-        "dpu_mem_latency_knee" => {
-            f64::from(nic("bf2").dpu.as_ref()?.core_cache_bytes.as_ref()?.value)
-        }
+        "ud_recv_inline_limit" => f64::from(nics.nic("cx3").wqe.inline_recv_bytes.as_ref()?.value),
+        "dpu_inline_limit" => f64::from(nics.nic("bf2").wqe.max_inline_bytes.value),
+        "host_llc" => f64::from(nics.nic("bf2").host.cache_bytes.as_ref()?.value),
+        "dpu_llc" => f64::from(nics.nic("bf2").dpu.as_ref()?.cache_bytes.as_ref()?.value),
+        "dpu_mem_latency_knee" => f64::from(
+            nics.nic("bf2")
+                .dpu
+                .as_ref()?
+                .core_cache_bytes
+                .as_ref()?
+                .value,
+        ),
         _ => return None,
     })
 }
 
 /// Transactions of operations.
-fn counts(id: &str) -> Option<f64> {
-    let ten = |method| postlist("cib", &write_with_wqe(65), method, 10);
+fn counts(nics: &Nics, id: &str) -> Option<f64> {
+    let ten = |method| postlist(nics, "cib", &write_with_wqe(nics, 65), method, 10);
     let written = |bytes| {
-        let one = postlist("cib", &write_with_wqe(bytes), Method::WqeByMmio, 1);
+        let one = postlist(
+            nics,
+            "cib",
+            &write_with_wqe(nics, bytes),
+            Method::WqeByMmio,
+            1,
+        );
         one.requester.mmio_writes()
     };
     let responder =
-        |operation: &Operation| postlist("cx3", operation, Method::WqeByMmio, 1).responder;
+        |operation: &Operation| postlist(nics, "cx3", operation, Method::WqeByMmio, 1).responder;
     let send = Operation::new(Verb::Send, Transport::Ud, 32);
     Some(match id {
         "appA_bytes_mmio" => ten(Method::WqeByMmio).requester.bytes_to_device(),
@@ -121,25 +132,25 @@ fn counts(id: &str) -> Option<f64> {
         // What the NIC reads for a small inlined WRITE that goes by MMIO is its WQE-cache misses.
         "out_write_wqe_miss" => {
             let write = Operation::new(Verb::RdmaWrite, Transport::Rc, 8).inlined();
-            let one = postlist("cib", &write, Method::WqeByMmio, 1);
+            let one = postlist(nics, "cib", &write, Method::WqeByMmio, 1);
             one.requester.dma_reads()
         }
-        "atomics_cib_lsb" => f64::from(nic("cib").atomics.lock_bits.as_ref()?.value),
-        "atomics_cib_buckets" => f64::from(locks::used(nic("cib"), u64::MAX, 1)?),
+        "atomics_cib_lsb" => f64::from(nics.nic("cib").atomics.lock_bits.as_ref()?.value),
+        "atomics_cib_buckets" => f64::from(locks::used(nics.nic("cib"), u64::MAX, 1)?),
         _ => return None,
     })
 }
 
 /// Bandwidths, headers and lanes of the PCIe links.
-fn links(id: &str) -> Option<f64> {
-    let (cib, cx3, cx) = (nic("cib"), nic("cx3"), nic("cx"));
+fn links(nics: &Nics, id: &str) -> Option<f64> {
+    let (cib, cx3, cx) = (nics.nic("cib"), nics.nic("cx3"), nics.nic("cx"));
     let header_only = Operation::header_only(Transport::Ud);
     Some(match id {
         "ud_send_dma_bw" => pcie::dma_read_mbps(cib),
-        "ud_send_dma_bound" => pcie::dma_read_mbps(cib) / slot(&ud(60)),
-        "derived_cib_ho_dma_bound" => pcie::dma_read_mbps(cib) / slot(&header_only),
+        "ud_send_dma_bound" => pcie::dma_read_mbps(cib) / slot(nics, &ud(60)),
+        "derived_cib_ho_dma_bound" => pcie::dma_read_mbps(cib) / slot(nics, &header_only),
         "mmio_line_rate" => pcie::mmio_lines_mops(cib),
-        "ud_send_mmio_bound" => pcie::mmio_lines_mops(cib) / lines(&ud(60)),
+        "ud_send_mmio_bound" => pcie::mmio_lines_mops(cib) / lines(nics, &ud(60)),
         "derived_cx3_dma_bw" => pcie::dma_read_mbps(cx3),
         "derived_cx3_mmio_lines" => pcie::mmio_lines_mops(cx3),
         "derived_cx_dma_bw" => pcie::dma_read_mbps(cx),
@@ -153,24 +164,28 @@ fn links(id: &str) -> Option<f64> {
         "pcie_crc" => f64::from(cib.pcie.read_completion_bytes.value),
         "pcie_mmio_granule" => f64::from(wqe::CACHE_LINE_BYTES),
         "pcie_max_lanes" => f64::from(cib.pcie.lanes.value),
-        "dpu_link" => nic("bf2").port.gbps.value,
+        "dpu_link" => nics.nic("bf2").port.gbps.value,
         _ => return None,
     })
 }
 
 /// Ports, lanes and cores of the clusters (Table 2).
-fn clusters(id: &str) -> Option<f64> {
+fn clusters(nics: &Nics, id: &str) -> Option<f64> {
     match id {
-        "gen_cib_ports" => return clusters("cluster_ru_cib_ports"),
-        "herd_max_cores_axis" | "out_fig13_threads" => return clusters("cluster_ru_cib_cores"),
-        "in_read_cib_saturates" => {
-            return Some(clusters("gen_cib_ports")? * clusters("cluster_ru_cib_port_gbps")?);
+        "gen_cib_ports" => return clusters(nics, "cluster_ru_cib_ports"),
+        "herd_max_cores_axis" | "out_fig13_threads" => {
+            return clusters(nics, "cluster_ru_cib_cores");
         }
-        "in_read_cx3_saturates" => return clusters("cluster_ru_cx3_port_gbps"),
+        "in_read_cib_saturates" => {
+            return Some(
+                clusters(nics, "gen_cib_ports")? * clusters(nics, "cluster_ru_cib_port_gbps")?,
+            );
+        }
+        "in_read_cx3_saturates" => return clusters(nics, "cluster_ru_cx3_port_gbps"),
         _ => {}
     }
     let (name, what) = id.strip_prefix("cluster_ru_")?.split_once('_')?;
-    let profile = builtin(name)?;
+    let profile = nics.all().iter().find(|profile| profile.name == name)?;
     // Rates of lines before their coding: 8b/10b in PCIe 1 and 2 and in DDR, more since.
     let old = name == "cx";
     let (lane, line) = if old {
@@ -191,8 +206,8 @@ fn clusters(id: &str) -> Option<f64> {
 }
 
 /// What the paper only bounds.
-fn bounds(id: &str) -> Option<Ours> {
-    let cib = nic("cib");
+fn bounds(nics: &Nics, id: &str) -> Option<Ours> {
+    let cib = nics.nic("cib");
     let printed = |id| published::get(id).map(|published| published.value);
     let at_most = |value| Some(Ours::arithmetic(value).is(Relation::AtMost));
     // How far the printed measurement is below our bound, in percent.
@@ -200,11 +215,11 @@ fn bounds(id: &str) -> Option<Ours> {
     match id {
         "ud_send_dma_within" => at_most(below(
             printed("ud_send_batched_peak")?,
-            pcie::dma_read_mbps(cib) / slot(&ud(60)),
+            pcie::dma_read_mbps(cib) / slot(nics, &ud(60)),
         )),
         "ud_send_mmio_within" => at_most(below(
             printed("ud_send_nobatch_peak")?,
-            pcie::mmio_lines_mops(cib) / lines(&ud(60)),
+            pcie::mmio_lines_mops(cib) / lines(nics, &ud(60)),
         )),
         "appA_ll_overhead" => {
             let tlp = f64::from(wqe::CACHE_LINE_BYTES + cib.pcie.request_header_bytes.value);

@@ -1,0 +1,215 @@
+//! Which numbers of the profiles each published number depends on.
+//!
+//! Each number of a profile is made 8 % larger, and what depends on it is computed and simulated again.
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::model::same;
+use super::nics::Nics;
+use super::number::Kind;
+use super::rows::{self, Parameter, Row};
+use super::simulated::Simulated;
+use crate::output::{print, print_json};
+use crate::progress::progress;
+
+/// So many times larger is each number.
+const LARGER: f64 = 1.08;
+
+/// A published number that moves by less than this share of the number's own change does not depend on it. Simulations
+/// move by about this much when anything changes.
+const LEAST: f64 = 0.05;
+
+/// One number of a profile that a published number depends on.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Dependence {
+    pub(super) parameter: String,
+    /// By how many percent ours changes when the parameter grows by 1 %.
+    pub(super) elasticity: f64,
+    /// `published`, `derived`, `fitted` or `assumed`.
+    pub(super) source: &'static str,
+    /// Whether it was fitted to this published number.
+    pub(super) to_this: bool,
+}
+
+/// A published number with all that it depends on.
+#[derive(Debug, Serialize)]
+struct Dependent {
+    id: &'static str,
+    kind: Kind,
+    published: f64,
+    ours: f64,
+    /// The largest first.
+    depends_on: Vec<Dependence>,
+}
+
+/// The numbers of the profile that were fitted to a published number.
+pub(super) fn fitted_to(nics: &Nics, id: &str) -> Vec<Parameter> {
+    let mut all = Vec::new();
+    for profile in nics.all() {
+        for number in profile.numbers() {
+            let mut to = number.evidence.fitted_to();
+            if to.any(|to| same(to) == same(id)) {
+                all.push(Parameter::of(profile, &number.key));
+            }
+        }
+    }
+    all
+}
+
+/// Prints what each published number depends on.
+///
+/// # Errors
+/// A simulation that cannot run.
+pub(super) fn show(json: bool) -> Result<()> {
+    let rows = rows::all()?;
+    let dependent = dependent(&rows)?;
+    if json {
+        return dependent.iter().try_for_each(print_json);
+    }
+    print(format_args!("Profiles {}.", Nics::default().fingerprint()))?;
+    print(
+        "Percent by which each number changes when a number of the profile grows by 1 %; * fitted to this number, f fitted to \
+         others, a assumed\n",
+    )?;
+    dependent.iter().map(line).try_for_each(print)
+}
+
+fn line(row: &Dependent) -> String {
+    let one = |of: &Dependence| {
+        let mark = match of.source {
+            _ if of.to_this => "*",
+            "fitted" => " f",
+            "assumed" => " a",
+            _ => "",
+        };
+        format!("{} {:+.2}{mark}", of.parameter, of.elasticity)
+    };
+    let all: Vec<_> = row.depends_on.iter().map(one).collect();
+    let all = match all.is_empty() {
+        true => "no number of a profile".to_owned(),
+        false => all.join(", "),
+    };
+    format!("{} ({}): {all}", row.id, row.kind.name())
+}
+
+fn dependent(rows: &[Row]) -> Result<Vec<Dependent>> {
+    let nics = Nics::default();
+    let mut jobs = Vec::new();
+    for profile in nics.all() {
+        let keys = profile.numbers().into_iter().map(|number| number.key);
+        jobs.extend(keys.map(|key| Parameter::of(profile, &key)));
+    }
+    let bar = progress(jobs.len() as u64);
+    let columns = rows::in_parallel(
+        &jobs,
+        |parameter| elasticities(&nics, parameter, rows),
+        |_| bar.inc(1),
+    )?;
+    bar.finish_and_clear();
+    let all = rows.iter().enumerate().map(|(at, row)| {
+        let of_row = jobs.iter().zip(&columns);
+        let dependence = of_row.filter_map(|(parameter, column)| {
+            let elasticity = column.get(at).copied().flatten()?;
+            (elasticity.abs() >= LEAST).then(|| dependence(&nics, parameter, row, elasticity))
+        });
+        let mut depends_on: Vec<_> = dependence.collect();
+        depends_on.sort_by(|a, b| b.elasticity.abs().total_cmp(&a.elasticity.abs()));
+        Dependent {
+            id: row.id(),
+            kind: row.kind,
+            published: row.published.value,
+            ours: row.value,
+            depends_on,
+        }
+    });
+    Ok(all.collect())
+}
+
+fn dependence(nics: &Nics, parameter: &Parameter, row: &Row, elasticity: f64) -> Dependence {
+    let numbers = nics.nic(&parameter.nic).numbers();
+    let number = numbers.iter().find(|number| number.key == parameter.key);
+    Dependence {
+        // The profile goes without saying: it is that of the published number.
+        parameter: parameter.key.clone(),
+        elasticity,
+        source: number.map_or("", |number| number.source),
+        to_this: fitted_to(nics, row.id()).contains(parameter),
+    }
+}
+
+/// By how many percent each row changes when this number grows by 1 %; nothing for rows of other NICs, and where it cannot grow.
+///
+/// # Errors
+/// A simulation that cannot run.
+pub(super) fn elasticities(
+    nics: &Nics,
+    parameter: &Parameter,
+    rows: &[Row],
+) -> Result<Vec<Option<f64>>> {
+    let Some((changed, by)) = parameter.scaled(nics, LARGER) else {
+        return Ok(vec![None; rows.len()]);
+    };
+    let mut simulated = Simulated::on(changed);
+    let mut elasticity = |row: &Row| {
+        if row.nic != parameter.nic {
+            return Ok(None);
+        }
+        let then = rows::value(&mut simulated, row.id())?;
+        let moved = (then / row.value).ln() / by;
+        Ok(moved.is_finite().then_some(moved))
+    };
+    rows.iter().map(&mut elasticity).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_name_the_parameters_that_were_fitted_to_them() {
+        let nics = Nics::default();
+        let of = |id| {
+            let all = fitted_to(&nics, id).into_iter();
+            all.map(|parameter| parameter.to_string())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(of("atomics_cib_zbig"), ["cib processing.atomic_ns"]);
+        // Another name of the same measurement.
+        assert_eq!(of("t5_cib_send0"), of("ud_send_batched_ho_peak"));
+        assert_eq!(of("herd_batch_1c"), ["cib host.batched_lookup_ns"]);
+        assert_eq!(of("bench_rpc_base_3c"), [""; 0]);
+    }
+
+    /// What needs no simulation: the rates of ConnectX.
+    #[test]
+    fn rates_depend_on_the_times_of_the_nic_that_were_fitted_to_them() {
+        let rows = rows::all_of("cx").expect("runs");
+        let all = dependent(&rows).expect("runs");
+        let of = |id: &str| {
+            all.iter()
+                .find(|row| row.id == id)
+                .expect("there")
+                .depends_on
+                .clone()
+        };
+        let first = &of("t5_cx_send0")[0];
+        assert_eq!(
+            (first.parameter.as_str(), first.to_this),
+            ("processing.send_ns", true)
+        );
+        assert!((first.elasticity + 1.0).abs() < 0.01, "{first:?}");
+        let payload = of("t5_cx_recv1");
+        let keys: Vec<_> = payload
+            .iter()
+            .map(|one| (one.parameter.as_str(), one.to_this))
+            .collect();
+        assert_eq!(
+            keys,
+            [
+                ("processing.inbound_ns", false),
+                ("processing.inbound_dma_ns", true)
+            ]
+        );
+    }
+}

@@ -1,0 +1,238 @@
+//! The published numbers that depend on numbers of a profile by more than counting and adding up.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Result, anyhow};
+use nicmodel::profile::Profile;
+use nicmodel::published::{self, Published};
+
+use super::model;
+use super::nics::Nics;
+use super::number::{Kind, Ours, Relation};
+use super::simulated::Simulated;
+
+/// A published number and the profile that gives ours.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    pub(super) published: &'static Published,
+    /// The profile's name.
+    pub(super) nic: &'static str,
+    pub(super) kind: Kind,
+    pub(super) relation: Relation,
+    /// Ours.
+    pub(super) value: f64,
+}
+
+impl Row {
+    /// Its id.
+    pub(super) fn id(&self) -> &'static str {
+        self.published.id
+    }
+
+    /// Whether it is a rate in 10^6 a second, and not made of several of them.
+    pub(super) fn is_rate(&self) -> bool {
+        ["Mrps", "Mops", "M/s", "MOps"].contains(&self.published.unit)
+    }
+}
+
+/// Places of a maximum, over core counts, windows, shares or powers of two of bytes. They jump, or stay where they are,
+/// when a number of the profile changes a little.
+fn jumps(id: &str) -> bool {
+    id == "seq_rpc_peak_cores"
+        || id == "dpu_bt_best_share"
+        || id.starts_with("out_read_best_window_")
+        || id.starts_with("in_read_transition_")
+}
+
+/// All of them, after the simulations that they need.
+///
+/// # Errors
+/// A simulation that cannot run.
+pub(super) fn all() -> Result<Vec<Row>> {
+    let rows = in_parallel(&NICS, |nic| all_of(nic), |_| {})?;
+    Ok(rows.into_iter().flatten().collect())
+}
+
+/// Those that one profile gives.
+///
+/// # Errors
+/// A simulation that cannot run.
+pub(super) fn all_of(nic: &'static str) -> Result<Vec<Row>> {
+    let mut simulated = Simulated::default();
+    let of_nic = published::all()
+        .iter()
+        .filter(|published| nic_of(published) == nic);
+    let rows = of_nic.map(|published| row(&mut simulated, published, nic));
+    Ok(rows
+        .collect::<Result<Vec<_>>>()?
+        .into_iter()
+        .flatten()
+        .collect())
+}
+
+const NICS: [&str; 4] = ["cib", "bf2", "cx3", "cx"];
+
+/// The profile that gives ours.
+fn nic_of(published: &Published) -> &'static str {
+    match published.nic {
+        "CX" => "cx",
+        "CX3" => "cx3",
+        "BF2" => "bf2",
+        _ => "cib",
+    }
+}
+
+fn row(
+    simulated: &mut Simulated,
+    published: &'static Published,
+    nic: &'static str,
+) -> Result<Option<Row>> {
+    let id = published.id;
+    if jumps(id) || super::profiles::number(simulated.nics(), id).is_some() {
+        return Ok(None);
+    }
+    let ours = ours(simulated, id)?;
+    Ok(ours.map(|ours| Row {
+        published,
+        nic,
+        kind: ours.kind,
+        relation: ours.relation,
+        value: ours.value,
+    }))
+}
+
+fn ours(simulated: &mut Simulated, id: &str) -> Result<Option<Ours>> {
+    let ours = simulated.simulate(id)?;
+    Ok(ours.or_else(|| model::number(simulated.nics(), id)))
+}
+
+/// Our number of a row, after the simulations that it needs.
+///
+/// # Errors
+/// A simulation that cannot run, or a row without a number of ours.
+pub(super) fn value(simulated: &mut Simulated, id: &'static str) -> Result<f64> {
+    let ours = ours(simulated, id)?;
+    Ok(ours
+        .ok_or_else(|| anyhow!("{id} has no number of ours"))?
+        .value)
+}
+
+/// A number of a profile, by the names of both.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Parameter {
+    pub(super) nic: String,
+    pub(super) key: String,
+}
+
+impl std::fmt::Display for Parameter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.nic, self.key)
+    }
+}
+
+impl Parameter {
+    /// A number of this profile.
+    pub(super) fn of(profile: &Profile, key: &str) -> Self {
+        Self {
+            nic: profile.name.clone(),
+            key: key.to_owned(),
+        }
+    }
+
+    /// Its value; 0 if the profile does not have it.
+    pub(super) fn value(&self, nics: &Nics) -> f64 {
+        let numbers = nics.nic(&self.nic).numbers();
+        let found = numbers.iter().find(|number| number.key == self.key);
+        found.map_or(0.0, |number| number.value)
+    }
+
+    /// Profiles in which it is so many times what it is; whole numbers by one at least. With it by how much its logarithm
+    /// is larger. Nothing where that changes nothing.
+    pub(super) fn scaled(&self, nics: &Nics, times: f64) -> Option<(Nics, f64)> {
+        let now = self.value(nics);
+        let changed = nics.with(&self.nic, &self.key, now * times)?;
+        let then = self.value(&changed);
+        if now <= 0.0 {
+            return None;
+        }
+        if then != now {
+            return Some((changed, (then / now).ln()));
+        }
+        let by_one = now + f64::from(i8::from(times > 1.0)) * 2.0 - 1.0;
+        let changed = nics.with(&self.nic, &self.key, by_one)?;
+        let then = self.value(&changed);
+        (then != now && then > 0.0).then(|| (changed, (then / now).ln()))
+    }
+}
+
+/// Does all jobs on as many threads as there are processors, and calls `done` after each.
+///
+/// # Errors
+/// The first error of a job.
+pub(super) fn in_parallel<J: Sync, T: Send>(
+    jobs: &[J],
+    work: impl Fn(&J) -> Result<T> + Sync,
+    done: impl Fn(&J) + Sync,
+) -> Result<Vec<T>> {
+    let next = AtomicUsize::new(0);
+    let results: Mutex<Vec<Option<Result<T>>>> = Mutex::new(jobs.iter().map(|_| None).collect());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads.min(jobs.len()) {
+            scope.spawn(|| {
+                while let Some((at, job)) = {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    jobs.get(at).map(|job| (at, job))
+                } {
+                    let result = work(job);
+                    let mut results = results.lock().unwrap_or_else(|e| e.into_inner());
+                    results[at] = Some(result);
+                    drop(results);
+                    done(job);
+                }
+            });
+        }
+    });
+    let results = results.into_inner().unwrap_or_else(|e| e.into_inner());
+    results
+        .into_iter()
+        .map(|result| result.unwrap_or_else(|| Err(anyhow!("a thread ended early"))))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_numbers_change_by_one_at_least_and_unknown_ones_not_at_all() {
+        let nics = Nics::default();
+        let of = |key: &str| Parameter::of(nics.nic("cib"), key);
+        let value = |key: &str, times| {
+            let scaled = of(key).scaled(&nics, times);
+            scaled.map(|(changed, _)| of(key).value(&changed))
+        };
+        assert_eq!(value("processing.units", 1.04), Some(20.0));
+        assert_eq!(value("processing.units", 0.99), Some(18.0));
+        assert_eq!(value("atomics.lock_bits", 1.04), Some(13.0));
+        assert_eq!(value("processing.wqe_line_ns", 1.04), None);
+        assert_eq!(value("host.memory_ns", 1.04), None);
+        assert_eq!(value("host.nothing", 1.04), None);
+        let (_, by) = of("host.request_ns").scaled(&nics, 1.04).expect("known");
+        assert!((by - 1.04f64.ln()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn jobs_keep_their_order_and_report_the_first_error() {
+        let jobs: Vec<u32> = (0..20).collect();
+        let twice = in_parallel(&jobs, |job| Ok(2 * job), |_| {}).expect("works");
+        assert_eq!(twice[7], 14);
+        let odd = |job: &u32| match job {
+            13 | 17 => Err(anyhow!("job {job}")),
+            _ => Ok(()),
+        };
+        let failed = in_parallel(&jobs, odd, |_| {}).expect_err("fails");
+        assert_eq!(failed.to_string(), "job 13");
+    }
+}
