@@ -41,6 +41,7 @@ mod end;
 mod error;
 mod group;
 mod pool;
+mod progress;
 mod receiving;
 mod rendezvous;
 mod ring;

@@ -118,6 +118,22 @@ fn all_collectives_are_right_with_one_to_four_ranks() {
 }
 
 #[test]
+fn a_long_all_reduce_is_right_with_two_to_four_ranks() {
+    // Many more pieces than slots.
+    const COUNT: usize = 800_003;
+    for ranks in 2..=4 {
+        on_ranks(ranks, WAIT, |mut group, _| {
+            let (rank, ranks) = (group.rank(), group.ranks());
+            let mut data = numbers(COUNT, |at| element(rank, at));
+            let result = group.all_reduce(&mut data, DataType::I64, Reduction::Sum);
+            result.expect("all-reduce");
+            let sum = |at| (0..ranks).map(|rank| element(rank, at)).sum();
+            assert!(data == numbers(COUNT, sum));
+        });
+    }
+}
+
+#[test]
 fn messages_of_both_directions_pass_each_other() {
     on_ranks(3, WAIT, |group, mut messages| {
         let (rank, ranks) = (group.rank(), group.ranks());

@@ -8,17 +8,20 @@
 
 mod connect;
 mod messages;
+mod pipeline;
 mod transfer;
 
 use std::time::Duration;
 
-use verbs::{Access, MemoryRegion, ProtectionDomain, Waiter};
+use verbs::{Access, MemoryRegion, ProtectionDomain};
 
 use crate::error::Error;
+use crate::progress::{Step, drive};
 use crate::ring::{DataType, Reduction, Ring, reduce_bytes};
 pub use connect::PreparedGroup;
 pub use messages::{Messages, Payload};
-use transfer::{Incoming, Link, Outgoing};
+use pipeline::AllReduce;
+use transfer::{Incoming, Link, Outgoing, link};
 
 /// Bytes up to which an all-reduce takes recursive doubling.
 const SHORT: usize = 32 << 10;
@@ -98,16 +101,11 @@ impl Group {
         op: Reduction,
     ) -> Result<(), Error> {
         whole(bytes.len(), data)?;
-        if bytes.len() <= SHORT {
+        let place = (self.rank(), self.ranks());
+        if bytes.len() <= SHORT || place.1 == 1 {
             return self.doubling(bytes, data, op);
         }
-        for part in bytes.chunks_mut(STAGE_BYTES) {
-            self.stage.write_at(0, part)?;
-            let count = part.len() / data.bytes();
-            self.ring.all_reduce(&self.stage, count, data, op)?;
-            self.stage.read_at(0, part)?;
-        }
-        Ok(())
+        AllReduce::new(place, bytes, (data, op), &mut self.links).run(self.timeout)
     }
 
     /// Every rank gets the bytes of rank `root`.
@@ -255,8 +253,7 @@ impl Group {
         mut recv: Option<(usize, &mut [u8])>,
     ) -> Result<(), Error> {
         let (mut outgoing, mut incoming) = (Outgoing::default(), Incoming::default());
-        let (mut waiter, begun) = (Waiter::new(), verbs::time::now());
-        loop {
+        drive(self.timeout, || {
             let (mut moved, mut done) = (false, true);
             if let Some((from, bytes)) = &mut recv
                 && !incoming.is_done(bytes.len())
@@ -270,29 +267,13 @@ impl Group {
                 moved |= outgoing.step(link(&mut self.links, to)?, bytes, TAG)?;
                 done &= outgoing.is_done(bytes.len());
             }
-            if done {
-                return Ok(());
-            }
-            if moved {
-                waiter.reset();
-                continue;
-            }
-            waiter.idle();
-            // The clock is only read once waiting takes time anyhow.
-            if !waiter.is_spinning() && verbs::time::now() - begun > self.timeout {
-                return Err(Error::Timeout {
-                    what: "a collective",
-                    ms: self.timeout.as_millis(),
-                });
-            }
-        }
+            Ok(match (done, moved) {
+                (true, _) => Step::Done,
+                (false, true) => Step::Moved,
+                (false, false) => Step::Stuck,
+            })
+        })
     }
-}
-
-/// The connections with another rank.
-fn link(links: &mut [Option<Link>], peer: usize) -> Result<&mut Link, Error> {
-    let link = links.get_mut(peer).and_then(Option::as_mut);
-    link.ok_or_else(|| Error::Protocol(format!("there is no other rank {peer}")))
 }
 
 /// Refuses bytes that are not whole elements.

@@ -9,17 +9,17 @@ use crate::error::Error;
 use crate::pool::Request;
 
 /// Bytes of a piece, at most.
-const SLOT_BYTES: usize = 64 << 10;
+pub(super) const SLOT_BYTES: usize = 64 << 10;
 /// Pieces of a direction that may be under way.
-const SLOTS: usize = 8;
+pub(super) const SLOTS: usize = 8;
 
 /// The connections of two ranks, one in each direction, with registered memory for pieces.
 #[derive(Debug)]
 pub(super) struct Link {
-    sender: Sender,
-    receiver: Receiver,
-    out: MemoryRegion,
-    into: MemoryRegion,
+    pub(super) sender: Sender,
+    pub(super) receiver: Receiver,
+    pub(super) out: MemoryRegion,
+    pub(super) into: MemoryRegion,
 }
 
 impl Link {
@@ -36,6 +36,19 @@ impl Link {
             into: pd.alloc(bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?,
         })
     }
+}
+
+/// The connections with another rank.
+pub(super) fn link(links: &mut [Option<Link>], peer: usize) -> Result<&mut Link, Error> {
+    let link = links.get_mut(peer).and_then(Option::as_mut);
+    link.ok_or_else(|| Error::Protocol(format!("there is no other rank {peer}")))
+}
+
+/// The error of a message that has another size than was expected.
+pub(super) fn wrong_size(came: usize, expected: usize) -> Error {
+    Error::Protocol(format!(
+        "{came} bytes came where {expected} were expected: both ranks must pass equal sizes"
+    ))
 }
 
 /// The pieces of so many bytes. No bytes are a piece, too: a receive of nothing still waits for its send.
@@ -131,10 +144,7 @@ impl Incoming {
             let (range, slot) = piece(self.came, bytes.len());
             let came: usize = sizes.as_slice().iter().map(|s| *s as usize).sum();
             if came != range.len() {
-                return Err(Error::Protocol(format!(
-                    "{came} bytes came where {} were expected: sends and receives must have equal sizes",
-                    range.len()
-                )));
+                return Err(wrong_size(came, range.len()));
             }
             link.into.read_at(slot, &mut bytes[range])?;
             self.came += 1;

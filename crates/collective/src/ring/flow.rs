@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-use verbs::{MemoryRegion, Waiter};
+use verbs::MemoryRegion;
 
 use super::element::{DataType, Reduction, reduce};
 use crate::comm::{Receiver, Sender};
 use crate::error::Error;
 use crate::pool::Request;
+use crate::progress::{Step, drive};
 
 /// Slices that may be under way: NCCL's `NCCL_STEPS`.
 pub(super) const DEPTH: usize = 8;
@@ -64,27 +65,17 @@ impl Ends {
     /// Runs it to its end.
     pub(super) fn run(&mut self, flow: &Flow<'_>) -> Result<(), Error> {
         let mut at = Progress::default();
-        let mut waiter = Waiter::new();
-        let begun = verbs::time::now();
-        while at.came < flow.recvs || at.sent < flow.sends {
+        drive(self.timeout, || {
+            if at.came == flow.recvs && at.sent == flow.sends {
+                return Ok(Step::Done);
+            }
             let before = (at.posted, at.came, at.started, at.sent);
             self.post(flow, &mut at)?;
             self.take(flow, &mut at)?;
             self.send_on(flow, &mut at)?;
-            if before != (at.posted, at.came, at.started, at.sent) {
-                waiter.reset();
-                continue;
-            }
-            waiter.idle();
-            // The clock is only read once waiting takes time anyhow.
-            if !waiter.is_spinning() && verbs::time::now() - begun > self.timeout {
-                return Err(Error::Timeout {
-                    what: "a collective",
-                    ms: self.timeout.as_millis(),
-                });
-            }
-        }
-        Ok(())
+            let moved = before != (at.posted, at.came, at.started, at.sent);
+            Ok(if moved { Step::Moved } else { Step::Stuck })
+        })
     }
 
     /// Posts receives for slices that there is room for.
