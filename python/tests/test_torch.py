@@ -87,7 +87,7 @@ def all_of(backend):
     found = []
     ops = [dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX]
     for count in [1, 1000, 100_003]:
-        for dtype in [torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8]:
+        for dtype in [torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint8]:
             for op in ops:
                 t = tensor(rank, count, dtype)
                 dist.all_reduce(t, op)
@@ -127,6 +127,36 @@ for a, b in zip(ours, theirs):
 @pytest.mark.parametrize("size", [2, 4])
 def test_collectives_give_what_gloo_gives(size):
     succeed(size, COLLECTIVES)
+
+
+ROUNDED = """
+start("verbatim")
+
+def inputs(count, dtype):
+    return [torch.randn(count, generator=torch.Generator().manual_seed(seed)).to(dtype) for seed in range(size)]
+
+two = {dist.ReduceOp.SUM: torch.add, dist.ReduceOp.PRODUCT: torch.mul,
+       dist.ReduceOp.MIN: torch.minimum, dist.ReduceOp.MAX: torch.maximum}
+for dtype in [torch.float16, torch.bfloat16]:
+    for count in [5, 100_003]:
+        for op, of_two in two.items():
+            t = inputs(count, dtype)
+            dist.all_reduce(t[rank], op)
+            # Rounded after each operation, beginning with some rank and going around.
+            orders = []
+            for first in range(size):
+                one = inputs(count, dtype)
+                expected = one[first]
+                for step in range(1, size):
+                    expected = of_two(expected, one[(first + step) % size])
+                orders.append(t[rank] == expected)
+            assert torch.stack(orders).any(0).all(), (dtype, count, op)
+"""
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_numbers_of_16_bits_are_rounded_as_torch_does(size):
+    succeed(size, ROUNDED)
 
 
 WITHOUT_GLOO = """

@@ -46,6 +46,8 @@ fn bytes_of(value: i64, data: DataType) -> Vec<u8> {
     match data {
         DataType::F32 => (value as f32).to_ne_bytes().to_vec(),
         DataType::F64 => (value as f64).to_ne_bytes().to_vec(),
+        DataType::F16 => half::f16::from_f32(value as f32).to_ne_bytes().to_vec(),
+        DataType::Bf16 => half::bf16::from_f32(value as f32).to_ne_bytes().to_vec(),
         DataType::I32 => (value as i32).to_ne_bytes().to_vec(),
         DataType::I64 => value.to_ne_bytes().to_vec(),
         // Sums and products wrap around.

@@ -35,7 +35,15 @@ from . import _native
 __all__ = ["ProcessGroupVerbatim"]
 
 #: Element types that can be reduced, by the native part's names.
-_DTYPES = {torch.float32: "f32", torch.float64: "f64", torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8"}
+_DTYPES = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+}
 #: Reductions, by the native part's names.
 _OPS = {c10d.ReduceOp.SUM: "sum", c10d.ReduceOp.PRODUCT: "prod", c10d.ReduceOp.MIN: "min", c10d.ReduceOp.MAX: "max"}
 

@@ -1,7 +1,9 @@
 //! What collectives compute with.
 
+use half::{bf16, f16};
 use verbs::MemoryRegion;
 
+use super::half_precision::{self, Half};
 use crate::error::Error;
 
 /// The type of a buffer's elements, in the machine's byte order.
@@ -11,6 +13,10 @@ pub enum DataType {
     F32,
     /// IEEE 754 double precision.
     F64,
+    /// IEEE 754 half precision. Each result is rounded.
+    F16,
+    /// bfloat16: the upper half of single precision. Each result is rounded.
+    Bf16,
     /// 32-bit signed integer.
     I32,
     /// 64-bit signed integer.
@@ -21,9 +27,11 @@ pub enum DataType {
 
 impl DataType {
     /// All of them, with the names that commands take.
-    pub const ALL: [(&str, Self); 5] = [
+    pub const ALL: [(&str, Self); 7] = [
         ("f32", Self::F32),
         ("f64", Self::F64),
+        ("f16", Self::F16),
+        ("bf16", Self::Bf16),
         ("i32", Self::I32),
         ("i64", Self::I64),
         ("u8", Self::U8),
@@ -34,6 +42,7 @@ impl DataType {
         match self {
             Self::F32 | Self::I32 => 4,
             Self::F64 | Self::I64 => 8,
+            Self::F16 | Self::Bf16 => 2,
             Self::U8 => 1,
         }
     }
@@ -94,6 +103,8 @@ pub(crate) fn reduce_bytes(ours: &mut [u8], theirs: &[u8], data: DataType, op: R
     match data {
         DataType::F32 => fold::<f32, 4>(ours, theirs, op),
         DataType::F64 => fold::<f64, 8>(ours, theirs, op),
+        DataType::F16 => fold_half::<f16>(ours, theirs, op),
+        DataType::Bf16 => fold_half::<bf16>(ours, theirs, op),
         DataType::I32 => fold::<i32, 4>(ours, theirs, op),
         DataType::I64 => fold::<i64, 8>(ours, theirs, op),
         DataType::U8 => fold::<u8, 1>(ours, theirs, op),
@@ -137,6 +148,15 @@ fn fold<T: Element<N>, const N: usize>(ours: &mut [u8], theirs: &[u8], op: Reduc
         Reduction::Prod => each::<T, N>(ours, theirs, T::prod),
         Reduction::Min => each::<T, N>(ours, theirs, T::least),
         Reduction::Max => each::<T, N>(ours, theirs, T::greatest),
+    }
+}
+
+fn fold_half<H: Half>(ours: &mut [u8], theirs: &[u8], op: Reduction) {
+    match op {
+        Reduction::Sum => half_precision::fold::<H>(ours, theirs, f32::sum),
+        Reduction::Prod => half_precision::fold::<H>(ours, theirs, f32::prod),
+        Reduction::Min => half_precision::fold::<H>(ours, theirs, f32::least),
+        Reduction::Max => half_precision::fold::<H>(ours, theirs, f32::greatest),
     }
 }
 

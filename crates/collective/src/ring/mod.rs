@@ -6,6 +6,7 @@
 
 mod element;
 mod flow;
+mod half_precision;
 
 use std::ops::Range;
 use std::time::Duration;
