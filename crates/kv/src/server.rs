@@ -324,20 +324,26 @@ fn design(
                 log: Herd {
                     store: Arc::clone(&store),
                 },
-                guests: guests(Vec::new()),
+                lock_recovery: lock_recovery(Vec::new()),
                 item_bytes: store::item_bytes(key, value, false) + 8,
             };
             (store, Box::new(design))
         }
         (Design::Reads, Some(shape)) => {
             let tables = tables(shape, false)?;
-            let guests = guests(tables.all().to_vec());
-            (store()?, Box::new(ReadRecords { tables, guests }))
+            let lock_recovery = lock_recovery(tables.all().to_vec());
+            (
+                store()?,
+                Box::new(ReadRecords {
+                    tables,
+                    lock_recovery,
+                }),
+            )
         }
         (Design::Atomics, Some(shape)) => {
             let tables = tables(shape, true)?;
             let design = Atomics {
-                guests: guests(tables.all().to_vec()),
+                lock_recovery: lock_recovery(tables.all().to_vec()),
                 tables,
                 lease_ms: config.lease_ms,
             };

@@ -117,7 +117,9 @@ pub use nic::{NicError, fabric_dir, last_error};
 pub use report::{
     AddressReport, PacketReport, RECEIVE_BUFFER_BYTES, ROCE_UDP_PORT, UdpPort, packet_report,
 };
-pub use shm::mem::{PageSize, SharedMemory, alloc_shared, alloc_shared_in};
+pub use shm::mem::{
+    Fault, PageSize, SharedMemory, alloc_shared, alloc_shared_in, copy as copy_shared,
+};
 pub use sysfs::{SysfsContent, SysfsFile, sysfs_files, uverbs_names};
 pub use sysfs_text::read_sysfs_text;
 pub use why::WHY_VAR;

@@ -277,7 +277,12 @@ fn watch(
 }
 
 /// Creates a server with its part of the keys, and starts its workers.
-fn serve(cluster: &SimulatedCluster, setup: &Setup, place: Place, split: u64) -> Result<LocalServer> {
+fn serve(
+    cluster: &SimulatedCluster,
+    setup: &Setup,
+    place: Place,
+    split: u64,
+) -> Result<LocalServer> {
     let (context, machine) = cluster.at(0, place)?;
     let (server_number, share) = match place {
         Place::Host => (0, 1.0 - setup.dpu_share),

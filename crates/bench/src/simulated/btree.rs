@@ -269,13 +269,16 @@ pub fn run_local(profile: &Profile, setup: &Setup) -> Result<f64> {
         let (rate, wrong, walk_cost) = (Rc::clone(&rate), Rc::clone(&wrong), Rc::clone(&walk_cost));
         let store = Arc::clone(server.service().store());
         let mut random = Random::new(setup.seed << 8 ^ i);
-        cluster.simulation.spawn(machine, format!("core {i}"), move || {
-            let begun = verbs::time::now();
-            for _ in 0..LOCAL {
-                let key = key_of(random.below(all.small.keys));
-                walk_cost.charge_walks(1);
-                if store.get(0, key) != Ok(Some(value_of(key, 0))) {
-                    wrong.set(true);
+        cluster
+            .simulation
+            .spawn(machine, format!("core {i}"), move || {
+                let begun = verbs::time::now();
+                for _ in 0..LOCAL {
+                    let key = key_of(random.below(all.small.keys));
+                    walk_cost.charge_walks(1);
+                    if store.get(0, key) != Ok(Some(value_of(key, 0))) {
+                        wrong.set(true);
+                    }
                 }
                 let took = verbs::time::now() - begun;
                 rate.set(rate.get() + f64::from(LOCAL) / took.as_secs_f64() * 1e-6);
@@ -329,7 +332,7 @@ fn load(context: &Context, setup: &Setup, part: &Part) -> Result<LocalServer> {
 }
 
 /// Tells each server which keys the other servers have, so that it redirects clients.
-fn assign_to_others(servers: &[Part], servers: &[LocalServer]) -> Result<()> {
+fn assign_to_others(parts: &[Part], servers: &[LocalServer]) -> Result<()> {
     for (own, server) in servers.iter().enumerate() {
         for (other, part) in (0u16..).zip(parts).filter(|(n, _)| usize::from(*n) != own) {
             let next = parts.get(usize::from(other) + 1);

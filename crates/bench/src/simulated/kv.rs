@@ -16,7 +16,7 @@ use nicmodel::{Profile, mixes};
 use serde::Serialize;
 use simnic::Counters;
 
-use super::sequencer::ATC16_SEND_DEPTH;
+use super::sequencer::{ATC16_SEND_DEPTH, begin_within_ns};
 use super::{Gate, SimulatedCluster};
 
 /// Parameters of the experiment.
@@ -235,11 +235,12 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
         };
         let time = warm_up + setup.time + BEHIND;
         let seed = setup.seed.wrapping_mul(1 << 20) + i as u64;
+        let later = Random::new(seed).below(within.max(1));
         cluster.spawn(machine, format!("client {i}"), move || {
             let connected = Pipeline::connect_through(connector.clone(), &context, config);
             let ran = connected.and_then(|mut pipeline| {
                 pipeline.share_record_cache(known);
-                gate.advance();
+                gate.wait();
                 let until = Until::At(verbs::time::now() + time);
                 verbs::time::work(Duration::from_nanos(later));
                 load::run_counting(&mut pipeline, &workload, until, seed, |n| {
@@ -324,7 +325,7 @@ fn answers_per_doorbell(before: &Counters, after: &Counters) -> f64 {
 }
 
 /// Puts every key into the store locally.
-fn fill(server: &LocalServer, workload: &Workload, record_cache: &RecordCache) -> Result<()> {
+fn fill(server: &LocalServer, workload: &Workload, known: &RecordCache) -> Result<()> {
     let mut key = vec![0; workload.key_bytes];
     let mut value = vec![0; workload.value_bytes];
     for n in 0..workload.keys {

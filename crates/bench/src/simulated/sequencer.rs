@@ -308,7 +308,7 @@ pub fn run(profile: &Profile, setup: &Setup) -> Result<Outcome> {
     if let Some(failure) = failure.take() {
         bail!("a client cannot connect: {failure}");
     }
-    cluster.advance(setup.time / 5);
+    cluster.advance(warm_up);
     let (from, before) = (cluster.simulation.now(), server.service().next());
     cluster.advance(setup.time);
     let (to, after) = (cluster.simulation.now(), server.service().next());

@@ -40,7 +40,7 @@ pub struct Btree {
     cq: CompletionQueue,
     store: Arc<Store>,
     /// Clients that may change leaves themselves.
-    guests: Arc<LockRecovery<Store>>,
+    lock_recovery: Arc<LockRecovery<Store>>,
     handovers: Arc<Handovers>,
     stopping: AtomicBool,
     /// A random number that differs in every run.
@@ -108,7 +108,7 @@ pub struct Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let Self { btree, slot, .. } = self;
-        btree.guests.remove(slot.index());
+        btree.lock_recovery.remove(slot.index());
         for worker in &btree.workers {
             worker.mailbox.send(Command::Remove(Arc::clone(slot)));
         }
@@ -177,7 +177,7 @@ impl Service for Btree {
                 }),
                 engine,
                 store: Arc::clone(&store),
-                guests: Arc::clone(&guests),
+                lock_recovery: Arc::clone(&lock_recovery),
                 handovers: Arc::clone(&handovers),
                 slow_by: Duration::from_nanos(config.slow_by_ns.into()),
                 shares: !config.splits.is_empty(),
@@ -189,7 +189,7 @@ impl Service for Btree {
             port,
             pd,
             store,
-            guests,
+            lock_recovery,
             handovers,
             stopping: AtomicBool::new(false),
             identity: runtime.identity,
@@ -267,7 +267,7 @@ impl Service for Btree {
     }
 
     fn stats(&self, clients: ClientCounts) -> ServerStats {
-        let (recovered_locks, expelled) = self.guests.counts();
+        let (recovered_locks, expelled) = self.lock_recovery.counts();
         let mut stats = ServerStats {
             recovered_locks,
             expelled,
@@ -400,7 +400,7 @@ impl Btree {
         let rights = Rights::LOCAL_WRITE | Rights::REMOTE_WRITE;
         let bytes = hello.window * redo::bytes(self.config.node_bytes / 8);
         let redo = self.pd.alloc(bytes, rights).map_err(Refused::temporary)?;
-        let owner = self.guests.next_owner();
+        let owner = self.lock_recovery.next_owner();
         let writes = Some(Writes {
             owner,
             lease_ms: self.config.lease_ms,
@@ -411,7 +411,7 @@ impl Btree {
             memory: vec![own],
             redo: Some(redo),
         };
-        self.guests.add(index, owner, access);
+        self.lock_recovery.add(index, owner, access);
         Ok(RemoteNodes {
             endpoint,
             nodes,

@@ -61,7 +61,7 @@ pub struct Worker {
     pub(crate) engine: herd::Server,
     pub(crate) shared: Arc<WorkerShared>,
     pub(crate) store: Arc<Store>,
-    pub(crate) guests: Arc<LockRecovery<Store>>,
+    pub(crate) lock_recovery: Arc<LockRecovery<Store>>,
     pub(crate) handovers: Arc<Handovers>,
     /// Extra time per request, which simulates a slower processor.
     pub(crate) slow_by: Duration,
@@ -78,7 +78,7 @@ impl Worker {
             engine,
             shared,
             store,
-            guests,
+            lock_recovery,
             handovers,
             slow_by,
             shares,
@@ -86,7 +86,7 @@ impl Worker {
         } = self;
         let serve = Serve {
             store: &store,
-            guests,
+            lock_recovery,
             handovers,
             slow_by,
             shares,
@@ -176,7 +176,7 @@ impl Work for Running<'_> {
 /// Answers requests from the trees.
 struct Serve<'s> {
     store: &'s Store,
-    guests: Arc<LockRecovery<Store>>,
+    lock_recovery: Arc<LockRecovery<Store>>,
     handovers: Arc<Handovers>,
     slow_by: Duration,
     /// True if the server shares the keys with other servers, and reports its load.
@@ -311,7 +311,7 @@ impl Serve<'_> {
             Refusal::Moved(_) => wire::word(Status::Moved, false),
             Refusal::Busy(node) => {
                 // A retry succeeds once the lock's owner is gone or its lease has expired.
-                self.guests.release(0, node);
+                self.lock_recovery.release(0, node);
                 self.handovers.thaw_expired(self.store);
                 self.counts.busy += 1;
                 wire::word(Status::Busy, false)

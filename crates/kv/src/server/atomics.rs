@@ -22,7 +22,7 @@ use crate::wire::{self, Op, RecordRequest, Status};
 #[derive(Debug)]
 pub(crate) struct Atomics {
     pub(crate) tables: Tables,
-    pub(crate) guests: Arc<LockRecovery<Table>>,
+    pub(crate) lock_recovery: Arc<LockRecovery<Table>>,
     /// Milliseconds that a client may hold a lock while others wait for it.
     pub(crate) lease_ms: u16,
 }
@@ -33,7 +33,7 @@ impl ServerDesign for Atomics {
             table: self.tables.of(worker.number),
             seed: self.tables.seed(),
             partition: worker.number,
-            guests: Arc::clone(&self.guests),
+            lock_recovery: Arc::clone(&self.lock_recovery),
         };
         worker.run(items)
     }
@@ -53,7 +53,7 @@ impl ServerDesign for Atomics {
         let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let bytes = client.hello.window * redo::bytes(&shape);
         let redo = client.pd.alloc(bytes, rights).map_err(Refused::temporary)?;
-        let owner = self.guests.next_owner();
+        let owner = self.lock_recovery.next_owner();
         let writes = Some(Writes {
             owner,
             lease_ms: self.lease_ms,
@@ -64,7 +64,7 @@ impl ServerDesign for Atomics {
             memory,
             redo: Some(redo),
         };
-        self.guests.add(client.index, owner, access);
+        self.lock_recovery.add(client.index, owner, access);
         let memory = RemoteLayout::Records {
             partitions,
             shape,
@@ -74,7 +74,7 @@ impl ServerDesign for Atomics {
     }
 
     fn close_memory(&self, index: u32) {
-        self.guests.remove(index);
+        self.lock_recovery.remove(index);
     }
 
     fn preload(&self, key: &[u8], value: &[u8], record_cache: &RecordCache) -> Result<(), Refusal> {
@@ -82,7 +82,7 @@ impl ServerDesign for Atomics {
     }
 
     fn stats(&self) -> DesignStats {
-        let (recovered_locks, expelled) = self.guests.counts();
+        let (recovered_locks, expelled) = self.lock_recovery.counts();
         DesignStats {
             store: self.tables.stats(),
             recovered_locks,
@@ -96,7 +96,7 @@ struct ClientRecords {
     table: Arc<Table>,
     seed: u64,
     partition: usize,
-    guests: Arc<LockRecovery<Table>>,
+    lock_recovery: Arc<LockRecovery<Table>>,
 }
 
 impl Items for ClientRecords {
@@ -121,7 +121,9 @@ impl Items for ClientRecords {
                 None => wire::answer_word(Status::NotFound, 0),
             },
             RecordRequest::Claim(key) => answer_of(self.table.claim(hash(key), key), Status::Ok),
-            RecordRequest::Release(record) if self.guests.release(self.partition, record) => {
+            RecordRequest::Release(record)
+                if self.lock_recovery.release(self.partition, record) =>
+            {
                 wire::answer_word(Status::Ok, 0)
             }
             RecordRequest::Release(_) => wire::answer_word(Status::Busy, 0),

@@ -24,7 +24,7 @@ use crate::wire::{self, Op, Status};
 pub(crate) struct ReadIndex {
     /// The log as its workers use it.
     pub(crate) log: Herd,
-    pub(crate) guests: Arc<LockRecovery<Table>>,
+    pub(crate) lock_recovery: Arc<LockRecovery<Table>>,
     /// Bytes of an item with key and value of the expected lengths.
     pub(crate) item_bytes: usize,
 }
@@ -35,7 +35,7 @@ impl ServerDesign for ReadIndex {
     }
 
     fn open_memory(&self, client: &ConnectingClient<'_>) -> Result<Option<RemoteAccess>, Refused> {
-        let endpoint = open_for_reads(&self.guests, client)?;
+        let endpoint = open_for_reads(&self.lock_recovery, client)?;
         let store = &self.log.store;
         let partitions = (0..store.partitions()).filter_map(|n| {
             let (index, log) = store.partition(n).remote()?;
@@ -49,7 +49,7 @@ impl ServerDesign for ReadIndex {
     }
 
     fn close_memory(&self, index: u32) {
-        self.guests.remove(index);
+        self.lock_recovery.remove(index);
     }
 
     fn preload(&self, key: &[u8], value: &[u8], record_cache: &RecordCache) -> Result<(), Refusal> {
@@ -65,7 +65,7 @@ impl ServerDesign for ReadIndex {
 #[derive(Debug)]
 pub(crate) struct ReadRecords {
     pub(crate) tables: Tables,
-    pub(crate) guests: Arc<LockRecovery<Table>>,
+    pub(crate) lock_recovery: Arc<LockRecovery<Table>>,
 }
 
 impl ServerDesign for ReadRecords {
@@ -78,7 +78,7 @@ impl ServerDesign for ReadRecords {
     }
 
     fn open_memory(&self, client: &ConnectingClient<'_>) -> Result<Option<RemoteAccess>, Refused> {
-        let endpoint = open_for_reads(&self.guests, client)?;
+        let endpoint = open_for_reads(&self.lock_recovery, client)?;
         let tables = self.tables.all().iter();
         let memory = RemoteLayout::Records {
             partitions: tables.map(|t| t.memory().remote()).collect(),
@@ -89,7 +89,7 @@ impl ServerDesign for ReadRecords {
     }
 
     fn close_memory(&self, index: u32) {
-        self.guests.remove(index);
+        self.lock_recovery.remove(index);
     }
 
     fn preload(&self, key: &[u8], value: &[u8], record_cache: &RecordCache) -> Result<(), Refusal> {
@@ -115,7 +115,7 @@ fn open_for_reads(
         memory: Vec::new(),
         redo: None,
     };
-    guests.add(client.index, guests.next_owner(), access);
+    lock_recovery.add(client.index, lock_recovery.next_owner(), access);
     Ok(endpoint)
 }
 

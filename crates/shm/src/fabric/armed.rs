@@ -69,7 +69,12 @@ impl Armed<'_> {
     /// `candidate` returns `Nobody` if the owner has found all messages. Its argument is true if the owner waits for a
     /// solicited completion, so that earlier messages may have caused completions without an event.
     #[cold]
-    pub fn target(self, solicited: bool, slot: usize, candidate: impl Fn(bool) -> WakeTarget) -> WakeTarget {
+    pub fn wake_target(
+        self,
+        solicited: bool,
+        slot: usize,
+        candidate: impl Fn(bool) -> WakeTarget,
+    ) -> WakeTarget {
         // SYNC POINT F: pairs with the fence in `fence_after_change`. Either this thread sees the word armed, or the
         // owner sees what this thread has published.
         fence(Ordering::SeqCst);
@@ -212,7 +217,7 @@ mod tests {
                         let (word, published) = (word.clone(), published.clone());
                         loom::thread::spawn(move || {
                             published.fetch_add(1, Ordering::Release);
-                            Armed(&word).target(false, slot, |_| candidate)
+                            Armed(&word).wake_target(false, slot, |_| candidate)
                         })
                     })
                     .collect();
@@ -245,7 +250,7 @@ mod tests {
                 let (word, published) = (word.clone(), published.clone());
                 move || {
                     published.store(1, Ordering::Release);
-                    Armed(&word).target(false, 3, |_| WakeTarget::Program)
+                    Armed(&word).wake_target(false, 3, |_| WakeTarget::Program)
                 }
             });
             let armed = Armed(&word);
@@ -268,23 +273,32 @@ mod tests {
         let word = AtomicU32::new(ARMED_NO);
         let armed = Armed(&word);
         assert!(armed.is_unarmed_unfenced());
-        assert_eq!(armed.target(true, 1, |_| WakeTarget::Program), WakeTarget::Nobody);
+        assert_eq!(
+            armed.wake_target(true, 1, |_| WakeTarget::Program),
+            WakeTarget::Nobody
+        );
 
         assert!(armed.arm(ARMED_SOLICITED, false), "the first time");
         assert!(!armed.is_unarmed_unfenced() && armed.is_armed());
-        assert_eq!(armed.target(false, 1, |_| WakeTarget::Program), WakeTarget::Nobody);
-        assert_eq!(armed.target(true, 1, |_| WakeTarget::Program), WakeTarget::Engine);
         assert_eq!(
-            armed.target(true, 2, |_| WakeTarget::Program),
+            armed.wake_target(false, 1, |_| WakeTarget::Program),
+            WakeTarget::Nobody
+        );
+        assert_eq!(
+            armed.wake_target(true, 1, |_| WakeTarget::Program),
+            WakeTarget::Engine
+        );
+        assert_eq!(
+            armed.wake_target(true, 2, |_| WakeTarget::Program),
             WakeTarget::Nobody,
             "called already"
         );
         assert_eq!(
-            armed.wake_target(true, 1, || WakeTarget::Program),
+            armed.wake_target(true, 1, |_| WakeTarget::Program),
             WakeTarget::Engine
         );
         assert_eq!(
-            armed.wake_target(true, 2, || WakeTarget::Program),
+            armed.wake_target(true, 2, |_| WakeTarget::Program),
             WakeTarget::Nobody,
             "woken already"
         );
@@ -292,19 +306,34 @@ mod tests {
         assert_eq!(armed.disarm(), None);
 
         assert!(!armed.arm(ARMED_ANY, true), "not the first time");
-        assert_eq!(armed.target(false, 5, |_| WakeTarget::Engine), WakeTarget::Engine);
+        assert_eq!(
+            armed.wake_target(false, 5, |_| WakeTarget::Engine),
+            WakeTarget::Engine
+        );
         assert_eq!(armed.disarm(), None);
         armed.arm(ARMED_ANY, true);
-        assert_eq!(armed.target(false, 5, |_| WakeTarget::Program), WakeTarget::Program);
-        assert_eq!(armed.target(false, 6, |_| WakeTarget::Program), WakeTarget::Nobody);
+        assert_eq!(
+            armed.wake_target(false, 5, |_| WakeTarget::Program),
+            WakeTarget::Program
+        );
+        assert_eq!(
+            armed.wake_target(false, 6, |_| WakeTarget::Program),
+            WakeTarget::Nobody
+        );
         assert_eq!(armed.program_woken_by(), Some(5));
         armed.arm(ARMED_ANY, false);
         assert_eq!(armed.disarm(), Some(5), "arming anew keeps the token");
 
         armed.arm(ARMED_ANY, true);
-        assert_eq!(armed.target(false, 5, |_| WakeTarget::Program), WakeTarget::Program);
+        assert_eq!(
+            armed.wake_target(false, 5, |_| WakeTarget::Program),
+            WakeTarget::Program
+        );
         assert!(armed.clear_program_wake() && !armed.clear_program_wake());
-        assert_eq!(armed.target(false, 5, |_| WakeTarget::Program), WakeTarget::Engine);
+        assert_eq!(
+            armed.wake_target(false, 5, |_| WakeTarget::Program),
+            WakeTarget::Engine
+        );
         armed.disarm();
 
         armed.arm(ARMED_SOLICITED, true);
@@ -315,11 +344,11 @@ mod tests {
                 WakeTarget::Engine
             }
         };
-        assert_eq!(armed.target(false, 5, by_kind), WakeTarget::Nobody);
-        assert_eq!(armed.target(true, 5, by_kind), WakeTarget::Program);
+        assert_eq!(armed.wake_target(false, 5, by_kind), WakeTarget::Nobody);
+        assert_eq!(armed.wake_target(true, 5, by_kind), WakeTarget::Program);
         assert_eq!(armed.disarm(), Some(5));
         armed.arm(ARMED_ANY, true);
-        assert_eq!(armed.target(true, 5, by_kind), WakeTarget::Engine);
+        assert_eq!(armed.wake_target(true, 5, by_kind), WakeTarget::Engine);
         armed.end_fences();
         assert!(armed.is_armed(), "fences stay while it is armed");
         armed.disarm();
@@ -332,14 +361,14 @@ mod tests {
     #[test]
     fn loom_a_token_has_a_message() {
         use loom::sync::Arc;
-        loom::model(|| {
+        loom::model(|_| {
             let word = Arc::new(AtomicU32::new(ARMED_FENCED));
             let [published, found] = [0; 2].map(|zero| Arc::new(AtomicU64::new(zero)));
             let peer = loom::thread::spawn({
                 let (word, published, found) = (word.clone(), published.clone(), found.clone());
                 move || {
                     published.store(1, Ordering::Release);
-                    Armed(&word).target(false, 3, |_| match found.load(Ordering::Relaxed) {
+                    Armed(&word).wake_target(false, 3, |_| match found.load(Ordering::Relaxed) {
                         0 => WakeTarget::Program,
                         _ => WakeTarget::Nobody,
                     })
@@ -374,7 +403,7 @@ mod tests {
     fn garbage_wakes_at_most_the_engine() {
         for value in [u32::MAX, ARMED_ANY | ARMINGS, ARMED_PROGRAM_WOKEN, 1 << 31] {
             let word = AtomicU32::new(value);
-            let _ = Armed(&word).target(true, 7, |_| WakeTarget::Program);
+            let _ = Armed(&word).wake_target(true, 7, |_| WakeTarget::Program);
             Armed(&word).arm(ARMED_ANY, true);
             Armed(&word).disarm();
             let left = word.load(Ordering::Relaxed) & !ARMINGS;

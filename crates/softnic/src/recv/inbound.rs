@@ -162,7 +162,7 @@ impl Inbound {
 
 /// Wakes the waiter of a completion queue of `peer`, if the queue is armed for the completion of the record just
 /// published. Does nothing if the waiter has been woken already. `by`: whether the record is solicited, and the slot of
-/// this process. `candidate`: as for [`Armed::target`].
+/// this process. `candidate`: as for [`Armed::wake_target`].
 #[inline]
 pub(crate) fn wake_if_armed(
     cq: &CqShared,

@@ -105,18 +105,20 @@ impl RecvSide {
             && qp.srq.as_ref().is_none_or(|srq| srq.has_one_cq())
             && qp.recv_queue().lock().takes_any();
         let shared = qp.shared();
-        if next_message_completes {
+        if takes {
             let until = match &self.rings[..] {
                 // Each message takes at least one slot. Other queue pairs may take the WRs of an SRQ.
-                [write_token] if qp.srq.is_none() => write_token.consumer.pos() + qp.recv_queue().lock().len(),
+                [ring] if qp.srq.is_none() => ring.consumer.pos() + qp.recv_queue().lock().len(),
                 _ => 0,
             };
             if shared.takes_until.load(Ordering::Relaxed) != until {
                 shared.takes_until.store(until, Ordering::Relaxed);
             }
         }
-        if shared.next_message_completes.load(Ordering::Relaxed) != u32::from(next_message_completes) {
-            shared.next_message_completes.store(next_message_completes.into(), Ordering::Relaxed);
+        if shared.next_message_completes.load(Ordering::Relaxed) != u32::from(takes) {
+            shared
+                .next_message_completes
+                .store(takes.into(), Ordering::Relaxed);
         }
     }
 

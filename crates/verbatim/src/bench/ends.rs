@@ -46,7 +46,11 @@ impl EndsArgs {
     }
 
     /// Serves as the other side of the measurements `task_description`, with this host's `nic`.
-    pub(super) fn listen(&self, task_description: &impl Serialize, nic: &NicChoice) -> Result<Parameters> {
+    pub(super) fn listen(
+        &self,
+        task_description: &impl Serialize,
+        nic: &NicChoice,
+    ) -> Result<Outcome> {
         nic.device_name()?;
         let mut worker = worker()?;
         worker

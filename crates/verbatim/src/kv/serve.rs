@@ -214,9 +214,14 @@ fn config(args: &Args, nic: NicConfig) -> ServerConfig {
 }
 
 /// Prints the server's addresses.
-fn announce(args: &Args, server: &Server, front_end: Option<&FrontEnd>, is_store: bool) -> Result<()> {
+fn announce(
+    args: &Args,
+    server: &Server,
+    front_end: Option<&FrontEnd>,
+    is_store: bool,
+) -> Result<()> {
     let address = server.address().to_string();
-    let mut spoken = front.into_iter().flat_map(FrontEnd::addresses);
+    let mut spoken = front_end.into_iter().flat_map(FrontEnd::addresses);
     let resp = spoken.next().map(ToString::to_string);
     let rdma = spoken.next().map(ToString::to_string);
     if args.json {

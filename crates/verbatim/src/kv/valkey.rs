@@ -226,7 +226,7 @@ impl Setup<'_> {
     }
 
     /// Sends requests for the time of a measurement, from all threads at once.
-    fn command(&self, round: u32, point: Point, server: &Address) -> Result<Figures> {
+    fn measure(&self, round: u32, point: Point, server: &Address) -> Result<Figures> {
         let ready = Barrier::new(point.threads + 1);
         let stop = AtomicBool::new(false);
         let one = |thread: usize| -> Result<Measured> {
