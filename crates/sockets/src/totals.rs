@@ -16,7 +16,7 @@ const VERSION: u64 = 1;
 /// The mapped totals.
 pub(crate) struct Totals(Words);
 
-/// What the connections of a fabric did that have ended.
+/// The totals of the connections of a fabric that have ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Ended {
     /// Connections that carried bytes by RDMA.
