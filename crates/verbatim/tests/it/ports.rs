@@ -114,11 +114,11 @@ fn programs_see_all_devices_and_ports() {
     }
     // One of each is what there is without being asked for, and for a Connect-IB two ports.
     let alone = run(fabric, &["ibv_devinfo"]);
-    assert_eq!(alone.matches("port:\t").count(), 1, "{alone}");
+    assert_eq!(alone.matches("\tport:\t").count(), 1, "{alone}");
     let connect_ib = run(fabric, &["--nic", "cib", "ibv_devinfo"]);
-    assert_eq!(connect_ib.matches("port:\t").count(), 2, "{connect_ib}");
+    assert_eq!(connect_ib.matches("\tport:\t").count(), 2, "{connect_ib}");
     let one = run(fabric, &["--nic", "cib", "--ports", "1", "ibv_devinfo"]);
-    assert_eq!(one.matches("port:\t").count(), 1, "{one}");
+    assert_eq!(one.matches("\tport:\t").count(), 1, "{one}");
 }
 
 #[test]
@@ -228,10 +228,10 @@ fn the_devices_command_shows_them() {
         .collect();
     let names: Vec<_> = devices
         .iter()
-        .map(|device| device["name"].as_str())
+        .map(|device| device["data"]["name"].as_str())
         .collect();
     assert_eq!(names, [Some("softnic0"), Some("softnic1")]);
-    let ports = devices[1]["ports"].as_array().expect("ports");
+    let ports = devices[1]["data"]["ports"].as_array().expect("ports");
     let address = &ports[1]["packets"]["addresses"][0]["ip"];
     assert_eq!((ports.len(), address.as_str()), (2, Some("127.251.1.2")));
 }
