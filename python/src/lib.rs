@@ -1,11 +1,11 @@
 //! The native part of the Python module `verbatim`: peers that exchange tensors, and groups of processes.
 //!
-//! What Python sees of it is in `verbatim/tensor.py` and `verbatim/torch.py`; types here take and give memory, element types and shapes as they are
-//! in the crate `tensor`.
+//! The Python side is in `verbatim/tensor.py` and `verbatim/torch.py`. Types here take and return memory, element types
+//! and shapes as the crate `tensor` has them.
 //!
-//! *Locks.* Whatever may wait for a lock of the crate `tensor` is called detached from the interpreter. Memory of Python's that
-//! is registered is owned by a `Py<PyMemoryView>`, whose drop never waits for the interpreter. So a thread of the crate that
-//! holds a lock never waits for Python.
+//! *Locks.* Calls that may wait for a lock of the crate `tensor` are made detached from the interpreter. A
+//! `Py<PyMemoryView>` owns registered memory of Python, and its drop never waits for the interpreter. So a thread of the
+//! crate that holds a lock never waits for Python.
 
 #![deny(unsafe_code)]
 

@@ -31,7 +31,7 @@ impl Operation {
     }
 }
 
-/// What Python gets of an outcome.
+/// Turns an outcome into a result for Python.
 pub(crate) fn result(outcome: Outcome) -> PyResult<Option<Buffer>> {
     match outcome {
         Ok(tensor) => Ok(tensor.map(|tensor| Buffer::new(tensor, false))),

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::tree::TreeStats;
 
-/// What a server has done since it started.
+/// Statistics of a server since its start.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServerStats {
     /// GETs that were answered.

@@ -5,14 +5,14 @@
 //! - `node NAME PARENT`: a version node; `PARENT` is `-` for none.
 //! - `private ABI`: a private node of libibverbs, `IBVERBS_PRIVATE_ABI`. All have the same symbols.
 //! - `KIND SYMBOL NODE`: a symbol. `NODE` is `PRIVATE` for all private nodes, and `{ABI}` in the name then stands
-//!   for the node's number. `KIND` is `sym` for the function of that name in the crate's module `entry`; `errno`,
-//!   `fails`, `null` and `nothing` are the functions of that name in its module `refusal`; `flag` is a `bool` that
-//!   is false.
+//!   for the node's number. The kind `sym` is the function of that name in the crate's module `entry`. The kinds
+//!   `errno`, `fails`, `null` and `nothing` are the functions of that name in its module `refusal`. The kind `flag` is
+//!   a `bool` that is false.
 //!
 //! rustc passes a version script of its own for a `cdylib`, which exports nothing here. So each export is a
-//! label in assembly that jumps to the Rust function, bound to its node by `.symver`, and the linker gets a
-//! second script that only declares the nodes. GNU ld refuses two scripts of which one has no name (rustc's);
-//! lld, which comes with the Rust toolchain, does not, so it is asked for by name.
+//! label in assembly that jumps to the Rust function, bound to its node by `.symver`. The linker gets a second script
+//! that only declares the nodes. GNU ld refuses two scripts if one of them has no name. The script of
+//! rustc has none. lld accepts both, and comes with the Rust toolchain, so the build script asks for lld by name.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -21,11 +21,11 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// To be called by the build script of a `cdylib`: makes `exports.rs` in `OUT_DIR`, for the module `entry` to
-/// include, and tells the linker the version nodes and the name `soname`.
+/// Links the exports of a `cdylib`, whose build script calls this function. Writes `exports.rs` to `OUT_DIR`, for the
+/// module `entry` to include, and tells the linker the version nodes and the name `soname`.
 ///
 /// # Panics
-/// When this is no build script, or `symbols.txt` is not as it should be: the build stops with the message.
+/// If no build script calls this function, or `symbols.txt` is malformed: the build stops with the message.
 pub fn link(soname: &str) {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=symbols.txt");

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::store::PartitionStats;
 
-/// What a server has done since it started.
+/// Statistics of a server since its start.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ServerStats {
     /// GETs that workers executed.

@@ -17,8 +17,8 @@ const SHARED: u8 = 1;
 /// The kernel's answers to a datagram that a client has sent, in order; `port_id` is the address of the client's socket. Each
 /// answer is a datagram of at most [`MAX_DATAGRAM_BYTES`] bytes with one message.
 ///
-/// A dump ends with `NLMSG_DONE`; other requests with an acknowledgement where they ask for one. What is malformed is refused
-/// with `EINVAL`, what is not supported with `EOPNOTSUPP`. A datagram without a request has no answer.
+/// A dump ends with `NLMSG_DONE`; other requests with an acknowledgement where they ask for one. A malformed request
+/// fails with `EINVAL`, an unsupported one with `EOPNOTSUPP`. A datagram without a request has no answer.
 #[must_use]
 pub fn answer(datagram: &[u8], port_id: u32, source: &impl Source) -> Vec<Vec<u8>> {
     let mut sent = Vec::new();

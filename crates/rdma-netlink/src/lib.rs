@@ -21,7 +21,7 @@ pub use answer::answer;
 /// The largest datagram of an answer, in bytes. Clients of libmnl receive into a page (`MNL_SOCKET_BUFFER_SIZE`).
 pub const MAX_DATAGRAM_BYTES: usize = 4096;
 
-/// A device. What is not known is not answered.
+/// A device. Answers leave out the attributes that are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Device {
     /// `ibv_get_device_name(3)`.

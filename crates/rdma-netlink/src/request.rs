@@ -20,8 +20,8 @@ pub(crate) struct Request<'a> {
     attributes: &'a [u8],
 }
 
-/// The requests of a datagram. What is behind a message of a wrong length is left alone, as the kernel does
-/// (`netlink_rcv_skb`); control messages and what is no request need no answer.
+/// Returns the requests of a datagram. A message of a wrong length ends the datagram, as in the kernel
+/// (`netlink_rcv_skb`). Control messages and messages without `NLM_F_REQUEST` are skipped.
 pub(crate) fn requests(datagram: &[u8]) -> impl Iterator<Item = Request<'_>> {
     let mut rest = datagram;
     std::iter::from_fn(move || {

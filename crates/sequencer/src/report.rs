@@ -60,7 +60,7 @@ pub struct ClientReport {
     pub numbers: NumberSet,
 }
 
-/// What a server has done since it started.
+/// Statistics of a server since its start.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerStats {
     /// Requests that workers answered; with `atomics`, numbers taken from the counter.

@@ -211,7 +211,7 @@ impl<T: LockTable> LockRecovery<T> {
         }
     }
 
-    /// Handles the complaint of a client that has waited long for an object's lock. Frees the lock
+    /// Handles the complaint of a client that waits too long for an object's lock. Frees the lock
     /// once its lease is over. Returns true if the lock is free now or does not exist; otherwise
     /// the client must complain again later.
     pub fn release(self: &Arc<Self>, part: usize, object: u64) -> bool {

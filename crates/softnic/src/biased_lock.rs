@@ -20,13 +20,12 @@ use shm::barrier;
 ///
 /// A thread may be interrupted after it has seen its bias and before it has announced that it is inside. Its store may
 /// then come long after others have taken the lock. So each period of bias has a place of its own for the announcement,
-/// and the bias is disabled after [`FAVOURS`] periods. Identifiers call such a period a *favour*, and the biased thread
-/// *favoured*.
+/// and the bias is disabled after [`MAX_BIAS_PERIODS`] periods.
 pub(crate) struct BiasedLock<T> {
     /// The thread to which the lock is biased plus the number of the bias period, or [`NOBODY`].
     favoured: AtomicUsize,
     /// Number of times that the biased thread went in or out, for each bias period: odd while the thread is inside.
-    steps: [AtomicU32; FAVOURS],
+    steps: [AtomicU32; MAX_BIAS_PERIODS],
     /// The steps of the bias period when [`BiasedLock::try_lock`] last saw them.
     steps_seen: AtomicU32,
     /// True while a thread without the bias holds the lock.
@@ -82,7 +81,7 @@ impl Drop for Visit {
 }
 
 /// Number of bias periods in the life of a lock. Numbers of threads are multiples of it.
-const FAVOURS: usize = 8;
+const MAX_BIAS_PERIODS: usize = 8;
 
 /// Number of acquisitions in a row after which a new lock is biased to a thread.
 const FIRST_STREAK: u32 = 64;
@@ -97,7 +96,7 @@ unsafe impl<T: Send> Sync for BiasedLock<T> {}
 unsafe impl<T: Send> Send for BiasedLock<T> {}
 
 /// Returns a number of the calling thread that no other running thread has. It is not [`NOBODY`], and is a multiple of
-/// [`FAVOURS`], since it is the address of a structure of pointers.
+/// [`MAX_BIAS_PERIODS`], since it is the address of a structure of pointers.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn this_thread() -> usize {
@@ -114,7 +113,7 @@ fn this_thread() -> usize {
 #[cfg(not(target_arch = "x86_64"))]
 #[inline(always)]
 fn this_thread() -> usize {
-    FAVOURS
+    MAX_BIAS_PERIODS
 }
 
 impl<T> BiasedLock<T> {
@@ -122,7 +121,7 @@ impl<T> BiasedLock<T> {
     pub(crate) const fn new(value: T) -> Self {
         Self {
             favoured: AtomicUsize::new(NOBODY),
-            steps: [const { AtomicU32::new(0) }; FAVOURS],
+            steps: [const { AtomicU32::new(0) }; MAX_BIAS_PERIODS],
             steps_seen: AtomicU32::new(0),
             locked: AtomicBool::new(false),
             habit: UnsafeCell::new(Habit {
@@ -158,7 +157,7 @@ impl<T> BiasedLock<T> {
     fn favour_of(&self, thread: usize) -> Option<usize> {
         // SYNC POINT G: a thread that finds a bias which a visitor has restored sees what the visitor did inside.
         let favour = self.favoured.load(std::sync::atomic::Ordering::Acquire) ^ thread;
-        (favour < FAVOURS).then_some(favour)
+        (favour < MAX_BIAS_PERIODS).then_some(favour)
     }
 
     /// Goes in, if the lock is still biased to this thread.
@@ -209,7 +208,7 @@ impl<T> BiasedLock<T> {
         }
         let favoured = self.favoured.load(Relaxed);
         if favoured != NOBODY {
-            let steps = self.steps[favoured % FAVOURS].load(Relaxed);
+            let steps = self.steps[favoured % MAX_BIAS_PERIODS].load(Relaxed);
             if self.steps_seen.swap(steps, Relaxed) != steps {
                 // The biased thread has been here since the last try, and will come again.
                 return None;
@@ -244,7 +243,7 @@ impl<T> BiasedLock<T> {
         // SAFETY: protected by `locked`, which this thread holds.
         let habit = unsafe { &mut *self.habit.get() };
         let favoured = self.favoured.load(Relaxed);
-        if favoured ^ me < FAVOURS {
+        if favoured ^ me < MAX_BIAS_PERIODS {
             // The bias was restored while this thread waited here. It holds the lock all the same: no other thread
             // comes in without `locked`.
             return;
@@ -259,7 +258,7 @@ impl<T> BiasedLock<T> {
                 std::process::abort();
             }
             let mut spins = 0u32;
-            let steps = &self.steps[favoured % FAVOURS];
+            let steps = &self.steps[favoured % MAX_BIAS_PERIODS];
             while !steps.load(Relaxed).is_multiple_of(2) {
                 pause(&mut spins);
             }
@@ -281,7 +280,7 @@ impl<T> BiasedLock<T> {
         }
         habit.streak = habit.streak.saturating_add(1);
         if habit.streak >= habit.wanted
-            && (habit.favours as usize) < FAVOURS
+            && (habit.favours as usize) < MAX_BIAS_PERIODS
             && cfg!(target_arch = "x86_64")
             && barrier::has_own_threads()
         {
@@ -414,7 +413,7 @@ mod tests {
             let _visit = Visit::begin();
             visit(lock.lock());
         };
-        for _ in 0..2 * FAVOURS {
+        for _ in 0..2 * MAX_BIAS_PERIODS {
             std::thread::scope(|scope| scope.spawn(visited).join().expect("no panic"));
             assert_eq!(lock.lock().favoured.is_some(), leans);
         }
@@ -483,7 +482,7 @@ mod tests {
         let leans = cfg!(target_arch = "x86_64") && barrier::has_own_threads();
         let (lock, over) = (&lock, &AtomicBool::new(false));
         std::thread::scope(|scope| {
-            for turn in 0..=FAVOURS {
+            for turn in 0..=MAX_BIAS_PERIODS {
                 let (sender, favoured) = std::sync::mpsc::channel();
                 scope.spawn(move || {
                     for _ in 0..(2 * FIRST_STREAK) << turn {
@@ -498,7 +497,7 @@ mod tests {
                     }
                 });
                 let favoured = favoured.recv().expect("no panic");
-                assert_eq!(favoured, leans && turn < FAVOURS, "turn {turn}");
+                assert_eq!(favoured, leans && turn < MAX_BIAS_PERIODS, "turn {turn}");
             }
             over.store(true, SeqCst);
         });

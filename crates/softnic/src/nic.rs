@@ -142,7 +142,7 @@ pub(crate) struct Nic {
     /// The queue pairs and completion queues.
     pub(crate) objects: &'static dyn Objects,
     pub(crate) imports: Imports,
-    /// What the contexts of each device have for `cmd_fd`.
+    /// Descriptors that contexts show as `cmd_fd`, by device.
     cmd_fds: Mutex<HashMap<u8, OwnedFd>>,
     /// The next slot of the connection notices, as the last reader left it.
     notices_at: AtomicUsize,

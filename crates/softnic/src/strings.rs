@@ -172,7 +172,7 @@ pub(crate) fn wr_opcode_str(opcode: verbs_abi::ibv_wr_opcode) -> &'static CStr {
 mod tests {
     use super::*;
 
-    /// What libibverbs 1.14.44.0 answers for 0, 1, 2 …, one a line.
+    /// The texts of libibverbs 1.14.44.0 for 0, 1, 2 …, one a line.
     const WC_STATUS: &str = "success
 local length error
 local QP operation error

@@ -48,16 +48,15 @@ pub enum SysfsContent {
     Folder(PathBuf),
 }
 
-/// The files of the devices below `/sys/class`, in the form that `linux:Documentation/ABI/stable/sysfs-class-infiniband`
-/// describes. `link_layer` is a value of `VERBATIM_LINK_LAYER`; for none, and for no identity,
-/// capabilities or counts, the environment is asked.
+/// Returns the files of the devices below `/sys/class`, in the form that `linux:Documentation/ABI/stable/sysfs-class-infiniband`
+/// describes. `link_layer` is a value of `VERBATIM_LINK_LAYER`. Arguments that are `None` are read from the environment.
 ///
-/// GIDs that a port does not have are left out (the kernel has files of zeroes for them). `hw_counters` of the first
-/// port, if it is an Ethernet port, is a link to the folder of its counters in the fabric's, which is made if it is not there, and is left out where it
-/// cannot be made.
+/// Empty entries of the GID table have no file here; the kernel has files of zeroes. `hw_counters` of the first port is a
+/// link to the folder of its counters in the fabric's folder, if the port is an Ethernet port. The function creates that
+/// folder if necessary, and leaves the link out if it cannot.
 ///
 /// # Errors
-/// Where `link_layer` is no link layer, or the environment's identity, capabilities or counts none, and where the host's addresses cannot be read.
+/// If `link_layer` or a setting of the environment is malformed, or the host's addresses cannot be read.
 pub fn sysfs_files(
     link_layer: Option<&OsStr>,
     identity: Option<&Identity>,

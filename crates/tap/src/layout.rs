@@ -196,8 +196,8 @@ const _: () = {
     assert!(align_of::<QpCell<AtomicU64>>() == align_of::<QpCell<u64>>());
 };
 
-/// A kind of operation in one word, 0 for none: payload in bits 32 to 63, scatter/gather elements in bits 16
-/// to 23, flags in bits 8 to 15, opcode in bits 0 to 7.
+/// A kind of operation in one word, 0 for none. Bits 32 to 63 are the payload, bits 16 to 23 the scatter/gather
+/// elements, bits 8 to 15 the flags and bits 0 to 7 the opcode.
 ///
 /// Operations with equal keys are equal in everything that determines their cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -262,8 +262,8 @@ impl Key {
     }
 }
 
-/// Posts of one work request each that equal the post before them, in one word: their number in bits 0 to 31,
-/// the index of their kind in bits 32 to 39, and whether they are signaled in bit 40.
+/// Posts of one work request each that equal the post before them, in one word. Bits 0 to 31 are their number, bits 32
+/// to 39 the index of their kind, and bit 40 is set if they are signaled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Repeated(pub(crate) u64);
 

@@ -428,8 +428,8 @@ fn check_answer(
     }
 }
 
-/// Returns true if a SCAN from stable key number `i` is right: it begins with that key and has all following stable
-/// keys in order, with values that fit their keys. It must have `limit` entries unless the tree ends.
+/// Returns true if a SCAN from stable key number `i` is right. Such a SCAN begins with that key, and has all following
+/// stable keys in order with values that fit their keys. It must have `limit` entries unless the tree ends.
 fn scan_is_right(i: u64, limit: u16, entries: &[(u64, u64)], next: Option<u64>) -> bool {
     let mut stable = i;
     let mut last = None;

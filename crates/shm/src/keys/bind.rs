@@ -127,8 +127,8 @@ impl Keys {
 
     /// Invalidates a window of type 2 that queue pair `qpn` has bound, for a local or remote invalidation.
     ///
-    /// Returns false for any other key: "the R_Key of a memory region that was registered by the register
-    /// verb cannot be invalidated" (IBTA vol. 1, 10.6.6.3), nor can a window of type 1.
+    /// Returns false for any other key. Neither a memory region of `ibv_reg_mr` nor a window of type 1 can be
+    /// invalidated (IBTA vol. 1, 10.6.6.3).
     pub fn invalidate_window(&self, fabric: &Fabric, qpn: u32, key: u32) -> bool {
         let mut table = self.table();
         let Some((index, mr)) = find(&fabric.me, key) else {

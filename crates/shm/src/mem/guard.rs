@@ -9,8 +9,8 @@
 //! The signal handler looks up the faulting instruction. A fault of any other instruction is passed to the
 //! handler that was installed before. Without faults the method costs nothing.
 //!
-//! Two cases are not covered, and a fault then ends the process: a thread that blocks SIGSEGV, and a program
-//! that later installs a handler that does not call the previous one.
+//! A fault ends the process in two cases. Either the thread blocks SIGSEGV, or the program has later installed a
+//! handler that does not call the previous one.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86_64::{guarded, install};

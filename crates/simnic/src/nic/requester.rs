@@ -239,7 +239,7 @@ impl World {
         self.free_unit(machine, at);
     }
 
-    /// Assigns a unit to the queue pair that has waited longest, or makes the unit idle.
+    /// Assigns a unit to the queue pair at the front of the waiting ones, or makes the unit idle.
     pub(crate) fn free_unit(&mut self, machine: u32, at: Ps) {
         match self.nic(machine).waiting.pop() {
             Some(next) => self.serve(next, at),

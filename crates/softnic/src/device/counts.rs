@@ -47,7 +47,7 @@ impl PortCounts {
         }
     }
 
-    /// What the environment asks for: 1 of each where it says nothing.
+    /// Reads the counts from the environment. The default is one device with one port.
     ///
     /// # Errors
     /// Other values than numbers from 1 to [`MAX_DEVICES`] and [`MAX_PORTS`].

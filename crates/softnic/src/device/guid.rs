@@ -72,8 +72,10 @@ pub(super) fn guid_of_place(host: [u8; 8], place: &str) -> [u8; 8] {
     guid_from(&format!("{host:02x?} {place}"))
 }
 
-/// The GUID of a port at an interface with this MAC address: its modified EUI-64 (RFC 4291, appendix A), of which the kernel
-/// makes a RoCE port's first GID (`make_default_gid` in `roce_gid_mgmt.c`). `None`: the interface has none.
+/// Returns the GUID of a port at an interface with this MAC address, or `None` if the interface has no address.
+///
+/// The GUID is the address's modified EUI-64 (RFC 4291, appendix A). The kernel makes a RoCE port's first GID from it
+/// (`make_default_gid` in `roce_gid_mgmt.c`).
 pub(super) fn guid_of_mac(mac: [u8; 6]) -> Option<[u8; 8]> {
     let [a, b, c, d, e, f] = mac;
     // The bit says "locally administered" in a MAC address, and the opposite here.

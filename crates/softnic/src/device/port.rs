@@ -228,8 +228,8 @@ impl Port {
     /// Checks that this port can send with an address vector.
     ///
     /// # Errors
-    /// `EINVAL`: `port_num` is another port's; `sgid_index` of a global route is past the table's end or names an
-    /// empty entry; no global route on Ethernet (annex A17: every RoCEv2 packet has an IP header).
+    /// `EINVAL`: `port_num` is another port's, or `sgid_index` of a global route names no GID. On Ethernet also without a
+    /// global route, because every RoCEv2 packet has an IP header (annex A17).
     ///
     /// Source: `rdma_check_ah_attr` in `linux:drivers/infiniband/core/verbs.c`.
     pub(crate) fn check_ah(&self, ah: &ibv_ah_attr) -> Result<(), i32> {
@@ -305,11 +305,11 @@ impl Port {
         self.gids.contains(&gid) || self.others.iter().any(|other| other.gids.contains(&gid))
     }
 
-    /// The place of the port of this host that an address vector leads to; `None` for ports of other hosts.
+    /// Returns the place of the port of this host that an address vector leads to, or `None` for ports of other hosts.
     ///
-    /// The destination GID of a global route decides, also on InfiniBand: ports of different hosts may
-    /// have the same LID here, and a port drops what is routed to a GID that it does not have
-    /// (IBTA vol. 1, 9.6.1.2). Without one, the destination LID does.
+    /// The destination GID of a global route decides, also on InfiniBand, because ports of different hosts may have the
+    /// same LID here. A port drops packets that are routed to another GID (IBTA vol. 1, 9.6.1.2). Without a global
+    /// route, the destination LID decides.
     pub(crate) fn destination(&self, ah: &ibv_ah_attr) -> Option<Place> {
         let (is_own, other) = if ah.is_global != 0 {
             let gid = ah.grh.dgid.bytes();
@@ -365,8 +365,8 @@ impl Port {
 
 /// Returns the address vector for an answer to a UD receive, as `ibv_init_ah_from_wc` fills it in.
 ///
-/// `dlid`, `sl` and `src_path_bits` come from the completion; with `IBV_WC_GRH` also a global route from
-/// the 40 bytes in front of the payload: back to its source, from the GID that it was sent to.
+/// `dlid`, `sl` and `src_path_bits` come from the completion. With `IBV_WC_GRH` the vector has a global route from the
+/// 40 bytes in front of the payload. It leads back to the source, from the GID that the message was sent to.
 ///
 /// # Errors
 /// - `EINVAL`: the header's destination is a multicast address, or none of the port's GIDs.

@@ -57,7 +57,7 @@ impl Device {
         u8::try_from(self.ports.len()).unwrap_or(u8::MAX)
     }
 
-    /// What all ports of a host have.
+    /// Returns the link layer, which all ports of a host share.
     pub(crate) fn link_layer(&self) -> LinkLayer {
         self.ports
             .first()
@@ -65,7 +65,7 @@ impl Device {
     }
 }
 
-/// What the environment of a process gives its ports to be made of.
+/// Settings of a process from which its ports are made.
 struct Host {
     link_layer: LinkLayer,
     counts: PortCounts,

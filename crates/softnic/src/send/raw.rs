@@ -21,9 +21,9 @@ pub(super) struct Raw {
     frame: Vec<u8>,
 }
 
-/// Sends a frame to each queue pair whose flow it matches, except those of the sending context: a port does not receive
-/// its own frames. mlx5 devices do so by their self-loopback block, which applies to a transport domain; each context
-/// has one.
+/// Sends a frame to each queue pair whose flow it matches, except those of the sending context. A port does not receive
+/// its own frames. mlx5 devices have a self-loopback block for this, which applies to a transport domain. Each context
+/// has one transport domain.
 #[inline(never)]
 pub(super) fn send(qp: &Qp, sq: &mut SendQueue, view: &WrView<'_>) -> Outcome {
     let mut raw = sq.raw.take().unwrap_or_default();

@@ -18,8 +18,8 @@ pub const VARIABLE: &str = "VERBATIM_TRACE";
 
 /// A file to which this process appends.
 ///
-/// One `write(2)` to a file that was opened with `O_APPEND` appends its bytes as a whole. open(2) says: "the
-/// adjustment of the file offset and the write operation are performed as an atomic step". Therefore no lock is
+/// One `write(2)` to a file that was opened with `O_APPEND` appends its bytes as a whole, in an atomic step (open(2)).
+/// Therefore no lock is
 /// held while another thread forks or crashes, and no line is buffered.
 struct Trace {
     path: PathBuf,

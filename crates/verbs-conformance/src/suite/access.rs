@@ -481,8 +481,8 @@ fn remote_flaw(env: &Env, flaw: Flaw) {
     }
 }
 
-/// IBTA vol. 1, C9-88: "For an HCA responder using RC service, for each zero-length RDMA READ or WRITE
-/// request, the R_Key shall not be validated, even if the request includes Immediate data."
+/// A responder on RC does not validate the R_Key of a READ or WRITE of zero bytes, with or without immediate data (IBTA
+/// vol. 1, C9-88).
 fn remote_zero_bytes_need_no_key(env: &Env) {
     let pair = Spec::rc().pair(env);
     let nowhere = Remote {
@@ -551,8 +551,10 @@ fn remote_write_on_uc_is_dropped(env: &Env) {
     }
 }
 
-/// Returns the statuses of a request to a QP that lacks the access right: an access error, or "operation is
-/// not supported by this receive queue" (IBTA vol. 1, 11.6.2, Remote Invalid Request Error).
+/// Returns the statuses of a request to a QP that lacks the access right.
+///
+/// These are a remote access error, and a remote invalid request error, which is that of an operation that the receive
+/// queue does not support (IBTA vol. 1, 11.6.2).
 fn without_the_right(env: &Env) -> Vec<ibv_wc_status> {
     let mut statuses = vec![IBV_WC_REM_ACCESS_ERR];
     if !env.has(Cap::ErrorStatuses) {
