@@ -637,7 +637,8 @@ mod tests {
         };
         assert_eq!(suites_of("wire-rxe"), ["wire"]);
         assert!(!suites_of("rxe").contains(&"wire"));
-        assert_eq!(names(&[]), ["drop-in-ib", "drop-in-roce"]);
+        assert_eq!(names(&[]), ["drop-in-ib", "drop-in-roce", "sockets"]);
+        assert_eq!(suites_of("sockets"), ["sockets"]);
         assert!(conformance.targets(&["none".to_owned()]).is_err());
         assert!(conformance.select(&["none".to_owned()]).is_err());
         for suite in &conformance.suites {
