@@ -1,4 +1,5 @@
-//! What a GET of a key-value store costs the server's NIC and PCIe link on a Connect-IB: by two READs, or by a SEND and its answer.
+//! The cost of a GET of a key-value store to the server's NIC and PCIe link on a Connect-IB: by two READs, or by a
+//! SEND and its answer.
 //!
 //! ```sh
 //! cargo run -p verbatim-nicmodel --example cost

@@ -1,4 +1,4 @@
-//! What an operation costs: every transaction on both PCIe links, and every packet between.
+//! The footprint of an operation: every transaction on both PCIe links, and every packet between the NICs.
 
 use serde::Serialize;
 
@@ -12,19 +12,19 @@ use crate::wqe::{self, CACHE_LINE_BYTES};
 /// Longest postlist that can be described.
 pub const MAX_POSTLIST: u32 = 1 << 16;
 
-/// The global routing header that a RECV of a datagram finds before the payload.
+/// The global routing header that precedes the payload in the RECV buffer of a datagram.
 const GRH_BYTES: u32 = 40;
 
-/// What a postlist of equal operations costs.
+/// The cost of a postlist of equal operations.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Footprint {
-    /// Operations that it covers.
+    /// Operations in the footprint; a fraction if it describes a part of postlists.
     pub operations: f64,
     /// Size of a WQE.
     pub wqe_bytes: u32,
     /// Cache lines of a WQE.
     pub wqe_lines: u32,
-    /// How the WQEs reach the NIC.
+    /// The way in which the WQEs reach the NIC.
     pub method: Method,
     /// The requester's PCIe link.
     pub requester: Side,
@@ -50,10 +50,10 @@ impl Side {
         }
     }
 
-    /// The sum of `what` over all transactions that `of` picks.
+    /// Sums `what` over all transactions whose purpose satisfies `of`.
     fn sum(&self, of: impl Fn(Purpose) -> bool, what: impl Fn(&Transactions) -> f64) -> f64 {
         let picked = self.transactions.iter().filter(|t| of(t.purpose));
-        // The sum of nothing is -0.0 for floating-point numbers.
+        // `Iterator::sum` of no floating-point numbers is -0.0.
         picked.map(what).sum::<f64>() + 0.0
     }
 
@@ -88,12 +88,12 @@ impl Side {
         self.sum(|p| p.kind() == Kind::DmaWrite, |t| t.count)
     }
 
-    /// Cache lines that DMA reads touch: what a processor counts as PCIeRdCur. All reads.
+    /// Cache lines that all DMA reads touch: the processor's counter PCIeRdCur.
     pub fn lines_read(&self) -> f64 {
         self.sum(|p| p.kind() == Kind::DmaRead, |t| t.lines)
     }
 
-    /// Cache lines that DMA writes touch: what a processor counts as PCIeItoM.
+    /// Cache lines that DMA writes touch: the processor's counter PCIeItoM.
     pub fn lines_written(&self) -> f64 {
         self.sum(|p| p.kind() == Kind::DmaWrite, |t| t.lines)
     }
@@ -123,7 +123,7 @@ impl Side {
         self.sum(|_| true, |t| t.tlps_to_device + t.tlps_to_host)
     }
 
-    /// Adds all transactions of another side so many times.
+    /// Adds all transactions of another side, multiplied by `times`.
     pub fn add_times(&mut self, other: &Self, times: f64) {
         for transactions in &other.transactions {
             let scaled = transactions.scaled(times);
@@ -144,10 +144,11 @@ impl Side {
 }
 
 impl Footprint {
-    /// What `len` operations cost that are posted as one list.
+    /// Computes the footprint of `len` operations that are posted as one list.
     ///
     /// # Errors
-    /// What [`Operation::check`] says, or a length outside 1 to [`MAX_POSTLIST`].
+    /// The errors of [`Operation::check`], and [`OperationError::OutOfRange`] for a length outside 1 to
+    /// [`MAX_POSTLIST`].
     pub fn of_postlist(
         profile: &Profile,
         operation: &Operation,
@@ -182,12 +183,12 @@ impl Footprint {
         })
     }
 
-    /// What one operation costs when postlists have `mean_len` operations on average.
+    /// Computes the footprint of one operation in postlists of `mean_len` operations on average.
     ///
-    /// Lengths between two whole numbers are taken as a mixture of postlists of these lengths.
+    /// A length between two whole numbers is taken as a mixture of postlists of these two lengths.
     ///
     /// # Errors
-    /// As [`Footprint::of_postlist`].
+    /// The errors of [`Footprint::of_postlist`].
     pub fn of_one(
         profile: &Profile,
         operation: &Operation,
@@ -281,7 +282,7 @@ fn requester(profile: &Profile, operation: &Operation, method: Method, len: u32)
     let payload = operation.payload_bytes;
     if operation.verb.sends_payload() {
         if payload > 0 && !operation.inline {
-            // As many reads as there are elements, of about equal length.
+            // The NIC reads once for each scatter/gather element; the elements have about equal length.
             let elements = operation.num_sge.min(payload);
             let (each, longer) = (u64::from(payload / elements), payload % elements);
             let read = |count: u32, bytes: u64| {
@@ -305,10 +306,10 @@ fn requester(profile: &Profile, operation: &Operation, method: Method, len: u32)
     side
 }
 
-/// A read of no bytes is completed with one double word (PCI Express base specification, 2.2.5 and 2.3.1.1).
+/// A read of zero bytes is completed with one double word (PCI Express base specification, 2.2.5 and 2.3.1.1).
 const ZERO_LENGTH_READ_BYTES: u64 = 4;
 
-/// The responder's transactions for so many operations.
+/// The responder's transactions for this number of operations.
 fn responder(profile: &Profile, operation: &Operation, operations: f64) -> Side {
     let mut side = Side::default();
     let payload = u64::from(operation.payload_bytes);
@@ -335,7 +336,7 @@ fn responder(profile: &Profile, operation: &Operation, operations: f64) -> Side 
         Verb::Flush => side.add(read(Purpose::FlushRead, ZERO_LENGTH_READ_BYTES)),
     }
     if operation.consumes_recv() {
-        // The WQEs of RECVs lie side by side, and the NIC reads them a cache line at a time.
+        // The WQEs of RECVs are adjacent in memory, and the NIC reads a cache line of them at a time.
         let recv = f64::from(profile.wqe.recv_bytes.value);
         let reads = operations * recv / f64::from(CACHE_LINE_BYTES);
         let line = u64::from(CACHE_LINE_BYTES);

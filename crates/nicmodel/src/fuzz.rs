@@ -1,12 +1,13 @@
-//! What the fuzz target of this crate runs, and the replay of its corpus.
+//! The function of this crate's fuzz target, and the replay of its corpus.
 
 use crate::profile::Profile;
 use crate::{Bounds, Footprint, Load, Method, Mix, Operation, Role, Transport, Verb};
 
-/// A NIC's profile of any bytes: refused with words, or the model can work with it.
+/// Parses any bytes as a NIC profile: the bytes are refused with a message, or the model can compute with the
+/// profile.
 ///
 /// # Panics
-/// If the model's arithmetic does, or gives a rate that is none.
+/// If the model's arithmetic panics or returns a rate that is negative or not a number.
 pub fn nic_profile(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -22,7 +23,7 @@ pub fn nic_profile(bytes: &[u8]) {
     works(&profile);
 }
 
-/// The model's arithmetic over the profile gives rates.
+/// Checks that the model's arithmetic over the profile gives rates.
 fn works(profile: &Profile) {
     for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
         for verb in Verb::ALL

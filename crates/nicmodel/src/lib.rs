@@ -1,13 +1,13 @@
-//! What a verb costs on a given NIC.
+//! A model of the cost of verbs on a given NIC.
 //!
-//! Everything here is arithmetic over a [`Profile`]: no input or output, no clock, no NIC.
+//! The crate is arithmetic over a [`Profile`]: no input or output, no clock, no NIC.
 //!
 //! - [`profile`]: a NIC, its PCIe link, its port and its host, each number with its evidence.
 //! - [`Operation`]: a verb on a transport, with payload and flags.
 //! - [`wqe`], [`pcie`], [`wire`]: sizes of WQEs, transactions of the PCIe link, packets.
-//! - [`Footprint`]: all that an operation causes on both sides.
+//! - [`Footprint`]: the PCIe transactions, packets and locks that an operation causes on both sides.
 //! - [`Mix`], [`Bounds`]: the rate that each resource allows, and the bottleneck.
-//! - [`op_profile`], [`guidelines`]: what a program did, and what it should change.
+//! - [`op_profile`], [`guidelines`]: the counts of a program's operations, and the changes that the model advises.
 //!
 //! ```
 //! use nicmodel::{Footprint, Method, Operation, Transport, Verb, profile};

@@ -1,27 +1,27 @@
-//! Which lock of the NIC an atomic takes.
+//! The NIC's locks that atomics take.
 
 use crate::profile::Profile;
 use crate::verb::ATOMIC_BYTES;
 
-/// The lock of an atomic on this address: its low bits. Nothing if the NIC's locks are unknown.
+/// Returns the lock of an atomic on this address: the address's low bits. `None` if the NIC's locks are unknown.
 pub fn slot(profile: &Profile, address: u64) -> Option<u64> {
     let bits = profile.atomics.lock_bits.as_ref()?.value;
     // The profile allows at most 32 bits.
     Some(address & ((1 << bits) - 1))
 }
 
-/// Locks that atomics can reach: their addresses are multiples of 8, so with 4096 locks it is 512.
+/// Returns the locks that atomics can reach: addresses are multiples of 8, so with 4096 locks the result is 512.
 pub fn reachable(profile: &Profile) -> Option<u32> {
     used(profile, u64::MAX, u64::from(ATOMIC_BYTES))
 }
 
-/// Locks that `count` counters use which lie `stride_bytes` apart.
+/// Returns the locks that `count` counters use if the counters are `stride_bytes` apart.
 ///
-/// Counters in records of 2^k bytes use 2^(bits-k) locks, and counters at the same place of pages
-/// of 4096 bytes use one.
+/// Counters in records of 2^k bytes use 2^(bits-k) locks. Counters at the same offset of pages of 4096 bytes use one
+/// lock.
 pub fn used(profile: &Profile, count: u64, stride_bytes: u64) -> Option<u32> {
     let bits = profile.atomics.lock_bits.as_ref()?.value;
-    // The multiples of the stride modulo 2^bits: 2^bits / gcd(stride, 2^bits) of them.
+    // The multiples of the stride modulo 2^bits are 2^bits / gcd(stride, 2^bits) values.
     let common = stride_bytes.trailing_zeros().min(bits);
     let distinct = 1u64 << (bits - common);
     u32::try_from(distinct.min(count)).ok()

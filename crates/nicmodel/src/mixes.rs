@@ -8,7 +8,8 @@ use crate::profile::{Profile, Sourced, builtin};
 use crate::published::{self, Published};
 use crate::verb::{Transport, Verb};
 
-/// Work of HERD for a request beside its verbs, in ns: a number of the profile, or where that does not have it Connect-IB's.
+/// Core time of HERD for a request apart from its verbs, in ns. The number of Connect-IB applies if the profile lacks
+/// it.
 #[must_use]
 pub fn lookup_ns(profile: &Profile, batched: bool) -> f64 {
     let of = |profile: &Profile| {
@@ -23,41 +24,41 @@ pub fn lookup_ns(profile: &Profile, batched: bool) -> f64 {
     known.unwrap_or(0.0)
 }
 
-/// Requests that arrive by WRITE: a key and an operation. No bound of these mixes depends on it.
+/// Size of requests that arrive by WRITE: a key and an operation. No bound of these mixes depends on it.
 const REQUEST_BYTES: u32 = 16;
 
-/// Responses to a doorbell of the sequencer (section 4.2) and of HERD (slide 21 of the paper's slides).
+/// Responses per doorbell of the sequencer (section 4.2) and of HERD (slide 21 of the paper's slides).
 const SEQUENCER_BATCH: f64 = 15.9;
 const HERD_BATCH: f64 = 14.0;
 
-/// A mix of the publications.
+/// A mix of the publications, with its name and published rate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Named {
     /// Short name.
     pub name: &'static str,
-    /// What it is.
+    /// Description of the mix.
     pub title: &'static str,
-    /// The mix.
+    /// The operations and cores of the mix.
     pub mix: Mix,
     /// The rate that was published for this NIC, if one was.
     pub published: Option<&'static Published>,
 }
 
-/// How far a number of the model is independent of the published one.
+/// Relation of a number of the model to the published one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Basis {
     /// A number of the profile or of the mix was fitted to the published one.
     Fitted,
-    /// Nothing was.
+    /// No number was fitted to the published one.
     Predicted,
 }
 
 impl Named {
-    /// Whether the profile or the mix was fitted to the published rate.
+    /// Tells whether the profile or the mix was fitted to the published rate; `None` without a published rate.
     pub fn basis(&self, profile: &Profile) -> Option<Basis> {
         let id = self.published?.id;
-        // Two names of one measurement.
+        // These two ids name the same measurement.
         let same = match id {
             "t5_cib_send0" => "ud_send_batched_ho_peak",
             "t5_cib_send1" => "ud_send_batched_peak",
@@ -78,7 +79,7 @@ impl Named {
     }
 }
 
-/// The mixes of the publications that this NIC can do.
+/// Returns the mixes of the publications that this NIC can execute.
 ///
 /// "As many cores as needed" is all cores of the profile.
 pub fn all(profile: &Profile) -> Vec<Named> {
@@ -96,12 +97,12 @@ pub fn all(profile: &Profile) -> Vec<Named> {
     all
 }
 
-/// The mix of this name.
+/// Returns the mix of this name.
 pub fn get(profile: &Profile, name: &str) -> Option<Named> {
     all(profile).into_iter().find(|named| named.name == name)
 }
 
-/// The published number for this NIC: `ids` are pairs of profile and id.
+/// Returns the published number for this NIC: `ids` are pairs of profile and id.
 fn printed(profile: &Profile, ids: &[(&str, &str)]) -> Option<&'static Published> {
     let (_, id) = ids.iter().find(|(nic, _)| *nic == profile.name)?;
     published::get(id)
@@ -222,7 +223,7 @@ fn verbs(profile: &Profile) -> Vec<Named> {
     ]
 }
 
-/// Requests by UC WRITE, responses by UD SEND.
+/// Returns the operations of HERD's RPC: requests by UC WRITE, responses by UD SEND.
 fn herd_rpc(response_bytes: u32, postlist: f64, queue_pairs: u32) -> Vec<Load> {
     let request = Operation::new(Verb::RdmaWrite, Transport::Uc, REQUEST_BYTES).inlined();
     let response = Operation::new(Verb::Send, Transport::Ud, response_bytes).inlined();
@@ -234,7 +235,7 @@ fn herd_rpc(response_bytes: u32, postlist: f64, queue_pairs: u32) -> Vec<Load> {
     ]
 }
 
-/// A sequencer whose messages are these.
+/// Returns the mix of a sequencer with these messages.
 fn sequencer(profile: &Profile, loads: Vec<Load>, cores: u32, postlist: f64) -> Mix {
     let host = &profile.host;
     let known = |number: &Option<Sourced<f64>>| number.as_ref().map_or(0.0, |number| number.value);
@@ -251,13 +252,13 @@ fn sequencer(profile: &Profile, loads: Vec<Load>, cores: u32, postlist: f64) -> 
     }
 }
 
-/// A sequencer by HERD RPC, with so many queue pairs for each core.
+/// Returns the mix of a sequencer by HERD RPC, with this number of queue pairs for each core.
 fn rpc(profile: &Profile, cores: u32, postlist: f64, queue_pairs: u32) -> Mix {
     let loads = herd_rpc(8, postlist, queue_pairs * cores);
     sequencer(profile, loads, cores, postlist)
 }
 
-/// The mix of a rate of the sequencer by RPC that is noted in the authors' benchmark, by its id (`bench_rpc_…`).
+/// Returns the mix of a sequencer rate by RPC that is noted in the authors' benchmark, by its id (`bench_rpc_…`).
 #[must_use]
 pub fn of_benchmark(profile: &Profile, id: &str) -> Option<Mix> {
     let (design, cores) = id.strip_prefix("bench_rpc_")?.rsplit_once('_')?;

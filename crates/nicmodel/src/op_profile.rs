@@ -1,5 +1,4 @@
-//! What a program did with its queue pairs: the document between those who count and those who
-//! judge.
+//! The operation profile of a program: the counts of its verbs, exchanged between the tools that count and the model.
 
 use std::collections::BTreeMap;
 
@@ -14,53 +13,54 @@ use crate::verb::{Transport, Verb};
 /// The version of the document that this crate reads and writes.
 pub const VERSION: u32 = 2;
 
-/// Postlists in which peers are taken to answer.
+/// Assumed length of the postlists in which peers answer.
 const PEERS_POSTLIST: f64 = 16.0;
 
-/// Low bits of an address by which atomics are counted: more than any known NIC uses.
+/// Number of low address bits by which atomics are counted: more than any known NIC uses.
 pub const SLOT_BITS: u32 = 12;
 
-/// What a program did, from its first verb to its last.
+/// The counts of one program, from its first verb to its last.
 ///
-/// Counts are of what the program asked for; costs follow from a profile.
+/// The document counts the program's requests; their costs follow from a NIC's profile.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OperationProfile {
-    /// [`VERSION`].
+    /// Version of the document: [`VERSION`].
     pub version: u32,
-    /// What was observed, such as a command line.
+    /// The observed program, such as its command line.
     pub program: String,
-    /// Its process; 0 if there is none.
+    /// Process id of the program; 0 if unknown.
     #[serde(default)]
     pub pid: u32,
-    /// From the first verb to the last, in ns.
+    /// Time from the first verb to the last, in ns.
     pub duration_ns: u64,
-    /// False if the program ended without saying so: what it did is here up to its end.
+    /// False if the program ended without closing its counters. The counts then reach up to its end.
     pub complete: bool,
-    /// Its threads that used verbs.
+    /// Threads of the program that used verbs.
     pub threads: Vec<Thread>,
-    /// Its queue pairs.
+    /// Queue pairs of the program.
     pub queue_pairs: Vec<QueuePair>,
-    /// Different machines that it sent to.
+    /// Number of different machines that the program sent to.
     pub peers: u32,
-    /// Its registered memory.
+    /// Registered memory of the program.
     pub memory: Memory,
-    /// What is not in the counts, in words.
+    /// Notes on operations that the counts do not include.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// What the processors of its peers do for it. Never observed: other designs have it.
+    /// Work of the peers' processors for the program. Never observed: only designs that the guidelines propose have
+    /// it.
     #[serde(skip)]
     pub peers_work: Option<PeersWork>,
 }
 
-/// What the processor of a peer does for the requests that it gets.
+/// The work of a peer's processor for the requests that the peer receives.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PeersWork {
-    /// Its cores.
+    /// Cores of the peer.
     pub cores: u32,
-    /// Work of a core beside the verbs for one operation of the program, in ns; nothing if the profile does not say.
+    /// Work of a core apart from verbs for one operation of the program, in ns. `None` if the profile does not say.
     pub app_ns: Option<f64>,
-    /// The part of that which only one core can do at a time, in ns.
+    /// The part of `app_ns` that only one core can do at a time, in ns.
     pub shared_ns: f64,
 }
 
@@ -68,7 +68,7 @@ pub struct PeersWork {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Thread {
-    /// Its number in the profile.
+    /// Number of the thread in the profile.
     pub id: u32,
     /// Calls that posted to send queues.
     pub posts: u64,
@@ -76,27 +76,27 @@ pub struct Thread {
     pub recv_posts: u64,
     /// Calls that polled.
     pub polls: u64,
-    /// Those of them that found nothing.
+    /// Polls that found no completion.
     pub empty_polls: u64,
     /// Completions found.
     pub completions: u64,
-    /// When it posted to send queues; nothing if that is not known.
+    /// Time from the thread's first post to a send queue to its last; `None` if unknown.
     #[serde(default)]
     pub posted: Option<Span>,
 }
 
-/// From one moment to another, in ns since some moment of the process.
+/// A span of time, in ns since a fixed moment of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Span {
-    /// The first time, as exactly as time is read.
+    /// Start of the span, as exactly as the clock was read.
     pub first_ns: u64,
-    /// The last time.
+    /// End of the span.
     pub last_ns: u64,
 }
 
 impl Span {
-    /// The shortest that has both in it.
+    /// Returns the shortest span that contains both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -106,61 +106,59 @@ impl Span {
     }
 }
 
-/// A queue pair.
+/// The counts of one queue pair.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QueuePair {
-    /// Its number.
+    /// Queue pair number.
     pub qpn: u32,
-    /// Its transport.
+    /// Transport of the queue pair.
     pub transport: Transport,
-    /// What was posted, by kind.
+    /// Operations that were posted, by kind.
     pub sent: Vec<Counted>,
-    /// Postlists that these came in: each is a doorbell, or a WQE by MMIO.
+    /// Postlists of these operations: each is a doorbell, or a WQE by MMIO.
     pub postlists: u64,
-    /// Runs of postlists between which the posting thread polled nothing: what could have been one
-    /// postlist.
+    /// Runs of postlists without a poll of the posting thread in between: each run could have been one postlist.
     pub runs: u64,
-    /// What its RECVs took, by kind.
+    /// Messages that the RECVs of the queue pair received, by kind.
     pub received: Vec<Counted>,
     /// Most operations outstanding at a time.
     pub max_outstanding: u32,
     /// Operations outstanding on average, as each was posted.
     pub mean_outstanding: f64,
-    /// READs that continue the READ before them in the same postlist or run: remote memory without
-    /// a gap.
+    /// READs that continue the READ before them in the same postlist or run, without a gap in remote memory.
     pub adjacent_reads: u64,
     /// Atomics by the low [`SLOT_BITS`] bits of their address.
     pub atomic_slots: Vec<SlotCount>,
-    /// Lengths of its postlists.
+    /// Postlists of the queue pair by length.
     #[serde(default)]
     pub postlist_lengths: Vec<Lengths>,
-    /// RECVs that were posted to it; those of a shared receive queue are not.
+    /// RECVs that were posted to the queue pair, without those of a shared receive queue.
     #[serde(default)]
     pub recvs: Recvs,
-    /// Room in its send queue; 0 if that is not known.
+    /// Work requests that fit in the send queue; 0 if unknown.
     #[serde(default)]
     pub max_send_wr: u32,
-    /// Most bytes that it takes inline.
+    /// Most bytes that a work request of the queue pair carries inline.
     #[serde(default)]
     pub max_inline_data: u32,
-    /// Work requests that were refused, mostly for lack of room in the send queue.
+    /// Work requests whose post failed, mostly because the send queue was full.
     #[serde(default)]
     pub refused: u64,
     /// Completions with an error.
     #[serde(default)]
     pub failed: u64,
-    /// When something was posted on its send queue; nothing if that is not known.
+    /// Time from the first post to the send queue to the last; `None` if unknown.
     #[serde(default)]
     pub posted: Option<Span>,
 }
 
-/// Postlists that reach the NIC in one way.
+/// Postlists that reach the NIC by the same method.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lists {
     /// Work requests in a list, on average.
     pub postlist: f64,
-    /// Their share of all work requests, 0 to 1.
+    /// Share of all work requests that these postlists contain, 0 to 1.
     pub share: f64,
 }
 
@@ -168,21 +166,21 @@ pub struct Lists {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lengths {
-    /// Work requests in the longest; more than half as many in the shortest.
+    /// Most work requests of a postlist in this class; the shortest has more than half as many.
     pub at_most: u64,
-    /// Postlists of such length.
+    /// Postlists in this class.
     pub count: u64,
 }
 
-/// RECVs that were posted.
+/// Counts of posted RECVs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recvs {
-    /// Calls that posted some.
+    /// Calls that posted RECVs.
     pub postlists: u64,
-    /// RECVs.
+    /// Posted RECVs.
     pub count: u64,
-    /// Room in them.
+    /// Sum of the RECVs' buffer lengths.
     pub bytes: u64,
 }
 
@@ -190,9 +188,9 @@ pub struct Recvs {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Counted {
-    /// The kind. Payloads may be classes of similar size, by their mean.
+    /// The kind of operation. Payloads may be classes of similar sizes, given by their mean.
     pub operation: Operation,
-    /// How many.
+    /// Number of operations.
     pub count: u64,
 }
 
@@ -200,9 +198,9 @@ pub struct Counted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SlotCount {
-    /// The low bits.
+    /// The low bits of the address.
     pub slot: u32,
-    /// Atomics there.
+    /// Atomics on addresses with these low bits.
     pub count: u64,
 }
 
@@ -212,11 +210,11 @@ pub struct SlotCount {
 pub struct Memory {
     /// Most bytes that were registered at a time.
     pub registered_bytes: u64,
-    /// Those of them in pages larger than 4 KiB.
+    /// Registered bytes in pages larger than 4 KiB.
     pub huge_page_bytes: u64,
 }
 
-/// Why a text is no operation profile.
+/// The reason for which a text is not a valid operation profile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpProfileError {
@@ -226,36 +224,36 @@ pub enum OpProfileError {
          record it again with this one, or read it with the program that wrote it"
     )]
     Version(u32),
-    /// A number that contradicts the others.
+    /// A count that contradicts other counts.
     #[error("queue pair {qpn:#x}: {problem}")]
     Contradiction {
         /// The queue pair.
         qpn: u32,
-        /// What is wrong.
+        /// The contradiction.
         problem: &'static str,
     },
 }
 
-/// How fast a program could go on a NIC that does nothing else.
+/// The predicted rate of a program on a NIC that does no other work.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
-    /// The program's own machine.
+    /// Bounds of the program's own machine.
     pub requester: Bounds,
-    /// A peer's, for the share that it gets.
+    /// Bounds of a peer, for its share of the operations.
     pub responder: Bounds,
-    /// The slower of the two, in 10^6 operations a second.
+    /// Rate of the slower machine, in 10^6 operations a second.
     pub rate_mops: f64,
-    /// Which side that is.
+    /// Side of the slower machine.
     pub slower: Role,
-    /// What it lacks.
+    /// Bottleneck of the slower machine.
     pub bottleneck: Resource,
 }
 
 impl OperationProfile {
-    /// Whether it is of this version and agrees with itself.
+    /// Checks the version of the document and that its counts do not contradict each other.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first problem found.
     pub fn check(&self) -> Result<(), OpProfileError> {
         if self.version != VERSION {
             return Err(OpProfileError::Version(self.version));
@@ -290,7 +288,7 @@ impl OperationProfile {
         total(self.queue_pairs.iter().map(QueuePair::operations))
     }
 
-    /// What a rate counts: operations that were posted, or messages that were received where none were.
+    /// Operations that a rate counts: posted operations, or received messages if none was posted.
     pub fn requests(&self) -> u64 {
         match self.operations() {
             0 => total(
@@ -302,8 +300,8 @@ impl OperationProfile {
         }
     }
 
-    /// The same program as far as the NIC can do it, and in words what it cannot: payload that is too long to be
-    /// inlined is fetched, anything else is left out.
+    /// Returns the program as far as the NIC can execute it, and notes on the differences. Inline payload that is too
+    /// long is fetched by DMA instead. Other operations that the NIC cannot execute are left out.
     pub fn fitted_to(&self, profile: &Profile) -> (Self, Vec<String>) {
         let mut fitted = self.clone();
         let mut notes = Vec::new();
@@ -340,10 +338,10 @@ impl OperationProfile {
         (fitted, notes)
     }
 
-    /// The transactions on the PCIe link of the program's machine for one operation, see [`Self::mix`].
+    /// Returns the transactions on the PCIe link of the program's machine for one operation of [`Self::mix`].
     ///
     /// # Errors
-    /// The NIC cannot do one of the operations.
+    /// Returned if the NIC cannot execute one of the operations.
     pub fn side(&self, profile: &Profile) -> Result<Side, OperationError> {
         let mut all = Side::default();
         for load in self.mix().iter().flat_map(|mix| &mix.loads) {
@@ -357,12 +355,13 @@ impl OperationProfile {
         Ok(all)
     }
 
-    /// Queue pairs that something was posted on.
+    /// Queue pairs with posted operations.
     pub fn active(&self) -> impl Iterator<Item = &QueuePair> {
         self.queue_pairs.iter().filter(|qp| qp.operations() > 0)
     }
 
-    /// Queue pairs in use at a time that would be equally busy if all were like the busiest of them, at least one.
+    /// Effective number of queue pairs in use at a time: equally busy queue pairs with the load of the busiest would
+    /// do the same work. At least 1.
     pub fn even_queue_pairs(&self) -> u32 {
         let mut busy = Busy::default();
         for (begins, qp) in self.in_turn() {
@@ -371,7 +370,8 @@ impl OperationProfile {
         busy.most_even
     }
 
-    /// Queue pairs whose RECVs would be equally busy if all were like the busiest of them, at least one.
+    /// Effective number of receiving queue pairs: equally busy queue pairs with the load of the busiest would receive
+    /// as much. At least 1.
     fn even_receiving_queue_pairs(&self) -> u32 {
         let each = self.queue_pairs.iter();
         let each = each.map(|qp| total(qp.received.iter().map(|counted| counted.count)));
@@ -379,42 +379,43 @@ impl OperationProfile {
         whole(real(total(each)) / real(busiest)).max(1)
     }
 
-    /// Queue pairs that were in use at a time, at most.
+    /// Most queue pairs that were in use at a time.
     pub fn concurrent_queue_pairs(&self) -> u32 {
         at_most(self.active().map(|qp| qp.posted))
     }
 
-    /// Where queue pairs in use begin, true, and end, in their order.
+    /// Starts (`true`) and ends (`false`) of the use of queue pairs, in order of time.
     fn in_turn(&self) -> Vec<(bool, &QueuePair)> {
         in_order(self.active().map(|qp| (qp.posted, qp)))
     }
 
-    /// Whether no queue pair ever had a second operation outstanding: its rate is that of round trips.
+    /// Returns true if no queue pair ever had a second operation outstanding, so that round trips determine the rate.
     pub fn waits_for_each(&self) -> bool {
         let mut active = self.active().peekable();
         active.peek().is_some() && active.all(|qp| qp.max_outstanding == 1)
     }
 
-    /// Operations outstanding at a time on all queue pairs, at most; nothing if it posted none, or if that was not counted.
+    /// Most operations outstanding at a time on all queue pairs. `None` if nothing was posted, or if outstanding
+    /// operations were not counted.
     pub fn outstanding(&self) -> Option<f64> {
         let counted = self.active().all(|qp| qp.max_outstanding > 0);
         let all = total(self.active().map(|qp| u64::from(qp.max_outstanding)));
-        // Not all queue pairs were in use at a time.
+        // The queue pairs may have been in use one after the other.
         let at_a_time = f64::from(self.concurrent_queue_pairs());
         let share = at_a_time / real(self.active().count() as u64);
         (counted && all > 0).then(|| (real(all) * share).max(1.0))
     }
 
-    /// Threads that posted to send queues at a time, at least one.
+    /// Threads that posted to send queues at a time; at least 1.
     pub fn posting_threads(&self) -> u32 {
         let posting = self.threads.iter().filter(|thread| thread.posts > 0);
         at_most(posting.map(|thread| thread.posted)).max(1)
     }
 
-    /// What the program's machine does for one operation that it posts, or for one message that it receives if it
-    /// posts nothing.
+    /// The work of the program's machine for one posted operation. If the program posts nothing, the work for one
+    /// received message.
     ///
-    /// Work beside the verbs is not in it. Nothing if nothing was posted or received.
+    /// Work apart from verbs is not included. `None` if nothing was posted or received.
     pub fn mix(&self) -> Option<Mix> {
         let total = self.requests();
         if total == 0 {
@@ -450,7 +451,7 @@ impl OperationProfile {
         })
     }
 
-    /// What one of its peers does for one operation of the program.
+    /// The work of one peer for one operation of the program.
     fn peers_mix(&self) -> Option<Mix> {
         let peers = f64::from(self.peers.max(1));
         let mut mix = self.mix()?;
@@ -461,12 +462,12 @@ impl OperationProfile {
             };
             load.per_request /= peers;
             load.queue_pairs = None;
-            // How a peer posts is not known: as well as one can.
+            // The peer's postlists are not known: they are assumed to be long.
             if load.role == Role::Requester {
                 *load = load.clone().in_postlists(PEERS_POSTLIST);
             }
         }
-        // A peer has cores of its own, and what they do is not known unless a design says it.
+        // The peer's cores and their work are unknown unless a proposed design defines them.
         let work = self.peers_work;
         Some(Mix {
             cores: work.map(|work| work.cores),
@@ -477,10 +478,10 @@ impl OperationProfile {
         })
     }
 
-    /// How fast this could go on a NIC. Nothing if nothing was posted.
+    /// Predicts the program's rate on a NIC. `None` if nothing was posted or received.
     ///
     /// # Errors
-    /// The NIC cannot do one of the operations.
+    /// Returned if the NIC cannot execute one of the operations.
     pub fn predict(&self, profile: &Profile) -> Result<Option<Prediction>, OperationError> {
         let (Some(own), Some(peers)) = (self.mix(), self.peers_mix()) else {
             return Ok(None);
@@ -507,7 +508,7 @@ impl OperationProfile {
 }
 
 impl QueuePair {
-    /// One on which nothing was done.
+    /// A queue pair without operations.
     pub fn new(qpn: u32, transport: Transport) -> Self {
         Self {
             qpn,
@@ -542,16 +543,15 @@ impl QueuePair {
         total(of_verb.map(|counted| counted.count))
     }
 
-    /// Operations in a postlist, on average; 1 if there was none.
+    /// Mean number of operations in a postlist; 1 without postlists.
     pub fn mean_postlist(&self) -> f64 {
         (real(self.operations()) / real(self.postlists.max(1))).max(1.0)
     }
 
-    /// Its postlists by the way they reach the NIC: single work requests, which go by MMIO, and longer lists, which go by
-    /// doorbell and DMA. Their mean is no list that it posted: one list of two among many single work requests would turn all of
-    /// them into lists.
+    /// The queue pair's postlists by method: single work requests go by MMIO, longer postlists by doorbell and DMA.
+    /// One mean of both would be wrong: a single postlist of two would turn all work requests into postlists.
     ///
-    /// One entry where the lengths are not known, or are not those of [`postlists`](Self::postlists).
+    /// Returns one entry if the lengths are unknown, or do not add up to [`postlists`](Self::postlists).
     pub fn lists(&self) -> Vec<Lists> {
         let operations = real(self.operations());
         let all = vec![Lists {
@@ -579,7 +579,7 @@ impl QueuePair {
         ]
     }
 
-    /// Operations that could have been one postlist, on average; 1 if there was none.
+    /// Mean number of operations in a run, which could have been one postlist; 1 without runs.
     pub fn mean_run(&self) -> f64 {
         (real(self.operations()) / real(self.runs.max(1))).max(1.0)
     }
@@ -589,19 +589,20 @@ impl QueuePair {
         total(self.atomic_slots.iter().map(|slot| slot.count))
     }
 
-    /// Locks that would be equally busy if all were like the busiest; nothing without atomics.
+    /// Effective number of locks: equally busy locks with the load of the busiest would serve the same atomics.
+    /// `None` without atomics.
     pub fn effective_slots(&self) -> Option<u32> {
         let busiest = self.atomic_slots.iter().map(|slot| slot.count).max()?;
         (busiest > 0).then(|| whole(real(self.atomics()) / real(busiest)))
     }
 }
 
-/// Where spans begin, true, and end, in their order; what is not known is there all the time.
+/// Returns the starts (`true`) and ends (`false`) of spans in order of time. An unknown span lasts the whole time.
 fn in_order<T: Copy>(all: impl Iterator<Item = (Option<Span>, T)>) -> Vec<(bool, T)> {
     let mut turns: Vec<_> = all
         .flat_map(|(span, one)| {
             let (first, last) = span.map_or((0, u64::MAX), |span| (span.first_ns, span.last_ns));
-            // At the same moment what begins comes before what ends, and nothing ends before it begins.
+            // At equal times a start precedes an end, and no span ends before its start.
             [(first, false, one), (last.max(first), true, one)]
         })
         .collect();
@@ -610,7 +611,7 @@ fn in_order<T: Copy>(all: impl Iterator<Item = (Option<Span>, T)>) -> Vec<(bool,
     turns.map(|(_, ends, one)| (!ends, one)).collect()
 }
 
-/// How many of them were there at a time.
+/// Returns the most spans that overlap at a time.
 fn at_most(spans: impl Iterator<Item = Option<Span>>) -> u32 {
     let (mut now, mut most) = (0u32, 0);
     for (begins, ()) in in_order(spans.map(|span| (span, ()))) {
@@ -620,7 +621,7 @@ fn at_most(spans: impl Iterator<Item = Option<Span>>) -> u32 {
     most
 }
 
-/// What is in use at a time, by how much it did.
+/// The queue pairs in use at a time, by their number of operations.
 struct Busy {
     by_work: BTreeMap<u64, u64>,
     sum: u64,
@@ -656,18 +657,18 @@ impl Busy {
     }
 }
 
-/// The sum, or the largest number: a damaged document must not stop its reader.
+/// Adds counts and saturates: a damaged document must not make its reader panic.
 pub(crate) fn total(counts: impl Iterator<Item = u64>) -> u64 {
     counts.fold(0, u64::saturating_add)
 }
 
-/// Counts are far below 2^53, or a rounding of them does no harm.
+/// Converts a count to a float. Counts are far below 2^53, or their rounding does no harm.
 #[expect(clippy::cast_precision_loss, reason = "a share of counts")]
 pub(crate) fn real(count: u64) -> f64 {
     count as f64
 }
 
-/// A number of at least one, as a whole one.
+/// Rounds a number to a whole number of at least 1.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -716,7 +717,8 @@ mod tests {
         assert_eq!(nothing.predict(cib), Ok(None));
     }
 
-    /// Each length has its own way to the NIC: a few lists among single work requests cost what a few lists cost.
+    /// Single work requests and postlists have different methods: a few postlists among many single work requests
+    /// change the rate little.
     #[test]
     fn lengths_of_lists_are_not_averaged() {
         let cib = builtin("cib").expect("built in");
@@ -731,7 +733,7 @@ mod tests {
             .map(|(at_most, count)| Lengths { at_most, count })
             .to_vec();
         assert!((rate(one_list) / singles - 1.0).abs() < 0.001);
-        // Half of them in lists of 16.
+        // Half of the work requests in postlists of 16.
         let mut mixed = sends(60, 3200, 1700);
         let lengths = [(1, 1600), (16, 100)];
         mixed.queue_pairs[0].postlist_lengths = lengths
@@ -742,7 +744,7 @@ mod tests {
             lists,
             [(1.0, 0.5), (16.0, 0.5)].map(|(postlist, share)| Lists { postlist, share })
         );
-        // A profile that was changed has no lists of these lengths any more.
+        // After a change of the postlist count, the recorded lengths do not apply.
         mixed.queue_pairs[0].postlists = 200;
         assert_eq!(mixed.queue_pairs[0].lists().len(), 1);
     }
@@ -792,7 +794,7 @@ mod tests {
         );
         assert_eq!(count(&of(&[None, span(0, 10), span(20, 30)])), (2, 2, 2));
         assert_eq!(count(&of(&[None, None, None])), (3, 3, 3));
-        // A queue pair that did little beside one that did all.
+        // A queue pair with few operations beside one with many.
         let mut uneven = of(&[span(0, 10), span(0, 10), span(11, 20)]);
         uneven.queue_pairs[1].sent[0].count = 1;
         assert_eq!(count(&uneven), (1, 2, 2));

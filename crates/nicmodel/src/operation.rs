@@ -6,13 +6,13 @@ use crate::profile::Profile;
 use crate::verb::{ATOMIC_BYTES, Transport, Verb};
 use crate::wqe::header_bytes;
 
-/// Largest message (IBTA vol. 1, 9.7.7): 2^31 bytes.
+/// Largest message: 2^31 bytes (IBTA vol. 1, 9.7.7).
 pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;
 
-/// Most scatter/gather elements that a work request may have here; WQEs end sooner.
+/// Most scatter/gather elements that this model accepts in a work request; the limits of WQEs are lower.
 pub const MAX_SGES: u32 = 256;
 
-/// A verb with everything that decides its cost, except how it is handed to the NIC.
+/// A verb with all parameters that decide its cost, except the method by which its WQE reaches the NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Operation {
@@ -30,22 +30,22 @@ pub struct Operation {
     pub signaled: f64,
     /// Scatter/gather elements of a payload that is not inlined.
     pub num_sge: u32,
-    /// How the responder takes a SEND.
+    /// The place where the responder's NIC puts the payload of a SEND.
     pub receive: Receive,
 }
 
-/// How a RECV takes its payload.
+/// The place where the responder's NIC puts the payload of a SEND.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Receive {
-    /// Into the RECV's buffer.
+    /// The buffer of the RECV.
     #[default]
     Regular,
-    /// Into the CQE, when it fits there and the NIC can.
+    /// The CQE, if the NIC supports inline RECVs and the payload fits.
     Inline,
 }
 
-/// How WQEs reach the NIC.
+/// The method by which WQEs reach the NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Method {
@@ -56,7 +56,7 @@ pub enum Method {
 }
 
 impl Method {
-    /// What drivers do with a postlist: one WQE goes by MMIO, several by doorbell.
+    /// Returns the method that drivers use for a postlist: MMIO for one WQE, a doorbell for several.
     pub fn of_postlist(len: f64) -> Self {
         if len > 1.0 {
             Self::Doorbell
@@ -66,7 +66,7 @@ impl Method {
     }
 }
 
-/// Why an operation cannot be.
+/// The reason for which an operation is not possible.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperationError {
@@ -85,9 +85,9 @@ pub enum OperationError {
         verb: Verb,
         /// The transport.
         transport: Transport,
-        /// What was asked for.
+        /// The requested payload.
         payload_bytes: u32,
-        /// What is possible.
+        /// The largest possible payload.
         max: u32,
     },
     /// Atomics have 8 bytes.
@@ -96,21 +96,21 @@ pub enum OperationError {
     /// A FLUSH has no payload.
     #[error("a FLUSH carries no payload, and not {0} bytes")]
     FlushPayload(u32),
-    /// Inline was asked of a verb whose request has no payload.
+    /// Inline data was requested of a verb whose request has no payload.
     #[error("{0} has no payload in its request that could be inlined")]
     InlineWithoutPayload(Verb),
-    /// More payload than fits inline.
+    /// The payload is longer than the NIC's WQEs carry inline.
     #[error("{payload_bytes} bytes cannot be inlined: this NIC's WQEs carry at most {max}")]
     InlineTooLong {
-        /// What was asked for.
+        /// The requested payload.
         payload_bytes: u32,
-        /// What is possible.
+        /// The largest possible payload.
         max: u32,
     },
-    /// An immediate was asked of a verb that has none.
+    /// An immediate was requested of a verb that has none.
     #[error("{0} has no immediate; SEND and WRITE have")]
     NoImmediate(Verb),
-    /// A number that is none of its range.
+    /// A number is outside its range.
     #[error("{name} is {value}, and must be from {low} to {high}")]
     OutOfRange {
         /// The field.
@@ -122,12 +122,12 @@ pub enum OperationError {
         /// Largest value.
         high: f64,
     },
-    /// The WQE is longer than the NIC's longest.
+    /// The WQE is longer than the NIC's longest WQE.
     #[error("a WQE of {bytes} bytes is longer than this NIC's longest, {max}")]
     WqeTooLong {
-        /// The WQE.
+        /// Size of the WQE.
         bytes: u32,
-        /// The longest.
+        /// Size of the longest WQE.
         max: u32,
     },
 }
@@ -141,8 +141,7 @@ fn carried(transport: Transport) -> String {
 }
 
 impl Operation {
-    /// A verb on its way as one would post it first: not inlined, not signaled, without immediate,
-    /// one scatter/gather element.
+    /// An operation with default flags: not inlined, not signaled, without immediate, one scatter/gather element.
     pub fn new(verb: Verb, transport: Transport, payload_bytes: u32) -> Self {
         Self {
             verb,
@@ -156,7 +155,7 @@ impl Operation {
         }
     }
 
-    /// The same with its payload inlined.
+    /// The same operation with its payload inlined.
     #[must_use]
     pub fn inlined(self) -> Self {
         Self {
@@ -165,13 +164,13 @@ impl Operation {
         }
     }
 
-    /// The same with an immediate.
+    /// The same operation with an immediate.
     #[must_use]
     pub fn with_imm(self) -> Self {
         Self { imm: true, ..self }
     }
 
-    /// The same with this fraction of it signaled.
+    /// The same operation with this fraction signaled.
     #[must_use]
     pub fn signaled(self, fraction: f64) -> Self {
         Self {
@@ -180,26 +179,26 @@ impl Operation {
         }
     }
 
-    /// The same, received in this way.
+    /// The same operation with this receive method.
     #[must_use]
     pub fn received(self, receive: Receive) -> Self {
         Self { receive, ..self }
     }
 
-    /// A header-only SEND: nothing but 4 bytes of immediate.
+    /// A header-only SEND: no payload, and 4 bytes of immediate.
     pub fn header_only(transport: Transport) -> Self {
         Self::new(Verb::Send, transport, 0).with_imm()
     }
 
-    /// Whether there is payload in the WQE.
+    /// Returns true if the WQE contains payload.
     pub fn inlines_payload(&self) -> bool {
         self.inline && self.payload_bytes > 0 && self.verb.sends_payload()
     }
 
     /// Size of the WQE: the header and either the inlined payload or the scatter/gather list.
     ///
-    /// The size field belongs to inlined data. Without any (header-only, or data that the NIC fetches)
-    /// the header is shorter by it: 64 bytes for a header-only SEND on UD (Figure 5 of the paper).
+    /// The size field belongs to inlined data. Without inlined data (header-only, or data that the NIC fetches) the
+    /// header is shorter by the size field. A header-only SEND on UD has 64 bytes (Figure 5 of the paper).
     pub fn wqe_bytes(&self, profile: &Profile) -> u32 {
         let wqe = &profile.wqe;
         let header = header_bytes(profile, self.verb, self.transport);
@@ -218,12 +217,12 @@ impl Operation {
         header.saturating_add(list)
     }
 
-    /// Whether the responder completes a RECV for it.
+    /// Returns true if the operation consumes a RECV of the responder.
     pub fn consumes_recv(&self) -> bool {
         self.verb == Verb::Send || (self.verb == Verb::RdmaWrite && self.imm)
     }
 
-    /// Whether the payload arrives within the CQE of the RECV.
+    /// Returns true if the payload arrives within the CQE of the RECV.
     pub fn arrives_in_cqe(&self, profile: &Profile) -> bool {
         let limit = profile.wqe.inline_recv_bytes.as_ref();
         self.verb == Verb::Send
@@ -232,10 +231,10 @@ impl Operation {
             && limit.is_some_and(|limit| self.payload_bytes <= limit.value)
     }
 
-    /// Whether this NIC can do it.
+    /// Checks that this NIC can execute the operation.
     ///
     /// # Errors
-    /// The first rule that it breaks.
+    /// The first rule that the operation breaks.
     pub fn check(&self, profile: &Profile) -> Result<(), OperationError> {
         let Self {
             verb,

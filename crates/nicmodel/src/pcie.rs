@@ -1,7 +1,7 @@
 //! Transactions on the PCIe link between processor and NIC.
 //!
-//! *To the device* go MMIO writes, doorbells and the completions of DMA reads; *to the host* go DMA
-//! writes and the requests of DMA reads. The two directions are independent.
+//! *To the device* go MMIO writes, doorbells and the completions of DMA reads. *To the host* go DMA writes and the
+//! requests of DMA reads. The two directions are independent.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::profile::Profile;
 use crate::wqe::CACHE_LINE_BYTES;
 
-/// What a transaction is for.
+/// The purpose of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Purpose {
@@ -30,9 +30,9 @@ pub enum Purpose {
     AtomicRead,
     /// The operand that the responder's NIC writes back for an atomic.
     AtomicWrite,
-    /// The read by which the responder's NIC learns that what it wrote before has arrived, for a FLUSH: reads do not
-    /// pass writes, and one of no bytes "may be used by devices as a type of flush request" (PCI Express base
-    /// specification, 2.4.1 and 2.2.5).
+    /// A read by the responder's NIC for a FLUSH: its completion shows that earlier writes have arrived, because
+    /// reads do not pass writes. A read of zero bytes "may be used by devices as a type of flush request". Source:
+    /// PCI Express base specification, 2.4.1 and 2.2.5.
     FlushRead,
     /// Payload of a SEND or WRITE that the responder's NIC writes.
     PayloadPlacement,
@@ -74,7 +74,7 @@ pub enum Kind {
 }
 
 impl Purpose {
-    /// Its kind.
+    /// Returns the kind of the transaction.
     pub fn kind(self) -> Kind {
         match self {
             Self::WqeByMmio | Self::Doorbell => Kind::MmioWrite,
@@ -91,16 +91,16 @@ impl Purpose {
     }
 }
 
-/// Transactions with one purpose. Numbers are sums, and fractions where operations share one.
+/// Transactions with one purpose. Numbers are sums; they are fractions if several operations share a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Transactions {
-    /// What they are for.
+    /// Purpose of the transactions.
     pub purpose: Purpose,
-    /// How many: MMIO writes, or DMAs (a DMA may be several packets).
+    /// Number of MMIO writes or DMAs; one DMA may be several packets.
     pub count: f64,
-    /// Their data.
+    /// Data of the transactions.
     pub data_bytes: f64,
-    /// Cache lines of host memory or of MMIO space that the data takes, each DMA on its own.
+    /// Cache lines of host memory or MMIO space that the data touches, counted for each DMA separately.
     pub lines: f64,
     /// Packets to the device.
     pub tlps_to_device: f64,
@@ -211,16 +211,16 @@ pub fn bandwidth_mbps(profile: &Profile) -> f64 {
     f64::from(profile.pcie.lanes.value) * profile.pcie.lane_mbps.value
 }
 
-/// Data that DMA reads of full completions can carry, in 10^6 bytes a second: section 5.2.1 of the
-/// paper, 13443 on Connect-IB. Link-layer packets are not taken off.
+/// Data rate of DMA reads with full completions, in 10^6 bytes a second: section 5.2.1 of the paper, 13443 on
+/// Connect-IB. Link-layer packets are not subtracted.
 pub fn dma_read_mbps(profile: &Profile) -> f64 {
     let data = f64::from(profile.pcie.read_completion_bytes.value);
     let header = f64::from(profile.pcie.completion_header_bytes.value);
     bandwidth_mbps(profile) * data / (data + header)
 }
 
-/// Cache lines that can be written by MMIO, in 10^6 a second: section 5.2.1 of the paper, 175 on
-/// Connect-IB. Link-layer packets are not taken off.
+/// Rate of MMIO writes of one cache line, in 10^6 a second: section 5.2.1 of the paper, 175 on Connect-IB. Link-layer
+/// packets are not subtracted.
 pub fn mmio_lines_mops(profile: &Profile) -> f64 {
     let header = f64::from(profile.pcie.request_header_bytes.value);
     bandwidth_mbps(profile) / (f64::from(CACHE_LINE_BYTES) + header)
@@ -242,7 +242,7 @@ fn pieces(bytes: u64, size: u32) -> f64 {
     real(bytes.div_ceil(u64::from(size.max(1))))
 }
 
-/// Exact below 2^53; the largest sum here is a postlist of messages of 2^31 bytes.
+/// Converts to a float, which is exact below 2^53. The largest sum is a postlist of messages of 2^31 bytes.
 #[expect(clippy::cast_precision_loss, reason = "numbers stay far below 2^53")]
 fn real(value: u64) -> f64 {
     value as f64

@@ -1,9 +1,9 @@
-//! Published numbers, to compare with.
+//! Published numbers for comparison with the model.
 //!
-//! `ATC16` is Kalia, Kaminsky, Andersen: Design Guidelines for High Performance RDMA Systems, USENIX
-//! ATC 2016, and `slides` are its slides; `DPU study` is a study of BlueField-2 for remote B-trees
-//! and sequencers. `rdma_bench` is the benchmark that the authors of `ATC16` published, with rates that the paper does not
-//! have. Ids that begin with `derived_` are not printed and follow from what is.
+//! `ATC16` is the paper by Kalia, Kaminsky and Andersen, Design Guidelines for High Performance RDMA Systems, USENIX
+//! ATC 2016. `slides` are its slides. `DPU study` is a study of BlueField-2 for remote B-trees and sequencers.
+//! `rdma_bench` is the benchmark that the authors of `ATC16` published, with rates that the paper does not have. Ids
+//! that begin with `derived_` are not printed; they follow from printed numbers.
 
 use std::sync::LazyLock;
 
@@ -12,7 +12,7 @@ use serde::Serialize;
 /// One published number.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Published {
-    /// Its name.
+    /// Id of the number.
     pub id: &'static str,
     /// The cluster or NIC: `CX`, `CX3`, `CIB`, `BF2`, a link generation, `all` or `any`.
     pub nic: &'static str,
@@ -20,7 +20,7 @@ pub struct Published {
     pub value: f64,
     /// Its unit; `Mops`, `Mrps` and `M/s` are all 10^6 a second.
     pub unit: &'static str,
-    /// Publication and place in it.
+    /// The publication, and the place in it.
     #[serde(rename = "where")]
     pub place: &'static str,
 }
@@ -41,12 +41,12 @@ fn parse(line: &'static str) -> Option<Published> {
     })
 }
 
-/// Every published number that is known here.
+/// Returns every published number of the table.
 pub fn all() -> &'static [Published] {
     &ALL
 }
 
-/// The published number of this name.
+/// Returns the published number with this id.
 pub fn get(id: &str) -> Option<&'static Published> {
     ALL.iter().find(|published| published.id == id)
 }

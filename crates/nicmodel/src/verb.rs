@@ -24,7 +24,7 @@ pub enum Transport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verb {
-    /// SEND: taken by a RECV of the responder.
+    /// SEND: consumes a RECV of the responder.
     Send,
     /// RDMA WRITE.
     RdmaWrite,
@@ -34,7 +34,7 @@ pub enum Verb {
     AtomicCmpAndSwp,
     /// Fetch-and-add of 8 bytes.
     AtomicFetchAndAdd,
-    /// FLUSH: what was written before is visible to whoever reads the memory when it completes (IBTA vol. 1, annex A19).
+    /// FLUSH: at its completion, earlier writes are visible to all readers of the memory (IBTA vol. 1, annex A19).
     Flush,
 }
 
@@ -42,7 +42,7 @@ impl Transport {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
 
-    /// Whether it carries the verb (Table 1 of the paper; IBTA vol. 1, table 44 and annex A19).
+    /// Returns true if the transport carries the verb (Table 1 of the paper; IBTA vol. 1, table 44 and annex A19).
     pub fn carries(self, verb: Verb) -> bool {
         match self {
             Self::Rc => true,
@@ -51,7 +51,7 @@ impl Transport {
         }
     }
 
-    /// Whether the responder acknowledges.
+    /// Returns true if the responder acknowledges messages.
     pub fn is_reliable(self) -> bool {
         self == Self::Rc
     }
@@ -68,12 +68,12 @@ impl Verb {
         Self::Flush,
     ];
 
-    /// Compare-and-swap or fetch-and-add.
+    /// Returns true for compare-and-swap and fetch-and-add.
     pub fn is_atomic(self) -> bool {
         matches!(self, Self::AtomicCmpAndSwp | Self::AtomicFetchAndAdd)
     }
 
-    /// The payload that every operation has: 8 bytes of atomics, none of FLUSH.
+    /// Returns the payload size if it is fixed: 8 bytes for atomics, 0 for FLUSH.
     pub fn fixed_payload(self) -> Option<u32> {
         match self {
             Self::AtomicCmpAndSwp | Self::AtomicFetchAndAdd => Some(ATOMIC_BYTES),
@@ -82,7 +82,7 @@ impl Verb {
         }
     }
 
-    /// Whether the request carries the payload, and so can carry it inline.
+    /// Returns true if the request carries the payload, which then may be inline.
     pub fn sends_payload(self) -> bool {
         matches!(self, Self::Send | Self::RdmaWrite)
     }

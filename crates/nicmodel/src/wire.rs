@@ -22,24 +22,24 @@ const ATOMIC_ETH: u32 = 28;
 const FETH: u32 = 4;
 /// Immediate.
 const IMM: u32 = 4;
-/// Around the transport on InfiniBand: LRH 8, ICRC 4, VCRC 2.
+/// Headers and trailers around the transport on InfiniBand: LRH 8, ICRC 4, VCRC 2.
 const INFINIBAND: u32 = 8 + 4 + 2;
-/// Around the transport on RoCEv2: Ethernet 14, IPv4 20, UDP 8, ICRC 4, FCS 4.
+/// Headers and trailers around the transport on RoCEv2: Ethernet 14, IPv4 20, UDP 8, ICRC 4, FCS 4.
 const ROCE: u32 = 14 + 20 + 8 + 4 + 4;
 
 /// Packets in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Packets {
-    /// How many.
+    /// Number of packets.
     pub count: f64,
-    /// Their bytes with all headers, without what the link takes between packets.
+    /// Bytes of the packets with all headers, without the gaps between packets.
     pub bytes: f64,
-    /// How many of them are responses of READs, which follow each other less closely.
+    /// Packets that are responses of READs, whose gaps are larger.
     pub read_responses: f64,
 }
 
 impl Packets {
-    /// What they take of the link, gaps between packets included, in bytes.
+    /// Returns the bytes of the link that the packets take, gaps included.
     pub fn link_bytes(&self, profile: &Profile) -> f64 {
         let port = &profile.port;
         let response = port.read_response_gap_bytes.as_ref();
@@ -65,17 +65,17 @@ impl Packets {
     }
 }
 
-/// What one operation puts on the network.
+/// The packets of one operation, in both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Exchange {
-    /// From the requester to the responder.
+    /// Packets from the requester to the responder.
     pub to_responder: Packets,
-    /// From the responder to the requester: read responses, and acknowledgements on RC, one a
-    /// message.
+    /// Packets from the responder to the requester: responses of READs, atomics and FLUSHes, and on RC one
+    /// acknowledgement for each other message.
     pub to_requester: Packets,
 }
 
-/// The packets of one operation.
+/// Computes the packets of one operation.
 pub fn exchange(profile: &Profile, operation: &Operation) -> Exchange {
     let around = match profile.link_layer {
         LinkLayer::Infiniband => INFINIBAND,
@@ -87,7 +87,7 @@ pub fn exchange(profile: &Profile, operation: &Operation) -> Exchange {
         bytes,
         ..Packets::default()
     };
-    // A message of several packets has `first` in its first packet and `last` in its last.
+    // A message has the headers `first` in its first packet, `last` in its last, and `every` in each.
     let message = |every: u32, first: u32, last: u32, payload: u32| {
         let packets = packets(payload, profile.port.mtu_bytes.value);
         let padding = pad4(payload) - payload;
@@ -123,7 +123,7 @@ pub fn exchange(profile: &Profile, operation: &Operation) -> Exchange {
         },
         Verb::RdmaRead => {
             let responses = packets(payload, profile.port.mtu_bytes.value);
-            // The first and the last response carry an AETH, those between none.
+            // The first and the last response carry an AETH, the others do not.
             let further = if responses > 1.0 { AETH } else { 0 };
             Exchange {
                 to_responder: one(packet(RETH, 0)),
@@ -137,7 +137,7 @@ pub fn exchange(profile: &Profile, operation: &Operation) -> Exchange {
             to_responder: one(packet(ATOMIC_ETH, 0)),
             to_requester: one(packet(AETH, ATOMIC_BYTES)),
         },
-        // The response is that of a READ of no bytes.
+        // The response equals that of a READ of zero bytes.
         Verb::Flush => Exchange {
             to_responder: one(packet(FETH + RETH, 0)),
             to_requester: one(packet(AETH, 0)),
@@ -145,12 +145,12 @@ pub fn exchange(profile: &Profile, operation: &Operation) -> Exchange {
     }
 }
 
-/// Packets of a message; one without payload is a packet too.
+/// Returns the packets of a message; a message without payload is one packet.
 fn packets(payload: u32, mtu: u32) -> f64 {
     f64::from(payload.div_ceil(mtu).max(1))
 }
 
-/// Payloads are padded to 4 bytes.
+/// Pads a payload to a multiple of 4 bytes.
 fn pad4(payload: u32) -> u32 {
     payload.saturating_add(payload.wrapping_neg() & 3)
 }
@@ -185,7 +185,7 @@ mod tests {
         );
         let atomic = new(Verb::AtomicFetchAndAdd, Transport::Rc, 8);
         assert_eq!(bytes(atomic), (54.0, 38.0));
-        // As a READ of no bytes, and the FETH.
+        // A FLUSH equals a READ of zero bytes with a FETH.
         assert_eq!(bytes(new(Verb::RdmaRead, Transport::Rc, 0)), (42.0, 30.0));
         assert_eq!(bytes(new(Verb::Flush, Transport::Rc, 0)), (46.0, 30.0));
     }

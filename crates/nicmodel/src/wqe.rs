@@ -1,15 +1,16 @@
-//! Headers of WQEs, and what WQEs take in cache lines; their sizes are [`Operation::wqe_bytes`](crate::Operation::wqe_bytes).
+//! Headers of WQEs, and cache lines of WQEs. [`Operation::wqe_bytes`](crate::Operation::wqe_bytes) computes the size
+//! of a WQE.
 
 use crate::profile::Profile;
 use crate::verb::{Transport, Verb};
 
-/// A cache line, which is also what write combining sends in one MMIO write.
+/// Size of a cache line, and of one MMIO write with write combining.
 pub const CACHE_LINE_BYTES: u32 = 64;
 
-/// Header of a WQE with the size field of inlined data (Table 1 of the paper).
+/// Returns the size of a WQE's header, with the size field of inlined data (Table 1 of the paper).
 ///
-/// - RECVs have [`Wqe::recv_bytes`](crate::profile::Wqe::recv_bytes), which is no header.
-/// - For atomics it is the WQE without its scatter/gather element.
+/// - The WQE of a RECV has no header; its size is [`Wqe::recv_bytes`](crate::profile::Wqe::recv_bytes).
+/// - For atomics the result is the size of the WQE without its scatter/gather element.
 pub fn header_bytes(profile: &Profile, verb: Verb, transport: Transport) -> u32 {
     let wqe = &profile.wqe;
     if verb.is_atomic() {
@@ -22,13 +23,13 @@ pub fn header_bytes(profile: &Profile, verb: Verb, transport: Transport) -> u32 
     }
 }
 
-/// Cache lines of so many bytes that begin at a line: `ceil(bytes / 64)`.
+/// Returns the cache lines of `bytes` bytes that begin at a line: `ceil(bytes / 64)`.
 pub fn lines(bytes: u32) -> u32 {
     bytes.div_ceil(CACHE_LINE_BYTES)
 }
 
-/// Cache lines that `bytes` bytes from this address on touch; what PCIe counters of a processor
-/// count for a DMA (4 bytes across a boundary are 2).
+/// Returns the cache lines that `bytes` bytes from this address touch, as a processor's PCIe counters count a DMA.
+/// For example, 4 bytes across a line boundary touch 2.
 pub fn lines_touched(address: u64, bytes: u64) -> u64 {
     let line = u64::from(CACHE_LINE_BYTES);
     match bytes.checked_sub(1) {
@@ -37,12 +38,12 @@ pub fn lines_touched(address: u64, bytes: u64) -> u64 {
     }
 }
 
-/// What a WQE of so many bytes takes in the send queue: whole cache lines.
+/// Returns the bytes of the send queue that a WQE of `bytes` bytes takes: whole cache lines.
 pub fn slot_bytes(bytes: u32) -> u32 {
     lines(bytes).saturating_mul(CACHE_LINE_BYTES)
 }
 
-/// Most payload that still fits inline into a WQE of so many cache lines, if any does.
+/// Returns the most payload that fits inline into a WQE of this number of cache lines; `None` if no payload fits.
 pub fn max_inline_payload(
     profile: &Profile,
     verb: Verb,

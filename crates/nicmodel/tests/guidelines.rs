@@ -1,4 +1,5 @@
-//! Whatever a document says, it is refused or judged, and what is advised helps.
+//! Property tests of the guidelines: a document is refused or judged, and following the advice raises the predicted
+//! rate.
 
 use nicmodel::guidelines::{ALL, advise};
 use nicmodel::op_profile::{

@@ -1,23 +1,23 @@
-//! Cores that wait for each other.
+//! The throughput of cores that wait for each other.
 //!
-//! A core that writes to the NIC is held until the write is on its way, and a core that adds to a
-//! shared counter until it has the line. So the cores form a closed queueing network: each thinks
-//! (works alone), then queues at each shared station. Mean value analysis gives its throughput
-//! (Reiser and Lavenberg, JACM 1980); it has no parameters beyond the times themselves.
+//! A core that writes to the NIC is blocked until the write is on its way. A core that adds to a shared counter is
+//! blocked until it has the line. So the cores form a closed queueing network: each core works alone, then queues at
+//! each shared station. Mean value analysis gives the throughput (Reiser and Lavenberg, JACM 1980); it has no
+//! parameters beyond the times.
 
-/// A shared station.
+/// A station of the queueing network, shared by all cores.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Station {
-    /// Time that a request takes of it, in ns.
+    /// Time for which a request occupies the station, in ns.
     pub(super) service_ns: f64,
-    /// Time that other traffic takes of it for each request, in ns; it slows the station down and
-    /// holds no core.
+    /// Time for which other traffic occupies the station for each request, in ns. This traffic slows the station and
+    /// blocks no core.
     pub(super) background_ns: f64,
 }
 
-/// Requests per ns of `cores` cores that work `alone_ns` on each between the stations.
+/// Returns the requests per ns of `cores` cores. Each core works `alone_ns` on a request between the stations.
 pub(super) fn throughput(cores: u32, alone_ns: f64, stations: &[Station]) -> f64 {
-    // The background slows stations by how much of it there is, which is what comes out: halve.
+    // Background traffic slows the stations in proportion to the rate, which is the result: find it by bisection.
     let (mut low, mut high) = (0.0, ceiling(stations));
     if stations.iter().all(|station| station.background_ns == 0.0) {
         return network(cores, alone_ns, stations, 0.0);
@@ -36,7 +36,7 @@ pub(super) fn throughput(cores: u32, alone_ns: f64, stations: &[Station]) -> f64
     low
 }
 
-/// The rate at which some station is busy all the time.
+/// Returns the rate at which the first station is always busy.
 fn ceiling(stations: &[Station]) -> f64 {
     let busiest = stations
         .iter()
@@ -45,7 +45,8 @@ fn ceiling(stations: &[Station]) -> f64 {
     1.0 / busiest
 }
 
-/// Mean value analysis, with stations slowed by a background of `rate` requests per ns.
+/// Computes the throughput by mean value analysis, with stations slowed by the background traffic of `rate` requests
+/// per ns.
 fn network(cores: u32, alone_ns: f64, stations: &[Station], rate: f64) -> f64 {
     let slowed = |station: &Station| {
         let left = (1.0 - rate * station.background_ns).max(f64::EPSILON);

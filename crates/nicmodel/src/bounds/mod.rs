@@ -1,4 +1,4 @@
-//! How fast a mix of operations can go, and what stops it.
+//! The rate of a mix of operations on a NIC, and the resource that limits the rate.
 
 mod contention;
 mod processing;
@@ -19,13 +19,13 @@ pub use processing::inbound_ns;
 use processing::{known, sending_ns};
 pub use round_trip::round_trip_ns;
 
-/// On which side of an operation the machine is.
+/// The machine's side of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// It posts the operation.
+    /// The machine posts the operation.
     Requester,
-    /// The operation arrives from elsewhere.
+    /// The operation arrives from another machine.
     Responder,
 }
 
@@ -35,25 +35,26 @@ pub enum Role {
 pub struct Load {
     /// The operation.
     pub operation: Operation,
-    /// Whether the machine posts it or gets it.
+    /// Whether the machine posts the operation or receives it.
     pub role: Role,
-    /// How often it occurs for each request of the mix.
+    /// Operations of this kind in one request of the mix.
     pub per_request: f64,
-    /// How the requester hands it to its NIC.
+    /// The way in which the requester hands the WQEs to its NIC.
     pub method: Method,
     /// Operations in a postlist, on average.
     pub postlist: f64,
-    /// Queue pairs that the machine posts it on, or that it arrives at, evenly, together with the mix' other
-    /// operations that have some; with none given there are enough.
+    /// Number of queue pairs over which the operations are spread evenly, on the machine's side. Other operations of
+    /// the mix that have a number share the same queue pairs. `None`: enough queue pairs.
     ///
-    /// Each belongs to one processing unit and to one port: fewer queue pairs than ports leave ports unused.
+    /// Each queue pair belongs to one processing unit and to one port: fewer queue pairs than ports leave ports
+    /// unused.
     pub queue_pairs: Option<u32>,
-    /// Locks that atomics use, evenly; with none given all that they can reach.
+    /// Locks over which the atomics are spread evenly. `None`: all locks that atomics can reach.
     pub lock_slots: Option<u32>,
 }
 
 impl Load {
-    /// One operation a request, posted alone.
+    /// One operation in each request, posted alone.
     pub fn new(operation: Operation, role: Role) -> Self {
         Self {
             operation,
@@ -66,7 +67,7 @@ impl Load {
         }
     }
 
-    /// The same in postlists of this length, which decides the method.
+    /// The same load in postlists of this length, which decides the method.
     #[must_use]
     pub fn in_postlists(self, len: f64) -> Self {
         Self {
@@ -76,7 +77,7 @@ impl Load {
         }
     }
 
-    /// The same on so many queue pairs.
+    /// The same load on this number of queue pairs.
     #[must_use]
     pub fn on_queue_pairs(self, queue_pairs: u32) -> Self {
         Self {
@@ -85,7 +86,7 @@ impl Load {
         }
     }
 
-    /// The same on so many locks.
+    /// The same load on this number of locks.
     #[must_use]
     pub fn on_lock_slots(self, slots: u32) -> Self {
         Self {
@@ -94,7 +95,7 @@ impl Load {
         }
     }
 
-    /// The same so many times a request.
+    /// The same load with this number of operations in each request.
     #[must_use]
     pub fn times(self, per_request: f64) -> Self {
         Self {
@@ -104,26 +105,26 @@ impl Load {
     }
 }
 
-/// What one machine does for each request.
+/// The work of one machine for each request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mix {
     /// The operations, posted and arriving.
     pub loads: Vec<Load>,
-    /// Cores that do the machine's work; with none given there are enough.
+    /// Cores that do the machine's work. `None`: enough cores.
     pub cores: Option<u32>,
-    /// Work of a core for a request beside its verbs, in ns.
+    /// Work of a core for a request apart from verbs, in ns.
     pub app_ns: f64,
     /// The part of `app_ns` that only one core can do at a time, such as adding to a shared
     /// counter, in ns.
     pub shared_ns: f64,
-    /// Operations that the machine has outstanding at a time, at most; with none given there are enough.
+    /// Most operations that the machine has outstanding at a time. `None`: enough.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outstanding: Option<f64>,
 }
 
 impl Mix {
-    /// Operations alone, with enough cores and enough of them outstanding.
+    /// A mix of these operations without other work, with enough cores and enough operations outstanding.
     pub fn new(loads: Vec<Load>) -> Self {
         Self {
             loads,
@@ -134,7 +135,7 @@ impl Mix {
         }
     }
 
-    /// The same with so many operations outstanding at most.
+    /// The same mix with at most this number of operations outstanding.
     #[must_use]
     pub fn with_outstanding(self, outstanding: f64) -> Self {
         Self {
@@ -143,7 +144,7 @@ impl Mix {
         }
     }
 
-    /// The same on so many cores.
+    /// The same mix on this number of cores.
     #[must_use]
     pub fn on_cores(self, cores: u32) -> Self {
         Self {
@@ -153,15 +154,15 @@ impl Mix {
     }
 }
 
-/// What can run out.
+/// A resource that can limit the rate of a mix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Resource {
     /// The machine's cores.
     Cpu,
-    /// The operations that it has outstanding at a time: each takes a round trip, even on an idle network.
+    /// The operations that the machine may have outstanding: each takes a round trip, even on an idle network.
     RoundTrips,
-    /// Something that only one core can have at a time.
+    /// A cache line or other object that only one core can use at a time.
     SharedLine,
     /// The PCIe link to the device, where MMIO writes take most of it.
     Mmio,
@@ -169,11 +170,11 @@ pub enum Resource {
     DmaRead,
     /// The PCIe link to the host: DMA writes, and requests of DMA reads.
     DmaWrite,
-    /// The processing units that the queue pairs belong to.
+    /// The NIC's processing units that serve the queue pairs.
     QueuePairUnits,
-    /// What the NIC does for operations that it sends.
+    /// The NIC's processing of operations that it sends.
     NicOutbound,
-    /// What the NIC does for operations that arrive.
+    /// The NIC's processing of operations that arrive.
     NicInbound,
     /// The NIC's locks for atomics.
     AtomicLocks,
@@ -184,7 +185,7 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// All of them.
+    /// All resources.
     pub const ALL: [Self; 12] = [
         Self::Cpu,
         Self::RoundTrips,
@@ -225,27 +226,26 @@ impl fmt::Display for Resource {
 pub struct Bound {
     /// The resource.
     pub resource: Resource,
-    /// How long a request keeps all of it busy, in ns.
+    /// Time for which one request uses the whole resource, in ns.
     pub busy_ns: f64,
-    /// The rate that it allows, in 10^6 requests a second.
+    /// The rate that the resource allows, in 10^6 requests a second.
     pub rate_mops: f64,
 }
 
-/// What every resource allows a mix.
+/// The rates that the resources allow a mix.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Bounds {
     /// Resources that the mix uses, the scarcest first.
     pub bounds: Vec<Bound>,
-    /// Rate that they allow together, with cores that wait for each other, in 10^6 requests a
-    /// second. Nothing if the mix uses no known resource.
+    /// Rate that the resources allow together, with cores that wait for each other, in 10^6 requests a second. `None`
+    /// if the mix uses no known resource.
     pub predicted_mops: Option<f64>,
-    /// Resources that the mix uses and that the profile does not describe: the real rate may be
-    /// lower because of them.
+    /// Resources that the mix uses and the profile does not describe: the real rate may be lower because of them.
     pub unknown: Vec<Resource>,
 }
 
 impl Bounds {
-    /// The bounds of a mix on a NIC.
+    /// Computes the bounds of a mix on a NIC.
     ///
     /// # Errors
     /// An operation that the NIC cannot do, or a number of the mix outside its range.
@@ -258,7 +258,7 @@ impl Bounds {
         Ok(demand.bounds(profile, mix))
     }
 
-    /// The scarcest resource.
+    /// The resource that allows the lowest rate.
     pub fn bottleneck(&self) -> Option<Resource> {
         self.bounds.first().map(|bound| bound.resource)
     }
@@ -305,11 +305,11 @@ fn check(mix: &Mix) -> Result<(), OperationError> {
     Ok(())
 }
 
-/// What a request takes of each resource. Costs that the profile does not have are `None`.
+/// The use of each resource by one request. Costs that the profile lacks are `None`.
 #[derive(Debug)]
 struct Demand {
     verbs_ns: Option<f64>,
-    /// The round trips of its own operations, one after the other.
+    /// The round trips of the machine's own operations, one after the other.
     round_trips_ns: Option<f64>,
     mmio_bytes: f64,
     dma_read_bytes: f64,
@@ -319,7 +319,7 @@ struct Demand {
     inbound_ns: Option<f64>,
     unit_ns: Option<f64>,
     lock_ns: Option<f64>,
-    /// Time of each port in use.
+    /// Time for which a request occupies each port in use.
     out_ns: f64,
     in_ns: f64,
 }
@@ -411,7 +411,7 @@ impl Demand {
         } else {
             (self.mmio_bytes, self.to_device_bytes)
         };
-        // With enough cores the processor bounds nothing, whether or not its costs are known.
+        // With enough cores the processor limits nothing, so its costs need not be known.
         let cpu = match mix.cores {
             Some(cores) => self
                 .verbs_ns
@@ -431,7 +431,7 @@ impl Demand {
             (Resource::DmaWrite, Some(self.to_host_bytes / link)),
             (Resource::QueuePairUnits, self.unit_ns),
             (Resource::NicOutbound, self.outbound_ns),
-            // Before the inbound processing: where one lock holds up everything, it is the cause.
+            // Listed before the inbound processing: if one lock holds up all operations, the lock is the cause.
             (Resource::AtomicLocks, self.lock_ns),
             (Resource::NicInbound, self.inbound_ns),
             (Resource::LinkOut, Some(self.out_ns)),
@@ -457,7 +457,7 @@ impl Demand {
         }
     }
 
-    /// The rate of the cores when they wait for each other at the NIC and at shared lines.
+    /// The rate of the cores if they wait for each other at the NIC and at shared lines, in 10^6 requests a second.
     fn with_waiting_mops(&self, mix: &Mix, link: f64) -> Option<f64> {
         let own = self.verbs_ns? + mix.app_ns;
         let nic = Station {
@@ -474,20 +474,20 @@ impl Demand {
     }
 }
 
-/// Bytes that the ports carry in a ns, in one direction, of so many queue pairs: each queue pair is on one port. Queue pairs
-/// that cannot be spread evenly, such as three on two ports, are taken as if they could.
+/// Bytes that the ports of this number of queue pairs carry in a ns, in one direction. Each queue pair is on one
+/// port. Queue pairs that cannot be spread evenly, such as three on two ports, are taken as if they could.
 fn ports_bytes_per_ns(profile: &Profile, queue_pairs: Option<u32>) -> f64 {
     let port = &profile.port;
     let used = queue_pairs.map_or(port.count.value, |count| count.min(port.count.value));
     f64::from(used) * port.gbps.value / 8.0
 }
 
-/// Adds `times * cost`, and remembers if a cost is not known.
+/// Adds `times * cost` to the sum. The sum becomes `None` if the cost is not known.
 fn add(sum: &mut Option<f64>, times: f64, cost: Option<f64>) {
     *sum = sum.zip(cost).map(|(sum, cost)| sum + times * cost);
 }
 
-/// Time of a core for one operation.
+/// Core time of one operation, in ns.
 fn cpu_ns(profile: &Profile, load: &Load, one: &Footprint) -> Option<f64> {
     let host = &profile.host;
     match load.role {
@@ -507,11 +507,11 @@ fn cpu_ns(profile: &Profile, load: &Load, one: &Footprint) -> Option<f64> {
     }
 }
 
-/// Time of the whole NIC for one operation that it sends.
+/// Time for which one operation that is sent occupies the whole NIC, in ns.
 fn outbound_ns(profile: &Profile, load: &Load, one: &Footprint) -> Option<f64> {
     let processing = &profile.processing;
     let base = sending_ns(profile, &load.operation, one.wqe_lines)?;
-    // Without units there is no wait either, which the profile has checked.
+    // A profile without `units` has no `wqe_fetch_wait_ns` either: [`Profile::parse`] checks that.
     let units = processing
         .units
         .as_ref()
@@ -520,7 +520,7 @@ fn outbound_ns(profile: &Profile, load: &Load, one: &Footprint) -> Option<f64> {
     Some(base + one.requester.doorbells() * wait / units)
 }
 
-/// Time of all locks together for one atomic that arrives.
+/// Time for which an atomic that arrives occupies all locks together, in ns.
 fn lock_ns(profile: &Profile, load: &Load) -> Option<f64> {
     let reachable = locks::reachable(profile);
     let slots = match (load.lock_slots, reachable) {

@@ -1,15 +1,15 @@
-//! Times of a NIC's processing for one operation.
+//! A NIC's processing times for one operation.
 
 use crate::operation::Operation;
 use crate::profile::{Profile, Sourced};
 use crate::verb::Verb;
 
-/// The value of a number that a profile may lack.
+/// Returns the value of a number; `None` if the profile lacks it.
 pub(super) fn known(number: &Option<Sourced<f64>>) -> Option<f64> {
     number.as_ref().map(|number| number.value)
 }
 
-/// Time of the whole NIC for one operation that leaves, in ns, without the wait for its WQE.
+/// Time for which sending one operation occupies the whole NIC, in ns, without the wait for its WQE.
 pub(super) fn sending_ns(profile: &Profile, operation: &Operation, wqe_lines: u32) -> Option<f64> {
     let processing = &profile.processing;
     match operation.verb {
@@ -22,14 +22,14 @@ pub(super) fn sending_ns(profile: &Profile, operation: &Operation, wqe_lines: u3
             };
             Some(known(&processing.send_ns)? + lines)
         }
-        // To its requester an atomic or a FLUSH is what a READ is: a request and its response.
+        // The requester handles an atomic or a FLUSH like a READ: a request and its response.
         Verb::RdmaRead | Verb::AtomicCmpAndSwp | Verb::AtomicFetchAndAdd | Verb::Flush => {
             known(&processing.read_ns)
         }
     }
 }
 
-/// Time of the whole NIC for one operation that arrives, in ns; nothing if the profile does not say.
+/// Time for which an arriving operation occupies the whole NIC, in ns; `None` if the profile does not say.
 pub fn inbound_ns(profile: &Profile, operation: &Operation) -> Option<f64> {
     let processing = &profile.processing;
     if operation.verb.is_atomic() {

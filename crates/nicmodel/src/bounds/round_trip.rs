@@ -7,19 +7,19 @@ use crate::pcie;
 use crate::profile::Profile;
 use crate::verb::{Transport, Verb};
 
-/// Time from the post of one operation to the poll that finds its completion, when nothing else is under way, in ns. Nothing
-/// if the profile lacks the latency of its network or of its PCIe link.
+/// Time from the post of one operation to the poll of its completion on idle machines, in ns. `None` if the profile
+/// lacks the latency of its network or of its PCIe link.
 ///
-/// It is the least time: costs of cores that the profile does not have count as nothing. Messages of several packets cut through
-/// the network, which simulated NICs do not let them. The completion of a datagram and of an operation on UC says only that
-/// the message has left.
+/// The result is the least time: costs of cores that the profile lacks count as 0. Messages of several packets cut
+/// through the network in this model, but not in simulated NICs. The completion of a datagram and of an operation on
+/// UC says only that the message has left.
 pub fn round_trip_ns(profile: &Profile, operation: &Operation, method: Method) -> Option<f64> {
     let one = Footprint::of_postlist(profile, operation, method, 1).ok()?;
     let network = known(&profile.port.latency_ns)?;
     let pcie = known(&profile.pcie.latency_ns)?;
     let host = &profile.host;
     let cost = |number| known(number).unwrap_or(0.0);
-    // An MMIO write holds the core while it is on its way already.
+    // An MMIO write already blocks the core while it is on its way.
     let core = cost(&host.post_wqe_ns) + cost(&host.poll_cqe_ns);
     let link = pcie::bandwidth_mbps(profile) * 1e-3;
     let payload = f64::from(operation.payload_bytes);
@@ -41,7 +41,7 @@ pub fn round_trip_ns(profile: &Profile, operation: &Operation, method: Method) -
         return Some(to_completion);
     }
     let port = profile.port.gbps.value / 8.0;
-    // A message passes two links, of which it takes the second while it leaves the first, but for a packet.
+    // A message passes two links and leaves the first while it enters the second, one packet later.
     let wire = |packets: crate::wire::Packets| {
         let bytes = packets.link_bytes(profile);
         (bytes + bytes / packets.count.max(1.0)) / port

@@ -4,7 +4,7 @@ use crate::locks;
 use crate::op_profile::{OperationProfile, SlotCount};
 use crate::profile::Profile;
 
-/// Do not let atomics queue for a lock of the NIC.
+/// Guideline: spread atomics over the NIC's locks.
 pub(super) const GUIDELINE: Guideline = Guideline {
     name: "atomic-locks",
     section: "ATC'16, sections 3.4 and 5.4",
@@ -23,7 +23,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
         .filter_map(|qp| Some((qp, qp.effective_slots()?)))
         .collect();
     all.sort_by_key(|(_, slots)| *slots);
-    // There are no more than the NIC has, whatever the addresses.
+    // The addresses cannot use more locks than the NIC has.
     let has = locks::reachable(profile);
     let seen = match (all.first(), has) {
         (Some((qp, _)), Some(1)) => format!(
@@ -65,7 +65,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
 }
 
 fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
-    // With a single lock only another design helps, which is another profile.
+    // With a single lock only another design helps, which has another profile.
     let all = locks::reachable(profile).filter(|all| *all > 1)?;
     let mut fixed = observed.clone();
     for qp in &mut fixed.queue_pairs {

@@ -3,7 +3,7 @@ use crate::op_profile::OperationProfile;
 use crate::profile::Profile;
 use crate::verb::Transport;
 
-/// Few connected queue pairs.
+/// Guideline: use few connected queue pairs.
 pub(super) const GUIDELINE: Guideline = Guideline {
     name: "connected-qps",
     section: "ATC'16, section 4.2.1",

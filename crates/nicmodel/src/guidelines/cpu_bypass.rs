@@ -5,7 +5,7 @@ use crate::operation::Operation;
 use crate::profile::{Profile, Sourced};
 use crate::verb::{Transport, Verb};
 
-/// Let the peer's processor do what its NIC does slowly.
+/// Guideline: let the peer's processor do work that its NIC does slowly.
 pub(super) const GUIDELINE: Guideline = Guideline {
     name: "cpu-bypass",
     section: "ATC'16, sections 4.2.3 and 4.3.2",
@@ -14,10 +14,10 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     fixed,
 };
 
-/// A design is not changed for less.
+/// Least factor by which the rate must rise for the advice to change the design.
 const WORTHWHILE: f64 = 1.3;
 
-/// A request: a key and an operation.
+/// Size of a request: a key and an operation.
 const REQUEST_BYTES: u32 = 16;
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
@@ -25,13 +25,13 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     let other = fixed(observed, profile)?;
     let then = other.predict(profile).ok()??;
     let gets = gets(observed);
-    // What binds on the program's own machine is no work of the peer's NIC, but a READ that is saved.
+    // A bottleneck on the program's own machine does not come from the peer's NIC; but a saved READ relieves it too.
     let of_reads = !gets.is_empty()
         && matches!(
             now.bottleneck,
             Resource::NicOutbound | Resource::NicInbound | Resource::LinkIn
         );
-    // Two READs that become one request are the same work.
+    // `work` compares equal work: two READs may become one request.
     let work = real(observed.requests()) / real(other.requests());
     if now.slower != Role::Responder && !of_reads
         || then.rate_mops * work < WORTHWHILE * now.rate_mops
@@ -84,8 +84,8 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     })
 }
 
-/// The READs of two sizes on each queue pair if there are as many of the one as of the other: a READ that finds where
-/// and one that fetches what, the smaller first.
+/// The pairs of READs of one GET on each queue pair, the smaller first. The first READ looks up the address and the
+/// second fetches the value. A queue pair counts if its READs have two sizes, in about equal numbers.
 fn gets(observed: &OperationProfile) -> Vec<(Counted, Counted)> {
     observed.active().filter_map(two_reads).collect()
 }
@@ -99,7 +99,8 @@ fn two_reads(qp: &QueuePair) -> Option<(Counted, Counted)> {
     (differ && a.count.abs_diff(b.count) <= a.count.min(b.count) / 10).then_some((a, b))
 }
 
-/// Each READ or atomic becomes a request by UC WRITE and a response by UD SEND, and so do two READs of one request.
+/// The program with each READ or atomic replaced by a request by UC WRITE and a response by UD SEND. Two READs of one
+/// GET become one request.
 fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
     let request = Operation::new(Verb::RdmaWrite, Transport::Uc, REQUEST_BYTES).inlined();
     let most = profile.wqe.max_inline_bytes.value;
@@ -141,8 +142,8 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
     Some(fixed)
 }
 
-/// What a machine with this NIC does for requests, of which there are so many an operation, and so many of them atomic:
-/// it takes the request, does it, and answers.
+/// The work of a peer with this NIC that takes requests, executes them and answers. `requests` and `atomics` are
+/// shares of the program's operations.
 fn peers_work(
     observed: &OperationProfile,
     profile: &Profile,
@@ -155,7 +156,7 @@ fn peers_work(
         .active()
         .filter_map(QueuePair::effective_slots)
         .min();
-    // Cores that add to the same few words wait for each other's cache lines.
+    // Cores that add to few shared words wait for each other's cache lines.
     let contended = cores > 1 && words.is_some_and(|words| words < cores);
     let add = if contended {
         &host.contended_add_ns

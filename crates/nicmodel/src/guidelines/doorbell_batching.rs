@@ -6,7 +6,7 @@ use crate::op_profile::{OperationProfile, QueuePair, real, whole};
 use crate::operation::Method;
 use crate::profile::Profile;
 
-/// Post WRs that wait as one list.
+/// Guideline: post waiting WRs as one postlist.
 pub(super) const GUIDELINE: Guideline = Guideline {
     name: "doorbell-batching",
     section: "ATC'16, section 3.1",
@@ -15,10 +15,10 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     fixed,
 };
 
-/// Longest list that is proposed: beyond it a doorbell's share of a WR hardly shrinks.
+/// Longest postlist that is advised: beyond it a doorbell's cost per WR hardly shrinks.
 const LONGEST: f64 = 32.0;
 
-/// Fewer WRs than this at a time are not worth a list: its doorbell and DMA cost what they save.
+/// Fewest WRs that are worth a postlist: with fewer, its doorbell and DMA cost as much as they save.
 const WORTHWHILE: f64 = 3.0;
 
 fn could_batch(qp: &QueuePair) -> bool {
@@ -44,7 +44,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     Some(Finding { seen, advice })
 }
 
-/// MMIO writes for each of its WRs as it is.
+/// MMIO writes for each WR of the unchanged program.
 fn mmio_writes(qp: &QueuePair, profile: &Profile) -> Option<f64> {
     let postlist = qp.mean_postlist();
     let method = Method::of_postlist(postlist);

@@ -1,4 +1,4 @@
-//! What a guideline is, and the words of its findings.
+//! The type of a guideline, and functions that word its findings.
 
 use std::cmp::Reverse;
 
@@ -7,32 +7,32 @@ use serde::Serialize;
 use crate::op_profile::{Counted, OperationProfile, QueuePair};
 use crate::profile::Profile;
 
-/// A guideline.
+/// A rule of the paper as code: how to find a violation, and the program without the violation.
 #[derive(Clone, Copy, Debug)]
 pub struct Guideline {
     /// Short name.
     pub name: &'static str,
-    /// Where it is published.
+    /// Publication and section of the rule.
     pub section: &'static str,
-    /// What it says, in one sentence.
+    /// The rule in one sentence.
     pub rule: &'static str,
-    /// Where a program breaks it, and what to do about it; nothing if it keeps it.
+    /// Returns where a program breaks the rule and how to change the program; `None` if the program keeps the rule.
     pub finds: fn(&OperationProfile, &Profile) -> Option<Finding>,
-    /// The same program if it did so; nothing where the model has no rate for the difference.
+    /// Returns the program after the change; `None` if the model computes no rate for the difference.
     pub fixed: fn(&OperationProfile, &Profile) -> Option<OperationProfile>,
 }
 
-/// Where a program breaks a guideline.
+/// A place where a program breaks a guideline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What it does.
+    /// The violation: what the program does.
     pub seen: String,
-    /// What to do instead, by the names of the verbs.
+    /// The advised change, with the names of the verbs.
     pub advice: String,
 }
 
-/// The kind of operation that a program does most among those that break a guideline, its queue pair, and that in
-/// words.
+/// Finds the most frequent kind of operation that breaks a guideline, and its queue pair. The text names the queue
+/// pair and the number of other queue pairs that break the guideline.
 pub(super) fn most<'a>(
     observed: &'a OperationProfile,
     side: fn(&QueuePair) -> &[Counted],
@@ -53,7 +53,7 @@ pub(super) fn most<'a>(
     Some((queue_pair(qp.qpn, others), qp, counted))
 }
 
-/// A queue pair in words, with how many others are like it.
+/// Names a queue pair in text, with the number of similar queue pairs.
 pub(super) fn queue_pair(qpn: u32, others: usize) -> String {
     match others {
         0 => format!("QP {qpn:#x}"),
@@ -61,7 +61,7 @@ pub(super) fn queue_pair(qpn: u32, others: usize) -> String {
     }
 }
 
-/// So many of something, in words.
+/// Formats a count with its noun in singular or plural.
 pub(super) fn plural(count: u32, word: &str) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }

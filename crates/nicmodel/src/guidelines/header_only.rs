@@ -3,7 +3,7 @@ use crate::op_profile::{Counted, OperationProfile};
 use crate::profile::Profile;
 use crate::verb::Verb;
 
-/// Four bytes fit the immediate.
+/// Guideline: send messages of up to four bytes as the immediate.
 pub(super) const GUIDELINE: Guideline = Guideline {
     name: "header-only",
     section: "ATC'16, sections 3.2 and 4.2.1",
@@ -12,7 +12,7 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     fixed,
 };
 
-/// What an immediate carries.
+/// Size of an immediate.
 const IMM_BYTES: u32 = 4;
 
 fn could(counted: &Counted) -> bool {

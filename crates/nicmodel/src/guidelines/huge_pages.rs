@@ -2,7 +2,7 @@ use super::guideline::{Finding, Guideline};
 use crate::op_profile::OperationProfile;
 use crate::profile::Profile;
 
-/// Register huge pages.
+/// Guideline: register memory in huge pages.
 pub(super) const GUIDELINE: Guideline = Guideline {
     name: "huge-pages",
     section: "ATC'16, section 3.5",
@@ -11,7 +11,7 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     fixed: |_, _| None,
 };
 
-/// Registered memory in small pages that is worth a word: 16384 translations.
+/// Least registered memory in small pages that is reported: 16384 translations.
 const MUCH_BYTES: u64 = 64 << 20;
 
 fn finds(observed: &OperationProfile, _: &Profile) -> Option<Finding> {

@@ -3,7 +3,7 @@ use crate::op_profile::{Counted, OperationProfile, QueuePair};
 use crate::operation::Receive;
 use crate::profile::Profile;
 
-/// Take small payloads within the completion.
+/// Guideline: receive small payloads within the completion.
 pub(super) const GUIDELINE: Guideline = Guideline {
     name: "inline-recv",
     section: "ATC'16, section 3.2",

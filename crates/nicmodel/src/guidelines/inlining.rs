@@ -4,7 +4,7 @@ use crate::op_profile::{Counted, OperationProfile, QueuePair};
 use crate::operation::Method;
 use crate::profile::Profile;
 
-/// Copy small payloads into the WQE.
+/// Guideline: copy small payloads into the WQE.
 pub(super) const GUIDELINE: Guideline = Guideline {
     name: "inlining",
     section: "ATC'16, section 2.2.1",
@@ -13,7 +13,7 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     fixed,
 };
 
-/// Whether inlining saves bytes on the way to the NIC.
+/// Returns true if inlining saves bytes on the PCIe link to the NIC.
 fn should(profile: &Profile, qp: &QueuePair, counted: &Counted) -> bool {
     let operation = counted.operation;
     if operation.inline || operation.payload_bytes == 0 || !operation.verb.sends_payload() {

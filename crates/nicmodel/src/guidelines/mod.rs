@@ -1,6 +1,6 @@
-//! The design guidelines as values: what to look for, what to do, and what it would bring.
+//! The design guidelines as values: each finds a violation, gives the advice, and predicts the gain.
 //!
-//! Each guideline is a file of its own; adding one is adding a file and its line in [`ALL`].
+//! Each guideline is a file of its own; a new guideline is a new file and its line in [`ALL`].
 
 mod atomic_locks;
 mod connected_qps;
@@ -33,41 +33,42 @@ pub use steps::{Step, steps};
 pub struct Advice {
     /// The guideline's name.
     pub guideline: &'static str,
-    /// Where it is published.
+    /// Publication and section of the guideline.
     pub section: &'static str,
-    /// What was found.
+    /// The violation and the advice.
     #[serde(flatten)]
     pub finding: Finding,
-    /// What the model predicts for this change and no other; nothing where it has no rate for the difference. With
-    /// `with_queue_pairs` it is what the change adds to them.
+    /// Predicted gain of this change alone; `None` if the model has no rate for the difference. If `with_queue_pairs`
+    /// is set, the gain over the program with that number of queue pairs.
     pub gain: Option<Gain>,
     /// Queue pairs for each posting thread that this change needs to bring its gain.
     pub with_queue_pairs: Option<u32>,
-    /// What it brings without them, which may be a loss.
+    /// Predicted gain without these additional queue pairs, which may be a loss.
     pub alone: Option<Gain>,
-    /// What it adds, as a share, when every other guideline is followed; nothing where `gain` is enough or is unknown.
+    /// Relative gain of this change if every other guideline is followed. `None` if `gain` is large enough or
+    /// unknown.
     pub after_others: Option<f64>,
 }
 
-/// What a change would bring.
+/// The predicted rates before and after a change.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Gain {
-    /// Rate without it, in 10^6 operations a second.
+    /// Rate without the change, in 10^6 operations a second.
     pub now_mops: f64,
-    /// Rate with the change.
+    /// Rate with the change, in 10^6 operations a second.
     pub then_mops: f64,
     /// `then / now - 1`.
     pub relative: f64,
-    /// What the program lacks then.
+    /// The bottleneck after the change.
     pub then_bottleneck: Resource,
-    /// Whether the profile lacks a number that may make it less.
+    /// True if the profile lacks a number that may make the gain smaller.
     pub at_most: bool,
 }
 
-/// The guideline whose change is another design, and no step from the one that is there.
+/// The guideline that advises another design instead of a step from the present design.
 pub const OTHER_DESIGN: &str = cpu_bypass::GUIDELINE.name;
 
-/// A gain below this is none: the model is not that exact.
+/// Smallest relative gain that counts: the model is not more exact.
 pub const WORTHWHILE: f64 = 0.01;
 
 /// Every guideline.
@@ -87,14 +88,14 @@ pub const ALL: [Guideline; 13] = [
     huge_pages::GUIDELINE,
 ];
 
-/// A change that brings something by itself is advised with more queue pairs only if it brings so many times more then.
+/// A change is advised together with more queue pairs only if that multiplies its gain by more than this factor.
 const SIMPLER: f64 = 1.5;
 
-/// What a program should change for this NIC, the greatest gain first, then what has no predicted
-/// gain.
+/// Returns the changes that a program should make for this NIC: the greatest gain first, then the changes without a
+/// predicted gain.
 ///
 /// # Errors
-/// The NIC cannot do what the program does.
+/// Returned if the NIC cannot execute one of the program's operations.
 pub fn advise(
     observed: &OperationProfile,
     profile: &Profile,
@@ -103,7 +104,7 @@ pub fn advise(
         return Ok(Vec::new());
     };
     let has_rate = has_rate(observed, &now);
-    // A fix that the NIC could not do would be none.
+    // A change that the NIC cannot execute has no rate.
     let rate_of = |fixed: &OperationProfile| rate(fixed, observed, profile).ok().flatten();
     let mut all = Vec::new();
     for guideline in ALL {
@@ -125,8 +126,8 @@ pub fn advise(
         {
             let alone = then.over(&now);
             advice.gain = Some(alone);
-            // Lists on one queue pair make its processing unit the bottleneck, which is another guideline's subject:
-            // what more queue pairs bring by themselves is no gain of this one.
+            // Postlists on one queue pair make its processing unit the bottleneck, which is another guideline's
+            // subject. So the gain of more queue pairs alone is not counted as a gain of this guideline.
             let times = match guideline.name == multi_queue::GUIDELINE.name {
                 true => 1,
                 false => multi_queue::times(&fixed, profile),
@@ -154,17 +155,18 @@ pub fn advise(
     Ok(all)
 }
 
-/// How fast a program that does the work of another one goes, by the count of the other's operations.
+/// The rate of a changed program, in operations of the original program.
 #[derive(Clone, Copy)]
 struct Rate {
     mops: f64,
     bottleneck: Resource,
     at_most: bool,
-    /// Whether the time of its round trips is known, and is in the rate.
+    /// True if the time of the round trips is known and part of the rate.
     has_round_trips: bool,
 }
 
-/// Whether there is a rate for the program: that of who waits for each operation is that of round trips.
+/// Returns true if the model predicts a rate. The rate of a program that waits for each operation needs the
+/// round-trip time.
 fn has_rate(observed: &OperationProfile, now: &Rate) -> bool {
     now.has_round_trips || !observed.waits_for_each()
 }
@@ -181,7 +183,7 @@ impl Rate {
     }
 }
 
-/// The same work may take another number of operations.
+/// Computes the rate of `program` in operations of `observed`: the same work may take another number of operations.
 fn rate(
     program: &OperationProfile,
     observed: &OperationProfile,
@@ -200,7 +202,7 @@ fn rate(
     }))
 }
 
-/// The program when it follows every guideline that it breaks, but one and but another design.
+/// Applies every guideline that the program breaks, except the guideline named `but` and another design.
 fn followed(observed: &OperationProfile, profile: &Profile, but: Option<&str>) -> OperationProfile {
     let last = multi_queue::GUIDELINE;
     let first = ALL.into_iter().filter(|guideline| {

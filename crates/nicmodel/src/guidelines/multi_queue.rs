@@ -4,7 +4,7 @@ use crate::op_profile::{OperationProfile, QueuePair};
 use crate::profile::Profile;
 use crate::verb::Transport;
 
-/// Spread over several queue pairs.
+/// Guideline: spread operations over several queue pairs.
 pub(super) const GUIDELINE: Guideline = Guideline {
     name: "multi-queue",
     section: "ATC'16, section 3.3",
@@ -13,8 +13,8 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     fixed,
 };
 
-/// By how much the queue pairs are to be multiplied until something else binds than the units and ports that they are on; 1
-/// if there are enough.
+/// Returns the factor by which to multiply the queue pairs until their units and ports are no longer the bottleneck.
+/// Returns 1 if there are enough queue pairs.
 pub(super) fn times(observed: &OperationProfile, profile: &Profile) -> u32 {
     let Ok(Some(now)) = observed.predict(profile) else {
         return 1;
@@ -28,7 +28,7 @@ pub(super) fn times(observed: &OperationProfile, profile: &Profile) -> u32 {
         return 1;
     }
     let busy = observed.even_queue_pairs();
-    // More queue pairs than units and ports bring nothing.
+    // More queue pairs than units and ports do not raise the rate.
     let units = profile.processing.units.as_ref().map_or(1, |u| u.value);
     let ports = profile.port.count.value;
     let most = units.max(ports).div_ceil(busy);
@@ -53,7 +53,7 @@ pub(super) fn times(observed: &OperationProfile, profile: &Profile) -> u32 {
     enough.unwrap_or(most).max(1)
 }
 
-/// How many queue pairs each posting thread has then.
+/// Returns the queue pairs of each posting thread after the multiplication.
 pub(super) fn each(observed: &OperationProfile, profile: &Profile, times: u32) -> u32 {
     let busy = observed.concurrent_queue_pairs();
     let units = profile.processing.units.as_ref().map_or(1, |u| u.value);
@@ -63,7 +63,7 @@ pub(super) fn each(observed: &OperationProfile, profile: &Profile, times: u32) -
 }
 
 fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
-    // Who waits for each operation before the next has nothing to spread.
+    // A program that waits for each operation has no operations to spread.
     let times = times(observed, profile);
     if times == 1 || observed.waits_for_each() {
         return None;
@@ -71,7 +71,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
     Some(finding(observed, profile, times))
 }
 
-/// That there are too few queue pairs, and so many times as many to have.
+/// Builds the finding that there are too few queue pairs, and the advice to have `times` as many.
 pub(super) fn finding(observed: &OperationProfile, profile: &Profile, times: u32) -> Finding {
     let now = observed.predict(profile).ok().flatten();
     let bottleneck = now.map(|now| now.bottleneck);
@@ -105,12 +105,12 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
     Some(spread(observed, times(observed, profile)))
 }
 
-/// The same program on so many times as many queue pairs.
+/// Returns the program on `times` as many queue pairs.
 pub(super) fn spread(observed: &OperationProfile, times: u32) -> OperationProfile {
     let mut fixed = observed.clone();
     let share = |count: u64| count.div_ceil(u64::from(times));
     let busiest = observed.active().map(QueuePair::operations).max();
-    // Who does less than the busiest will do then stays as it is.
+    // A queue pair with less load than the busiest has after the split stays as it is.
     let stays = |qp: &QueuePair| share(busiest.unwrap_or(0)) >= qp.operations();
     fixed.queue_pairs = observed
         .queue_pairs

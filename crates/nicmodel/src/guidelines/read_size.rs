@@ -5,7 +5,7 @@ use crate::operation::Operation;
 use crate::profile::Profile;
 use crate::verb::Verb;
 
-/// One larger READ for several small ones.
+/// Guideline: replace several small READs by a larger one.
 pub(super) const GUIDELINE: Guideline = Guideline {
     name: "read-size",
     section: "ATC'16, section 5.3.1",
@@ -14,7 +14,7 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     fixed,
 };
 
-/// Whether the NIC and not the link bounds READs of this size.
+/// Returns true if the NIC and not the link limits the rate of READs of this size.
 fn below_transition(profile: &Profile, payload_bytes: u32, read: &Operation) -> bool {
     let larger = Operation {
         payload_bytes,
@@ -24,7 +24,7 @@ fn below_transition(profile: &Profile, payload_bytes: u32, read: &Operation) -> 
     Bounds::of(profile, &mix).is_ok_and(|b| b.bottleneck() == Some(Resource::NicInbound))
 }
 
-/// The READs of a queue pair that could be half as many, twice as long.
+/// Returns the READs of a queue pair that could be half as many and twice as long.
 fn small_reads<'a>(qp: &'a QueuePair, profile: &Profile) -> Option<&'a Operation> {
     let reads = qp.of_verb(Verb::RdmaRead);
     let read = qp
@@ -70,7 +70,7 @@ fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProf
             .iter_mut()
             .find(|c| c.operation.verb == Verb::RdmaRead);
         if let Some(read) = read {
-            // Pairs of neighbours become one READ of the same bytes.
+            // Two adjacent READs become one READ of the same bytes.
             let pairs = merged.min(read.count / 2);
             let bytes = real(read.count) * f64::from(read.operation.payload_bytes);
             read.count -= pairs;

@@ -3,7 +3,7 @@ use crate::op_profile::{OperationProfile, real};
 use crate::profile::Profile;
 use crate::verb::Verb;
 
-/// Keep few READs outstanding.
+/// Guideline: keep few READs outstanding.
 pub(super) const GUIDELINE: Guideline = Guideline {
     name: "read-window",
     section: "ATC'16, section 5.3.2",
@@ -23,7 +23,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
             qp.mean_outstanding * share
         })
         .sum();
-    // Those of queue pairs that were in use at a time.
+    // Only queue pairs that were in use at the same time count.
     let all = observed.active().count().max(1);
     let at_a_time = f64::from(observed.concurrent_queue_pairs()) / real(all as u64);
     let threads = f64::from(observed.posting_threads());

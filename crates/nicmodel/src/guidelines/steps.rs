@@ -1,4 +1,4 @@
-//! The guidelines that pay, in the order in which to follow them.
+//! The guidelines that raise the predicted rate, in the order in which to follow them.
 
 use serde::Serialize;
 
@@ -8,33 +8,35 @@ use crate::op_profile::OperationProfile;
 use crate::operation::OperationError;
 use crate::profile::Profile;
 
-/// One change after those before it.
+/// One change in a sequence of changes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Step {
     /// The guideline's name.
     pub guideline: &'static str,
-    /// Where it is published.
+    /// Publication and section of the guideline.
     pub section: &'static str,
-    /// What was found.
+    /// The violation and the advice.
     #[serde(flatten)]
     pub finding: Finding,
-    /// What it brings to the program that has taken the steps before it. Little, never a loss, where it makes the next one pay.
+    /// Gain of this step over the program that has taken all earlier steps. The gain may be near 0 if the step
+    /// enables the next one.
     pub gain: Gain,
-    /// What it and all steps before it bring, over the program as it is, as a share.
+    /// Relative gain of this and all earlier steps over the original program.
     pub cumulative: f64,
 }
 
-/// A step may cost so much, if it makes the next one pay: the model is not more exact.
+/// Largest relative loss that counts as no loss for a step that enables the next one: the model is not more exact.
 const NO_LOSS: f64 = 1e-3;
 
-/// The order does not change any more after so many rounds.
+/// Most rounds of the search; the order is stable after this number.
 const ROUNDS: usize = 4;
 
-/// What a program should change for this NIC, in the order in which to do it: each time what brings most to the program
-/// that has taken the steps before, or what makes the next step pay. Another design (cpu-bypass) is no step.
+/// Returns the changes that a program should make for this NIC, in the order in which to make them. Each step has the
+/// greatest gain over the program after the earlier steps, or enables the next step. Another design (cpu-bypass) is
+/// not a step.
 ///
 /// # Errors
-/// The NIC cannot do what the program does.
+/// Returned if the NIC cannot execute one of the program's operations.
 pub fn steps(observed: &OperationProfile, profile: &Profile) -> Result<Vec<Step>, OperationError> {
     let Some(start) = rate(observed, observed, profile)? else {
         return Ok(Vec::new());
@@ -51,7 +53,7 @@ pub fn steps(observed: &OperationProfile, profile: &Profile) -> Result<Vec<Step>
     let mut used: Vec<_> = ALL.into_iter().collect();
     used.retain(|guideline| !alone.contains(&guideline.name));
     let mut found = Vec::new();
-    // How many queue pairs it takes depends on the other steps, and which of these pay, on the queue pairs.
+    // The number of queue pairs depends on the other steps, and the gain of those steps depends on the queue pairs.
     for _ in 0..ROUNDS {
         let times = multi_queue::times(&way.all(&used), profile);
         found = way.in_order(&used, times);
@@ -82,7 +84,7 @@ struct Changed {
 }
 
 impl Way<'_> {
-    /// The program after all of these.
+    /// The program after all of these guidelines.
     fn all(&self, used: &[Guideline]) -> OperationProfile {
         used.iter()
             .fold(self.observed.clone(), |program, guideline| {
@@ -93,7 +95,8 @@ impl Way<'_> {
             })
     }
 
-    /// The program after one change; nothing if it keeps the guideline, or the model has no rate for it.
+    /// The program after one change; `None` if the program keeps the guideline, or the model has no rate for the
+    /// change.
     fn follow(
         &self,
         guideline: &Guideline,
@@ -143,7 +146,7 @@ impl Way<'_> {
         steps
     }
 
-    /// What was found, in words of the program as it is where it breaks the guideline already.
+    /// The finding of a guideline. The text describes the original program if that breaks the guideline already.
     fn finding(
         &self,
         guideline: &Guideline,
@@ -157,7 +160,7 @@ impl Way<'_> {
         of(self.observed).or_else(|| of(program))
     }
 
-    /// What brings most by itself.
+    /// Returns the guideline with the greatest gain by itself, and the changed program.
     fn best(&self, rest: &[Guideline], now: &Changed, times: u32) -> Option<(usize, Changed)> {
         let each = rest.iter().enumerate();
         let all = each.filter_map(|(index, guideline)| {
@@ -167,7 +170,8 @@ impl Way<'_> {
             .max_by(|a, b| a.1.rate.mops.total_cmp(&b.1.rate.mops))
     }
 
-    /// What loses nothing and makes another one pay, the one with which that brings most.
+    /// Returns a guideline that loses nothing and enables another one. Among several, the one whose successor gains
+    /// most is returned.
     fn enabling(&self, rest: &[Guideline], now: &Changed, times: u32) -> Option<(usize, Changed)> {
         let mut best: Option<(f64, usize, Changed)> = None;
         for (index, first) in rest.iter().enumerate() {

@@ -2,7 +2,7 @@ use super::guideline::{Finding, Guideline, most};
 use crate::op_profile::{Counted, OperationProfile, QueuePair};
 use crate::profile::Profile;
 
-/// Signal rarely.
+/// Guideline: signal few WRs.
 pub(super) const GUIDELINE: Guideline = Guideline {
     name: "unsignaled",
     section: "ATC'16, section 2.2.1",
@@ -11,14 +11,14 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     fixed,
 };
 
-/// More than this share signaled is worth a word.
+/// Largest share of signaled WRs that is not reported.
 const OFTEN: f64 = 0.125;
 
-/// Longest period that is proposed: beyond it a completion's share of a WR hardly shrinks.
+/// Longest signaling period that is advised: beyond it a completion's cost per WR hardly shrinks.
 const LONGEST: u32 = 64;
 
-/// The period that is proposed: the second half of the send queue must have room while the first waits for its
-/// completion.
+/// Returns the advised signaling period. The second half of the send queue must have room while the first waits for
+/// its completion.
 fn period(qp: &QueuePair) -> u32 {
     match qp.max_send_wr {
         0 => LONGEST,
@@ -27,8 +27,8 @@ fn period(qp: &QueuePair) -> u32 {
 }
 
 fn often(qp: &QueuePair, counted: &Counted) -> bool {
-    // The result of a READ or atomic is there when it completes, so these need theirs. A loop with one operation outstanding
-    // waits for its completion.
+    // The result of a READ or atomic is valid at its completion, so these operations need theirs. A loop with one
+    // operation outstanding waits for its completion.
     counted.count > 0
         && qp.max_outstanding != 1
         && counted.operation.verb.sends_payload()

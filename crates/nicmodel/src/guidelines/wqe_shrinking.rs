@@ -4,7 +4,7 @@ use crate::profile::Profile;
 use crate::verb::Verb;
 use crate::wqe::{self, CACHE_LINE_BYTES};
 
-/// Do not be a few bytes over a cache line.
+/// Guideline: shrink WQEs that exceed a cache line by a few bytes.
 pub(super) const GUIDELINE: Guideline = Guideline {
     name: "wqe-shrinking",
     section: "ATC'16, section 3.1",
@@ -13,10 +13,10 @@ pub(super) const GUIDELINE: Guideline = Guideline {
     fixed,
 };
 
-/// Bytes over a line that a program can be expected to do without.
+/// Most bytes over a cache line that a program can be expected to save.
 const FEW: u32 = 8;
 
-/// Bytes of the payload over the last full cache line, if they are few.
+/// Returns the bytes of the payload over the last full cache line, if they are few.
 fn over(profile: &Profile, counted: &Counted) -> Option<u32> {
     let operation = &counted.operation;
     let over = operation.wqe_bytes(profile) % CACHE_LINE_BYTES;

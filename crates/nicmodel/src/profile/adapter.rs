@@ -1,4 +1,4 @@
-//! Adapters whose costs are not known: what their drivers say that they are and can do.
+//! Adapters without cost numbers: the identity and capabilities that their drivers report.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,8 +23,8 @@ pub struct Adapter {
     pub link_layer: LinkLayer,
     /// Name, vendor, part, board and firmware of the device.
     pub identity: Identity,
-    /// Queue pairs, features and limits of the device, by the names that `softnic::Capabilities` has. A capability without a name here is not
-    /// limited.
+    /// Queue pairs, features and limits of the device, by the field names of `softnic::Capabilities`. A capability
+    /// without a name here is not limited.
     pub capabilities: BTreeMap<String, Sourced<CapabilityValue>>,
 }
 
@@ -32,11 +32,11 @@ pub struct Adapter {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum CapabilityValue {
-    /// A limit.
+    /// A numeric limit.
     Number(u32),
-    /// One of several possibilities.
+    /// One value of several named values.
     Word(String),
-    /// A set.
+    /// A set of named values.
     Words(Vec<String>),
 }
 
@@ -55,7 +55,7 @@ impl Adapter {
     /// Reads an adapter's description.
     ///
     /// # Errors
-    /// Text that is no TOML or no such description, with the place.
+    /// The text is not TOML or not an adapter's description; with the place.
     pub fn parse(text: &str) -> Result<Self, ProfileError> {
         toml::from_str(text).map_err(|e| ProfileError::Malformed(e.to_string()))
     }
@@ -79,18 +79,18 @@ const TEXTS: [&str; 12] = [
 static ADAPTERS: LazyLock<Vec<Adapter>> = LazyLock::new(|| {
     let parse = |text| match Adapter::parse(text) {
         Ok(adapter) => adapter,
-        // The texts are part of this program, and a test reads each of them.
+        // The texts are part of this program, and a test parses each of them.
         Err(err) => unreachable!("an adapter that is built in is wrong: {err}"),
     };
     TEXTS.map(parse).into()
 });
 
-/// The adapters that come with the program, by maker.
+/// Returns the built-in adapters, by maker.
 pub fn adapters() -> &'static [Adapter] {
     &ADAPTERS
 }
 
-/// The built-in adapter of this name.
+/// Returns the built-in adapter of this name.
 pub fn adapter(name: &str) -> Option<&'static Adapter> {
     adapters().iter().find(|adapter| adapter.name == name)
 }

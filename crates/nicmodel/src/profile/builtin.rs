@@ -1,10 +1,10 @@
-//! The profiles that come with the program.
+//! The built-in profiles.
 
 use std::sync::LazyLock;
 
 use super::Profile;
 
-/// A commented profile to copy and fill in for a NIC of one's own.
+/// A commented profile to copy and fill in for another NIC.
 pub const TEMPLATE: &str = include_str!("../../profiles/template.toml");
 
 const TEXTS: [(&str, &str); 4] = [
@@ -17,18 +17,18 @@ const TEXTS: [(&str, &str); 4] = [
 static PROFILES: LazyLock<Vec<Profile>> = LazyLock::new(|| {
     let parse = |(name, text): (&str, &str)| match Profile::parse(text) {
         Ok(profile) => profile,
-        // The texts are part of this program, and a test reads each of them.
+        // The texts are part of this program, and a test parses each of them.
         Err(err) => unreachable!("the profile {name} that is built in is wrong: {err}"),
     };
     TEXTS.map(parse).into()
 });
 
-/// The profiles that come with the program, oldest NIC first: `cx`, `cx3`, `cib`, `bf2`.
+/// Returns the built-in profiles, oldest NIC first: `cx`, `cx3`, `cib`, `bf2`.
 pub fn builtins() -> &'static [Profile] {
     &PROFILES
 }
 
-/// The built-in profile of this name.
+/// Returns the built-in profile of this name.
 pub fn builtin(name: &str) -> Option<&'static Profile> {
     builtins().iter().find(|profile| profile.name == name)
 }
@@ -54,7 +54,7 @@ mod tests {
         if let Err(err) = Profile::parse(TEMPLATE) {
             panic!("{err}");
         }
-        // With all that may be left out, too.
+        // The comparison includes optional keys.
         let keys = |line: &str| {
             let key = line.strip_prefix("# ");
             key.is_some_and(|key| key.contains(" = { value =") || key.starts_with("[dpu]"))

@@ -1,4 +1,4 @@
-//! The DPU's side of a NIC: cores and memory of its own, nearer than the host's.
+//! The DPU's side of a NIC: its own cores and memory, nearer to the NIC than the host's.
 
 use super::section::section;
 use super::sourced::Sourced;
@@ -8,28 +8,28 @@ section! {
     pub struct Dpu in "dpu" {
         /// Cores of the DPU.
         cores: Sourced<u32> = 1 to 4096,
-        /// Speed of a core of the DPU, as a multiple of a host core's: all of `host`'s times of a core are divided by it.
+        /// Speed of a DPU core as a multiple of a host core's. All core times of `host` are divided by it.
         core_speed: Sourced<f64> = 0.01 to 100.0,
-        /// Bytes of a core's own caches: a line that is in them costs nothing beside the program's work.
+        /// Bytes of a core's own caches. Access to a line in them costs nothing beside the program's work.
         core_cache_bytes: Option<Sourced<u32>> = 0 to 1_000_000_000,
         /// Bytes of the last-level cache, which the cores share.
         cache_bytes: Option<Sourced<u32>> = 0 to 4_000_000_000u32,
-        /// Latency of a line in the last-level cache to a core that depends on it.
+        /// Latency of a dependent access to a line in the last-level cache.
         cache_hit_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
-        /// Latency of a line in memory to a core that depends on it; touches of memory cost nothing if absent.
+        /// Latency of a dependent access to a line in memory; touches of memory cost nothing if absent.
         memory_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
-        /// Lines that a core fetches at a time, at most; one if absent.
+        /// Most lines that a core fetches at a time; one if absent.
         outstanding_misses: Option<Sourced<u32>> = 1 to 1024,
-        /// What a core waits longer for the line of a request, as the NIC writes to memory and not into the last-level
-        /// cache (DDIO); nothing if absent.
+        /// Additional latency of a request's line if the NIC writes to memory and not into the last-level cache
+        /// (DDIO); 0 if absent.
         written_line_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
-        /// How long a transaction takes from the NIC to the DPU's cores or memory, one way.
+        /// One-way latency of a transaction from the NIC to the DPU's cores or memory.
         latency_ns: Sourced<f64> = 0.0 to 100_000.0,
         /// Bandwidth between the NIC and the DPU's memory in one direction, in 10^6 bytes a second.
         bandwidth_mbps: Sourced<f64> = 10.0 to 1_000_000.0,
         /// Largest data of one read completion from the DPU's memory.
         read_completion_bytes: Sourced<u32> = 64 to 4096,
-        /// How long an atomic in the DPU's memory holds its lock; as long as one in the host's if absent.
+        /// Time for which an atomic in the DPU's memory holds its lock; as on the host if absent.
         lock_hold_ns: Option<Sourced<f64>> = 1.0 to 1_000_000.0,
     }
 }

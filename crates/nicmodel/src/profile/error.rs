@@ -1,16 +1,15 @@
-//! What can be wrong with a profile.
+//! Errors of NIC profiles.
 
 use std::fmt;
 
-/// Why a text is no profile.
+/// The reason for which a text is not a valid profile.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
-    /// No TOML, a key that is missing, unknown or of the wrong kind, or a number without evidence.
-    /// The message holds line, column and the text of the line.
+    /// The text is not TOML, a key is missing, unknown or of the wrong type, or a number has no evidence.
     #[error("{0}")]
     Malformed(String),
-    /// Values that no NIC can have.
+    /// The profile has values that no NIC can have.
     #[error("{}", list(.0))]
     Impossible(Vec<Problem>),
 }
@@ -22,7 +21,7 @@ pub struct Problem {
     pub line: usize,
     /// Table and field, such as `pcie.lanes`.
     pub key: String,
-    /// What is wrong, and what would be right.
+    /// The problem with the value, and the permitted values.
     pub message: String,
 }
 

@@ -1,14 +1,14 @@
-//! What a NIC says that it is.
+//! The identity that a NIC reports to programs.
 
 use serde::{Deserialize, Serialize};
 
 use super::sourced::Sourced;
 
-/// What a NIC says that it is. Programs choose features by it, such as how much they send inline.
+/// The identity that a NIC reports. Programs choose features by it, such as the size of inline data.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
-    /// Name of the device, as its driver gives it: `mlx5_0`.
+    /// Name of the device as its driver reports it: `mlx5_0`.
     pub device: Sourced<String>,
     /// `vendor_id` of `ibv_query_device(3)`: an OUI of the IEEE, of 24 bits.
     pub vendor_id: Sourced<u32>,
@@ -23,9 +23,9 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// What is wrong: the place in the text, the key, and what would be right.
+    /// Returns the problems: the place in the text, the key, and the permitted values.
     pub(super) fn problems(&self) -> Vec<(usize, &'static str, &'static str)> {
-        /// Texts stand in fields of 64 bytes, with a zero behind them (`IBV_SYSFS_NAME_MAX`, `fw_ver`).
+        /// Longest text: the fields have 64 bytes with a terminating zero (`IBV_SYSFS_NAME_MAX`, `fw_ver`).
         const MAX: usize = 63;
         let letter = |c: u8| c.is_ascii_alphanumeric() || c == b'_';
         let length = |text: &str| (1..=MAX).contains(&text.len());

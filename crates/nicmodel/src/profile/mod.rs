@@ -1,4 +1,4 @@
-//! NIC profiles: a NIC, its PCIe link, its port and its host, as numbers with their evidence.
+//! NIC profiles: a NIC, its PCIe link, its port and its host as numbers, each with its evidence.
 
 mod adapter;
 mod builtin;
@@ -25,10 +25,9 @@ use section::section;
 /// The version of the profile format that this crate reads.
 pub const SCHEMA: u32 = 1;
 
-/// A NIC in its host.
+/// The numbers of a NIC and its host.
 ///
-/// Fields that are `None` are unknown for this NIC: bounds that need them are not computed and are
-/// named as unknown.
+/// A field that is `None` is unknown for this NIC. Bounds that need it are not computed and are reported as unknown.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
@@ -38,11 +37,11 @@ pub struct Profile {
     pub name: String,
     /// NIC, link and processor in one line.
     pub title: String,
-    /// What else a reader should know, such as what the numbers do not cover.
+    /// Further facts for the reader, such as what the numbers do not cover.
     pub about: String,
     /// The link layer of the port.
     pub link_layer: LinkLayer,
-    /// What programs see of it, if that is known.
+    /// The identity that the NIC reports to programs, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<Identity>,
     /// The machine's processor.
@@ -51,20 +50,20 @@ pub struct Profile {
     pub pcie: Pcie,
     /// Sizes of WQEs and CQEs.
     pub wqe: Wqe,
-    /// How fast the NIC itself works.
+    /// Processing times of the NIC itself.
     pub processing: Processing,
     /// The NIC's locks for atomics.
     pub atomics: Atomics,
     /// The network port.
     pub port: Port,
-    /// What the NIC keeps in its own memory.
+    /// State that the NIC caches in its own memory.
     pub cache: Cache,
-    /// The DPU behind the same NIC, if it has one: `host`, `pcie` and `atomics` are the host's side then.
+    /// The DPU behind the same NIC, if any. `host`, `pcie` and `atomics` then describe the host's side.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dpu: Option<Dpu>,
 }
 
-/// What a port speaks.
+/// The link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkLayer {
@@ -75,44 +74,46 @@ pub enum LinkLayer {
 }
 
 section! {
-    /// The machine's processor, and what verbs cost it.
+    /// The machine's processor, and the times of its verbs calls.
     pub struct Host in "host" {
         /// Cores that can use the NIC.
         cores: Sourced<u32> = 1 to 4096,
         /// Clock rate of a core in GHz.
         clock_ghz: Option<Sourced<f64>> = 0.1 to 10.0,
-        /// Time in which a core builds one WQE.
+        /// Core time to build one WQE.
         post_wqe_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
         /// Time for which one MMIO write (a cache line of a WQE, or a doorbell) holds a core.
         mmio_write_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
-        /// Time in which a core polls one completion.
+        /// Core time to poll one completion.
         poll_cqe_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
-        /// Time in which a core posts one RECV.
+        /// Core time to post one RECV.
         post_recv_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
         /// Time of an atomic add by a core to a line that is its own.
         atomic_add_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
         /// Time of an atomic add by a core to a line that other cores add to as well.
         contended_add_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
-        /// A look at a place that peers WRITE to, and where nothing new is: nothing if absent.
+        /// Time of a look at memory that peers WRITE to if nothing new has arrived; 0 if absent.
         empty_look_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
-        /// Work of a core for a small request that it serves, beside verbs and shared counters.
+        /// Work of a core to serve a small request, without verbs and shared counters.
         request_ns: Option<Sourced<f64>> = 0.0 to 1_000_000.0,
-        /// The same for a request to a key-value store, which looks up its key; as on Connect-IB's host if absent.
+        /// Work of a core to serve a request to a key-value store, which looks up its key; as on Connect-IB's host if
+        /// absent.
         lookup_ns: Option<Sourced<f64>> = 0.0 to 1_000_000.0,
-        /// The same when the look-ups of a batch are prefetched together; as on Connect-IB's host if absent.
+        /// Work of a core to serve such a request if the look-ups of a batch are prefetched together; as on
+        /// Connect-IB's host if absent.
         batched_lookup_ns: Option<Sourced<f64>> = 0.0 to 1_000_000.0,
-        /// Bytes of a core's own caches: a line that is in them costs nothing beside the program's work.
+        /// Bytes of a core's own caches. Access to a line in them costs nothing beside the program's work.
         core_cache_bytes: Option<Sourced<u32>> = 0 to 1_000_000_000,
         /// Bytes of the last-level cache, which the cores share.
         cache_bytes: Option<Sourced<u32>> = 0 to 4_000_000_000u32,
-        /// Latency of a line in the last-level cache to a core that depends on it.
+        /// Latency of a dependent access to a line in the last-level cache.
         cache_hit_ns: Option<Sourced<f64>> = 0.0 to 10_000.0,
-        /// Latency of a line in memory to a core that depends on it; touches of memory cost nothing if absent.
+        /// Latency of a dependent access to a line in memory; touches of memory cost nothing if absent.
         memory_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
-        /// Lines that a core fetches at a time, at most; one if absent.
+        /// Most lines that a core fetches at a time; one if absent.
         outstanding_misses: Option<Sourced<u32>> = 1 to 1024,
-        /// What a core waits longer for the line of a request, as the NIC writes to memory and not into the last-level
-        /// cache (DDIO); nothing if absent.
+        /// Additional latency of a request's line if the NIC writes to memory and not into the last-level cache
+        /// (DDIO); 0 if absent.
         written_line_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
     }
 }
@@ -138,10 +139,10 @@ section! {
         doorbell_bytes: Sourced<u32> = 4 to 64,
         /// Bytes of link-layer packets (acknowledgements, flow control) that a transaction of either direction costs each direction.
         link_layer_bytes_per_tlp: Sourced<f64> = 0.0 to 64.0,
-        /// What an MMIO write of a line of a WQE takes of the link beyond its bytes and link-layer packets:
-        /// write-combining buffers are not always flushed whole. Nothing if absent.
+        /// Additional bytes of the link that an MMIO write of a WQE's line takes, since write-combining buffers are
+        /// not always flushed whole. 0 if absent.
         mmio_overhead_bytes: Option<Sourced<f64>> = 0.0 to 64.0,
-        /// How long a transaction takes from one end of the link to the other.
+        /// Latency of a transaction from one end of the link to the other.
         latency_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
         /// Most WQEs that the NIC fetches by one DMA read after a doorbell; all new ones if absent.
         wqes_per_fetch: Option<Sourced<u32>> = 1 to 1024,
@@ -157,7 +158,7 @@ section! {
         uc_header_bytes: Sourced<u32> = 8 to 256,
         /// Header of a SEND on UD, with the size field of inlined data.
         ud_header_bytes: Sourced<u32> = 8 to 256,
-        /// What the size field of inlined data takes of a header; WQEs without inlined data have none.
+        /// Bytes of the header's size field for inlined data; WQEs without inlined data have no such field.
         inline_size_bytes: Sourced<u32> = 0 to 8,
         /// One scatter/gather element of data that is not inlined.
         sge_bytes: Sourced<u32> = 8 to 64,
@@ -177,26 +178,25 @@ section! {
 }
 
 section! {
-    /// How fast the NIC works when nothing else holds it up. Times are the reciprocals of the whole
-    /// NIC's rates, not latencies.
+    /// Processing times of an otherwise idle NIC. Times are the reciprocals of the whole NIC's rates, not latencies.
     pub struct Processing in "processing" {
         /// Processing units; a queue pair is served by one of them.
         units: Option<Sourced<u32>> = 1 to 1024,
-        /// Sending a SEND or WRITE whose WQE has one cache line.
+        /// Time to send a SEND or WRITE whose WQE has one cache line.
         send_ns: Option<Sourced<f64>> = 0.01 to 100_000.0,
-        /// More for each further cache line of the WQE.
+        /// Additional time for each further cache line of the WQE.
         wqe_line_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
-        /// How long the processing unit of a queue pair waits for the WQEs that a doorbell announced.
+        /// Time for which a queue pair's processing unit waits for the WQEs that a doorbell announced.
         wqe_fetch_wait_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
-        /// Sending a READ and handling its response.
+        /// Time to send a READ and handle its response.
         read_ns: Option<Sourced<f64>> = 0.01 to 100_000.0,
-        /// Handling an arrived message that takes one DMA (WRITE, READ, header-only SEND).
+        /// Time to handle an arrived message that takes one DMA (WRITE, READ, header-only SEND).
         inbound_ns: Option<Sourced<f64>> = 0.01 to 100_000.0,
-        /// More for the second DMA of an arrived message (a SEND with payload, a WRITE with immediate).
+        /// Additional time for the second DMA of an arrived message (a SEND with payload, a WRITE with immediate).
         inbound_dma_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
-        /// More for payload that goes into the CQE of an inline RECV.
+        /// Additional time for payload that goes into the CQE of an inline RECV.
         inline_recv_ns: Option<Sourced<f64>> = 0.0 to 100_000.0,
-        /// Handling an arrived atomic, apart from waiting for its lock.
+        /// Time to handle an arrived atomic, without waiting for its lock.
         atomic_ns: Option<Sourced<f64>> = 0.01 to 100_000.0,
     }
 }
@@ -204,9 +204,9 @@ section! {
 section! {
     /// The NIC's locks for atomics.
     pub struct Atomics in "atomics" {
-        /// Low bits of the address that choose the lock: 2^bits locks, one for all with 0.
+        /// Low address bits that choose the lock: 2^bits locks, with 0 a single lock.
         lock_bits: Option<Sourced<u32>> = 0 to 32,
-        /// How long an atomic holds its lock.
+        /// Time for which an atomic holds its lock.
         lock_hold_ns: Option<Sourced<f64>> = 1.0 to 1_000_000.0,
     }
 }
@@ -214,7 +214,7 @@ section! {
 section! {
     /// The network port.
     pub struct Port in "port" {
-        /// How long a packet takes from port to port, cables and switches included.
+        /// Latency of a packet from port to port, cables and switches included.
         latency_ns: Option<Sourced<f64>> = 0.0 to 1_000_000.0,
         /// Ports in use.
         count: Sourced<u32> = 1 to 16,
@@ -222,27 +222,26 @@ section! {
         gbps: Sourced<f64> = 0.1 to 10_000.0,
         /// Largest payload of a packet.
         mtu_bytes: Sourced<u32> = 256 to 9000,
-        /// What a packet takes on the link beyond its own bytes.
+        /// Bytes of the link that a packet takes beyond its own.
         packet_gap_bytes: Sourced<f64> = 0.0 to 1024.0,
-        /// What a packet of a READ's response takes besides.
+        /// Further bytes of the link that a packet of a READ's response takes.
         read_response_gap_bytes: Option<Sourced<f64>> = 0.0 to 1024.0,
     }
 }
 
 section! {
-    /// What the NIC keeps in its own memory.
+    /// State that the NIC caches in its own memory.
     pub struct Cache in "cache" {
-        /// Outstanding READs of a thread beyond which more bring nothing.
+        /// Most outstanding READs of a thread that raise its rate.
         read_window: Option<Sourced<u32>> = 1 to 1_000_000,
-        /// Threads that `read_window` was found with.
+        /// Number of threads with which `read_window` was found.
         read_window_threads: Option<Sourced<u32>> = 1 to 4096,
         /// Connected queue pairs that the NIC serves without fetching their state.
         connected_qps: Option<Sourced<u32>> = 1 to 10_000_000,
     }
 }
 
-/// The error of the TOML reader; where a number is of the wrong kind, with its key and range, since the reader knows
-/// only which kind it wanted.
+/// Formats an error of the TOML reader. The reader names only the expected type of a number; key and range are added.
 fn in_words(err: &toml::de::Error, text: &str) -> String {
     let mut message = err.to_string().trim_end().to_owned();
     let wrong_kind = ["invalid type", "invalid value"];
@@ -256,7 +255,7 @@ fn in_words(err: &toml::de::Error, text: &str) -> String {
     message
 }
 
-/// The key of the line at this place, with its table, and its range, if it is a number's.
+/// Returns the key and range of the numeric field in the line at this offset. The key includes its table.
 fn numeric_key(text: &str, at: usize) -> Option<(String, (f64, f64))> {
     let before = text.get(..at)?;
     let begin = before.rfind('\n').map_or(0, |newline| newline + 1);
@@ -282,9 +281,9 @@ impl Profile {
     /// Reads a profile from TOML.
     ///
     /// # Errors
-    /// - [`ProfileError::Malformed`]: no TOML, a missing, unknown or wrong key, a number without
+    /// - [`ProfileError::Malformed`]: the text is not TOML, a key is missing, unknown or wrong, or a number has no
     ///   evidence; with line and column.
-    /// - [`ProfileError::Impossible`]: every value outside its range, or at odds with another.
+    /// - [`ProfileError::Impossible`]: every value that is outside its range, or contradicts another value.
     pub fn parse(text: &str) -> Result<Self, ProfileError> {
         let profile: Self =
             toml::from_str(text).map_err(|err| ProfileError::Malformed(in_words(&err, text)))?;
@@ -310,10 +309,10 @@ impl Profile {
         all
     }
 
-    /// The same with another value for the number of this key, such as `host.request_ns`. Whole numbers are rounded. The
-    /// evidence stays, and neither range nor agreement with other numbers is checked.
+    /// Returns the profile with another value for the number of this key, such as `host.request_ns`. Whole numbers
+    /// are rounded. The evidence stays, and neither range nor agreement with other numbers is checked.
     ///
-    /// Nothing if the profile has no such number.
+    /// Returns `None` if the profile has no such number.
     #[must_use]
     pub fn with(&self, key: &str, value: f64) -> Option<Self> {
         let mut changed = self.clone();
@@ -392,7 +391,7 @@ impl Profile {
                 number.value, number.low, number.high
             ),
         }));
-        // What follows compares numbers with each other and would repeat what was said.
+        // The comparison of numbers would repeat the problems found so far.
         if problems.is_empty() {
             self.contradictions(|at, key, message| {
                 problems.push(Problem {
@@ -405,10 +404,10 @@ impl Profile {
         problems
     }
 
-    /// Calls `found` for each number that does not go with the others.
+    /// Calls `found` for each number that contradicts others.
     fn contradictions(&self, mut found: impl FnMut(usize, &str, String)) {
         let wqe = &self.wqe;
-        // UC and RC have the small headers; a UD WQE has less room.
+        // RC and UC have the small headers; a UD WQE has less room for inline data.
         let header = wqe.rc_header_bytes.value.min(wqe.uc_header_bytes.value);
         if header + wqe.max_inline_bytes.value > wqe.max_wqe_bytes.value {
             let message = format!(

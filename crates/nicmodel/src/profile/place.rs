@@ -1,4 +1,4 @@
-//! A NIC as its host has it, and as its DPU has it.
+//! A NIC's profile as seen from its host, and from its DPU.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::sourced::{Evidence, Sourced};
 use super::{Dpu, Host, Profile};
 
-/// Which cores and memory behind a NIC: those of the host, or those of its DPU.
+/// The cores and memory behind a NIC that use it: those of the host, or those of its DPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
@@ -43,7 +43,7 @@ impl FromStr for Place {
     }
 }
 
-/// A number that follows from others of the profile.
+/// Returns a number that is derived from other numbers of the profile.
 fn derived(value: f64, how: &str, like: &Sourced<f64>) -> Sourced<f64> {
     Sourced {
         value,
@@ -55,7 +55,7 @@ fn derived(value: f64, how: &str, like: &Sourced<f64>) -> Sourced<f64> {
 }
 
 impl Dpu {
-    /// The DPU's cores, in the words of a host.
+    /// Describes the DPU's cores as a host.
     fn host(&self, host: &Host) -> Host {
         let speed = self.core_speed.value;
         let slower = |time: &Option<Sourced<f64>>| {
@@ -87,7 +87,7 @@ impl Dpu {
 }
 
 impl Profile {
-    /// The NIC as a place has it; nothing for a DPU that the profile does not have.
+    /// Returns the profile of the NIC as seen from this place; `None` for the DPU if the profile has none.
     #[must_use]
     pub fn at(&self, place: Place) -> Option<Cow<'_, Self>> {
         match place {
@@ -96,8 +96,8 @@ impl Profile {
         }
     }
 
-    /// The same NIC as the DPU's cores have it: `host` is the DPU, `pcie` the path to the DPU's memory, and atomics are in
-    /// that memory. Nothing if the profile has no DPU.
+    /// Returns the profile of the same NIC as seen from the DPU's cores. `host` is the DPU, `pcie` is the path to the
+    /// DPU's memory, and atomics are in that memory. `None` if the profile has no DPU.
     ///
     /// The wait for WQEs (`processing.wqe_fetch_wait_ns`) becomes a round trip on that path.
     #[must_use]

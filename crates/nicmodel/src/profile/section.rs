@@ -9,7 +9,7 @@ use super::sourced::{Evidence, Sourced};
 pub struct Number<'a> {
     /// Table and field, such as `pcie.lanes`.
     pub key: String,
-    /// What it is.
+    /// Meaning of the number: the documentation of its field.
     pub meaning: &'static str,
     /// Its value, in the unit that the key ends with.
     pub value: f64,
@@ -26,16 +26,16 @@ fn in_words<S: serde::Serializer>(evidence: &&Evidence, serializer: S) -> Result
 
 /// A field that holds a number, or may.
 pub(super) trait Field {
-    /// Value, evidence, and where it stands in the text.
+    /// Returns the value, the evidence, and the byte offset in the text; `None` if the number is unknown.
     fn number(&self) -> Option<(f64, &Evidence, usize)>;
 
-    /// Gives it another value; false if it is unknown.
+    /// Sets another value; returns false if the number is unknown.
     fn set(&mut self, value: f64) -> bool;
 }
 
 /// A type of numbers in profiles.
 pub(super) trait Value: Copy + Into<f64> {
-    /// The value next to this one.
+    /// Returns the nearest value of the type.
     fn nearest(value: f64) -> Self;
 }
 

@@ -8,7 +8,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use toml::Spanned;
 
-/// Where a number comes from.
+/// The evidence for a number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Evidence {
     /// Printed in a publication, a specification or a data sheet.
@@ -21,16 +21,16 @@ pub enum Evidence {
         /// The derivation.
         how: String,
     },
-    /// Chosen so that the model gives published values.
+    /// Chosen so that the model reproduces published values.
     Fitted {
         /// The published values, by name.
         to: Vec<String>,
-        /// How it was fitted, where that is not plain.
+        /// The fitting method, if not obvious.
         how: Option<String>,
     },
-    /// Nothing is known; a plausible value.
+    /// A plausible value without a source.
     Assumed {
-        /// Why this value.
+        /// The reason for this value.
         why: String,
     },
 }
@@ -48,7 +48,7 @@ impl Evidence {
 }
 
 impl Evidence {
-    /// The ids of the published values that it was fitted to: the first word of each entry.
+    /// Returns the ids of the published values that the number was fitted to: the first word of each entry.
     pub fn fitted_to(&self) -> impl Iterator<Item = &str> {
         let to: &[String] = match self {
             Self::Fitted { to, .. } => to,
@@ -75,20 +75,20 @@ impl fmt::Display for Evidence {
 /// A value of a profile and its evidence; in TOML
 /// `{ value = 16, source = "published", where = "data sheet, page 3" }`.
 ///
-/// The evidence is `where` for `published`, `how` for `derived`, `to` (and `how`, if one likes) for
-/// `fitted`, `why` for `assumed`. A value without it is refused.
+/// The evidence is `where` for `published`, `how` for `derived`, `to` (and optionally `how`) for `fitted`, `why` for
+/// `assumed`. A value without evidence is refused.
 #[derive(Clone, Debug)]
 pub struct Sourced<T> {
-    /// The value, in the unit that its key ends with.
+    /// The value, in the unit with which its key ends.
     pub value: T,
-    /// Where it comes from.
+    /// The evidence for the value.
     pub evidence: Evidence,
-    /// Where in the text it stands, in bytes; for messages.
+    /// Byte range in the text, for error messages.
     pub(super) span: Range<usize>,
 }
 
 impl<T: PartialEq> PartialEq for Sourced<T> {
-    /// The place in the text does not count.
+    /// Equality ignores the place in the text.
     fn eq(&self, other: &Self) -> bool {
         self.value == other.value && self.evidence == other.evidence
     }
