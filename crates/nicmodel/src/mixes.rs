@@ -8,8 +8,8 @@ use crate::profile::{Profile, Sourced, builtin};
 use crate::published::{self, Published};
 use crate::verb::{Transport, Verb};
 
-/// Core time of HERD for a request apart from its verbs, in ns. The number of Connect-IB applies if the profile lacks
-/// it.
+/// Core time of HERD for the work of a request apart from verbs, in ns. The number of Connect-IB applies if the
+/// profile lacks it.
 #[must_use]
 pub fn lookup_ns(profile: &Profile, batched: bool) -> f64 {
     let of = |profile: &Profile| {

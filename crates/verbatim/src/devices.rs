@@ -1,4 +1,4 @@
-//! `verbatim devices`: what is there.
+//! `verbatim devices`: the software NIC, and this machine's own RDMA devices.
 
 mod adapters;
 mod packets;
@@ -49,7 +49,7 @@ Examples:
 
 Exit status 1 when there is no device.";
 
-/// A device as it is printed.
+/// A device in the output.
 #[derive(Serialize)]
 struct Shown {
     provider: &'static str,
@@ -69,7 +69,7 @@ struct Shown {
     ports: Vec<Port>,
 }
 
-/// What `ibv_query_device(3)` says, under its names.
+/// The limits that `ibv_query_device(3)` returns, under its names.
 #[derive(Serialize)]
 struct Limits {
     max_mr_size_bytes: u64,
@@ -98,7 +98,7 @@ struct Limits {
     local_ca_ack_delay: u8,
 }
 
-/// What was found out by asking and by trying.
+/// The capabilities that queries and trials have shown.
 #[derive(Serialize)]
 struct Shows {
     has: Vec<Capability>,
@@ -106,7 +106,7 @@ struct Shows {
     inline_bytes: InlineBytes,
 }
 
-/// What `ibv_query_port(3)` says, and the GID table.
+/// The attributes that `ibv_query_port(3)` returns, and the GID table.
 #[derive(Serialize)]
 struct Port {
     port_num: u8,
@@ -116,19 +116,19 @@ struct Port {
     lid: Option<u16>,
     sm_lid: Option<u16>,
     lmc: Option<u8>,
-    /// Null when the code is not a known one.
+    /// Null if the code is unknown.
     active_width_lanes: Option<u8>,
-    /// Of a lane, in 10^9 bit/s, as `ibv_devinfo` prints it.
+    /// Data rate of one lane, in 10^9 bit/s, as `ibv_devinfo` prints it.
     active_speed_gbps: Option<f32>,
     active_mtu_bytes: u32,
     max_mtu_bytes: u32,
     max_msg_bytes: u32,
     pkey_tbl_len: u16,
     gid_tbl_len: u32,
-    /// The entry that systems use when they are not told which.
+    /// The GID table's entry that programs use by default.
     default_gid_index: u8,
     gids: Vec<GidEntry>,
-    /// With `--verbose`.
+    /// Details, with `--verbose` only.
     #[serde(flatten)]
     details: Option<Details>,
 }
@@ -137,20 +137,20 @@ struct Port {
 struct GidEntry {
     index: u32,
     gid: String,
-    /// Null where the provider does not say it.
+    /// Null if the provider does not report it.
     #[serde(rename = "type")]
     gid_type: Option<GidType>,
-    /// The network interface that has it. With `--verbose`, and where there is one.
+    /// The network interface of the entry. With `--verbose`, and only if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     interface: Option<String>,
 }
 
-/// What came of asking a provider.
+/// The result of a search with one provider.
 #[derive(Serialize)]
 struct Asked {
     name: &'static str,
     devices: usize,
-    /// Why there are none, or why one cannot be opened.
+    /// The reasons why no device was found, or why a device cannot be opened.
     notes: Vec<String>,
 }
 
@@ -190,7 +190,7 @@ fn ask(provider: Provider, args: &Args) -> Result<Asked> {
     };
     let devices = match verbs::Provider::by_name(provider.name()) {
         Ok(provider) => provider.devices()?,
-        // Whoever names the provider wants it; otherwise a machine may well be without.
+        // A user who names the provider needs it. Otherwise a machine without the provider is no error.
         Err(err) if args.provider.is_some() => return Err(err.into()),
         Err(err) => {
             asked.notes.push(err.to_string());
@@ -278,7 +278,7 @@ fn port(context: &Context, port_num: u8, details: Option<Details>) -> Result<Por
     let attr = context.query_port(port_num)?;
     let mut gids = Vec::new();
     for index in 0..attr.gid_tbl_len {
-        // Entries of a kernel's table that are not set may not even be readable.
+        // Reading an unset entry of the kernel's table may fail.
         if let Ok(gid) = context.gid(port_num, index)
             && !gid.is_zero()
         {
@@ -393,7 +393,7 @@ fn text(device: &Shown) -> String {
     text
 }
 
-/// What a device can do, in a line.
+/// Formats the capabilities of a device in one line.
 fn capabilities(shows: &Shows) -> String {
     let InlineBytes { rc, uc, ud } = shows.inline_bytes;
     let names = shows.has.iter().map(|capability| match capability {

@@ -36,7 +36,7 @@ pub(super) fn throughput(cores: u32, alone_ns: f64, stations: &[Station]) -> f64
     low
 }
 
-/// Returns the rate at which the first station is always busy.
+/// Returns the highest possible rate, at which the busiest station is never idle.
 fn ceiling(stations: &[Station]) -> f64 {
     let busiest = stations
         .iter()

@@ -65,7 +65,7 @@ fn finds(observed: &OperationProfile, profile: &Profile) -> Option<Finding> {
 }
 
 fn fixed(observed: &OperationProfile, profile: &Profile) -> Option<OperationProfile> {
-    // With a single lock only another design helps, which has another profile.
+    // A NIC with a single lock needs another design, which this guideline does not describe.
     let all = locks::reachable(profile).filter(|all| *all > 1)?;
     let mut fixed = observed.clone();
     for qp in &mut fixed.queue_pairs {

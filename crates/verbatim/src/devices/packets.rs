@@ -10,12 +10,12 @@ use softnic::{AddressReport, PacketReport, RECEIVE_BUFFER_BYTES, ROCE_UDP_PORT, 
 
 use super::size::size;
 
-/// What `-v` adds to a port.
+/// The facts about a port that `-v` adds.
 #[derive(Serialize)]
 pub(super) struct Details {
-    /// The software NIC's way to other hosts; null for other NICs.
+    /// The software NIC's packets to other hosts; null for other NICs.
     packets: Option<Packets>,
-    /// By name, as in `hw_counters` of sysfs.
+    /// Counters by name, as in `hw_counters` of sysfs.
     #[serde(serialize_with = "as_map")]
     counters: Vec<(String, u64)>,
     /// Interfaces of the GID table, by index.
@@ -26,22 +26,22 @@ pub(super) struct Details {
 /// How the software NIC sends packets.
 #[derive(Serialize)]
 struct Packets {
-    /// When it does: a value of `--path`.
+    /// The condition for packets: a value of `--path`.
     path: &'static str,
     udp_port: u16,
     addresses: Vec<Address>,
 }
 
-/// An address with a socket.
+/// An address of the host, with its UDP port.
 #[derive(Serialize)]
 struct Address {
     ip: String,
     interface: Option<String>,
     /// `free`, `shared` by processes of this fabric, or `unavailable`.
     state: &'static str,
-    /// Processes of this fabric that have the port.
+    /// Processes of this fabric that use the port.
     processes: usize,
-    /// Why the port cannot be had, and what to do; null where it can.
+    /// The reason why the port is unavailable, and the remedy; null if it is available.
     problem: Option<String>,
     datapath: &'static str,
     gso: bool,
@@ -56,7 +56,7 @@ fn as_map<S: Serializer>(counters: &[(String, u64)], serializer: S) -> Result<S:
 }
 
 impl Details {
-    /// Of a port of the software NIC in this process: that of the device `device`, from 0.
+    /// Returns the facts about a port of the software NIC in this process. `device` counts devices from 0.
     ///
     /// # Errors
     /// There is none.
@@ -79,7 +79,7 @@ impl Details {
         }
     }
 
-    /// Of a port of the machine's own device, as sysfs has it.
+    /// Returns the facts about a port of the machine's own device, from sysfs.
     pub(super) fn of_system(device: &str, port_num: u8) -> Self {
         let port = Path::new("/sys/class/infiniband").join(device);
         Self::of_sysfs(&port.join("ports").join(port_num.to_string()))
@@ -101,13 +101,13 @@ impl Details {
         }
     }
 
-    /// The interface of an entry of the GID table.
+    /// Returns the interface of an entry of the GID table.
     pub(super) fn gid_interface(&self, index: u32) -> Option<String> {
         let index = usize::try_from(index).ok()?;
         self.gid_interfaces.get(index)?.clone()
     }
 
-    /// The lines of a port.
+    /// Formats the lines of a port.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         if let Some(packets) = &self.packets {
@@ -128,7 +128,7 @@ impl Details {
     }
 }
 
-/// The files of a folder that hold numbers, by name.
+/// Reads the files of a folder that contain numbers, by name.
 fn numbers_in(folder: &Path) -> Vec<(String, u64)> {
     let files = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut numbers: Vec<_> = files

@@ -1,11 +1,12 @@
-//! Processes that do the same, such as the ranks of a parallel program, as one.
+//! Groups processes that do the same, such as the ranks of a parallel program.
 
 use std::cmp::Reverse;
 
 use super::report::{Process, Report, real};
 use super::spread::{Alike, Range};
 
-/// What makes two processes the same: the program, the kinds of their operations, what binds, and what to change.
+/// Returns the key by which processes are grouped: the program, the kinds of its operations, the bottleneck, and the
+/// advised steps.
 fn sameness(process: &Process) -> impl PartialEq + use<> {
     let mut kinds: Vec<_> = process
         .kinds
@@ -20,7 +21,7 @@ fn sameness(process: &Process) -> impl PartialEq + use<> {
     (program, kinds, process.bottleneck, steps, failed)
 }
 
-/// The report with one process for all that do the same, what did most first.
+/// Returns the report with one process for each group; the group with the most work comes first.
 pub(super) fn grouped(mut report: Report) -> Report {
     report.processes = together(report.processes);
     report.processes.sort_by_key(|process| {
@@ -30,7 +31,8 @@ pub(super) fn grouped(mut report: Report) -> Report {
     report
 }
 
-/// Of processes that do the same, only the one of them with the median number of work requests, which says how the others are.
+/// Replaces each group of processes by the process with the median number of work requests, with the spread of the
+/// group.
 fn together(processes: Vec<Process>) -> Vec<Process> {
     let mut groups: Vec<Vec<Process>> = Vec::new();
     for process in processes {

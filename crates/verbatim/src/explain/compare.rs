@@ -1,4 +1,4 @@
-//! The same program on several NICs, or before and after a change: side by side.
+//! Comparison of the same program on several NICs, or before and after a change.
 
 use anyhow::Result;
 use nicmodel::bounds::Role;
@@ -7,7 +7,7 @@ use super::report::{Process, Report};
 use crate::model::percent;
 use crate::output::{figure, print, table_of};
 
-/// Prints reports side by side, process by process; each has a name.
+/// Prints named reports side by side, process by process.
 pub(super) fn show(reports: &[(String, Report)]) -> Result<()> {
     for (name, report) in reports {
         print(format_args!(
@@ -32,7 +32,7 @@ pub(super) fn show(reports: &[(String, Report)]) -> Result<()> {
     Ok(())
 }
 
-/// What is compared of a process.
+/// A number of a process that the table compares.
 type Of = fn(&Process) -> f64;
 
 fn show_process(columns: &[(&str, Option<&Process>)]) -> Result<()> {
@@ -107,7 +107,7 @@ fn show_process(columns: &[(&str, Option<&Process>)]) -> Result<()> {
     print(rows)
 }
 
-/// A cost of all kinds, for one operation.
+/// Returns a cost per operation, as the mean over all kinds.
 fn per_operation(process: &Process, of: fn(&super::report::KindCost) -> f64) -> f64 {
     let all = process.kinds.iter();
     let sum: f64 = all

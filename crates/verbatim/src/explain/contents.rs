@@ -1,4 +1,4 @@
-//! The beginning of the page: every process in a line, with a link to its section.
+//! The summary at the start of the page: one line for each process, with a link to its section.
 
 use std::fmt::Write;
 
@@ -8,12 +8,12 @@ use super::report::{Process, Report};
 use super::text;
 use crate::output::figure;
 
-/// The identifier of a process' section.
+/// Returns the HTML id of a process's section.
 pub(super) fn anchor(process: &Process) -> String {
     format!("process-{}", process.pid)
 }
 
-/// What binds each process, and how fast it can be.
+/// Formats the summary: the bottleneck and the predicted rate of each process.
 pub(super) fn summary(report: &Report) -> String {
     if report.processes.is_empty() {
         return String::new();

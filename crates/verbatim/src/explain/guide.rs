@@ -10,24 +10,24 @@ use super::report::Report;
 
 const PAGE: &str = include_str!("../../../../docs/guidelines.md");
 
-/// The section of a guideline, without its heading, as Markdown.
+/// Returns the section of a guideline, without its heading, as Markdown.
 pub(super) fn section(name: &str) -> Option<&'static str> {
     let mut sections = PAGE.split("\n## ").skip(1);
     sections.find_map(|section| Some(section.strip_prefix(name)?.strip_prefix('\n')?.trim()))
 }
 
-/// The names of all guidelines.
+/// Returns the names of all guidelines.
 pub(super) fn names() -> Vec<&'static str> {
     guidelines::ALL.iter().map(|one| one.name).collect()
 }
 
-/// A line of advice as HTML, in which the guideline's name is a link to its section of the page.
+/// Formats a line of advice as HTML; the guideline's name links to its section of the page.
 pub(super) fn linked(name: &str, line: &str) -> String {
     let link = format!("[<a href=\"#guideline-{name}\">{name}</a>,");
     escape(line).replacen(&format!("[{name},"), &link, 1)
 }
 
-/// The sections of the guidelines that the report advises, as HTML.
+/// Formats the sections of the guidelines that the report advises, as HTML.
 pub(super) fn sections(report: &Report) -> String {
     let advice = report.processes.iter().flat_map(|process| &process.advice);
     let advised: BTreeSet<_> = advice.map(|advice| advice.guideline).collect();

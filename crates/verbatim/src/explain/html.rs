@@ -1,4 +1,4 @@
-//! The explanation as a page with pictures, in one file that needs no other.
+//! The explanation as a self-contained HTML page with charts.
 
 use std::fmt::Write;
 
@@ -29,7 +29,7 @@ svg { display: block; width: 100%; max-width: 760px; height: auto; } svg text { 
 li { margin: .5rem 0; } .gain { font-weight: 600; color: var(--then); } code { font-size: .9em; overflow-wrap: anywhere; }
 ";
 
-/// The page.
+/// Formats the page.
 pub(super) fn page(report: &Report) -> String {
     let mut html = String::new();
     let title = format!("{} on {}", report.command, report.nic_title);
@@ -127,7 +127,7 @@ fn add_advice(html: &mut String, process: &Process) {
         pieces: vec![(process.predicted_mops, "now")],
         value: format!("{} M/s", figure(process.predicted_mops)),
     }];
-    // A staircase: what was reached before, and what the step adds.
+    // The bars form a staircase: the rate before the step, and the gain of the step.
     rows.extend((1..).zip(&process.steps).map(|(number, step)| {
         let (now, then) = (step.gain.now_mops, step.gain.then_mops);
         Bar {
@@ -179,7 +179,7 @@ fn add_advice(html: &mut String, process: &Process) {
     }
 }
 
-/// The beginning of a sentence.
+/// Capitalizes the first letter.
 fn capital(words: &str) -> String {
     let (first, rest) = words.split_at(1);
     format!("{}{rest}", first.to_uppercase())

@@ -1,5 +1,5 @@
-//! `verbatim explain`: what a program's verbs cost on a NIC, which guidelines it breaks, and what keeping them
-//! would bring.
+//! `verbatim explain`: the cost of a program's verbs on a NIC, the guidelines that the program breaks, and the gain
+//! of following them.
 
 mod alike;
 mod compare;
@@ -64,7 +64,7 @@ NIC's resources allow, in 10^6 operations a second, not measurements. What to ch
 steps come in the order in which to take them, each with what it adds to those before it. Processes that do the same are \
 explained as one, with their spread.";
 
-/// No ledger of this program is longer.
+/// Longest ledger that is read; this program writes no longer ones.
 const MAX_LEDGER_BYTES: u64 = 1 << 30;
 
 /// Runs the command.
@@ -105,20 +105,20 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     }
 }
 
-/// All ledgers as one.
+/// Merges all ledgers into one.
 fn merged(ledgers: Vec<(String, Ledger)>) -> Option<(String, Ledger)> {
     let mut ledgers = ledgers.into_iter();
     let (name, mut all) = ledgers.next()?;
     for (_, ledger) in ledgers {
         all.processes.extend(ledger.processes);
         all.notes.extend(ledger.notes);
-        // Counted on different machines, or twice on one.
+        // The counts come from different machines, or count one machine twice.
         all.pcie = None;
     }
     Some((name, all))
 }
 
-/// Several reports side by side.
+/// Prints several reports side by side.
 fn compare(reports: &[(String, Report)], args: &Args) -> Result<Outcome> {
     if args.html.is_some() {
         bail!(

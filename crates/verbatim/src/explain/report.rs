@@ -1,4 +1,4 @@
-//! What a ledger means on a NIC: everything that is printed, in one structure.
+//! The explanation of a ledger on a NIC: all printed facts in one structure.
 
 use nicmodel::bounds::{Bounds, Resource, Role};
 use nicmodel::guidelines::{self, Advice, Step};
@@ -11,7 +11,7 @@ use tap::Ledger;
 
 use super::spread::Alike;
 
-/// A ledger on a NIC.
+/// The explanation of a ledger on a NIC.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub(super) nic: String,
@@ -19,11 +19,11 @@ pub(super) struct Report {
     pub(super) command: String,
     pub(super) provider: String,
     pub(super) processes: Vec<Process>,
-    /// Processes that opened a device and did nothing with it.
+    /// Processes that opened a device, and posted and received nothing.
     pub(super) idle_processes: usize,
-    /// Processes of whose operations this NIC can do none: the notes say why.
+    /// Processes none of whose operations the NIC can execute: the notes give the reasons.
     pub(super) impossible_processes: usize,
-    /// What the processor counted on PCIe beside what is expected.
+    /// PCIe counts of the processor beside the expected counts.
     pub(super) pcie: Option<PcieBeside>,
     pub(super) notes: Vec<String>,
 }
@@ -35,71 +35,72 @@ pub(super) struct PcieBeside {
     pub(super) rd_cur_expected: f64,
     pub(super) itom_counted: u64,
     pub(super) itom_expected: f64,
-    /// Reads beyond the expected ones: the estimate of what the NIC's caches missed.
+    /// Counted reads beyond the expected ones: an estimate of the misses of the NIC's caches.
     pub(super) cache_misses: f64,
 }
 
-/// A process on a NIC of its own.
+/// The explanation of a process that uses a NIC alone.
 #[derive(Debug, Serialize)]
 pub(super) struct Process {
     pub(super) pid: u32,
     pub(super) program: String,
     pub(super) complete: bool,
-    /// What other processes are like that do the same; they are explained by this one.
+    /// The spread of the processes that do the same as this one and are explained by it.
     pub(super) alike: Option<Alike>,
     pub(super) posted: u64,
     pub(super) received: u64,
-    /// Completions in error, flushed ones among them.
+    /// Completions with an error, flushed ones included.
     pub(super) failed: u64,
-    /// Work requests that were refused when they were posted.
+    /// Work requests whose post failed.
     pub(super) refused: u64,
     pub(super) queue_pairs: usize,
-    /// Those that posted, as many as did at a time.
+    /// Most queue pairs that posted at the same time.
     pub(super) concurrent_queue_pairs: u32,
     pub(super) threads: u32,
-    /// Those that posted, as many as did at a time.
+    /// Most threads that posted at the same time.
     pub(super) concurrent_threads: u32,
-    /// Whether not all queue pairs were posted to at a time.
+    /// True if the queue pairs did not all post at the same time.
     pub(super) in_turn: bool,
     pub(super) peers: u32,
     pub(super) duration_ns: u64,
-    /// Operations a second while it was counted, on the NIC that it ran on.
+    /// Observed rate on the NIC where the process ran, in 10^6 operations a second.
     pub(super) observed_mops: Option<f64>,
     pub(super) kinds: Vec<KindCost>,
-    /// Per operation on its machine's PCIe link, the largest first.
+    /// Transactions per operation on the PCIe link of the process's machine, the largest first.
     pub(super) transactions: Vec<Item>,
     pub(super) to_device_bytes: f64,
     pub(super) to_host_bytes: f64,
-    /// Expected cache lines of DMA for each operation, as a processor counts them.
+    /// Expected cache lines of DMA per operation, as a processor's PCIe counters count them.
     pub(super) pcie_rd_cur_lines: f64,
     pub(super) pcie_itom_lines: f64,
     pub(super) bounds: Bounds,
     pub(super) predicted_mops: f64,
     pub(super) slower: Role,
-    /// It has one operation outstanding at most, so that its rate is that of round trips.
+    /// True if at most one operation is outstanding on each queue pair, so that round trips determine the rate.
     pub(super) waits_for_each: bool,
-    /// Operations that it has outstanding at a time, at most.
+    /// Most operations outstanding at a time.
     pub(super) outstanding: Option<f64>,
     pub(super) bottleneck: Resource,
     /// Resources of the slower side that the profile does not describe.
     pub(super) unknown: Vec<Resource>,
     pub(super) polls: u64,
-    /// The share of polls that found nothing.
+    /// The share of polls that found no completion.
     pub(super) empty_polls: f64,
     pub(super) completions_a_poll: f64,
     pub(super) postlists: Vec<(u64, u64)>,
     pub(super) payloads: Vec<(u64, u64)>,
-    /// What to change, in the order in which to do it.
+    /// Advised changes, in the order in which to make them.
     pub(super) steps: Vec<Step>,
-    /// Each guideline that it breaks, by itself.
+    /// Each guideline that the process breaks, judged alone.
     pub(super) advice: Vec<Advice>,
     pub(super) notes: Vec<String>,
 }
 
-/// More than so many in a row without a completion are no batch that waited, if nothing was received either.
+/// Longest mean run that is taken for a waiting batch if nothing was received.
 const LONG_RUN: f64 = 32.0;
 
-/// What the tap cannot know: whether work that a program finds in its memory was there all at once.
+/// Returns a note if the tap cannot know whether the work requests of a run were ready at the same time. That is so
+/// if a program may find its work in memory.
 fn unseen(observed: &OperationProfile) -> Vec<String> {
     let from_memory = observed.queue_pairs.iter().all(|qp| qp.received.is_empty())
         && observed.active().any(|qp| qp.mean_run() > LONG_RUN);
@@ -113,7 +114,7 @@ fn unseen(observed: &OperationProfile) -> Vec<String> {
         .collect()
 }
 
-/// What one kind of operation costs.
+/// The cost of one kind of operation.
 #[derive(Debug, Serialize)]
 pub(super) struct KindCost {
     pub(super) what: String,
@@ -141,8 +142,10 @@ pub(super) struct Item {
 }
 
 impl Report {
+    /// Explains the processes of a ledger on a NIC. Operations that the NIC cannot execute are left out, with a note.
+    ///
     /// # Errors
-    /// An operation that the model cannot take after what the NIC cannot do was left out.
+    /// The model refuses one of the remaining operations.
     pub(super) fn new(ledger: &Ledger, profile: &Profile) -> Result<Self, OperationError> {
         let mut processes = Vec::new();
         let (mut idle_processes, mut impossible_processes) = (0, 0);
@@ -191,7 +194,7 @@ impl Report {
         })
     }
 
-    /// What is to be said of processes that are not explained.
+    /// Returns the lines about processes that are not explained.
     pub(super) fn unexplained(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if self.processes.is_empty() && self.impossible_processes == 0 {
@@ -296,7 +299,7 @@ impl Process {
         }))
     }
 
-    /// How many there were of what the rates count.
+    /// Returns the number of operations or messages that the rates count.
     pub(super) fn requests(&self) -> u64 {
         if self.posted > 0 {
             self.posted
@@ -305,7 +308,7 @@ impl Process {
         }
     }
 
-    /// What the rates count: posted ones, or received messages where none were posted.
+    /// Names the unit of the rates: posted operations, or received messages if none was posted.
     pub(super) fn unit(&self) -> &'static str {
         if self.posted > 0 {
             "operation"
@@ -327,7 +330,7 @@ fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 
-/// Counts are far below 2^53, or a rounding of them does no harm.
+/// Converts a count to a float. Counts are far below 2^53, or their rounding does no harm.
 #[expect(clippy::cast_precision_loss, reason = "a share of counts")]
 pub(super) fn real(count: u64) -> f64 {
     count as f64
@@ -356,7 +359,7 @@ fn kinds(observed: &OperationProfile, profile: &Profile) -> Result<Vec<KindCost>
             let operation = &counted.operation;
             let what = words(operation);
             let same = |kind: &&mut KindCost| {
-                // Of thousands of queue pairs that do the same, one line.
+                // Thousands of queue pairs with the same operation share one line.
                 kind.role == role
                     && kind.what == what
                     && (role == Role::Responder || (kind.postlist - postlist).abs() < 0.5)
@@ -391,7 +394,7 @@ fn kinds(observed: &OperationProfile, profile: &Profile) -> Result<Vec<KindCost>
     Ok(kinds)
 }
 
-/// So many of `count`, as a whole number.
+/// Returns a share of `count` as a whole number.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -401,7 +404,7 @@ fn share_of(count: u64, share: f64) -> u64 {
     (real(count) * share).round() as u64
 }
 
-/// An operation in words.
+/// Describes an operation in words.
 fn words(operation: &Operation) -> String {
     let mut words = format!("{} {}", operation.transport, operation.verb);
     if operation.imm {
@@ -437,7 +440,7 @@ fn items(side: &Side) -> Vec<Item> {
     items
 }
 
-/// Postlists by length, over all queue pairs.
+/// Counts postlists by length, over all queue pairs.
 fn postlists(observed: &OperationProfile) -> Vec<(u64, u64)> {
     let all = observed
         .queue_pairs
@@ -446,7 +449,7 @@ fn postlists(observed: &OperationProfile) -> Vec<(u64, u64)> {
     histogram(all.map(|lengths| (lengths.at_most, lengths.count)))
 }
 
-/// Payloads posted and received, by the power of two that they fit in.
+/// Counts posted and received payloads by the next power of two.
 fn payloads(observed: &OperationProfile) -> Vec<(u64, u64)> {
     let all = observed
         .queue_pairs

@@ -3,22 +3,22 @@
 use bench::stats::Spread;
 use serde::Serialize;
 
-/// What processes have in common that are explained as one.
+/// The spread of the processes that one process stands for.
 #[derive(Debug, Serialize)]
 pub(super) struct Alike {
-    /// How many there are, the explained one included.
+    /// Number of processes, the explained one included.
     pub(super) processes: usize,
-    /// Work requests that each has posted.
+    /// Work requests that each process has posted.
     pub(super) posted: Range,
-    /// Messages that each has received.
+    /// Messages that each process has received.
     pub(super) received: Range,
-    /// Operations a second where they ran, in 10^6; nothing if one of them did nothing for any time.
+    /// Observed rates in 10^6 operations a second; `None` if a process has no duration.
     pub(super) observed_mops: Option<Range>,
-    /// What the model allows each of them, in 10^6 operations a second.
+    /// Predicted rates, in 10^6 operations a second.
     pub(super) predicted_mops: Range,
 }
 
-/// The least, the middle and the most of several numbers.
+/// The minimum, the median and the maximum of several numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Range {
     pub(super) min: f64,
@@ -27,7 +27,7 @@ pub(super) struct Range {
 }
 
 impl Range {
-    /// Nothing of no numbers.
+    /// Computes the range; `None` without numbers.
     pub(super) fn of(numbers: impl Iterator<Item = f64>) -> Option<Self> {
         let numbers: Vec<_> = numbers.collect();
         let spread = Spread::of(&numbers)?;

@@ -28,7 +28,7 @@ pub(super) fn show(report: &Report) -> Result<()> {
     Ok(())
 }
 
-/// What the processor counted on PCIe.
+/// Formats the PCIe counts of the processor.
 pub(super) fn counted_on_pcie(pcie: &PcieBeside) -> String {
     format!(
         "counted on PCIe while it ran: {} lines read (PCIeRdCur; {:.0} expected on this NIC), {} written (ItoM; {:.0} \
@@ -129,7 +129,7 @@ fn show_process(process: &Process) -> Result<()> {
     Ok(())
 }
 
-/// What it is, in lines.
+/// Formats the lines that describe a process: its state, its work and its polls.
 pub(super) fn heading(process: &Process) -> Vec<String> {
     let ended = if process.complete {
         ""
@@ -190,7 +190,7 @@ pub(super) fn heading(process: &Process) -> Vec<String> {
     lines
 }
 
-/// How the processes are that a process stands for.
+/// Formats the spread of the processes that one process stands for.
 fn in_common(alike: &Alike) -> String {
     let count = |range: &Range| format!("{:.0} ({:.0}..{:.0})", range.median, range.min, range.max);
     let rate = |range: &Range| {
@@ -233,7 +233,7 @@ fn show_advice(process: &Process) -> Result<()> {
     Ok(())
 }
 
-/// What stands before a rate that resources without a number may lower.
+/// Returns "at most " for a rate that resources without a number may lower, else nothing.
 pub(super) fn at_most(process: &Process) -> &'static str {
     if process.unknown.is_empty() {
         ""
@@ -242,7 +242,7 @@ pub(super) fn at_most(process: &Process) -> &'static str {
     }
 }
 
-/// Why an advice has no gain. Where a resource has no number, it may be the one that binds.
+/// Returns why an advice has no gain. A resource without a number may be the bottleneck.
 pub(super) fn no_gain(process: &Process, verdict: Verdict) -> &'static str {
     if verdict == Verdict::NotAfterSteps {
         "brings nothing more after the steps above"
@@ -257,14 +257,14 @@ pub(super) fn no_gain(process: &Process, verdict: Verdict) -> &'static str {
     }
 }
 
-/// What is said of guidelines that are no steps.
+/// Verdicts on guidelines that are not steps but are listed after them.
 pub(super) const NO_STEPS: [Verdict; 3] = [
     Verdict::NotAfterSteps,
     Verdict::Unknown,
     Verdict::BringsNothing,
 ];
 
-/// A step in one line, with what it brings after those before it.
+/// Formats a step in one line, with its gain over the earlier steps.
 pub(super) fn step_line(step: &Step) -> String {
     let own = if step.gain.relative < WORTHWHILE {
         "nothing by itself, and the next step needs it".to_owned()
@@ -281,7 +281,7 @@ pub(super) fn step_line(step: &Step) -> String {
     )
 }
 
-/// An advice in one line.
+/// Formats an advice in one line.
 pub(super) fn line(advice: &Advice) -> String {
     let mut line = format!("{}; {}", advice.finding.seen, advice.finding.advice);
     if advice.guideline == OTHER_DESIGN

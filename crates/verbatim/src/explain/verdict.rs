@@ -1,4 +1,4 @@
-//! What is said of a process in sentences: which advice counts, and what bounds a closed loop.
+//! The verdict on each advice for a process, and the sentences on its round trips.
 
 use nicmodel::bounds::{Resource, Role};
 use nicmodel::guidelines::{self, Advice, WORTHWHILE};
@@ -6,20 +6,21 @@ use nicmodel::guidelines::{self, Advice, WORTHWHILE};
 use super::report::Process;
 use crate::output::{figure, time};
 
-/// What becomes of a guideline that is broken.
+/// The verdict on a guideline that a process breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is one of the steps.
+    /// The guideline is one of the steps.
     Step,
-    /// It would bring something in place of the steps: another design.
+    /// The guideline is another design, which would raise the rate instead of the steps.
     Instead,
-    /// It would bring something to the program as it is, and nothing after the steps.
+    /// The guideline would raise the rate of the program as it is, but not after the steps.
     NotAfterSteps,
-    /// Something else binds, or something of which the profile has no number may.
+    /// The guideline does not relieve the bottleneck. An unknown resource may be the bottleneck, or the guideline
+    /// pays after others.
     BringsNothing,
-    /// Something else binds, and does so still when every other guideline is followed.
+    /// The guideline does not raise the rate, even if every other guideline is followed.
     Never,
-    /// The model has no rate for it.
+    /// The model has no rate for the change.
     Unknown,
 }
 
@@ -51,13 +52,13 @@ impl Process {
         }
     }
 
-    /// What is advised with this verdict.
+    /// Returns the advice with this verdict.
     pub(super) fn advised(&self, wanted: Verdict) -> impl Iterator<Item = &Advice> {
         let all = self.advice.iter();
         all.filter(move |advice| self.verdict(advice) == wanted)
     }
 
-    /// What to say if there is nothing to advise.
+    /// Returns the sentence for a process without useful advice.
     pub(super) fn nothing(&self) -> Option<String> {
         if self.advice.is_empty() {
             return Some("nothing: it keeps every guideline that applies to it".to_owned());
@@ -71,7 +72,7 @@ impl Process {
         })
     }
 
-    /// What is to be said before the rates, where they are not the program's.
+    /// Returns the sentence before the bounds if round trips determine the program's rate.
     pub(super) fn round_trips(&self) -> Option<String> {
         let known = self
             .bounds

@@ -1,4 +1,4 @@
-//! The settings of an operation that can be turned.
+//! The settings of an operation that a sweep can vary.
 
 use chart::Axis;
 use clap::ValueEnum;
@@ -23,7 +23,7 @@ pub(super) enum Knob {
 }
 
 impl Knob {
-    /// The axis of its values.
+    /// Returns the axis of the setting's values.
     pub(super) fn axis(self) -> Axis {
         match self {
             Knob::Payload => Axis::log("payload, bytes").in_bytes(),
@@ -35,7 +35,7 @@ impl Knob {
         }
     }
 
-    /// The least and the most of the powers of two that are the default.
+    /// Returns the range of exponents of the default values, which are powers of two.
     pub(super) fn usual(self) -> std::ops::RangeInclusive<u32> {
         match self {
             Knob::Payload => 3..=12,

@@ -5,7 +5,7 @@ use nicmodel::bounds::Bound;
 
 use crate::output::{figure, table};
 
-/// The bounds as text: the rate, the table, and what is unknown.
+/// Formats the bounds: the rate, the table, and the unknown resources.
 pub(crate) fn bounds_lines(bounds: &Bounds) -> Vec<String> {
     let mut lines = Vec::new();
     if let (Some(rate), Some(bottleneck)) = (bounds.predicted_mops, bounds.bottleneck()) {
@@ -33,13 +33,13 @@ pub(crate) fn bounds_lines(bounds: &Bounds) -> Vec<String> {
     lines
 }
 
-/// The resources that the profile has no numbers for.
+/// Formats the resources that the profile has no numbers for; `None` if there are none.
 pub(crate) fn unknown_line(bounds: &Bounds) -> Option<String> {
     let names: Vec<_> = bounds.unknown.iter().map(ToString::to_string).collect();
     (!names.is_empty()).then(|| format!("unknown for this NIC: {}", names.join(", ")))
 }
 
-/// A share in percent with its sign; what rounds to nothing has none.
+/// Formats a share in percent with its sign; a value that rounds to 0 has no sign.
 pub(crate) fn percent(share: f64, decimals: usize) -> String {
     let text = format!("{:+.decimals$}", 100.0 * share);
     let is_zero = text

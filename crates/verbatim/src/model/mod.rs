@@ -1,4 +1,4 @@
-//! `verbatim model`: what verbs cost on a NIC, and how fast they can go there.
+//! `verbatim model`: the cost of verbs on a NIC, and their highest rate.
 
 mod knob;
 mod lines;
@@ -20,7 +20,7 @@ use crate::output::{print, print_typed};
 
 pub(crate) use lines::{bounds_lines, percent, unknown_line};
 
-/// Which NIC is modelled.
+/// The choice of one NIC to model.
 pub(crate) struct NicProfileArgs {
     pub(crate) nic: Option<String>,
     pub(crate) nic_file: Option<PathBuf>,
@@ -79,10 +79,10 @@ Examples:
 
 Rates are of the model: what resources allow, in 10^6 a second, not measurements.";
 
-/// The name of the profile that is used when none is asked for.
+/// Name of the profile that is used by default.
 const DEFAULT_NIC: &str = "cib";
 
-/// No profile and no mix is longer.
+/// Longest profile or mix that is read.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Runs the command.
@@ -132,12 +132,12 @@ fn show(args: &Args, chosen: &Profile) -> Result<()> {
 }
 
 impl NicsArgs {
-    /// Whether nothing was asked for.
+    /// Returns true if no NIC was named.
     fn is_default(&self) -> bool {
         self.nic.is_empty() && self.nic_file.is_none()
     }
 
-    /// The profiles that were asked for, or the one that is used when none is.
+    /// Returns the profiles that were named, or the default one.
     pub(crate) fn all(&self) -> Result<Vec<Profile>> {
         let one = |nic: Option<&String>| {
             NicProfileArgs {
@@ -154,7 +154,7 @@ impl NicsArgs {
 }
 
 impl NicProfileArgs {
-    /// The profile that was asked for.
+    /// Returns the profile that was named, or the default one.
     pub(crate) fn chosen(&self) -> Result<Profile> {
         if let Some(path) = &self.nic_file {
             let text = read(path)?;
@@ -180,7 +180,7 @@ impl NicProfileArgs {
     }
 }
 
-/// The mix that was asked for.
+/// Returns the mix that was named; `None` if none was.
 fn mix(args: &Args, profile: &Profile) -> Result<Option<Mix>> {
     if let Some(path) = &args.mix_file {
         let text = read(path)?;

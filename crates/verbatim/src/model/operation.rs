@@ -1,4 +1,4 @@
-//! One operation by its flags: what it costs, what bounds it, and what changes would bring.
+//! One operation from its flags: its cost, its bounds, and the gains of changes.
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
@@ -74,11 +74,11 @@ enum MethodArg {
     Doorbell,
 }
 
-/// Operations from one signaled one to the next, if nothing is said.
+/// Default period of signaling.
 const SIGNAL_EVERY: u32 = 64;
 
 impl Operation {
-    /// Whether anything of it was on the command line.
+    /// Returns true if any flag of the operation was given.
     pub(super) fn is_given(&self) -> bool {
         let Self {
             verb,
@@ -114,7 +114,7 @@ impl Operation {
             || stride.is_some()
     }
 
-    /// The same with another setting.
+    /// Returns the operation with another value of a setting.
     pub(super) fn turned(&self, knob: Knob, value: usize) -> Result<Self> {
         let (mut turned, small) = (self.clone(), u32::try_from(value)?);
         match knob {
@@ -128,7 +128,7 @@ impl Operation {
         Ok(turned)
     }
 
-    /// What each side of this operation allows.
+    /// Computes the bounds of both sides of this operation.
     pub(super) fn sides(&self, profile: &Profile) -> Result<Sides> {
         let way = Loop {
             cores: self.cores,
@@ -182,7 +182,7 @@ impl Operation {
     }
 }
 
-/// One side's bounds.
+/// The bounds of one side, for JSON.
 #[derive(Serialize)]
 struct SideBounds<'a> {
     role: Role,
@@ -190,7 +190,7 @@ struct SideBounds<'a> {
     bounds: &'a Bounds,
 }
 
-/// A change and what it would bring.
+/// A change of the operation and its effect on both sides.
 #[derive(Serialize)]
 struct WhatIf {
     change: String,
@@ -198,11 +198,11 @@ struct WhatIf {
     responder: Effect,
 }
 
-/// What a change brings on one side.
+/// The effect of a change on one side.
 #[derive(Serialize)]
 struct Effect {
     predicted_mops: f64,
-    /// The rate over the rate without the change, less one.
+    /// Relative gain: the rate over the rate without the change, minus 1.
     gain: f64,
     bottleneck: Option<Resource>,
 }
@@ -285,7 +285,7 @@ pub(super) fn show(profile: &Profile, wanted: &Operation, json: bool) -> Result<
     Ok(())
 }
 
-/// The rates of an operation on several NICs, side by side.
+/// Prints the rates of an operation on several NICs, side by side.
 pub(super) fn compare(profiles: &[Profile], wanted: &Operation) -> Result<()> {
     let header = [
         "NIC",
@@ -362,7 +362,7 @@ fn describe(load: &Load, one: &Footprint) -> String {
     )
 }
 
-/// What one operation costs on both sides.
+/// Builds the table of one operation's cost on both sides.
 fn cost_table(one: &Footprint) -> comfy_table::Table {
     let mut rows = table(["an operation costs", "requester", "responder"], &[1, 2]);
     type Of = fn(&Side) -> f64;
@@ -399,13 +399,13 @@ fn cost_table(one: &Footprint) -> comfy_table::Table {
     rows
 }
 
-/// The bounds of both sides, if one machine does nothing but post and another nothing but get it.
+/// The bounds of both sides, if one machine only posts the operation and another only receives it.
 pub(super) struct Sides {
     requester: Bounds,
     responder: Bounds,
 }
 
-/// How each side goes about it.
+/// The cores of each side, and the window of the requester.
 #[derive(Clone, Copy)]
 struct Loop {
     cores: Option<u32>,
@@ -441,7 +441,7 @@ impl Sides {
     }
 }
 
-/// Changes that one can make to an operation, and the rate of each side with them.
+/// Returns possible changes of an operation, and the rates of both sides after each.
 fn what_if(profile: &Profile, load: &Load, way: Loop, now: &Sides) -> Vec<WhatIf> {
     let mut changes: Vec<(String, Load)> = Vec::new();
     let mut change = |words: String, edit: &dyn Fn(&mut Load)| {

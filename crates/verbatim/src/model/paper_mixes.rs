@@ -1,4 +1,4 @@
-//! The mixes of the publications on one NIC, beside what was published for it.
+//! The mixes of the publications on one NIC, beside the published rates.
 
 use anyhow::Result;
 use nicmodel::bounds::{Bound, Resource};
@@ -23,7 +23,7 @@ struct Row {
     bounds: Vec<Bound>,
     unknown: Vec<Resource>,
     published: Option<&'static Published>,
-    /// Ours over the published value, less one.
+    /// Relative error: our rate over the published one, minus 1.
     relative_error: Option<f64>,
     basis: Option<Basis>,
 }

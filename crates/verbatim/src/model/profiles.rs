@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::output::{print, print_typed, table};
 
-/// What a profile says of itself.
+/// The description of a profile, for JSON.
 #[derive(Serialize)]
 struct About<'a> {
     name: &'a str,
@@ -15,7 +15,7 @@ struct About<'a> {
     about: &'a str,
 }
 
-/// One of its numbers.
+/// One number of a profile, for JSON.
 #[derive(Serialize)]
 struct Line<'a> {
     nic: &'a str,

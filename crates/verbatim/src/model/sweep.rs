@@ -31,15 +31,15 @@ struct Row {
     nic: String,
     over: Knob,
     value: usize,
-    /// What each side allows, in 10^6 a second.
+    /// Rates that the requester and the responder allow, in 10^6 a second.
     requester_mops: Option<f64>,
     responder_mops: Option<f64>,
-    /// What binds the slower side.
+    /// Bottleneck of the slower side.
     bottleneck: Option<String>,
 }
 
 impl SweepArgs {
-    /// Whether there is anything to turn or to draw.
+    /// Returns true if a sweep or a drawing was requested.
     pub(super) fn is_asked_for(&self) -> bool {
         self.over.is_some() || self.picture.svg.is_some() || self.picture.csv.is_some()
     }
@@ -125,7 +125,7 @@ fn show(over: Knob, rows: &[Row]) -> Result<()> {
     print(shown)
 }
 
-/// Both sides of each NIC.
+/// Returns the curves of both sides of each NIC.
 fn series(profiles: &[Profile], rows: &[Row]) -> Vec<Series> {
     let side = |profile: &Profile, name: &str, of: fn(&Row) -> Option<f64>| {
         let rows = rows.iter().filter(|row| row.nic == profile.name);

@@ -1,8 +1,8 @@
-//! Numbers in the words of the table.
+//! Formats of numbers in the table.
 
 use crate::output::figure;
 
-/// A published number as it was printed.
+/// Formats a published number as it was printed.
 pub(super) fn published(value: f64) -> String {
     if value != 0.0 && value.abs() < 1e-3 {
         format!("{value:.3e}")
@@ -11,7 +11,7 @@ pub(super) fn published(value: f64) -> String {
     }
 }
 
-/// A number with as many digits as say something.
+/// Formats a number with its significant digits.
 pub(super) fn plain(value: f64) -> String {
     if value.fract() == 0.0 && value.abs() < 1e9 {
         value.to_string()

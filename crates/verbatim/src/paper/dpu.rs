@@ -1,4 +1,5 @@
-//! Numbers of the study of BlueField-2: the sequencer and SENDs on a simulated host and on its DPU; `dpu_btree` has the B-tree.
+//! Numbers of the study of BlueField-2: the sequencer and SENDs on a simulated host and on its DPU. `dpu_btree` has
+//! the numbers of the B-tree.
 
 use std::cell::RefCell;
 
@@ -12,12 +13,12 @@ use sequencer::Design;
 use super::dpu_btree::{self, DpuBtree};
 use super::number::{Kind, Ours};
 
-/// Something to simulate.
+/// One simulation of the study.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Run {
-    /// The sequencer with all cores of a place, for the paper's clients.
+    /// The sequencer on all cores of a place, with the paper's clients.
     Sequencer(Design, Place),
-    /// Half a round trip of messages to a place, from the host of another machine.
+    /// Half a round trip of messages from another machine's host to a place.
     Send(Place),
     /// The B-tree.
     Btree(dpu_btree::Run),
@@ -26,21 +27,21 @@ pub(super) enum Run {
 /// Bytes of a message of the study (`dpu_rpc_msg_bytes`).
 const MESSAGE_BYTES: usize = 32;
 
-/// Exchanges that are timed, in ms of virtual time.
+/// Duration of the timed exchanges, in ms of virtual time.
 const PING_MS: u64 = 1;
 
-/// What was simulated.
+/// The results of the simulations that have run.
 #[derive(Debug, Default)]
 pub(super) struct Dpu {
     /// Rates in 10^6 a second, latencies in µs.
     results: Vec<(Run, f64)>,
     pub(super) btree: DpuBtree,
-    /// Simulations that a number was asked for and that have not run.
+    /// Simulations that a number needs and that have not run.
     missing: RefCell<Vec<Run>>,
 }
 
 impl Dpu {
-    /// All that the numbers need, and, to draw, the figures.
+    /// Returns all simulations that the numbers need, and with `draw` those of the figures.
     pub(super) fn runs(draw: bool) -> Vec<Run> {
         let on = |place| {
             [
@@ -54,7 +55,7 @@ impl Dpu {
         runs
     }
 
-    /// Runs one of them.
+    /// Runs one simulation and stores its result.
     pub(super) fn add(&mut self, bf2: &Profile, what: Run) -> Result<()> {
         let result = match what {
             Run::Sequencer(design, place) => rate(bf2, design, place)?,
@@ -74,7 +75,7 @@ impl Dpu {
         found.map(|(_, result)| *result)
     }
 
-    /// Takes what numbers were asked for since the last call and has not run, each once.
+    /// Removes and returns the simulations that numbers have needed since the last call, each once.
     pub(super) fn missing(&self) -> Vec<Run> {
         let mut all = self.missing.take();
         all.extend(self.btree.missing().into_iter().map(Run::Btree));
@@ -87,7 +88,7 @@ impl Dpu {
         once
     }
 
-    /// The number of this id, if it is one of them.
+    /// Returns our number for this id; `None` if this study does not give it.
     pub(super) fn number(&self, id: &str) -> Option<Ours> {
         let rate = |design, place| self.result(Run::Sequencer(design, place));
         let (value, kind) = match id {
@@ -111,7 +112,7 @@ impl Dpu {
     }
 }
 
-/// The rate of a sequencer with all cores of the place.
+/// Returns the rate of a sequencer on all cores of the place.
 fn rate(bf2: &Profile, design: Design, place: Place) -> Result<f64> {
     let there = bf2.at(place).context("BlueField-2 has a DPU")?;
     let setup = Setup {
@@ -127,7 +128,7 @@ fn rate(bf2: &Profile, design: Design, place: Place) -> Result<f64> {
     Ok(outcome.rate_mops)
 }
 
-/// Half a round trip of SENDs that are not inlined, in µs.
+/// Returns half a round trip of SENDs that are not inlined, in µs.
 fn latency(bf2: &Profile, place: Place) -> Result<f64> {
     let parameters = Parameters {
         payload_bytes: Some(MESSAGE_BYTES),

@@ -8,47 +8,47 @@ use nicmodel::profile::{Place, Profile};
 
 use super::number::{Kind, Ours, Relation};
 
-/// Something to simulate.
+/// One simulation of the B-tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Run {
-    /// Look-ups on all cores of the DPU without network.
+    /// Look-ups on all cores of the DPU without a network.
     Local { keys: u64 },
-    /// Look-ups by RPC from many clients; the DPU has so many 16ths of the keys.
+    /// Look-ups by RPC from many clients; the DPU has `share` 16ths of the keys.
     Rpc { keys: u64, share: u32 },
     /// Look-ups by READs from clients whose cores never wait.
     Read { share: u32 },
-    /// The latency of a look-up by RPC, the only one at the time.
+    /// The latency of a look-up by RPC if no other look-up is outstanding.
     RpcAlone(Place),
-    /// The same by READs of nodes of so many bytes.
+    /// The latency of a look-up by READs of nodes of this number of bytes.
     ReadAlone(Place, usize),
 }
 
-/// The study's small tree and its largest.
+/// Keys of the study's small tree and of its largest.
 pub(super) const SMALL: u64 = 1_000_000;
 pub(super) const LARGE: u64 = 256_000_000;
 
-/// Shares are in these parts.
+/// Denominator of shares.
 const ALL: u32 = 16;
 
 /// Sizes of nodes whose READs the study counts.
 const NODES: [usize; 2] = [512, 2048];
 
-/// Shares of the keys on the DPU, finer where the best share may be.
+/// Returns the shares of the keys on the DPU to simulate, in finer steps near the best share.
 fn shares() -> impl Iterator<Item = u32> {
     (0..=ALL).filter(|share| *share <= ALL / 2 || share % 4 == 0)
 }
 
-/// What was simulated.
+/// The results of the simulations that have run.
 #[derive(Debug, Default)]
 pub(super) struct DpuBtree {
     /// Rates in 10^6 a second, latencies in ns.
     results: Vec<(Run, f64, f64)>,
-    /// Simulations that a number was asked for and that have not run.
+    /// Simulations that a number needs and that have not run.
     missing: RefCell<Vec<Run>>,
 }
 
 impl DpuBtree {
-    /// All that the numbers need, and, to draw, the figures.
+    /// Returns all simulations that the numbers need, and with `draw` those of the figures.
     pub(super) fn runs(draw: bool) -> Vec<Run> {
         let mut runs: Vec<Run> = [SMALL, LARGE].map(|keys| Run::Local { keys }).to_vec();
         runs.extend(shares().map(|share| Run::Rpc { keys: SMALL, share }));
@@ -70,7 +70,7 @@ impl DpuBtree {
         runs
     }
 
-    /// Runs one of them.
+    /// Runs one simulation and stores its result.
     pub(super) fn add(&mut self, bf2: &Profile, what: Run) -> Result<()> {
         let host = Setup::study(Place::Host, SMALL);
         let shared = |setup: Setup, share: u32| Setup {
@@ -116,18 +116,18 @@ impl DpuBtree {
         found.map(|&(_, result, reads)| (result, reads))
     }
 
-    /// Takes what numbers were asked for and has not run.
+    /// Removes and returns the simulations that numbers have needed and that have not run.
     pub(super) fn missing(&self) -> Vec<Run> {
         self.missing.take()
     }
 
-    /// A result, if it was simulated.
+    /// Returns the result of a simulation that has run.
     fn done(&self, what: Run) -> Option<f64> {
         let mut found = self.results.iter().filter(|(run, ..)| *run == what);
         found.next().map(|(_, result, _)| *result)
     }
 
-    /// Rates by RPC over the share of keys on the DPU.
+    /// Returns the rates by RPC over the share of keys on the DPU.
     pub(super) fn rates(&self, keys: u64) -> Vec<(f64, f64)> {
         let rate = |share| {
             let rate = self.done(Run::Rpc { keys, share })?;
@@ -136,7 +136,7 @@ impl DpuBtree {
         (0..=ALL).filter_map(rate).collect()
     }
 
-    /// Rates by READs over the share of keys on the DPU.
+    /// Returns the rates by READs over the share of keys on the DPU.
     pub(super) fn read_rates(&self) -> Vec<(f64, f64)> {
         let rate = |share| {
             let rate = self.done(Run::Read { share })?;
@@ -145,7 +145,7 @@ impl DpuBtree {
         (0..=ALL).filter_map(rate).collect()
     }
 
-    /// The number of this id, if it is one of them.
+    /// Returns our number for this id; `None` if the B-tree does not give it.
     pub(super) fn number(&self, id: &str) -> Option<Ours> {
         let result = |what| self.find(what).map(|(result, _)| result);
         let rpc = |keys, share| result(Run::Rpc { keys, share });
@@ -178,7 +178,7 @@ impl DpuBtree {
                 let best = rates.iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
                 predicted(best.0)
             }
-            // Both ends of a range.
+            // The publication gives a range: these are its ends.
             "dpu_bt_rpc_lat_lo" => predicted(more()?).is(Relation::AtLeast),
             "dpu_bt_rpc_lat_hi" => predicted(more()?).is(Relation::AtMost),
             "dpu_os_best" => fitted(result(Run::Read { share: 0 })?),
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
     use nicmodel::published;
 
-    /// With results that say nothing but that they are there.
+    /// The results are placeholders: the test checks only that they exist.
     #[test]
     fn every_number_of_the_tree_has_its_runs() {
         for draw in [false, true] {

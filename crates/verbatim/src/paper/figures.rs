@@ -1,4 +1,4 @@
-//! The figures of the paper as SVG, with the published points marked, and their data beside them.
+//! Draws the figures of the paper as SVG with the published points marked, and writes their data as CSV.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,11 +17,11 @@ use super::dpu_btree;
 use super::simulated::Simulated;
 use crate::output::write_file;
 
-/// A figure.
+/// A figure of the paper.
 struct Figure {
     file: &'static str,
     title: &'static str,
-    /// Where its curves come from.
+    /// Source of the curves: model, simulation or arithmetic.
     kind: &'static str,
     x: Axis,
     y: Axis,
@@ -33,7 +33,7 @@ struct Figure {
 const MODEL: &str = "model: bounds of the resources";
 const SIMULATED: &str = "simulated: the sequencer's own code";
 
-/// Draws all figures that there are into a folder; returns their files' names.
+/// Draws all figures into a folder; returns the names of their files.
 pub(super) fn draw(folder: &Path, simulated: &Simulated) -> Result<Vec<&'static str>> {
     let cib = builtin("cib").context("Connect-IB is built in")?;
     let figures = [
@@ -65,24 +65,24 @@ fn rate(profile: &Profile, mix: &Mix) -> Option<f64> {
     Bounds::of(profile, mix).ok()?.predicted_mops
 }
 
-/// Published values at these places.
+/// Returns the published values at these x coordinates.
 fn published_at(points: &[(f64, &str)]) -> Vec<(f64, f64)> {
     let at = |&(x, id): &(f64, &str)| Some((x, published::get(id)?.value));
     points.iter().filter_map(at).collect()
 }
 
-/// Powers of two.
+/// Returns the powers of two with exponents of this range.
 fn powers(range: std::ops::RangeInclusive<u32>) -> impl Iterator<Item = u32> {
     range.map(|power| 1 << power)
 }
 
-/// A curve of the model, which is known at every x.
+/// Returns a curve of the model, which is defined at every x.
 fn curve(name: &str, points: impl Iterator<Item = (f64, Option<f64>)>) -> Series {
     Series::function(name, points.filter_map(|(x, y)| Some((x, y?))))
 }
 
 fn pcie_bytes(cib: &Profile) -> Figure {
-    // Each, or steps would be ramps.
+    // Plots every size: interpolated points would turn the steps into ramps.
     let sizes = || 1..=1024u32;
     let of = |bytes: fn(&Profile, u32) -> f64| {
         sizes().map(move |size| (f64::from(size), Some(bytes(cib, size))))
@@ -115,7 +115,7 @@ fn sequencer_cores(simulated: &Simulated) -> Figure {
         }
         Design::SpecS0 => published_at(&[(10.0, "seq_t3_spec_s0")]),
     };
-    // No core of the server takes part in atomics.
+    // The rate of atomics does not depend on the server's cores, which take no part.
     let level = Series::function("atomics", [(1.0, atomics), (14.0, atomics)]);
     let mut series = vec![level.published(published(Design::Atomics))];
     for design in Design::ALL.into_iter().skip(1) {
@@ -137,7 +137,7 @@ fn latency(simulated: &Simulated) -> Figure {
     let batched = simulated.latencies(16);
     let slowest = batched.last().map_or(0.0, |point| point.0);
     let mut alone = simulated.latencies(1);
-    // Behind its peak it only gets slower.
+    // Loads beyond the peak only raise the latency.
     alone.retain(|point| point.0 <= slowest);
     Figure {
         file: "figure-8.svg",
@@ -149,7 +149,7 @@ fn latency(simulated: &Simulated) -> Figure {
             Series::new("up to 16 answers to a doorbell", batched),
             Series::new("an answer to a doorbell", alone),
         ],
-        // The rate is published, and not at what latency.
+        // The publication gives the rate but not its latency.
         levels: published_at(&[(0.0, "seq_t3_spec_s0")])
             .into_iter()
             .map(|(_, rate)| ("published peak".to_owned(), rate))
@@ -157,7 +157,7 @@ fn latency(simulated: &Simulated) -> Figure {
     }
 }
 
-/// Figure 4 of the study of BlueField-2: each curve relative to the host alone.
+/// Draws Figure 4 of the study of BlueField-2: each curve relative to the host alone.
 fn btree_split(simulated: &Simulated) -> Figure {
     let relative = |name: &str, keys| {
         let rates = simulated.dpu.btree.rates(keys);
@@ -183,9 +183,9 @@ fn btree_split(simulated: &Simulated) -> Figure {
     }
 }
 
-/// Figure 9 of the study: the published rate is flat.
+/// Draws Figure 9 of the study: the published rate is flat.
 fn btree_split_reads(simulated: &Simulated) -> Figure {
-    // The axis has whole numbers.
+    // The axis shows whole numbers only.
     let thousands = |(share, rate): (f64, f64)| (share, 1e3 * rate);
     let rates = simulated.dpu.btree.read_rates();
     Figure {
@@ -272,7 +272,7 @@ fn wqe_cache(cib: &Profile, simulated: &Simulated) -> Result<Figure> {
     })
 }
 
-/// The windows at which READs are fastest differ by 32 times from one NIC to the next.
+/// Draws the rate of READs over windows. The best windows of two NICs differ by a factor of 32.
 fn best_windows(simulated: &Simulated) -> Figure {
     let of = |nic| -> Vec<(f64, f64)> {
         let points: Vec<_> = simulated.windows(nic).collect();
@@ -333,7 +333,7 @@ fn herd_cores(cib: &Profile, simulated: &Simulated) -> Figure {
     }
 }
 
-/// The published numbers compare with GETs alone, and so do the curves.
+/// Draws Figure 10 relative to the rate of GETs alone, as the published numbers are.
 fn drtm(simulated: &Simulated) -> Figure {
     let relative = |name: &str, rates: Vec<(f64, f64)>| {
         let gets = rates.first().map_or(1.0, |&(_, rate)| rate);
@@ -414,7 +414,7 @@ fn ud_send(cib: &Profile) -> Figure {
     }
 }
 
-/// The rate of READs at which their responses fill the responder's link.
+/// Returns the rate of READs at which their responses fill the responder's link.
 fn read_link_limit(profile: &Profile, payload: u32) -> Option<f64> {
     let read = Operation::new(Verb::RdmaRead, Transport::Rc, payload);
     let mix = Mix::new(vec![Load::new(read, Role::Responder)]);
@@ -430,7 +430,7 @@ const NICS: [(&str, &str); 3] = [
     ("cx", "ConnectX"),
 ];
 
-/// What a NIC takes of a verb, over payloads.
+/// Returns the model's rate of arriving operations of a verb on a NIC, over payloads.
 fn over_payloads(nic: &str, verb: Verb, transport: Transport) -> Vec<(f64, f64)> {
     let at = |payload| {
         let load = Load::new(Operation::new(verb, transport, payload), Role::Responder);
@@ -442,7 +442,7 @@ fn over_payloads(nic: &str, verb: Verb, transport: Transport) -> Vec<(f64, f64)>
     payloads().filter_map(at).collect()
 }
 
-/// Four to a power of two, so that where curves turn is to be seen.
+/// Returns four payload sizes for each power of two, so that bends of the curves are visible.
 fn payloads() -> impl Iterator<Item = u32> {
     (8..=40u32).map(|quarters| {
         let (power, quarter) = (quarters / 4, quarters % 4);
@@ -451,7 +451,7 @@ fn payloads() -> impl Iterator<Item = u32> {
 }
 
 fn inbound_reads() -> Figure {
-    // Small READs come nowhere near the limit, which would take most of the picture.
+    // The limit for small READs is far above the curves and would dominate the figure.
     let limit = |nic: &str| -> Vec<(f64, f64)> {
         let at = |payload| Some((f64::from(payload), read_link_limit(builtin(nic)?, payload)?));
         let large = payloads().filter(|payload| *payload >= 32);
@@ -560,7 +560,7 @@ mod tests {
                     "{nic}: READs of {payload} bytes"
                 );
             }
-            // The largest READs reach it, but for the oldest NIC's: its PCIe is slower than its port.
+            // The largest READs reach the limit, except on the oldest NIC: its PCIe link is slower than its port.
             let last = |points: &[chart::Point]| points.last().expect("drawn").y;
             let reaches = (last(reads) / last(limits) - 1.0).abs() < 1e-6;
             assert_eq!(reaches, nic.as_str() != "ConnectX", "{nic}");

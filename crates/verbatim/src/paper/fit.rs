@@ -6,37 +6,37 @@ use super::nics::Nics;
 use super::rows::{self, Parameter, Row};
 use super::simulated::Simulated;
 
-/// The first step, and the last: changes of a parameter's logarithm.
+/// The first and the last step: changes of a parameter's logarithm.
 const FIRST_STEP: f64 = 0.1;
 const LAST_STEP: f64 = 0.002;
 
-/// Changes of all parameters in turn, at most.
+/// Most rounds, each of which changes all parameters in turn.
 const ROUNDS: usize = 60;
 
-/// A direction in which all that is published changes by less than this share of what it could is taken as undetermined.
+/// Least share of a vector's length beyond the known directions that counts as undetermined.
 const UNDETERMINED: f64 = 0.2;
 
-/// The sum of squares of the logarithms of ours over the published numbers.
+/// Returns the sum of squares of the logarithms of our numbers over the published numbers.
 ///
 /// # Errors
-/// A simulation that cannot run.
+/// A simulation cannot run.
 fn misfit(nics: &Nics, rows: &[Row]) -> Result<f64> {
     let mut simulated = Simulated::on(nics.clone());
     let mut sum = 0.0;
     for row in rows {
         let ours = rows::value(&mut simulated, row.id())?;
         let off = (ours / row.published.value).ln();
-        // A rate of nothing is worse than any.
+        // A rate of 0 is worse than any other.
         sum += if off.is_finite() { off * off } else { 1e9 };
     }
     Ok(sum)
 }
 
-/// The profiles with these parameters changed, one after the other and by smaller and smaller steps, so that [`misfit`] is
-/// least.
+/// Returns the profiles with these parameters fitted: each is changed in turn, by smaller and smaller steps, to
+/// minimize [`misfit`].
 ///
 /// # Errors
-/// A simulation that cannot run.
+/// A simulation cannot run.
 pub(super) fn to(nics: &Nics, parameters: &[Parameter], rows: &[Row]) -> Result<Nics> {
     let mut best = (nics.clone(), misfit(nics, rows)?);
     let mut step = FIRST_STEP;
@@ -64,12 +64,12 @@ pub(super) fn to(nics: &Nics, parameters: &[Parameter], rows: &[Row]) -> Result<
     Ok(best.0)
 }
 
-/// Whether rows with these elasticities to some parameters determine one with the elasticities `wanted`: whether `wanted` is,
-/// but for a fifth, a sum of multiples of theirs.
+/// Returns true if rows with the elasticities `known` determine a row with the elasticities `wanted`. That holds if
+/// `wanted`, except for a fifth, is a linear combination of `known`.
 pub(super) fn determine(known: &[Vec<f64>], wanted: &[f64]) -> bool {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     let length = |v: &[f64]| dot(v, v).sqrt();
-    // Gram-Schmidt: directions at right angles that the known rows span.
+    // Gram-Schmidt: orthogonal directions that the known rows span.
     let mut directions: Vec<Vec<f64>> = Vec::new();
     let beyond = |vector: &[f64], directions: &[Vec<f64>]| {
         let mut rest = vector.to_vec();
@@ -107,7 +107,7 @@ mod tests {
         }
     }
 
-    /// The profile's own fit is found again from a wrong beginning, with the analytic model and with a simulation.
+    /// From a wrong start, a fit finds the profile's numbers again, with the analytic model and with a simulation.
     #[test]
     fn a_fit_finds_the_numbers_of_the_profile_again() {
         let nics = Nics::default();
@@ -130,7 +130,7 @@ mod tests {
         assert!(determine(&[a.clone(), b.clone()], &[0.3, -0.7, 0.1]));
         assert!(!determine(std::slice::from_ref(&a), &[0.3, -0.7, 0.0]));
         assert!(!determine(&[], &a));
-        // Two rows that are almost the same span one direction.
+        // Two rows that are almost equal span one direction.
         assert!(!determine(&[a, vec![1.0, 0.1, 0.0]], &b));
     }
 }

@@ -1,4 +1,4 @@
-//! Each published number that something was fitted to, predicted by a fit without it.
+//! Leave-one-out predictions: each published number that was used in a fit, predicted by a fit without it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,40 +20,40 @@ use super::simulated::Simulated;
 use crate::output::{print, print_json, table};
 use crate::progress::progress;
 
-/// A published number that was fitted to a parameter and moves by less than this share of the parameter's change is of another
-/// NIC, whose profile lent the number.
+/// Least share of a parameter's change by which a published number must change to count as fitted to the parameter. A
+/// smaller change shows that another NIC's profile borrowed the number.
 const LINKED: f64 = 0.03;
 
-/// A rate that moves by less does not help to fit a parameter.
+/// Least elasticity with which a rate helps to fit a parameter.
 const HELPS: f64 = 0.2;
 
-/// Numbers that the study seems to have swapped: their errors say nothing of the model.
+/// Numbers that the study seems to have swapped: their errors are no evidence about the model.
 const SWAPPED: [&str; 2] = ["dpu_bt_local_256m", "dpu_bt_rpc_256m"];
 
-/// A published number, left out.
+/// The outcome of a fit without one published number.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct LeftOut {
     id: &'static str,
     nic: &'static str,
     published: f64,
-    /// With the profile as it is, fitted to this number.
+    /// Error of the original profile, which was fitted to this number.
     fitted_error: f64,
     /// The parameters that are fitted again.
     parameters: Vec<String>,
-    /// The published numbers that they are fitted to.
+    /// The published numbers that these parameters are fitted to.
     rest: Vec<&'static str>,
-    /// What they give for this one; nothing if no other number determines a parameter.
+    /// The prediction for the number that was left out. `None` if no other number determines a parameter.
     predicted: Option<f64>,
     error: Option<f64>,
-    /// What binds, by the model.
+    /// The bottleneck by the model.
     bottleneck: Option<Resource>,
 }
 
-/// Elasticities of all rows to all fitted parameters.
+/// Elasticities of all rows with respect to all fitted parameters.
 struct Sensitivities {
     rows: Vec<Row>,
     parameters: Vec<Parameter>,
-    /// By parameter, then by row.
+    /// Elasticities by parameter, then by row.
     columns: Vec<Vec<Option<f64>>>,
 }
 
@@ -102,7 +102,8 @@ struct Component {
     rows: Vec<usize>,
 }
 
-/// Everything that was fitted together with a row: parameters with a row in common.
+/// Returns all parameters and rows that were fitted together with a row: parameters with a common row belong
+/// together.
 fn component(all: &Sensitivities, nics: &Nics, row: usize) -> Component {
     let links: Vec<(Vec<Parameter>, bool)> = all
         .rows
@@ -110,7 +111,7 @@ fn component(all: &Sensitivities, nics: &Nics, row: usize) -> Component {
         .enumerate()
         .map(|(at, row)| {
             let mut to = fitted_to(nics, row.id());
-            // Another NIC's profile may have borrowed the number.
+            // Another NIC's profile may have borrowed the number: such parameters do not count.
             to.retain(|parameter| all.elasticity(at, parameter).abs() >= LINKED);
             (to, row.published.id == same(row.published.id))
         })
@@ -142,8 +143,8 @@ fn component(all: &Sensitivities, nics: &Nics, row: usize) -> Component {
     }
 }
 
-/// The rows that a fit without this one is to, if they determine it: those that its parameters were fitted to; where these do
-/// not, rates that are predictions otherwise as well.
+/// Returns the rows for a fit without row `left`; `None` if they do not determine row `left`. They are the other rows
+/// that its parameters were fitted to. If these do not suffice, predicted rates are added.
 fn rest(all: &Sensitivities, together: &Component, left: usize) -> Option<Vec<usize>> {
     if together.parameters.is_empty() {
         return None;
@@ -183,7 +184,7 @@ fn rest(all: &Sensitivities, together: &Component, left: usize) -> Option<Vec<us
     determined(&rest).then_some(rest)
 }
 
-/// Leaves a row out.
+/// Fits the parameters again without a row and predicts it.
 fn leave_out(all: &Sensitivities, nics: &Nics, left: usize) -> Result<LeftOut> {
     let row = all.rows[left];
     let together = component(all, nics, left);
@@ -210,7 +211,7 @@ fn leave_out(all: &Sensitivities, nics: &Nics, left: usize) -> Result<LeftOut> {
     })
 }
 
-/// What binds a published rate, by the model.
+/// Returns the bottleneck of a published rate by the model.
 fn bottleneck(nics: &Nics, row: &Row) -> Option<Resource> {
     let profile = nics.nic(row.nic);
     let mixes = mixes::all(profile);
@@ -225,16 +226,16 @@ fn bottleneck(nics: &Nics, row: &Row) -> Option<Resource> {
     bounds.ok()?.bottleneck()
 }
 
-/// Refits without each number and prints what comes of it; writes the errors by bottleneck to a file.
+/// Fits again without each number and prints the predictions. Writes the errors by bottleneck to a file.
 ///
 /// # Errors
-/// A simulation that cannot run, or a file that cannot be written.
+/// A simulation cannot run, or a file cannot be written.
 pub(super) fn show(json: bool, csv: Option<&Path>) -> Result<()> {
     let nics = Nics::default();
     let all = Sensitivities::of(&nics, rows::all()?)?;
     let is_left = |at: &usize| {
         let row = &all.rows[*at];
-        // Ratios and second names of a number are no evidence of their own.
+        // Other names of a measurement are no evidence of their own.
         same(row.id()) == row.id() && !fitted_to(&nics, row.id()).is_empty()
     };
     let left: Vec<usize> = (0..all.rows.len()).filter(is_left).collect();
@@ -293,7 +294,8 @@ fn summary(outcomes: &[LeftOut]) -> String {
     )
 }
 
-/// Errors of what nothing was fitted to, by bottleneck: numbers left out, and rates that are predicted anyway.
+/// Formats the errors of predictions by bottleneck, as CSV: numbers that were left out, and rates that no parameter
+/// was fitted to.
 fn errors(nics: &Nics, all: &Sensitivities, outcomes: &[LeftOut]) -> String {
     let mut lines = BTreeMap::new();
     let name = |resource: Option<Resource>| {
@@ -331,7 +333,8 @@ fn errors(nics: &Nics, all: &Sensitivities, outcomes: &[LeftOut]) -> String {
 mod tests {
     use super::*;
 
-    /// With the model alone: two numbers of one rate predict each other, and one that is alone is not predicted.
+    /// Checks the model without simulations. Two numbers of the same rate predict each other; a number that is the
+    /// only evidence is not predicted.
     #[test]
     fn a_number_is_predicted_where_others_determine_it() {
         let nics = Nics::default();
@@ -339,7 +342,7 @@ mod tests {
         let all = Sensitivities::of(&nics, rows).expect("runs");
         let row = |id: &str| all.rows.iter().position(|row| row.id() == id).expect(id);
         let left = leave_out(&all, &nics, row("t5_cx_send0")).expect("fits");
-        // Its other number is the same rate.
+        // The other number is the same rate.
         assert_eq!(left.rest, ["t5_cx_send1"]);
         assert!(left.error.expect("predicted").abs() < 0.01, "{left:?}");
         let alone = leave_out(&all, &nics, row("t5_cx_recv1")).expect("fits");

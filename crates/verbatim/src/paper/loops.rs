@@ -1,4 +1,4 @@
-//! Numbers with the loops of the authors' benchmark beside those with ours.
+//! Comparison of numbers with the loops of the authors' benchmark and with this program's loops.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::digits::{plain, published};
 use super::number::{Kind, Number};
 use crate::output::{print, table};
 
-/// Median and largest size of relative errors.
+/// Median and largest absolute value of relative errors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Errors {
     count: usize,
@@ -17,7 +17,7 @@ pub(super) struct Errors {
 }
 
 impl Errors {
-    /// Of relative errors; none of no errors.
+    /// Computes the statistics of relative errors; `None` without errors.
     pub(super) fn of(errors: impl Iterator<Item = f64>) -> Option<Self> {
         let mut sizes: Vec<f64> = errors.map(f64::abs).collect();
         sizes.sort_unstable_by(f64::total_cmp);
@@ -46,7 +46,7 @@ impl fmt::Display for Errors {
     }
 }
 
-/// Cores that the server of a number has, by the end of its name; 0 where that does not say it.
+/// Returns the server's cores for a number, from the end of its id; 0 if the id does not name them.
 fn cores(id: &str) -> usize {
     match id {
         "seq_t3_baseline" | "herd_base_peak" => 14,
@@ -59,7 +59,7 @@ fn cores(id: &str) -> usize {
     }
 }
 
-/// The numbers that were simulated with both, and the errors by cores.
+/// Prints the numbers that were simulated with both loops, and the errors by cores.
 pub(super) fn show(numbers: &[Number]) -> Result<()> {
     let compared: Vec<_> = numbers.iter().filter(|n| n.original().is_some()).collect();
     if compared.is_empty() {

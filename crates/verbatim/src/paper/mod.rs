@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Runs the simulations that numbers come from.
+/// Runs the simulations that the numbers need.
 fn simulate(draw: bool) -> Result<Simulated> {
     let runs = Simulated::all(draw);
     let bar = progress(runs.len() as u64);
@@ -106,7 +106,7 @@ fn simulate(draw: bool) -> Result<Simulated> {
     Ok(simulated)
 }
 
-/// Every published number, in the order of the publications' systems.
+/// Returns every published number, in the order of the publications' systems.
 fn numbers(simulated: &Simulated) -> Vec<Number> {
     let number = |published: &'static nicmodel::published::Published| {
         let id = published.id;
@@ -183,7 +183,7 @@ fn show(numbers: &[Number]) -> Result<()> {
     print(format_args!("\n{}", summary(numbers)))
 }
 
-/// Parameters in a narrow column: the first, and how many more.
+/// Formats parameters for a narrow column: the first, and the number of the others.
 fn shortly(parameters: &[String]) -> String {
     let Some(first) = parameters.first() else {
         return String::new();

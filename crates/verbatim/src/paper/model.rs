@@ -1,4 +1,4 @@
-//! Numbers that the model's bounds give: rates of mixes, and what is made of them.
+//! Numbers from the model's bounds: rates of mixes, and quantities that are computed from rates.
 
 use nicmodel::bounds::Resource;
 use nicmodel::mixes;
@@ -8,7 +8,7 @@ use nicmodel::{Bounds, Load, Mix, Operation, Role, Transport, Verb, locks};
 use super::nics::Nics;
 use super::number::{Kind, Ours, Relation};
 
-/// The number of this id, if it is one of them.
+/// Returns our number for this id; `None` if the model does not give it.
 pub(super) fn number(nics: &Nics, id: &str) -> Option<Ours> {
     rate(nics, id)
         .or_else(|| ratio(nics, id))
@@ -20,7 +20,7 @@ fn model(value: f64, kind: Kind) -> Option<Ours> {
     Some(Ours::new(value, kind, "model"))
 }
 
-/// Several names of one measurement: the rates are printed in text, tables and slides.
+/// Returns the common name of a measurement that is printed in text, tables and slides under several names.
 pub(super) fn same(id: &str) -> &str {
     match id {
         "seq_rpc_dma_limit" => "ud_send_batched_peak",
@@ -35,7 +35,7 @@ pub(super) fn same(id: &str) -> &str {
     }
 }
 
-/// A rate of one of the publications' mixes.
+/// Returns the rate of one of the publications' mixes.
 fn rate(nics: &Nics, id: &str) -> Option<Ours> {
     let id = same(id);
     for profile in nics.all() {
@@ -51,14 +51,14 @@ fn rate(nics: &Nics, id: &str) -> Option<Ours> {
     None
 }
 
-/// The model's rate of a mix.
+/// Returns the model's rate of a mix.
 pub(super) fn mops(nics: &Nics, nic: &str, mix: &str) -> Option<f64> {
     let profile = nics.nic(nic);
     let named = mixes::get(profile, mix)?;
     Bounds::of(profile, &named.mix).ok()?.predicted_mops
 }
 
-/// Gains, drops and ratios of rates.
+/// Computes gains, drops and ratios of rates.
 fn ratio(nics: &Nics, id: &str) -> Option<Ours> {
     let cib = |mix| mops(nics, "cib", mix);
     let gain = |fast, slow| Some(100.0 * (cib(fast)? / cib(slow)? - 1.0));
@@ -95,20 +95,20 @@ fn ratio(nics: &Nics, id: &str) -> Option<Ours> {
             let ratio = times("atomics-spread", "atomics-one");
             fitted(ratio).map(|ours| ours.is(Relation::AtLeast))
         }
-        // A host and a DPU with a third of its rate: the best split, and what it gains.
+        // A host and a DPU with a third of its rate: the best split, and its gain.
         "dpu_bt_best_share" => predicted(dpu_share()),
         "dpu_bt_gain_1m" => predicted(dpu_share().map(|share| 100.0 * (1.0 / (1.0 - share) - 1.0))),
         _ => None,
     }
 }
 
-/// The part of a range-partitioned tree at which host and DPU are busy alike.
+/// Returns the DPU's share of a range-partitioned tree at which host and DPU are equally busy.
 fn dpu_share() -> Option<f64> {
     let host = published::get("dpu_bt_rpc_cpu_ratio")?.value;
     Some(1.0 / (1.0 + host))
 }
 
-/// Figure 11b: one core that SENDs 60 bytes.
+/// Computes the numbers of Figure 11b: one core that SENDs 60 bytes.
 fn single_core(nics: &Nics, id: &str) -> Option<Ours> {
     let profile = nics.nic("cib");
     let rate = |postlist, queue_pairs| {
@@ -152,7 +152,7 @@ fn other(nics: &Nics, id: &str) -> Option<Ours> {
     }
 }
 
-/// The first power of two of bytes at which READs are bound by the link.
+/// Returns the first power of two of bytes at which the link limits READs.
 fn read_transition(nics: &Nics, nic: &str) -> Option<f64> {
     let profile = nics.all().iter().find(|profile| profile.name == nic)?;
     let payload = (2..12).map(|power| 1u32 << power).find(|&payload| {

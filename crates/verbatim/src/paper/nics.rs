@@ -1,4 +1,4 @@
-//! The profiles that the published numbers are compared with: those that are built in, or with one of their numbers changed.
+//! The profiles with which published numbers are compared: the built-in ones, or copies with one number changed.
 
 use nicmodel::profile::{Profile, builtins};
 
@@ -13,18 +13,19 @@ impl Default for Nics {
 }
 
 impl Nics {
-    /// The profile of this name; every NIC of the publications has one.
+    /// Returns the profile of this name; every NIC of the publications has one.
     pub(super) fn nic(&self, name: &str) -> &Profile {
         let found = self.0.iter().find(|profile| profile.name == name);
         found.expect("built in")
     }
 
-    /// All of them, oldest NIC first.
+    /// Returns all profiles, oldest NIC first.
     pub(super) fn all(&self) -> &[Profile] {
         &self.0
     }
 
-    /// A hash (FNV-1a, 64 bits) of all their numbers: results of long analyses say which profiles they are of.
+    /// Returns a hash (FNV-1a, 64 bits) of all numbers of the profiles. Results of long analyses print it to name
+    /// their profiles.
     pub(super) fn fingerprint(&self) -> String {
         let numbers = self.0.iter().flat_map(|profile| {
             let of = move |number: nicmodel::profile::Number| {
@@ -39,7 +40,8 @@ impl Nics {
         format!("{hash:016x}")
     }
 
-    /// The same with another value for a number of one profile; nothing if that has no such number.
+    /// Returns the profiles with another value for a number of one profile; `None` if that profile has no such
+    /// number.
     pub(super) fn with(&self, nic: &str, key: &str, value: f64) -> Option<Self> {
         let mut changed = self.clone();
         let profile = changed.0.iter_mut().find(|profile| profile.name == nic)?;

@@ -1,23 +1,23 @@
-//! A published number with ours beside it.
+//! A published number and the number that this program computes for it ("ours").
 
 use nicmodel::mixes::Basis;
 use nicmodel::published::Published;
 use serde::Serialize;
 
-/// How far our number is independent of the published one.
+/// Relation of our number to the published one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
-    /// Counting and adding up, from numbers of the profile that are published or derived.
+    /// Counted or summed from numbers of the profile that are published or derived.
     Arithmetic,
-    /// A number of the profile was fitted to it, or to all that it is made of.
+    /// A number of the profile was fitted to the published number, or to all numbers that it is computed from.
     Fitted,
-    /// Nothing was fitted to it.
+    /// No number of the profile was fitted to the published number.
     Predicted,
 }
 
 impl Kind {
-    /// The largest relative error that is not called off.
+    /// Returns the largest relative error that does not count as off.
     fn limit(self) -> f64 {
         match self {
             Kind::Arithmetic => 0.0,
@@ -44,25 +44,25 @@ impl From<Basis> for Kind {
     }
 }
 
-/// What the published number says of the quantity.
+/// Relation of the published number to the quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Relation {
-    /// It is the quantity.
+    /// The published number is the quantity.
     Equal,
-    /// The quantity is no larger.
+    /// The published number is an upper bound of the quantity.
     AtMost,
-    /// The quantity is no smaller.
+    /// The published number is a lower bound of the quantity.
     AtLeast,
 }
 
-/// Our number.
+/// The number that this program computes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Ours {
     pub(crate) value: f64,
     pub(crate) kind: Kind,
     pub(crate) relation: Relation,
-    /// What it comes from.
+    /// Source of the number: `profile`, `model` or `simulation`.
     pub(crate) from: &'static str,
 }
 
@@ -86,7 +86,7 @@ impl Ours {
     }
 }
 
-/// A line of the table.
+/// A line of the table: a published number with ours.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Number {
     id: &'static str,
@@ -96,24 +96,24 @@ pub(crate) struct Number {
     #[serde(rename = "where")]
     place: &'static str,
     ours: Option<f64>,
-    /// Ours over the published number, less one; 0 if a bound holds.
+    /// Relative error: our number over the published number, minus 1; 0 if a bound holds.
     error: Option<f64>,
-    /// The same quantity with the loops of the authors' benchmark, where a simulation has them, and its error.
+    /// The quantity with the loops of the authors' benchmark, if a simulation has them, and its error.
     #[serde(skip_serializing_if = "Option::is_none")]
     with_original_loops: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error_with_original_loops: Option<f64>,
     kind: Option<Kind>,
-    /// The numbers of the profiles that were fitted to it.
+    /// The numbers of the profiles that were fitted to the published number.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     fitted_parameters: Vec<String>,
     relation: Relation,
     /// `profile`, `model` or `simulation`.
     from: Option<&'static str>,
-    /// Whether the error is larger than its kind allows: nothing for arithmetic beyond the printed
-    /// digits, 3 % where fitted, 10 % where predicted.
+    /// True if the error exceeds the limit of its kind. Arithmetic must agree in all printed digits, fitted numbers
+    /// to 3 %, predicted numbers to 10 %.
     off: bool,
-    /// Why it is off, or why there is no number of ours.
+    /// The reason for an error above the limit, or for the lack of our number.
     why: Option<&'static str>,
 }
 
@@ -147,7 +147,7 @@ impl Number {
         }
     }
 
-    /// The same with what a simulation with the loops of the authors' benchmark gives.
+    /// Returns the line with the result of a simulation that uses the loops of the authors' benchmark.
     pub(crate) fn with_original_loops(self, value: Option<f64>) -> Number {
         Number {
             with_original_loops: value,
@@ -156,7 +156,7 @@ impl Number {
         }
     }
 
-    /// The same with the numbers of the profiles that were fitted to it.
+    /// Returns the line with the numbers of the profiles that were fitted to the published number.
     pub(crate) fn with_parameters(self, fitted_parameters: Vec<String>) -> Number {
         Number {
             fitted_parameters,
@@ -164,12 +164,12 @@ impl Number {
         }
     }
 
-    /// The numbers of the profiles that were fitted to it.
+    /// The numbers of the profiles that were fitted to the published number.
     pub(crate) fn fitted_parameters(&self) -> &[String] {
         &self.fitted_parameters
     }
 
-    /// The result of a simulation with the loops of the authors' benchmark gives, and its error.
+    /// Returns the result of a simulation with the loops of the authors' benchmark, and its error.
     pub(crate) fn original(&self) -> Option<(f64, f64)> {
         self.with_original_loops.zip(self.error_with_original_loops)
     }
@@ -236,7 +236,7 @@ fn error(published: f64, ours: &Ours) -> f64 {
     }
 }
 
-/// Whether `ours` is `printed` with as many decimals as are printed.
+/// Returns true if `ours`, rounded to the printed decimals, is `printed`.
 fn rounds_to(ours: f64, printed: f64) -> bool {
     let text = printed.to_string();
     let decimals = text.split_once('.').map_or(0, |(_, digits)| digits.len());

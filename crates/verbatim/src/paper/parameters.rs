@@ -1,6 +1,7 @@
-//! Which numbers of the profiles each published number depends on.
+//! The numbers of the profiles that each published number depends on.
 //!
-//! Each number of a profile is made 8 % larger, and what depends on it is computed and simulated again.
+//! Each number of a profile is raised by 8 %, and the published numbers of the same NIC are computed and simulated
+//! again.
 
 use anyhow::Result;
 use serde::Serialize;
@@ -13,37 +14,36 @@ use super::simulated::Simulated;
 use crate::output::{print, print_json};
 use crate::progress::progress;
 
-/// So many times larger is each number.
+/// Factor by which each number of a profile is raised.
 const LARGER: f64 = 1.08;
 
-/// A published number that moves by less than this share of the number's own change does not depend on it. Simulations
-/// move by about this much when anything changes.
+/// Least elasticity that counts as a dependence. Simulations change by about this much when any number changes.
 const LEAST: f64 = 0.05;
 
 /// One number of a profile that a published number depends on.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Dependence {
     pub(super) parameter: String,
-    /// By how many percent ours changes when the parameter grows by 1 %.
+    /// Percent by which our number changes when the parameter grows by 1 %.
     pub(super) elasticity: f64,
     /// `published`, `derived`, `fitted` or `assumed`.
     pub(super) source: &'static str,
-    /// Whether it was fitted to this published number.
+    /// True if the parameter was fitted to this published number.
     pub(super) to_this: bool,
 }
 
-/// A published number with all that it depends on.
+/// A published number with the parameters that it depends on.
 #[derive(Debug, Serialize)]
 struct Dependent {
     id: &'static str,
     kind: Kind,
     published: f64,
     ours: f64,
-    /// The largest first.
+    /// Dependences, the largest elasticity first.
     depends_on: Vec<Dependence>,
 }
 
-/// The numbers of the profile that were fitted to a published number.
+/// Returns the numbers of the profiles that were fitted to a published number.
 pub(super) fn fitted_to(nics: &Nics, id: &str) -> Vec<Parameter> {
     let mut all = Vec::new();
     for profile in nics.all() {
@@ -57,10 +57,10 @@ pub(super) fn fitted_to(nics: &Nics, id: &str) -> Vec<Parameter> {
     all
 }
 
-/// Prints what each published number depends on.
+/// Prints the parameters that each published number depends on.
 ///
 /// # Errors
-/// A simulation that cannot run.
+/// A simulation cannot run.
 pub(super) fn show(json: bool) -> Result<()> {
     let rows = rows::all()?;
     let dependent = dependent(&rows)?;
@@ -130,7 +130,7 @@ fn dependence(nics: &Nics, parameter: &Parameter, row: &Row, elasticity: f64) ->
     let numbers = nics.nic(&parameter.nic).numbers();
     let number = numbers.iter().find(|number| number.key == parameter.key);
     Dependence {
-        // The profile goes without saying: it is that of the published number.
+        // The parameter's profile is that of the published number, so its name is omitted.
         parameter: parameter.key.clone(),
         elasticity,
         source: number.map_or("", |number| number.source),
@@ -138,10 +138,11 @@ fn dependence(nics: &Nics, parameter: &Parameter, row: &Row, elasticity: f64) ->
     }
 }
 
-/// By how many percent each row changes when this number grows by 1 %; nothing for rows of other NICs, and where it cannot grow.
+/// Returns the percent by which each row changes when this number grows by 1 %. `None` for rows of other NICs, and if
+/// the number cannot grow.
 ///
 /// # Errors
-/// A simulation that cannot run.
+/// A simulation cannot run.
 pub(super) fn elasticities(
     nics: &Nics,
     parameter: &Parameter,
@@ -175,13 +176,13 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(of("atomics_cib_zbig"), ["cib processing.atomic_ns"]);
-        // Another name of the same measurement.
+        // Both ids name the same measurement.
         assert_eq!(of("t5_cib_send0"), of("ud_send_batched_ho_peak"));
         assert_eq!(of("herd_batch_1c"), ["cib host.batched_lookup_ns"]);
         assert_eq!(of("bench_rpc_base_3c"), [""; 0]);
     }
 
-    /// What needs no simulation: the rates of ConnectX.
+    /// The rates of ConnectX need no simulation.
     #[test]
     fn rates_depend_on_the_times_of_the_nic_that_were_fitted_to_them() {
         let rows = rows::all_of("cx").expect("runs");

@@ -1,4 +1,4 @@
-//! Numbers that follow from the profiles by counting and adding up.
+//! Numbers that are counted or summed from the profiles.
 
 use nicmodel::pcie::{self, Purpose};
 use nicmodel::{Footprint, Method, Operation, Receive, Transport, Verb, locks, published, wqe};
@@ -6,7 +6,7 @@ use nicmodel::{Footprint, Method, Operation, Receive, Transport, Verb, locks, pu
 use super::nics::Nics;
 use super::number::{Ours, Relation};
 
-/// The number of this id, if it is one of them.
+/// Returns our number for this id; `None` if it does not follow from the profiles.
 pub(super) fn number(nics: &Nics, id: &str) -> Option<Ours> {
     let value = sizes(nics, id).or_else(|| counts(nics, id));
     let value = value
@@ -31,13 +31,13 @@ fn postlist(nics: &Nics, name: &str, operation: &Operation, method: Method, len:
     Footprint::of_postlist(nics.nic(name), operation, method, len).expect("every NIC can do it")
 }
 
-/// A WRITE whose WQE has so many bytes.
+/// Returns a WRITE whose WQE has this number of bytes.
 fn write_with_wqe(nics: &Nics, bytes: u32) -> Operation {
     let header = nics.nic("cib").wqe.uc_header_bytes.value;
     Operation::new(Verb::RdmaWrite, Transport::Uc, bytes - header).inlined()
 }
 
-/// Sizes of WQEs, headers and immediates.
+/// Computes sizes of WQEs, headers and immediates.
 fn sizes(nics: &Nics, id: &str) -> Option<f64> {
     let cib = nics.nic("cib");
     let header_only = Operation::header_only(Transport::Ud);
@@ -70,7 +70,7 @@ fn sizes(nics: &Nics, id: &str) -> Option<f64> {
         }
         "seq_imm_bytes" | "gen_imm_app_bytes" => write(true) - write(false),
         "seq_counter_bytes" => f64::from(nicmodel::ATOMIC_BYTES),
-        // One number in 2^32 does not have the upper half that a client guesses.
+        // One number in 2^32 lacks the upper half that a client guesses.
         "seq_spec_s0_regular_fraction" => 2f64.powf(-8.0 * (write(true) - write(false))),
         "ud_send_2line_max_payload" => longest(Verb::Send, Transport::Ud, 2)?,
         "out_write_1line_max" => longest(Verb::RdmaWrite, Transport::Uc, 1)?,
@@ -90,7 +90,7 @@ fn sizes(nics: &Nics, id: &str) -> Option<f64> {
     })
 }
 
-/// Transactions of operations.
+/// Counts transactions of operations.
 fn counts(nics: &Nics, id: &str) -> Option<f64> {
     let ten = |method| postlist(nics, "cib", &write_with_wqe(nics, 65), method, 10);
     let written = |bytes| {
@@ -129,7 +129,7 @@ fn counts(nics: &Nics, id: &str) -> Option<f64> {
         "ud_recv_dma_regular" => responder(&send).dma_writes(),
         "ud_recv_dma_inline" => responder(&send.received(Receive::Inline)).dma_writes(),
         "ud_recv_dma_ho" => responder(&Operation::header_only(Transport::Ud)).dma_writes(),
-        // What the NIC reads for a small inlined WRITE that goes by MMIO is its WQE-cache misses.
+        // The publication counts the NIC's reads for a small inlined WRITE by MMIO as WQE-cache misses.
         "out_write_wqe_miss" => {
             let write = Operation::new(Verb::RdmaWrite, Transport::Rc, 8).inlined();
             let one = postlist(nics, "cib", &write, Method::WqeByMmio, 1);
@@ -141,7 +141,7 @@ fn counts(nics: &Nics, id: &str) -> Option<f64> {
     })
 }
 
-/// Bandwidths, headers and lanes of the PCIe links.
+/// Computes bandwidths, headers and lanes of the PCIe links.
 fn links(nics: &Nics, id: &str) -> Option<f64> {
     let (cib, cx3, cx) = (nics.nic("cib"), nics.nic("cx3"), nics.nic("cx"));
     let header_only = Operation::header_only(Transport::Ud);
@@ -169,7 +169,7 @@ fn links(nics: &Nics, id: &str) -> Option<f64> {
     })
 }
 
-/// Ports, lanes and cores of the clusters (Table 2).
+/// Returns ports, lanes and cores of the clusters (Table 2).
 fn clusters(nics: &Nics, id: &str) -> Option<f64> {
     match id {
         "gen_cib_ports" => return clusters(nics, "cluster_ru_cib_ports"),
@@ -186,7 +186,8 @@ fn clusters(nics: &Nics, id: &str) -> Option<f64> {
     }
     let (name, what) = id.strip_prefix("cluster_ru_")?.split_once('_')?;
     let profile = nics.all().iter().find(|profile| profile.name == name)?;
-    // Rates of lines before their coding: 8b/10b in PCIe 1 and 2 and in DDR, more since.
+    // Factors from data rates to line rates: the coding is 8b/10b in PCIe 1 and 2 and in DDR, and more efficient
+    // since.
     let old = name == "cx";
     let (lane, line) = if old {
         (10.0 / 8.0, 10.0 / 8.0)
@@ -205,12 +206,12 @@ fn clusters(nics: &Nics, id: &str) -> Option<f64> {
     })
 }
 
-/// What the paper only bounds.
+/// Computes quantities for which the paper gives only a bound.
 fn bounds(nics: &Nics, id: &str) -> Option<Ours> {
     let cib = nics.nic("cib");
     let printed = |id| published::get(id).map(|published| published.value);
     let at_most = |value| Some(Ours::arithmetic(value).is(Relation::AtMost));
-    // How far the printed measurement is below our bound, in percent.
+    // Computes how far the printed measurement is below our bound, in percent.
     let below = |measured: f64, bound: f64| 100.0 * (1.0 - measured / bound);
     match id {
         "ud_send_dma_within" => at_most(below(

@@ -1,4 +1,4 @@
-//! The published numbers that depend on numbers of a profile by more than counting and adding up.
+//! The published numbers that need the model or a simulation, and not only counts and sums of a profile's numbers.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,32 +12,32 @@ use super::nics::Nics;
 use super::number::{Kind, Ours, Relation};
 use super::simulated::Simulated;
 
-/// A published number and the profile that gives ours.
+/// A published number, and the profile from which ours is computed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
     pub(super) published: &'static Published,
-    /// The profile's name.
+    /// Name of the profile.
     pub(super) nic: &'static str,
     pub(super) kind: Kind,
     pub(super) relation: Relation,
-    /// Ours.
+    /// Our number.
     pub(super) value: f64,
 }
 
 impl Row {
-    /// Its id.
+    /// Returns the id of the published number.
     pub(super) fn id(&self) -> &'static str {
         self.published.id
     }
 
-    /// Whether it is a rate in 10^6 a second, and not made of several of them.
+    /// Returns true if the number is a rate in 10^6 a second, and not a ratio of rates.
     pub(super) fn is_rate(&self) -> bool {
         ["Mrps", "Mops", "M/s", "MOps"].contains(&self.published.unit)
     }
 }
 
-/// Places of a maximum, over core counts, windows, shares or powers of two of bytes. They jump, or stay where they are,
-/// when a number of the profile changes a little.
+/// Returns true if the number is the position of a maximum: a core count, a window, a share or a power of two of
+/// bytes. Such a number jumps or stays constant when a number of the profile changes a little.
 fn jumps(id: &str) -> bool {
     id == "seq_rpc_peak_cores"
         || id == "dpu_bt_best_share"
@@ -45,19 +45,19 @@ fn jumps(id: &str) -> bool {
         || id.starts_with("in_read_transition_")
 }
 
-/// All of them, after the simulations that they need.
+/// Returns all rows, after the simulations that they need.
 ///
 /// # Errors
-/// A simulation that cannot run.
+/// A simulation cannot run.
 pub(super) fn all() -> Result<Vec<Row>> {
     let rows = in_parallel(&NICS, |nic| all_of(nic), |_| {})?;
     Ok(rows.into_iter().flatten().collect())
 }
 
-/// Those that one profile gives.
+/// Returns the rows that are computed from one profile.
 ///
 /// # Errors
-/// A simulation that cannot run.
+/// A simulation cannot run.
 pub(super) fn all_of(nic: &'static str) -> Result<Vec<Row>> {
     let mut simulated = Simulated::default();
     let of_nic = published::all()
@@ -73,7 +73,7 @@ pub(super) fn all_of(nic: &'static str) -> Result<Vec<Row>> {
 
 const NICS: [&str; 4] = ["cib", "bf2", "cx3", "cx"];
 
-/// The profile that gives ours.
+/// Returns the name of the profile from which our number is computed.
 fn nic_of(published: &Published) -> &'static str {
     match published.nic {
         "CX" => "cx",
@@ -107,10 +107,10 @@ fn ours(simulated: &mut Simulated, id: &str) -> Result<Option<Ours>> {
     Ok(ours.or_else(|| model::number(simulated.nics(), id)))
 }
 
-/// Our number of a row, after the simulations that it needs.
+/// Returns our number of a row, after the simulations that it needs.
 ///
 /// # Errors
-/// A simulation that cannot run, or a row without a number of ours.
+/// A simulation cannot run, or this program computes no number for the row.
 pub(super) fn value(simulated: &mut Simulated, id: &'static str) -> Result<f64> {
     let ours = ours(simulated, id)?;
     Ok(ours
@@ -118,7 +118,7 @@ pub(super) fn value(simulated: &mut Simulated, id: &'static str) -> Result<f64> 
         .value)
 }
 
-/// A number of a profile, by the names of both.
+/// A number of a profile, named by profile and key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Parameter {
     pub(super) nic: String,
@@ -132,7 +132,7 @@ impl std::fmt::Display for Parameter {
 }
 
 impl Parameter {
-    /// A number of this profile.
+    /// The number of this profile with this key.
     pub(super) fn of(profile: &Profile, key: &str) -> Self {
         Self {
             nic: profile.name.clone(),
@@ -140,15 +140,15 @@ impl Parameter {
         }
     }
 
-    /// Its value; 0 if the profile does not have it.
+    /// Returns the value of the number; 0 if the profile lacks it.
     pub(super) fn value(&self, nics: &Nics) -> f64 {
         let numbers = nics.nic(&self.nic).numbers();
         let found = numbers.iter().find(|number| number.key == self.key);
         found.map_or(0.0, |number| number.value)
     }
 
-    /// Profiles in which it is so many times what it is; whole numbers by one at least. With it by how much its logarithm
-    /// is larger. Nothing where that changes nothing.
+    /// Returns profiles in which the number is multiplied by `times`, and the change of its logarithm. Whole numbers
+    /// change by at least 1. `None` if nothing changes.
     pub(super) fn scaled(&self, nics: &Nics, times: f64) -> Option<(Nics, f64)> {
         let now = self.value(nics);
         let changed = nics.with(&self.nic, &self.key, now * times)?;
@@ -166,7 +166,7 @@ impl Parameter {
     }
 }
 
-/// Does all jobs on as many threads as there are processors, and calls `done` after each.
+/// Runs all jobs on as many threads as there are processors, and calls `done` after each.
 ///
 /// # Errors
 /// The first error of a job.

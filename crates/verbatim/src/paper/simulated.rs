@@ -1,4 +1,4 @@
-//! Numbers that a simulation gives: the sequencer's and the key-value store's own code on simulated NICs.
+//! Numbers from simulations: the code of the sequencer and the key-value store on simulated NICs.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -16,22 +16,22 @@ use super::model;
 use super::nics::Nics;
 use super::number::{Kind, Ours};
 
-/// A simulation.
+/// One simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Run {
-    /// The sequencer, for rates, for Figure 8, or for a round trip.
+    /// The sequencer, for rates, Figure 8, or a round trip.
     Sequencer(Setup),
-    /// The same with the loops of the authors' benchmark.
+    /// The same simulation with the loops of the authors' benchmark.
     OriginalSequencer(Setup),
-    /// HERD on so many cores, with batches or without.
+    /// HERD on this number of cores; `true` with batches.
     Herd(usize, bool),
-    /// The same with the loops of the authors' benchmark.
+    /// The same simulation with the loops of the authors' benchmark.
     OriginalHerd(usize, bool),
-    /// The emulation of DrTM-KV on a NIC, with a share of PUTs in %.
+    /// The emulation of DrTM-KV on a NIC, with this share of PUTs in %.
     Drtm(&'static str, u32),
-    /// The atomics-based key-value store, likewise.
+    /// The atomics-based key-value store on a NIC, with this share of PUTs in %.
     Records(&'static str, u32),
-    /// Windows of READs on a NIC.
+    /// READs on a NIC with this window.
     Window(&'static str, usize),
     /// The study of BlueField-2.
     Dpu(dpu::Run),
@@ -57,33 +57,33 @@ impl fmt::Display for Run {
     }
 }
 
-/// What was simulated.
+/// The results of the simulations that have run.
 #[derive(Debug, Default)]
 pub(super) struct Simulated {
     nics: Nics,
     runs: Vec<(Setup, Outcome)>,
     /// Spec-S0 under rising load, for Figure 8.
     loads: Vec<(Setup, Outcome)>,
-    /// One client with one request outstanding: a round trip.
+    /// Round trip of one client with one request outstanding.
     round_trip_us: Option<f64>,
-    /// HERD: cores, whether with batches, what came of it.
+    /// Results of HERD: cores, `true` with batches, outcome.
     herd: Vec<(usize, bool, kv::Outcome)>,
-    /// Sequencer and HERD with the loops of the authors' benchmark.
+    /// Results of the sequencer and of HERD with the loops of the authors' benchmark.
     original: Vec<(Setup, Outcome)>,
     original_herd: Vec<(usize, bool, kv::Outcome)>,
     /// The emulation of DrTM-KV, and the atomics-based key-value store: NIC, share of PUTs in %, rate.
     drtm: Vec<(&'static str, u32, f64)>,
     records: Vec<(&'static str, u32, f64)>,
-    /// Windows of READs: NIC, window, rate.
+    /// Results of READs: NIC, window, outcome.
     windows: Vec<(&'static str, usize, windows::Outcome)>,
     /// The study of BlueField-2.
     pub(super) dpu: Dpu,
-    /// Simulations that a number was asked for and that have not run.
+    /// Simulations that a number needs and that have not run.
     missing: RefCell<Vec<Run>>,
 }
 
 impl Simulated {
-    /// Nothing yet, on these NICs.
+    /// A set of simulations on these NICs, none of which has run.
     pub(super) fn on(nics: Nics) -> Self {
         Self {
             nics,
@@ -91,12 +91,12 @@ impl Simulated {
         }
     }
 
-    /// The profiles of its NICs.
+    /// Returns the profiles of the simulated NICs.
     pub(super) fn nics(&self) -> &Nics {
         &self.nics
     }
 
-    /// All that the numbers need, and, to draw, the figures.
+    /// Returns all simulations that the numbers need, and with `draw` those of the figures.
     pub(super) fn all(draw: bool) -> Vec<Run> {
         let mut all: Vec<Run> = Self::setups(draw).into_iter().map(Run::Sequencer).collect();
         let original = Self::original_setups();
@@ -125,10 +125,10 @@ impl Simulated {
         all
     }
 
-    /// The number of this id, after the simulations that it needs.
+    /// Returns our number for this id after the simulations that it needs.
     ///
     /// # Errors
-    /// A simulation that cannot run on these profiles, or whose result is wrong.
+    /// A simulation cannot run on these profiles, or its result is wrong.
     pub(super) fn simulate(&mut self, id: &str) -> Result<Option<Ours>> {
         loop {
             self.missing.take();
@@ -144,7 +144,7 @@ impl Simulated {
         }
     }
 
-    /// The setups that the numbers and Figure 7 need, and, to draw, Figure 8.
+    /// Returns the setups that the numbers and Figure 7 need, and with `draw` those of Figure 8.
     fn setups(draw: bool) -> Vec<Setup> {
         let swept = Design::ALL
             .into_iter()
@@ -162,7 +162,7 @@ impl Simulated {
     /// Runs one simulation.
     ///
     /// # Errors
-    /// It cannot run on these profiles, or its result is wrong.
+    /// The simulation cannot run on these profiles, or its result is wrong.
     pub(super) fn run(&mut self, run: Run) -> Result<()> {
         match run {
             Run::Sequencer(setup) => {
@@ -217,7 +217,7 @@ impl Simulated {
         }
     }
 
-    /// Notes that a simulation is missing.
+    /// Records that a simulation is missing if nothing was found.
     fn miss<T>(&self, found: Option<T>, run: impl FnOnce() -> Run) -> Option<T> {
         if found.is_none() {
             let mut missing = self.missing.borrow_mut();
@@ -229,7 +229,7 @@ impl Simulated {
         found
     }
 
-    /// The setups whose numbers are compared with those that the loops of the authors' benchmark give.
+    /// Returns the setups to simulate with the loops of the authors' benchmark.
     fn original_setups() -> Vec<Setup> {
         let over = |design, cores: &'static [usize]| {
             cores.iter().map(move |cores| Setup::atc16(design, *cores))
@@ -241,7 +241,7 @@ impl Simulated {
         rpc.chain(batch).chain(queues).chain(spec).collect()
     }
 
-    /// The number of this id with the loops of the authors' benchmark, if it was simulated.
+    /// Returns the number of this id with the loops of the authors' benchmark, if it was simulated.
     pub(super) fn original(&self, id: &str) -> Option<f64> {
         let run = |design, cores| {
             let mut runs = self.original.iter();
@@ -269,7 +269,7 @@ impl Simulated {
         }
     }
 
-    /// What the numbers of HERD need, and, to draw, Figure 9: cores, and whether with batches.
+    /// Returns the simulations for the numbers of HERD, and with `draw` for Figure 9: cores, and `true` with batches.
     fn herd_points(draw: bool) -> Vec<(usize, bool)> {
         if !draw {
             return vec![(1, false), (1, true), (CORES, false), (HERD_CORES, true)];
@@ -279,7 +279,7 @@ impl Simulated {
             .collect()
     }
 
-    /// The rates of HERD over cores.
+    /// Returns the rates of HERD over cores.
     pub(super) fn herd(&self, batched: bool) -> Vec<(f64, f64)> {
         let of_both = self.herd.iter().filter(|(_, with, _)| *with == batched);
         #[allow(clippy::cast_precision_loss)] // few cores
@@ -295,19 +295,19 @@ impl Simulated {
         found.map(|(_, _, outcome)| outcome)
     }
 
-    /// NICs whose best windows of READs are published, and windows.
+    /// Returns the NICs whose best windows of READs are published, each with all windows to simulate.
     fn window_points() -> Vec<(&'static str, usize)> {
         let of = |nic| (0..=11).map(move |power| (nic, 1 << power));
         of("cib").chain(of("cx3")).collect()
     }
 
-    /// READs of a NIC over windows.
+    /// Returns the results of READs on a NIC over windows.
     pub(super) fn windows(&self, nic: &str) -> impl Iterator<Item = (usize, windows::Outcome)> {
         let of_nic = self.windows.iter().filter(move |(name, ..)| *name == nic);
         of_nic.map(|&(_, window, outcome)| (window, outcome))
     }
 
-    /// The window with the most READs: of several the first.
+    /// Returns the first window with the highest rate of READs.
     fn best_window(&self, nic: &'static str) -> Option<usize> {
         for (_, window) in Self::window_points().into_iter().filter(|p| p.0 == nic) {
             let found = self.windows(nic).find(|(done, _)| *done == window);
@@ -323,7 +323,8 @@ impl Simulated {
         best.map(|(window, _)| window)
     }
 
-    /// What the numbers of Figure 10 need, and, to draw, the figure: NIC, and share of PUTs in %.
+    /// Returns the simulations for the numbers of Figure 10, and with `draw` for the figure: NIC, and share of PUTs
+    /// in %.
     fn drtm_points(draw: bool) -> Vec<(&'static str, u32)> {
         if !draw {
             return vec![("cib", 0), ("cib", 10), ("cx3", 0), ("cx3", 100)];
@@ -333,17 +334,17 @@ impl Simulated {
         [of("cib"), of("cx3")].concat()
     }
 
-    /// Rates of the emulation of DrTM-KV over the share of PUTs in %.
+    /// Returns the rates of the emulation of DrTM-KV over the share of PUTs in %.
     pub(super) fn drtm(&self, nic: &str) -> Vec<(f64, f64)> {
         over_puts(&self.drtm, nic)
     }
 
-    /// The same of the atomics-based store.
+    /// Returns the rates of the atomics-based store over the share of PUTs in %.
     pub(super) fn records(&self, nic: &str) -> Vec<(f64, f64)> {
         over_puts(&self.records, nic)
     }
 
-    /// The rate with so many PUTs in % over that of GETs alone.
+    /// Returns the rate with this share of PUTs in %, as a multiple of the rate of GETs alone.
     fn drtm_to_gets(&self, nic: &'static str, puts: u32) -> Option<f64> {
         let at = |share| {
             let found = self.drtm.iter().find(|run| (run.0, run.1) == (nic, share));
@@ -353,7 +354,7 @@ impl Simulated {
         Some(with? / without?)
     }
 
-    /// The rates of a design over cores.
+    /// Returns the rates of a design over cores.
     pub(super) fn rates(&self, design: Design) -> Vec<(f64, f64)> {
         let of_design = self.runs.iter().filter(|(setup, _)| setup.design == design);
         #[allow(clippy::cast_precision_loss)] // few cores
@@ -361,7 +362,8 @@ impl Simulated {
         of_design.map(point).collect()
     }
 
-    /// Median latency in µs and rate of Spec-S0 under rising load, with at most so many answers to a doorbell.
+    /// Returns the median latency in µs and the rate of Spec-S0 under rising load, with at most `answers` answers per
+    /// doorbell.
     pub(super) fn latencies(&self, answers: usize) -> Vec<(f64, f64)> {
         let of_answers = |setup: &Setup| setup.answers.unwrap_or(setup.batch) == answers;
         let of_batch = self.loads.iter().filter(|(setup, _)| of_answers(setup));
@@ -377,7 +379,7 @@ impl Simulated {
         self.miss(found.next(), run).map(|(_, outcome)| outcome)
     }
 
-    /// The number of this id, if a simulation gives it.
+    /// Returns our number for this id; `None` if no simulation gives it.
     pub(super) fn number(&self, id: &str) -> Option<Ours> {
         let rate = |design, cores| Some(self.at(design, cores)?.rate_mops);
         let herd = |cores, batched| Some(self.herd_at(cores, batched)?.rate_mops);
@@ -399,7 +401,7 @@ impl Simulated {
                 (at.answers_per_doorbell, Kind::Fitted)
             }
             "seq_rpc_peak_cores" => {
-                // The curve is flat at its top: the last of the core counts that come to the best rate as it is printed.
+                // The curve is flat at its top: take the highest core count whose rate, as printed, is the best.
                 for cores in 1..=CORES {
                     let _: Option<f64> = rate(Design::RpcBatchMq, cores);
                 }
@@ -418,7 +420,7 @@ impl Simulated {
             "herd_batch_peak" => (peak()?, kind(id)),
             "herd_gain_percore" => (gain(herd(1, true), herd(1, false))?, Kind::Fitted),
             "herd_gain_peak" => (gain(peak(), alone())?, Kind::Predicted),
-            // Half of all READs: a line of the model's in the paper, too.
+            // In the paper, too, the rate of `read-kv` is a line of a model: half of the rate of READs.
             "herd_vs_read_kv" => (
                 gain(peak(), model::mops(&self.nics, "cib", "read-kv"))?,
                 Kind::Predicted,
@@ -465,7 +467,7 @@ fn store(nics: &Nics, nic: &str, setup: &kv::Setup) -> Result<kv::Outcome> {
     Ok(outcome)
 }
 
-/// The design and the cores of a published rate of the sequencer.
+/// Returns the design and the cores of a published rate of the sequencer.
 fn rpc_rate(id: &str) -> Option<(Design, usize)> {
     Some(match id {
         "seq_rpc_base_1c" => (Design::Rpc, 1),
@@ -489,7 +491,7 @@ fn whole(number: usize) -> f64 {
     number as f64
 }
 
-/// Rates of a NIC over the share of PUTs in %.
+/// Returns the rates of a NIC over the share of PUTs in %.
 fn over_puts(all: &[(&'static str, u32, f64)], nic: &str) -> Vec<(f64, f64)> {
     let of_nic = all.iter().filter(|(name, _, _)| *name == nic);
     of_nic
@@ -497,7 +499,7 @@ fn over_puts(all: &[(&'static str, u32, f64)], nic: &str) -> Vec<(f64, f64)> {
         .collect()
 }
 
-/// One client, one header-only request at a time.
+/// Returns the setup of one client with one header-only request outstanding.
 fn round_trip() -> Setup {
     Setup {
         clients: 1,
@@ -507,8 +509,8 @@ fn round_trip() -> Setup {
     }
 }
 
-/// Figure 8: more clients, then more requests outstanding of each, on the cores that Spec-S0 needs for its peak; with
-/// batches and without.
+/// Returns the setups of Figure 8: first more clients, then more outstanding requests of each. The server has the
+/// cores that Spec-S0 needs for its peak. Each load runs with batches and without.
 fn loads() -> impl Iterator<Item = Setup> {
     let clients = [1, 4, 12, 35].map(|clients| (clients, 1));
     let windows = [1, 2, 4, 8, 16, 32].map(|window| (70, window));
@@ -534,7 +536,7 @@ const HERD_CORES: usize = 12;
 /// Cores with which Spec-S0 reaches its peak.
 const SPEC_S0_CORES: usize = 10;
 
-/// Whether a number of the profile was fitted to it.
+/// Tells whether a number of the profile was fitted to this published number.
 fn kind(id: &str) -> Kind {
     let basis = builtin("cib").and_then(|cib| {
         let mixes = mixes::all(cib);

@@ -1,6 +1,6 @@
-//! Why a number is off, and why some have none of ours.
+//! Reasons for errors above the limit, and for published numbers without ours.
 
-/// Why our number differs from the published one by more than its kind allows.
+/// Returns the reason why our number differs from the published one by more than its kind allows.
 pub(super) fn off(id: &str) -> Option<&'static str> {
     Some(match id {
         "seq_atomics_pcie_latency" => "a slide's round figure: 2.24 M/s are 446 ns each",
@@ -59,7 +59,7 @@ pub(super) fn off(id: &str) -> Option<&'static str> {
     })
 }
 
-/// How a published number was read, where the text allows more than one reading.
+/// Returns how a published number was read if its text allows several readings.
 pub(super) fn reading(id: &str) -> Option<&'static str> {
     Some(match id {
         "dpu_bt_local_256m" => {
@@ -93,7 +93,7 @@ pub(super) fn reading(id: &str) -> Option<&'static str> {
     })
 }
 
-/// Why there is no number of ours.
+/// Returns the reason for the lack of our number.
 pub(super) fn absent(id: &str) -> &'static str {
     let starts = |prefix: &str| id.starts_with(prefix);
     match id {
@@ -142,5 +142,5 @@ pub(super) fn absent(id: &str) -> &'static str {
     }
 }
 
-/// Where curves of the figures are not the paper's, though the numbers of the table are.
+/// Differences of the figures' curves from the paper that the numbers of the table do not show.
 pub(super) const FIGURES: [(&str, &str); 0] = [];

@@ -1,8 +1,8 @@
-//! The files of the [`view`](super::view) as ordinary files, for users who may make no namespace: a preloaded library
-//! (`crates/view-preload`) sends a program there that looks for the device's.
+//! The files of the [`view`](super::view) as ordinary files, for users who cannot create a namespace. A preloaded
+//! library (`crates/view-preload`) redirects a program's accesses to the device's files.
 //!
-//! They lie in a folder of the user's whose name says what is in them, so that programs which are started later find them
-//! there, and nobody need clean up.
+//! The folder belongs to the user, and its name is a hash of the files. So later programs find the same folder, and
+//! no program needs to remove it.
 
 use std::fs::{self, DirBuilder};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,10 +16,10 @@ use softnic::{SysfsFile, uverbs_names};
 
 use super::view::write_file;
 
-/// The folder that the preloaded library looks into.
+/// Names the folder in which the preloaded library looks.
 pub(super) const VARIABLE: &str = "VERBATIM_VIEW";
 
-/// The folder with the files, made if it is not there.
+/// Returns the folder with the files; creates it if it does not exist.
 pub(super) fn make(files: &[SysfsFile]) -> Result<PathBuf> {
     let user = geteuid().as_raw();
     let mut hash = DefaultHasher::new();
@@ -34,7 +34,8 @@ fn make_in(parent: &Path, name: &str, files: &[SysfsFile]) -> Result<PathBuf> {
     let folder = parent.join(name);
     let cannot = || format!("cannot make {}", folder.display());
     if !is_ours(&folder)? {
-        // As a whole: who comes at the same time finds all of it, or makes it, too.
+        // Rename the folder after it is filled: a process that starts at the same time finds a complete folder, or
+        // fills its own.
         let new = parent.join(format!("{name}.{}", std::process::id()));
         let made = fill(&new, files).and_then(|()| fs::rename(&new, &folder));
         if let Err(err) = made {
@@ -47,7 +48,7 @@ fn make_in(parent: &Path, name: &str, files: &[SysfsFile]) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Is the folder there? If it is, nobody else may have put anything in.
+/// Returns true if the folder exists. Fails if another user may have put files into it.
 fn is_ours(folder: &Path) -> Result<bool> {
     let found = match fs::symlink_metadata(folder) {
         Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -71,7 +72,7 @@ fn fill(folder: &Path, files: &[SysfsFile]) -> io::Result<()> {
     }
     let devices = folder.join("dev/infiniband");
     fs::create_dir_all(&devices)?;
-    // Programs ask for a character device that they may open.
+    // Programs check for a character device that they may open.
     uverbs_names(files).try_for_each(|name| symlink("/dev/null", devices.join(name)))
 }
 

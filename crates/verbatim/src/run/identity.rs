@@ -1,4 +1,4 @@
-//! Identity, capabilities and link layer of the device, by the name of a NIC.
+//! Identity, capabilities and link layer that the device reports, for a named NIC.
 
 use std::path::Path;
 
@@ -8,18 +8,18 @@ use softnic::{Capabilities, Identity, MAX_PORTS};
 
 use crate::args::LinkLayer;
 
-/// How the device presents itself to programs.
+/// The properties that the device reports to programs.
 #[derive(Clone, Debug)]
 pub(super) struct Presented {
     pub(super) identity: Identity,
-    /// Its capabilities, if they are known; all of the software NIC's if not.
+    /// Capabilities of the device; `None` for those of the software NIC.
     pub(super) capabilities: Option<Capabilities>,
     pub(super) link_layer: LinkLayer,
-    /// Ports of a device, where that is known.
+    /// Ports of a device, if known.
     pub(super) ports: Option<u8>,
 }
 
-/// The device in a profile or an adapter's description, which is named or in a file.
+/// Returns the device of a profile or an adapter's description, which is built in or in a file.
 pub(super) fn of_nic(nic: &str) -> Result<Presented> {
     if let Some(adapter) = profile::adapter(nic) {
         return of_adapter(adapter);

@@ -1,4 +1,4 @@
-//! Where the drop-in libraries are.
+//! The search for the drop-in libraries.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -8,39 +8,40 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use rustix::process::geteuid;
 
-/// What cargo calls each library, beside this program in the build's folder, and what programs ask the loader for.
+/// For each library, the file that cargo builds in this program's folder, and the name that programs ask the loader
+/// for.
 const LIBRARIES: [(&str, &str); 2] = [
     ("libverbatim_dropin.so", "libibverbs.so.1"),
     ("libverbatim_dropin_rdmacm.so", "librdmacm.so.1"),
 ];
 /// The tap for programs on the machine's own libibverbs, in a build and in an installation.
 const TAP: &str = "libverbatim_tap.so";
-/// The library that shows the files of the device to programs whose user may not mount them.
+/// The library that shows the device's files to programs of users without CAP_SYS_ADMIN.
 const VIEW: &str = "libverbatim_view.so";
 /// The library that carries TCP connections.
 const SOCKETS: &str = "libverbatim_sockets.so";
-/// Beside the libraries: this program under the names of others, see [`super::tools`].
+/// Folder beside the libraries with links to this program under other names, see [`super::tools`].
 pub(super) const TOOLS: &str = "bin";
-/// What this program is called there.
+/// Name of this program in that folder.
 const TOOL: &str = "rdma";
-/// This program beside the libraries of a build.
+/// File of this program beside the libraries of a build.
 const PROGRAM: &str = "verbatim";
-/// Where an installation has them, from the folder of this program.
+/// Folder of the installed libraries, relative to this program's folder.
 const INSTALLED: &str = "../lib/verbatim";
-/// Where a build gets links with these names, in the folder of this program.
+/// Folder for links with the libraries' names, relative to this program's folder in a build.
 const LINKS: &str = "dropin/lib";
 
-/// The folder that holds `libibverbs.so.1` and `librdmacm.so.1`.
+/// Returns the folder that holds `libibverbs.so.1` and `librdmacm.so.1`.
 pub(super) fn find() -> Result<PathBuf> {
     find_from(&own_folder()?)
 }
 
-/// The library that puts the tap in front of the machine's own libibverbs.
+/// Returns the library that puts the tap in front of the machine's own libibverbs.
 pub(super) fn find_tap() -> Result<PathBuf> {
     find_preload(&own_folder()?, TAP).context("the library that counts verbs is not there")
 }
 
-/// The library that shows the files of the device.
+/// Returns the library that shows the files of the device.
 pub(super) fn find_view() -> Result<PathBuf> {
     find_preload(&own_folder()?, VIEW).context("the library that shows files is not there")
 }
@@ -51,7 +52,7 @@ pub(crate) fn find_sockets() -> Result<PathBuf> {
         .context("the library that carries connections is not there")
 }
 
-/// The folder of this program.
+/// Returns the folder of this program.
 fn own_folder() -> Result<PathBuf> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
     let folder = program.parent();
@@ -59,7 +60,7 @@ fn own_folder() -> Result<PathBuf> {
     Ok(folder.to_owned())
 }
 
-/// A library that is to be preloaded, in a build or an installation.
+/// Finds a library to preload, in a build or an installation.
 fn find_preload(folder: &Path, name: &str) -> Result<PathBuf> {
     let places = [folder.join(name), folder.join(INSTALLED).join(name)];
     let found = places.iter().find(|place| place.exists());
@@ -96,21 +97,21 @@ fn find_from(folder: &Path) -> Result<PathBuf> {
     )
 }
 
-/// Where this user's programs may keep what they can make again, the best place first.
+/// Returns the folders for this user's regenerable files, the best first.
 fn caches() -> Vec<PathBuf> {
     // "If an implementation encounters a relative path [...] it should consider the path invalid and ignore it" (XDG
-    // Base Directory Specification); so is one that is empty.
+    // Base Directory Specification). An empty path is ignored, too.
     let set = |name| {
         let set = std::env::var_os(name).map(PathBuf::from);
         set.filter(|folder| folder.is_absolute())
     };
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
     let home = cache.map(|cache| cache.join("verbatim"));
-    // A user of the system's, such as nobody, has no home: then beside the fabrics.
+    // A system user, such as nobody, has no home directory: use shared memory, beside the fabrics.
     home.into_iter().chain(shared_memory()).collect()
 }
 
-/// A folder of this user's alone in shared memory, made if it is not there.
+/// Returns a folder in shared memory that only this user can access; creates it if it does not exist.
 fn shared_memory() -> Option<PathBuf> {
     let user = geteuid().as_raw();
     let folder = PathBuf::from(format!("/dev/shm/verbatim-{user}.libraries"));
@@ -119,12 +120,13 @@ fn shared_memory() -> Option<PathBuf> {
         Err(err) if err.kind() != io::ErrorKind::AlreadyExists => return None,
         _ => {}
     }
-    // What lies there is loaded into programs: it may be nobody else's.
+    // Programs load the files of this folder: another user must not be able to write there.
     let found = std::fs::symlink_metadata(&folder).ok()?;
     (found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0).then_some(folder)
 }
 
-/// A folder of links to the libraries in `build`: beside them, or if this user may not write there, in one of `caches`.
+/// Returns a folder of links to the libraries in `build`. The folder is beside them, or in one of `caches` if this
+/// user may not write there.
 fn linked(build: &Path, caches: impl FnOnce() -> Vec<PathBuf>) -> Result<PathBuf> {
     let links = build.join(LINKS);
     let made = link(&links, Path::new("../.."));
@@ -142,7 +144,7 @@ fn linked(build: &Path, caches: impl FnOnce() -> Vec<PathBuf>) -> Result<PathBuf
         .with_context(|| format!("cannot make links to the libraries in {}", links.display()))
 }
 
-/// Makes `folder` hold links to the `libraries`, under the names that programs ask for, and to the program beside them.
+/// Creates links in `folder` to the `libraries`, under the names that programs ask for, and to this program.
 fn link(folder: &Path, libraries: &Path) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
     for (built, name) in LIBRARIES {
@@ -150,19 +152,19 @@ fn link(folder: &Path, libraries: &Path) -> io::Result<()> {
     }
     let tools = folder.join(TOOLS);
     std::fs::create_dir_all(&tools)?;
-    // A relative path is one from the folder of the libraries.
+    // A relative path is relative to the folder of the libraries.
     link_to(
         &Path::new("..").join(libraries).join(PROGRAM),
         &tools.join(TOOL),
     )
 }
 
-/// Makes `link` a link to `target`.
+/// Makes `link` a symbolic link to `target`.
 fn link_to(target: &Path, link: &Path) -> io::Result<()> {
     if std::fs::read_link(link).is_ok_and(|to| to == target) {
         return Ok(());
     }
-    // Several may be started at once: each makes a link of its own and puts it in place.
+    // Several processes may start at once: each creates its own link and renames it into place.
     let own = link.with_extension(format!("{}.new", std::process::id()));
     symlink(target, &own)?;
     std::fs::rename(&own, link)
@@ -195,7 +197,7 @@ mod tests {
         for (built, _) in LIBRARIES {
             std::fs::write(build.path().join(built), built).expect("written");
         }
-        // No user may make a folder where a file is.
+        // A file in place of the folder prevents its creation, even for root.
         std::fs::write(build.path().join("dropin"), "in the way").expect("written");
         assert!(linked(build.path(), Vec::new).is_err());
         let caches = || vec![PathBuf::from("/dev/null"), cache.path().to_owned()];

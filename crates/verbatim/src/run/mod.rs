@@ -1,16 +1,17 @@
 //! `verbatim run`: an unmodified program on the software NIC, or under the tap on the machine's own.
 //!
-//! On the software NIC the program finds the drop-in `libibverbs.so.1` and `librdmacm.so.1` in front of the system's, and the files of an
-//! RDMA device in `/sys` and `/dev`. It replaces this process: its signals, its standard streams and its exit status
-//! are its own. With `--ledger` or `--fault` this process waits for it instead. On the machine's own NIC it finds nothing else than
-//! without this command, and the tap in front of it where something is to be counted or traced.
+//! On the software NIC the program finds the drop-in `libibverbs.so.1` and `librdmacm.so.1` before the system's. It
+//! also finds the files of an RDMA device in `/sys` and `/dev`. The program replaces this process, so its signals,
+//! standard streams and exit status are its own. With `--ledger` or `--fault` this process waits for the program
+//! instead. On the machine's own NIC the program runs as without this command; the tap is added if verbs are counted
+//! or traced.
 //!
-//! - [`identity`]: what the device says that it is;
-//! - [`library`]: where the libraries are, and [`mod@preload`]: which programs get one before all else;
-//! - [`view`]: the files, in a [`namespace`] of the program's own;
-//! - [`copies`]: the files where that is forbidden;
+//! - [`identity`]: the identity that the device reports;
+//! - [`library`]: the search for the libraries, and [`mod@preload`]: the programs that get one before all others;
+//! - [`view`]: the device's files, in a [`namespace`] of the program's own;
+//! - [`copies`]: the device's files if a namespace is forbidden;
 //! - [`tools`]: `rdma(8)`, which asks the kernel;
-//! - [`summary`]: whether the program used RDMA.
+//! - [`summary`]: the report on the program's use of RDMA.
 
 mod copies;
 mod identity;
@@ -124,14 +125,15 @@ path with --preload.
 
 Exit status: the program's; 2 when it could not be run.";
 
-/// Where the loader looks before it looks at the system's libraries.
+/// Search path of the loader before the system's libraries.
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
-/// Has the preloaded library say that it was not used: in either case, or (`wheels`) where another one was loaded.
+/// Makes the preloaded library report that it was not used: always, or with `wheels` only if another libibverbs was
+/// loaded.
 const PRELOADED: &str = "VERBATIM_PRELOADED";
 /// Names the fabric that the software NIC joins.
 const FABRIC: &str = "VERBATIM_FABRIC";
 
-/// Runs the command. Without a ledger and faults it returns only when the program could not be run.
+/// Runs the command. Without a ledger and faults the function returns only if the program could not be run.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let (program, rest) = match &args.command[..] {
         [program, rest @ ..] if !program.is_empty() => (program, rest),
@@ -151,7 +153,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         command.env(tap::trace::VARIABLE, new_trace(file, &words)?);
     }
     if args.ledger.is_wanted() || args.summary || args.fault.is_wanted() {
-        // It would be held for as long as the program runs.
+        // The lock would be held for as long as the program runs.
         drop(door);
     }
     let faulty = args.fault.prepare(&mut command)?;
@@ -181,7 +183,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     Err(err).with_context(|| format!("cannot run {}{hint}", program.display()))
 }
 
-/// Has a program find the software NIC. What it returns may go when the program is there.
+/// Prepares a program to find the software NIC. The returned lock must be held until the program has started.
 fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
     let nic = args.nic.as_deref().map(identity::of_nic).transpose()?;
     let fabric = args.fabric.as_deref().map(|name| (FABRIC, name.into()));
@@ -217,7 +219,7 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
     if args.no_view {
         return Ok(None);
     }
-    // Where there are none, the program's own attempt to use the device will say what is wrong.
+    // If there are no files, the program's own attempt to use the device will report the reason.
     let identity = nic.as_ref().map(|nic| &nic.identity);
     let link_layer = link_layer.map(OsStr::new);
     let Ok(files) = softnic::sysfs_files(link_layer, identity, capabilities.as_ref(), None) else {
@@ -250,19 +252,19 @@ fn prepare_softnic(args: &Args, command: &mut Command) -> Result<Option<Door>> {
     Ok(door)
 }
 
-/// Has a program find the files of the device by a library that is loaded into it.
+/// Prepares a program to find the files of the device by a preloaded library.
 fn preload_copies(files: &[SysfsFile], command: &mut Command) -> Result<()> {
     preload_too(&library::find_view()?, command)?;
     command.env(copies::VARIABLE, copies::make(files)?);
     Ok(())
 }
 
-/// Has a program load a library before all others, those that it was to load already among them.
+/// Adds a library before all others that the program preloads.
 fn preload_too(library: &Path, command: &mut Command) -> Result<()> {
     let mut libraries = preload(library)?;
     let own = command.get_envs().find(|(name, _)| *name == PRELOAD);
     if let Some((_, Some(own))) = own {
-        // Which ends with what was asked for before, too: the loader loads a library once.
+        // The program's variable ends with this process's list, too: the loader loads each library once.
         libraries.push(OsStr::new(":"));
         libraries.push(own);
     }
@@ -270,7 +272,7 @@ fn preload_too(library: &Path, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Has a program that is to be watched find the tap in front of the machine's own libibverbs.
+/// Prepares a program whose verbs are counted or traced: preloads the tap before the machine's own libibverbs.
 fn prepare_system(args: &Args, command: &mut Command) -> Result<()> {
     args.link_layer.settle(Some(Provider::System))?;
     for (given, flag) in [
@@ -292,14 +294,14 @@ fn prepare_system(args: &Args, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Makes the file of a trace; its absolute path, since programs go elsewhere.
+/// Creates the file of a trace and returns its absolute path, since the program may change its working directory.
 fn new_trace(file: &Path, words: &str) -> Result<PathBuf> {
     let cannot = || format!("cannot write the trace {}", file.display());
     tap::trace::create(file, words).with_context(cannot)?;
     file.canonicalize().with_context(cannot)
 }
 
-/// Shows the program the files of the device by mounts.
+/// Shows the files of the device to the program by mounts.
 fn show(files: &[SysfsFile], door: &mut Option<Door>) -> Result<()> {
     match namespace::enter(door)? {
         Entered::New => view::make(files),
@@ -307,9 +309,9 @@ fn show(files: &[SysfsFile], door: &mut Option<Door>) -> Result<()> {
     }
 }
 
-/// The search path of the loader with `folder` in front.
+/// Returns the search path of the loader with `folder` in front.
 fn library_path(folder: &Path) -> Result<OsString> {
-    // ld.so(8): items are separated by colons or semicolons, and $ORIGIN and its kin are expanded.
+    // ld.so(8): items are separated by colons or semicolons, and $ORIGIN and similar tokens are expanded.
     let unspeakable = |b: &u8| b":;$".contains(b);
     if folder
         .as_os_str()

@@ -1,12 +1,14 @@
-//! A mount namespace of the program's own, without root.
+//! Creates a mount namespace for the program, without root.
 //!
-//! Whoever may unshares the mount namespace only. Others need a user namespace for that, and all programs of a
-//! user must be in the *same* one: the kernel lets no process of one user namespace look into the memory of a
-//! process of another that is not below it (`ptrace(2)`, "Ptrace access mode checking"), and that is how
-//! one-sided verbs reach private memory. So the first program makes the user namespace and notes its number,
-//! and those that come later look for a process that lives in it and enter. It ends with its last process, and
-//! the kernel gives its number away again, so that the number alone does not say whose a namespace is: a process in
-//! ours has the mounts of the view, or where they were refused, was told of it by [`VARIABLE`].
+//! A process with CAP_SYS_ADMIN unshares only the mount namespace. Other processes need a user namespace for that,
+//! and all programs of a user must be in the *same* user namespace. The reason is that one-sided verbs access the
+//! private memory of other processes. The kernel forbids that if the other process's user namespace is neither the
+//! same nor a descendant (`ptrace(2)`, "Ptrace access mode checking").
+//!
+//! So the first program creates the user namespace and writes its inode number to a file, the note. Later programs
+//! look for a process in that namespace and enter it. The namespace ends with its last process, and the kernel reuses
+//! its number. So the number alone does not identify the namespace. A process in this user's namespace has the mounts
+//! of the view. If mounts were refused, its environment has the number in [`VARIABLE`].
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -21,34 +23,35 @@ use rustix::mount::{MountPropagationFlags, mount_change};
 use rustix::process::{getegid, geteuid};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-/// Says to a program in the user namespace which one that is.
+/// Tells a program in the user namespace the number of that namespace.
 pub(super) const VARIABLE: &str = "VERBATIM_NAMESPACE";
 
-/// What mounts of ours say that they are of: a file system without a device may name anything.
+/// Source name of the view's mounts: a file system without a device may have any source name.
 pub(super) const MOUNT_SOURCE: &str = "verbatim";
 
-/// How it came out.
+/// The outcome of [`enter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entered {
-    /// The mounts of this process are its own now.
+    /// The process has its own mounts now.
     New,
-    /// It was started by a program that is in the user namespace already, and shares that one's mounts.
+    /// The process's parent is already in the user namespace, and the process shares the parent's mounts.
     Inherited,
 }
 
-/// While there is one, no other program of this user enters: it would not know this one for what it is before the
-/// mounts of the view or the program with [`VARIABLE`] are there. The program does not inherit it.
+/// The lock on the note: while a process holds it, no other program of this user enters the namespace. Before the
+/// mounts of the view or the program with [`VARIABLE`] exist, the other program could not recognize this process. The
+/// program does not inherit the lock.
 #[derive(Debug)]
 pub(super) struct Door {
     #[expect(dead_code, reason = "it is the lock")]
     note: File,
 }
 
-/// Gives this process, which must have one thread, a mount namespace of its own, and puts a lock into `door` if it
-/// enters a user namespace for that, also if the rest is refused.
+/// Moves this process, which must have one thread, to a mount namespace of its own. If that needs a user namespace,
+/// the function puts the lock into `door`, even if a later step is refused.
 ///
 /// # Errors
-/// When the system does not allow it; the message says what was refused.
+/// The system does not allow the namespace; the message names the refused step.
 pub(super) fn enter(door: &mut Option<Door>) -> Result<Entered> {
     match unshare(UnshareFlags::NEWNS) {
         Ok(()) => {}
@@ -60,16 +63,16 @@ pub(super) fn enter(door: &mut Option<Door>) -> Result<Entered> {
         }
         Err(err) => return Err(err).context("a mount namespace is refused"),
     }
-    // What the system mounts later is still seen here, and not the other way round.
+    // Later mounts of the system are still visible here, and mounts of this process are not visible outside.
     let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     mount_change("/", flags).context("mounts cannot be made private")?;
     Ok(Entered::New)
 }
 
-/// Enters this user's namespace, or makes it.
+/// Enters this user's namespace, or creates it.
 fn enter_users(door: &mut Option<Door>) -> Result<Entered> {
     let mut note = note(&note_path())?;
-    // Who comes at the same time must find this program.
+    // A program that starts at the same time must find this one.
     flock(&note, FlockOperation::LockExclusive).context("cannot lock the note")?;
     let mut number = String::new();
     note.read_to_string(&mut number)
@@ -107,12 +110,12 @@ fn enter_users(door: &mut Option<Door>) -> Result<Entered> {
     Ok(Entered::New)
 }
 
-/// The number of the user namespace that this process is in.
+/// Returns the number of the user namespace that this process is in.
 pub(super) fn own() -> io::Result<OsString> {
     fs::read_link("/proc/self/ns/user").map(PathBuf::into_os_string)
 }
 
-/// The file with the number of this user's namespace.
+/// Returns the path of the file with the number of this user's namespace.
 fn note_path() -> PathBuf {
     PathBuf::from(format!("/dev/shm/verbatim-{}.userns", geteuid().as_raw()))
 }
@@ -128,7 +131,7 @@ fn note(path: &Path) -> Result<File> {
     Ok(note.into())
 }
 
-/// This user's namespace, which had that number, by way of a process that lives in it.
+/// Opens this user's namespace with this number by a process that lives in it.
 fn find(number: &str) -> Option<File> {
     fs::read_dir("/proc")
         .ok()?
@@ -140,13 +143,13 @@ fn find(number: &str) -> Option<File> {
         .find_map(|process| File::open(process.join("ns/user")).ok())
 }
 
-/// Is a process, a folder of `/proc`, in this user's namespace, which had that number?
+/// Returns true if a process, given by its folder in `/proc`, is in this user's namespace with this number.
 fn lives_in(process: &Path, number: &str) -> bool {
     let says = |file: &str, what: &str| {
         let text = fs::read(process.join(file)).unwrap_or_default();
         text.windows(what.len()).any(|part| part == what.as_bytes())
     };
-    // Other users' links cannot be read.
+    // The links of other users' processes cannot be read.
     fs::read_link(process.join("ns/user")).is_ok_and(|to| to.as_os_str() == number)
         && (says("mountinfo", &format!(" - tmpfs {MOUNT_SOURCE} "))
             || says("environ", &format!("{VARIABLE}={number}\0")))

@@ -1,7 +1,7 @@
-//! Libraries that are loaded before all others, and the choice of programs that get the software NIC's libibverbs so.
+//! Libraries to preload, and the choice of programs that preload the software NIC's libibverbs.
 //!
-//! Python wheels bring a libibverbs of their own under a name that no search path replaces. A library that is preloaded stands
-//! in front of it. All other programs find the software NIC by the search path, and stay without.
+//! Python wheels contain their own libibverbs under a name that no search path replaces. A preloaded library takes
+//! precedence over it. All other programs find the software NIC by the search path, without a preloaded library.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
-/// What the loader loads before the libraries of a program.
+/// Names the libraries that the loader loads before those of a program.
 pub(super) const PRELOAD: &str = "LD_PRELOAD";
 
-/// Bytes of a script in which its interpreter is looked for (`linux:include/uapi/linux/binfmts.h`, `BINPRM_BUF_SIZE`).
+/// Most bytes of a script's first line that name its interpreter (`linux:include/uapi/linux/binfmts.h`,
+/// `BINPRM_BUF_SIZE`).
 const FIRST_LINE: u64 = 256;
 
-/// What the loader is to load before all else: `library`, and what was asked for before.
+/// Returns the value of `LD_PRELOAD`: `library`, then the libraries of this process's variable.
 pub(crate) fn preload(library: &Path) -> Result<OsString> {
     // ld.so(8): "The items of the list can be separated by spaces or colons, and there is no support for escaping".
     if library
@@ -39,7 +40,7 @@ pub(crate) fn preload(library: &Path) -> Result<OsString> {
     Ok(libraries)
 }
 
-/// Whether a program is an interpreter of Python, or a script for one.
+/// Returns true if a program is a Python interpreter, or a script for one.
 pub(super) fn runs_python(program: &OsStr) -> bool {
     let Some(file) = find(program, std::env::var_os("PATH").as_deref()) else {
         return false;
@@ -51,7 +52,7 @@ pub(super) fn runs_python(program: &OsStr) -> bool {
         || { first_line(&file).is_some_and(|line| names_python(&line)) }
 }
 
-/// The file that `execvp(3)` runs for this program.
+/// Returns the file that `execvp(3)` runs for this program.
 fn find(program: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
     let given = Path::new(program);
     if given.components().count() > 1 {
@@ -62,7 +63,7 @@ fn find(program: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// `python`, `python3`, `python3.11`, `pypy3`…
+/// Returns true for names such as `python`, `python3`, `python3.11` and `pypy3`.
 fn is_python(file: &OsStr) -> bool {
     let name = Path::new(file).file_name().unwrap_or_default();
     let name = name.to_string_lossy();
@@ -80,7 +81,7 @@ fn first_line(file: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(line).into_owned())
 }
 
-/// Whether the first line of a script names Python as its interpreter, directly or by `env(1)`.
+/// Returns true if the first line of a script names Python as its interpreter, directly or by `env(1)`.
 fn names_python(line: &str) -> bool {
     line.strip_prefix("#!").is_some_and(|words| {
         words

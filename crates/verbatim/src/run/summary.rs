@@ -1,4 +1,4 @@
-//! `verbatim run --summary`: whether a command used RDMA, and how much, in a few lines.
+//! `verbatim run --summary`: a short report on whether and how much a command used RDMA.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -48,7 +48,7 @@ impl Sums {
         self.sent.values().map(|(_, bytes)| bytes).sum()
     }
 
-    /// One line: queue pairs, work requests by verb, failures.
+    /// Formats one line: queue pairs, work requests by verb, failures.
     fn words(&self) -> String {
         if self.queue_pairs.is_empty() {
             return "opened a device, and created no queue pair".to_owned();
@@ -81,7 +81,7 @@ fn plural(count: u64) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 
-/// The lines for what a command did.
+/// Formats the report on a command.
 pub(super) fn of(ledger: &Ledger) -> String {
     let nic = match ledger.provider.as_str() {
         "system" => "the machine's own NIC",
@@ -135,7 +135,7 @@ pub(super) fn of(ledger: &Ledger) -> String {
     text
 }
 
-/// A process as a reader knows it: its number and its command line.
+/// Names a process by its number and command line.
 fn name(process: &OperationProfile) -> String {
     let shown: String = process.program.chars().take(LONGEST_COMMAND).collect();
     let cut = if shown.len() < process.program.len() {

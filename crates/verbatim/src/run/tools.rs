@@ -1,8 +1,9 @@
-//! `rdma(8)` of iproute2 on the software NIC: it asks the kernel by netlink, and a preloaded library answers for the kernel.
+//! `rdma(8)` of iproute2 on the software NIC. The tool asks the kernel by netlink, and a preloaded library answers
+//! instead of the kernel.
 //!
-//! A library that all programs preload would disturb some of them: those with the address sanitizer refuse to start. So a
-//! program that is called `rdma` gets it, and a folder in front of `PATH` has this program under that name: it runs the
-//! system's `rdma` with the library. Programs and scripts that run `rdma` by its name find that one.
+//! The library is preloaded only into `rdma`: some programs, such as those with the address sanitizer, refuse to
+//! start with a preloaded library. A folder in front of `PATH` contains this program under the name `rdma`, which
+//! runs the system's `rdma` with the library. Programs and scripts that run `rdma` by its name find that link.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -18,13 +19,13 @@ use super::preload::{PRELOAD, preload};
 /// The program's name in iproute2.
 const RDMA: &str = "rdma";
 
-/// Whether a program is `rdma`, by whatever path.
+/// Returns true if a program is `rdma`, at any path.
 pub(super) fn is_rdma(program: &OsStr) -> bool {
     Path::new(program).file_name() == Some(OsStr::new(RDMA))
 }
 
-/// `PATH` with the folder of this program as `rdma` in front, which is in `libraries`; `None` where there is no `rdma` in it,
-/// or no such folder.
+/// Returns `PATH` with the folder in `libraries` in front that has this program as `rdma`. `None` if the folder does
+/// not exist, or if `PATH` has no other `rdma`.
 pub(super) fn search_path(libraries: &Path) -> Option<OsString> {
     let folder = libraries.join(library::TOOLS);
     let before = std::env::var_os("PATH")?;
@@ -35,7 +36,7 @@ pub(super) fn search_path(libraries: &Path) -> Option<OsString> {
     std::env::join_paths(std::iter::once(folder.clone()).chain(folders)).ok()
 }
 
-/// The `rdma` in `path` that is not this program.
+/// Returns the first `rdma` in `path` that is not this program.
 fn next_rdma(path: &OsStr) -> Option<PathBuf> {
     let own = std::env::current_exe().ok()?.canonicalize().ok()?;
     std::env::split_paths(path)
@@ -43,7 +44,8 @@ fn next_rdma(path: &OsStr) -> Option<PathBuf> {
         .find(|file| file.is_file() && file.canonicalize().is_ok_and(|file| file != own))
 }
 
-/// If this program was called `rdma`, becomes the system's with the library: does not return then, unless with an error.
+/// If this program was called `rdma`, replaces it by the system's `rdma` with the library. The function then returns
+/// only with an error.
 pub(crate) fn as_rdma() -> Result<()> {
     let mut words = std::env::args_os();
     if !words.next().is_some_and(|name| is_rdma(&name)) {

@@ -1,9 +1,9 @@
 //! A private view of `/sys/class` and `/dev`, in which the software NIC has the files of a kernel's devices.
 //!
-//! Programs that look there find `/sys/class/infiniband/softnic0`, `/sys/class/infiniband_verbs/uverbs0` and
-//! `/dev/infiniband/uverbs0`, which is a character device that may be opened and does nothing (`/dev/null`'s).
-//! Everything else is what it was. The view is made of mounts in a mount namespace of the program's own, see
-//! [`super::namespace`]; nobody else sees it, and it ends with its last process.
+//! Programs find `/sys/class/infiniband/softnic0`, `/sys/class/infiniband_verbs/uverbs0` and
+//! `/dev/infiniband/uverbs0`. The last is a character device that may be opened and does nothing (a bind mount of
+//! `/dev/null`). Everything else is unchanged. The view consists of mounts in a mount namespace of the program, see
+//! [`super::namespace`]. No other program sees the view, and it ends with the namespace's last process.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -19,7 +19,7 @@ use softnic::{SysfsContent, SysfsFile, uverbs_names};
 
 use super::namespace::MOUNT_SOURCE;
 
-/// Makes the view in this process's mount namespace, which must be its own.
+/// Creates the view in this process's mount namespace, which must be its own.
 pub(super) fn make(files: &[SysfsFile]) -> Result<()> {
     let class = Path::new("/sys/class");
     let mut added: Vec<&str> = files.iter().filter_map(first_folder).collect();
@@ -50,7 +50,7 @@ pub(super) fn make(files: &[SysfsFile]) -> Result<()> {
     seal(&new)
 }
 
-/// Writes a file of the view, or links to where it is.
+/// Writes a file of the view, or a symbolic link to a folder.
 pub(super) fn write_file(path: &Path, content: &SysfsContent) -> io::Result<()> {
     match content {
         SysfsContent::Text(text) => fs::write(path, text),
@@ -62,11 +62,11 @@ fn first_folder(file: &SysfsFile) -> Option<&str> {
     file.path.split('/').next()
 }
 
-/// Makes room for folders `names` in `folder`, which nobody may write to: returns the mounts that
-/// are to be sealed when they are filled.
+/// Makes the folders `names` writable in `folder`, which is read-only for this process. Returns the mounts to make
+/// read-only after they are filled.
 ///
-/// Where all of them exist, each becomes a file system of its own. Else `folder` becomes one, into
-/// which all that it had is bound.
+/// If all of these folders exist, each becomes a file system of its own. Otherwise `folder` becomes a file system,
+/// into which all its previous entries are bound.
 fn uncover(folder: &Path, names: &[&str]) -> Result<Vec<PathBuf>> {
     let within: Vec<PathBuf> = names.iter().map(|name| folder.join(name)).collect();
     if within.iter().all(|folder| folder.is_dir()) {
@@ -75,7 +75,7 @@ fn uncover(folder: &Path, names: &[&str]) -> Result<Vec<PathBuf>> {
         }
         return Ok(within);
     }
-    // What is there stays reachable by the descriptor when it is covered.
+    // The descriptor keeps the covered entries reachable.
     let old = open(
         folder,
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
@@ -96,11 +96,11 @@ fn uncover(folder: &Path, names: &[&str]) -> Result<Vec<PathBuf>> {
     Ok(vec![folder.to_owned()])
 }
 
-/// Makes `to` what `from` is.
+/// Makes `to` show `from`: by the same symbolic link, or by a bind mount.
 fn keep(from: &Path, to: &Path) -> io::Result<()> {
     let kind = match fs::symlink_metadata(from) {
         Ok(metadata) => metadata.file_type(),
-        // It went meanwhile.
+        // The entry was removed meanwhile.
         Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(err) => return Err(err),
     };
@@ -117,7 +117,7 @@ fn keep(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Covers `folder` with an empty file system, which is known for ours.
+/// Covers `folder` with an empty file system whose source name marks it as this program's.
 fn empty(folder: &Path) -> Result<()> {
     mount(
         MOUNT_SOURCE,
@@ -129,7 +129,7 @@ fn empty(folder: &Path) -> Result<()> {
     .with_context(|| format!("cannot mount a file system at {}", folder.display()))
 }
 
-/// Ends writing to file systems that [`empty`] made.
+/// Makes the file systems of [`empty`] read-only.
 fn seal(folders: &[PathBuf]) -> Result<()> {
     for folder in folders {
         let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID;
