@@ -39,7 +39,7 @@ pub enum Verb {
 }
 
 impl Transport {
-    /// All of them.
+    /// All values of the type.
     pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
 
     /// Returns true if the transport carries the verb (Table 1 of the paper; IBTA vol. 1, table 44 and annex A19).
@@ -58,7 +58,7 @@ impl Transport {
 }
 
 impl Verb {
-    /// All of them.
+    /// All values of the type.
     pub const ALL: [Self; 6] = [
         Self::Send,
         Self::RdmaWrite,

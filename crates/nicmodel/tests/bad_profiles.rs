@@ -1,9 +1,9 @@
-//! A profile that is wrong is refused with its line, its key and what would be right.
+//! Tests of wrong profiles: each is refused with its line, its key and the permitted values.
 
 use nicmodel::profile::{Profile, ProfileError, TEMPLATE, builtins};
 use proptest::prelude::*;
 
-/// The template with the line that begins with `key` replaced, and that line's number.
+/// Returns the template with the line that begins with `key` replaced, and that line's number.
 fn with(key: &str, line: &str) -> (String, usize) {
     let mut number = 0;
     let lines = TEMPLATE.lines().enumerate().map(|(index, old)| {
@@ -30,7 +30,7 @@ fn refused(key: &str, line: &str, says: &[&str]) {
     }
 }
 
-/// `{ value = …, source = "assumed", why = "a test" }` for `key`.
+/// Returns the line `key = { value = …, source = "assumed", why = "a test" }`.
 fn assumed(key: &str, value: &str) -> String {
     format!("{key} = {{ value = {value}, source = \"assumed\", why = \"a test\" }}")
 }

@@ -81,7 +81,7 @@ fn published_bottlenecks() {
         ("inbound-read-128", Resource::LinkOut),
         ("inbound-write", Resource::NicInbound),
         ("outbound-write", Resource::Mmio),
-        // "The NIC's processing power": of the units that 14 queue pairs keep busy.
+        // The paper says "the NIC's processing power": the units that 14 queue pairs keep busy.
         ("outbound-read", Resource::QueuePairUnits),
         ("atomics-one", Resource::AtomicLocks),
         ("atomics-spread", Resource::NicInbound),
@@ -98,7 +98,7 @@ fn published_bottlenecks() {
             "{name}"
         );
     }
-    // PCIe binds SENDs on Connect-IB alone, and one lock binds ConnectX-3.
+    // PCIe limits SENDs only on Connect-IB. A single lock limits atomics on ConnectX-3.
     for name in ["cx", "cx3"] {
         let send = named(nic(name), "ud-send-batch").bottleneck();
         assert_eq!(send, Some(Resource::NicOutbound));
@@ -107,7 +107,7 @@ fn published_bottlenecks() {
     assert_eq!(atomics, Some(Resource::AtomicLocks));
 }
 
-/// Figure 12: READs become bound by the link at the printed powers of two.
+/// Figure 12: the link limits READs from the printed powers of two on.
 #[test]
 fn reads_turn_to_the_link_at_the_published_payloads() {
     for (name, id) in [
@@ -146,7 +146,7 @@ fn batches_want_several_queue_pairs() {
     near(one_core(1.0, 4) / single, "ud_send_1c_nobatch_mq_gain", 0.0);
 }
 
-/// A queue pair is on one port: only two of them fill both ports of a Connect-IB, in either direction.
+/// Each queue pair is on one port: only two queue pairs fill both ports of a Connect-IB, in either direction.
 #[test]
 fn a_queue_pair_has_one_port() {
     let cib = nic("cib");
@@ -168,8 +168,8 @@ fn a_queue_pair_has_one_port() {
     }
 }
 
-/// Section 4.2: more cores than the peak needs make batches smaller, and the rate falls although
-/// the bytes do not bind.
+/// Section 4.2: more cores than the peak needs make batches smaller. The rate falls although the PCIe link is not the
+/// bottleneck.
 #[test]
 fn small_batches_lower_the_rate() {
     let rates = [16.0, 8.0, 4.0, 3.0, 2.0].map(|postlist| {
@@ -212,7 +212,7 @@ fn atomics_over_the_number_of_counters() {
     assert!((with(4096) / printed("atomics_cib_zbig") - 1.0).abs() < 1e-3);
 }
 
-/// Figure 10: what PUTs cost DrTM-KV.
+/// Figure 10: the cost of PUTs to DrTM-KV.
 #[test]
 fn atomics_hold_up_reads() {
     let rate = |name: &str, mix: &str| named(nic(name), mix).predicted_mops.expect("a rate");
@@ -276,7 +276,7 @@ fn published_gains() {
         (best / printed("seq_speedup_50x") - 1.0).abs() < 0.1,
         "{best}"
     );
-    // An order of magnitude or more between atomics that contend and those that do not.
+    // Atomics without contention are at least an order of magnitude faster.
     assert!(rate("atomics-spread") / rate("atomics-one") > printed("contention_order"));
 }
 
@@ -362,7 +362,7 @@ prop_compose! {
     }
 }
 
-/// A load that Connect-IB can do: what it cannot is taken away.
+/// Returns a load that Connect-IB can execute: properties that it lacks are removed.
 fn possible_load() -> impl Strategy<Value = Load> {
     any_load().prop_map(|mut load| {
         let operation = &mut load.operation;
@@ -379,7 +379,7 @@ fn possible_load() -> impl Strategy<Value = Load> {
 }
 
 proptest! {
-    /// No operation is too strange, and every one that is possible has a rate.
+    /// Every operation is refused or has a rate.
     #[test]
     fn every_load_has_a_rate_or_a_reason(load in any_load(), which in 0usize..4, cores in 1u32..64) {
         let profile = &builtins()[which];
@@ -393,7 +393,7 @@ proptest! {
         }
     }
 
-    /// More payload, more cores, more lanes, more queue pairs.
+    /// Checks that rates do not rise with payload, and do not fall with cores, lanes or queue pairs.
     #[test]
     fn more_is_never_less(load in possible_load(), cores in 1u32..32, more in 1u32..32) {
         let cib = nic("cib");

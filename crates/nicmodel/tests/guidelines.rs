@@ -84,7 +84,7 @@ proptest! {
         let profile = &builtins()[which];
         let text = serde_json::to_string(&document).expect("JSON");
         let back: OperationProfile = serde_json::from_str(&text).expect("the same");
-        // Documents that contradict themselves are for check() to refuse; they still do no harm.
+        // `check` may refuse a document that contradicts itself; the model must still not panic.
         let _refused = back.check();
         if let Ok(advice) = advise(&document, profile) {
             for one in advice {

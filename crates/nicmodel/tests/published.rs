@@ -1,4 +1,4 @@
-//! Every published count and byte figure, from the model.
+//! Tests of every published count and byte figure against the model.
 
 use nicmodel::pcie::{self, Kind, Purpose};
 use nicmodel::profile::{Profile, builtin};
@@ -8,19 +8,19 @@ fn nic(name: &str) -> &'static Profile {
     builtin(name).expect("built in")
 }
 
-/// The published value.
+/// Returns the published value.
 #[track_caller]
 fn printed(id: &str) -> f64 {
     published::get(id).expect("a published number").value
 }
 
-/// `ours` is the published number, to the last digit that was printed.
+/// Asserts that `ours` is the published number, to the last printed digit.
 #[track_caller]
 fn exact(id: &str, ours: f64) {
     assert_eq!(ours, printed(id), "{id}");
 }
 
-/// `ours` rounds to the published number, which was printed with so many decimals.
+/// Asserts that `ours` rounds to the published number with its printed decimals.
 #[track_caller]
 fn rounds(id: &str, ours: f64, decimals: i32) {
     let scale = 10f64.powi(decimals);
@@ -31,7 +31,7 @@ fn postlist(nic_name: &str, operation: Operation, method: Method, len: u32) -> F
     Footprint::of_postlist(nic(nic_name), &operation, method, len).expect("possible")
 }
 
-/// A WRITE whose WQE has so many bytes.
+/// Returns a WRITE whose WQE has this number of bytes.
 fn write_with_wqe(bytes: u32) -> Operation {
     Operation::new(Verb::RdmaWrite, Transport::Uc, bytes - 36).inlined()
 }
@@ -289,7 +289,7 @@ fn dma_beats_mmio_for_every_size() {
     assert_eq!(ratio, 1.2);
 }
 
-/// With one WQE the doorbell costs more than MMIO, and soon less.
+/// Checks that the doorbell costs more than MMIO for one WQE, and less for several.
 #[test]
 fn break_even_of_the_doorbell() {
     let bytes = |operation, method, len| {
@@ -417,7 +417,7 @@ fn impossible_operations_are_refused_with_the_reason() {
     assert!(long.is_err());
 }
 
-/// Table 2 and what goes with it.
+/// Table 2 and related numbers.
 #[test]
 fn the_clusters() {
     for (name, signaling_over_data) in [
@@ -482,7 +482,7 @@ fn headers_and_link_layer_packets() {
     assert!(link_layer / 90.0 < printed("appA_ll_overhead") / 100.0);
 }
 
-/// An immediate costs nothing but its 4 bytes on the wire, and a WRITE's makes a completion.
+/// An immediate costs only its 4 bytes on the wire; a WRITE's immediate also causes a completion.
 #[test]
 fn immediates() {
     let write = Operation::new(Verb::RdmaWrite, Transport::Uc, 8).inlined();

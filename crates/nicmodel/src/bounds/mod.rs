@@ -35,7 +35,7 @@ pub enum Role {
 pub struct Load {
     /// The operation.
     pub operation: Operation,
-    /// Whether the machine posts the operation or receives it.
+    /// The machine's role: it posts the operation or receives it.
     pub role: Role,
     /// Operations of this kind in one request of the mix.
     pub per_request: f64,

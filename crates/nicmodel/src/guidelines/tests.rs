@@ -1,4 +1,4 @@
-//! For each guideline a program that breaks it and one that keeps it.
+//! For each guideline, a program that breaks it and one that keeps it.
 
 use super::*;
 use crate::op_profile::{Counted, Memory, QueuePair, SlotCount, Thread, VERSION};
@@ -6,8 +6,7 @@ use crate::operation::Operation;
 use crate::profile::builtin;
 use crate::verb::{Transport, Verb};
 
-/// One thread for each queue pair, each of which posts `count` such operations in postlists of
-/// `postlist`, where `run` would have been possible.
+/// A program whose queue pairs each post `count` operations in postlists of `postlist`, in runs of `run`.
 struct Program {
     operation: Operation,
     count: u64,
@@ -76,8 +75,8 @@ fn find(name: &str, observed: &OperationProfile, profile: &Profile) -> Option<Ad
     advice.into_iter().find(|advice| advice.guideline == name)
 }
 
-/// The program breaks the guideline, what is seen has these words, following it brings about so
-/// much, and the program that follows it keeps it.
+/// Asserts that the program breaks the guideline, that the finding contains `words`, and that the change has this
+/// gain. Asserts also that the changed program keeps the guideline.
 #[track_caller]
 fn breaks(name: &str, observed: &OperationProfile, on: &str, words: &str, gain: Option<f64>) {
     let profile = nic(on);
@@ -134,7 +133,7 @@ fn doorbell_batching() {
         postlist: 1,
         ..Program::new(ud(60))
     };
-    // 100.1 for 79.6 M/s; the paper measured +27 %.
+    // 100.1 M/s instead of 79.6 M/s; the paper measured +27 %.
     let words = "QP 0x0 (and 83 more) posts 1.0 WRs a doorbell; 16.0 were waiting on average";
     breaks(
         "doorbell-batching",
@@ -168,7 +167,7 @@ fn wqe_shrinking() {
         &Program::new(uc).profile(),
         "(IBV_WR_RDMA_WRITE_WITH_IMM, which takes a RECV and a completion of the peer): 1 cache line",
     );
-    // The MMIO writes of three lines against those of two.
+    // Three lines of MMIO writes instead of two.
     breaks("wqe-shrinking", &over.profile(), "cib", words, Some(0.488));
     keeps("wqe-shrinking", &Program::new(ud(60)).profile(), "cib");
     keeps("wqe-shrinking", &Program::new(ud(80)).profile(), "cib");
@@ -182,7 +181,7 @@ fn inlining() {
     };
     let observed = Program::new(fetched).profile();
     let words = "IBV_SEND_INLINE, with max_inline_data of at least 16";
-    // 203.4 bytes a SEND on the link against 157.4.
+    // 203.4 bytes on the link per SEND instead of 157.4.
     breaks("inlining", &observed, "cib", words, Some(0.292));
     keeps("inlining", &Program::new(ud(16)).profile(), "cib");
     // Large payloads are better fetched.
@@ -214,7 +213,7 @@ fn unsignaled() {
         Some(0.844),
     );
     keeps("unsignaled", &few_cores(1.0 / 64.0).profile(), "cib");
-    // No more than half of the send queue may be without a completion.
+    // At most half of the send queue may lack a completion.
     let mut short = few_cores(1.0).profile();
     short
         .queue_pairs
@@ -244,7 +243,7 @@ fn header_only() {
     };
     let observed = to_one.profile();
     let words = "IBV_WR_SEND_WITH_IMM with num_sge = 0";
-    // The receiving NIC goes from 82 to 122.
+    // The receiving NIC's rate rises from 82 to 122 M/s.
     breaks("header-only", &observed, "cib", words, Some(0.488));
     keeps("header-only", &Program::new(ud(5)).profile(), "cib");
     keeps(
@@ -267,7 +266,7 @@ fn inline_recv() {
         observed
     };
     let words = "RECVs take 32 bytes into a buffer, two DMA writes each";
-    // 26 for 21.8, where the peers' SENDs allow it.
+    // 26 M/s instead of 21.8 M/s, if the peers' SENDs allow it.
     breaks("inline-recv", &receiving(32), "cx3", words, Some(0.193));
     keeps("inline-recv", &receiving(65), "cx3");
     keeps("inline-recv", &receiving(32), "cib");
@@ -315,12 +314,12 @@ fn what_several_queue_pairs_bring_is_no_gain_of_another_guideline() {
     let second = find("multi-queue", &observed, nic("cib")).expect("it breaks it");
     let second = second.gain.expect("predicted");
     assert!((second.relative - 0.78).abs() < 0.01, "{second:?}");
-    // All but a hundredth of what inlining and queue pairs bring together is of the queue pairs.
+    // Of the gain of inlining and more queue pairs together, 99 % comes from the queue pairs.
     let advice = find("inlining", &observed, nic("cib")).expect("it breaks the guideline");
     let gain = advice.gain.expect("predicted");
     assert!(gain.relative < WORTHWHILE, "{advice:?}");
-    // Lists are of use with several queue pairs only, and are credited with what they add to those. Without them the
-    // unit waits for WQEs: the paper's own point.
+    // Postlists raise the rate with several queue pairs only, so their gain is that over the same queue pairs. With
+    // one queue pair its unit waits for WQEs, as the paper says.
     let advice = find("doorbell-batching", &observed, nic("cib")).expect("it breaks it");
     let (gain, alone) = (advice.gain.expect("predicted"), advice.alone.expect("less"));
     assert_eq!(advice.with_queue_pairs, Some(10), "{advice:?}");
@@ -346,7 +345,7 @@ fn pairs_of_reads_bring_at_most_twice_the_rate_whatever_the_queue_pairs() {
 
 #[test]
 fn as_many_queue_pairs_are_advised_as_help() {
-    // 4 queue pairs give 33 M/s of the 73 that the core could post.
+    // 4 queue pairs give 33 of the 73 M/s that the core could post.
     let four = Program {
         queue_pairs: 4,
         threads: 1,
@@ -374,7 +373,7 @@ fn who_posts_lists_already_saves_a_doorbell_a_list() {
 
 #[test]
 fn what_never_brings_anything_is_told_from_what_brings_nothing_yet() {
-    // The link binds 64 KiB, whatever is done.
+    // The link limits operations of 64 KiB with any change.
     let large = Program {
         threads: 1,
         ..one_queue_pair(write(65536))
@@ -384,7 +383,7 @@ fn what_never_brings_anything_is_told_from_what_brings_nothing_yet() {
         advice.after_others.is_some_and(|more| more < WORTHWHILE),
         "{advice:?}"
     );
-    // Completions cost a core little as long as its posts go one by one.
+    // Completions cost a core little if its work requests are posted one by one.
     let signaled = Program {
         queue_pairs: 1,
         threads: 1,
@@ -398,8 +397,8 @@ fn what_never_brings_anything_is_told_from_what_brings_nothing_yet() {
     );
 }
 
-/// One operation at a time: half a microsecond of PCIe, a microsecond of network, 0.64 M/s. Neither lists nor fewer
-/// completions bring anything, and inlining saves the fetch of the payload.
+/// One operation at a time: half a microsecond of PCIe and a microsecond of network, 0.64 M/s. Neither postlists nor
+/// fewer completions raise the rate. Inlining saves the fetch of the payload.
 #[test]
 fn who_waits_for_each_operation_is_bound_by_round_trips() {
     let mut observed = one_queue_pair(write(8).inlined().signaled(1.0)).profile();
@@ -434,7 +433,7 @@ fn who_waits_for_each_operation_is_bound_by_round_trips() {
     assert!(unknown.contains(&Resource::RoundTrips), "{unknown:?}");
 }
 
-/// Lists on one queue pair lose, and bring most of all on several: the queue pairs come first.
+/// Postlists lose on one queue pair and gain most on several: the step to more queue pairs comes first.
 #[test]
 fn no_step_comes_before_the_one_that_makes_it_pay() {
     let observed = one_queue_pair(write(8)).profile();
@@ -461,7 +460,7 @@ fn no_step_comes_before_the_one_that_makes_it_pay() {
     assert_eq!(super::steps(&good, nic("cib")), Ok(Vec::new()));
 }
 
-/// 64 KiB on one queue pair: a port of two.
+/// Operations of 64 KiB on one queue pair use only one of two ports.
 #[test]
 fn a_second_queue_pair_brings_a_second_port() {
     let observed = one_queue_pair(write(65536)).profile();
@@ -497,7 +496,7 @@ fn atomics(slots: u32) -> OperationProfile {
 #[test]
 fn atomic_locks() {
     let words = "QP 0x0 (and 83 more): atomics use 1 of the NIC's locks, and wait for it; place the words so that their addresses differ in the low 12 bits (512 places";
-    // 52 for 2.24.
+    // 52 M/s instead of 2.24 M/s.
     breaks("atomic-locks", &atomics(1), "cib", words, Some(22.214));
     keeps("atomic-locks", &atomics(32), "cib");
     breaks(
@@ -520,11 +519,11 @@ fn cpu_bypass() {
     ] {
         assert!(text.contains(words), "{text}");
     }
-    // The peer's cores wait for the counter: 26 M/s, which is what the paper's sequencer does so (`seq_t3_baseline`).
+    // The peer's cores wait for the counter: 26 M/s, the rate of the paper's sequencer by RPC (`seq_t3_baseline`).
     let gain = advice.gain.expect("predicted");
     assert!((gain.then_mops / 26.0 - 1.0).abs() < 0.05, "{advice:?}");
     assert!(!gain.at_most && gain.then_bottleneck == Resource::SharedLine);
-    // Nothing is known of the cores of that cluster.
+    // The profile has no numbers for that cluster's cores.
     let advice = find("cpu-bypass", &atomics(1), nic("cx3")).expect("an RPC is faster");
     assert!(advice.gain.expect("predicted").at_most, "{advice:?}");
     assert!(
@@ -532,7 +531,7 @@ fn cpu_bypass() {
         "{advice:?}"
     );
     keeps("cpu-bypass", &Program::new(read(32)).profile(), "cib");
-    // The program's own queue pair binds, and the peer's NIC is idle for the most part.
+    // The program's own queue pair is the bottleneck, and the peer's NIC is mostly idle.
     let one = Program {
         queue_pairs: 1,
         threads: 1,
@@ -542,7 +541,8 @@ fn cpu_bypass() {
     keeps("cpu-bypass", &one.profile(), "cib");
 }
 
-/// The paper, section 5.2 and slides: a key-value store by one RPC a GET does 98.3 M/s, 62 % more than one by two READs.
+/// Section 5.2 and slides of the paper: a key-value store by one RPC a GET reaches 98.3 M/s, 62 % more than by two
+/// READs.
 #[test]
 fn two_reads_a_get_are_slower_than_a_request() {
     let gets = |second: u32, share: u64| {
@@ -566,9 +566,9 @@ fn two_reads_a_get_are_slower_than_a_request() {
         "{text}"
     );
     let gain = advice.gain.expect("predicted");
-    // One client's RECVs bind, at 82 M/s; the paper has many clients.
+    // One client's RECVs are the bottleneck, at 82 M/s; the paper has many clients.
     assert!((0.4..0.62).contains(&gain.relative), "{advice:?}");
-    // READs of several sizes that do not come in pairs, and one READ a GET, are as well served by the NIC.
+    // READs of several sizes without pairs, and one READ a GET, gain nothing from an RPC.
     keeps("cpu-bypass", &gets(33, 2), "cib");
     keeps("cpu-bypass", &gets(32, 1), "cib");
 }

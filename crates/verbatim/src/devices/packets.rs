@@ -23,7 +23,7 @@ pub(super) struct Details {
     gid_interfaces: Vec<Option<String>>,
 }
 
-/// How the software NIC sends packets.
+/// The addresses and sockets by which the software NIC sends packets.
 #[derive(Serialize)]
 struct Packets {
     /// The condition for packets: a value of `--path`.
@@ -59,7 +59,7 @@ impl Details {
     /// Returns the facts about a port of the software NIC in this process. `device` counts devices from 0.
     ///
     /// # Errors
-    /// There is none.
+    /// The software NIC has no such port.
     pub(super) fn of_softnic(device: usize, port_num: u8) -> Result<Self, softnic::NicError> {
         Ok(Self::of_report(softnic::packet_report(device, port_num)?))
     }
