@@ -34,7 +34,7 @@ pub(super) const MOUNT_SOURCE: &str = "verbatim";
 pub(super) enum Entered {
     /// The process has its own mounts now.
     New,
-    /// The process's parent is already in the user namespace, and the process shares the parent's mounts.
+    /// This process was started in the user namespace, and shares the mounts of the program that started it.
     Inherited,
 }
 
