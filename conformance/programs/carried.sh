@@ -3,6 +3,10 @@
 # `carried` of the folder.
 set -e
 now=$("$1" sockets --stat --json | sed -n 's/.*"type":"ended".*"bytes":\([0-9]*\).*/\1/p')
+if [ -z "$now" ]; then
+	echo "$1 sockets --stat --json has no totals"
+	exit 1
+fi
 before=$(cat carried 2> /dev/null || echo 0)
 echo "$now" > carried
 if [ "$now" -le "$before" ]; then

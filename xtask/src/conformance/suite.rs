@@ -355,8 +355,12 @@ impl Conformance {
             let Kind::Programs(cases) = &mut suite.kind else {
                 continue;
             };
-            for check in cases.iter_mut().filter_map(|case| case.check.as_mut()) {
-                *check = check.replace(VERBATIM, program);
+            for case in cases {
+                let server = case.server.as_mut().map(|server| &mut server.command);
+                let commands = [&mut case.command].into_iter();
+                for command in commands.chain(server).chain(case.check.as_mut()) {
+                    *command = command.replace(VERBATIM, program);
+                }
             }
         }
     }
@@ -521,7 +525,7 @@ impl Entry {
     }
 }
 
-/// In the words before a command and in checks: the command line of this repository.
+/// In commands and checks: the command line of this repository.
 pub(crate) const VERBATIM: &str = "{verbatim}";
 
 /// In commands: [`folder`].
