@@ -33,6 +33,7 @@ const FOLDERS: &[&str] = &[
     "crates/misuse",
     "crates/nccl-net",
     "crates/nic-core",
+    "crates/nicmodel",
     "crates/rdma-netlink",
     "crates/rdmacm",
     "crates/resp-rdma",
