@@ -61,13 +61,15 @@ impl Totals {
 
     fn add(&self, page: &Page) {
         let ways = [page.dir(0), page.dir(1)];
-        let bytes: u64 = ways.iter().map(|way| way.sent.load(Relaxed)).sum();
+        let sent = ways.iter().map(|way| way.sent.load(Relaxed));
+        let bytes = sent.fold(0, u64::saturating_add);
         if bytes == 0 {
             self.on_tcp(page.reason().load(Relaxed))
                 .fetch_add(1, Relaxed);
             return;
         }
-        let wakes = ways.iter().map(|way| way.wakes.load(Relaxed)).sum();
+        let wakes = ways.iter().map(|way| way.wakes.load(Relaxed));
+        let wakes = wakes.fold(0, u64::saturating_add);
         self.carried().fetch_add(1, Relaxed);
         self.bytes().fetch_add(bytes, Relaxed);
         self.wakes().fetch_add(wakes, Relaxed);
