@@ -37,6 +37,7 @@ mod sequencer;
 mod sockets;
 mod stream;
 mod summary;
+mod tensor;
 mod trace;
 mod valkey;
 mod why;
