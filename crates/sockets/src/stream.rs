@@ -167,7 +167,7 @@ impl Conn {
             return plain();
         };
         let sent = dir.sent.load(Ordering::Relaxed);
-        let room = RING as u64 - (sent - dir.head.load(Ordering::Acquire).min(sent));
+        let room = room(sent, dir.head.load(Ordering::Acquire));
         let n = (from.len() - skip)
             .min(usize::try_from(room).unwrap_or(RING))
             .min(RING);
@@ -211,7 +211,7 @@ impl Conn {
         let dir = link.page.dir(link.side);
         let sent = dir.sent.load(Ordering::Relaxed);
         let full = || {
-            sent - dir.head.load(Ordering::Acquire).min(sent) == RING as u64
+            room(sent, dir.head.load(Ordering::Acquire)) == 0
                 && dir.state.load(Ordering::Acquire) == state::RDMA
         };
         if Spin::begin().until(|| !full()) {
@@ -576,8 +576,7 @@ impl Conn {
             let dir = link.page.dir(link.side);
             let sent = dir.sent.load(Ordering::Relaxed);
             is.ask_kernel_out = dir.state.load(Ordering::Acquire) != state::RDMA;
-            is.writable = !is.ask_kernel_out
-                && sent - dir.head.load(Ordering::Acquire).min(sent) < RING as u64;
+            is.writable = !is.ask_kernel_out && room(sent, dir.head.load(Ordering::Acquire)) > 0;
         }
         is
     }
@@ -672,6 +671,11 @@ fn has_data(ring: Option<&Ring>, link: &Link) -> bool {
     ring.is_some_and(|ring| tail(ring, &dir) != dir.head.load(Ordering::Relaxed))
 }
 
+/// Returns how many bytes fit into the peer's ring. `head` is the peer's word, so it may have any value.
+fn room(sent: u64, head: u64) -> u64 {
+    (RING as u64).saturating_sub(sent - head.min(sent))
+}
+
 /// Returns the number of bytes received by RDMA. A demoted direction gets no more, and its ring may already belong to
 /// another connection.
 fn tail(ring: &Ring, dir: &Dir<'_>) -> u64 {
@@ -703,4 +707,20 @@ fn send_by_kernel(fd: c_int, parts: &[iovec], flags: c_int) -> io::Result<usize>
     (msg.msg_iov, msg.msg_iovlen) = (parts.as_ptr().cast_mut(), parts.len());
     // SAFETY: the parts are a program's buffers to send from (`Buffers::new`).
     result(unsafe { real::sendmsg(fd, &raw const msg, flags) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_with_any_cursor_gets_at_most_a_ring() {
+        let ring = RING as u64;
+        assert_eq!(room(0, 0), ring);
+        assert_eq!(room(ring, 0), 0);
+        assert_eq!(room(ring + 10, 30), 20);
+        assert_eq!(room(ring + 1, 0), 0, "the peer went back");
+        assert_eq!(room(u64::MAX, 0), 0);
+        assert_eq!(room(5, u64::MAX), ring, "the peer read what was not sent");
+    }
 }
