@@ -25,7 +25,7 @@ use crate::side_by_side::{interleaved, place, spread};
 #[group(skip)]
 pub(super) struct Args {
     /// Connections, each with one message under way (may be given several times) [default: 1 and 16]
-    #[arg(long, value_name = "N", value_parser = args::number("a count of connections", 1..=10_000usize))]
+    #[arg(long, value_name = "N", value_parser = args::number("a count of connections", 1..=1000usize))]
     connections: Vec<usize>,
     /// Bytes of a message (may be given several times) [default: 64 and 100000]
     #[arg(long, value_name = "BYTES", value_parser = args::number("a length of messages", 1..=16_777_216usize))]

@@ -8,7 +8,7 @@ use verbs::Access;
 
 use crate::common::{self, ANYWHERE, Server};
 
-const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
+const TIMEOUT: Option<Duration> = Some(Duration::from_secs(60));
 
 /// Connects a new peer to the store.
 fn connect(store: &Server) -> (Peer, Remote) {
@@ -30,11 +30,11 @@ fn put(peer: &Peer, remote: &Remote, key: &str, bytes: Vec<u8>) -> Result<(), Er
     let region = peer.pd().register_vec(bytes, Access::LOCAL_READ);
     let tensor = Tensor::new(meta, Some(Arc::new(region.expect("registered"))));
     let put = remote.put(name(key), tensor.expect("long enough"))?;
-    put.wait(PATIENCE).map(drop)
+    put.wait(TIMEOUT).map(drop)
 }
 
 fn get(remote: &Remote, key: &str) -> Result<Vec<u8>, Error> {
-    let got = remote.get(name(key), false, None)?.wait(PATIENCE)?;
+    let got = remote.get(name(key), false, None)?.wait(TIMEOUT)?;
     Ok(got.expect("a tensor").to_vec())
 }
 
